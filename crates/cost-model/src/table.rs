@@ -1,0 +1,109 @@
+//! The priced search space, as numbers only: all a solver ever sees.
+//!
+//! A [`CostTable`] is a factor graph. Every *node* (an op, or a tensor on its way from producer to
+//! consumers) takes exactly one of its *choices*. A *link* makes a choice of one node demand
+//! something of the choice of another: layouts must match, a tensor that the backward pass reads
+//! must be kept or recomputed. A *row* bounds the bytes alive at one point of the step.
+//!
+//! ```text
+//! minimise    Σ time[node, choice]
+//! subject to  one choice a node
+//!             link: demand(choice of `from`) = Some(key)  ⇒  key ∈ offer(choice of `to`)
+//!             row:  Σ bytes[row, choice] ≤ limit[row]
+//! ```
+
+use narrows_plan::{Bytes, Seconds};
+
+/// Index of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+/// Index of a memory row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowId(pub u32);
+
+/// One alternative of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// What it adds to the objective. Finite and not negative.
+    pub time: Seconds,
+    /// What it adds to each memory row it touches; each row at most once.
+    pub bytes: Vec<(RowId, Bytes)>,
+}
+
+/// A decision with at least one alternative.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// For messages.
+    pub name: String,
+    /// The alternatives.
+    pub choices: Vec<Choice>,
+}
+
+/// An implication between two nodes. Keys are small numbers below 64, private to the link.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// The node whose choice demands.
+    pub from: NodeId,
+    /// The node whose choice must offer.
+    pub to: NodeId,
+    /// For each choice of `from`: the key it demands, if any.
+    pub demand: Vec<Option<u8>>,
+    /// For each choice of `to`: the set of keys it offers, as a bit mask.
+    pub offer: Vec<u64>,
+}
+
+/// A memory limit at one point of the step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// For messages: which point.
+    pub name: String,
+    /// The bytes that all choices together may use there.
+    pub limit: Bytes,
+}
+
+/// The priced search space.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CostTable {
+    /// Decisions.
+    pub nodes: Vec<Node>,
+    /// Implications between them.
+    pub links: Vec<Link>,
+    /// Memory limits.
+    pub rows: Vec<Row>,
+}
+
+/// One choice for each node, by position.
+pub type Assignment = Vec<u32>;
+
+impl CostTable {
+    /// The objective of an assignment.
+    pub fn time(&self, assignment: &[u32]) -> Seconds {
+        self.nodes.iter().zip(assignment).map(|(node, &c)| node.choices[c as usize].time).sum()
+    }
+
+    /// The bytes of an assignment in each row.
+    pub fn bytes(&self, assignment: &[u32]) -> Vec<Bytes> {
+        let mut total = vec![Bytes(0); self.rows.len()];
+        for (node, &c) in self.nodes.iter().zip(assignment) {
+            for &(row, bytes) in &node.choices[c as usize].bytes {
+                total[row.0 as usize] += bytes;
+            }
+        }
+        total
+    }
+
+    /// Whether an assignment satisfies every link.
+    pub fn is_consistent(&self, assignment: &[u32]) -> bool {
+        self.links.iter().all(|link| {
+            let demand = link.demand[assignment[link.from.0 as usize] as usize];
+            let offer = link.offer[assignment[link.to.0 as usize] as usize];
+            demand.is_none_or(|key| offer & (1 << key) != 0)
+        })
+    }
+
+    /// Whether an assignment satisfies every row.
+    pub fn fits(&self, assignment: &[u32]) -> bool {
+        self.bytes(assignment).iter().zip(&self.rows).all(|(used, row)| *used <= row.limit)
+    }
+}

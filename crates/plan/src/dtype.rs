@@ -1,0 +1,65 @@
+//! Number formats.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::Bytes;
+
+/// The number format of a tensor's elements.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// bfloat16, two bytes.
+    Bf16,
+    /// IEEE single precision, four bytes.
+    F32,
+    /// Token ids, four bytes.
+    U32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn width(self) -> u64 {
+        match self {
+            DType::Bf16 => 2,
+            DType::F32 | DType::U32 => 4,
+        }
+    }
+
+    /// Bytes of `elements` elements.
+    pub fn bytes(self, elements: u64) -> Bytes {
+        Bytes(self.width() * elements)
+    }
+
+    /// The name used in programs and plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bf16 => "bf16",
+            DType::F32 => "f32",
+            DType::U32 => "u32",
+        }
+    }
+}
+
+/// Which formats a run computes in (DESIGN §5). Gradients, master weights, moments and the
+/// statistics of norms are always fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// bf16 weights and activations with fp32 master weights (CUDA).
+    MixedBf16,
+    /// Everything fp32, no separate master copy (CPU).
+    Full32,
+}
+
+impl Precision {
+    /// The format of weights, activations and activation gradients.
+    pub fn compute(self) -> DType {
+        match self {
+            Precision::MixedBf16 => DType::Bf16,
+            Precision::Full32 => DType::F32,
+        }
+    }
+}

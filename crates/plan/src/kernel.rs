@@ -1,0 +1,177 @@
+//! What a device is asked to run, as far as its duration can depend on it.
+//!
+//! Every instruction of a program has exactly one kernel, and strategies are priced by the kernels
+//! they emit; that is why a plan's price and its program's simulated time are the same number.
+
+use crate::mesh::Group;
+use crate::{Bytes, DType, Flops};
+
+/// One unit of work on one device (or on one group, for a collective).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// A dense product.
+    Gemm(Gemm),
+    /// Causal flash attention, forward or backward.
+    Attention(Attention),
+    /// A memory-bound element-wise or reduction pass.
+    Pass(Pass),
+    /// A collective over one group.
+    Collective(Collective),
+    /// A point-to-point transfer between neighbouring stages, as the sender or the receiver sees it.
+    Transfer(Transfer),
+}
+
+/// `C[m,n] (+)= A[m,k]·B[k,n]`, `batch` times with one launch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Gemm {
+    /// Rows of the result.
+    pub m: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// The contracted size.
+    pub k: u64,
+    /// Equal products in one strided-batch launch.
+    pub batch: u64,
+    /// Whether C is read and added to.
+    pub accumulate: bool,
+    /// Format of A and B.
+    pub input: DType,
+    /// Format of C.
+    pub output: DType,
+}
+
+impl Gemm {
+    /// 2·m·n·k for each product of the batch.
+    pub fn flops(&self) -> Flops {
+        Flops(2.0 * self.m as f64 * self.n as f64 * self.k as f64 * self.batch as f64)
+    }
+
+    /// Bytes that must cross the memory bus at least once.
+    pub fn traffic(&self) -> Bytes {
+        let inputs = self.input.bytes(self.m * self.k + self.k * self.n);
+        let passes_over_c = if self.accumulate { 2 } else { 1 };
+        (inputs + self.output.bytes(self.m * self.n) * passes_over_c) * self.batch
+    }
+}
+
+/// The direction of a pass over the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Towards the loss.
+    Forward,
+    /// From the loss.
+    Backward,
+}
+
+/// Causal attention over whole sequences.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Attention {
+    /// Forward or backward.
+    pub direction: Direction,
+    /// Sequences on this device.
+    pub sequences: u64,
+    /// Tokens of a sequence.
+    pub length: u64,
+    /// Query heads on this device.
+    pub heads: u64,
+    /// Key and value heads on this device.
+    pub kv_heads: u64,
+    /// Features of a head.
+    pub head_dim: u64,
+    /// Format of queries, keys, values and output.
+    pub input: DType,
+}
+
+impl Attention {
+    /// Two products forward and five backward, the causal half of each counted once.
+    pub fn flops(&self) -> Flops {
+        let products = match self.direction {
+            Direction::Forward => 2.0,
+            Direction::Backward => 5.0,
+        };
+        let scores = self.length as f64 * (self.length as f64 + 1.0) / 2.0;
+        let heads = self.sequences as f64 * self.heads as f64;
+        Flops(products * 2.0 * scores * self.head_dim as f64 * heads)
+    }
+}
+
+/// A memory-bound pass: every byte is read or written once by the fused kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Pass {
+    /// What the pass does.
+    pub kind: PassKind,
+    /// Bytes read and written by one fused kernel.
+    pub traffic: Bytes,
+    /// Bytes read and written when an executor without fusion runs it operator by operator.
+    pub unfused_traffic: Bytes,
+    /// Kernels an executor without fusion launches for it.
+    pub unfused_launches: u32,
+}
+
+/// What a [`Pass`] does; the breakdown of a prediction groups by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PassKind {
+    /// RMSNorm, any variant, forward or backward.
+    Norm,
+    /// SiLU on a latent, 1/rms recovery, latent crossing.
+    Latent,
+    /// The product of gate and up, plain or SwiGLU.
+    GatedProduct,
+    /// The residual addition, and sums of gradients.
+    Add,
+    /// Rotary position embedding.
+    Rope,
+    /// Embedding gather and scatter-add.
+    Embedding,
+    /// Cross-entropy, forward and backward.
+    Loss,
+    /// Packing, unpacking and slicing around a reshard.
+    Copy,
+    /// Gradient norm and AdamW.
+    Optimizer,
+}
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum CollectiveKind {
+    /// Partial → replicated.
+    AllReduce,
+    /// Partial → sharded.
+    ReduceScatter,
+    /// Sharded → replicated.
+    AllGather,
+    /// Sharded on one dim → sharded on another.
+    AllToAll,
+}
+
+impl CollectiveKind {
+    /// The key used in JSON breakdowns.
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::AllToAll => "all_to_all",
+        }
+    }
+}
+
+/// A collective. `payload` is the unsharded tensor's bytes, whatever the kind.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Collective {
+    /// What it does.
+    pub kind: CollectiveKind,
+    /// Bytes of the whole (unsharded) tensors it moves, statistics included.
+    pub payload: Bytes,
+    /// Who takes part.
+    pub group: Group,
+}
+
+/// A point-to-point transfer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Transfer {
+    /// Bytes one device sends.
+    pub bytes: Bytes,
+    /// The pipeline group (its stride decides whether the transfer crosses nodes).
+    pub group: Group,
+}

@@ -1,0 +1,94 @@
+//! How one tensor lies over the tensor axis, and which collective turns one layout into another.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A dimension of an activation `[sequence, position, feature]`.
+///
+/// Tokens shard by whole sequences (attention stays local) or by positions: two different dims.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Dim {
+    /// The hidden, head, latent or vocabulary features.
+    Feature,
+    /// Whole sequences of the microbatch.
+    Sequence,
+    /// Positions within each sequence.
+    Position,
+}
+
+/// How one tensor lies over the tensor axis.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Layout {
+    /// Every device holds the whole value.
+    Replicated,
+    /// Device i holds the i-th of equal parts along the dim.
+    Sharded(Dim),
+    /// Every device holds a summand of the value: a sum still owed.
+    Partial,
+}
+
+/// The layouts of a tensor and of its gradient at one end of an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EdgeLayout {
+    /// The tensor's layout in the forward pass.
+    pub forward: Layout,
+    /// The layout of its gradient in the backward pass.
+    pub backward: Layout,
+    /// True while the division by the norm's root mean square is still owed (online RMSNorm,
+    /// DESIGN §3.3): the statistic rides along with the tensor.
+    pub norm_owed: bool,
+}
+
+impl EdgeLayout {
+    const fn new(forward: Layout, backward: Layout) -> Self {
+        EdgeLayout { forward, backward, norm_owed: false }
+    }
+
+    /// Replicated both ways.
+    pub const REPLICATED: EdgeLayout = EdgeLayout::new(Layout::Replicated, Layout::Replicated);
+    /// Replicated forward, each device holds a summand of the gradient: the input of a column split.
+    pub const GRADIENT_PARTIAL: EdgeLayout = EdgeLayout::new(Layout::Replicated, Layout::Partial);
+    /// A summand forward, gradient wanted whole: the output of a row split.
+    pub const PARTIAL: EdgeLayout = EdgeLayout::new(Layout::Partial, Layout::Replicated);
+
+    /// Sharded on `dim` both ways.
+    pub const fn sharded(dim: Dim) -> Self {
+        EdgeLayout::new(Layout::Sharded(dim), Layout::Sharded(dim))
+    }
+
+    /// The same layouts with the norm's division still owed.
+    pub const fn owed(self) -> Self {
+        EdgeLayout { norm_owed: true, ..self }
+    }
+}
+
+impl std::fmt::Display for Layout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Layout::Replicated => "replicated",
+            Layout::Sharded(Dim::Feature) => "feature",
+            Layout::Sharded(Dim::Sequence) => "sequence",
+            Layout::Sharded(Dim::Position) => "position",
+            Layout::Partial => "partial",
+        })
+    }
+}
+
+impl std::fmt::Display for EdgeLayout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.forward)?;
+        if self.backward != self.forward {
+            write!(f, "/{}", self.backward)?;
+        }
+        if self.norm_owed {
+            write!(f, "+norm owed")?;
+        }
+        Ok(())
+    }
+}

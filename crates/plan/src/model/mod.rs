@@ -1,0 +1,208 @@
+//! The model: what is computed, with no word about how it is split.
+//!
+//! A [`Model`] is always valid: it is made only by resolving a model file, which reports every
+//! defect at once.
+
+/// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// A short name for messages and file names.
+    pub name: String,
+    /// Width d of the residual stream.
+    pub hidden: u64,
+    /// Tokens in the vocabulary.
+    pub vocab: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: u64,
+    /// Features of one head.
+    pub head_dim: u64,
+    /// ε of every RMSNorm.
+    pub norm_epsilon: f64,
+    /// Base θ of the rotary position embedding.
+    pub rope_theta: f64,
+    /// Longest sequence the model is meant for.
+    pub max_sequence_length: u64,
+    /// Whether embedding and head are one weight.
+    pub tied: bool,
+    /// The blocks, first to last; never empty.
+    pub blocks: Vec<Block>,
+}
+
+/// One pre-norm block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// Query projection, `hidden → heads·head_dim`.
+    pub q: Linear,
+    /// Key projection, `hidden → kv_heads·head_dim`.
+    pub k: Linear,
+    /// Value projection, `hidden → kv_heads·head_dim`.
+    pub v: Linear,
+    /// Output projection, `heads·head_dim → hidden`.
+    pub o: Linear,
+    /// Gate projection, `hidden → d_ff`.
+    pub gate: Linear,
+    /// Up projection, `hidden → d_ff`.
+    pub up: Linear,
+    /// Down projection, `d_ff → hidden`.
+    pub down: Linear,
+    /// How gate and up are multiplied.
+    pub product: GatedProduct,
+}
+
+/// How gate and up are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GatedProduct {
+    /// `gate ⊙ up`: CoLA's `only_lr_act`, the activation sits in the latents.
+    Plain,
+    /// `SiLU(gate) ⊙ up`.
+    SwiGlu,
+}
+
+/// A linear map without bias.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Linear {
+    /// Input features.
+    pub d_in: u64,
+    /// Output features.
+    pub d_out: u64,
+    /// Dense or factored.
+    pub weight: Weight,
+}
+
+/// The weight of a [`Linear`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Weight {
+    /// One matrix `d_in × d_out`.
+    Dense,
+    /// `y = φ(x·A)·B`.
+    Pair(FactorPair),
+}
+
+/// A factor pair `y = φ(x·A)·B` with `A: d_in × r` and `B: r × d_out`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FactorPair {
+    /// The inner width r.
+    pub rank: u64,
+    /// φ.
+    pub activation: Activation,
+    /// A crossing from the same linear's latent in the previous block (LaX). Block 0 has none.
+    pub crossing: Option<Crossing>,
+}
+
+/// φ, applied to the latent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// SVD, LORO.
+    Identity,
+    /// CoLA.
+    Silu,
+}
+
+/// A latent crossing between neighbouring blocks (LaX).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Crossing {
+    /// Which of the two published forms.
+    pub form: CrossingForm,
+    /// What the previous latent passes through.
+    pub gate: CrossingGate,
+}
+
+/// The two published forms of a crossing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrossingForm {
+    /// The paper's `y = B(h + Gate(h_prev))`.
+    Paper,
+    /// The released code's `h = φ(LayerNorm_r(x·A + Gate(h_prev)))`; `h_prev` is the crossed latent
+    /// after its own norm and φ. The LayerNorm has a scale and a bias of width r.
+    Released,
+}
+
+/// What the previous latent passes through before it is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CrossingGate {
+    /// Nothing: both ranks are equal.
+    Identity,
+    /// A dense `r_prev × r` matrix.
+    Dense,
+    /// Two small matrices `a×a` and `b×b` on the latent seen as an `a×b` matrix, r = a·b.
+    Tensor {
+        /// First factor.
+        a: u64,
+        /// Second factor.
+        b: u64,
+    },
+}
+
+impl Linear {
+    /// The rank of a factor pair, `None` for a dense weight.
+    pub fn rank(&self) -> Option<u64> {
+        match &self.weight {
+            Weight::Dense => None,
+            Weight::Pair(pair) => Some(pair.rank),
+        }
+    }
+
+    /// Weights, crossing parameters included.
+    pub fn parameters(&self) -> u64 {
+        match &self.weight {
+            Weight::Dense => self.d_in * self.d_out,
+            Weight::Pair(pair) => {
+                let crossing = pair.crossing.as_ref().map_or(0, |c| c.parameters(pair.rank));
+                pair.rank * (self.d_in + self.d_out) + crossing
+            }
+        }
+    }
+}
+
+impl Crossing {
+    /// Parameters of the gate and of the LayerNorm, for equal ranks r on both sides.
+    pub fn parameters(&self, rank: u64) -> u64 {
+        let gate = match self.gate {
+            CrossingGate::Identity => 0,
+            CrossingGate::Dense => rank * rank,
+            CrossingGate::Tensor { a, b } => a * a + b * b,
+        };
+        let norm = match self.form {
+            CrossingForm::Paper => 0,
+            CrossingForm::Released => 2 * rank,
+        };
+        gate + norm
+    }
+}
+
+impl Block {
+    /// The seven linears with their names, in the order they are computed.
+    pub fn linears(&self) -> [(&'static str, &Linear); 7] {
+        [
+            ("q", &self.q),
+            ("k", &self.k),
+            ("v", &self.v),
+            ("o", &self.o),
+            ("gate", &self.gate),
+            ("up", &self.up),
+            ("down", &self.down),
+        ]
+    }
+
+    /// Weights of the linears; the two norms' scales are not among them.
+    pub fn linear_parameters(&self) -> u64 {
+        self.linears().iter().map(|(_, linear)| linear.parameters()).sum()
+    }
+}
+
+impl Model {
+    /// All parameters; a tied embedding counts once.
+    pub fn parameters(&self) -> u64 {
+        let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
+        let blocks: u64 =
+            self.blocks.iter().map(|block| block.linear_parameters() + 2 * self.hidden).sum();
+        embeddings + blocks + self.hidden
+    }
+
+    /// Whether any linear of any block is a factor pair.
+    pub fn is_low_rank(&self) -> bool {
+        self.blocks.iter().any(|block| block.linears().iter().any(|(_, l)| l.rank().is_some()))
+    }
+}

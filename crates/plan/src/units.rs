@@ -1,0 +1,140 @@
+//! Typed units: a bare `u64` or `f64` never crosses a public boundary where its unit could be
+//! guessed wrong.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Sub};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+/// A number of floating-point operations; a multiply and an add are two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Flops(pub f64);
+
+/// A span of time in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Seconds(pub f64);
+
+impl Bytes {
+    /// One mebibyte, the unit of the published volumes.
+    pub const MIB: u64 = 1 << 20;
+    /// One gibibyte.
+    pub const GIB: u64 = 1 << 30;
+
+    /// Bytes as a float, for dividing by a bandwidth.
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64
+    }
+
+    /// `self` − `other`, zero when `other` is larger.
+    pub fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+}
+
+impl fmt::Display for Bytes {
+    /// Prints with a binary unit: `224.0 MiB`, `61.3 GiB`, `512 B`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        match self.0 {
+            0..1024 => write!(f, "{} B", self.0),
+            1024..1_048_576 => write!(f, "{:.1} KiB", bytes / 1024.0),
+            1_048_576..1_073_741_824 => write!(f, "{:.1} MiB", bytes / Self::MIB as f64),
+            _ => write!(f, "{:.1} GiB", bytes / Self::GIB as f64),
+        }
+    }
+}
+
+impl fmt::Display for Seconds {
+    /// Prints with a fitting unit: `3.21 s`, `455.0 ms`, `12.3 µs`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0;
+        if seconds.abs() >= 1.0 {
+            write!(f, "{seconds:.2} s")
+        } else if seconds.abs() >= 1e-3 || seconds == 0.0 {
+            write!(f, "{:.1} ms", seconds * 1e3)
+        } else {
+            write!(f, "{:.1} µs", seconds * 1e6)
+        }
+    }
+}
+
+macro_rules! additive {
+    ($unit:ident) => {
+        impl Add for $unit {
+            type Output = $unit;
+            fn add(self, other: $unit) -> $unit {
+                $unit(self.0 + other.0)
+            }
+        }
+        impl AddAssign for $unit {
+            fn add_assign(&mut self, other: $unit) {
+                self.0 += other.0;
+            }
+        }
+        impl Sub for $unit {
+            type Output = $unit;
+            fn sub(self, other: $unit) -> $unit {
+                $unit(self.0 - other.0)
+            }
+        }
+        impl Sum for $unit {
+            fn sum<I: Iterator<Item = $unit>>(parts: I) -> $unit {
+                parts.fold($unit::default(), |total, part| total + part)
+            }
+        }
+    };
+}
+additive!(Bytes);
+additive!(Flops);
+additive!(Seconds);
+
+impl Mul<u64> for Bytes {
+    type Output = Bytes;
+    fn mul(self, times: u64) -> Bytes {
+        Bytes(self.0 * times)
+    }
+}
+
+impl Div<u64> for Bytes {
+    type Output = Bytes;
+    fn div(self, parts: u64) -> Bytes {
+        Bytes(self.0 / parts)
+    }
+}
+
+impl Mul<f64> for Seconds {
+    type Output = Seconds;
+    fn mul(self, times: f64) -> Seconds {
+        Seconds(self.0 * times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_print_with_binary_units() {
+        assert_eq!(Bytes(512).to_string(), "512 B");
+        assert_eq!(Bytes(224 * Bytes::MIB).to_string(), "224.0 MiB");
+        assert_eq!(Bytes(3 * Bytes::GIB / 2).to_string(), "1.5 GiB");
+    }
+
+    #[test]
+    fn seconds_print_with_a_fitting_unit() {
+        assert_eq!(Seconds(0.0123).to_string(), "12.3 ms");
+        assert_eq!(Seconds(4.5e-6).to_string(), "4.5 µs");
+        assert_eq!(Seconds(2.0).to_string(), "2.00 s");
+    }
+}
