@@ -1,0 +1,138 @@
+//! Integer programming: `program` states it, `backend` hands it to a library, and this file adds
+//! the memory rows as they are needed and checks what comes back.
+//!
+//! The program starts without memory rows. While its optimum exceeds some, those are added and it
+//! is solved again: each optimum along the way is a lower bound, since it solves a relaxation.
+//! Few rows ever bind, and a program without the others is several times faster. The library's
+//! tolerances decide nothing: values are rounded to an assignment, its links and rows are checked
+//! in integers, and its time is summed from the table. An assignment that exceeds a row already
+//! present, by less than a tolerance, is cut off by a cover inequality in 0/1 coefficients.
+
+mod backend;
+mod program;
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::{Assignment, RowId};
+use narrows_plan::Seconds;
+
+pub use backend::Backend;
+
+use super::presolve::presolve;
+use super::{Clock, Limits, Outcome, Prover, SolveError, Solver, Status};
+use backend::{Answer, Ended, Request};
+use program::Program;
+
+/// Presolve, then the integer program.
+#[derive(Clone, Copy, Debug)]
+pub struct Ilp(pub Backend);
+
+impl Solver for Ilp {
+    fn solve(&self, table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> {
+        let clock = Clock::start(limits);
+        let reduced = match presolve(table) {
+            Ok(reduced) => reduced,
+            Err(conflict) => return Ok(Outcome::infeasible(Prover::Presolve, Some(conflict))),
+        };
+        let known = Known { bound: Seconds(0.0), incumbent: None };
+        let mut outcome = close(&reduced.table, self.0, limits, clock, known)?;
+        outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
+        outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
+        Ok(outcome)
+    }
+}
+
+/// What is known of a table before the integer program.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    /// No assignment is faster.
+    pub bound: Seconds,
+    /// An assignment that satisfies every link and row.
+    pub incumbent: Option<Assignment>,
+}
+
+impl Known {
+    fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
+        let time = table.time(assignment);
+        if self.incumbent.as_ref().is_none_or(|best| time < table.time(best)) {
+            self.incumbent = Some(assignment.to_vec());
+        }
+    }
+}
+
+/// Closes the gap of a presolved table.
+pub(super) fn close(
+    table: &CostTable,
+    backend: Backend,
+    limits: &Limits,
+    clock: Clock,
+    mut known: Known,
+) -> Result<Outcome, SolveError> {
+    let mut program = Program::new(table, known.bound);
+    let mut present = vec![false; table.rows.len()];
+    if let Some(incumbent) = &known.incumbent {
+        // Something bound before; the rows it fills are likely to bind again.
+        let used = table.bytes(incumbent);
+        for (r, (row, used)) in table.rows.iter().zip(used).enumerate() {
+            if used.0 as f64 > 0.9 * row.limit.0 as f64 {
+                program.add_memory(table, RowId(r as u32));
+                present[r] = true;
+            }
+        }
+    }
+    loop {
+        if let Some(status) = clock.expired() {
+            return Ok(stopped(status, table, known));
+        }
+        let start = known.incumbent.as_ref().map(|a| program.values(a));
+        let request =
+            Request { program: &program, start, time_left: clock.left(), gap: limits.gap };
+        let (values, bound, ended) = match backend.run(request)? {
+            Answer::Solved { values, bound, ended } => (values, bound, ended),
+            Answer::Infeasible if known.incumbent.is_some() => {
+                return Err(SolveError::Backend("called infeasible what has a solution".into()));
+            }
+            Answer::Infeasible => return Ok(Outcome::infeasible(Prover::Ilp, None)),
+            Answer::Nothing => {
+                let status = Status::TimeLimit(limits.time.unwrap_or_default());
+                return Ok(stopped(status, table, known));
+            }
+        };
+        let assignment = program.assignment(&values);
+        if !table.is_consistent(&assignment) {
+            return Err(SolveError::Backend("the rounded solution breaks a link".into()));
+        }
+        known.bound = Seconds(known.bound.0.max(program.time(bound).0));
+        let exceeded = exceeded_rows(table, &assignment);
+        if exceeded.is_empty() {
+            known.offer(table, &assignment);
+        }
+        match ended {
+            Ended::Time => {
+                let status = Status::TimeLimit(limits.time.unwrap_or_default());
+                return Ok(stopped(status, table, known));
+            }
+            Ended::Proven if exceeded.is_empty() => {
+                return Ok(Outcome::optimal(table, assignment, Prover::Ilp));
+            }
+            Ended::Gap if exceeded.is_empty() => {
+                return Ok(stopped(Status::GapLimit(limits.gap), table, known));
+            }
+            _ => {}
+        }
+        for row in exceeded {
+            match std::mem::replace(&mut present[row.0 as usize], true) {
+                false => program.add_memory(table, row),
+                true => program.add_cover(table, row, &assignment),
+            }
+        }
+    }
+}
+
+fn stopped(status: Status, table: &CostTable, known: Known) -> Outcome {
+    Outcome::stopped(status, table, known.incumbent, known.bound, Prover::Ilp)
+}
+
+fn exceeded_rows(table: &CostTable, assignment: &[u32]) -> Vec<RowId> {
+    let used = table.bytes(assignment).into_iter().zip(&table.rows).enumerate();
+    used.filter(|(_, (used, row))| *used > row.limit).map(|(r, _)| RowId(r as u32)).collect()
+}

@@ -1,0 +1,230 @@
+//! The integer program of a table.
+//!
+//! One binary `x[n,c]` for each choice of each node that has several, `Σ_c x[n,c] = 1`.
+//! A link with keys `k` and `N(k)` = the choices of `to` that offer `k` becomes
+//!
+//! ```text
+//! Σ {x[from,c] : N(demand(c)) ⊆ U}  ≤  Σ {x[to,c] : c ∈ U}
+//! ```
+//!
+//! for the sets `U` that are unions of overlapping `N(k)`. By Hall's theorem these describe the
+//! marginals of the link exactly, so on a tree the relaxation is integral: branching can only
+//! come from cycles and memory rows. When every choice demands and the `N(k)` are disjoint, the
+//! inequalities sum to 1 = 1 and are equalities, one of them redundant.
+//!
+//! Times are counted from each node's fastest choice and scaled so that the bound is
+//! [`TIME_SCALE`]. Bytes are counted from each node's smallest choice and divided by a power of
+//! two that brings the limit near one: libraries solve to about 1e-10 of a row's largest
+//! coefficient and then check to an absolute 1e-7, which large coefficients fail.
+
+use std::collections::BTreeSet;
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::{Link, RowId};
+use narrows_plan::Seconds;
+
+use crate::solve::bits::Bits;
+
+/// What the bound on the objective becomes: libraries compare with absolute tolerances of about
+/// 1e-9, and choices much slower than the optimum should not need more than fifteen digits.
+const TIME_SCALE: f64 = 100.0;
+/// The most sets `U` of one group of overlapping keys.
+const UNIONS_MAX: usize = 128;
+
+/// `Σ coefficient·x ≤ rhs`, or `=`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LinearRow {
+    pub terms: Vec<(usize, f64)>,
+    pub equal: bool,
+    pub rhs: f64,
+}
+
+/// A minimisation over binary variables.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    pub costs: Vec<f64>,
+    pub rows: Vec<LinearRow>,
+    /// The variables of each node, empty where there is nothing to choose.
+    variables: Vec<std::ops::Range<usize>>,
+    /// `time = base + objective / scale`.
+    base: f64,
+    scale: f64,
+}
+
+impl Program {
+    /// Everything but the memory rows.
+    pub fn new(table: &CostTable, bound: Seconds) -> Program {
+        let mut variables = Vec::with_capacity(table.nodes.len());
+        let mut excess = Vec::new();
+        let mut base = 0.0;
+        for node in &table.nodes {
+            let least = node.choices.iter().map(|c| c.time.0).fold(f64::INFINITY, f64::min);
+            base += least;
+            let first = excess.len();
+            if node.choices.len() > 1 {
+                excess.extend(node.choices.iter().map(|c| c.time.0 - least));
+            }
+            variables.push(first..excess.len());
+        }
+        let largest = excess.iter().copied().fold(0.0, f64::max);
+        let unit = base.max(bound.0).max(largest * 1e-6);
+        let scale = if unit > 0.0 { TIME_SCALE / unit } else { 1.0 };
+        let costs = excess.iter().map(|t| t * scale).collect();
+        let one_hot = variables.iter().filter(|span| !span.is_empty()).map(|span| LinearRow {
+            terms: span.clone().map(|x| (x, 1.0)).collect(),
+            equal: true,
+            rhs: 1.0,
+        });
+        let mut program =
+            Program { costs, rows: one_hot.collect(), variables: variables.clone(), base, scale };
+        table.links.iter().for_each(|link| program.add_link(link));
+        program
+    }
+
+    /// The time for an objective.
+    pub fn time(&self, objective: f64) -> Seconds {
+        Seconds(self.base + objective / self.scale)
+    }
+
+    /// The 0/1 values of an assignment.
+    pub fn values(&self, assignment: &[u32]) -> Vec<f64> {
+        let mut values = vec![0.0; self.costs.len()];
+        for (span, &c) in self.variables.iter().zip(assignment) {
+            if !span.is_empty() {
+                values[span.start + c as usize] = 1.0;
+            }
+        }
+        values
+    }
+
+    /// The assignment that values are closest to.
+    pub fn assignment(&self, values: &[f64]) -> Vec<u32> {
+        let largest = |span: &std::ops::Range<usize>| {
+            span.clone()
+                .max_by(|&a, &b| values[a].total_cmp(&values[b]))
+                .map_or(0, |x| (x - span.start) as u32)
+        };
+        self.variables.iter().map(largest).collect()
+    }
+
+    fn add_link(&mut self, link: &Link) {
+        let (from, to) = (link.from.0 as usize, link.to.0 as usize);
+        let offered = Offered::new(link);
+        let exact = offered.is_partition && link.demand.iter().all(Option::is_some);
+        let mut rows: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
+        for (keys, union) in offered.unions() {
+            let demanding = |c: &usize| link.demand[*c].is_some_and(|k| keys & (1 << k) != 0);
+            rows.push(((0..link.demand.len()).filter(demanding).collect(), union.iter().collect()));
+        }
+        if exact {
+            rows.sort_by_key(|(from, to)| from.len() + to.len());
+            rows.pop();
+        }
+        for (left, right) in rows {
+            let mut row = LinearRow { terms: Vec::new(), equal: exact, rhs: 0.0 };
+            // A node without variables has one choice, taken.
+            match self.variables[from].clone() {
+                span if span.is_empty() => row.rhs -= left.len() as f64,
+                span => row.terms.extend(left.iter().map(|c| (span.start + c, 1.0))),
+            }
+            match self.variables[to].clone() {
+                span if span.is_empty() => row.rhs += right.len() as f64,
+                span => row.terms.extend(right.iter().map(|c| (span.start + c, -1.0))),
+            }
+            self.rows.push(row);
+        }
+    }
+
+    /// A memory row.
+    pub fn add_memory(&mut self, table: &CostTable, row: RowId) {
+        let bytes = above_least(table, row);
+        let room = bytes.room;
+        // A power of two, so that the scaling itself is exact.
+        let unit = (room as f64).max(1.0).log2().floor().exp2();
+        let mut terms = Vec::new();
+        for (span, of) in self.variables.iter().zip(&bytes.of) {
+            let used = span.clone().zip(of).filter(|(_, b)| **b > 0);
+            terms.extend(used.map(|(x, &b)| (x, b as f64 / unit)));
+        }
+        self.rows.push(LinearRow { terms, equal: false, rhs: room as f64 / unit });
+    }
+
+    /// Forbids `assignment`, which exceeds `row`, together with all that use at least as much at
+    /// each of its nodes. For sums so close to the limit that tolerances hide the excess.
+    pub fn add_cover(&mut self, table: &CostTable, row: RowId, assignment: &[u32]) {
+        let bytes = above_least(table, row);
+        let mut cover = LinearRow { terms: Vec::new(), equal: false, rhs: -1.0 };
+        for ((span, of), &c) in self.variables.iter().zip(&bytes.of).zip(assignment) {
+            let taken = of[c as usize];
+            if taken > 0 {
+                cover.rhs += 1.0;
+                let as_large = span.clone().zip(of).filter(|(_, b)| **b >= taken);
+                cover.terms.extend(as_large.map(|(x, _)| (x, 1.0)));
+            }
+        }
+        self.rows.push(cover);
+    }
+}
+
+/// The bytes of every choice in one row, above the least of its node.
+struct AboveLeast {
+    of: Vec<Vec<u64>>,
+    /// The limit, less the least of all nodes.
+    room: u64,
+}
+
+fn above_least(table: &CostTable, row: RowId) -> AboveLeast {
+    let mut room = table.rows[row.0 as usize].limit.0;
+    let mut of = Vec::with_capacity(table.nodes.len());
+    for node in &table.nodes {
+        let used = |choice: &narrows_cost_model::table::Choice| {
+            choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.0).sum::<u64>()
+        };
+        let used: Vec<u64> = node.choices.iter().map(used).collect();
+        let least = used.iter().copied().min().unwrap_or(0);
+        room = room.saturating_sub(least);
+        of.push(used.iter().map(|bytes| bytes - least).collect());
+    }
+    AboveLeast { of, room }
+}
+
+/// Which choices of `to` offer each demanded key of a link.
+struct Offered {
+    keys: Vec<(u8, Bits)>,
+    is_partition: bool,
+}
+
+impl Offered {
+    fn new(link: &Link) -> Offered {
+        let demanded: BTreeSet<u8> = link.demand.iter().flatten().copied().collect();
+        let offering = |key: u8| {
+            let mut bits = Bits::empty(link.offer.len());
+            let offers = link.offer.iter().enumerate().filter(|(_, o)| **o & (1 << key) != 0);
+            offers.for_each(|(c, _)| bits.insert(c));
+            bits
+        };
+        let keys: Vec<(u8, Bits)> = demanded.iter().map(|&key| (key, offering(key))).collect();
+        let total: usize = keys.iter().map(|(_, bits)| bits.len()).sum();
+        let all = keys.iter().fold(Bits::empty(link.offer.len()), |all, (_, b)| all.or(b));
+        Offered { is_partition: total == all.len() && total == link.offer.len(), keys }
+    }
+
+    /// The unions of overlapping offers, each with the keys (as a mask) it contains. Each key's
+    /// own set is always among them.
+    fn unions(&self) -> BTreeSet<(u64, Bits)> {
+        let mut seen: BTreeSet<Bits> = self.keys.iter().map(|(_, bits)| bits.clone()).collect();
+        let mut pending: Vec<Bits> = seen.iter().cloned().collect();
+        while let Some(union) = pending.pop() {
+            for (_, bits) in &self.keys {
+                if seen.len() < UNIONS_MAX && bits.meets(&union) && seen.insert(union.or(bits)) {
+                    pending.push(union.or(bits));
+                }
+            }
+        }
+        let inside = |union: &Bits| {
+            let keys = self.keys.iter().filter(|(_, bits)| union.covers(bits));
+            keys.fold(0, |mask, (key, _)| mask | 1 << key)
+        };
+        seen.into_iter().map(|union| (inside(&union), union)).collect()
+    }
+}

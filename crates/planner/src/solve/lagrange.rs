@@ -1,0 +1,117 @@
+//! Prices on bytes.
+//!
+//! For multipliers `λ ≥ 0`, one for each row,
+//!
+//! ```text
+//! L(λ) = min over consistent c of  Σ time + Σ_r λ_r·(bytes_r − limit_r)
+//! ```
+//!
+//! is a lower bound on the optimum, and the minimum is again an elimination: rows cost the tree
+//! nothing. `bytes_r − limit_r` at the minimiser is a supergradient of the concave `L`, and
+//! following it makes full rows dearer and slack rows cheaper. Minimisers that fit all rows are
+//! assignments to compare the bound with. On a tree the best `L` equals the relaxation of the
+//! integer program.
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::Assignment;
+use narrows_plan::Seconds;
+
+use super::Clock;
+use super::eliminate::{Cheapest, Plan, times};
+
+/// The most eliminations.
+const STEPS_MAX: usize = 100;
+/// How many steps without a better bound until they are shortened.
+const PATIENCE: usize = 4;
+/// A relative difference that sums of floats in different order can have.
+pub(super) const ROUNDING: f64 = 1e-13;
+
+/// What prices on bytes show.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Priced {
+    /// No assignment that fits the rows is faster.
+    pub bound: Seconds,
+    /// The fastest assignment that was met and fits.
+    pub assignment: Option<Assignment>,
+}
+
+/// Searches good prices for the rows. `None` when the table is too wide for elimination or has
+/// no consistent assignment.
+pub(crate) fn price_rows(table: &CostTable, clock: Clock) -> Option<Priced> {
+    let plan = Plan::new(table).ok()?;
+    let limits: Vec<f64> = table.rows.iter().map(|row| row.limit.as_f64().max(1.0)).collect();
+    let times = times(table);
+    // In units of each row's limit, so that prices are times.
+    let mut prices = vec![0.0; limits.len()];
+    let mut best = Priced { bound: Seconds(0.0), assignment: None };
+    let mut best_time = f64::INFINITY;
+    let mut step = 1.0;
+    let mut stale = 0;
+    let mut best_prices = prices.clone();
+    for _ in 0..STEPS_MAX {
+        let Cheapest { cost, assignment } =
+            plan.cheapest(&priced_times(table, &times, &prices, &limits))?;
+        let bound = cost - prices.iter().sum::<f64>();
+        if bound > best.bound.0 * (1.0 + 1e-9) {
+            stale = 0;
+            best_prices = prices.clone();
+        } else {
+            stale += 1;
+        }
+        best.bound = Seconds(best.bound.0.max(bound));
+        let time = table.time(&assignment).0;
+        if time < best_time && table.fits(&assignment) {
+            best_time = time;
+            best.assignment = Some(assignment.clone());
+        }
+        if stale > PATIENCE {
+            step *= 0.5;
+            stale = 0;
+            prices.clone_from(&best_prices);
+            continue;
+        }
+        if best_time <= best.bound.0 * (1.0 + ROUNDING) || step < 1e-3 || clock.expired().is_some()
+        {
+            break;
+        }
+        let excess: Vec<f64> = table
+            .bytes(&assignment)
+            .iter()
+            .zip(&limits)
+            .zip(&prices)
+            .map(|((used, limit), price)| match used.as_f64() / limit - 1.0 {
+                over if over < 0.0 && *price == 0.0 => 0.0,
+                over => over,
+            })
+            .collect();
+        let norm: f64 = excess.iter().map(|e| e * e).sum();
+        if norm == 0.0 {
+            break;
+        }
+        // Polyak's step towards the best time known, or towards a guess.
+        let target =
+            if best_time.is_finite() { best_time } else { 1.1 * best.bound.0 + bound.abs() };
+        let length = step * (target - bound).max(1e-6 * best.bound.0) / norm;
+        prices.iter_mut().zip(&excess).for_each(|(p, e)| *p = (*p + length * e).max(0.0));
+    }
+    Some(best)
+}
+
+fn priced_times(
+    table: &CostTable,
+    times: &[Vec<f64>],
+    prices: &[f64],
+    limits: &[f64],
+) -> Vec<Vec<f64>> {
+    let mut costs = times.to_vec();
+    for (node, costs) in table.nodes.iter().zip(&mut costs) {
+        for (choice, cost) in node.choices.iter().zip(costs) {
+            let rent = |(row, bytes): &(narrows_cost_model::table::RowId, narrows_plan::Bytes)| {
+                let row = row.0 as usize;
+                prices[row] * bytes.as_f64() / limits[row]
+            };
+            *cost += choice.bytes.iter().map(rent).sum::<f64>();
+        }
+    }
+    costs
+}

@@ -1,0 +1,327 @@
+//! Shrinks a table without losing its optimum.
+//!
+//! All links between two nodes are first fused into one relation `R ⊆ choices(a) × choices(b)`.
+//! Then four rules run to a fixpoint:
+//!
+//! - *support*: a choice of `a` with no partner left in `R` is removed (arc consistency);
+//! - *room*: a choice whose bytes plus the least of all other nodes exceed a row is removed;
+//! - *slack*: a row that even the greediest choices respect is dropped;
+//! - *dominance*: `c` is removed when another choice of its node is compatible with all that `c`
+//!   is compatible with, no slower, and no larger in any row that is left.
+//!
+//! The first three lose no assignment; dominance loses some, but never all of the fastest.
+//! A relation is written back as links: choices of one side with the same partners share a key.
+
+use std::collections::BTreeMap;
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::{Assignment, Choice, Link, Node, NodeId, Row, RowId};
+use narrows_plan::Bytes;
+
+use super::Conflict;
+use super::bits::Bits;
+
+/// A smaller table with the same optimum. Nodes keep their ids; choices and rows do not.
+#[derive(Clone, Debug)]
+pub struct Reduced {
+    /// What is left.
+    pub table: CostTable,
+    /// For each node, the original index of each choice that is left.
+    kept: Vec<Vec<u32>>,
+}
+
+impl Reduced {
+    /// The assignment of the original table that an assignment of the reduced one stands for.
+    pub fn lift(&self, assignment: &[u32]) -> Assignment {
+        self.kept.iter().zip(assignment).map(|(kept, &c)| kept[c as usize]).collect()
+    }
+}
+
+/// Shrinks `table`, or shows that it has no solution.
+pub fn presolve(table: &CostTable) -> Result<Reduced, Conflict> {
+    let mut net = Net::new(table);
+    loop {
+        net.support()?;
+        let crowded = net.room()?;
+        if !crowded && !net.dominance() {
+            return Ok(net.emit());
+        }
+    }
+}
+
+/// The fused relation of two nodes, seen from both sides.
+struct Relation {
+    ends: [usize; 2],
+    /// `partners[0][c]`: the choices of `ends[1]` compatible with choice `c` of `ends[0]`.
+    partners: [Vec<Bits>; 2],
+}
+
+/// The table as relations, and the choices and rows still alive.
+struct Net<'a> {
+    table: &'a CostTable,
+    alive: Vec<Bits>,
+    relations: Vec<Relation>,
+    /// The relations of each node, and which end it is.
+    around: Vec<Vec<(usize, usize)>>,
+    rows_alive: Vec<bool>,
+    /// `bytes[node][choice][row]`.
+    bytes: Vec<Vec<Vec<u64>>>,
+    /// Nodes whose surroundings changed since dominance last looked at them.
+    changed: Vec<bool>,
+}
+
+impl<'a> Net<'a> {
+    fn new(table: &'a CostTable) -> Net<'a> {
+        let mut alive: Vec<Bits> =
+            table.nodes.iter().map(|node| Bits::full(node.choices.len())).collect();
+        let mut fused: BTreeMap<[usize; 2], Vec<&Link>> = BTreeMap::new();
+        for link in &table.links {
+            let (from, to) = (link.from.0 as usize, link.to.0 as usize);
+            if from == to {
+                (0..table.nodes[from].choices.len())
+                    .filter(|&c| !allows(link, c, c))
+                    .for_each(|c| alive[from].remove(c));
+            } else {
+                fused.entry([from.min(to), from.max(to)]).or_default().push(link);
+            }
+        }
+        let relations: Vec<Relation> =
+            fused.iter().map(|(&ends, links)| Relation::new(table, ends, links)).collect();
+        let mut around = vec![Vec::new(); table.nodes.len()];
+        for (i, relation) in relations.iter().enumerate() {
+            (0..2).for_each(|end| around[relation.ends[end]].push((i, end)));
+        }
+        let dense = |choice: &Choice| {
+            let mut row_bytes = vec![0; table.rows.len()];
+            choice.bytes.iter().for_each(|(row, bytes)| row_bytes[row.0 as usize] += bytes.0);
+            row_bytes
+        };
+        let bytes =
+            table.nodes.iter().map(|node| node.choices.iter().map(dense).collect()).collect();
+        let rows_alive = vec![true; table.rows.len()];
+        let changed = vec![true; table.nodes.len()];
+        Net { table, alive, relations, around, rows_alive, bytes, changed }
+    }
+
+    /// Removes choices without partners.
+    fn support(&mut self) -> Result<(), Conflict> {
+        let mut pending: Vec<usize> = (0..self.relations.len()).collect();
+        let mut queued = vec![true; self.relations.len()];
+        while let Some(i) = pending.pop() {
+            queued[i] = false;
+            for end in 0..2 {
+                let node = self.relations[i].ends[end];
+                let other = self.relations[i].ends[1 - end];
+                let partners = &self.relations[i].partners[end];
+                let lost: Vec<usize> = self.alive[node]
+                    .iter()
+                    .filter(|&c| !partners[c].meets(&self.alive[other]))
+                    .collect();
+                if lost.is_empty() {
+                    continue;
+                }
+                self.remove(node, &lost);
+                for &(next, _) in &self.around[node] {
+                    if !queued[next] {
+                        queued[next] = true;
+                        pending.push(next);
+                    }
+                }
+            }
+        }
+        match self.alive.iter().position(Bits::is_empty) {
+            Some(node) => Err(Conflict::Node(NodeId(node as u32))),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes choices too large for a row, and rows that cannot bind. Whether a choice went.
+    fn room(&mut self) -> Result<bool, Conflict> {
+        let mut any = false;
+        for row in 0..self.table.rows.len() {
+            if !self.rows_alive[row] {
+                continue;
+            }
+            let limit = u128::from(self.table.rows[row].limit.0);
+            let used = |net: &Net, node: usize| -> (u64, u64) {
+                let bytes = net.alive[node].iter().map(|c| net.bytes[node][c][row]);
+                bytes.fold((u64::MAX, 0), |(low, high), b| (low.min(b), high.max(b)))
+            };
+            let ranges: Vec<(u64, u64)> = (0..self.alive.len()).map(|n| used(self, n)).collect();
+            let least: u128 = ranges.iter().map(|r| u128::from(r.0)).sum();
+            let most: u128 = ranges.iter().map(|r| u128::from(r.1)).sum();
+            if least > limit {
+                let least = Bytes(u64::try_from(least).unwrap_or(u64::MAX));
+                return Err(Conflict::Row { row: RowId(row as u32), least });
+            }
+            if most <= limit {
+                self.rows_alive[row] = false;
+                self.changed.fill(true);
+                continue;
+            }
+            for (node, &(low, _)) in ranges.iter().enumerate() {
+                let room = limit - (least - u128::from(low));
+                let bytes = &self.bytes[node];
+                let lost: Vec<usize> =
+                    self.alive[node].iter().filter(|&c| u128::from(bytes[c][row]) > room).collect();
+                any |= !lost.is_empty();
+                self.remove(node, &lost);
+            }
+        }
+        Ok(any)
+    }
+
+    /// Removes dominated choices of nodes whose surroundings changed. Whether any went.
+    fn dominance(&mut self) -> bool {
+        let mut any = false;
+        for node in 0..self.alive.len() {
+            if !std::mem::take(&mut self.changed[node]) || self.alive[node].len() < 2 {
+                continue;
+            }
+            let lost = self.dominated(node);
+            any |= !lost.is_empty();
+            self.remove(node, &lost);
+            self.changed[node] = false;
+        }
+        any
+    }
+
+    /// The choices of a node that another one makes pointless.
+    fn dominated(&self, node: usize) -> Vec<usize> {
+        let rows: Vec<usize> = (0..self.rows_alive.len()).filter(|&r| self.rows_alive[r]).collect();
+        let views: Vec<(&[Bits], &Bits)> = self.around[node]
+            .iter()
+            .map(|&(i, end)| {
+                let relation = &self.relations[i];
+                (relation.partners[end].as_slice(), &self.alive[relation.ends[1 - end]])
+            })
+            .collect();
+        let bytes = &self.bytes[node];
+        let time = |c: usize| self.table.nodes[node].choices[c].time.0;
+        let volume = |c: usize| rows.iter().map(|&r| u128::from(bytes[c][r])).sum::<u128>();
+        let freedom =
+            |c: usize| views.iter().map(|(partners, on)| partners[c].and(on).len()).sum::<usize>();
+        // In this order a choice can only be dominated by an earlier one.
+        let mut order: Vec<(usize, u128, usize)> =
+            self.alive[node].iter().map(|c| (c, volume(c), freedom(c))).collect();
+        order.sort_by(|a, b| {
+            let by_time = time(a.0).total_cmp(&time(b.0));
+            by_time.then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)).then(a.0.cmp(&b.0))
+        });
+        let mut kept: Vec<usize> = Vec::new();
+        let mut lost = Vec::new();
+        for &(c, ..) in &order {
+            let beaten = kept.iter().any(|&k| {
+                rows.iter().all(|&r| bytes[k][r] <= bytes[c][r])
+                    && views
+                        .iter()
+                        .all(|(partners, on)| partners[k].covers_within(&partners[c], on))
+            });
+            if beaten { lost.push(c) } else { kept.push(c) }
+        }
+        lost
+    }
+
+    fn remove(&mut self, node: usize, lost: &[usize]) {
+        if lost.is_empty() {
+            return;
+        }
+        lost.iter().for_each(|&c| self.alive[node].remove(c));
+        self.changed[node] = true;
+        for &(i, end) in &self.around[node] {
+            self.changed[self.relations[i].ends[1 - end]] = true;
+        }
+    }
+
+    fn emit(&self) -> Reduced {
+        let kept: Vec<Vec<u32>> =
+            self.alive.iter().map(|alive| alive.iter().map(|c| c as u32).collect()).collect();
+        let mut renumbered = vec![None; self.table.rows.len()];
+        let mut rows: Vec<Row> = Vec::new();
+        for (row, _) in self.rows_alive.iter().enumerate().filter(|(_, alive)| **alive) {
+            renumbered[row] = Some(RowId(rows.len() as u32));
+            rows.push(self.table.rows[row].clone());
+        }
+        let choice = |node: usize, c: u32| {
+            let bytes = &self.bytes[node][c as usize];
+            let used = bytes.iter().zip(&renumbered).filter(|(bytes, _)| **bytes > 0);
+            Choice {
+                time: self.table.nodes[node].choices[c as usize].time,
+                bytes: used.filter_map(|(&b, row)| row.map(|row| (row, Bytes(b)))).collect(),
+            }
+        };
+        let node = |(n, node): (usize, &Node)| Node {
+            name: node.name.clone(),
+            choices: kept[n].iter().map(|&c| choice(n, c)).collect(),
+        };
+        let nodes = self.table.nodes.iter().enumerate().map(node).collect();
+        let links = self.relations.iter().flat_map(|relation| relation.links(&self.alive));
+        Reduced { table: CostTable { nodes, links: links.collect(), rows }, kept }
+    }
+}
+
+fn allows(link: &Link, from: usize, to: usize) -> bool {
+    link.demand[from].is_none_or(|key| link.offer[to] & (1 << key) != 0)
+}
+
+impl Relation {
+    fn new(table: &CostTable, ends: [usize; 2], links: &[&Link]) -> Relation {
+        let sizes = ends.map(|node| table.nodes[node].choices.len());
+        let mut partners =
+            [vec![Bits::empty(sizes[1]); sizes[0]], vec![Bits::empty(sizes[0]); sizes[1]]];
+        for a in 0..sizes[0] {
+            for b in 0..sizes[1] {
+                let compatible = links.iter().all(|link| {
+                    let forward = link.from.0 as usize == ends[0];
+                    let (from, to) = if forward { (a, b) } else { (b, a) };
+                    allows(link, from, to)
+                });
+                if compatible {
+                    partners[0][a].insert(b);
+                    partners[1][b].insert(a);
+                }
+            }
+        }
+        Relation { ends, partners }
+    }
+
+    /// The relation among the living as links, demanded from the side with fewer distinct keys.
+    fn links(&self, alive: &[Bits]) -> Vec<Link> {
+        let seen = |end: usize| -> (Vec<Option<usize>>, Vec<Bits>) {
+            let other = &alive[self.ends[1 - end]];
+            let mut classes: BTreeMap<Bits, usize> = BTreeMap::new();
+            let mut demand = Vec::new();
+            for c in alive[self.ends[end]].iter() {
+                let partners = self.partners[end][c].and(other);
+                let next = classes.len();
+                let free = partners.covers(other);
+                demand.push((!free).then(|| *classes.entry(partners).or_insert(next)));
+            }
+            let mut keys: Vec<(usize, Bits)> = classes.into_iter().map(|(b, k)| (k, b)).collect();
+            keys.sort_by_key(|(key, _)| *key);
+            (demand, keys.into_iter().map(|(_, partners)| partners).collect())
+        };
+        let sides = [seen(0), seen(1)];
+        let from = usize::from(sides[1].1.len() < sides[0].1.len());
+        let (demand, keys) = &sides[from];
+        let [from, to] = [self.ends[from], self.ends[1 - from]].map(|node| NodeId(node as u32));
+        // A link has room for 64 keys.
+        keys.chunks(64)
+            .enumerate()
+            .map(|(chunk, keys)| {
+                let span = chunk * 64..chunk * 64 + keys.len();
+                let local = |key: usize| span.contains(&key).then(|| (key - span.start) as u8);
+                let offered = |c: usize| {
+                    let offers = keys.iter().enumerate().filter(|(_, set)| set.contains(c));
+                    offers.fold(0, |mask, (key, _)| mask | 1 << key)
+                };
+                Link {
+                    from,
+                    to,
+                    demand: demand.iter().map(|key| key.and_then(local)).collect(),
+                    offer: alive[to.0 as usize].iter().map(offered).collect(),
+                }
+            })
+            .collect()
+    }
+}

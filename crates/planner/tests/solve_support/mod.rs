@@ -1,0 +1,190 @@
+//! Tables to solve: random ones from a string of dice, and a block-like chain.
+#![allow(dead_code, reason = "each test and bench uses its part")]
+
+use narrows_cost_model::table::{Choice, CostTable, Link, Node, NodeId, Row, RowId};
+use narrows_plan::{Bytes, Seconds};
+
+/// Random numbers that run out: then every roll is 0, so that shrinking them simplifies.
+pub struct Dice<'a> {
+    rolls: std::slice::Iter<'a, u16>,
+}
+
+impl<'a> Dice<'a> {
+    pub fn new(rolls: &'a [u16]) -> Dice<'a> {
+        Dice { rolls: rolls.iter() }
+    }
+
+    /// A number below `n`.
+    pub fn roll(&mut self, n: usize) -> usize {
+        self.rolls.next().map_or(0, |&roll| roll as usize % n)
+    }
+}
+
+/// `n` rolls that are always the same.
+pub fn rolls(seed: u64, n: usize) -> Vec<u16> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    (0..n).map(|_| (next() >> 16) as u16).collect()
+}
+
+pub fn node(name: impl Into<String>, choices: Vec<Choice>) -> Node {
+    Node { name: name.into(), choices }
+}
+
+pub fn choice(time: f64, bytes: &[(u32, u64)]) -> Choice {
+    let bytes = bytes.iter().map(|&(row, bytes)| (RowId(row), Bytes(bytes))).collect();
+    Choice { time: Seconds(time), bytes }
+}
+
+fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Link {
+    Link { from: NodeId(from as u32), to: NodeId(to as u32), demand, offer }
+}
+
+/// A time between a microsecond and ten seconds, with ties.
+fn time(dice: &mut Dice) -> f64 {
+    let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][dice.roll(5)];
+    dice.roll(11) as f64 * scale
+}
+
+/// Bytes as tensors have them, from one to many gigabytes, with ties.
+fn bytes(dice: &mut Dice) -> u64 {
+    match dice.roll(4) {
+        0 => 0,
+        1 => dice.roll(5) as u64,
+        2 => (dice.roll(16) as u64) << 20,
+        _ => ((dice.roll(16) as u64) << 28) + dice.roll(2) as u64,
+    }
+}
+
+/// Any table: free demands and offers, cycles, parallel links in both directions, a few rows.
+pub fn any_table(dice: &mut Dice, rows: usize) -> CostTable {
+    let nodes: Vec<Node> = (0..1 + dice.roll(7))
+        .map(|n| {
+            let choices = (0..1 + dice.roll(5)).map(|_| {
+                let used: Vec<_> = (0..rows as u32).map(|row| (row, bytes(dice))).collect();
+                choice(time(dice), &used)
+            });
+            node(format!("n{n}"), choices.collect())
+        })
+        .collect();
+    let mut links = Vec::new();
+    for _ in 0..dice.roll(2 * nodes.len()) {
+        let (from, to) = (dice.roll(nodes.len()), dice.roll(nodes.len()));
+        let keys = 1 + dice.roll(3);
+        let demand = nodes[from].choices.iter().map(|_| match dice.roll(keys + 1) {
+            0 => None,
+            key => Some(key as u8 * 20),
+        });
+        let demand = demand.collect();
+        let offer = nodes[to].choices.iter().map(|_| {
+            let keys = (1..=keys).filter(|_| dice.roll(5) < 3);
+            keys.fold(0, |mask, key| mask | 1 << (key * 20))
+        });
+        links.push(link(from, to, demand, offer.collect()));
+    }
+    let mut table = CostTable { nodes, links, rows: vec![] };
+    add_rows(&mut table, dice, rows);
+    table
+}
+
+/// Limits between the least and the most that the nodes can use, often one an assignment attains.
+fn add_rows(table: &mut CostTable, dice: &mut Dice, rows: usize) {
+    for row in 0..rows {
+        let mut attained = 0;
+        for node in &table.nodes {
+            let choice = &node.choices[dice.roll(node.choices.len())];
+            attained +=
+                choice.bytes.iter().filter(|b| b.0.0 as usize == row).map(|b| b.1.0).sum::<u64>();
+        }
+        let off = [0, 0, 1, 1 << 20][dice.roll(4)];
+        let limit = Bytes(attained.saturating_sub(off));
+        table.rows.push(Row { name: format!("row {row}"), limit });
+    }
+}
+
+/// Ops in a chain with skips, whose tensors are absent, kept or redone.
+///
+/// Node `2i` is op `i` in one of a few layouts; it demands its input's layout. Node `2i+1` says
+/// what becomes of its output: absent 0, kept 1 (bytes), redone 2 (time, and the inputs of the op
+/// available). Every op's backward, read from its layout choice, may need its inputs.
+pub fn keep_redo_table(dice: &mut Dice, rows: usize) -> CostTable {
+    let ops = 2 + dice.roll(3);
+    let mut table = CostTable::default();
+    for i in 0..ops {
+        let layouts = 2 + dice.roll(2);
+        let op = (0..layouts).map(|_| choice(time(dice), &[])).collect();
+        table.nodes.push(node(format!("op{i}"), op));
+        let used: Vec<_> = (0..rows as u32).map(|row| (row, bytes(dice))).collect();
+        let states = vec![choice(0.0, &[]), choice(0.0, &used), choice(time(dice), &[])];
+        table.nodes.push(node(format!("state{i}"), states));
+        for _ in 0..if i == 0 { 0 } else { 1 + dice.roll(2) } {
+            let input = dice.roll(i);
+            let offered = table.nodes[2 * input].choices.len();
+            let demand = (0..layouts).map(|_| Some(dice.roll(offered) as u8)).collect();
+            let offer = (0..offered).map(|layout| 1 << layout).collect();
+            table.links.push(link(2 * i, 2 * input, demand, offer));
+            // Available: kept or redone.
+            let available = vec![0, 1, 1];
+            let needs = (0..layouts).map(|_| (dice.roll(3) > 0).then_some(0)).collect();
+            table.links.push(link(2 * i, 2 * input + 1, needs, available.clone()));
+            let redo = vec![None, None, Some(0)];
+            table.links.push(link(2 * i + 1, 2 * input + 1, redo, available));
+        }
+    }
+    add_rows(&mut table, dice, rows);
+    table
+}
+
+/// A chain like a transformer block's ops and reshards: `nodes` nodes of 5 to 60 choices. A
+/// choice has a layout towards its producer and one towards its consumers; faster choices use
+/// more bytes. Every seventh node also skips to the one five before it, as residuals do.
+pub fn chain(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable {
+    let rolls = rolls(seed, 400 * nodes);
+    let mut dice = Dice::new(&rolls);
+    let layouts = 4;
+    let mut table = CostTable::default();
+    let mut outputs: Vec<Vec<u64>> = Vec::new();
+    for n in 0..nodes {
+        let size = 5 + dice.roll(56);
+        let mut choices = Vec::new();
+        let (mut input, mut output) = (Vec::new(), Vec::new());
+        for _ in 0..size {
+            let time = 1e-5 + dice.roll(10_000) as f64 * 1e-7;
+            let kept = (dice.roll(64) as u64 + (1.1e-3 / time).min(64.0) as u64) << 20;
+            let used = [(0, kept), (1 + (n % 3) as u32, kept / 2)];
+            choices.push(choice(time, if share_of_limit.is_some() { &used } else { &[] }));
+            input.push(Some(dice.roll(layouts) as u8));
+            output.push(1 << dice.roll(layouts));
+        }
+        table.nodes.push(node(format!("op{n}"), choices));
+        if n > 0 {
+            table.links.push(link(n, n - 1, input.clone(), outputs[n - 1].clone()));
+        }
+        if n >= 5 && n % 7 == 0 {
+            table.links.push(link(n, n - 5, input, outputs[n - 5].clone()));
+        }
+        outputs.push(output);
+    }
+    if let Some(share) = share_of_limit {
+        for row in 0..4 {
+            let of = |node: &Node, pick: fn(u64, u64) -> u64, first: u64| {
+                let used = node
+                    .choices
+                    .iter()
+                    .map(|c| c.bytes.iter().filter(|b| b.0.0 == row).map(|b| b.1.0).sum::<u64>());
+                used.fold(first, pick)
+            };
+            let least: u64 = table.nodes.iter().map(|n| of(n, u64::min, u64::MAX)).sum();
+            let most: u64 = table.nodes.iter().map(|n| of(n, u64::max, 0)).sum();
+            let limit = Bytes(least + ((most - least) as f64 * share) as u64);
+            table.rows.push(Row { name: format!("row {row}"), limit });
+        }
+    }
+    table
+}
