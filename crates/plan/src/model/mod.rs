@@ -1,7 +1,26 @@
 //! The model: what is computed, with no word about how it is split.
 //!
 //! A [`Model`] is always valid: it is made only by resolving a model file, which reports every
-//! defect at once.
+//! defect at once. Three things resolve to a model: our own [`ModelFile`], a Hugging Face
+//! `config.json` ([`read()`] tells them apart), and a name among the [`presets`].
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+mod canonical;
+mod file;
+mod fingerprint;
+mod hugging_face;
+mod layers;
+pub mod presets;
+mod read;
+mod resolve;
+
+pub use file::{
+    BlockFile, BlocksFile, CrossingFile, Format, LinearFile, ModelFile, PairFile, schema,
+};
+pub use read::read;
+pub use resolve::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 
 /// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +71,8 @@ pub struct Block {
 }
 
 /// How gate and up are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum GatedProduct {
     /// `gate ⊙ up`: CoLA's `only_lr_act`, the activation sits in the latents.
     Plain,
@@ -92,7 +112,8 @@ pub struct FactorPair {
 }
 
 /// φ, applied to the latent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// SVD, LORO.
     Identity,
@@ -101,7 +122,8 @@ pub enum Activation {
 }
 
 /// A latent crossing between neighbouring blocks (LaX).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Crossing {
     /// Which of the two published forms.
     pub form: CrossingForm,
@@ -110,7 +132,8 @@ pub struct Crossing {
 }
 
 /// The two published forms of a crossing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum CrossingForm {
     /// The paper's `y = B(h + Gate(h_prev))`.
     Paper,
@@ -120,7 +143,8 @@ pub enum CrossingForm {
 }
 
 /// What the previous latent passes through before it is added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum CrossingGate {
     /// Nothing: both ranks are equal.
     Identity,
@@ -156,6 +180,21 @@ impl Linear {
     }
 }
 
+impl Linear {
+    /// Weights, crossing parameters included, when the same linear of the block before is `before`.
+    fn parameters_after(&self, before: &Linear) -> u64 {
+        match (&self.weight, before.rank()) {
+            (
+                Weight::Pair(FactorPair { rank, crossing: Some(crossing), .. }),
+                Some(rank_before),
+            ) if crossing.gate == CrossingGate::Dense => {
+                self.parameters() - rank * rank + rank_before * rank
+            }
+            _ => self.parameters(),
+        }
+    }
+}
+
 impl Crossing {
     /// Parameters of the gate and of the LayerNorm, for equal ranks r on both sides.
     pub fn parameters(&self, rank: u64) -> u64 {
@@ -186,6 +225,19 @@ impl Block {
         ]
     }
 
+    /// The seven linears to change, in the order of [`Block::linears`].
+    fn linears_mut(&mut self) -> [&mut Linear; 7] {
+        [
+            &mut self.q,
+            &mut self.k,
+            &mut self.v,
+            &mut self.o,
+            &mut self.gate,
+            &mut self.up,
+            &mut self.down,
+        ]
+    }
+
     /// Weights of the linears; the two norms' scales are not among them.
     pub fn linear_parameters(&self) -> u64 {
         self.linears().iter().map(|(_, linear)| linear.parameters()).sum()
@@ -196,9 +248,40 @@ impl Model {
     /// All parameters; a tied embedding counts once.
     pub fn parameters(&self) -> u64 {
         let embeddings = self.vocab * self.hidden * if self.tied { 1 } else { 2 };
-        let blocks: u64 =
-            self.blocks.iter().map(|block| block.linear_parameters() + 2 * self.hidden).sum();
+        let blocks: u64 = (0..self.blocks.len())
+            .map(|index| self.block_linear_parameters(index) + 2 * self.hidden)
+            .sum();
         embeddings + blocks + self.hidden
+    }
+
+    /// Weights of the linears of block `index`. Unlike [`Block::linear_parameters`] this knows the
+    /// block before, so that a dense gate between unequal ranks counts `r_prev × r` weights.
+    ///
+    /// # Panics
+    /// When there is no block `index`.
+    pub fn block_linear_parameters(&self, index: usize) -> u64 {
+        let block = &self.blocks[index];
+        let Some(before) = index.checked_sub(1).map(|index| &self.blocks[index]) else {
+            return block.linear_parameters();
+        };
+        let pairs = block.linears().into_iter().zip(before.linears());
+        pairs.map(|((_, linear), (_, before))| linear.parameters_after(before)).sum()
+    }
+
+    /// The dense model of the same shape: every factor pair becomes one matrix, and the product
+    /// becomes SwiGLU, since a dense block has no other nonlinearity in its MLP.
+    ///
+    /// The twin of `cola-7b` is named `llama-7b`; that of `anything-else`, `anything-else-dense`.
+    pub fn dense_twin(&self) -> Model {
+        let mut twin = self.clone();
+        twin.name = presets::dense_name(&self.name);
+        for block in &mut twin.blocks {
+            block.product = GatedProduct::SwiGlu;
+            for linear in block.linears_mut() {
+                linear.weight = Weight::Dense;
+            }
+        }
+        twin
     }
 
     /// Whether any linear of any block is a factor pair.

@@ -1,0 +1,78 @@
+//! A hash of what a model computes.
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    Activation, Block, Crossing, CrossingForm, CrossingGate, GatedProduct, Linear, Model, Weight,
+};
+
+impl Model {
+    /// SHA-256 in 64 hex digits of everything but the name: two files that describe the same model
+    /// in different words share it. It does not change with the file format, only with the model.
+    pub fn fingerprint(&self) -> String {
+        let mut canonical = Canonical::default();
+        canonical.model(self);
+        let digest = Sha256::digest(&canonical.0);
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// The canonical serialisation: fields in a fixed order, numbers as eight little-endian bytes, each
+/// choice a number of its own. Every list is preceded by its length, so no two models share bytes.
+///
+/// Changing anything here orphans every plan that names a model: add, never renumber.
+#[derive(Default)]
+struct Canonical(Vec<u8>);
+
+impl Canonical {
+    fn number(&mut self, number: u64) {
+        self.0.extend(number.to_le_bytes());
+    }
+
+    fn model(&mut self, model: &Model) {
+        self.0.extend(b"narrows model 1\n");
+        for size in [model.hidden, model.vocab, model.heads, model.kv_heads, model.head_dim] {
+            self.number(size);
+        }
+        self.number(model.norm_epsilon.to_bits());
+        self.number(model.rope_theta.to_bits());
+        self.number(model.max_sequence_length);
+        self.number(model.tied.into());
+        self.number(model.blocks.len() as u64);
+        model.blocks.iter().for_each(|block| self.block(block));
+    }
+
+    fn block(&mut self, block: &Block) {
+        self.number(match block.product {
+            GatedProduct::Plain => 0,
+            GatedProduct::SwiGlu => 1,
+        });
+        block.linears().into_iter().for_each(|(_, linear)| self.linear(linear));
+    }
+
+    fn linear(&mut self, linear: &Linear) {
+        self.number(linear.d_in);
+        self.number(linear.d_out);
+        let Weight::Pair(pair) = &linear.weight else { return self.number(0) };
+        self.number(1);
+        self.number(pair.rank);
+        self.number(match pair.activation {
+            Activation::Identity => 0,
+            Activation::Silu => 1,
+        });
+        self.crossing(pair.crossing.as_ref());
+    }
+
+    fn crossing(&mut self, crossing: Option<&Crossing>) {
+        let Some(crossing) = crossing else { return self.number(0) };
+        self.number(match crossing.form {
+            CrossingForm::Paper => 1,
+            CrossingForm::Released => 2,
+        });
+        match crossing.gate {
+            CrossingGate::Identity => self.number(0),
+            CrossingGate::Dense => self.number(1),
+            CrossingGate::Tensor { a, b } => [2, a, b].into_iter().for_each(|n| self.number(n)),
+        }
+    }
+}

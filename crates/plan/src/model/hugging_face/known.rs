@@ -1,0 +1,167 @@
+//! What is known of the fields of a `config.json`, as data.
+//!
+//! A field can change the function the weights compute, so a field that is in none of these lists is
+//! refused by name. To accept one more, find out what it does and add it to the list it belongs to.
+
+use serde_json::Value;
+
+/// Fields that say nothing about the function of a model being trained: bookkeeping, tokens,
+/// generation, initialisation, and what to return from Python.
+pub(super) const HARMLESS: &[&str] = &[
+    // Bookkeeping.
+    "$schema",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_commit_hash",
+    "_experts_implementation",
+    "_name_or_path",
+    "_output_attentions",
+    "attn_implementation",
+    "auto_map",
+    "dtype",
+    "is_decoder",
+    "name_or_path",
+    "tokenizer_class",
+    "torch_dtype",
+    "transformers_version",
+    // Initialisation and checkpoint layout.
+    "initializer_range",
+    "is_llama_config",
+    // Special tokens; some of them are lists in newer files.
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "suppress_tokens",
+    "unk_token_id",
+    // Generation.
+    "bad_words_ids",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "prefix",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "use_cache",
+    // Other heads than the language model's, and what a call returns.
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "problem_type",
+    "return_dict",
+    "return_dict_in_generate",
+    "task_specific_params",
+    "tf_legacy_loss",
+    "torchscript",
+    "use_bfloat16",
+];
+
+/// The one value of a field that leaves a LLaMA block as it is. `null` always does.
+#[derive(Clone, Copy)]
+pub(super) enum Neutral {
+    False,
+    Zero,
+    One,
+    Null,
+    /// An empty list or object.
+    Empty,
+    /// The word, or a list of nothing but the word.
+    Word(&'static str),
+}
+
+/// A field that is accepted at its neutral value only.
+pub(super) struct Demand {
+    pub field: &'static str,
+    pub neutral: Neutral,
+    /// Why any other value is refused.
+    pub why: &'static str,
+}
+
+const fn demand(field: &'static str, neutral: Neutral, why: &'static str) -> Demand {
+    Demand { field, neutral, why }
+}
+
+const NO_BIAS: &str = "linears with a bias are not supported";
+const NO_DROPOUT: &str = "dropout is not supported";
+const NO_WINDOW: &str = "attention over a sliding window is not supported";
+const DECODER: &str = "only decoders are supported";
+const ROPE: &str = "only plain half-rotated RoPE is supported";
+
+/// Fields that change the function unless they are neutral.
+pub(super) const DEMANDS: &[Demand] = &[
+    demand("add_cross_attention", Neutral::False, DECODER),
+    demand("attention_bias", Neutral::False, NO_BIAS),
+    demand("attention_dropout", Neutral::Zero, NO_DROPOUT),
+    demand("attn_pdrop", Neutral::Zero, NO_DROPOUT),
+    demand("bias", Neutral::False, NO_BIAS),
+    demand("chunk_size_feed_forward", Neutral::Zero, "a chunked MLP is not supported"),
+    demand("compression_config", Neutral::Null, "compressed weights are not supported"),
+    demand("cross_attention_hidden_size", Neutral::Null, DECODER),
+    demand("embd_pdrop", Neutral::Zero, NO_DROPOUT),
+    demand("hidden_dropout", Neutral::Zero, NO_DROPOUT),
+    demand("is_encoder_decoder", Neutral::False, DECODER),
+    demand("layer_types", Neutral::Word("full_attention"), NO_WINDOW),
+    demand("mlp_bias", Neutral::False, NO_BIAS),
+    demand("partial_rotary_factor", Neutral::One, ROPE),
+    demand("pretraining_tp", Neutral::One, "it splits the products and sums them in another order"),
+    demand("pruned_heads", Neutral::Empty, "pruned heads are not supported"),
+    demand("qkv_bias", Neutral::False, NO_BIAS),
+    demand("quantization_config", Neutral::Null, "quantised weights cannot be trained here"),
+    demand("resid_pdrop", Neutral::Zero, NO_DROPOUT),
+    demand("rope_interleaved", Neutral::False, ROPE),
+    demand("sliding_window", Neutral::Null, NO_WINDOW),
+    demand("tie_encoder_decoder", Neutral::False, DECODER),
+    demand("use_bias", Neutral::False, NO_BIAS),
+    demand("use_sliding_window", Neutral::False, NO_WINDOW),
+];
+
+impl Neutral {
+    pub fn accepts(self, value: &Value) -> bool {
+        match (self, value) {
+            (_, Value::Null) => true,
+            (Neutral::False, value) => value == &Value::Bool(false),
+            (Neutral::Zero, value) => value.as_f64() == Some(0.0),
+            (Neutral::One, value) => value.as_f64() == Some(1.0),
+            (Neutral::Null, _) => false,
+            (Neutral::Empty, Value::Array(list)) => list.is_empty(),
+            (Neutral::Empty, Value::Object(map)) => map.is_empty(),
+            (Neutral::Empty, _) => false,
+            (Neutral::Word(word), Value::Array(list)) => list.iter().all(|item| item == word),
+            (Neutral::Word(word), value) => value == word,
+        }
+    }
+
+    /// The neutral value as a user would write it.
+    pub fn written(self) -> String {
+        match self {
+            Neutral::False => "false".to_owned(),
+            Neutral::Zero => "0".to_owned(),
+            Neutral::One => "1".to_owned(),
+            Neutral::Null => "null".to_owned(),
+            Neutral::Empty => "{}".to_owned(),
+            Neutral::Word(word) => format!("\"{word}\""),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! RoPE's parameters, which `config.json` has spelled in three ways: `rope_theta` beside
+//! `rope_scaling`, and `rope_parameters` with both inside.
+
+use serde_json::{Map, Value};
+
+use super::fields::{Fields, excerpt};
+use crate::defect::{Defect, Defects};
+
+/// LLaMA's θ where the file says none.
+const DEFAULT_THETA: f64 = 10_000.0;
+
+/// θ; reports every kind of RoPE but the plain one, and two θ that differ.
+pub(super) fn theta(fields: &mut Fields<'_>) -> f64 {
+    let mut theta = fields.number("rope_theta");
+    for field in ["rope_parameters", "rope_scaling"] {
+        let Some(parameters) = fields.object(field) else { continue };
+        let inside = plain(field, parameters, &mut fields.defects);
+        if let (Some(outside), Some(inside)) = (theta, inside)
+            && outside != inside
+        {
+            let problem = format!("is {inside}, where another field says {outside}");
+            let defect = Defect::new(format!("{field}.rope_theta"), problem);
+            fields.defects.push(defect.hint("one of the two"));
+        }
+        theta = theta.or(inside);
+    }
+    theta.unwrap_or(DEFAULT_THETA)
+}
+
+/// θ out of an object of RoPE parameters that must ask for nothing but plain RoPE.
+fn plain(field: &str, parameters: &Map<String, Value>, defects: &mut Defects) -> Option<f64> {
+    let mut theta = None;
+    for (name, value) in parameters {
+        let place = format!("{field}.{name}");
+        match (name.as_str(), value) {
+            (_, Value::Null) => {}
+            ("rope_type" | "type", Value::String(kind)) if kind == "default" => {}
+            ("rope_type" | "type", _) => {
+                let problem = format!("{} is not supported", excerpt(value));
+                defects.push(Defect::new(place, problem).hint("\"default\""));
+            }
+            ("rope_theta", Value::Number(number)) => theta = number.as_f64(),
+            ("rope_theta", _) => {
+                let problem = format!("must be a number, not {}", excerpt(value));
+                defects.push(Defect::new(place, problem));
+            }
+            ("factor" | "partial_rotary_factor", value) if value.as_f64() == Some(1.0) => {}
+            _ => defects.push(
+                Defect::new(place, "changes RoPE in a way that is not supported")
+                    .hint("take it out, if the model allows it"),
+            ),
+        }
+    }
+    theta
+}

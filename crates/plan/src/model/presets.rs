@@ -1,0 +1,177 @@
+//! Models by name.
+//!
+//! Four families over the sizes of the published tables: `llama` is dense; `cola` has SiLU in the
+//! latents and a plain product; `svd` has no activation in the latents and LLaMA's SwiGLU; `lax` is
+//! `cola` with a latent crossing. CoLA's 60M and 130M keep the SiLU on the gate as well, so there
+//! the product is SwiGLU.
+//!
+//! The crossing of `lax` is the released code's form (LayerNorm and φ after the sum) with the
+//! identity gate: all ranks of a preset are equal, where the paper adds the previous latent as it
+//! is. The released vision configurations use a tensor gate and no language model was released;
+//! `models/lax-1b.json` shows where another gate is written.
+
+use super::file::{BlockFile, BlocksFile, CrossingFile, Format, LinearFile, ModelFile, PairFile};
+use super::{Activation, Crossing, CrossingForm, CrossingGate, GatedProduct, Model};
+use crate::defect::Defect;
+
+/// The shape that all families of one size share.
+struct Size {
+    name: &'static str,
+    layers: u64,
+    hidden: u64,
+    d_ff: u64,
+    heads: u64,
+    rank: u64,
+    vocab: u64,
+    tied: bool,
+    /// CoLA trains this size with SiLU on the gate as well.
+    gate_activation: bool,
+}
+
+const fn size(name: &'static str, [layers, hidden, d_ff, heads, rank]: [u64; 5]) -> Size {
+    let (vocab, tied, gate_activation) = (32_000, true, false);
+    Size { name, layers, hidden, d_ff, heads, rank, vocab, tied, gate_activation }
+}
+
+const SIZES: [Size; 9] = [
+    Size { tied: false, gate_activation: true, ..size("60m", [8, 512, 1376, 8, 128]) },
+    Size { tied: false, gate_activation: true, ..size("130m", [12, 768, 2048, 12, 256]) },
+    Size { tied: false, ..size("350m", [24, 1024, 2736, 16, 256]) },
+    size("1b", [24, 2048, 5472, 32, 512]),
+    size("3b", [28, 3072, 8192, 24, 768]),
+    size("7b", [32, 4096, 11_008, 32, 1024]),
+    size("13b", [40, 5120, 13_824, 40, 1280]),
+    size("30b", [36, 8192, 22_016, 64, 2048]),
+    size("40b", [48, 8192, 22_016, 64, 2048]),
+];
+
+/// A model for a laptop: its tokens are the 256 bytes, without specials.
+const TINY: Size = Size { vocab: 256, tied: false, ..size("tiny", [4, 256, 688, 8, 64]) };
+
+/// Longest sequence of every preset, in tokens: the length of the published measurements.
+const SEQUENCE_LENGTH: u64 = 4096;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Family {
+    Llama,
+    Cola,
+    Svd,
+    Lax,
+}
+
+const FAMILIES: [(&str, Family); 4] =
+    [("llama", Family::Llama), ("cola", Family::Cola), ("svd", Family::Svd), ("lax", Family::Lax)];
+
+/// Every preset's name, smallest first within a family.
+pub fn names() -> Vec<String> {
+    let tiny = std::iter::once("cola-tiny".to_owned());
+    let sized = FAMILIES
+        .iter()
+        .flat_map(|(family, _)| SIZES.iter().map(move |size| format!("{family}-{}", size.name)));
+    sized.chain(tiny).collect()
+}
+
+/// The preset called `name`, in any case.
+///
+/// # Errors
+/// A defect that lists the nearest names when there is none.
+///
+/// ```
+/// let cola = narrows_plan::model::presets::find("cola-7b").unwrap();
+/// assert_eq!(cola.blocks.len(), 32);
+/// let defect = narrows_plan::model::presets::find("cola-7").unwrap_err();
+/// assert!(defect.hint.unwrap().contains("cola-7b"));
+/// ```
+pub fn find(name: &str) -> Result<Model, Defect> {
+    let wanted = name.to_ascii_lowercase();
+    let found = wanted.split_once('-').and_then(|(family, size)| {
+        let (_, family) = *FAMILIES.iter().find(|(known, _)| *known == family)?;
+        let tiny = Some(&TINY).filter(|_| family == Family::Cola);
+        let size = SIZES.iter().chain(tiny).find(|known| known.name == size)?;
+        Some(file(wanted.clone(), family, size))
+    });
+    let file = found.ok_or_else(|| unknown(name))?;
+    // A preset that does not resolve is a bug the tests find, but never a reason to panic here.
+    file.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
+}
+
+fn file(name: String, family: Family, size: &Size) -> ModelFile {
+    let pair = |activation, crossing| {
+        LinearFile::Pair(PairFile { rank: Some(size.rank), activation: Some(activation), crossing })
+    };
+    let crossing = Crossing { form: CrossingForm::Released, gate: CrossingGate::Identity };
+    let all = match family {
+        Family::Llama => LinearFile::Dense,
+        Family::Svd => pair(Activation::Identity, None),
+        Family::Cola => pair(Activation::Silu, None),
+        Family::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing))),
+    };
+    let product = match family {
+        Family::Llama | Family::Svd => GatedProduct::SwiGlu,
+        Family::Cola | Family::Lax if size.gate_activation => GatedProduct::SwiGlu,
+        Family::Cola | Family::Lax => GatedProduct::Plain,
+    };
+    let default = BlockFile { product: Some(product), all: Some(all), ..Default::default() };
+    ModelFile {
+        schema: None,
+        format: Format::V1,
+        name: Some(name),
+        description: None,
+        hidden: size.hidden,
+        vocab: size.vocab,
+        heads: size.heads,
+        kv_heads: None,
+        head_dim: None,
+        d_ff: size.d_ff,
+        max_sequence_length: SEQUENCE_LENGTH,
+        norm_epsilon: 1e-6,
+        rope_theta: 10_000.0,
+        tied: size.tied,
+        blocks: BlocksFile { count: size.layers, default, overrides: Default::default() },
+    }
+}
+
+/// The name of a model's dense twin: `llama-SIZE` for a preset, `NAME-dense` otherwise.
+pub(super) fn dense_name(name: &str) -> String {
+    let preset = name.split_once('-').filter(|(family, size)| {
+        FAMILIES.iter().any(|(known, _)| known == family) && SIZES.iter().any(|s| s.name == *size)
+    });
+    match preset {
+        Some((_, size)) => format!("llama-{size}"),
+        None => format!("{name}-dense"),
+    }
+}
+
+fn unknown(name: &str) -> Defect {
+    let lower = name.to_ascii_lowercase();
+    let mut near: Vec<(usize, String)> =
+        names().into_iter().map(|known| (distance(&lower, &known), known)).collect();
+    near.sort();
+    let best = near[0].0;
+    // Beyond half the letters a likeness is chance, and the list of all families says more.
+    let hint = if best <= lower.len().div_ceil(2).min(4) {
+        let alike: Vec<_> = near.into_iter().filter(|(far, _)| *far == best).take(3).collect();
+        let names: Vec<_> = alike.into_iter().map(|(_, known)| known).collect();
+        format!("did you mean {}?", names.join(" or "))
+    } else {
+        let sizes = SIZES.map(|size| size.name).join(", ");
+        format!("llama-, cola-, svd- or lax- with {sizes}; cola-tiny; or a path to a file")
+    };
+    Defect::new("model", format!("there is no preset `{name}`")).hint(hint)
+}
+
+/// Letters to insert, delete or replace to make one word of the other (Levenshtein).
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for j in 0..to.len() {
+            let replaced = diagonal + usize::from(letter != to[j]);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[to.len()]
+}

@@ -1,0 +1,84 @@
+//! The one way in: text of either format to a model.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::{Model, ModelFile, hugging_face};
+use crate::defect::{Defect, Defects};
+
+/// Reads a model from the text of a file: our own format (it has a `format`) or a Hugging Face
+/// `config.json` (it has a `model_type`, `architectures` or `hidden_size`).
+///
+/// `name_for_messages` is the path or whatever else the user called it; a file that does not name
+/// its model is named after it.
+///
+/// # Errors
+/// Every defect at once, each with its field; those of syntax and of type with line and column.
+pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
+    // Editors on some systems begin a file with a byte order mark, which JSON has no place for.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let Value::Object(fields) = parse::<Value>(text)? else {
+        return Err(neither("the file is not a JSON object"));
+    };
+    let name = model_name(name_for_messages);
+    if fields.contains_key("format") {
+        let mut file: ModelFile = parse(text)?;
+        file.name.get_or_insert(name);
+        file.resolve()
+    } else if looks_like_hugging_face(&fields) {
+        hugging_face::resolve(name, &fields)
+    } else {
+        Err(neither("the file has neither a `format` nor a `model_type`"))
+    }
+}
+
+fn looks_like_hugging_face(fields: &Map<String, Value>) -> bool {
+    let signs = ["model_type", "architectures", "hidden_size", "is_cola_llama_config"];
+    signs.iter().any(|sign| fields.contains_key(*sign))
+}
+
+fn neither(problem: &str) -> Defects {
+    let hint = "\"format\": \"narrows-model/1\", or a Hugging Face config.json";
+    Defect::new("", problem).hint(hint).into()
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Defects> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        // The tracker writes the root as ".", and a place inside an unknown field as "?".
+        let field = if path == "." { String::new() } else { path };
+        Defect::new(field, error.into_inner().to_string())
+    })?;
+    deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
+    Ok(value)
+}
+
+/// A short name out of a path: `runs/cola-7b.config.json` and `runs/cola-7b/config.json` are both
+/// `cola-7b`.
+fn model_name(path: &str) -> String {
+    let mut parts = path.rsplit(['/', '\\']).filter(|part| !part.is_empty());
+    let stem = |part: &str| {
+        let part = part.strip_suffix(".json").unwrap_or(part);
+        part.strip_suffix(".config").unwrap_or(part).to_owned()
+    };
+    let nameless = |name: &str| matches!(name, "" | "-" | "." | ".." | "config");
+    let name = parts.next().map(stem).filter(|name| !nameless(name));
+    name.or_else(|| parts.next().map(str::to_owned).filter(|name| !nameless(name)))
+        .unwrap_or_else(|| "model".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::model_name;
+
+    #[test]
+    fn models_are_named_after_their_files() {
+        assert_eq!(model_name("models/cola-7b.config.json"), "cola-7b");
+        assert_eq!(model_name("hub/cola-7b/config.json"), "cola-7b");
+        assert_eq!(model_name("mixed-ranks.json"), "mixed-ranks");
+        for nameless in ["-", "", "config.json", "../config.json", "/"] {
+            assert_eq!(model_name(nameless), "model", "{nameless}");
+        }
+    }
+}
