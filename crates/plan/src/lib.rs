@@ -6,11 +6,15 @@
 //! Nothing in this crate reads a file, knows a price, or searches.
 
 pub mod defect;
+pub mod emit;
+pub mod graph;
 pub mod dtype;
 pub mod kernel;
 pub mod layout;
 pub mod mesh;
 pub mod model;
+pub mod program;
+pub mod strategy;
 pub mod units;
 
 pub use defect::{Defect, Defects};

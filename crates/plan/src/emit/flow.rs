@@ -1,0 +1,83 @@
+//! Templates of a value's way from producer to consumers and of its gradient's way back.
+
+use crate::graph::Value;
+use crate::strategy::{Context, Flow, Save};
+use crate::Layout;
+
+use super::{Template, gradient_fill, gradient_sum, reshard};
+
+/// The reshard that makes copy `copy` of a value from the producer's, in the forward pass.
+pub fn copy_forward(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<Template> {
+    let statistic = flow.producer.norm_owed && value.carries_statistic_of.is_some();
+    copy_from_first(value, flow, copy, statistic, context)
+}
+
+/// The same when redone: the statistic is known already.
+pub fn copy_redo(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<Template> {
+    copy_from_first(value, flow, copy, false, context)
+}
+
+fn copy_from_first(
+    value: &Value,
+    flow: &Flow,
+    copy: usize,
+    statistic: bool,
+    context: &Context,
+) -> Vec<Template> {
+    if copy == 0 {
+        return vec![];
+    }
+    let to = flow.copies()[copy];
+    reshard(value.width(), flow.producer.forward, to, statistic, context).unwrap_or_default()
+}
+
+/// How the gradient contributions of one layout reach the producer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GradientPath {
+    /// The layout of the contributions.
+    pub layout: Layout,
+    /// Zeroes the sum before the first contribution, unless the last consumer writes it.
+    pub fill: Option<Template>,
+    /// Brings the sum to the producer's layout.
+    pub reshard: Vec<Template>,
+    /// Adds it to the first path's result.
+    pub sum: Option<Template>,
+}
+
+/// The gradient's way back: one path for each distinct layout of contributions.
+pub fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<GradientPath> {
+    let width = value.width();
+    let wanted = flow.producer.backward;
+    flow.gradients()
+        .into_iter()
+        .enumerate()
+        .map(|(index, layout)| GradientPath {
+            layout,
+            fill: (index > 0).then(|| gradient_fill(width, layout, context)),
+            reshard: reshard(width, layout, wanted, false, context).unwrap_or_default(),
+            sum: (index > 0).then(|| gradient_sum(width, wanted, context)),
+        })
+        .collect()
+}
+
+/// Everything a flow runs in the forward pass.
+pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+    (1..flow.copies().len()).flat_map(|copy| copy_forward(value, flow, copy, context)).collect()
+}
+
+/// The reshards a flow redoes in the backward pass.
+pub fn flow_redo(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+    (1..flow.copies().len())
+        .filter(|copy| flow.saves[*copy] == Save::Redone)
+        .flat_map(|copy| copy_redo(value, flow, copy, context))
+        .collect()
+}
+
+/// Everything a flow runs in the backward pass, redoing excepted.
+pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+    gradient_paths(value, flow, context)
+        .into_iter()
+        .flat_map(|path| path.fill.into_iter().chain(path.reshard).chain(path.sum))
+        .collect()
+}
+

@@ -1,0 +1,17 @@
+//! Templates: the instructions that an op under a strategy, or a value under a choice, turns into.
+//!
+//! Both sides of the project use them: the cost model prices a choice by the kernels of its
+//! template, and lowering binds the same template's slots to buffers. That is why the objective of
+//! the integer program and the simulated time of the program are the same number.
+
+mod flow;
+mod op;
+mod parameters;
+mod reshard;
+mod template;
+
+pub use flow::{GradientPath, copy_forward, copy_redo, flow_backward, flow_forward, flow_redo, gradient_paths};
+pub use op::{op_backward, op_forward, op_redo};
+pub use parameters::{OpParameter, ParameterRole, Split, op_parameters, parameter_reduce, parameter_update};
+pub use reshard::{copy_bytes, gradient_fill, gradient_sum, reshard};
+pub use template::{Operand, Slot, Template};

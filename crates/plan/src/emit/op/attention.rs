@@ -1,0 +1,64 @@
+//! Causal flash attention in linear memory: forward saves the log-sum-exp of each row.
+
+use crate::graph::AttentionOp;
+use crate::kernel::{Attention, Direction};
+use crate::program::Action;
+use crate::strategy::Strategy;
+use crate::{Dim, Layout};
+
+use super::{Operand, Site, Slot, Template};
+
+pub(super) fn forward(site: &Site, op: &AttentionOp) -> Template {
+    let reads = inputs(site, Slot::Input);
+    let writes = vec![site.activation(Slot::Output(0)), log_sum_exp(site, op)];
+    Template { action: Action::Attention(kernel(site, op, Direction::Forward)), reads, writes }
+}
+
+pub(super) fn backward(site: &Site, op: &AttentionOp) -> Template {
+    let mut reads = inputs(site, Slot::Input);
+    reads.extend([
+        site.activation(Slot::Output(0)),
+        log_sum_exp(site, op),
+        site.activation(Slot::OutputGradient(0)),
+    ]);
+    let writes = inputs(site, Slot::InputGradient);
+    Template { action: Action::Attention(kernel(site, op, Direction::Backward)), reads, writes }
+}
+
+fn inputs(site: &Site, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+    (0..site.node.inputs.len()).map(|port| site.activation(slot(port as u8))).collect()
+}
+
+/// Query heads and key/value heads one device computes.
+fn heads(site: &Site, op: &AttentionOp) -> (u64, u64) {
+    let devices = site.context.tensor();
+    match site.choice.strategy {
+        Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
+        // Devices are a multiple of the key heads, so each device's queries share one of them.
+        Strategy::SharedKv => (op.heads / devices, 1),
+        _ => (op.heads, op.kv_heads),
+    }
+}
+
+fn log_sum_exp(site: &Site, op: &AttentionOp) -> Operand {
+    site.statistic(Slot::Statistic, heads(site, op).0)
+}
+
+fn kernel(site: &Site, op: &AttentionOp, direction: Direction) -> Attention {
+    let devices = site.context.tensor();
+    let workload = &site.context.workload;
+    let sequences = match site.layout(Slot::Output(0)) {
+        Layout::Sharded(Dim::Sequence) => workload.micro_batch / devices,
+        _ => workload.micro_batch,
+    };
+    let (heads, kv_heads) = heads(site, op);
+    Attention {
+        direction,
+        sequences,
+        length: workload.sequence_length,
+        heads,
+        kv_heads,
+        head_dim: op.head_dim,
+        input: site.context.compute(),
+    }
+}

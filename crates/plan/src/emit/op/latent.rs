@@ -1,0 +1,55 @@
+//! φ on the latents, and the division by the root mean square that an online norm still owes.
+//!
+//! Forward z = φ(ρ·h). Without φ it works in place, or costs nothing where nothing is owed.
+//! Backward, owed: du = ρ·dz⊙φ', ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the norm.
+
+use crate::graph::LatentOp;
+use crate::model::Activation;
+use crate::program::PassOp;
+use crate::strategy::Strategy;
+
+use super::{Operand, Site, Slot, Template, pass};
+
+pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+    let h = site.activation(Slot::Input(0));
+    let z = outputs(site, Slot::Output);
+    if site.choice.strategy == Strategy::Recover {
+        let statistic = site.statistic(Slot::NormStatistic, 1);
+        return vec![pass(PassOp::LatentRecover, vec![h, statistic], z)];
+    }
+    if nothing_to_do(site, latent) {
+        return vec![];
+    }
+    vec![pass(PassOp::LatentForward, vec![h], z)]
+}
+
+pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+    let mut reads = outputs(site, Slot::OutputGradient);
+    let dh = site.activation(Slot::InputGradient(0));
+    // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
+    match latent.activation {
+        Activation::Silu => reads.push(site.activation(Slot::Input(0))),
+        Activation::Identity if site.choice.strategy == Strategy::Recover => {
+            reads.extend(outputs(site, Slot::Output));
+        }
+        Activation::Identity => {}
+    }
+    if site.choice.strategy == Strategy::Recover {
+        let gradient = site.statistic(Slot::NormStatisticGradient, 1);
+        reads.extend([site.statistic(Slot::NormStatistic, 1), gradient]);
+        return vec![pass(PassOp::LatentRecoverBackward, reads, vec![dh, gradient])];
+    }
+    if nothing_to_do(site, latent) {
+        return vec![];
+    }
+    vec![pass(PassOp::LatentBackward, reads, vec![dh])]
+}
+
+/// Without φ and with one output the latent passes through: its output is its input's storage.
+fn nothing_to_do(site: &Site, latent: &LatentOp) -> bool {
+    latent.activation == Activation::Identity && site.node.outputs.len() == 1
+}
+
+fn outputs(site: &Site, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+    (0..site.node.outputs.len()).map(|port| site.activation(slot(port as u8))).collect()
+}

@@ -1,0 +1,111 @@
+//! Products: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
+
+use crate::graph::{LinearForm, LinearOp};
+use crate::program::{Action, Extent, PassOp, Product, ProductForm};
+use crate::strategy::Strategy;
+use crate::{DType, Layout};
+
+use super::{Operand, Site, Slot, Template, pass};
+
+/// What one device multiplies: sizes of one product of the batch.
+struct Shape {
+    rows: u64,
+    d_in: u64,
+    d_out: u64,
+    batch: u64,
+}
+
+impl Shape {
+    fn of(site: &Site, linear: &LinearOp) -> Shape {
+        let devices = site.context.tensor();
+        let first = &linear.members[0];
+        let (mut d_in, mut d_out, batch) = match linear.form {
+            LinearForm::Concatenated => {
+                (first.d_in, linear.members.iter().map(|m| m.d_out).sum::<u64>(), 1)
+            }
+            LinearForm::Batched => (first.d_in, first.d_out, linear.members.len() as u64),
+        };
+        match site.choice.strategy {
+            Strategy::Column => d_out /= devices,
+            Strategy::Row | Strategy::OwedRow => d_in /= devices,
+            _ => {}
+        }
+        let rows = site.context.rows(site.layout(Slot::Input(0)));
+        Shape { rows, d_in, d_out, batch }
+    }
+
+    fn weight(&self, slot: Slot, dtype: DType) -> Operand {
+        let extent = Extent { rows: self.d_in, columns: self.d_out * self.batch, dtype };
+        Operand { slot, extent }
+    }
+}
+
+pub(super) fn forward(site: &Site, linear: &LinearOp) -> Vec<Template> {
+    let shape = Shape::of(site, linear);
+    let output = site.activation(Slot::Output(0));
+    let product = Product {
+        form: ProductForm::Forward,
+        m: shape.rows,
+        n: shape.d_out,
+        k: shape.d_in,
+        batch: shape.batch,
+        accumulate: false,
+    };
+    let reads = vec![
+        site.activation(Slot::Input(0)),
+        shape.weight(Slot::Weight(0), site.context.compute()),
+    ];
+    let mut made =
+        vec![Template { action: Action::Gemm(product), reads, writes: vec![output] }];
+    made.extend(rotary(site, linear, PassOp::Rope, output));
+    made
+}
+
+pub(super) fn backward(site: &Site, linear: &LinearOp) -> Vec<Template> {
+    let shape = Shape::of(site, linear);
+    let gradient = site.activation(Slot::OutputGradient(0));
+    let mut made: Vec<Template> =
+        rotary(site, linear, PassOp::RopeBackward, gradient).into_iter().collect();
+
+    let mut reads = vec![gradient, shape.weight(Slot::Weight(0), site.context.compute())];
+    let input_gradient = site.input_gradient(0, &mut reads);
+    let product = Product {
+        form: ProductForm::InputGradient,
+        m: shape.rows,
+        n: shape.d_in,
+        k: shape.d_out,
+        batch: shape.batch,
+        accumulate: site.accumulates(0),
+    };
+    made.push(Template { action: Action::Gemm(product), reads, writes: vec![input_gradient] });
+
+    let weight_gradient = shape.weight(Slot::WeightGradient(0), DType::F32);
+    let product = Product {
+        form: ProductForm::WeightGradient,
+        m: shape.d_in,
+        n: shape.d_out,
+        k: shape.rows,
+        batch: shape.batch,
+        accumulate: true,
+    };
+    let reads = vec![site.activation(Slot::Input(0)), gradient, weight_gradient];
+    made.push(Template { action: Action::Gemm(product), reads, writes: vec![weight_gradient] });
+    made
+}
+
+/// The rotary embedding on the q and k sections. It is linear in each token, so it may be applied
+/// to partial sums; a feature shard holds whole heads.
+fn rotary(site: &Site, linear: &LinearOp, op: PassOp, tensor: Operand) -> Option<Template> {
+    let width: u64 = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
+    if width == 0 {
+        return None;
+    }
+    let layout = match op {
+        PassOp::Rope => site.layout(Slot::Output(0)),
+        _ => site.layout(Slot::OutputGradient(0)),
+    };
+    debug_assert!(layout != Layout::Partial || op == PassOp::Rope);
+    let columns = site.context.columns(width, layout);
+    let part = Operand { extent: Extent { columns, ..tensor.extent }, ..tensor };
+    Some(pass(op, vec![part], vec![part]))
+}

@@ -1,0 +1,142 @@
+//! Templates of the ops: one file an op kind, each with its forward, backward and redo.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod latent;
+mod linear;
+mod norm;
+
+use crate::graph::{Op, OpId, OpNode, Segment};
+use crate::program::{Action, Extent, PassOp};
+use crate::strategy::{Context, OpChoice};
+use crate::{DType, Dim, Layout};
+
+use super::{Operand, Slot, Template};
+
+/// An op in its segment, with the choice made for it and the context it runs in.
+pub(crate) struct Site<'a> {
+    segment: &'a Segment,
+    id: OpId,
+    node: &'a OpNode,
+    choice: &'a OpChoice,
+    context: &'a Context,
+}
+
+/// The forward pass of an op.
+pub fn op_forward(
+    segment: &Segment,
+    id: OpId,
+    choice: &OpChoice,
+    context: &Context,
+) -> Vec<Template> {
+    let site = Site::new(segment, id, choice, context);
+    match &site.node.op {
+        Op::Embedding { .. } => embedding::gather(&site),
+        Op::Norm { width } => norm::forward(&site, *width),
+        Op::Linear(linear) => linear::forward(&site, linear),
+        Op::Latent(latent) => latent::forward(&site, latent),
+        Op::Attention(op) => vec![attention::forward(&site, op)],
+        Op::GatedProduct { .. } => vec![elementwise::forward(&site, PassOp::GatedProduct)],
+        Op::Add { .. } => vec![elementwise::forward(&site, PassOp::Add)],
+        Op::Loss { .. } => embedding::loss(&site),
+    }
+}
+
+/// The forward pass again, when its outputs were not kept. Statistics are always kept, so redoing
+/// a norm needs no collective.
+pub fn op_redo(segment: &Segment, id: OpId, choice: &OpChoice, context: &Context) -> Vec<Template> {
+    let site = Site::new(segment, id, choice, context);
+    match &site.node.op {
+        Op::Norm { width } => norm::redo(&site, *width),
+        _ => op_forward(segment, id, choice, context),
+    }
+}
+
+/// The backward pass of an op. A gradient of an input that other ops read too is added to what is
+/// there, unless this op is the last of them and so the first to contribute.
+pub fn op_backward(
+    segment: &Segment,
+    id: OpId,
+    choice: &OpChoice,
+    context: &Context,
+) -> Vec<Template> {
+    let site = Site::new(segment, id, choice, context);
+    match &site.node.op {
+        Op::Embedding { .. } => embedding::scatter(&site),
+        Op::Norm { width } => norm::backward(&site, *width),
+        Op::Linear(linear) => linear::backward(&site, linear),
+        Op::Latent(latent) => latent::backward(&site, latent),
+        Op::Attention(op) => vec![attention::backward(&site, op)],
+        Op::GatedProduct { .. } => vec![elementwise::product_backward(&site)],
+        // The gradient of a sum is the gradient of each summand: the same buffer.
+        Op::Add { .. } => vec![],
+        // The loss's forward pass has left the gradient in place of the logits.
+        Op::Loss { .. } => vec![],
+    }
+}
+
+impl<'a> Site<'a> {
+    fn new(segment: &'a Segment, id: OpId, choice: &'a OpChoice, context: &'a Context) -> Self {
+        Site { segment, id, node: segment.op(id), choice, context }
+    }
+
+    fn width(&self, slot: Slot) -> u64 {
+        let value = match slot {
+            Slot::Input(port) | Slot::InputGradient(port) => self.node.inputs[port as usize],
+            Slot::Output(port) | Slot::OutputGradient(port) => self.node.outputs[port as usize],
+            _ => return 1,
+        };
+        self.segment.value(value).width()
+    }
+
+    fn layout(&self, slot: Slot) -> Layout {
+        match slot {
+            Slot::Input(port) => self.choice.inputs[port as usize].forward,
+            Slot::InputGradient(port) => self.choice.inputs[port as usize].backward,
+            Slot::Output(port) => self.choice.outputs[port as usize].forward,
+            Slot::OutputGradient(port) => self.choice.outputs[port as usize].backward,
+            _ => self.choice.inputs.first().map_or(Layout::Replicated, |edge| edge.forward),
+        }
+    }
+
+    /// An activation or its gradient at a port, in the layout of the strategy.
+    fn activation(&self, slot: Slot) -> Operand {
+        let layout = self.layout(slot);
+        let extent = super::reshard::activation(self.width(slot), layout, self.context);
+        Operand { slot, extent }
+    }
+
+    /// `count` fp32 numbers a token, for the tokens this device holds at the first port.
+    fn statistic(&self, slot: Slot, count: u64) -> Operand {
+        let rows = self.context.rows(self.layout(slot));
+        Operand { slot, extent: Extent { rows, columns: count, dtype: DType::F32 } }
+    }
+
+    /// Whether the gradient of an input is added to what other consumers left there.
+    fn accumulates(&self, port: usize) -> bool {
+        let value = self.segment.value(self.node.inputs[port]);
+        value.consumers.last() != Some(&(self.id, port))
+    }
+
+    /// A gradient of an input as the write side of an instruction, and as a read when accumulated.
+    fn input_gradient(&self, port: usize, reads: &mut Vec<Operand>) -> Operand {
+        let gradient = self.activation(Slot::InputGradient(port as u8));
+        if self.accumulates(port) {
+            reads.push(gradient);
+        }
+        gradient
+    }
+
+    /// Width of this device's part of `width` features under the op's first input layout.
+    fn shard(&self, width: u64) -> u64 {
+        match self.choice.inputs.first().map(|edge| edge.forward) {
+            Some(Layout::Sharded(Dim::Feature)) => width / self.context.tensor(),
+            _ => width,
+        }
+    }
+}
+
+pub(crate) fn pass(pass: PassOp, reads: Vec<Operand>, writes: Vec<Operand>) -> Template {
+    Template { action: Action::Pass(pass), reads, writes }
+}

@@ -1,0 +1,81 @@
+//! RMSNorm in its variants (DESIGN §3.3).
+//!
+//! Whole rows: one pass each way. Features sharded, *sync*: the row sums s = Σx² (forward) and
+//! t = Σ dy⊙γ⊙x (backward) are all-reduced. *Online*: s rides with the latents' all-reduce and the
+//! backward pass needs no collective, because ds comes from the replicated latents.
+
+use crate::emit::reshard::all_reduce_statistic;
+use crate::program::{Extent, PassOp};
+use crate::strategy::Strategy;
+use crate::DType;
+
+use super::{Operand, Site, Slot, Template, pass};
+
+pub(super) fn forward(site: &Site, width: u64) -> Vec<Template> {
+    let x = site.activation(Slot::Input(0));
+    let y = site.activation(Slot::Output(0));
+    let scale = scale(site, width);
+    let statistic = site.statistic(Slot::Statistic, 1);
+    match site.choice.strategy {
+        Strategy::Sync => vec![
+            pass(PassOp::NormStatistic, vec![x], vec![statistic]),
+            all_reduce_statistic(statistic, site.context),
+            pass(PassOp::NormApply, vec![x, scale, statistic], vec![y]),
+        ],
+        Strategy::Online => vec![pass(PassOp::NormOnline, vec![x, scale], vec![y, statistic])],
+        _ => vec![pass(PassOp::NormForward, vec![x, scale], vec![y, statistic])],
+    }
+}
+
+pub(super) fn redo(site: &Site, width: u64) -> Vec<Template> {
+    let x = site.activation(Slot::Input(0));
+    let y = site.activation(Slot::Output(0));
+    let scale = scale(site, width);
+    match site.choice.strategy {
+        Strategy::Online => vec![pass(PassOp::NormScale, vec![x, scale], vec![y])],
+        _ => {
+            let statistic = site.statistic(Slot::Statistic, 1);
+            vec![pass(PassOp::NormApply, vec![x, scale, statistic], vec![y])]
+        }
+    }
+}
+
+pub(super) fn backward(site: &Site, width: u64) -> Vec<Template> {
+    let dy = site.activation(Slot::OutputGradient(0));
+    let x = site.activation(Slot::Input(0));
+    let statistic = site.statistic(Slot::Statistic, 1);
+    let scale_gradient = Operand {
+        slot: Slot::WeightGradient(0),
+        extent: Extent { rows: 1, columns: site.shard(width), dtype: DType::F32 },
+    };
+    let mut reads = vec![dy, x, scale(site, width)];
+    match site.choice.strategy {
+        Strategy::Sync => {
+            let partial = site.statistic(Slot::Temporary(0), 1);
+            let sums = pass(PassOp::NormBackwardStatistic, reads.clone(), vec![partial]);
+            reads.extend([statistic, partial, scale_gradient]);
+            let dx = site.input_gradient(0, &mut reads);
+            vec![
+                sums,
+                all_reduce_statistic(partial, site.context),
+                pass(PassOp::NormBackwardApply, reads, vec![dx, scale_gradient]),
+            ]
+        }
+        Strategy::Online => {
+            reads.extend([site.statistic(Slot::NormStatisticGradient, 1), scale_gradient]);
+            let dx = site.input_gradient(0, &mut reads);
+            vec![pass(PassOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
+        }
+        _ => {
+            reads.extend([statistic, scale_gradient]);
+            let dx = site.input_gradient(0, &mut reads);
+            vec![pass(PassOp::NormBackward, reads, vec![dx, scale_gradient])]
+        }
+    }
+}
+
+fn scale(site: &Site, width: u64) -> Operand {
+    let extent =
+        Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute() };
+    Operand { slot: Slot::Weight(0), extent }
+}

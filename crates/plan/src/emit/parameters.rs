@@ -1,0 +1,220 @@
+//! Parameters of an op: where they lie, and what happens to them once a step.
+//!
+//! Per step: partial gradients are all-reduced over the tensor axis, all gradients over the data
+//! axis (ZeRO-1: reduce-scattered), their squares summed for clipping, AdamW applied, and with
+//! ZeRO-1 the new weights all-gathered. All of it is priced once a step, per strategy.
+
+use crate::graph::{Op, OpNode};
+use crate::kernel::CollectiveKind;
+use crate::mesh::Axis;
+use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
+use crate::strategy::{Context, Strategy, Zero};
+use crate::{Bytes, DType, Layout, Precision};
+
+use super::{Operand, Slot, Template};
+
+/// How a weight matrix lies over the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Split {
+    /// Every device holds all of it.
+    Whole,
+    /// Split on its rows (a linear's input features, the embedding's vocabulary).
+    Rows,
+    /// Split on its columns.
+    Columns,
+}
+
+/// What a parameter is, as far as its optimizer must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ParameterRole {
+    /// A matrix.
+    Matrix,
+    /// The scale of a norm.
+    Scale,
+}
+
+/// The parameters of one op: one buffer, which holds the members of a group side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpParameter {
+    /// Matrix or scale.
+    pub role: ParameterRole,
+    /// Name, whole rows and whole columns of each member.
+    pub members: Vec<(String, u64, u64)>,
+    /// How each member is split over the tensor axis.
+    pub split: Split,
+    /// Whether each device only has its own tokens' summand of the gradient.
+    pub gradient_partial: bool,
+}
+
+impl OpParameter {
+    /// Elements one device of the tensor axis holds.
+    pub fn elements(&self, context: &Context) -> u64 {
+        let whole: u64 = self.members.iter().map(|(_, rows, columns)| rows * columns).sum();
+        if self.split == Split::Whole { whole } else { whole / context.tensor() }
+    }
+
+    /// Elements one device updates: with ZeRO-1 its part along the data axis, rounded up.
+    pub fn updated_elements(&self, context: &Context) -> u64 {
+        let elements = self.elements(context);
+        match context.zero {
+            Zero::Off => elements,
+            Zero::One => elements.div_ceil(context.mesh.data),
+        }
+    }
+
+    /// Bytes that one device keeps for it between steps: weight, fp32 gradient, fp32 moments and,
+    /// in mixed precision, the fp32 master copy.
+    pub fn resident_bytes(&self, context: &Context) -> Bytes {
+        parameter_extents(self, context).iter().map(|(_, extent)| extent.bytes()).sum()
+    }
+}
+
+/// The resident buffers of a parameter.
+pub(crate) fn parameter_extents(
+    parameter: &OpParameter,
+    context: &Context,
+) -> Vec<(Slot, Extent)> {
+    let flat = |elements, dtype| Extent { rows: 1, columns: elements, dtype };
+    let elements = parameter.elements(context);
+    let updated = parameter.updated_elements(context);
+    // Reduce-scatter and all-gather work in place on a buffer of equal parts.
+    let padded = match context.zero {
+        Zero::Off => elements,
+        Zero::One => updated * context.mesh.data,
+    };
+    let mut extents = vec![
+        (Slot::Weight(0), flat(padded, context.compute())),
+        (Slot::WeightGradient(0), flat(padded, DType::F32)),
+        (Slot::FirstMoment(0), flat(updated, DType::F32)),
+        (Slot::SecondMoment(0), flat(updated, DType::F32)),
+    ];
+    if context.precision == Precision::MixedBf16 {
+        extents.push((Slot::Master(0), flat(updated, DType::F32)));
+    }
+    extents
+}
+
+/// The parameters of an op under a strategy; `None` when it has none.
+pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Option<OpParameter> {
+    let (role, members) = match &node.op {
+        Op::Embedding { vocab, width } => {
+            (ParameterRole::Matrix, vec![("embedding".to_string(), *vocab, *width)])
+        }
+        Op::Norm { width } => (ParameterRole::Scale, vec![(node.name.clone(), 1, *width)]),
+        Op::Linear(linear) => {
+            let members =
+                linear.members.iter().map(|m| (m.parameter.clone(), m.d_in, m.d_out)).collect();
+            (ParameterRole::Matrix, members)
+        }
+        _ => return None,
+    };
+    let split = match (&node.op, strategy) {
+        (Op::Embedding { .. }, Strategy::Vocabulary) => Split::Rows,
+        (_, Strategy::Column) => Split::Columns,
+        (_, Strategy::Row | Strategy::OwedRow) => Split::Rows,
+        (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => Split::Columns,
+        _ => Split::Whole,
+    };
+    let gradient_partial = strategy == Strategy::Token && context.tensor() > 1;
+    Some(OpParameter { role, members, split, gradient_partial })
+}
+
+/// The reductions of a parameter's gradient, and its part of the global norm.
+pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Template> {
+    let gradient = extent_of(parameter, Slot::WeightGradient(0), context);
+    let mut made = vec![];
+    if parameter.gradient_partial {
+        made.push(reduce(Axis::Tensor, CollectiveKind::AllReduce, gradient, context));
+    }
+    if context.mesh.data > 1 {
+        let kind = match context.zero {
+            Zero::Off => CollectiveKind::AllReduce,
+            Zero::One => CollectiveKind::ReduceScatter,
+        };
+        made.push(reduce(Axis::Data, kind, gradient, context));
+    }
+    let mine = updated(gradient, parameter, context);
+    let total = Operand {
+        slot: Slot::SquareSum,
+        extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
+    };
+    made.push(Template {
+        action: Action::Pass(PassOp::SquareSum),
+        reads: vec![mine, total],
+        writes: vec![total],
+    });
+    made
+}
+
+/// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
+pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Template> {
+    let gradient = updated(extent_of(parameter, Slot::WeightGradient(0), context), parameter, context);
+    let weight = extent_of(parameter, Slot::Weight(0), context);
+    let mine = updated(weight, parameter, context);
+    let mut states: Vec<Operand> = parameter_extents(parameter, context)
+        .into_iter()
+        .filter(|(slot, _)| {
+            matches!(slot, Slot::FirstMoment(_) | Slot::SecondMoment(_) | Slot::Master(_))
+        })
+        .map(|(slot, extent)| Operand { slot, extent })
+        .collect();
+    let mut reads = vec![gradient];
+    reads.extend(&states);
+    if context.precision == Precision::Full32 {
+        reads.push(mine);
+    }
+    let mut writes = vec![mine, gradient];
+    writes.append(&mut states);
+    let mut made = vec![Template { action: Action::Pass(PassOp::AdamW), reads, writes }];
+    if context.zero == Zero::One && context.mesh.data > 1 {
+        made.push(gather_weights(weight, context));
+    }
+    made
+}
+
+fn extent_of(parameter: &OpParameter, slot: Slot, context: &Context) -> Operand {
+    let extent = parameter_extents(parameter, context)
+        .into_iter()
+        .find(|(held, _)| *held == slot)
+        .map_or(Extent { rows: 0, columns: 0, dtype: DType::F32 }, |(_, extent)| extent);
+    Operand { slot, extent }
+}
+
+/// The part of a padded buffer that this device updates.
+fn updated(whole: Operand, parameter: &OpParameter, context: &Context) -> Operand {
+    let columns = parameter.updated_elements(context);
+    Operand { extent: Extent { columns, ..whole.extent }, ..whole }
+}
+
+fn reduce(axis: Axis, kind: CollectiveKind, gradient: Operand, context: &Context) -> Template {
+    let to = match kind {
+        CollectiveKind::ReduceScatter => Layout::Sharded(crate::Dim::Feature),
+        _ => Layout::Replicated,
+    };
+    exchange(axis, kind, (Layout::Partial, to), gradient, context)
+}
+
+fn gather_weights(weight: Operand, context: &Context) -> Template {
+    let layouts = (Layout::Sharded(crate::Dim::Feature), Layout::Replicated);
+    exchange(Axis::Data, CollectiveKind::AllGather, layouts, weight, context)
+}
+
+fn exchange(
+    axis: Axis,
+    kind: CollectiveKind,
+    (from, to): (Layout, Layout),
+    operand: Operand,
+    context: &Context,
+) -> Template {
+    let exchange = Exchange {
+        kind,
+        axis,
+        from,
+        to,
+        payload: operand.extent.bytes(),
+        statistic: Bytes(0),
+        reduction: Reduction::Sum,
+        group: context.mesh.group(axis),
+    };
+    Template { action: Action::Collective(exchange), reads: vec![operand], writes: vec![operand] }
+}

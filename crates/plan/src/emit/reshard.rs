@@ -1,0 +1,148 @@
+//! Reshards: the collectives that turn one layout into another, with the packing they need.
+//!
+//! A collective moves contiguous memory. Shards along the features of a row-major `[tokens, features]`
+//! tensor are strided, so a reduce-scatter or all-to-all onto features packs first and an all-gather
+//! from features unpacks afterwards; so do positions when several sequences are in the microbatch.
+
+use crate::kernel::CollectiveKind;
+use crate::mesh::Axis;
+use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
+use crate::strategy::Context;
+use crate::{Bytes, DType, Dim, Layout};
+
+use super::{Operand, Slot, Template};
+
+/// The statistic that rides along with a latent's all-reduce: one fp32 a token.
+const STATISTIC: DType = DType::F32;
+
+/// The layouts around an all-reduce.
+const SUM: (Layout, Layout) = (Layout::Partial, Layout::Replicated);
+
+/// Bytes one device holds of a `[tokens, width]` activation in `layout`.
+pub fn copy_bytes(width: u64, layout: Layout, context: &Context) -> Bytes {
+    activation(width, layout, context).bytes()
+}
+
+/// The extent one device holds of a `[tokens, width]` activation in `layout`.
+pub(crate) fn activation(width: u64, layout: Layout, context: &Context) -> Extent {
+    Extent {
+        rows: context.rows(layout),
+        columns: context.columns(width, layout),
+        dtype: context.compute(),
+    }
+}
+
+/// The instructions that turn a `[tokens, width]` activation from one layout into another, or
+/// `None` when no reshard does (nothing turns into a partial sum). Equal layouts need nothing.
+///
+/// `statistic` sends an online norm's statistic along in the same launch. An all-reduce works in
+/// place: `Before` and `After` are then one buffer.
+pub fn reshard(
+    width: u64,
+    from: Layout,
+    to: Layout,
+    statistic: bool,
+    context: &Context,
+) -> Option<Vec<Template>> {
+    use Layout::{Partial, Replicated, Sharded};
+    if from == to {
+        return Some(vec![]);
+    }
+    let before = operand(Slot::Before, width, from, context);
+    let after = operand(Slot::After, width, to, context);
+    let kind = match (from, to) {
+        (_, Partial) => return None,
+        (Replicated, Sharded(_)) => return Some(vec![pass(PassOp::Slice, before, after)]),
+        (Partial, Replicated) => CollectiveKind::AllReduce,
+        (Partial, Sharded(_)) => CollectiveKind::ReduceScatter,
+        (Sharded(_), Replicated) => CollectiveKind::AllGather,
+        (Sharded(_), Sharded(_)) => CollectiveKind::AllToAll,
+        (Replicated, Replicated) => return Some(vec![]),
+    };
+    if kind == CollectiveKind::AllReduce {
+        return Some(vec![all_reduce(before, after, statistic, context)]);
+    }
+    let pack = needs_packing(to, context) || kind == CollectiveKind::AllToAll;
+    let unpack = needs_packing(from, context) || kind == CollectiveKind::AllToAll;
+    let mut made = vec![];
+    let mut source = before;
+    if pack {
+        let packed = Operand { slot: Slot::Temporary(0), ..before };
+        made.push(pass(PassOp::Pack, before, packed));
+        source = packed;
+    }
+    let target = if unpack { Operand { slot: Slot::Temporary(1), ..after } } else { after };
+    let payload = (copy_bytes(width, Replicated, context), Bytes(0));
+    made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
+    if unpack {
+        made.push(pass(PassOp::Unpack, target, after));
+    }
+    Some(made)
+}
+
+fn needs_packing(layout: Layout, context: &Context) -> bool {
+    match layout {
+        Layout::Sharded(Dim::Feature) => true,
+        Layout::Sharded(dim) => !context.tokens_contiguous(dim),
+        _ => false,
+    }
+}
+
+fn all_reduce(before: Operand, after: Operand, statistic: bool, context: &Context) -> Template {
+    let mut reads = vec![before];
+    let mut writes = vec![after];
+    if statistic {
+        let extent = Extent { rows: before.extent.rows, columns: 1, dtype: STATISTIC };
+        reads.push(Operand { slot: Slot::NormStatistic, extent });
+        writes.push(Operand { slot: Slot::NormStatistic, extent });
+    }
+    let statistics = reads[1..].iter().map(|operand| operand.extent.bytes()).sum();
+    let payload = (before.extent.bytes(), statistics);
+    exchange(CollectiveKind::AllReduce, SUM, payload, reads, writes, context)
+}
+
+fn exchange(
+    kind: CollectiveKind,
+    (from, to): (Layout, Layout),
+    (payload, statistic): (Bytes, Bytes),
+    reads: Vec<Operand>,
+    writes: Vec<Operand>,
+    context: &Context,
+) -> Template {
+    let group = context.mesh.group(Axis::Tensor);
+    let action =
+        Action::Collective(Exchange { kind, axis: Axis::Tensor, from, to, payload, statistic, reduction: Reduction::Sum, group });
+    Template { action, reads, writes }
+}
+
+/// All-reduces a small fp32 buffer over the tensor axis, in place.
+pub(crate) fn all_reduce_statistic(operand: Operand, context: &Context) -> Template {
+    let payload = (Bytes(0), operand.extent.bytes());
+    let operands = vec![operand];
+    exchange(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
+}
+
+/// Zeroes a gradient that only accumulating consumers contribute to.
+pub fn gradient_fill(width: u64, layout: Layout, context: &Context) -> Template {
+    let after = operand(Slot::After, width, layout, context);
+    Template { action: Action::Pass(PassOp::Fill), reads: vec![], writes: vec![after] }
+}
+
+/// Adds one gradient to another of the same layout.
+pub fn gradient_sum(width: u64, layout: Layout, context: &Context) -> Template {
+    let before = operand(Slot::Before, width, layout, context);
+    let after = operand(Slot::After, width, layout, context);
+    Template {
+        action: Action::Pass(PassOp::AddInto),
+        reads: vec![before, after],
+        writes: vec![after],
+    }
+}
+
+fn operand(slot: Slot, width: u64, layout: Layout, context: &Context) -> Operand {
+    Operand { slot, extent: activation(width, layout, context) }
+}
+
+fn pass(pass: PassOp, read: Operand, written: Operand) -> Template {
+    Template { action: Action::Pass(pass), reads: vec![read], writes: vec![written] }
+}

@@ -1,0 +1,166 @@
+//! The op graph of one *segment* of the model: the embedding, one block, or the head.
+//!
+//! A segment is a bipartite [`petgraph`] graph: ops and the values that flow between them. A value
+//! with several consumers is the explicit fan-out of DESIGN §3.2: its reshards are shared and its
+//! gradient contributions are summed before they are reduced. Blocks of equal [`BlockShape`] share
+//! one segment, and so one solve.
+
+mod build;
+mod op;
+
+use petgraph::graph::{DiGraph, NodeIndex};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use build::{block_segment, embedding_segment, head_segment};
+pub use op::{AttentionOp, LatentOp, LinearForm, LinearOp, Member, Op};
+
+/// Index of an op within its segment, in topological order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub u32);
+
+/// Index of a value within its segment, in order of production.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub u32);
+
+/// Which factors that share an input run as one product (DESIGN §3.4).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(deny_unknown_fields)]
+pub struct Grouping {
+    /// q, k and v together.
+    pub qkv: bool,
+    /// Gate and up together.
+    pub gate_up: bool,
+}
+
+impl Grouping {
+    /// All four combinations, everything grouped first.
+    pub const ALL: [Grouping; 4] = [
+        Grouping { qkv: true, gate_up: true },
+        Grouping { qkv: true, gate_up: false },
+        Grouping { qkv: false, gate_up: true },
+        Grouping { qkv: false, gate_up: false },
+    ];
+}
+
+/// A tensor that flows between ops: `[tokens, Σ sections]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Unique within the segment; the name in plans.
+    pub name: String,
+    /// Feature widths of the tensors side by side in it: one, or one a group member.
+    pub sections: Vec<u64>,
+    /// The op that makes it; `None` for the segment's input.
+    pub producer: Option<OpId>,
+    /// The ops that read it, in topological order, with the input port of each.
+    pub consumers: Vec<(OpId, usize)>,
+    /// For the first latent read from an online norm: the norm whose statistic rides along.
+    pub carries_statistic_of: Option<OpId>,
+    /// When its producer works in place (a latent without φ), the value whose storage it takes.
+    pub storage_of: Option<ValueId>,
+}
+
+impl Value {
+    /// Features of one token.
+    pub fn width(&self) -> u64 {
+        self.sections.iter().sum()
+    }
+}
+
+/// An op with its place in the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpNode {
+    /// Unique within the segment; the name in plans.
+    pub name: String,
+    /// What it computes.
+    pub op: Op,
+    /// Values it reads, by port.
+    pub inputs: Vec<ValueId>,
+    /// Values it makes, by port.
+    pub outputs: Vec<ValueId>,
+}
+
+/// A node of the bipartite graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphNode {
+    /// An op.
+    Op(OpId),
+    /// A value.
+    Value(ValueId),
+}
+
+/// Which part of the model a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SegmentKind {
+    /// Token embedding.
+    Embedding,
+    /// One block.
+    Block,
+    /// Final norm, head and loss.
+    Head,
+}
+
+/// The op graph of one segment.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// Which part of the model.
+    pub kind: SegmentKind,
+    /// Ops in topological order.
+    pub ops: Vec<OpNode>,
+    /// Values in order of production.
+    pub values: Vec<Value>,
+    /// The hidden state coming in, `None` for the embedding.
+    pub input: Option<ValueId>,
+    /// The hidden state going out, `None` for the head.
+    pub output: Option<ValueId>,
+}
+
+impl Segment {
+    /// The op with this id.
+    pub fn op(&self, id: OpId) -> &OpNode {
+        &self.ops[id.0 as usize]
+    }
+
+    /// The value with this id.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.0 as usize]
+    }
+
+    /// All op ids in topological order.
+    pub fn op_ids(&self) -> impl DoubleEndedIterator<Item = OpId> + use<> {
+        (0..self.ops.len() as u32).map(OpId)
+    }
+
+    /// All value ids in order of production.
+    pub fn value_ids(&self) -> impl DoubleEndedIterator<Item = ValueId> + use<> {
+        (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// The output port of `producer` that makes `value`.
+    pub fn output_port(&self, value: ValueId) -> Option<(OpId, usize)> {
+        let producer = self.value(value).producer?;
+        let port = self.op(producer).outputs.iter().position(|v| *v == value)?;
+        Some((producer, port))
+    }
+
+    /// The bipartite graph: op and value nodes, an edge for every use, weighted with the port.
+    pub fn graph(&self) -> DiGraph<GraphNode, usize> {
+        let mut graph = DiGraph::new();
+        let ops: Vec<NodeIndex> =
+            self.op_ids().map(|id| graph.add_node(GraphNode::Op(id))).collect();
+        let values: Vec<NodeIndex> =
+            self.value_ids().map(|id| graph.add_node(GraphNode::Value(id))).collect();
+        for (index, op) in self.ops.iter().enumerate() {
+            for (port, value) in op.inputs.iter().enumerate() {
+                graph.add_edge(values[value.0 as usize], ops[index], port);
+            }
+            for (port, value) in op.outputs.iter().enumerate() {
+                graph.add_edge(ops[index], values[value.0 as usize], port);
+            }
+        }
+        graph
+    }
+}

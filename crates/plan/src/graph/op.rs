@@ -1,0 +1,110 @@
+//! The ops of a segment. Sizes are those of the whole model, before any sharding.
+
+use crate::model::{Activation, GatedProduct};
+
+use super::OpId;
+
+/// What an op computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Gathers rows of the embedding table.
+    Embedding {
+        /// Tokens in the vocabulary.
+        vocab: u64,
+        /// Width of the hidden state.
+        width: u64,
+    },
+    /// RMSNorm with a learned scale.
+    Norm {
+        /// Width of the hidden state.
+        width: u64,
+    },
+    /// One or several products with weights.
+    Linear(LinearOp),
+    /// φ on a latent, and the division by the norm's root mean square when it is still owed.
+    Latent(LatentOp),
+    /// Causal attention.
+    Attention(AttentionOp),
+    /// Gate times up.
+    GatedProduct {
+        /// d_ff.
+        width: u64,
+        /// Plain or SwiGLU.
+        product: GatedProduct,
+    },
+    /// The residual addition.
+    Add {
+        /// Width of the hidden state.
+        width: u64,
+    },
+    /// Mean cross-entropy over the tokens of the step, with its gradient.
+    Loss {
+        /// Tokens in the vocabulary.
+        vocab: u64,
+    },
+}
+
+/// One weight of a [`LinearOp`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The parameter's name within the block, e.g. `q.a` or `down`.
+    pub parameter: String,
+    /// Input features.
+    pub d_in: u64,
+    /// Output features.
+    pub d_out: u64,
+}
+
+/// How the members of a [`LinearOp`] run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinearForm {
+    /// They share their input: one product with the weights side by side.
+    Concatenated,
+    /// Equal shapes, each with its own section of the input: one batched product.
+    Batched,
+}
+
+/// One or several products that run as one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearOp {
+    /// The weights, at least one.
+    pub members: Vec<Member>,
+    /// How several members run; a single member is `Concatenated`.
+    pub form: LinearForm,
+    /// Features of a head when the output is made of attention heads: a feature shard must then
+    /// hold whole heads.
+    pub head_dim: Option<u64>,
+    /// Output sections that the rotary embedding is applied to in place (q and k).
+    pub rotary_sections: Vec<usize>,
+    /// The norm whose division may still be owed on the input, when the output is a latent.
+    pub norm: Option<OpId>,
+}
+
+/// φ on one or several latents side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LatentOp {
+    /// Widths of the latents in the input.
+    pub sections: Vec<u64>,
+    /// φ, the same for all sections.
+    pub activation: Activation,
+    /// The norm whose division may be owed on the input.
+    pub norm: Option<OpId>,
+}
+
+/// Causal attention; inputs are q, k, v in one, two or three values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionOp {
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: u64,
+    /// Features of a head.
+    pub head_dim: u64,
+}
+
+impl Op {
+    /// The parameters that live with this op.
+    pub fn has_parameters(&self) -> bool {
+        matches!(self, Op::Embedding { .. } | Op::Norm { .. } | Op::Linear(_))
+    }
+}

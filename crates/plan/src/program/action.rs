@@ -1,0 +1,282 @@
+//! The instruction set: closed and small (DESIGN §5).
+//!
+//! Shapes are those one device sees. An action says what is computed; its operands (slots of a
+//! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
+
+use crate::kernel::{Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer};
+use crate::mesh::{Axis, Group};
+use crate::{Bytes, DType, Layout};
+
+/// What an instruction does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// A product. Reads left, right; writes the result.
+    Gemm(Product),
+    /// Causal attention. Forward reads q, k, v and writes output, log-sum-exp; backward reads
+    /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v.
+    Attention(Attention),
+    /// A fused element-wise or reduction pass.
+    Pass(PassOp),
+    /// A collective, in place for an all-reduce. Operands past the first ride in the same launch.
+    Collective(Exchange),
+    /// Sends to the neighbouring stage.
+    Send(Hop),
+    /// Receives from the neighbouring stage.
+    Receive(Hop),
+}
+
+/// Which of a linear's three products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProductForm {
+    /// `Y[m,n] = X[m,k]·W[k,n]`.
+    Forward,
+    /// `dX[m,k'] = dY[m,n']·Wᵀ`.
+    InputGradient,
+    /// `dW[k',n'] = Xᵀ·dY`.
+    WeightGradient,
+}
+
+/// A product of a [`LinearOp`](crate::graph::LinearOp): `C[m,n] (+)= A·B` with inner size k.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// Which product, and so which operand is transposed.
+    pub form: ProductForm,
+    /// Rows of the result.
+    pub m: u64,
+    /// Columns of the result.
+    pub n: u64,
+    /// The contracted size.
+    pub k: u64,
+    /// Equal products in one launch.
+    pub batch: u64,
+    /// Whether the result is added to what is there.
+    pub accumulate: bool,
+}
+
+/// The fused passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PassOp {
+    /// x, γ → x·ρ·γ, ρ with ρ = (Σx²/d + ε)^-½ of the whole row.
+    NormForward,
+    /// x → s = Σx² of the row shard.
+    NormStatistic,
+    /// x, γ, statistic → x·ρ·γ.
+    NormApply,
+    /// x, γ → x⊙γ, s (online RMSNorm).
+    NormOnline,
+    /// x, γ → x⊙γ (online RMSNorm, when s is known already).
+    NormScale,
+    /// dy, x, γ, ρ → dx, dγ.
+    NormBackward,
+    /// dy, x, γ → t = Σ dy⊙γ⊙x of the row shard.
+    NormBackwardStatistic,
+    /// dy, x, γ, s, t → dx, dγ.
+    NormBackwardApply,
+    /// g, x, γ, ds → dx = γ⊙g + 2x·ds, dγ = Σ x⊙g (online RMSNorm).
+    NormOnlineBackward,
+    /// h → φ(h).
+    LatentForward,
+    /// h, s → φ(ρ·h).
+    LatentRecover,
+    /// dz, h → dz⊙φ'(h).
+    LatentBackward,
+    /// dz, h (or z without φ), s → ρ·dz⊙φ', ds accumulated.
+    LatentRecoverBackward,
+    /// Rotates q and k in place.
+    Rope,
+    /// Rotates their gradients back in place.
+    RopeBackward,
+    /// gate, up → product.
+    GatedProduct,
+    /// d(product), gate, up → d(gate), d(up).
+    GatedProductBackward,
+    /// x, y → x + y.
+    Add,
+    /// a is added to b in place.
+    AddInto,
+    /// Zeros.
+    Fill,
+    /// tokens, table → rows of the table.
+    Gather,
+    /// tokens, dy → table gradient, deterministic.
+    ScatterAdd,
+    /// logits → row maximum of the vocabulary shard.
+    LossMaximum,
+    /// logits, maximum, targets → Σexp and the target's logit, packed.
+    LossSum,
+    /// logits, maximum, packed → gradient in place of the logits, loss.
+    LossGradient,
+    /// Lays shards out for a collective that cuts inside a row.
+    Pack,
+    /// The inverse of pack.
+    Unpack,
+    /// Copies this device's shard out of a whole tensor.
+    Slice,
+    /// gradient → Σg², accumulated.
+    SquareSum,
+    /// gradient, moments, master → moments, master, weight; zeroes the gradient.
+    AdamW,
+}
+
+/// What a collective does with the layout of its tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Exchange {
+    /// Which collective.
+    pub kind: CollectiveKind,
+    /// Over which axis.
+    pub axis: Axis,
+    /// Layout before, over that axis.
+    pub from: Layout,
+    /// Layout after.
+    pub to: Layout,
+    /// Whole (unsharded) bytes of the tensor: what volumes are counted in.
+    pub payload: Bytes,
+    /// Bytes of per-token statistics in the same launch, or alone in it.
+    pub statistic: Bytes,
+    /// How the members' contributions are combined, where they are.
+    pub reduction: Reduction,
+    /// The group.
+    pub group: Group,
+}
+
+/// How a reducing collective combines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// Adds summands.
+    Sum,
+    /// Takes the largest.
+    Maximum,
+}
+
+/// A point-to-point transfer over the pipeline axis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hop {
+    /// The other stage.
+    pub stage: u32,
+    /// The pipeline group.
+    pub group: Group,
+}
+
+impl PassOp {
+    /// The name in programs, and the kind its time is booked under.
+    pub fn describe(self) -> (&'static str, PassKind) {
+        use PassOp::*;
+        match self {
+            NormForward => ("norm", PassKind::Norm),
+            NormStatistic => ("norm_statistic", PassKind::Norm),
+            NormApply => ("norm_apply", PassKind::Norm),
+            NormOnline => ("norm_online", PassKind::Norm),
+            NormScale => ("norm_scale", PassKind::Norm),
+            NormBackward => ("norm_backward", PassKind::Norm),
+            NormBackwardStatistic => ("norm_backward_statistic", PassKind::Norm),
+            NormBackwardApply => ("norm_backward_apply", PassKind::Norm),
+            NormOnlineBackward => ("norm_online_backward", PassKind::Norm),
+            LatentForward => ("latent", PassKind::Latent),
+            LatentRecover => ("latent_recover", PassKind::Latent),
+            LatentBackward => ("latent_backward", PassKind::Latent),
+            LatentRecoverBackward => ("latent_recover_backward", PassKind::Latent),
+            Rope => ("rope", PassKind::Rope),
+            RopeBackward => ("rope_backward", PassKind::Rope),
+            GatedProduct => ("gated_product", PassKind::GatedProduct),
+            GatedProductBackward => ("gated_product_backward", PassKind::GatedProduct),
+            Add => ("add", PassKind::Add),
+            AddInto => ("add_into", PassKind::Add),
+            Fill => ("fill", PassKind::Add),
+            Gather => ("gather", PassKind::Embedding),
+            ScatterAdd => ("scatter_add", PassKind::Embedding),
+            LossMaximum => ("loss_maximum", PassKind::Loss),
+            LossSum => ("loss_sum", PassKind::Loss),
+            LossGradient => ("loss_gradient", PassKind::Loss),
+            Pack => ("pack", PassKind::Copy),
+            Unpack => ("unpack", PassKind::Copy),
+            Slice => ("slice", PassKind::Copy),
+            SquareSum => ("square_sum", PassKind::Optimizer),
+            AdamW => ("adamw", PassKind::Optimizer),
+        }
+    }
+
+    /// What an executor without fusion does instead: how many times the fused kernel's bytes it
+    /// moves, and how many kernels it launches. Counted from the operators of the published eager
+    /// implementations (RMSNorm upcasts to fp32, squares, averages, scales and casts back; …).
+    fn unfused(self) -> (u64, u32) {
+        use PassOp::*;
+        match self {
+            NormForward | NormApply | NormOnline => (5, 7),
+            NormStatistic | NormScale => (3, 3),
+            NormBackward | NormBackwardApply | NormOnlineBackward => (5, 12),
+            NormBackwardStatistic => (3, 4),
+            LatentRecover | LatentRecoverBackward => (2, 3),
+            Rope | RopeBackward => (4, 8),
+            GatedProduct => (2, 2),
+            GatedProductBackward => (2, 3),
+            LossMaximum | LossSum | LossGradient => (3, 4),
+            SquareSum => (2, 3),
+            _ => (1, 1),
+        }
+    }
+}
+
+/// One operand as far as a price can depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// Rows one device holds.
+    pub rows: u64,
+    /// Columns one device holds.
+    pub columns: u64,
+    /// Format.
+    pub dtype: DType,
+}
+
+impl Extent {
+    /// Bytes of the operand.
+    pub fn bytes(&self) -> Bytes {
+        self.dtype.bytes(self.rows * self.columns)
+    }
+}
+
+impl Action {
+    /// The kernel of this action on operands of these extents. Operands that an action both reads
+    /// and writes appear on both sides.
+    pub fn kernel(&self, reads: &[Extent], writes: &[Extent]) -> Kernel {
+        match self {
+            Action::Gemm(product) => Kernel::Gemm(Gemm {
+                m: product.m,
+                n: product.n,
+                k: product.k,
+                batch: product.batch,
+                accumulate: product.accumulate,
+                input: reads.first().map_or(DType::F32, |extent| extent.dtype),
+                output: writes.first().map_or(DType::F32, |extent| extent.dtype),
+            }),
+            Action::Attention(attention) => Kernel::Attention(attention.clone()),
+            Action::Pass(pass) => Kernel::Pass(pass_kernel(*pass, reads, writes)),
+            Action::Collective(exchange) => Kernel::Collective(Collective {
+                kind: exchange.kind,
+                payload: exchange.payload + exchange.statistic,
+                group: exchange.group,
+            }),
+            Action::Send(hop) | Action::Receive(hop) => {
+                let side = if matches!(self, Action::Send(_)) { reads } else { writes };
+                let bytes = side.iter().map(Extent::bytes).sum();
+                Kernel::Transfer(Transfer { bytes, group: hop.group })
+            }
+        }
+    }
+}
+
+fn pass_kernel(pass: PassOp, reads: &[Extent], writes: &[Extent]) -> Pass {
+    let written: Bytes = writes.iter().map(Extent::bytes).sum();
+    let traffic = match pass {
+        // Only the rows that occur are touched: as many bytes as the result has.
+        PassOp::Gather => written * 2,
+        PassOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
+        _ => written + reads.iter().map(Extent::bytes).sum(),
+    };
+    let (factor, launches) = pass.unfused();
+    Pass {
+        kind: pass.describe().1,
+        traffic,
+        unfused_traffic: traffic * factor,
+        unfused_launches: launches,
+    }
+}

@@ -1,0 +1,113 @@
+//! The published baselines as restrictions of the search space: a baseline is planned, priced,
+//! checked and run like any other plan.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::graph::{LinearOp, Op, OpNode};
+use crate::{Dim, EdgeLayout};
+
+use super::Strategy;
+
+/// Which part of the space is searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Baseline {
+    /// All of it.
+    Auto,
+    /// Megatron's column and row pairs on dense linears, residual replicated.
+    FullrankTp,
+    /// A column, B row; heads and d_ff sharded between.
+    VanillaTp,
+    /// A column, B row; attention and the product of gate and up replicated, as published.
+    VanillaTpPublished,
+    /// A row, B column: latents are reduced, the residual stream stays sharded.
+    Btp,
+}
+
+impl Baseline {
+    /// Every baseline, `auto` first.
+    pub const ALL: [Baseline; 5] = [
+        Baseline::Auto,
+        Baseline::FullrankTp,
+        Baseline::VanillaTp,
+        Baseline::VanillaTpPublished,
+        Baseline::Btp,
+    ];
+
+    /// The name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Baseline::Auto => "auto",
+            Baseline::FullrankTp => "fullrank-tp",
+            Baseline::VanillaTp => "vanilla-tp",
+            Baseline::VanillaTpPublished => "vanilla-tp-published",
+            Baseline::Btp => "btp",
+        }
+    }
+
+    /// The layouts of the residual stream that this baseline allows.
+    pub fn allows_border(self, border: EdgeLayout) -> bool {
+        match self {
+            Baseline::Auto => true,
+            Baseline::Btp => border == EdgeLayout::sharded(Dim::Feature),
+            _ => border == EdgeLayout::REPLICATED,
+        }
+    }
+
+    /// Whether a block's op may run this way, on more than one device.
+    pub fn allows(self, node: &OpNode, strategy: Strategy, devices: u64) -> bool {
+        use Strategy::{Column, Feature, Heads, Online, OwedRow, Recover, Replicate, Row, SharedKv, Sync};
+        let allowed: &[Strategy] = match (self, &node.op) {
+            (Baseline::Auto, _) => return true,
+            // Fewer key and value heads than devices: nothing is left to split.
+            (_, Op::Linear(linear)) if few_heads(linear, devices) => &[Replicate, Row],
+            (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
+            (Baseline::Btp, Op::Linear(linear)) => match factor(linear) {
+                Factor::First => &[Row, OwedRow],
+                Factor::Second => &[Column],
+                Factor::Dense => &[Row, OwedRow, Column],
+            },
+            (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
+            (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
+            (_, Op::Norm { .. } | Op::Add { .. }) => &[Replicate],
+            (Baseline::FullrankTp, Op::Linear(_)) => {
+                let reduces = matches!(node.name.as_str(), "o" | "down");
+                if reduces { &[Row] } else { &[Column] }
+            }
+            (_, Op::Linear(linear)) => match factor(linear) {
+                Factor::First => &[Column],
+                Factor::Second => &[Row],
+                Factor::Dense => &[Row, Column],
+            },
+            (_, Op::Latent(_)) => &[Feature],
+            (Baseline::VanillaTpPublished, Op::Attention(_) | Op::GatedProduct { .. }) => {
+                &[Replicate]
+            }
+            (_, Op::GatedProduct { .. }) => &[Feature],
+            (_, Op::Attention(_)) => &[Heads, SharedKv],
+            (_, Op::Embedding { .. } | Op::Loss { .. }) => return true,
+        };
+        allowed.contains(&strategy)
+    }
+}
+
+fn few_heads(linear: &LinearOp, devices: u64) -> bool {
+    linear.head_dim.is_some_and(|head_dim| {
+        linear.members.iter().any(|m| !(m.d_out / head_dim).is_multiple_of(devices))
+    })
+}
+
+enum Factor {
+    First,
+    Second,
+    Dense,
+}
+
+fn factor(linear: &LinearOp) -> Factor {
+    match linear.members[0].parameter.rsplit_once('.') {
+        Some((_, "a")) => Factor::First,
+        Some((_, "b")) => Factor::Second,
+        _ => Factor::Dense,
+    }
+}

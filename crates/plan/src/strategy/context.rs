@@ -1,0 +1,93 @@
+//! Where and on how much an op runs: all that sharding depends on besides the op itself.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::mesh::{Axis, Mesh, Workload};
+use crate::{DType, Dim, Layout, Precision};
+
+/// Optimizer sharding over the data axis.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Zero {
+    /// Every replica holds all optimizer states; gradients are all-reduced.
+    Off,
+    /// ZeRO-1: gradients are reduce-scattered, each replica updates its part of the fp32 states,
+    /// new weights are all-gathered.
+    One,
+}
+
+/// The mesh, the microbatch and the number formats that strategies are enumerated and emitted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Context {
+    /// The device mesh.
+    pub mesh: Mesh,
+    /// The work of a step.
+    pub workload: Workload,
+    /// Number formats.
+    pub precision: Precision,
+    /// Optimizer sharding.
+    pub zero: Zero,
+}
+
+impl Context {
+    /// Devices along the tensor axis.
+    pub fn tensor(&self) -> u64 {
+        self.mesh.tensor
+    }
+
+    /// Format of weights and activations.
+    pub fn compute(&self) -> DType {
+        self.precision.compute()
+    }
+
+    /// The dim on which tokens may be sharded over the tensor axis, if any.
+    ///
+    /// Whole sequences wherever they divide: every kernel and every byte is the same as for
+    /// positions, attention stays local and nothing needs packing, so positions are never cheaper.
+    pub fn token_dim(&self) -> Option<Dim> {
+        let devices = self.tensor();
+        if devices == 1 {
+            None
+        } else if self.workload.micro_batch.is_multiple_of(devices) {
+            Some(Dim::Sequence)
+        } else if self.workload.sequence_length.is_multiple_of(devices) {
+            Some(Dim::Position)
+        } else {
+            None
+        }
+    }
+
+    /// Tokens of one microbatch.
+    pub fn tokens(&self) -> u64 {
+        self.workload.tokens()
+    }
+
+    /// Rows (tokens) one device holds of an activation in `layout`.
+    pub fn rows(&self, layout: Layout) -> u64 {
+        match layout {
+            Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor(),
+            _ => self.tokens(),
+        }
+    }
+
+    /// Features one device holds of `width` in `layout`.
+    pub fn columns(&self, width: u64, layout: Layout) -> u64 {
+        match layout {
+            Layout::Sharded(Dim::Feature) => width / self.tensor(),
+            _ => width,
+        }
+    }
+
+    /// Whether a shard of tokens is one contiguous piece of memory.
+    pub fn tokens_contiguous(&self, dim: Dim) -> bool {
+        dim == Dim::Sequence || self.workload.micro_batch == 1
+    }
+
+    /// Devices along `axis`.
+    pub fn size(&self, axis: Axis) -> u64 {
+        self.mesh.size(axis)
+    }
+}

@@ -1,0 +1,261 @@
+//! How a value gets from its producer to its consumers, and what of it the backward pass finds.
+//!
+//! The producer leaves the value in one layout. Each further layout that a consumer asks for is a
+//! *copy* made by one reshard, shared by all consumers that want it; so a kept slice and a kept
+//! whole are two choices. Each copy is kept, redone or dropped (DESIGN §3.5).
+//!
+//! Backward, contributions of equal layout are summed where they are computed, then each sum is
+//! brought to the layout the producer wants, and added. The last consumer is the first to
+//! contribute; if a layout is only contributed to by others, its sum starts from zeros.
+//!
+//! A value uses at most two distinct layouts at its consumers.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::emit::reshard;
+use crate::graph::{Op, OpId, Segment, SegmentKind, Value, ValueId};
+use crate::model::Activation;
+use crate::{EdgeLayout, Layout};
+
+use super::{Context, OpChoice, Strategy};
+
+/// What the backward pass finds of one copy of a value.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Save {
+    /// Nothing: it is freed after the forward pass.
+    Dropped,
+    /// The copy of the forward pass, kept in memory.
+    Kept,
+    /// A copy computed again when first needed.
+    Redone,
+}
+
+/// One way for a value to flow.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Flow {
+    /// Layouts at the producer.
+    pub producer: EdgeLayout,
+    /// Layouts at the last consumer (or at the segment's border).
+    pub primary: EdgeLayout,
+    /// A second pair of layouts that other consumers use.
+    pub second: Option<EdgeLayout>,
+    /// What is saved of each copy, in the order of [`Flow::copies`].
+    pub saves: Vec<Save>,
+}
+
+/// Which copies may be kept or redone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// The search decides for every copy.
+    Auto,
+    /// Nothing is redone.
+    None,
+    /// Only the latents and the block's input are kept (the published communication-free scheme).
+    Latents,
+    /// Only the block's input is kept.
+    Block,
+}
+
+impl Flow {
+    /// Distinct forward layouts, the producer's first.
+    pub fn copies(&self) -> Vec<Layout> {
+        let mut copies = vec![self.producer.forward];
+        for edge in std::iter::once(&self.primary).chain(&self.second) {
+            if !copies.contains(&edge.forward) {
+                copies.push(edge.forward);
+            }
+        }
+        copies
+    }
+
+    /// Distinct layouts of gradient contributions, the last consumer's first.
+    pub fn gradients(&self) -> Vec<Layout> {
+        let mut gradients = vec![self.primary.backward];
+        gradients.extend(self.second.map(|edge| edge.backward).filter(|b| gradients[0] != *b));
+        gradients
+    }
+
+    /// Whether an all-reduce turns the producer's copy into this one in place.
+    pub fn in_place(&self, copy: usize) -> bool {
+        copy > 0
+            && self.producer.forward == Layout::Partial
+            && self.copies()[copy] == Layout::Replicated
+    }
+
+    /// Whether the copy in this layout is kept or redone.
+    pub fn available(&self, layout: Layout) -> bool {
+        self.copies()
+            .iter()
+            .position(|copy| *copy == layout)
+            .is_some_and(|index| self.saves[index] != Save::Dropped)
+    }
+}
+
+/// Whether an op's backward pass reads its input at `port`.
+pub fn needs_input(op: &Op) -> bool {
+    match op {
+        Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
+        Op::Latent(latent) => latent.activation == Activation::Silu,
+        Op::Embedding { .. } | Op::Add { .. } | Op::Loss { .. } => false,
+    }
+}
+
+/// Whether an op's backward pass reads its own output.
+pub fn needs_output(op: &Op, strategy: Strategy) -> bool {
+    match op {
+        Op::Attention(_) => true,
+        Op::Latent(latent) => {
+            latent.activation == Activation::Identity && strategy == Strategy::Recover
+        }
+        _ => false,
+    }
+}
+
+/// Every legal flow of a value, given the choices of the ops around it.
+///
+/// `border` are the layouts of the hidden state between segments.
+pub fn flows(
+    segment: &Segment,
+    id: ValueId,
+    choices: &[Vec<OpChoice>],
+    border: EdgeLayout,
+    recompute: Recompute,
+    context: &Context,
+) -> Vec<Flow> {
+    let value = segment.value(id);
+    let producers = match segment.output_port(id) {
+        Some((op, port)) => distinct(&choices[op.0 as usize], |choice| choice.outputs[port]),
+        None => vec![border],
+    };
+    let (primaries, seconds) = match value.consumers.split_last() {
+        None => (vec![border], vec![]),
+        Some((last, others)) => (inputs(choices, *last), {
+            let mut seconds: Vec<EdgeLayout> =
+                others.iter().flat_map(|other| inputs(choices, *other)).collect();
+            seconds.sort();
+            seconds.dedup();
+            seconds
+        }),
+    };
+    let mut made = vec![];
+    for &producer in &producers {
+        for &primary in &primaries {
+            let alone = std::iter::once(None);
+            for second in alone.chain(seconds.iter().copied().map(Some)) {
+                if second == Some(primary) || !legal(producer, primary, second, value, context) {
+                    continue;
+                }
+                let mut flow = Flow { producer, primary, second, saves: vec![] };
+                for saves in save_choices(segment, id, &flow, recompute) {
+                    flow.saves = saves;
+                    made.push(flow.clone());
+                }
+            }
+        }
+    }
+    made
+}
+
+fn distinct(choices: &[OpChoice], edge: impl Fn(&OpChoice) -> EdgeLayout) -> Vec<EdgeLayout> {
+    let mut edges: Vec<EdgeLayout> = choices.iter().map(edge).collect();
+    edges.sort();
+    edges.dedup();
+    edges
+}
+
+fn inputs(choices: &[Vec<OpChoice>], (op, port): (OpId, usize)) -> Vec<EdgeLayout> {
+    distinct(&choices[op.0 as usize], |choice| choice.inputs[port])
+}
+
+/// Whether reshards exist for both directions, and what the norm still owes is owed everywhere.
+fn legal(
+    producer: EdgeLayout,
+    primary: EdgeLayout,
+    second: Option<EdgeLayout>,
+    value: &Value,
+    context: &Context,
+) -> bool {
+    std::iter::once(primary).chain(second).all(|edge| {
+        let width = value.width();
+        // What is owed can only wait, or be settled where an all-reduce sums the statistic too.
+        let owed = edge.norm_owed == producer.norm_owed
+            && (!producer.norm_owed
+                || edge.forward == producer.forward
+                || (producer.forward, edge.forward) == (Layout::Partial, Layout::Replicated));
+        owed && reshard(width, producer.forward, edge.forward, false, context).is_some()
+            && reshard(width, edge.backward, producer.backward, false, context).is_some()
+    })
+}
+
+/// The combinations of saves for the copies of a flow.
+fn save_choices(
+    segment: &Segment,
+    id: ValueId,
+    flow: &Flow,
+    recompute: Recompute,
+) -> Vec<Vec<Save>> {
+    let copies = flow.copies();
+    let value = segment.value(id);
+    if value.consumers.is_empty() {
+        return vec![vec![Save::Dropped; copies.len()]];
+    }
+    let shares_storage = segment.values.iter().any(|other| other.storage_of == Some(id));
+    let states = |copy: usize| -> Vec<Save> {
+        let mut states = vec![Save::Dropped];
+        let partial = copies[copy] == Layout::Partial;
+        if !partial && !shares_storage && may_keep(segment, value, recompute) {
+            states.push(Save::Kept);
+        }
+        let made_here = copy > 0 || value.producer.is_some();
+        if made_here && segment.kind == SegmentKind::Block && recompute != Recompute::None {
+            states.push(Save::Redone);
+        }
+        states
+    };
+    let mut made: Vec<Vec<Save>> = vec![vec![]];
+    for copy in 0..copies.len() {
+        made = made
+            .into_iter()
+            .flat_map(|saves| {
+                states(copy).into_iter().map(move |state| {
+                    let mut longer = saves.clone();
+                    longer.push(state);
+                    longer
+                })
+            })
+            .collect();
+    }
+    made.retain(|saves| sensible(segment, id, flow, saves));
+    made
+}
+
+fn may_keep(segment: &Segment, value: &Value, recompute: Recompute) -> bool {
+    match recompute {
+        _ if segment.kind != SegmentKind::Block || value.producer.is_none() => true,
+        Recompute::Auto | Recompute::None => true,
+        Recompute::Latents => value.name.starts_with("h.") || value.storage_of.is_some(),
+        Recompute::Block => false,
+    }
+}
+
+/// A reshard is redone from a copy that is there; and a producer's copy that nobody reads directly
+/// is only saved to redo another from.
+fn sensible(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
+    let redone_from_first = saves[1..].contains(&Save::Redone);
+    if redone_from_first && saves[0] == Save::Dropped {
+        return false;
+    }
+    let layout = flow.producer.forward;
+    let read_directly = flow.primary.forward == layout
+        || flow.second.is_some_and(|edge| edge.forward == layout)
+        || segment
+            .value(id)
+            .producer
+            .is_some_and(|op| matches!(segment.op(op).op, Op::Attention(_) | Op::Latent(_)));
+    read_directly || saves[0] == Save::Dropped || redone_from_first
+}

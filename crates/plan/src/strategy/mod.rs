@@ -1,0 +1,93 @@
+//! The legal ways of sharding each op (DESIGN §3.2).
+//!
+//! A strategy fixes the layouts of an op's inputs, outputs and weights, forward and backward. For
+//! `Y = X·W` over the tensor axis:
+//!
+//! | strategy  | X        | Y        | dY       | dX       | W          | dW         |
+//! |-----------|----------|----------|----------|----------|------------|------------|
+//! | replicate | whole    | whole    | whole    | whole    | whole      | whole      |
+//! | column    | whole    | features | features | partial  | split d_out| split d_out|
+//! | row       | features | partial  | whole    | features | split d_in | split d_in |
+//! | token     | tokens   | tokens   | tokens   | tokens   | whole      | partial    |
+//!
+//! Nothing here knows a baseline by name: BTP and Megatron's pairs are points of this space.
+
+mod baseline;
+mod context;
+mod flow;
+mod options;
+mod space;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::EdgeLayout;
+
+pub use baseline::Baseline;
+pub use context::{Context, Zero};
+pub use flow::{Flow, Recompute, Save, flows, needs_input, needs_output};
+pub use space::{NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, borders, owned_parameters};
+pub use options::{WeightRule, op_choices};
+
+/// One op's way of running over the tensor axis.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Every device does the whole of it.
+    Replicate,
+    /// Tokens are split; weights are whole and their gradients partial.
+    Token,
+    /// Element-wise ops: features are split.
+    Feature,
+    /// Linears: the weight is split on its output features. Embedding: on the hidden features.
+    Column,
+    /// Linears: the weight is split on its input features.
+    Row,
+    /// As row, on an input whose division by the root mean square is still owed (online RMSNorm).
+    OwedRow,
+    /// Norms: features are split, the statistic is all-reduced at once.
+    Sync,
+    /// Norms: features are split, the statistic rides along with the latents' all-reduce.
+    Online,
+    /// Latents: divide by the root mean square that the norm still owed, then φ.
+    Recover,
+    /// Attention: whole heads are split.
+    Heads,
+    /// Attention: query heads are split, all devices hold all (fewer) key and value heads.
+    SharedKv,
+    /// Embedding and loss: the vocabulary is split.
+    Vocabulary,
+}
+
+impl Strategy {
+    /// The name used in plans.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strategy::Replicate => "replicate",
+            Strategy::Token => "token",
+            Strategy::Feature => "feature",
+            Strategy::Column => "column",
+            Strategy::Row => "row",
+            Strategy::OwedRow => "owed-row",
+            Strategy::Sync => "sync",
+            Strategy::Online => "online",
+            Strategy::Recover => "recover",
+            Strategy::Heads => "heads",
+            Strategy::SharedKv => "shared-kv",
+            Strategy::Vocabulary => "vocabulary",
+        }
+    }
+}
+
+/// A strategy with the layouts it implies at every port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpChoice {
+    /// The strategy.
+    pub strategy: Strategy,
+    /// Layouts of the inputs, by port.
+    pub inputs: Vec<EdgeLayout>,
+    /// Layouts of the outputs, by port.
+    pub outputs: Vec<EdgeLayout>,
+}

@@ -1,0 +1,149 @@
+//! Enumerates the strategies of an op: one function an op kind.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::graph::{AttentionOp, LatentOp, LinearForm, LinearOp, Op, OpNode, Segment};
+use crate::{Dim, EdgeLayout};
+
+use super::{Context, OpChoice, Strategy};
+
+/// Which layouts weights may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightRule {
+    /// Replicated or sharded.
+    Any,
+    /// Every weight matrix must be sharded over the tensor axis. Norm scales are exempt.
+    Sharded,
+}
+
+const WHOLE: EdgeLayout = EdgeLayout::REPLICATED;
+const FEATURES: EdgeLayout = EdgeLayout::sharded(Dim::Feature);
+
+/// Every legal strategy of an op. Never empty under [`WeightRule::Any`].
+pub fn op_choices(
+    segment: &Segment,
+    node: &OpNode,
+    context: &Context,
+    weights: WeightRule,
+) -> Vec<OpChoice> {
+    let devices = context.tensor();
+    let ports = (node.inputs.len(), node.outputs.len());
+    let mut choices = Choices { ports, list: vec![] };
+    let replicable = weights == WeightRule::Any || devices == 1 || !holds_matrix(&node.op);
+    if replicable {
+        choices.uniform(Strategy::Replicate, WHOLE);
+    }
+    if devices == 1 {
+        return choices.list;
+    }
+    if replicable
+        && let Some(dim) = context.token_dim()
+        && !(matches!(node.op, Op::Attention(_)) && dim == Dim::Position)
+    {
+        choices.uniform(Strategy::Token, EdgeLayout::sharded(dim));
+    }
+    match &node.op {
+        Op::Embedding { vocab, width } => {
+            choices.add_if(width % devices == 0, Strategy::Column, vec![], vec![FEATURES]);
+            let partial = vec![EdgeLayout::PARTIAL];
+            choices.add_if(vocab % devices == 0, Strategy::Vocabulary, vec![], partial);
+        }
+        Op::Norm { width } if width % devices == 0 => {
+            choices.uniform(Strategy::Sync, FEATURES);
+            choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.owed()]);
+        }
+        Op::Linear(linear) => linear_choices(linear, devices, &mut choices),
+        Op::Latent(latent) => latent_choices(latent, devices, &mut choices),
+        Op::Attention(attention) => {
+            attention_choices(attention, segment, node, devices, &mut choices)
+        }
+        Op::GatedProduct { width, .. } | Op::Add { width } if width % devices == 0 => {
+            choices.uniform(Strategy::Feature, FEATURES);
+        }
+        Op::Loss { vocab } if vocab % devices == 0 => {
+            choices.uniform(Strategy::Vocabulary, FEATURES);
+        }
+        Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Loss { .. } => {}
+    }
+    choices.list
+}
+
+fn holds_matrix(op: &Op) -> bool {
+    matches!(op, Op::Embedding { .. } | Op::Linear(_))
+}
+
+fn linear_choices(linear: &LinearOp, devices: u64, choices: &mut Choices) {
+    let whole_heads = linear.head_dim.unwrap_or(1);
+    let columns = linear.members.iter().all(|m| (m.d_out / whole_heads).is_multiple_of(devices));
+    choices.add_if(columns, Strategy::Column, vec![EdgeLayout::GRADIENT_PARTIAL], vec![FEATURES]);
+    let rows = linear.members.iter().all(|m| m.d_in.is_multiple_of(devices));
+    choices.add_if(rows, Strategy::Row, vec![FEATURES], vec![EdgeLayout::PARTIAL]);
+    let owed = rows && linear.norm.is_some() && linear.form == LinearForm::Concatenated;
+    let partial_owed = vec![EdgeLayout::PARTIAL.owed()];
+    choices.add_if(owed, Strategy::OwedRow, vec![FEATURES.owed()], partial_owed);
+}
+
+fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut Choices) {
+    if latent.sections.iter().all(|width| width.is_multiple_of(devices)) {
+        choices.uniform(Strategy::Feature, FEATURES);
+    }
+    if latent.norm.is_some() {
+        let outputs = vec![WHOLE; choices.ports.1];
+        choices.add(Strategy::Recover, vec![WHOLE.owed()], outputs);
+    }
+}
+
+fn attention_choices(
+    attention: &AttentionOp,
+    segment: &Segment,
+    node: &OpNode,
+    devices: u64,
+    choices: &mut Choices,
+) {
+    if !attention.heads.is_multiple_of(devices) {
+        return;
+    }
+    if attention.kv_heads.is_multiple_of(devices) {
+        choices.uniform(Strategy::Heads, FEATURES);
+        return;
+    }
+    // Fewer key and value heads than devices: each device computes its own query heads against
+    // all keys and values, and owes the other devices its part of their gradients.
+    let query_alone = segment.value(node.inputs[0]).sections.len() == 1;
+    if query_alone && node.inputs.len() > 1 && devices.is_multiple_of(attention.kv_heads) {
+        let mut inputs = vec![EdgeLayout::GRADIENT_PARTIAL; node.inputs.len()];
+        inputs[0] = FEATURES;
+        choices.add(Strategy::SharedKv, inputs, vec![FEATURES]);
+    }
+}
+
+struct Choices {
+    ports: (usize, usize),
+    list: Vec<OpChoice>,
+}
+
+impl Choices {
+    fn add(&mut self, strategy: Strategy, inputs: Vec<EdgeLayout>, outputs: Vec<EdgeLayout>) {
+        debug_assert_eq!((inputs.len(), outputs.len()), self.ports);
+        self.list.push(OpChoice { strategy, inputs, outputs });
+    }
+
+    fn add_if(
+        &mut self,
+        legal: bool,
+        strategy: Strategy,
+        inputs: Vec<EdgeLayout>,
+        outputs: Vec<EdgeLayout>,
+    ) {
+        if legal {
+            self.add(strategy, inputs, outputs);
+        }
+    }
+
+    /// The same layout at every port.
+    fn uniform(&mut self, strategy: Strategy, edge: EdgeLayout) {
+        self.add(strategy, vec![edge; self.ports.0], vec![edge; self.ports.1]);
+    }
+}

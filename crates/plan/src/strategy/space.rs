@@ -1,0 +1,257 @@
+//! The search space of a segment: every op's choices and every value's flows.
+
+use crate::graph::{OpId, Segment, SegmentKind, ValueId};
+use crate::{EdgeLayout, Layout};
+
+use super::{
+    Baseline, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows, op_choices,
+};
+use crate::emit::{OpParameter, op_parameters};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Which forms of a features-sharded norm are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum NormRule {
+    /// The search decides.
+    Auto,
+    /// The statistic is all-reduced on its own.
+    Sync,
+    /// The statistic rides with the latents.
+    Online,
+}
+
+/// What restricts the search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Rules {
+    /// A published baseline, or everything.
+    pub baseline: Baseline,
+    /// Which layouts weights may take.
+    pub weights: WeightRule,
+    /// Which norm variants.
+    pub norm: NormRule,
+    /// What may be redone.
+    pub recompute: Recompute,
+}
+
+impl Rules {
+    /// The whole space.
+    pub const ALL: Rules = Rules {
+        baseline: Baseline::Auto,
+        weights: WeightRule::Any,
+        norm: NormRule::Auto,
+        recompute: Recompute::Auto,
+    };
+}
+
+/// One alternative of an op: its choice, and whether its forward pass is run again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpOption {
+    /// Strategy and layouts.
+    pub choice: OpChoice,
+    /// Whether the backward pass runs it again.
+    pub redo: bool,
+}
+
+/// Every alternative of every op and value of a segment, for one layout of its border.
+#[derive(Clone, Debug)]
+pub struct SegmentSpace {
+    /// The op graph.
+    pub segment: Segment,
+    /// Layouts of the hidden state between segments.
+    pub border: EdgeLayout,
+    /// Where it runs.
+    pub context: Context,
+    /// Whether embedding and head share one weight, so that the embedding owns none.
+    pub tied: bool,
+    /// Alternatives of each op.
+    pub ops: Vec<Vec<OpOption>>,
+    /// Alternatives of each value.
+    pub flows: Vec<Vec<Flow>>,
+}
+
+/// How the embedding's and the head's weight lies, when they are one: both must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TiedWeight {
+    /// Whole on every device, gradients whole (false) or partial (true).
+    Whole(bool),
+    /// Split on the vocabulary.
+    Vocabulary,
+    /// Split on the hidden features.
+    Hidden,
+}
+
+impl TiedWeight {
+    /// Every way.
+    pub const ALL: [TiedWeight; 4] = [
+        TiedWeight::Vocabulary,
+        TiedWeight::Hidden,
+        TiedWeight::Whole(false),
+        TiedWeight::Whole(true),
+    ];
+
+    /// How the weight lies when the embedding or head runs under `strategy`.
+    pub fn of(segment: SegmentKind, strategy: Strategy) -> TiedWeight {
+        match (segment, strategy) {
+            (_, Strategy::Token) => TiedWeight::Whole(true),
+            (SegmentKind::Embedding, Strategy::Vocabulary)
+            | (SegmentKind::Head, Strategy::Column) => TiedWeight::Vocabulary,
+            (SegmentKind::Embedding, Strategy::Column) | (SegmentKind::Head, Strategy::Row) => {
+                TiedWeight::Hidden
+            }
+            _ => TiedWeight::Whole(false),
+        }
+    }
+}
+
+/// The layouts the hidden state may take between segments.
+pub fn borders(hidden: u64, context: &Context) -> Vec<EdgeLayout> {
+    let mut borders = vec![EdgeLayout::REPLICATED];
+    if context.tensor() > 1 {
+        if hidden.is_multiple_of(context.tensor()) {
+            borders.push(EdgeLayout::sharded(crate::Dim::Feature));
+        }
+        borders.extend(context.token_dim().map(EdgeLayout::sharded));
+    }
+    borders
+}
+
+impl SegmentSpace {
+    /// Enumerates the space of a segment under `rules`. With `tied_weight`, the embedding or head
+    /// must lay its weight out that way.
+    pub fn new(
+        segment: Segment,
+        border: EdgeLayout,
+        context: Context,
+        rules: &Rules,
+        tied: bool,
+        tied_weight: Option<TiedWeight>,
+    ) -> SegmentSpace {
+        let choices: Vec<Vec<OpChoice>> = segment
+            .op_ids()
+            .map(|id| restricted(&segment, id, &context, rules, tied_weight))
+            .collect();
+        let flows = segment
+            .value_ids()
+            .map(|id| flows(&segment, id, &choices, border, rules.recompute, &context))
+            .collect();
+        let redoable = segment.kind == SegmentKind::Block && rules.recompute != Recompute::None;
+        let ops = choices
+            .into_iter()
+            .map(|list| {
+                let redo = if redoable { &[false, true][..] } else { &[false][..] };
+                list.into_iter()
+                    .flat_map(|choice| {
+                        redo.iter().map(move |&redo| OpOption { choice: choice.clone(), redo })
+                    })
+                    .collect()
+            })
+            .collect();
+        SegmentSpace { segment, border, context, tied, ops, flows }
+    }
+
+    /// The parameters an op owns under a strategy. A tied embedding uses the head's.
+    pub fn parameters(&self, op: OpId, strategy: Strategy) -> Option<OpParameter> {
+        owned_parameters(&self.segment, op, strategy, self.tied, &self.context)
+    }
+}
+
+/// The parameters an op owns under a strategy; with tied weights the embedding uses the head's,
+/// unless it lies on another stage.
+pub fn owned_parameters(
+    segment: &Segment,
+    op: OpId,
+    strategy: Strategy,
+    tied: bool,
+    context: &Context,
+) -> Option<OpParameter> {
+    let shares = tied && segment.kind == SegmentKind::Embedding && context.mesh.pipeline == 1;
+    if shares { None } else { op_parameters(segment.op(op), strategy, context) }
+}
+
+fn restricted(
+    segment: &Segment,
+    id: OpId,
+    context: &Context,
+    rules: &Rules,
+    tied_weight: Option<TiedWeight>,
+) -> Vec<OpChoice> {
+    let node = segment.op(id);
+    let mut choices = op_choices(segment, node, context, rules.weights);
+    if context.tensor() > 1 {
+        choices.retain(|choice| match (rules.norm, choice.strategy) {
+            (NormRule::Sync, Strategy::Online) | (NormRule::Online, Strategy::Sync) => {
+                // The head has no latents for the statistic to ride with.
+                segment.kind != SegmentKind::Block
+            }
+            _ => true,
+        });
+        if segment.kind == SegmentKind::Block {
+            let devices = context.tensor();
+            choices.retain(|choice| rules.baseline.allows(node, choice.strategy, devices));
+        }
+    }
+    if let Some(wanted) = tied_weight
+        && matches!(node.name.as_str(), "embedding" | "head")
+    {
+        choices.retain(|choice| TiedWeight::of(segment.kind, choice.strategy) == wanted);
+    }
+    choices
+}
+
+/// The decisions for one segment: a choice for each op, a flow for each value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentChoice {
+    /// By op.
+    pub ops: Vec<OpOption>,
+    /// By value.
+    pub flows: Vec<Flow>,
+}
+
+impl SegmentChoice {
+    /// The layout of the copy of an input that an op reads.
+    pub fn input_layout(&self, op: OpId, port: usize) -> Layout {
+        self.ops[op.0 as usize].choice.inputs[port].forward
+    }
+
+    /// Drops every saved copy that no op of the backward pass reads, so that equal plans look
+    /// equal whatever solver found them.
+    pub fn tidy(&mut self, segment: &Segment) {
+        // Redoing an op may be what needs its inputs, so this runs from the last op to the first.
+        for id in segment.value_ids().rev() {
+            self.tidy_value(segment, id);
+            if let Some((op, _)) = segment.output_port(id) {
+                let redone = segment.op(op).outputs.iter().any(|output| {
+                    self.flows[output.0 as usize].saves[0] == Save::Redone
+                });
+                self.ops[op.0 as usize].redo = redone;
+            }
+        }
+    }
+
+    fn tidy_value(&mut self, segment: &Segment, id: ValueId) {
+        let flow = &self.flows[id.0 as usize];
+        let copies = flow.copies();
+        let mut needed = vec![false; copies.len()];
+        for &(op, port) in &segment.value(id).consumers {
+            let option = &self.ops[op.0 as usize];
+            if option.redo || super::needs_input(&segment.op(op).op) {
+                let layout = option.choice.inputs[port].forward;
+                needed[copies.iter().position(|copy| *copy == layout).unwrap_or(0)] = true;
+            }
+        }
+        if let Some(op) = segment.value(id).producer {
+            let strategy = self.ops[op.0 as usize].choice.strategy;
+            needed[0] |= super::needs_output(&segment.op(op).op, strategy);
+        }
+        let mut saves = flow.saves.clone();
+        for copy in (0..copies.len()).rev() {
+            let feeds = copy == 0 && saves[1..].contains(&Save::Redone);
+            if !needed[copy] && !feeds {
+                saves[copy] = Save::Dropped;
+            }
+        }
+        self.flows[id.0 as usize].saves = saves;
+    }
+}
