@@ -98,14 +98,16 @@ impl<'a> Fields<'a> {
             if self.asked.contains(field.as_str()) || HARMLESS.contains(&field.as_str()) {
                 continue;
             }
+            // A path that is empty would stand for the whole file.
+            let place = if field.is_empty() { "\"\"" } else { field };
             match DEMANDS.iter().find(|demand| demand.field == field) {
                 Some(demand) if demand.neutral.accepts(value) => {}
                 Some(demand) => self.defects.push(
-                    Defect::new(field, format!("is {}: {}", excerpt(value), demand.why))
+                    Defect::new(place, format!("is {}: {}", excerpt(value), demand.why))
                         .hint(format!("{}, if the model allows it", demand.neutral.written())),
                 ),
                 None => self.defects.push(
-                    Defect::new(field, "is not a field we know, and it could change the model")
+                    Defect::new(place, "is not a field we know, and it could change the model")
                         .hint("take it out if it does not, or write the model as narrows-model/1"),
                 ),
             }

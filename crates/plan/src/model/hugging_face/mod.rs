@@ -48,7 +48,8 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
     let mut fields = Fields::new(map);
     let kind = kind(&mut fields);
     let file = model_file(name, kind, &mut fields);
-    let paired = fields.is_written("attn_rank") || fields.is_written("mlp_rank");
+    let rank_of = |field| if fields.is_written(field) { field } else { "rank" };
+    let (attention, mlp) = (rank_of("attn_rank"), rank_of("mlp_rank"));
     let readable = fields.readable;
     let mut defects = fields.finish();
     match file.resolve() {
@@ -56,15 +57,21 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
         Err(_) if !readable => Err(defects),
         Err(more) => {
             for defect in more.0 {
-                defects.push(Defect { field: original(&defect.field, paired), ..defect });
+                let field = original(&defect.field, attention, mlp);
+                let defect = Defect { field, ..defect };
+                // One field may be the rank of several linears.
+                if !defects.0.contains(&defect) {
+                    defects.push(defect);
+                }
             }
             Err(defects)
         }
     }
 }
 
-/// The name in `config.json` of a field of [`ModelFile`].
-fn original(field: &str, paired: bool) -> String {
+/// The name in `config.json` of a field of [`ModelFile`], where the ranks of attention and MLP come
+/// from the fields `attention` and `mlp`.
+fn original(field: &str, attention: &str, mlp: &str) -> String {
     let name = match field {
         "hidden" => "hidden_size",
         "vocab" => "vocab_size",
@@ -74,11 +81,8 @@ fn original(field: &str, paired: bool) -> String {
         "max_sequence_length" => "max_position_embeddings",
         "norm_epsilon" => "rms_norm_eps",
         "blocks.count" => "num_hidden_layers",
-        "blocks.default.all.rank" if paired => "attn_rank",
-        "blocks.default.all.rank" => "rank",
-        "blocks.default.gate.rank" | "blocks.default.up.rank" | "blocks.default.down.rank" => {
-            "mlp_rank"
-        }
+        "blocks.default.all.rank" => attention,
+        "blocks.default.gate.rank" | "blocks.default.up.rank" | "blocks.default.down.rank" => mlp,
         other => other,
     };
     name.to_owned()

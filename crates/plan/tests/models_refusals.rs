@@ -1,0 +1,307 @@
+//! Every refusal: what is wrong is said at its field, all of it at once.
+
+use narrows_plan::Defects;
+use narrows_plan::model;
+use serde_json::{Value, json};
+
+fn ours() -> Value {
+    json!({
+        "format": "narrows-model/1", "hidden": 64, "vocab": 256, "heads": 4, "d_ff": 172,
+        "blocks": {"count": 4, "default": {
+            "product": "plain", "all": {"rank": 16, "activation": "silu"}
+        }}
+    })
+}
+
+fn cola() -> Value {
+    json!({
+        "model_type": "cola", "hidden_size": 64, "vocab_size": 256, "num_attention_heads": 4,
+        "intermediate_size": 172, "num_hidden_layers": 4
+    })
+}
+
+fn llama() -> Value {
+    let mut llama = cola();
+    llama["model_type"] = "llama".into();
+    llama
+}
+
+/// `base` with the value at each JSON pointer replaced, or removed where it is the word "REMOVE".
+fn with(mut base: Value, changes: &[(&str, Value)]) -> Value {
+    for (pointer, value) in changes {
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        let parent = base.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        if *value == json!("REMOVE") {
+            parent.remove(key).unwrap();
+        } else {
+            parent.insert(key.to_owned(), value.clone());
+        }
+    }
+    base
+}
+
+fn refusal(value: &Value) -> Defects {
+    match model::read("test.json", &value.to_string()) {
+        Ok(model) => panic!("accepted {value} as {model:?}"),
+        Err(defects) => defects,
+    }
+}
+
+/// Expects exactly one defect, at `field`, whose text contains `words`.
+#[track_caller]
+fn check(value: Value, field: &str, words: &str) {
+    let defects = refusal(&value);
+    let [defect] = defects.0.as_slice() else { panic!("{value}\n{defects}") };
+    assert_eq!(defect.field, field, "{defect}");
+    assert!(defect.to_string().contains(words), "{defect}");
+}
+
+#[test]
+fn sizes_of_our_format() {
+    for field in ["hidden", "vocab", "heads", "kv_heads", "d_ff", "max_sequence_length"] {
+        check(with(ours(), &[(&format!("/{field}"), json!(0))]), field, "at least 1");
+        check(with(ours(), &[(&format!("/{field}"), json!(u64::MAX))]), field, "is more than");
+        check(with(ours(), &[(&format!("/{field}"), json!(-1))]), field, "expected u64");
+        check(with(ours(), &[(&format!("/{field}"), json!("x"))]), field, "line 1 column");
+    }
+    for field in ["hidden", "vocab", "heads", "d_ff", "blocks", "format"] {
+        let value = with(ours(), &[(&format!("/{field}"), json!("REMOVE"))]);
+        let defects = refusal(&value).to_string();
+        assert!(defects.contains(&format!("`{field}`")) || field == "format", "{defects}");
+    }
+    check(with(ours(), &[("/kv_heads", json!(3))]), "kv_heads", "a divisor of 4");
+    check(with(ours(), &[("/heads", json!(5))]), "heads", "does not divide into 5 heads");
+    check(with(ours(), &[("/head_dim", json!(7))]), "head_dim", "odd");
+    check(with(ours(), &[("/head_dim", json!(0))]), "head_dim", "at least 1");
+    check(with(ours(), &[("/head_dim", json!(1 << 23))]), "head_dim", "wider than");
+    check(with(ours(), &[("/norm_epsilon", json!(0))]), "norm_epsilon", "positive");
+    check(with(ours(), &[("/norm_epsilon", json!(-1e-5))]), "norm_epsilon", "positive");
+    check(with(ours(), &[("/rope_theta", json!(0))]), "rope_theta", "positive");
+    check(with(ours(), &[("/name", json!(""))]), "name", "empty");
+    check(with(ours(), &[("/format", json!("narrows-model/2"))]), "format", "narrows-model/1");
+    check(with(ours(), &[("/dff", json!(3))]), "dff", "unknown field");
+}
+
+#[test]
+fn blocks_of_our_format() {
+    let count = "/blocks/count";
+    check(with(ours(), &[(count, json!(0))]), "blocks.count", "at least 1");
+    check(with(ours(), &[(count, json!(4097))]), "blocks.count", "more than 4096");
+    let default = |key: &str| format!("/blocks/default/{key}");
+    for (key, value, field, words) in [
+        ("product", json!("REMOVE"), "blocks.default.product", "swiglu"),
+        ("product", json!("glu"), "blocks.default.product", "unknown variant"),
+        ("all", json!("REMOVE"), "", ""),
+        ("all", json!("sparse"), "blocks.default.all", "\"dense\" or an object"),
+        ("all", json!({"activation": "silu"}), "blocks.default.all.rank", "missing"),
+        ("all", json!({"rank": 4}), "blocks.default.all.activation", "\"identity\" as in SVD"),
+        ("all", json!({"rank": 0, "activation": "silu"}), "blocks.default.all.rank", "at least 1"),
+        ("all", json!({"rank": 4, "act": 1}), "blocks.default.all.act", "unknown field"),
+        ("all", json!({"rank": 4.5}), "blocks.default.all.rank", "expected u64"),
+        ("q", json!({"rank": 1 << 25}), "blocks.default.q.rank", "is more than"),
+        ("d_ff", json!(0), "blocks.default.d_ff", "at least 1"),
+        ("e", json!("dense"), "blocks.default.e", "unknown field"),
+    ] {
+        let value = with(ours(), &[(&default(key), value)]);
+        if field.is_empty() {
+            let fields: Vec<_> = refusal(&value).0.into_iter().map(|d| d.field).collect();
+            let linears = ["q", "k", "v", "o", "gate", "up", "down"];
+            assert_eq!(fields, linears.map(|linear| format!("blocks.default.{linear}")));
+        } else {
+            check(value, field, words);
+        }
+    }
+}
+
+#[test]
+fn overrides_of_our_format() {
+    let with = |overrides: Value| with(ours(), &[("/blocks/overrides", overrides)]);
+    check(with(json!({"4": {}})), "blocks.overrides.4", "there is no block 4");
+    check(with(json!({"2-9": {}})), "blocks.overrides.2-9", "there is no block 9");
+    check(with(json!({"3-2": {}})), "blocks.overrides.3-2", "\"2-3\"");
+    check(with(json!({"last": {}})), "blocks.overrides.last", "counted from 0");
+    check(with(json!({"3": {"q": {"rank": 0}}})), "blocks.overrides.3.q.rank", "at least 1");
+    check(with(json!({"3": {"q": {"rnk": 0}}})), "blocks.overrides.3.q.rnk", "unknown field");
+    check(
+        with(json!({"2-3": {"q": "dense"}, "3": {"q": {"activation": "silu"}}})),
+        "blocks.overrides.3.q.rank",
+        "missing",
+    );
+    let twice =
+        ours().to_string().replace(r#""default""#, r#""overrides": {"1": {}, "1": {}}, "default""#);
+    let defects = model::read("t", &twice).unwrap_err();
+    assert!(defects.to_string().contains("blocks.overrides: `1` is written twice"), "{defects}");
+}
+
+#[test]
+fn crossings() {
+    let crossed = |gate: Value, overrides: Value| {
+        let crossing = json!({"form": "released", "gate": gate});
+        let all = json!({"rank": 16, "activation": "silu", "crossing": crossing});
+        with(ours(), &[("/blocks/default/all", all), ("/blocks/overrides", overrides)])
+    };
+    let tensor = |a: u64, b: u64| json!({"tensor": {"a": a, "b": b}});
+    let none = json!({});
+    let gate = "blocks.default.all.crossing.gate.tensor";
+    check(crossed(tensor(2, 4), none.clone()), gate, "2·4 is not the rank 16");
+    check(crossed(tensor(2, 4), none.clone()), gate, r#"{"a": 4, "b": 4}"#);
+    let wide = refusal(&crossed(tensor(1 << 40, 1 << 40), none.clone()));
+    let fields: Vec<_> = wide.0.iter().map(|defect| defect.field.clone()).collect();
+    assert_eq!(fields, [format!("{gate}.a"), format!("{gate}.b"), gate.to_owned()]);
+    check(crossed(json!("open"), none), "blocks.default.all.crossing.gate", "unknown variant");
+
+    let three = json!({"3": {"q": {"rank": 8}}});
+    check(crossed(json!("identity"), three.clone()), "blocks[3].q.crossing", "rank 16 in block 2");
+    let defects = refusal(&crossed(tensor(4, 4), three.clone()));
+    let fields: Vec<_> = defects.0.iter().map(|defect| defect.field.as_str()).collect();
+    assert_eq!(fields, [gate, "blocks[3].q.crossing"]);
+    assert!(model::read("t", &crossed(json!("dense"), three).to_string()).is_ok());
+
+    let dense = json!({"2": {"up": "dense"}});
+    check(crossed(json!("identity"), dense), "blocks[3].up.crossing", "up of block 2 is dense");
+    let mended = json!({"2": {"up": "dense"}, "3": {"up": {"rank": 16, "crossing": "none"}}});
+    assert!(model::read("t", &crossed(json!("identity"), mended).to_string()).is_ok());
+
+    let first = json!({"0": {"q": {"crossing": {"form": "paper", "gate": "identity"}}}});
+    check(crossed(json!("identity"), first), "blocks.overrides.0.q.crossing", "block 0 has no");
+}
+
+#[test]
+fn models_too_large_to_count() {
+    let wide: u64 = 1 << 24;
+    let huge = with(
+        ours(),
+        &[
+            ("/hidden", json!(wide)),
+            ("/d_ff", json!(wide)),
+            ("/vocab", json!(wide)),
+            ("/blocks/count", json!(4096)),
+            (
+                "/blocks/default/all",
+                json!({"rank": wide, "activation": "silu",
+            "crossing": {"form": "released", "gate": "dense"}}),
+            ),
+        ],
+    );
+    check(huge, "", "parameters are more than");
+}
+
+#[test]
+fn everything_is_reported_at_once() {
+    let defects = refusal(&with(
+        ours(),
+        &[
+            ("/vocab", json!(0)),
+            ("/kv_heads", json!(3)),
+            ("/norm_epsilon", json!(-1)),
+            ("/blocks/default/all", json!({"rank": 0})),
+            ("/blocks/overrides", json!({"9": {}, "2": {"d_ff": 0}})),
+        ],
+    ));
+    let fields: Vec<_> = defects.0.iter().map(|defect| defect.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "kv_heads",
+            "vocab",
+            "norm_epsilon",
+            "blocks.overrides.9",
+            "blocks.default.all.rank",
+            "blocks.overrides.2.d_ff",
+            "blocks.default.all.activation",
+        ]
+    );
+}
+
+#[test]
+fn hugging_face_fields_that_change_the_function() {
+    for (field, value, words) in [
+        ("attention_bias", json!(true), "bias"),
+        ("mlp_bias", json!(true), "bias"),
+        ("attention_dropout", json!(0.1), "dropout"),
+        ("hidden_act", json!("gelu"), "\"silu\""),
+        ("sliding_window", json!(4096), "window"),
+        ("layer_types", json!(["full_attention", "sliding_attention"]), "window"),
+        ("quantization_config", json!({"bits": 4}), "quantised"),
+        ("pretraining_tp", json!(2), "1"),
+        ("rope_interleaved", json!(true), "half-rotated"),
+        ("partial_rotary_factor", json!(0.5), "half-rotated"),
+        ("pruned_heads", json!({"0": [1]}), "pruned"),
+        ("num_experts", json!(8), "not a field we know"),
+        ("qk_norm", json!(true), "not a field we know"),
+        ("tie_word_embeddings", json!("yes"), "true or false"),
+        ("model_type", json!("gpt2"), "llama, mistral or cola"),
+        ("architectures", json!(["LlamaForSequenceClassification"]), "LlamaForCausalLM"),
+        ("rope_theta", json!("big"), "a number"),
+    ] {
+        check(with(llama(), &[(&format!("/{field}"), value)]), field, words);
+    }
+    for (value, field, words) in [
+        (json!({"rope_type": "llama3"}), "rope_scaling.rope_type", "\"default\""),
+        (json!({"type": "linear"}), "rope_scaling.type", "not supported"),
+        (json!({"type": "default", "factor": 2.0}), "rope_scaling.factor", "changes RoPE"),
+        (json!("yarn"), "rope_scaling", "an object"),
+    ] {
+        check(with(llama(), &[("/rope_scaling", value)]), field, words);
+    }
+    let two = [("/rope_theta", json!(1e4)), ("/rope_parameters", json!({"rope_theta": 5e5}))];
+    check(with(llama(), &two), "rope_parameters.rope_theta", "one of the two");
+}
+
+#[test]
+fn hugging_face_sizes_are_named_as_in_the_file() {
+    for (field, value, words) in [
+        ("hidden_size", json!("REMOVE"), "missing"),
+        ("vocab_size", json!(0), "at least 1"),
+        ("num_hidden_layers", json!(1e9), "more than 4096"),
+        ("intermediate_size", json!(null), "missing"),
+        ("num_attention_heads", json!(7), "does not divide"),
+        ("num_attention_heads", json!(2.5), "a whole number"),
+        ("num_key_value_heads", json!(3), "a divisor of 4"),
+        ("head_dim", json!(5), "odd"),
+        ("max_position_embeddings", json!(0), "at least 1"),
+        ("rms_norm_eps", json!(0), "positive"),
+        ("rank", json!(0), "at least 1"),
+        ("attn_rank", json!(0), "at least 1"),
+        ("mlp_rank", json!(0), "at least 1"),
+        ("lr_act_type", json!("gelu"), "\"linear\""),
+    ] {
+        check(with(cola(), &[(&format!("/{field}"), value)]), field, words);
+    }
+    let contradiction = [("/only_lr_act", json!(true)), ("/both_act", json!(true))];
+    check(with(cola(), &contradiction), "both_act", "contradict");
+    let two = [("/lr_act_type", json!("silu")), ("/cola_act", json!("linear"))];
+    check(with(cola(), &two), "cola_act", "one of the two");
+}
+
+#[test]
+fn mistral_must_say_that_it_has_no_window() {
+    let mistral = with(
+        llama(),
+        &[
+            ("/model_type", json!("mistral")),
+            ("/num_key_value_heads", json!(2)),
+            ("/max_position_embeddings", json!(4096)),
+        ],
+    );
+    check(mistral.clone(), "sliding_window", "is missing, where Mistral takes it for 4096");
+    let open = with(mistral, &[("/sliding_window", json!(null))]);
+    assert_eq!(model::read("m", &open.to_string()).unwrap().kv_heads, 2);
+}
+
+#[test]
+fn text_that_is_no_model() {
+    for (text, words) in [
+        ("", "line 1 column 0"),
+        ("{\"format\": ", "line 1 column"),
+        ("{}\n{}", "line 2 column"),
+        ("[]", "not a JSON object"),
+        ("{}", "neither a `format` nor a `model_type`"),
+        ("{\"hidden\": 1e999}", "number out of range"),
+    ] {
+        let defects = model::read("t", text).unwrap_err();
+        assert!(defects.to_string().contains(words), "{text}: {defects}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(model::read("t", &deep).unwrap_err().to_string().contains("recursion limit"));
+}
