@@ -5,18 +5,21 @@
 //! device runs ([`Kernel`]), what a plan decides, and how a plan is lowered to a checked program.
 //! Nothing in this crate reads a file, knows a price, or searches.
 
+pub mod decisions;
 pub mod defect;
+pub mod dtype;
 pub mod emit;
 pub mod graph;
-pub mod dtype;
 pub mod kernel;
 pub mod layout;
+pub mod lower;
 pub mod mesh;
 pub mod model;
 pub mod program;
 pub mod strategy;
 pub mod units;
 
+pub use decisions::Plan;
 pub use defect::{Defect, Defects};
 pub use dtype::{DType, Precision};
 pub use kernel::Kernel;

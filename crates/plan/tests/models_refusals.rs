@@ -64,11 +64,12 @@ fn sizes_of_our_format() {
         check(with(ours(), &[(&format!("/{field}"), json!(-1))]), field, "expected u64");
         check(with(ours(), &[(&format!("/{field}"), json!("x"))]), field, "line 1 column");
     }
-    for field in ["hidden", "vocab", "heads", "d_ff", "blocks", "format"] {
-        let value = with(ours(), &[(&format!("/{field}"), json!("REMOVE"))]);
-        let defects = refusal(&value).to_string();
-        assert!(defects.contains(&format!("`{field}`")) || field == "format", "{defects}");
+    for field in ["hidden", "vocab", "heads", "d_ff", "blocks"] {
+        check(with(ours(), &[(&format!("/{field}"), json!("REMOVE"))]), field, "is missing");
     }
+    let bare = refusal(&json!({"format": "narrows-model/1", "heads": 4, "blocks": {}}));
+    let fields: Vec<_> = bare.0.iter().map(|defect| defect.field.as_str()).collect();
+    assert_eq!(fields, ["hidden", "vocab", "d_ff", "blocks.count", "blocks.default"]);
     check(with(ours(), &[("/kv_heads", json!(3))]), "kv_heads", "a divisor of 4");
     check(with(ours(), &[("/heads", json!(5))]), "heads", "does not divide into 5 heads");
     check(with(ours(), &[("/head_dim", json!(7))]), "head_dim", "odd");

@@ -1,8 +1,8 @@
 //! Templates of a value's way from producer to consumers and of its gradient's way back.
 
+use crate::Layout;
 use crate::graph::Value;
 use crate::strategy::{Context, Flow, Save};
-use crate::Layout;
 
 use super::{Template, gradient_fill, gradient_sum, reshard};
 
@@ -80,4 +80,3 @@ pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<Templ
         .flat_map(|path| path.fill.into_iter().chain(path.reshard).chain(path.sum))
         .collect()
 }
-

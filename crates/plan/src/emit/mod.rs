@@ -8,10 +8,17 @@ mod flow;
 mod op;
 mod parameters;
 mod reshard;
+mod stage;
 mod template;
 
-pub use flow::{GradientPath, copy_forward, copy_redo, flow_backward, flow_forward, flow_redo, gradient_paths};
+pub use flow::{
+    GradientPath, copy_forward, copy_redo, flow_backward, flow_forward, flow_redo, gradient_paths,
+};
 pub use op::{op_backward, op_forward, op_redo};
-pub use parameters::{OpParameter, ParameterRole, Split, op_parameters, parameter_reduce, parameter_update};
+pub(crate) use parameters::parameter_extents;
+pub use parameters::{
+    OpParameter, ParameterRole, Split, op_parameters, parameter_reduce, parameter_update,
+};
 pub use reshard::{copy_bytes, gradient_fill, gradient_sum, reshard};
+pub use stage::{hops, receive, send, step_begin, step_norm, tied_reduce};
 pub use template::{Operand, Slot, Template};

@@ -70,10 +70,7 @@ impl OpParameter {
 }
 
 /// The resident buffers of a parameter.
-pub(crate) fn parameter_extents(
-    parameter: &OpParameter,
-    context: &Context,
-) -> Vec<(Slot, Extent)> {
+pub(crate) fn parameter_extents(parameter: &OpParameter, context: &Context) -> Vec<(Slot, Extent)> {
     let flat = |elements, dtype| Extent { rows: 1, columns: elements, dtype };
     let elements = parameter.elements(context);
     let updated = parameter.updated_elements(context);
@@ -148,7 +145,8 @@ pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Templ
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
 pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Template> {
-    let gradient = updated(extent_of(parameter, Slot::WeightGradient(0), context), parameter, context);
+    let gradient =
+        updated(extent_of(parameter, Slot::WeightGradient(0), context), parameter, context);
     let weight = extent_of(parameter, Slot::Weight(0), context);
     let mine = updated(weight, parameter, context);
     let mut states: Vec<Operand> = parameter_extents(parameter, context)

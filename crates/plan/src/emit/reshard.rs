@@ -110,8 +110,16 @@ fn exchange(
     context: &Context,
 ) -> Template {
     let group = context.mesh.group(Axis::Tensor);
-    let action =
-        Action::Collective(Exchange { kind, axis: Axis::Tensor, from, to, payload, statistic, reduction: Reduction::Sum, group });
+    let action = Action::Collective(Exchange {
+        kind,
+        axis: Axis::Tensor,
+        from,
+        to,
+        payload,
+        statistic,
+        reduction: Reduction::Sum,
+        group,
+    });
     Template { action, reads, writes }
 }
 

@@ -39,11 +39,8 @@ pub fn block_segment(model: &Model, block: &Block, grouping: Grouping) -> Segmen
     let projections = [("q", &block.q), ("k", &block.k), ("v", &block.v)];
     let heads = Heads { head_dim: Some(model.head_dim), rotary: &["q", "k"] };
     let qkv = b.fan(n1, "qkv", &projections, grouping.qkv, &heads);
-    let attention = AttentionOp {
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.head_dim,
-    };
+    let attention =
+        AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
     let attended =
         b.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
@@ -200,12 +197,7 @@ impl Builder {
         made
     }
 
-    fn finish(
-        self,
-        kind: SegmentKind,
-        input: Option<ValueId>,
-        output: Option<ValueId>,
-    ) -> Segment {
+    fn finish(self, kind: SegmentKind, input: Option<ValueId>, output: Option<ValueId>) -> Segment {
         Segment { kind, ops: self.ops, values: self.values, input, output }
     }
 }

@@ -22,6 +22,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     };
     let name = model_name(name_for_messages);
     if fields.contains_key("format") {
+        nothing_missing(&fields)?;
         let mut file: ModelFile = parse(text)?;
         file.name.get_or_insert(name);
         file.resolve()
@@ -30,6 +31,22 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     } else {
         Err(neither("the file has neither a `format` nor a `model_type`"))
     }
+}
+
+/// What a [`ModelFile`] and its `blocks` cannot do without.
+const REQUIRED: [&str; 5] = ["hidden", "vocab", "heads", "d_ff", "blocks"];
+const REQUIRED_OF_BLOCKS: [&str; 2] = ["count", "default"];
+
+/// Serde would stop at the first field that is missing; here all are named.
+fn nothing_missing(fields: &Map<String, Value>) -> Result<(), Defects> {
+    let blocks = fields.get("blocks").and_then(Value::as_object);
+    let top = REQUIRED.iter().filter(|field| !fields.contains_key(**field));
+    let of_blocks = REQUIRED_OF_BLOCKS
+        .iter()
+        .filter(|field| blocks.is_some_and(|blocks| !blocks.contains_key(**field)));
+    let places = top.map(|field| field.to_string());
+    let places = places.chain(of_blocks.map(|field| format!("blocks.{field}")));
+    Defects(places.map(|place| Defect::new(place, "is missing")).collect()).into_result(())
 }
 
 fn looks_like_hugging_face(fields: &Map<String, Value>) -> bool {
@@ -70,7 +87,25 @@ fn model_name(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::model_name;
+    use super::*;
+
+    #[test]
+    fn required_fields_are_those_of_the_schema() {
+        let schema = crate::model::schema();
+        let sorted = |fields: &[&str]| {
+            let mut fields = fields.to_vec();
+            fields.sort_unstable();
+            serde_json::json!(fields)
+        };
+        let listed = |value: &Value| {
+            let mut fields = value["required"].as_array().unwrap().clone();
+            fields.retain(|field| field != "format");
+            fields.sort_by_key(Value::to_string);
+            Value::Array(fields)
+        };
+        assert_eq!(listed(&schema), sorted(&REQUIRED));
+        assert_eq!(listed(&schema["$defs"]["BlocksFile"]), sorted(&REQUIRED_OF_BLOCKS));
+    }
 
     #[test]
     fn models_are_named_after_their_files() {

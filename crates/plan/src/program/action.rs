@@ -3,7 +3,9 @@
 //! Shapes are those one device sees. An action says what is computed; its operands (slots of a
 //! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
 
-use crate::kernel::{Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer};
+use crate::kernel::{
+    Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer,
+};
 use crate::mesh::{Axis, Group};
 use crate::{Bytes, DType, Layout};
 

@@ -1,5 +1,217 @@
 //! Programs: what each device of each pipeline stage executes.
+//!
+//! All devices of a stage run the same instructions on their own shards. A stage's step is a
+//! *schedule* of turns: the forward or backward pass of one microbatch, and at the end the step
+//! phase. Every instruction names numbered buffers, and every buffer has its place in the arena.
 
 pub mod action;
+mod arena;
+mod text;
+
+use crate::mesh::Axis;
+use crate::strategy::Context;
+use crate::{Bytes, DType, Kernel};
 
 pub use action::{Action, Exchange, Extent, Hop, PassOp, Product, ProductForm, Reduction};
+pub use arena::{ALIGNMENT, place};
+
+/// Index of a buffer within its stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId(pub u32);
+
+/// What a buffer is for, and so how long it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Region {
+    /// Weights.
+    Weight,
+    /// fp32 gradients of weights.
+    Gradient,
+    /// AdamW's moments and the master copy.
+    Optimizer,
+    /// Token ids of a microbatch, the loss, the square sum.
+    Input,
+    /// Activations, their gradients and statistics: placed by lifetime.
+    Activation,
+}
+
+/// How a parameter's buffer lies over the tensor axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Names of the parameters side by side in the buffer, with their whole shapes.
+    pub members: Vec<(String, u64, u64)>,
+    /// Which dimension is split.
+    pub split: crate::emit::Split,
+    /// For the device with tensor index i, the first row or column it holds is i times this.
+    pub offset_stride: Vec<u64>,
+}
+
+/// A piece of a device's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// For messages; unique within the stage.
+    pub name: String,
+    /// Rows and columns on this device, and the format.
+    pub extent: Extent,
+    /// What it is for.
+    pub region: Region,
+    /// Where it begins in the arena, in bytes.
+    pub offset: u64,
+    /// Copies of it, one for each microbatch in flight; copy k begins at
+    /// `offset + k·slot_stride` of the stage.
+    pub per_microbatch: bool,
+    /// For parameters and their gradients.
+    pub shard: Option<Shard>,
+}
+
+/// An operand: a buffer, seen with an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Access {
+    /// The buffer.
+    pub buffer: BufferId,
+    /// What of it this instruction sees: never more bytes than the buffer has.
+    pub extent: Extent,
+}
+
+/// One instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Instr {
+    /// What is done.
+    pub action: Action,
+    /// What is read. Operands updated in place are on both sides.
+    pub reads: Vec<Access>,
+    /// What is written.
+    pub writes: Vec<Access>,
+    /// Where it comes from, for messages: `layer 3 q.a` or `head loss`.
+    pub origin: String,
+}
+
+/// A pass over the stage's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Forward pass of a microbatch.
+    Forward,
+    /// Backward pass of a microbatch.
+    Backward,
+    /// Reductions and the optimizer, once a step.
+    Step,
+}
+
+/// One entry of a stage's schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Turn {
+    /// Forward or backward; the step phase comes once, last.
+    pub phase: Phase,
+    /// Which microbatch.
+    pub microbatch: u64,
+}
+
+/// What the devices of one pipeline stage execute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageProgram {
+    /// All buffers.
+    pub buffers: Vec<Buffer>,
+    /// Forward pass of one microbatch.
+    pub forward: Vec<Instr>,
+    /// Backward pass of one microbatch.
+    pub backward: Vec<Instr>,
+    /// Once a step.
+    pub step: Vec<Instr>,
+    /// The order of passes.
+    pub schedule: Vec<Turn>,
+    /// Microbatches whose activations are alive at once.
+    pub slots: u64,
+    /// Bytes between the copies of per-microbatch buffers.
+    pub slot_stride: u64,
+    /// Size of the arena: the peak memory of a device, and what is allocated.
+    pub arena: Bytes,
+}
+
+/// The lowered plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// Mesh, workload, formats.
+    pub context: Context,
+    /// One for each pipeline stage.
+    pub stages: Vec<StageProgram>,
+}
+
+impl Instr {
+    /// The kernel of this instruction.
+    pub fn kernel(&self) -> Kernel {
+        let extents =
+            |side: &[Access]| -> Vec<Extent> { side.iter().map(|access| access.extent).collect() };
+        self.action.kernel(&extents(&self.reads), &extents(&self.writes))
+    }
+}
+
+impl StageProgram {
+    /// The instructions of a phase.
+    pub fn phase(&self, phase: Phase) -> &[Instr] {
+        match phase {
+            Phase::Forward => &self.forward,
+            Phase::Backward => &self.backward,
+            Phase::Step => &self.step,
+        }
+    }
+
+    /// The buffer with this id.
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.0 as usize]
+    }
+
+    /// Bytes of all buffers of a region, per-microbatch copies counted.
+    pub fn region_bytes(&self, region: Region) -> Bytes {
+        self.buffers
+            .iter()
+            .filter(|buffer| buffer.region == region)
+            .map(|b| b.extent.bytes() * if b.per_microbatch { self.slots } else { 1 })
+            .sum()
+    }
+}
+
+impl Extent {
+    /// A flat extent.
+    pub fn flat(elements: u64, dtype: DType) -> Extent {
+        Extent { rows: 1, columns: elements, dtype }
+    }
+}
+
+/// 1F1B: stage s warms up with min(m, S − s) forward passes, then alternates.
+pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> Vec<Turn> {
+    let forward = |microbatch| Turn { phase: Phase::Forward, microbatch };
+    let backward = |microbatch| Turn { phase: Phase::Backward, microbatch };
+    let warm_up = (stages - stage - 1).min(microbatches);
+    let mut turns: Vec<Turn> = (0..warm_up).map(forward).collect();
+    for microbatch in warm_up..microbatches {
+        turns.push(forward(microbatch));
+        turns.push(backward(microbatch - warm_up));
+    }
+    turns.extend((microbatches - warm_up..microbatches).map(backward));
+    turns
+}
+
+/// Microbatches in flight on a stage of a 1F1B schedule.
+pub fn slots_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64 {
+    (stages - stage).min(microbatches)
+}
+
+/// Payload of a stage's collectives by kind over one axis, for the bytes reported with a plan.
+pub fn collective_payload<'a>(
+    instructions: impl IntoIterator<Item = &'a Instr>,
+    axis: Axis,
+) -> std::collections::BTreeMap<&'static str, Bytes> {
+    let mut bytes = std::collections::BTreeMap::new();
+    for instr in instructions {
+        if let Action::Collective(exchange) = &instr.action
+            && exchange.axis == axis
+        {
+            if exchange.payload.0 > 0 {
+                *bytes.entry(exchange.kind.name()).or_default() += exchange.payload;
+            }
+            if exchange.statistic.0 > 0 {
+                *bytes.entry("statistics").or_default() += exchange.statistic;
+            }
+        }
+    }
+    bytes
+}

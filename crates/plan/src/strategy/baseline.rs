@@ -57,7 +57,9 @@ impl Baseline {
 
     /// Whether a block's op may run this way, on more than one device.
     pub fn allows(self, node: &OpNode, strategy: Strategy, devices: u64) -> bool {
-        use Strategy::{Column, Feature, Heads, Online, OwedRow, Recover, Replicate, Row, SharedKv, Sync};
+        use Strategy::{
+            Column, Feature, Heads, Online, OwedRow, Recover, Replicate, Row, SharedKv, Sync,
+        };
         let allowed: &[Strategy] = match (self, &node.op) {
             (Baseline::Auto, _) => return true,
             // Fewer key and value heads than devices: nothing is left to split.

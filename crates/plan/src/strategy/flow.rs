@@ -147,7 +147,9 @@ pub fn flows(
         for &primary in &primaries {
             let alone = std::iter::once(None);
             for second in alone.chain(seconds.iter().copied().map(Some)) {
-                if second == Some(primary) || !legal(producer, primary, second, value, context) {
+                if second == Some(primary)
+                    || !flow_is_legal(producer, primary, second, value, context)
+                {
                     continue;
                 }
                 let mut flow = Flow { producer, primary, second, saves: vec![] };
@@ -172,8 +174,8 @@ fn inputs(choices: &[Vec<OpChoice>], (op, port): (OpId, usize)) -> Vec<EdgeLayou
     distinct(&choices[op.0 as usize], |choice| choice.inputs[port])
 }
 
-/// Whether reshards exist for both directions, and what the norm still owes is owed everywhere.
-fn legal(
+/// Whether a flow can be: reshards exist for both directions, and what the norm still owes is owed everywhere.
+pub fn flow_is_legal(
     producer: EdgeLayout,
     primary: EdgeLayout,
     second: Option<EdgeLayout>,

@@ -25,9 +25,11 @@ use crate::EdgeLayout;
 
 pub use baseline::Baseline;
 pub use context::{Context, Zero};
-pub use flow::{Flow, Recompute, Save, flows, needs_input, needs_output};
-pub use space::{NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, borders, owned_parameters};
+pub use flow::{Flow, Recompute, Save, flow_is_legal, flows, needs_input, needs_output};
 pub use options::{WeightRule, op_choices};
+pub use space::{
+    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, borders, owned_parameters,
+};
 
 /// One op's way of running over the tensor axis.
 #[derive(

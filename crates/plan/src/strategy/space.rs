@@ -222,9 +222,11 @@ impl SegmentChoice {
         for id in segment.value_ids().rev() {
             self.tidy_value(segment, id);
             if let Some((op, _)) = segment.output_port(id) {
-                let redone = segment.op(op).outputs.iter().any(|output| {
-                    self.flows[output.0 as usize].saves[0] == Save::Redone
-                });
+                let redone = segment
+                    .op(op)
+                    .outputs
+                    .iter()
+                    .any(|output| self.flows[output.0 as usize].saves[0] == Save::Redone);
                 self.ops[op.0 as usize].redo = redone;
             }
         }

@@ -31,10 +31,8 @@ pub(super) fn loss(site: &Site) -> Vec<Template> {
     let maximum = site.statistic(Slot::Temporary(0), 1);
     let packed = site.statistic(Slot::Temporary(1), 2);
     let targets = tokens(Slot::Targets, rows);
-    let loss = Operand {
-        slot: Slot::Loss,
-        extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
-    };
+    let loss =
+        Operand { slot: Slot::Loss, extent: Extent { rows: 1, columns: 1, dtype: DType::F32 } };
     let shared = site.choice.strategy == Strategy::Vocabulary;
     let mut made = vec![pass(PassOp::LossMaximum, vec![logits], vec![maximum])];
     if shared {

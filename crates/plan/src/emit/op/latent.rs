@@ -3,7 +3,7 @@
 //! Forward z = φ(ρ·h). Without φ it works in place, or costs nothing where nothing is owed.
 //! Backward, owed: du = ρ·dz⊙φ', ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the norm.
 
-use crate::graph::LatentOp;
+use crate::graph::{LatentOp, Op};
 use crate::model::Activation;
 use crate::program::PassOp;
 use crate::strategy::Strategy;
@@ -36,7 +36,10 @@ pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
     }
     if site.choice.strategy == Strategy::Recover {
         let gradient = site.statistic(Slot::NormStatisticGradient, 1);
-        reads.extend([site.statistic(Slot::NormStatistic, 1), gradient]);
+        reads.push(site.statistic(Slot::NormStatistic, 1));
+        if !contributes_first(site, latent) {
+            reads.push(gradient);
+        }
         return vec![pass(PassOp::LatentRecoverBackward, reads, vec![dh, gradient])];
     }
     if nothing_to_do(site, latent) {
@@ -48,6 +51,15 @@ pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
 /// Without φ and with one output the latent passes through: its output is its input's storage.
 fn nothing_to_do(site: &Site, latent: &LatentOp) -> bool {
     latent.activation == Activation::Identity && site.node.outputs.len() == 1
+}
+
+/// The last latent of a norm is the first of the backward pass: it writes the statistic's gradient,
+/// the others add to it.
+fn contributes_first(site: &Site, latent: &LatentOp) -> bool {
+    let last = site.segment.op_ids().rev().find(
+        |id| matches!(&site.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
+    );
+    last == Some(site.id)
 }
 
 fn outputs(site: &Site, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {

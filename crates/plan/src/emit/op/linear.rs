@@ -55,8 +55,7 @@ pub(super) fn forward(site: &Site, linear: &LinearOp) -> Vec<Template> {
         site.activation(Slot::Input(0)),
         shape.weight(Slot::Weight(0), site.context.compute()),
     ];
-    let mut made =
-        vec![Template { action: Action::Gemm(product), reads, writes: vec![output] }];
+    let mut made = vec![Template { action: Action::Gemm(product), reads, writes: vec![output] }];
     made.extend(rotary(site, linear, PassOp::Rope, output));
     made
 }

@@ -4,10 +4,10 @@
 //! t = Σ dy⊙γ⊙x (backward) are all-reduced. *Online*: s rides with the latents' all-reduce and the
 //! backward pass needs no collective, because ds comes from the replicated latents.
 
+use crate::DType;
 use crate::emit::reshard::all_reduce_statistic;
 use crate::program::{Extent, PassOp};
 use crate::strategy::Strategy;
-use crate::DType;
 
 use super::{Operand, Site, Slot, Template, pass};
 
@@ -75,7 +75,6 @@ pub(super) fn backward(site: &Site, width: u64) -> Vec<Template> {
 }
 
 fn scale(site: &Site, width: u64) -> Operand {
-    let extent =
-        Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute() };
+    let extent = Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute() };
     Operand { slot: Slot::Weight(0), extent }
 }

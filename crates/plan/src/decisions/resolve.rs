@@ -1,0 +1,336 @@
+//! From a plan as written to a plan that can be lowered: every name resolved, every layout legal.
+
+use std::sync::Arc;
+
+use crate::graph::{Segment, block_segment, embedding_segment, head_segment};
+use crate::model::Model;
+use crate::strategy::{
+    Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight, WeightRule,
+    borders, flow_is_legal, op_choices,
+};
+use crate::{Defect, Defects, EdgeLayout};
+
+use super::saves::{Saves, check_saves};
+use super::{HiddenLayout, Plan, SegmentDecisions};
+
+/// A segment with its decisions.
+#[derive(Clone, Debug)]
+pub struct SegmentPlan {
+    /// The op graph.
+    pub segment: Segment,
+    /// A choice for every op and value.
+    pub choice: SegmentChoice,
+}
+
+/// A block of a stage.
+#[derive(Clone, Debug)]
+pub struct ResolvedBlock {
+    /// Its number in the model.
+    pub layer: u64,
+    /// Its graph and decisions, shared by blocks that are alike.
+    pub plan: Arc<SegmentPlan>,
+}
+
+/// A plan that fits its model: names exist, strategies are legal, layouts meet.
+#[derive(Clone, Debug)]
+pub struct ResolvedPlan {
+    /// Mesh, workload and formats.
+    pub context: Context,
+    /// Layouts of the hidden state between segments.
+    pub border: EdgeLayout,
+    /// Width of the hidden state.
+    pub hidden: u64,
+    /// Whether embedding and head are one weight.
+    pub tied: bool,
+    /// The embedding.
+    pub embedding: SegmentPlan,
+    /// The blocks of each stage.
+    pub stages: Vec<Vec<ResolvedBlock>>,
+    /// The head.
+    pub head: SegmentPlan,
+}
+
+impl Plan {
+    /// The context of this plan, checked to divide.
+    pub fn context(&self) -> Result<Context, Defects> {
+        let mut defects = Defects::default();
+        let sizes = [
+            ("mesh.tensor", self.mesh.tensor),
+            ("mesh.pipeline", self.mesh.pipeline),
+            ("mesh.data", self.mesh.data),
+            ("workload.global_batch", self.workload.global_batch),
+            ("workload.sequence_length", self.workload.sequence_length),
+            ("workload.micro_batch", self.workload.micro_batch),
+        ];
+        for (field, size) in sizes {
+            if size == 0 || size > 1 << 24 {
+                defects.push(Defect::new(field, format!("{size} is not between 1 and 16777216")));
+            }
+        }
+        let mut defects = defects.into_result(()).err().unwrap_or_default();
+        if defects.0.is_empty() {
+            let portion = self.mesh.data * self.workload.micro_batch;
+            if !self.workload.global_batch.is_multiple_of(portion) {
+                let problem = format!(
+                    "{} sequences do not divide into {} replicas × {} a microbatch",
+                    self.workload.global_batch, self.mesh.data, self.workload.micro_batch
+                );
+                defects.push(Defect::new("workload.global_batch", problem));
+            }
+        }
+        let context = Context {
+            mesh: self.mesh,
+            workload: self.workload,
+            precision: self.precision,
+            zero: self.zero,
+        };
+        defects.into_result(context)
+    }
+
+    /// Resolves every name and layout of the plan against its model, and reports every defect.
+    pub fn resolve(&self, model: &Model) -> Result<ResolvedPlan, Defects> {
+        let context = self.context()?;
+        let border = self.border(model, &context)?;
+        let mut defects = Defects::default();
+        let resolver = Resolver { context: &context, border, defects: &mut defects };
+        let (embedding, head, stages) = resolver.all(self, model);
+        if model.tied && defects.0.is_empty() {
+            check_tied(&embedding, &head, &mut defects);
+        }
+        let resolved = ResolvedPlan {
+            context,
+            border,
+            hidden: model.hidden,
+            tied: model.tied,
+            embedding,
+            stages,
+            head,
+        };
+        defects.into_result(resolved)
+    }
+
+    fn border(&self, model: &Model, context: &Context) -> Result<EdgeLayout, Defects> {
+        let border = self.hidden_layout.edge();
+        let legal = borders(model.hidden, context);
+        if legal.contains(&border) {
+            return Ok(border);
+        }
+        let names: Vec<String> = legal.iter().map(|edge| edge.to_string()).collect();
+        let problem = format!(
+            "the hidden state cannot be laid out as {} over {} devices",
+            border,
+            context.tensor()
+        );
+        Err(Defect::new("hidden_layout", problem).hint(names.join(" or ")).into())
+    }
+}
+
+fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects) {
+    let weight = |plan: &SegmentPlan, op: &str| {
+        let index = plan.segment.ops.iter().position(|node| node.name == op)?;
+        Some(TiedWeight::of(plan.segment.kind, plan.choice.ops[index].choice.strategy))
+    };
+    if weight(embedding, "embedding") != weight(head, "head") {
+        let problem = "embedding and head are one weight but are laid out differently";
+        defects.push(
+            Defect::new("embedding.ops.embedding", problem)
+                .hint("embedding `vocabulary` with head `column`, or `column` with `row`"),
+        );
+    }
+}
+
+struct Resolver<'a> {
+    context: &'a Context,
+    border: EdgeLayout,
+    defects: &'a mut Defects,
+}
+
+impl Resolver<'_> {
+    fn all(
+        mut self,
+        plan: &Plan,
+        model: &Model,
+    ) -> (SegmentPlan, SegmentPlan, Vec<Vec<ResolvedBlock>>) {
+        let embedding = self.segment("embedding", embedding_segment(model), &plan.embedding);
+        let head = self.segment("head", head_segment(model), &plan.head);
+        let stages = self.stages(plan, model);
+        (embedding, head, stages)
+    }
+
+    fn stages(&mut self, plan: &Plan, model: &Model) -> Vec<Vec<ResolvedBlock>> {
+        if plan.stages.len() as u64 != self.context.mesh.pipeline {
+            let problem = format!(
+                "{} stages are listed, the mesh has {}",
+                plan.stages.len(),
+                self.context.mesh.pipeline
+            );
+            self.defects.push(Defect::new("stages", problem));
+        }
+        let layers = model.blocks.len() as u64;
+        let mut next = 0;
+        let mut seen: Vec<(u64, String, Arc<SegmentPlan>)> = vec![];
+        let mut stages = vec![];
+        for (s, stage) in plan.stages.iter().enumerate() {
+            let mut blocks = vec![];
+            for (r, run) in stage.runs.iter().enumerate() {
+                let field = format!("stages[{s}].runs[{r}]");
+                if run.first != next || run.count == 0 || run.count > layers - next {
+                    let problem = format!(
+                        "blocks {} to {} are not the next of {layers} blocks: {next} is",
+                        run.first,
+                        run.first.saturating_add(run.count)
+                    );
+                    self.defects.push(Defect::new(field, problem));
+                    return stages;
+                }
+                next += run.count;
+                let Some(decisions) = plan.blocks.get(&run.decisions) else {
+                    let problem = format!("no block decisions are called `{}`", run.decisions);
+                    let known = plan.blocks.keys().cloned().collect::<Vec<_>>().join(", ");
+                    let field = format!("{field}.decisions");
+                    self.defects.push(Defect::new(field, problem).hint(known));
+                    continue;
+                };
+                for layer in run.first..run.first + run.count {
+                    let alike = seen.iter().find(|(other, name, _)| {
+                        *name == run.decisions
+                            && model.blocks[*other as usize] == model.blocks[layer as usize]
+                    });
+                    if let Some((_, _, plan)) = alike {
+                        blocks.push(ResolvedBlock { layer, plan: plan.clone() });
+                        continue;
+                    }
+                    let block = &model.blocks[layer as usize];
+                    let segment = block_segment(model, block, decisions.grouping);
+                    let field = format!("blocks.{}", run.decisions);
+                    let plan = Arc::new(self.segment(&field, segment, &decisions.decisions()));
+                    seen.push((layer, run.decisions.clone(), plan.clone()));
+                    blocks.push(ResolvedBlock { layer, plan });
+                }
+            }
+            stages.push(blocks);
+        }
+        if next != layers {
+            let problem = format!("blocks {next} to {layers} are on no stage");
+            self.defects.push(Defect::new("stages", problem));
+        }
+        stages
+    }
+
+    fn segment(
+        &mut self,
+        field: &str,
+        segment: Segment,
+        decisions: &SegmentDecisions,
+    ) -> SegmentPlan {
+        let ops = self.ops(field, &segment, decisions);
+        let mut choice = SegmentChoice { ops, flows: vec![] };
+        let mut saves = Saves::read(decisions, field, self.defects);
+        for id in segment.value_ids() {
+            let value = segment.value(id);
+            let mut flow = self.flow(field, &segment, &choice, id.0 as usize);
+            flow.saves = flow
+                .copies()
+                .iter()
+                .map(|layout| saves.take(&format!("{}@{layout}", value.name)))
+                .collect();
+            if flow.saves[0] == Save::Redone
+                && let Some(op) = value.producer
+            {
+                choice.ops[op.0 as usize].redo = true;
+            }
+            choice.flows.push(flow);
+        }
+        saves.unused(field, self.defects);
+        check_saves(field, &segment, &choice, self.defects);
+        SegmentPlan { segment, choice }
+    }
+
+    fn ops(
+        &mut self,
+        field: &str,
+        segment: &Segment,
+        decisions: &SegmentDecisions,
+    ) -> Vec<OpOption> {
+        for name in decisions.ops.keys() {
+            if !segment.ops.iter().any(|node| node.name == *name) {
+                let known: Vec<&str> = segment.ops.iter().map(|node| node.name.as_str()).collect();
+                let problem = "there is no such op in this segment";
+                let defect = Defect::new(format!("{field}.ops.{name}"), problem);
+                self.defects.push(defect.hint(known.join(", ")));
+            }
+        }
+        let mut made = vec![];
+        for node in &segment.ops {
+            let field = format!("{field}.ops.{}", node.name);
+            let legal = op_choices(segment, node, self.context, WeightRule::Any);
+            let wanted = decisions.ops.get(&node.name).copied();
+            let found = legal.iter().find(|choice| Some(choice.strategy) == wanted);
+            if found.is_none() {
+                let problem = match wanted {
+                    Some(strategy) => format!(
+                        "`{}` is not legal here over {} devices",
+                        strategy.name(),
+                        self.context.tensor()
+                    ),
+                    None => "no strategy is given for this op".into(),
+                };
+                let names: Vec<&str> = legal.iter().map(|choice| choice.strategy.name()).collect();
+                self.defects.push(Defect::new(field, problem).hint(names.join(" or ")));
+            }
+            let choice = found.or(legal.first()).cloned().unwrap_or(OpChoice {
+                strategy: Strategy::Replicate,
+                inputs: vec![EdgeLayout::REPLICATED; node.inputs.len()],
+                outputs: vec![EdgeLayout::REPLICATED; node.outputs.len()],
+            });
+            made.push(OpOption { choice, redo: false });
+        }
+        made
+    }
+
+    /// The flow that the strategies around a value imply, nothing saved yet.
+    fn flow(
+        &mut self,
+        field: &str,
+        segment: &Segment,
+        choice: &SegmentChoice,
+        index: usize,
+    ) -> Flow {
+        let value = &segment.values[index];
+        let id = crate::graph::ValueId(index as u32);
+        let producer = segment
+            .output_port(id)
+            .map_or(self.border, |(op, port)| choice.ops[op.0 as usize].choice.outputs[port]);
+        let edges: Vec<EdgeLayout> = value
+            .consumers
+            .iter()
+            .map(|(op, port)| choice.ops[op.0 as usize].choice.inputs[*port])
+            .collect();
+        let primary = edges.last().copied().unwrap_or(self.border);
+        let mut others: Vec<EdgeLayout> = edges.into_iter().filter(|e| *e != primary).collect();
+        others.dedup();
+        let field = format!("{field} (value {})", value.name);
+        if others.len() > 1 {
+            let problem = "its consumers want more than two different layouts";
+            self.defects.push(Defect::new(field.clone(), problem));
+        }
+        let second = others.first().copied();
+        if !flow_is_legal(producer, primary, second, value, self.context) {
+            let wanted: Vec<String> =
+                std::iter::once(primary).chain(second).map(|edge| edge.to_string()).collect();
+            let problem = format!(
+                "it is made as {producer} but wanted as {}, and nothing turns one into the other",
+                wanted.join(" and ")
+            );
+            self.defects.push(Defect::new(field, problem));
+        }
+        Flow { producer, primary, second, saves: vec![] }
+    }
+}
+
+impl ResolvedPlan {
+    /// The plan's layout of the hidden state by name.
+    pub fn hidden_layout(&self) -> Option<HiddenLayout> {
+        HiddenLayout::of(self.border)
+    }
+}

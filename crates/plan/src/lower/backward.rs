@@ -1,0 +1,194 @@
+//! The backward pass of a segment: redo what is needed, gather gradients, run the op's backward.
+
+use crate::emit::{Operand, copy_redo, gradient_paths, op_backward, op_redo};
+use crate::graph::{Op, OpId, ValueId};
+use crate::program::{BufferId, Region};
+use crate::strategy::{Save, needs_input, needs_output};
+
+use super::{Held, Lowering, Place};
+
+impl Lowering<'_> {
+    /// Walks the segment's ops backwards. The gradient of its output value, in the border's
+    /// layout, is already held.
+    pub(super) fn backward_segment(&mut self, place: Place) {
+        let segment = &place.plan.segment;
+        self.forget_unsaved(place);
+        for op in segment.op_ids().rev() {
+            self.provide(place, op);
+            for value in &segment.op(op).outputs {
+                self.gather_gradient(place, *value);
+            }
+            self.alias_gradients(place, op);
+            let choice = &place.plan.choice.ops[op.0 as usize].choice;
+            let templates = op_backward(segment, op, choice, &self.plan.context);
+            self.push_op(place, op, templates);
+        }
+        if let Some(input) = segment.input {
+            self.gather_gradient(place, input);
+        }
+    }
+
+    /// What is not kept is not there: whatever is redone gets new buffers.
+    fn forget_unsaved(&mut self, place: Place) {
+        let segment = &place.plan.segment;
+        for id in segment.value_ids() {
+            let flow = &place.plan.choice.flows[id.0 as usize];
+            for (copy, save) in flow.saves.iter().enumerate() {
+                if *save != Save::Kept {
+                    self.held.remove(&Held::Copy(place.instance, id, copy));
+                }
+            }
+            if let Some(op) = segment.value(id).producer
+                && matches!(segment.op(op).op, Op::Attention(_))
+                && flow.saves[0] == Save::Redone
+            {
+                self.held.remove(&Held::Statistic(place.instance, op));
+            }
+        }
+    }
+
+    /// Makes sure that all an op's backward pass reads is there.
+    fn provide(&mut self, place: Place, op: OpId) {
+        let node = place.plan.segment.op(op);
+        let option = &place.plan.choice.ops[op.0 as usize];
+        if needs_input(&node.op) {
+            self.provide_inputs(place, op);
+        }
+        if needs_output(&node.op, option.choice.strategy) {
+            for value in &node.outputs {
+                self.provide_copy(place, *value, 0);
+            }
+        }
+    }
+
+    fn provide_inputs(&mut self, place: Place, op: OpId) {
+        for (port, value) in place.plan.segment.op(op).inputs.iter().enumerate() {
+            let layout = place.plan.choice.input_layout(op, port);
+            let flow = &place.plan.choice.flows[value.0 as usize];
+            let copy = flow.copies().iter().position(|l| *l == layout).unwrap_or(0);
+            self.provide_copy(place, *value, copy);
+        }
+    }
+
+    /// Redoes a copy unless it is there.
+    fn provide_copy(&mut self, place: Place, value: ValueId, copy: usize) {
+        if self.held.contains_key(&Held::Copy(place.instance, value, copy)) {
+            return;
+        }
+        let segment = &place.plan.segment;
+        if copy > 0 {
+            self.provide_copy(place, value, 0);
+            let flow = &place.plan.choice.flows[value.0 as usize];
+            let templates = copy_redo(segment.value(value), flow, copy, &self.plan.context);
+            self.make_copy(place, value, copy, templates);
+            return;
+        }
+        let Some(op) = segment.value(value).producer else { return };
+        self.provide_inputs(place, op);
+        self.alias_in_place(place, op);
+        let choice = &place.plan.choice.ops[op.0 as usize].choice;
+        let templates = op_redo(segment, op, choice, &self.plan.context);
+        self.push_op(place, op, templates);
+    }
+
+    /// Brings a value's gradient contributions to the layout its producer wants, and adds them.
+    fn gather_gradient(&mut self, place: Place, value: ValueId) {
+        let segment = &place.plan.segment;
+        let node = segment.value(value);
+        let flow = &place.plan.choice.flows[value.0 as usize];
+        let origin = format!("{} d({})", place.name, node.name);
+        let mut total: Option<BufferId> = None;
+        for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
+        {
+            let from = self.get(Held::Gradient(place.instance, value, index));
+            let mut to = from;
+            let in_place = path.layout == crate::Layout::Partial
+                && flow.producer.backward == crate::Layout::Replicated;
+            if let Some(last) = path.reshard.last()
+                && !in_place
+            {
+                to = self.buffer(&origin, last.writes[0].extent, Region::Activation);
+            }
+            self.push_reshard(path.reshard, &origin, (from, to), None);
+            match (total, path.sum) {
+                (Some(first), Some(sum)) => {
+                    self.push_reshard(vec![sum], &origin, (to, first), None)
+                }
+                _ => total = Some(to),
+            }
+        }
+        if let Some(total) = total {
+            self.held.insert(Held::Gradient(place.instance, value, 0), total);
+        }
+    }
+
+    /// The gradient of a value in its producer's layout, after [`gather_gradient`].
+    pub(super) fn output_gradient(&self, place: Place, value: ValueId) -> BufferId {
+        self.get(Held::Gradient(place.instance, value, 0))
+    }
+
+    /// Ops whose input's gradient is their output's gradient: additions, and latents that pass
+    /// through.
+    fn alias_gradients(&mut self, place: Place, op: OpId) {
+        let node = place.plan.segment.op(op);
+        let passes = match &node.op {
+            Op::Add { .. } => true,
+            Op::Latent(_) => {
+                let choice = &place.plan.choice.ops[op.0 as usize].choice;
+                op_backward(&place.plan.segment, op, choice, &self.plan.context).is_empty()
+            }
+            _ => false,
+        };
+        if passes {
+            let gradient = self.output_gradient(place, node.outputs[0]);
+            for (port, value) in node.inputs.iter().enumerate() {
+                let group = self.gradient_group(place, op, port);
+                self.held.insert(Held::Gradient(place.instance, *value, group), gradient);
+            }
+        }
+    }
+
+    /// Which of the value's gradient layouts an op contributes to.
+    fn gradient_group(&self, place: Place, op: OpId, port: usize) -> usize {
+        let value = place.plan.segment.op(op).inputs[port];
+        let flow = &place.plan.choice.flows[value.0 as usize];
+        let layout = place.plan.choice.ops[op.0 as usize].choice.inputs[port].backward;
+        flow.gradients().iter().position(|l| *l == layout).unwrap_or(0)
+    }
+
+    /// The buffer an op's contribution goes to; a sum that no last consumer wrote starts from zeros.
+    pub(super) fn input_gradient(
+        &mut self,
+        place: Place,
+        op: OpId,
+        port: usize,
+        operand: Operand,
+    ) -> BufferId {
+        let node = place.plan.segment.op(op);
+        let value = node.inputs[port];
+        let group = self.gradient_group(place, op, port);
+        let held = Held::Gradient(place.instance, value, group);
+        if let Some(found) = self.held.get(&held) {
+            return *found;
+        }
+        if matches!(node.op, Op::Loss { .. }) {
+            // The gradient of the logits takes their place.
+            let logits = self.input(place, op, port);
+            self.held.insert(held, logits);
+            return logits;
+        }
+        let name = format!("{} d({})", place.name, place.plan.segment.value(value).name);
+        let made = self.held_or_new(held, &name, operand);
+        if group > 0 {
+            let flow = &place.plan.choice.flows[value.0 as usize];
+            let node = place.plan.segment.value(value);
+            let fill = gradient_paths(node, flow, &self.plan.context)
+                .into_iter()
+                .nth(group)
+                .and_then(|path| path.fill);
+            let origin = format!("{} d({})", place.name, node.name);
+            self.push_reshard(fill.into_iter().collect(), &origin, (made, made), None);
+        }
+        made
+    }
+}

@@ -1,0 +1,152 @@
+//! The forward pass of a segment: ops, then the copies of their outputs.
+
+use std::collections::HashMap;
+
+use crate::emit::{Operand, Slot, Template, copy_forward, op_forward};
+use crate::graph::{Op, OpId, ValueId};
+use crate::program::{BufferId, Region};
+
+use super::{Held, Lowering, Place};
+
+impl Lowering<'_> {
+    /// Runs every op of the segment; its input value is already held.
+    pub(super) fn forward_segment(&mut self, place: Place) {
+        let segment = &place.plan.segment;
+        if let Some(input) = segment.input {
+            self.forward_copies(place, input);
+        }
+        for op in segment.op_ids() {
+            self.alias_in_place(place, op);
+            let choice = &place.plan.choice.ops[op.0 as usize].choice;
+            let templates = op_forward(segment, op, choice, &self.plan.context);
+            self.push_op(place, op, templates);
+            for value in &segment.op(op).outputs {
+                self.forward_copies(place, *value);
+            }
+        }
+    }
+
+    /// A value whose producer works in place takes its input's buffer.
+    pub(super) fn alias_in_place(&mut self, place: Place, op: OpId) {
+        let segment = &place.plan.segment;
+        for output in &segment.op(op).outputs {
+            if segment.value(*output).storage_of.is_some() {
+                let source = self.input(place, op, 0);
+                self.held.insert(Held::Copy(place.instance, *output, 0), source);
+            }
+        }
+    }
+
+    pub(super) fn forward_copies(&mut self, place: Place, value: ValueId) {
+        let node = place.plan.segment.value(value);
+        let flow = &place.plan.choice.flows[value.0 as usize];
+        for copy in 1..flow.copies().len() {
+            let templates = copy_forward(node, flow, copy, &self.plan.context);
+            self.make_copy(place, value, copy, templates);
+        }
+    }
+
+    /// Makes one copy of a value from the producer's with the given reshard.
+    pub(super) fn make_copy(
+        &mut self,
+        place: Place,
+        value: ValueId,
+        copy: usize,
+        templates: Vec<Template>,
+    ) {
+        let node = place.plan.segment.value(value);
+        let flow = &place.plan.choice.flows[value.0 as usize];
+        let from = self.get(Held::Copy(place.instance, value, 0));
+        let to = if flow.in_place(copy) {
+            from
+        } else {
+            let last = templates.last().and_then(|t| t.writes.first());
+            let extent = last
+                .map(|operand| operand.extent)
+                .unwrap_or_else(|| self.program.buffer(from).extent);
+            let name = format!("{} {}@{}", place.name, node.name, flow.copies()[copy]);
+            self.buffer(&name, extent, Region::Activation)
+        };
+        let statistic = node
+            .carries_statistic_of
+            .and_then(|norm| self.held.get(&Held::Statistic(place.instance, norm)).copied());
+        let origin = place.origin(&node.name);
+        self.push_reshard(templates, &origin, (from, to), statistic);
+        self.held.insert(Held::Copy(place.instance, value, copy), to);
+    }
+
+    /// The buffer an op reads at an input port.
+    pub(super) fn input(&self, place: Place, op: OpId, port: usize) -> BufferId {
+        let value = place.plan.segment.op(op).inputs[port];
+        let layout = place.plan.choice.input_layout(op, port);
+        let flow = &place.plan.choice.flows[value.0 as usize];
+        let copy = flow.copies().iter().position(|l| *l == layout).unwrap_or(0);
+        self.get(Held::Copy(place.instance, value, copy))
+    }
+
+    /// Emits an op's templates with every slot bound to what is held, making what is new.
+    pub(super) fn push_op(&mut self, place: Place, op: OpId, templates: Vec<Template>) {
+        let node = place.plan.segment.op(op);
+        let origin = place.origin(&node.name);
+        let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
+        for template in templates {
+            self.push(template, &origin, |lowering, operand| match operand.slot {
+                Slot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
+                    lowering.buffer(
+                        &format!("{origin} partial"),
+                        operand.extent,
+                        Region::Activation,
+                    )
+                }),
+                _ => lowering.bind(place, op, operand),
+            });
+        }
+    }
+
+    fn bind(&mut self, place: Place, op: OpId, operand: Operand) -> BufferId {
+        let segment = &place.plan.segment;
+        let node = segment.op(op);
+        let instance = place.instance;
+        match operand.slot {
+            Slot::Input(port) => self.input(place, op, port as usize),
+            Slot::Output(port) => {
+                let value = node.outputs[port as usize];
+                let name = format!("{} {}", place.name, segment.value(value).name);
+                self.held_or_new(Held::Copy(instance, value, 0), &name, operand)
+            }
+            Slot::OutputGradient(port) => self.output_gradient(place, node.outputs[port as usize]),
+            Slot::InputGradient(port) => self.input_gradient(place, op, port as usize, operand),
+            Slot::Statistic => {
+                let name = format!("{} {} statistic", place.name, node.name);
+                self.held_or_new(Held::Statistic(instance, op), &name, operand)
+            }
+            Slot::NormStatistic => self.get(Held::Statistic(instance, norm_of(&node.op, op))),
+            Slot::NormStatisticGradient => {
+                let held = Held::StatisticGradient(instance, norm_of(&node.op, op));
+                let name = format!("{} {} statistic gradient", place.name, node.name);
+                self.held_or_new(held, &name, operand)
+            }
+            Slot::Tokens | Slot::Targets | Slot::Loss | Slot::SquareSum => {
+                self.get(Held::Shared(operand.slot))
+            }
+            slot => self.get(Held::Parameter(instance, op, slot)),
+        }
+    }
+
+    pub(super) fn held_or_new(&mut self, held: Held, name: &str, operand: Operand) -> BufferId {
+        if let Some(found) = self.held.get(&held) {
+            return *found;
+        }
+        let made = self.buffer(name, operand.extent, Region::Activation);
+        self.held.insert(held, made);
+        made
+    }
+}
+
+/// The norm a latent divides by; a norm is its own.
+fn norm_of(op: &Op, id: OpId) -> OpId {
+    match op {
+        Op::Latent(latent) => latent.norm.unwrap_or(id),
+        _ => id,
+    }
+}

@@ -1,0 +1,177 @@
+//! Lowering: from a resolved plan to one program a stage. Deterministic, no search.
+//!
+//! Forward, each op's template is followed by the reshards of its outputs. Backward, each op first
+//! gets what it reads (redone on demand, once), then the gradients of its outputs brought to the
+//! layout it wants, then its own template. Buffers get their places in the arena last, by lifetime.
+
+mod backward;
+mod forward;
+mod stage;
+mod step;
+
+use std::collections::HashMap;
+
+use crate::decisions::{ResolvedPlan, SegmentPlan};
+use crate::emit::{Operand, Slot, Template};
+use crate::graph::{OpId, ValueId};
+use crate::program::{
+    Access, Buffer, BufferId, Extent, Instr, Phase, Program, Region, Shard, StageProgram,
+    one_forward_one_backward, place, slots_in_flight,
+};
+
+pub use stage::lower_stage;
+
+/// Lowers every stage of a plan.
+pub fn lower(plan: &ResolvedPlan) -> Program {
+    let stages = (0..plan.stages.len()).map(|stage| lower_stage(plan, stage)).collect();
+    Program { context: plan.context, stages }
+}
+
+/// Which instance of a segment: `embedding`, a block, or `head`.
+type Instance = u32;
+
+/// What a buffer holds, while a stage is lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Held {
+    /// A copy of a value.
+    Copy(Instance, ValueId, usize),
+    /// The summed gradient contributions of one layout.
+    Gradient(Instance, ValueId, usize),
+    /// An op's resident buffer (weight, gradient, optimizer state).
+    Parameter(Instance, OpId, Slot),
+    /// The statistic an op saved.
+    Statistic(Instance, OpId),
+    /// The gradient of an online norm's statistic.
+    StatisticGradient(Instance, OpId),
+    /// Token ids, targets, loss, square sum.
+    Shared(Slot),
+}
+
+/// The state of lowering one stage.
+struct Lowering<'a> {
+    plan: &'a ResolvedPlan,
+    stage: usize,
+    phase: Phase,
+    program: StageProgram,
+    held: HashMap<Held, BufferId>,
+    names: HashMap<String, u32>,
+}
+
+/// One segment of the stage being lowered.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    instance: Instance,
+    name: &'a str,
+    plan: &'a SegmentPlan,
+}
+
+impl<'a> Lowering<'a> {
+    fn new(plan: &'a ResolvedPlan, stage: usize) -> Self {
+        let stages = plan.stages.len() as u64;
+        let microbatches = plan.context.workload.microbatches(&plan.context.mesh);
+        let program = StageProgram {
+            buffers: vec![],
+            forward: vec![],
+            backward: vec![],
+            step: vec![],
+            schedule: one_forward_one_backward(stage as u64, stages, microbatches),
+            slots: slots_in_flight(stage as u64, stages, microbatches),
+            slot_stride: 0,
+            arena: crate::Bytes(0),
+        };
+        let (held, names) = (HashMap::new(), HashMap::new());
+        Lowering { plan, stage, phase: Phase::Forward, program, held, names }
+    }
+
+    fn finish(mut self) -> StageProgram {
+        place(&mut self.program);
+        self.program
+    }
+
+    fn buffer(&mut self, name: &str, extent: Extent, region: Region) -> BufferId {
+        let count = self.names.entry(name.to_string()).or_insert(0);
+        *count += 1;
+        let name = if *count == 1 { name.to_string() } else { format!("{name}#{count}") };
+        self.program.buffers.push(Buffer {
+            name,
+            extent,
+            region,
+            offset: 0,
+            per_microbatch: false,
+            shard: None,
+        });
+        BufferId(self.program.buffers.len() as u32 - 1)
+    }
+
+    fn resident(
+        &mut self,
+        held: Held,
+        name: &str,
+        extent: Extent,
+        region: Region,
+        shard: Option<Shard>,
+    ) {
+        let id = self.buffer(name, extent, region);
+        self.program.buffers[id.0 as usize].shard = shard;
+        self.held.insert(held, id);
+    }
+
+    fn get(&self, held: Held) -> BufferId {
+        *self.held.get(&held).unwrap_or_else(|| {
+            unreachable!("a resolved plan provides {held:?} in {:?}", self.phase)
+        })
+    }
+
+    /// Emits a template's instruction with its slots bound.
+    fn push(
+        &mut self,
+        template: Template,
+        origin: &str,
+        mut bind: impl FnMut(&mut Self, Operand) -> BufferId,
+    ) {
+        let reads: Vec<Access> = template
+            .reads
+            .iter()
+            .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
+            .collect();
+        let writes: Vec<Access> = template
+            .writes
+            .iter()
+            .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
+            .collect();
+        let instr = Instr { action: template.action, reads, writes, origin: origin.to_string() };
+        match self.phase {
+            Phase::Forward => self.program.forward.push(instr),
+            Phase::Backward => self.program.backward.push(instr),
+            Phase::Step => self.program.step.push(instr),
+        }
+    }
+
+    /// Emits reshards: `Before` is `from`, `After` is `to`, the statistic is `statistic`'s.
+    fn push_reshard(
+        &mut self,
+        templates: Vec<Template>,
+        origin: &str,
+        (from, to): (BufferId, BufferId),
+        statistic: Option<BufferId>,
+    ) {
+        let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
+        for template in templates {
+            self.push(template, origin, |lowering, operand| match operand.slot {
+                Slot::Before => from,
+                Slot::After => to,
+                Slot::NormStatistic => statistic.unwrap_or(from),
+                Slot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
+                    lowering.buffer(&format!("{origin} packed"), operand.extent, Region::Activation)
+                }),
+                _ => from,
+            });
+        }
+    }
+}
+
+impl Place<'_> {
+    fn origin(&self, op: &str) -> String {
+        format!("{} {op}", self.name)
+    }
+}

@@ -1,0 +1,94 @@
+//! The step phase: reduce all gradients, find their norm, update all weights.
+
+use crate::emit::{
+    OpParameter, Slot, Split, Template, parameter_reduce, parameter_update, step_begin, step_norm,
+    tied_reduce,
+};
+use crate::graph::{OpId, SegmentKind};
+use crate::program::{Phase, Shard};
+use crate::strategy::{Context, owned_parameters};
+
+use super::{Held, Lowering, Place};
+
+impl Lowering<'_> {
+    pub(super) fn step(&mut self, places: &[Place]) {
+        self.phase = Phase::Step;
+        let context = self.plan.context;
+        let square_sum = self.get(Held::Shared(Slot::SquareSum));
+        self.push(step_begin(), "step", |_, _| square_sum);
+        self.tied_reduce(places);
+        for (place, op, parameter) in self.owned(places) {
+            self.push_parameter(place, op, parameter_reduce(&parameter, &context));
+        }
+        for template in step_norm(&context) {
+            self.push(template, "step gradient norm", |_, _| square_sum);
+        }
+        for (place, op, parameter) in self.owned(places) {
+            self.push_parameter(place, op, parameter_update(&parameter, &context));
+        }
+    }
+
+    fn owned<'b>(&self, places: &[Place<'b>]) -> Vec<(Place<'b>, OpId, OpParameter)> {
+        let mut owned = vec![];
+        for place in places {
+            let segment = &place.plan.segment;
+            for op in segment.op_ids() {
+                let strategy = place.plan.choice.ops[op.0 as usize].choice.strategy;
+                let parameter =
+                    owned_parameters(segment, op, strategy, self.plan.tied, &self.plan.context);
+                owned.extend(parameter.map(|parameter| (*place, op, parameter)));
+            }
+        }
+        owned
+    }
+
+    fn push_parameter(&mut self, place: Place, op: OpId, templates: Vec<Template>) {
+        let square_sum = self.get(Held::Shared(Slot::SquareSum));
+        let origin = place.origin(&place.plan.segment.op(op).name);
+        for template in templates {
+            self.push(template, &origin, |lowering, operand| match operand.slot {
+                Slot::SquareSum => square_sum,
+                slot => lowering.get(Held::Parameter(place.instance, op, slot)),
+            });
+        }
+    }
+
+    /// With several stages a tied weight lies on the first and the last: its gradients are added.
+    fn tied_reduce(&mut self, places: &[Place]) {
+        if !self.plan.tied || self.plan.stages.len() == 1 {
+            return;
+        }
+        for place in places {
+            let segment = &place.plan.segment;
+            let name = match segment.kind {
+                SegmentKind::Embedding => "embedding",
+                SegmentKind::Head => "head",
+                SegmentKind::Block => continue,
+            };
+            let Some(op) = segment.op_ids().find(|id| segment.op(*id).name == name) else {
+                continue;
+            };
+            let gradient = self.get(Held::Parameter(place.instance, op, Slot::WeightGradient(0)));
+            let extent = self.program.buffer(gradient).extent;
+            let template = tied_reduce(extent, &self.plan.context);
+            self.push(template, &place.origin(name), |_, _| gradient);
+        }
+    }
+}
+
+impl Shard {
+    /// How a parameter lies over the tensor axis.
+    pub(super) fn of(parameter: &OpParameter, context: &Context) -> Shard {
+        let part = |size: u64| size / context.tensor();
+        let offset_stride = parameter
+            .members
+            .iter()
+            .map(|(_, rows, columns)| match parameter.split {
+                Split::Whole => 0,
+                Split::Rows => part(*rows),
+                Split::Columns => part(*columns),
+            })
+            .collect();
+        Shard { members: parameter.members.clone(), split: parameter.split, offset_stride }
+    }
+}

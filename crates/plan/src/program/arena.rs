@@ -1,0 +1,110 @@
+//! Places buffers in the arena.
+//!
+//! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
+//! first, each at the lowest offset where it meets no buffer that is alive at the same time. With
+//! one microbatch in flight the forward and backward passes are one timeline. With several, what
+//! lives from forward to backward has one copy a microbatch, and the rest is placed by lifetime
+//! within its pass, in one area that all passes share.
+
+use super::{BufferId, Instr, Region, StageProgram};
+use crate::Bytes;
+
+/// Every buffer begins at a multiple of this many bytes.
+pub const ALIGNMENT: u64 = 256;
+
+/// The positions of a timeline between which a buffer is alive, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    first: usize,
+    last: usize,
+}
+
+/// Gives every buffer its offset, and the stage its slot stride and arena size.
+pub fn place(stage: &mut StageProgram) {
+    let spans = spans(stage);
+    let turnaround = stage.forward.len();
+    let mut end = 0;
+    for buffer in stage.buffers.iter_mut().filter(|b| b.region != Region::Activation) {
+        buffer.offset = end;
+        end += aligned(buffer.extent.bytes());
+    }
+    let activations = || {
+        spans.iter().enumerate().filter_map(|(index, span)| {
+            let id = BufferId(index as u32);
+            span.map(|span| (id, span))
+        })
+    };
+    if stage.slots <= 1 {
+        stage.slot_stride = 0;
+        let all: Vec<(BufferId, Span)> = activations().collect();
+        end = place_by_lifetime(stage, &all, end);
+    } else {
+        let crosses = |span: &Span| span.first < turnaround && span.last >= turnaround;
+        let slot_begin = end;
+        for (id, _) in activations().filter(|(_, span)| crosses(span)) {
+            let buffer = &mut stage.buffers[id.0 as usize];
+            buffer.per_microbatch = true;
+            buffer.offset = end;
+            end += aligned(buffer.extent.bytes());
+        }
+        stage.slot_stride = end - slot_begin;
+        end = slot_begin + stage.slot_stride * stage.slots;
+        let rest: Vec<(BufferId, Span)> =
+            activations().filter(|(_, span)| !crosses(span)).collect();
+        end = place_by_lifetime(stage, &rest, end);
+    }
+    stage.arena = Bytes(end);
+}
+
+fn aligned(bytes: Bytes) -> u64 {
+    bytes.0.div_ceil(ALIGNMENT) * ALIGNMENT
+}
+
+/// For each activation the first and last position of the timeline that touches it.
+fn spans(stage: &StageProgram) -> Vec<Option<Span>> {
+    let mut spans: Vec<Option<Span>> = vec![None; stage.buffers.len()];
+    for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
+        for id in touched(instr) {
+            if stage.buffers[id.0 as usize].region == Region::Activation {
+                let span =
+                    spans[id.0 as usize].get_or_insert(Span { first: position, last: position });
+                span.last = position;
+            }
+        }
+    }
+    spans
+}
+
+fn touched(instr: &Instr) -> impl Iterator<Item = BufferId> {
+    instr.reads.iter().chain(&instr.writes).map(|access| access.buffer)
+}
+
+/// Greedy by size. Returns the end of the area.
+fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Span)], base: u64) -> u64 {
+    let mut order: Vec<(BufferId, Span, u64)> = list
+        .iter()
+        .map(|&(id, span)| (id, span, aligned(stage.buffers[id.0 as usize].extent.bytes())))
+        .collect();
+    order.sort_by_key(|&(id, _, bytes)| (std::cmp::Reverse(bytes), id));
+    // (begin, end, span) of what is placed, ordered by begin.
+    let mut placed: Vec<(u64, u64, Span)> = vec![];
+    let mut end = base;
+    for (id, span, bytes) in order {
+        let mut offset = base;
+        for &(begin, stop, other) in &placed {
+            let together = span.first <= other.last && other.first <= span.last;
+            if !together || stop <= offset {
+                continue;
+            }
+            if begin >= offset + bytes {
+                break;
+            }
+            offset = stop;
+        }
+        stage.buffers[id.0 as usize].offset = offset;
+        end = end.max(offset + bytes);
+        let at = placed.partition_point(|&(begin, _, _)| begin <= offset);
+        placed.insert(at, (offset, offset + bytes, span));
+    }
+    end
+}
