@@ -144,6 +144,36 @@ fn a_chain_without_rows_is_proven_by_elimination_and_equals_the_program() {
 }
 
 #[test]
+fn windows_lose_nothing_against_the_whole_program() {
+    for seed in 0..6 {
+        for share in [0.5, 0.3, 0.15, 0.1] {
+            let table = chain(12, seed, Some(share));
+            let whole = run(&Ilp(Backend::MicroLp), &table);
+            check("exact", &table, &whole, &run(&Exact, &table));
+        }
+    }
+}
+
+/// The random tables are worth solving: most have solutions, some do not, and rows often bind.
+#[test]
+fn random_tables_vary() {
+    let (mut infeasible, mut binding, mut proven_by_program) = (0, 0, 0);
+    for seed in 0..300 {
+        let rolls = solve_support::rolls(seed, 400);
+        let table = any_table(&mut Dice::new(&rolls), 2);
+        let outcome = run(&Exact, &table);
+        infeasible += u32::from(outcome.status == Status::Infeasible);
+        let refused = Eliminate.solve(&table, &Limits::default());
+        binding += u32::from(matches!(refused, Err(SolveError::RowsBind { .. })));
+        proven_by_program += u32::from(outcome.prover == Prover::Ilp);
+    }
+
+    assert!((10..200).contains(&infeasible), "{infeasible} infeasible");
+    assert!(binding > 50, "{binding} binding");
+    assert!(proven_by_program > 5, "{proven_by_program} by the integer program");
+}
+
+#[test]
 fn no_time_is_no_assignment_and_no_claim() {
     let table = chain(20, 4, Some(0.3));
     let limits = Limits { time: Some(Duration::ZERO), gap: 0.0 };

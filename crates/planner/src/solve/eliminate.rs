@@ -67,6 +67,11 @@ pub struct Cheapest {
 impl Plan {
     /// Orders the removal of the nodes of `table`.
     pub fn new(table: &CostTable) -> Result<Plan, SolveError> {
+        Plan::rooted(table, None)
+    }
+
+    /// Orders the removal of the nodes of `table`, `root` last.
+    pub fn rooted(table: &CostTable, root: Option<usize>) -> Result<Plan, SolveError> {
         let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
         let links = link_factors(table);
         let mut neighbours = vec![BTreeSet::new(); sizes.len()];
@@ -80,7 +85,7 @@ impl Plan {
         let mut left: BTreeSet<usize> = (0..plan.sizes.len()).collect();
         let mut link_open = vec![true; plan.links.len()];
         let mut message_open: Vec<bool> = Vec::new();
-        while let Some(node) = plan.next(&left, &neighbours)? {
+        while let Some(node) = plan.next(&left, &neighbours, root)? {
             left.remove(&node);
             let scope: Vec<usize> = neighbours[node].iter().copied().collect();
             for &a in &scope {
@@ -106,6 +111,7 @@ impl Plan {
         &self,
         left: &BTreeSet<usize>,
         neighbours: &[BTreeSet<usize>],
+        root: Option<usize>,
     ) -> Result<Option<usize>, SolveError> {
         let cells = |node: usize| neighbours[node].iter().map(|&n| self.sizes[n] as f64).product();
         let fill = |node: usize| -> usize {
@@ -114,7 +120,7 @@ impl Plan {
             around.iter().map(missing).sum()
         };
         let mut best: Option<(f64, f64, usize)> = None;
-        for &node in left {
+        for &node in left.iter().filter(|&&node| Some(node) != root || left.len() == 1) {
             let cells: f64 = cells(node);
             let work = cells * self.sizes[node] as f64;
             let better = best.is_none_or(|(best_work, _, best_node)| {
@@ -135,20 +141,8 @@ impl Plan {
     /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
     /// rows. `None` when the links contradict each other.
     pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<Cheapest> {
-        let mut messages: Vec<Factor> = Vec::with_capacity(self.removals.len());
-        let mut minimisers: Vec<Vec<u32>> = Vec::with_capacity(self.removals.len());
-        let mut cost = 0.0;
-        for removal in &self.removals {
-            let parts: Vec<&Factor> = (removal.links.iter().map(|&i| &self.links[i]))
-                .chain(removal.messages.iter().map(|&i| &messages[i]))
-                .collect();
-            let (message, minimiser) = self.remove(removal, &costs[removal.node], &parts);
-            if message.nodes.is_empty() {
-                cost += message.cost[0];
-            }
-            messages.push(message);
-            minimisers.push(minimiser);
-        }
+        let (messages, minimisers) = self.sweep(&self.removals, costs);
+        let cost: f64 = messages.iter().filter(|m| m.nodes.is_empty()).map(|m| m.cost[0]).sum();
         if cost == f64::INFINITY {
             return None;
         }
@@ -161,6 +155,38 @@ impl Plan {
             assignment[removal.node] = minimiser[cell];
         }
         Some(Cheapest { cost, assignment })
+    }
+
+    /// For each choice of the last node removed, the cost of the cheapest assignment with it;
+    /// infinite where there is none.
+    pub fn marginals(&self, costs: &[Vec<f64>]) -> Vec<f64> {
+        let Some((last, before)) = self.removals.split_last() else { return Vec::new() };
+        let (messages, _) = self.sweep(before, costs);
+        let elsewhere: f64 =
+            messages.iter().filter(|m| m.nodes.is_empty()).map(|m| m.cost[0]).sum();
+        let mut totals = costs[last.node].clone();
+        for part in self.parts(last, &messages) {
+            totals.iter_mut().zip(&part.cost).for_each(|(total, cost)| *total += cost);
+        }
+        totals.iter().map(|total| total + elsewhere).collect()
+    }
+
+    /// Removes nodes in turn: the tables they leave, and their best choices.
+    fn sweep(&self, removals: &[Removal], costs: &[Vec<f64>]) -> (Vec<Factor>, Vec<Vec<u32>>) {
+        let mut messages: Vec<Factor> = Vec::with_capacity(removals.len());
+        let mut minimisers = Vec::with_capacity(removals.len());
+        for removal in removals {
+            let parts = self.parts(removal, &messages);
+            let (message, minimiser) = self.remove(removal, &costs[removal.node], &parts);
+            messages.push(message);
+            minimisers.push(minimiser);
+        }
+        (messages, minimisers)
+    }
+
+    fn parts<'a>(&'a self, removal: &Removal, messages: &'a [Factor]) -> Vec<&'a Factor> {
+        let links = removal.links.iter().map(|&i| &self.links[i]);
+        links.chain(removal.messages.iter().map(|&i| &messages[i])).collect()
     }
 
     /// The table that a node leaves over its neighbours, and its best choice for each cell.

@@ -4,16 +4,17 @@
 //! 2. [`eliminate`](super::eliminate) finds the fastest assignment without rows. If it fits them,
 //!    it is optimal; otherwise its time is a bound.
 //! 3. [`lagrange`](super::lagrange) prices the rows: a better bound, assignments that fit, and
-//!    fewer choices. Bound and assignment may meet.
-//! 4. [`ilp`](super::ilp) closes the rest.
+//!    a bound for every choice. Bound and assignment may meet.
+//! 4. [`ilp`](super::ilp) closes the rest, over windows of choices that can matter.
 
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;
 
 use super::ilp::{self, Backend, Known};
-use super::lagrange;
+use super::lagrange::{self, Priced};
+use super::outcome::relative_gap;
 use super::presolve::presolve;
-use super::{Clock, Limits, Outcome, Prover, SolveError, Solver, Status, eliminate};
+use super::{Clock, Limits, Outcome, Prover, SolveError, Solver, Status, eliminate, window};
 
 /// [`exact()`] as a solver.
 #[derive(Clone, Copy, Debug)]
@@ -67,26 +68,34 @@ pub fn exact(table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> 
         // Too wide for tables; the integer program has no such limit.
         Err(_) => Seconds(0.0),
     };
-    let mut known = Known { bound, incumbent: None };
-    if let Some(priced) = lagrange::price_rows(&reduced.table, clock) {
-        known.bound = Seconds(known.bound.0.max(priced.bound.0));
-        known.incumbent = priced.assignment;
-    }
-    if let Some(incumbent) = &known.incumbent {
-        let time = reduced.table.time(incumbent);
-        let gap = super::outcome::relative_gap(time, known.bound);
-        if gap <= lagrange::ROUNDING {
-            let lifted = reduced.lift(incumbent);
-            return Ok(Outcome::optimal(table, lifted, Prover::Lagrange));
+    let inner = &reduced.table;
+    let priced = lagrange::price_rows(inner, clock);
+    let mut outcome = match &priced {
+        Some(priced) if priced.bound > lagrange::slowest(inner) => {
+            return Ok(Outcome::infeasible(Prover::Lagrange, None));
         }
-        if gap <= limits.gap {
-            let lifted = Some(reduced.lift(incumbent));
-            let status = Status::GapLimit(limits.gap);
-            return Ok(Outcome::stopped(status, table, lifted, known.bound, Prover::Lagrange));
+        Some(priced) => match met(inner, priced, limits) {
+            Some(outcome) => outcome,
+            None => window::solve(inner, Backend::MicroLp, limits, clock, priced)?,
+        },
+        None => {
+            let known = Known { bound, incumbent: None };
+            ilp::close(inner, Backend::MicroLp, limits, clock, known)?
         }
-    }
-    let mut outcome = ilp::close(&reduced.table, Backend::MicroLp, limits, clock, known)?;
+    };
     outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
     outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
     Ok(outcome)
+}
+
+/// The outcome when prices alone close the gap, or enough of it.
+fn met(table: &CostTable, priced: &Priced, limits: &Limits) -> Option<Outcome> {
+    let assignment = priced.assignment.clone()?;
+    let gap = relative_gap(table.time(&assignment), priced.bound);
+    if gap <= lagrange::ROUNDING {
+        return Some(Outcome::optimal(table, assignment, Prover::Lagrange));
+    }
+    let status = Status::GapLimit(limits.gap);
+    (gap <= limits.gap)
+        .then(|| Outcome::stopped(status, table, Some(assignment), priced.bound, Prover::Lagrange))
 }

@@ -16,8 +16,8 @@ use narrows_cost_model::CostTable;
 use narrows_cost_model::table::Assignment;
 use narrows_plan::Seconds;
 
-use super::Clock;
 use super::eliminate::{Cheapest, Plan, times};
+use super::{Clock, SolveError};
 
 /// The most eliminations.
 const STEPS_MAX: usize = 100;
@@ -29,36 +29,61 @@ pub(super) const ROUNDING: f64 = 1e-13;
 /// What prices on bytes show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Priced {
-    /// No assignment that fits the rows is faster.
+    /// No assignment that fits the rows is faster. Beyond the slowest assignment of all when
+    /// none fits.
     pub bound: Seconds,
     /// The fastest assignment that was met and fits.
     pub assignment: Option<Assignment>,
+    /// The prices that gave the bound, in seconds for each row's whole limit.
+    pub prices: Vec<f64>,
+}
+
+impl Priced {
+    /// For every choice, a time that no assignment that uses it and fits the rows undercuts.
+    pub fn bounds(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
+        let costs = priced_times(table, &times(table), &self.prices, &row_limits(table));
+        let paid: f64 = self.prices.iter().sum();
+        let of = |node: usize| -> Result<Vec<f64>, SolveError> {
+            let marginals = Plan::rooted(table, Some(node))?.marginals(&costs);
+            Ok(marginals.into_iter().map(|cost| cost - paid).collect())
+        };
+        (0..table.nodes.len()).map(of).collect()
+    }
+}
+
+fn row_limits(table: &CostTable) -> Vec<f64> {
+    table.rows.iter().map(|row| row.limit.as_f64().max(1.0)).collect()
 }
 
 /// Searches good prices for the rows. `None` when the table is too wide for elimination or has
 /// no consistent assignment.
 pub(crate) fn price_rows(table: &CostTable, clock: Clock) -> Option<Priced> {
     let plan = Plan::new(table).ok()?;
-    let limits: Vec<f64> = table.rows.iter().map(|row| row.limit.as_f64().max(1.0)).collect();
+    let limits = row_limits(table);
+    let slowest = slowest(table).0;
     let times = times(table);
     // In units of each row's limit, so that prices are times.
     let mut prices = vec![0.0; limits.len()];
-    let mut best = Priced { bound: Seconds(0.0), assignment: None };
+    let mut best = Priced { bound: Seconds(0.0), assignment: None, prices: prices.clone() };
     let mut best_time = f64::INFINITY;
     let mut step = 1.0;
     let mut stale = 0;
-    let mut best_prices = prices.clone();
     for _ in 0..STEPS_MAX {
         let Cheapest { cost, assignment } =
             plan.cheapest(&priced_times(table, &times, &prices, &limits))?;
         let bound = cost - prices.iter().sum::<f64>();
         if bound > best.bound.0 * (1.0 + 1e-9) {
             stale = 0;
-            best_prices = prices.clone();
         } else {
             stale += 1;
         }
-        best.bound = Seconds(best.bound.0.max(bound));
+        if bound > best.bound.0 {
+            best.bound = Seconds(bound);
+            best.prices.clone_from(&prices);
+        }
+        if bound > slowest {
+            break;
+        }
         let time = table.time(&assignment).0;
         if time < best_time && table.fits(&assignment) {
             best_time = time;
@@ -67,7 +92,7 @@ pub(crate) fn price_rows(table: &CostTable, clock: Clock) -> Option<Priced> {
         if stale > PATIENCE {
             step *= 0.5;
             stale = 0;
-            prices.clone_from(&best_prices);
+            prices.clone_from(&best.prices);
             continue;
         }
         if best_time <= best.bound.0 * (1.0 + ROUNDING) || step < 1e-3 || clock.expired().is_some()
@@ -95,6 +120,13 @@ pub(crate) fn price_rows(table: &CostTable, clock: Clock) -> Option<Priced> {
         prices.iter_mut().zip(&excess).for_each(|(p, e)| *p = (*p + length * e).max(0.0));
     }
     Some(best)
+}
+
+/// No assignment is slower than this, with room for rounding.
+pub(crate) fn slowest(table: &CostTable) -> Seconds {
+    let times = times(table);
+    let total: f64 = times.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).sum();
+    Seconds(total * (1.0 + 1e-6))
 }
 
 fn priced_times(

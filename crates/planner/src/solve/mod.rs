@@ -31,6 +31,7 @@ pub mod ilp;
 pub mod lagrange;
 mod outcome;
 pub mod presolve;
+mod window;
 
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;

@@ -46,29 +46,49 @@ fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Lin
     Link { from: NodeId(from as u32), to: NodeId(to as u32), demand, offer }
 }
 
-/// A time between a microsecond and ten seconds, with ties.
-fn time(dice: &mut Dice) -> f64 {
-    let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][dice.roll(5)];
-    dice.roll(11) as f64 * scale
+/// How the numbers of one table lie.
+#[derive(Clone, Copy)]
+enum Spread {
+    /// Microseconds beside seconds, bytes beside gigabytes, many ties and zeros.
+    Wide,
+    /// Of one magnitude: choices are hard to tell apart.
+    Narrow,
 }
 
-/// Bytes as tensors have them, from one to many gigabytes, with ties.
-fn bytes(dice: &mut Dice) -> u64 {
-    match dice.roll(4) {
-        0 => 0,
-        1 => dice.roll(5) as u64,
-        2 => (dice.roll(16) as u64) << 20,
-        _ => ((dice.roll(16) as u64) << 28) + dice.roll(2) as u64,
+impl Spread {
+    fn of(dice: &mut Dice) -> Spread {
+        [Spread::Wide, Spread::Narrow][dice.roll(2)]
+    }
+
+    fn time(self, dice: &mut Dice) -> f64 {
+        match self {
+            Spread::Wide => {
+                let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][dice.roll(5)];
+                dice.roll(11) as f64 * scale
+            }
+            Spread::Narrow => 1e-3 + dice.roll(1000) as f64 * 1e-6,
+        }
+    }
+
+    fn bytes(self, dice: &mut Dice) -> u64 {
+        match (self, dice.roll(4)) {
+            (Spread::Narrow, _) => (64 + dice.roll(256) as u64) << 20,
+            (_, 0) => 0,
+            (_, 1) => dice.roll(5) as u64,
+            (_, 2) => (dice.roll(16) as u64) << 20,
+            _ => ((dice.roll(16) as u64) << 28) + dice.roll(2) as u64,
+        }
     }
 }
 
 /// Any table: free demands and offers, cycles, parallel links in both directions, a few rows.
 pub fn any_table(dice: &mut Dice, rows: usize) -> CostTable {
+    let spread = Spread::of(dice);
     let nodes: Vec<Node> = (0..1 + dice.roll(7))
         .map(|n| {
             let choices = (0..1 + dice.roll(5)).map(|_| {
-                let used: Vec<_> = (0..rows as u32).map(|row| (row, bytes(dice))).collect();
-                choice(time(dice), &used)
+                let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(dice))).collect();
+                choice(spread.time(dice), &used)
             });
             node(format!("n{n}"), choices.collect())
         })
@@ -114,14 +134,15 @@ fn add_rows(table: &mut CostTable, dice: &mut Dice, rows: usize) {
 /// what becomes of its output: absent 0, kept 1 (bytes), redone 2 (time, and the inputs of the op
 /// available). Every op's backward, read from its layout choice, may need its inputs.
 pub fn keep_redo_table(dice: &mut Dice, rows: usize) -> CostTable {
-    let ops = 2 + dice.roll(3);
+    let spread = Spread::of(dice);
+    let ops = 2 + dice.roll(4);
     let mut table = CostTable::default();
     for i in 0..ops {
         let layouts = 2 + dice.roll(2);
-        let op = (0..layouts).map(|_| choice(time(dice), &[])).collect();
+        let op = (0..layouts).map(|_| choice(spread.time(dice), &[])).collect();
         table.nodes.push(node(format!("op{i}"), op));
-        let used: Vec<_> = (0..rows as u32).map(|row| (row, bytes(dice))).collect();
-        let states = vec![choice(0.0, &[]), choice(0.0, &used), choice(time(dice), &[])];
+        let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(dice))).collect();
+        let states = vec![choice(0.0, &[]), choice(0.0, &used), choice(spread.time(dice), &[])];
         table.nodes.push(node(format!("state{i}"), states));
         for _ in 0..if i == 0 { 0 } else { 1 + dice.roll(2) } {
             let input = dice.roll(i);

@@ -51,7 +51,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
+    /// Keeps an assignment that fits when it is the fastest so far.
+    pub fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
         let time = table.time(assignment);
         if self.incumbent.as_ref().is_none_or(|best| time < table.time(best)) {
             self.incumbent = Some(assignment.to_vec());

@@ -1,0 +1,123 @@
+//! Looking only where the optimum can be.
+//!
+//! Prices on bytes bound not only the table but every choice `c`: no assignment that uses it is
+//! faster than `m(c)`. So all assignments within a window `time ≤ w` survive when only choices
+//! with `m(c) ≤ w` are kept, and the integer program over those is much smaller. Let `t` be its
+//! optimum:
+//!
+//! - `t ≤ w`: nothing outside the window is faster, `t` is the optimum of the whole table;
+//! - `t > w`, or no assignment: the optimum is no less than `w`. The next window is wider, but no
+//!   wider than `t`, and then it is the last.
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::Link;
+use narrows_plan::Seconds;
+
+use super::ilp::{self, Backend, Known};
+use super::lagrange::{Priced, slowest};
+use super::presolve::presolve;
+use super::{Clock, Limits, Outcome, Prover, SolveError, Status};
+
+/// The first window, relative to the bound.
+const FIRST: f64 = 0.01;
+/// How much wider the next window is.
+const GROWTH: f64 = 2.0;
+/// Room for rounding in the bounds of choices.
+const SLACK: f64 = 1e-10;
+
+/// Solves a presolved table by integer programs over growing windows.
+pub(super) fn solve(
+    table: &CostTable,
+    backend: Backend,
+    limits: &Limits,
+    clock: Clock,
+    priced: &Priced,
+) -> Result<Outcome, SolveError> {
+    let Ok(bounds) = priced.bounds(table) else {
+        let known = Known { bound: priced.bound, incumbent: priced.assignment.clone() };
+        return ilp::close(table, backend, limits, clock, known);
+    };
+    let slowest = slowest(table);
+    let mut known = Known { bound: priced.bound, incumbent: priced.assignment.clone() };
+    let mut width = FIRST;
+    loop {
+        let best = known.incumbent.as_ref().map_or(slowest, |a| table.time(a));
+        let window = Seconds((priced.bound.0 * (1.0 + width)).min(best.0));
+        let last = window.0 >= best.0;
+        width *= GROWTH;
+        let mut outcome = within(table, &bounds, window, backend, limits, clock, &known)?;
+        if let Some(assignment) = &outcome.assignment {
+            known.offer(table, assignment);
+        }
+        let found = outcome.time.is_some_and(|time| time <= window);
+        match outcome.status {
+            Status::Infeasible if last && known.incumbent.is_none() => return Ok(outcome),
+            Status::Infeasible if last => {}
+            Status::Optimal if found || last => {}
+            Status::Infeasible | Status::Optimal => {
+                known.bound = Seconds(known.bound.0.max(window.0));
+                continue;
+            }
+            // The bound of the window holds inside it only.
+            Status::GapLimit(_) | Status::TimeLimit(_) => {
+                let bound = Seconds(outcome.bound.0.min(window.0).max(known.bound.0));
+                let best = known.incumbent;
+                outcome = Outcome::stopped(outcome.status, table, best, bound, Prover::Ilp);
+                let timed_out = matches!(outcome.status, Status::TimeLimit(_));
+                if timed_out || last || outcome.gap <= limits.gap {
+                    return Ok(outcome);
+                }
+                known = Known { bound, incumbent: outcome.assignment };
+                continue;
+            }
+        }
+        let best = known.incumbent.expect("the last window holds an assignment");
+        return Ok(Outcome::optimal(table, best, Prover::Ilp));
+    }
+}
+
+/// Solves the part of a table whose choices may be within a window.
+fn within(
+    table: &CostTable,
+    bounds: &[Vec<f64>],
+    window: Seconds,
+    backend: Backend,
+    limits: &Limits,
+    clock: Clock,
+    known: &Known,
+) -> Result<Outcome, SolveError> {
+    let room = window.0 * (1.0 + SLACK);
+    let kept: Vec<Vec<u32>> = bounds
+        .iter()
+        .map(|bounds| (0..bounds.len() as u32).filter(|&c| bounds[c as usize] <= room).collect())
+        .collect();
+    if kept.iter().any(Vec::is_empty) {
+        return Ok(Outcome::infeasible(Prover::Lagrange, None));
+    }
+    let part = restrict(table, &kept);
+    let Ok(reduced) = presolve(&part) else {
+        return Ok(Outcome::infeasible(Prover::Presolve, None));
+    };
+    let inside = Known { bound: known.bound, incumbent: None };
+    let mut outcome = ilp::close(&reduced.table, backend, limits, clock, inside)?;
+    let lift = |a: Vec<u32>| -> Vec<u32> {
+        reduced.lift(&a).iter().zip(&kept).map(|(&c, kept)| kept[c as usize]).collect()
+    };
+    outcome.assignment = outcome.assignment.map(lift);
+    outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
+    Ok(outcome)
+}
+
+/// The table with some of its choices only.
+fn restrict(table: &CostTable, kept: &[Vec<u32>]) -> CostTable {
+    let mut part = table.clone();
+    for (node, kept) in part.nodes.iter_mut().zip(kept) {
+        node.choices = kept.iter().map(|&c| node.choices[c as usize].clone()).collect();
+    }
+    for Link { from, to, demand, offer } in &mut part.links {
+        let (from, to) = (&kept[from.0 as usize], &kept[to.0 as usize]);
+        *demand = from.iter().map(|&c| demand[c as usize]).collect();
+        *offer = to.iter().map(|&c| offer[c as usize]).collect();
+    }
+    part
+}
