@@ -1,140 +1,81 @@
-//! The bytes a choice keeps alive, as the solver counts them.
+//! The bytes a choice costs a stage, as the solver counts them.
 //!
-//! A stage of n blocks with f microbatches in flight holds, at a point of one block's backward walk,
-//!
-//! ```text
-//! n·resident + (n·f − 1)·kept + alive(point)
-//! ```
-//! where `alive` counts what that one block holds there: kept copies until their last reader is
-//! done, redone copies between their first and last reader, gradients from their first contribution
-//! to their producer. The arena of the lowered program is exact; these rows steer the search to it.
+//! A block with f microbatches in flight holds `resident + f·kept` bytes: its parameters with their
+//! gradients and optimizer states, and for each microbatch the copies it keeps. What lives only
+//! during one pass is not the block's but the stage's; the arena of the lowered program counts it
+//! exactly, and the search gives the blocks that much less.
 
 use narrows_plan::Bytes;
 use narrows_plan::emit::copy_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{Flow, OpOption, Save, SegmentSpace};
+use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Dim, Layout};
 
-/// How the segment's bytes add up on a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryWeights {
-    /// Blocks of this shape on the stage.
-    pub blocks: u64,
-    /// Microbatches whose activations are alive at once.
-    pub in_flight: u64,
-    /// What they may use together.
-    pub limit: Bytes,
+/// What one instance of a segment holds between its passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SegmentBytes {
+    /// Parameters, gradients and optimizer states.
+    pub resident: Bytes,
+    /// Copies and statistics kept from a forward pass to its backward pass.
+    pub kept: Bytes,
 }
 
-/// Byte counts of a segment's choices.
-pub struct SegmentMemory<'a> {
-    space: &'a SegmentSpace,
+impl SegmentBytes {
+    /// With this many microbatches in flight.
+    pub fn total(&self, in_flight: u64) -> Bytes {
+        self.resident + self.kept * in_flight
+    }
 }
 
-impl<'a> SegmentMemory<'a> {
-    /// For one segment.
-    pub fn new(space: &'a SegmentSpace) -> Self {
-        SegmentMemory { space }
+/// The bytes of one instance of a segment under a choice.
+pub fn segment_bytes(space: &SegmentSpace, chosen: &SegmentChoice) -> SegmentBytes {
+    let mut bytes = SegmentBytes::default();
+    for id in space.segment.op_ids() {
+        let own = op_bytes(space, id, &chosen.ops[id.0 as usize]);
+        bytes.resident += own.resident;
+        bytes.kept += own.kept;
     }
-
-    /// Parameters with their gradients and optimizer states, and statistics that are always kept.
-    pub fn op(&self, id: OpId, option: &OpOption, weights: &MemoryWeights) -> Bytes {
-        let (resident, kept) = self.op_parts(id, option);
-        resident * weights.blocks + kept * (weights.blocks * weights.in_flight)
+    for id in space.segment.value_ids() {
+        bytes.kept += flow_kept(space, id, &chosen.flows[id.0 as usize]);
     }
+    bytes
+}
 
-    /// Resident bytes and always-kept statistics of one op.
-    pub fn op_parts(&self, id: OpId, option: &OpOption) -> (Bytes, Bytes) {
-        let context = &self.space.context;
-        let strategy = option.choice.strategy;
-        let resident =
-            self.space.parameters(id, strategy).map_or(Bytes(0), |p| p.resident_bytes(context));
-        let kept = match self.space.segment.op(id).op {
-            Op::Norm { .. } => Bytes(4 * context.rows(option.choice.inputs[0].forward)),
-            _ => Bytes(0),
-        };
-        (resident, kept)
-    }
+/// The bytes of an op: its parameters, and the statistics that are always kept.
+pub fn op_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -> SegmentBytes {
+    let context = &space.context;
+    let parameter = space.parameters(id, option.choice.strategy);
+    let resident = parameter.map_or(Bytes(0), |parameter| parameter.resident_bytes(context));
+    let kept = match space.segment.op(id).op {
+        Op::Norm { .. } => Bytes(4 * context.rows(option.choice.inputs[0].forward)),
+        _ => Bytes(0),
+    };
+    SegmentBytes { resident, kept }
+}
 
-    /// The bytes of a value's copies and gradients at one point of the backward walk.
-    pub fn flow(&self, id: ValueId, flow: &Flow, point: OpId, weights: &MemoryWeights) -> Bytes {
-        let elsewhere = (weights.blocks * weights.in_flight).saturating_sub(1);
-        self.kept(id, flow) * elsewhere + self.alive(id, flow, point)
-    }
-
-    /// The bytes of a value's copies that are kept for the backward pass.
-    pub fn kept(&self, id: ValueId, flow: &Flow) -> Bytes {
-        self.saved(id, flow, Save::Kept)
-    }
-
-    fn saved(&self, id: ValueId, flow: &Flow, wanted: Save) -> Bytes {
-        let value = self.space.segment.value(id);
-        let context = &self.space.context;
-        let copies = flow.copies();
-        let mut bytes = Bytes(0);
-        for (copy, layout) in copies.iter().enumerate() {
-            if flow.saves[copy] == wanted {
-                bytes += copy_bytes(value.width(), *layout, context);
-            }
+/// The bytes of a value's copies that are kept for the backward pass.
+pub fn flow_kept(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
+    let value = space.segment.value(id);
+    let copies = flow.copies();
+    let mut bytes = Bytes(0);
+    for (layout, save) in copies.iter().zip(&flow.saves) {
+        if *save == Save::Kept {
+            bytes += copy_bytes(value.width(), *layout, &space.context);
         }
-        if flow.saves[0] == wanted {
-            bytes += self.log_sum_exp(id, copies[0]);
-        }
-        bytes
     }
+    if flow.saves[0] == Save::Kept {
+        bytes += log_sum_exp(space, id, copies[0]);
+    }
+    bytes
+}
 
-    /// Attention's row statistics live with its output.
-    fn log_sum_exp(&self, id: ValueId, layout: Layout) -> Bytes {
-        let Some(op) = self.space.segment.value(id).producer else { return Bytes(0) };
-        let Op::Attention(attention) = &self.space.segment.op(op).op else { return Bytes(0) };
-        let context = &self.space.context;
-        let heads = match layout {
-            Layout::Sharded(Dim::Feature) => attention.heads / context.tensor(),
-            _ => attention.heads,
-        };
-        Bytes(4 * heads * context.rows(layout))
-    }
-
-    fn alive(&self, id: ValueId, flow: &Flow, point: OpId) -> Bytes {
-        let value = self.space.segment.value(id);
-        let readers = || value.consumers.iter().map(|(op, _)| *op);
-        let (Some(first), Some(last)) = (readers().min(), readers().max()) else {
-            return Bytes(0);
-        };
-        let mut bytes = Bytes(0);
-        if point >= first {
-            bytes += self.saved(id, flow, Save::Kept);
-        }
-        if (first..=last).contains(&point) {
-            bytes += self.saved(id, flow, Save::Redone);
-        }
-        let producer = value.producer.unwrap_or(OpId(0));
-        if (producer..=last).contains(&point) {
-            bytes += self.gradients(id, flow);
-        }
-        bytes
-    }
-
-    fn gradients(&self, id: ValueId, flow: &Flow) -> Bytes {
-        let segment = &self.space.segment;
-        let value = segment.value(id);
-        let context = &self.space.context;
-        let bytes = |layout| copy_bytes(value.width(), layout, context);
-        // The residual branch's gradient is the residual's own buffer.
-        let branch = value
-            .consumers
-            .last()
-            .is_some_and(|(op, port)| matches!(segment.op(*op).op, Op::Add { .. }) && *port == 1);
-        let wanted = flow.producer.backward;
-        flow.gradients()
-            .into_iter()
-            .enumerate()
-            .map(|(index, layout)| {
-                let own = if branch && index == 0 { Bytes(0) } else { bytes(layout) };
-                let in_place = (layout, wanted) == (Layout::Partial, Layout::Replicated);
-                let other = if layout == wanted || in_place { Bytes(0) } else { bytes(wanted) };
-                own + other
-            })
-            .sum()
-    }
+/// Attention's row statistics live with its output.
+fn log_sum_exp(space: &SegmentSpace, id: ValueId, layout: Layout) -> Bytes {
+    let Some(op) = space.segment.value(id).producer else { return Bytes(0) };
+    let Op::Attention(attention) = &space.segment.op(op).op else { return Bytes(0) };
+    let heads = match layout {
+        Layout::Sharded(Dim::Feature) => attention.heads / space.context.tensor(),
+        _ => attention.heads,
+    };
+    Bytes(4 * heads * space.context.rows(layout))
 }

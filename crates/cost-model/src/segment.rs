@@ -15,20 +15,13 @@ use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
     Flow, OpOption, Save, SegmentChoice, SegmentSpace, needs_input, needs_output,
 };
-use narrows_plan::{EdgeLayout, Kernel, Layout, Seconds};
+use narrows_plan::{Bytes, EdgeLayout, Kernel, Layout, Seconds};
 
-use crate::memory::{MemoryWeights, SegmentMemory};
+use crate::memory::{flow_kept, op_bytes};
 use crate::table::{Choice, CostTable, Link, Node, NodeId, Row, RowId};
 
 /// What a kernel costs.
 pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
-
-/// How often the parts of a segment run in a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Repeats {
-    /// Microbatches of a step.
-    pub microbatches: u64,
-}
 
 /// The times of one instance of a segment under a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,29 +43,29 @@ impl SegmentTime {
 
 /// The cost table of a segment's space. Nodes are the ops, then the values, in their order.
 ///
-/// With `memory`, a row for each point of the backward walk bounds the bytes alive there.
+/// With `in_flight` microbatches given, one unlimited row counts the bytes of the instance.
 pub fn price_segment(
     space: &SegmentSpace,
     price: KernelPrice,
-    repeats: Repeats,
-    memory: Option<&MemoryWeights>,
+    microbatches: u64,
+    in_flight: Option<u64>,
 ) -> CostTable {
     let mut table = CostTable::default();
     for id in space.segment.op_ids() {
         let node = space.segment.op(id);
         let times = op_times(space, id, price);
-        let choices = times.iter().map(|time| choice(time.total(repeats.microbatches))).collect();
+        let choices = times.iter().map(|time| choice(time.total(microbatches))).collect();
         table.nodes.push(Node { name: node.name.clone(), choices });
     }
     for id in space.segment.value_ids() {
         let times = flow_times(space, id, price);
-        let choices = times.iter().map(|time| choice(time.total(repeats.microbatches))).collect();
+        let choices = times.iter().map(|time| choice(time.total(microbatches))).collect();
         let name = format!("value {}", space.segment.value(id).name);
         table.nodes.push(Node { name, choices });
     }
     link(space, &mut table);
-    if let Some(weights) = memory {
-        add_rows(space, weights, &mut table);
+    if let Some(in_flight) = in_flight {
+        add_row(space, in_flight, &mut table);
     }
     table
 }
@@ -299,28 +292,21 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
     u8::try_from(found).expect("a port has fewer than 64 layouts")
 }
 
-fn add_rows(space: &SegmentSpace, weights: &MemoryWeights, table: &mut CostTable) {
-    let memory = SegmentMemory::new(space);
-    for (row, point) in space.segment.op_ids().enumerate() {
-        let name = format!("backward of {}", space.segment.op(point).name);
-        table.rows.push(Row { name, limit: weights.limit });
-        let row = RowId(row as u32);
-        for (node, options) in space.ops.iter().enumerate() {
-            for (index, option) in options.iter().enumerate() {
-                let bytes = memory.op(OpId(node as u32), option, weights);
-                if bytes.0 > 0 {
-                    table.nodes[node].choices[index].bytes.push((row, bytes));
-                }
-            }
+/// One row: what an instance holds between its passes.
+fn add_row(space: &SegmentSpace, in_flight: u64, table: &mut CostTable) {
+    let row = RowId(table.rows.len() as u32);
+    table.rows.push(Row { name: "bytes of the block".into(), limit: Bytes(u64::MAX) });
+    for (node, options) in space.ops.iter().enumerate() {
+        for (option, choice) in options.iter().zip(&mut table.nodes[node].choices) {
+            let bytes = op_bytes(space, OpId(node as u32), option).total(in_flight);
+            choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
         }
-        for (value, flows) in space.flows.iter().enumerate() {
-            let node = &mut table.nodes[space.ops.len() + value];
-            for (index, flow) in flows.iter().enumerate() {
-                let bytes = memory.flow(ValueId(value as u32), flow, point, weights);
-                if bytes.0 > 0 {
-                    node.choices[index].bytes.push((row, bytes));
-                }
-            }
+    }
+    for (value, flows) in space.flows.iter().enumerate() {
+        let choices = &mut table.nodes[space.ops.len() + value].choices;
+        for (flow, choice) in flows.iter().zip(choices) {
+            let bytes = flow_kept(space, ValueId(value as u32), flow) * in_flight;
+            choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
         }
     }
 }
