@@ -1,0 +1,189 @@
+//! The price of collectives and transfers, in the manner of NCCL's tuner.
+//!
+//! For n devices in N nodes, payload S (the unsharded tensor), every algorithm and protocol takes
+//! ```text
+//! time = base + hops · hop + fill · S/(S + S½) + S · f / (bus · share)
+//! ```
+//! and the fastest is taken. hop and share are NCCL's constants ([`nccl`](super::nccl)); `fill` and
+//! the efficiency inside `bus` are fitted, and belong to the hardware.
+//!
+//! | kind | algorithm | hops, of which across nodes | f |
+//! |---|---|---|---|
+//! | all-reduce | ring | 2(n−1), 2(N−1) | 2(n−1)/n |
+//! | all-reduce | tree | 2(n/N−1 + log₂N), 2·log₂N | 2, and a correction by size |
+//! | reduce-scatter, all-gather | ring | n−1, N−1 | (n−1)/n |
+//! | all-to-all | direct | 1 | (n/N−1)/n² inside, (n−n/N)/n² across, at the same time |
+//!
+//! bus is the bandwidth of the slowest link: inside a node all links of a device (with
+//! [`Wiring::AllPairs`], those that lead to members), across nodes the members' share of the network
+//! cards. The groups beside this one use the rest of the cards at the same time.
+
+use narrows_plan::Seconds;
+use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
+use narrows_plan::mesh::Group;
+
+use super::nccl::{self, Algorithm, Protocol};
+use super::topology::{Placement, Topology};
+use crate::profile::{Library, Links, Wiring};
+
+/// Prices what crosses links; see the [module](self).
+#[derive(Clone, Debug)]
+pub struct LinkPrice {
+    library: Library,
+    topology: Topology,
+    wiring: Wiring,
+    intra_bytes_per_s: f64,
+    /// The share of the network cards that one device has.
+    nic_bytes_per_s: f64,
+    fill_s: f64,
+    fill_half_bytes: f64,
+    inter_extra_s: f64,
+}
+
+impl LinkPrice {
+    /// Prices from a checked profile's links.
+    pub fn new(links: &Links, topology: Topology) -> Self {
+        let (intra, inter) = (&links.intra_node, &links.inter_node);
+        let cards = f64::from(inter.nics_per_node) / f64::from(links.devices_per_node);
+        LinkPrice {
+            library: links.library,
+            topology,
+            wiring: intra.wiring,
+            intra_bytes_per_s: intra.bandwidth_bytes_per_s * intra.efficiency,
+            nic_bytes_per_s: cards * inter.bandwidth_bytes_per_s * inter.efficiency,
+            fill_s: intra.fill_s,
+            fill_half_bytes: intra.fill_half_bytes,
+            inter_extra_s: inter.extra_latency_s,
+        }
+    }
+
+    /// Whether a group of this shape spans nodes.
+    pub fn crosses_nodes(&self, group: &Group) -> bool {
+        self.topology.place(group).nodes > 1
+    }
+
+    /// Seconds of a collective among two members or more, without the launch gap.
+    pub fn collective(&self, collective: &Collective) -> Seconds {
+        let place = self.topology.place(&collective.group);
+        let bytes = collective.payload.as_f64();
+        let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
+        let moved = match (collective.kind, self.library) {
+            (CollectiveKind::AllToAll, _) => self.all_to_all(place, bytes),
+            (kind, Library::SharedMemory) => {
+                bytes * ring_factor(kind, place.members) / self.bus(place)
+            }
+            (kind, _) => self.fastest(kind, place, bytes),
+        };
+        Seconds(fill + moved)
+    }
+
+    /// Seconds of a transfer between neighbouring stages, without the launch gap. When any of the
+    /// pipeline's neighbours lie in different nodes, all are priced so.
+    pub fn transfer(&self, transfer: &Transfer) -> Seconds {
+        let bytes = transfer.bytes.as_f64();
+        let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
+        let crosses = self.crosses_nodes(&transfer.group);
+        let bandwidth = if crosses { self.nic_bytes_per_s } else { self.pairwise(2) };
+        Seconds(self.point_to_point_s(crosses) + fill + bytes / bandwidth)
+    }
+
+    /// The fastest of NCCL's algorithms and protocols.
+    fn fastest(&self, kind: CollectiveKind, place: Placement, bytes: f64) -> f64 {
+        let bus = self.bus(place);
+        nccl::CHOICES
+            .iter()
+            .filter(|(algorithm, _)| {
+                *algorithm == Algorithm::Ring || kind == CollectiveKind::AllReduce
+            })
+            .map(|&(algorithm, protocol)| {
+                let mut bandwidth = bus * nccl::bandwidth_share(algorithm, protocol, place.nodes);
+                if protocol == Protocol::Ll {
+                    bandwidth = bandwidth.min(nccl::ll_bandwidth_max(self.library, place.nodes));
+                }
+                let factor = match algorithm {
+                    Algorithm::Ring => ring_factor(kind, place.members),
+                    Algorithm::Tree => 2.0 / nccl::tree_correction(protocol, bytes),
+                };
+                self.latency_s(kind, algorithm, protocol, place) + bytes * factor / bandwidth
+            })
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    fn latency_s(
+        &self,
+        kind: CollectiveKind,
+        algorithm: Algorithm,
+        protocol: Protocol,
+        place: Placement,
+    ) -> f64 {
+        let across = place.nodes > 1;
+        let mut inside = nccl::nvlink_hop_s(algorithm, protocol);
+        if across && protocol == Protocol::Ll {
+            inside *= nccl::LL_INTRA_FACTOR_ACROSS_NODES;
+        }
+        let network = nccl::network_hop_s(algorithm, protocol) + self.inter_extra_s;
+        let rounds = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
+        let (all, crossing) = match algorithm {
+            Algorithm::Ring => (place.members - 1, place.nodes - 1),
+            Algorithm::Tree => {
+                let levels = u64::from(place.nodes.ilog2());
+                (place.local - 1 + levels, levels)
+            }
+        };
+        let hops = (all - crossing) as f64 * inside + crossing as f64 * network;
+        let latency = nccl::base_latency_s(algorithm, protocol) + rounds * hops;
+        let plateau = across
+            && kind == CollectiveKind::AllReduce
+            && (algorithm, protocol) == (Algorithm::Ring, Protocol::Simple);
+        if plateau { latency * nccl::SIMPLE_RING_PLATEAU_ACROSS_NODES } else { latency }
+    }
+
+    fn all_to_all(&self, place: Placement, bytes: f64) -> f64 {
+        let pair = bytes / (place.members as f64 * place.members as f64);
+        let inside = pair * (place.local - 1) as f64 / self.pairwise(place.local);
+        let across = pair * (place.members - place.local) as f64 / self.nic_bytes_per_s;
+        self.point_to_point_s(place.nodes > 1) + inside.max(across)
+    }
+
+    fn point_to_point_s(&self, crosses: bool) -> f64 {
+        let (ring, simple) = (Algorithm::Ring, Protocol::Simple);
+        match (self.library, crosses) {
+            (Library::SharedMemory, _) => 0.0,
+            (_, false) => nccl::base_latency_s(ring, simple) + nccl::nvlink_hop_s(ring, simple),
+            (_, true) => {
+                let hop = nccl::network_hop_s(ring, simple) + self.inter_extra_s;
+                nccl::base_latency_s(ring, simple) + hop
+            }
+        }
+    }
+
+    /// The bandwidth of the slowest link of a ring, in bytes per second.
+    fn bus(&self, place: Placement) -> f64 {
+        let inside = if place.local > 1 { self.pairwise(place.local) } else { f64::INFINITY };
+        let across =
+            if place.nodes > 1 { self.nic_bytes_per_s * place.local as f64 } else { f64::INFINITY };
+        inside.min(across)
+    }
+
+    /// What one device can send to `local` − 1 others of its node together, in bytes per second.
+    fn pairwise(&self, local: u64) -> f64 {
+        let others = self.topology.devices_per_node() - 1;
+        match self.wiring {
+            Wiring::AllPairs if others > 0 => {
+                let used = local.saturating_sub(1).clamp(1, others);
+                self.intra_bytes_per_s * used as f64 / others as f64
+            }
+            Wiring::AllPairs | Wiring::Switched => self.intra_bytes_per_s,
+        }
+    }
+}
+
+/// Bytes through the busiest link of a ring, as a multiple of the payload.
+fn ring_factor(kind: CollectiveKind, members: u64) -> f64 {
+    let n = members as f64;
+    match kind {
+        CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => (n - 1.0) / n,
+        CollectiveKind::AllToAll => (n - 1.0) / (n * n),
+    }
+}

@@ -1,0 +1,125 @@
+//! What NCCL's own tuner knows: constants of `src/graph/tuning.cc`, NCCL 2.19 to 2.27.
+//!
+//! Nothing here is fitted; corrections to these constants are in the profile
+//! (`links.intra_node.efficiency`, `fill_s`). Left out: caps by channel, which do not bind with the
+//! channel counts of these machines, CollNet, and NVLS.
+
+use crate::profile::Library;
+
+/// How data goes round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Each device passes slices to its neighbour.
+    Ring,
+    /// Up a double binary tree and down again; all-reduce only.
+    Tree,
+}
+
+/// How a slice is handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Every eight bytes carry four bytes of flag.
+    Ll,
+    /// Every 128 bytes carry eight bytes of flag.
+    Ll128,
+    /// Whole chunks with a fence.
+    Simple,
+}
+
+/// All algorithms and protocols.
+pub const CHOICES: [(Algorithm, Protocol); 6] = [
+    (Algorithm::Ring, Protocol::Simple),
+    (Algorithm::Ring, Protocol::Ll128),
+    (Algorithm::Ring, Protocol::Ll),
+    (Algorithm::Tree, Protocol::Simple),
+    (Algorithm::Tree, Protocol::Ll128),
+    (Algorithm::Tree, Protocol::Ll),
+];
+
+/// `baseLat`, in seconds.
+pub fn base_latency_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+    match (algorithm, protocol) {
+        (Algorithm::Tree, Protocol::Ll) => 6.8e-6,
+        (Algorithm::Ring, Protocol::Ll) => 6.6e-6,
+        (_, Protocol::Ll128) => 14.0e-6,
+        (_, Protocol::Simple) => 8.4e-6,
+    }
+}
+
+/// `hwLat` of a hop over NVLink, in seconds.
+pub fn nvlink_hop_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+    match (algorithm, protocol) {
+        (_, Protocol::Ll) => 0.6e-6,
+        (Algorithm::Tree, Protocol::Ll128) => 1.25e-6,
+        (Algorithm::Tree, Protocol::Simple) => 4.0e-6,
+        (Algorithm::Ring, Protocol::Ll128) => 1.9e-6,
+        (Algorithm::Ring, Protocol::Simple) => 3.4e-6,
+    }
+}
+
+/// `hwLat` of a hop over the network, in seconds.
+pub fn network_hop_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+    match (algorithm, protocol) {
+        (Algorithm::Tree, Protocol::Ll) => 5.0e-6,
+        (Algorithm::Tree, Protocol::Ll128) => 8.5e-6,
+        (Algorithm::Ring, Protocol::Ll) => 2.7e-6,
+        (Algorithm::Ring, Protocol::Ll128) => 4.0e-6,
+        (_, Protocol::Simple) => 14.0e-6,
+    }
+}
+
+/// Hops inside a node take longer under LL when the group spans nodes.
+pub const LL_INTRA_FACTOR_ACROSS_NODES: f64 = 1.8;
+/// The latency of a Simple ring all-reduce across nodes on compute capability 8 and later.
+pub const SIMPLE_RING_PLATEAU_ACROSS_NODES: f64 = 1.4;
+
+/// `llMaxBws`: what LL moves at most, in bytes per second of bus bandwidth.
+pub fn ll_bandwidth_max(library: Library, nodes: u64) -> f64 {
+    match (library, nodes) {
+        (Library::SharedMemory, _) => f64::INFINITY,
+        (Library::NcclAmpere | Library::NcclHopper, 1) => 87.7e9,
+        (Library::NcclAmpere | Library::NcclHopper, 2) => 22.5e9,
+        (Library::NcclAmpere | Library::NcclHopper, _) => 19.0e9,
+    }
+}
+
+/// The share of a link's bandwidth that payload gets.
+pub fn bandwidth_share(algorithm: Algorithm, protocol: Protocol, nodes: u64) -> f64 {
+    match (algorithm, protocol) {
+        (Algorithm::Ring, Protocol::Simple) => 1.0,
+        (Algorithm::Ring, Protocol::Ll128) => 0.92,
+        (Algorithm::Ring, Protocol::Ll) => 0.5,
+        (Algorithm::Tree, Protocol::Simple) => 0.92,
+        (Algorithm::Tree, Protocol::Ll128) if nodes == 1 => 0.92 * 7.0 / 9.0,
+        (Algorithm::Tree, Protocol::Ll128) => 0.92 * 120.0 / 128.0,
+        (Algorithm::Tree, Protocol::Ll) => 0.92 / 3.8,
+    }
+}
+
+/// `treeCorrectionFactor`: what is left of a tree's bandwidth, by power of two from 64 B.
+///
+/// NCCL looks the power up; between powers this interpolates, because a step up from .4 to .5 would
+/// make one byte more a fifth faster.
+pub fn tree_correction(protocol: Protocol, bytes: f64) -> f64 {
+    let table = &TREE_CORRECTION[protocol as usize];
+    let position = (bytes / 64.0).max(1.0).log2();
+    let index = position as usize;
+    let Some(&high) = table.get(index + 1) else { return table[table.len() - 1] };
+    table[index] + (high - table[index]) * (position - index as f64)
+}
+
+/// In the order of [`Protocol`].
+const TREE_CORRECTION: [[f64; 24]; 3] = [
+    [
+        1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8,
+        0.9, 1.0, 1.0, 1.0, 1.0, 1.0,
+    ],
+    [
+        1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9,
+        0.9, 0.9, 0.9, 1.0, 1.0, 1.0,
+    ],
+    [
+        0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8,
+        0.7, 0.7, 0.8, 0.9, 0.9, 0.9,
+    ],
+];

@@ -1,0 +1,42 @@
+//! The price of a memory-bound pass.
+//!
+//! ```text
+//! fused:   gap + start + bytes / (bandwidth · η)
+//! unfused: launches · (gap + start) + unfused bytes / (bandwidth · η)
+//! ```
+//! A start of s seconds is the same as a bandwidth that ramps as bytes/(bytes + s·bandwidth·η).
+
+use narrows_plan::Seconds;
+use narrows_plan::kernel::Pass;
+
+use crate::profile::{Device, PassCurve};
+
+/// Prices passes; see the [module](self).
+#[derive(Clone, Copy, Debug)]
+pub struct PassPrice {
+    start: Seconds,
+    bytes_per_s: f64,
+    fused: bool,
+}
+
+impl PassPrice {
+    /// Prices from a checked profile's parts, for an executor that fuses passes or does not.
+    pub fn new(curve: &PassCurve, device: &Device, fused: bool) -> Self {
+        PassPrice {
+            start: Seconds(curve.start_s),
+            bytes_per_s: device.memory_bandwidth_bytes_per_s * curve.efficiency,
+            fused,
+        }
+    }
+
+    /// Seconds including a launch gap for every launch.
+    pub fn price(&self, pass: &Pass, launch_gap: Seconds) -> Seconds {
+        let (traffic, launches) = if self.fused {
+            (pass.traffic, 1)
+        } else {
+            (pass.unfused_traffic, pass.unfused_launches)
+        };
+        (launch_gap + self.start) * f64::from(launches)
+            + Seconds(traffic.as_f64() / self.bytes_per_s)
+    }
+}

@@ -1,0 +1,289 @@
+//! The JSON form of a profile, `narrows-profile/1`.
+//!
+//! Units are in the keys. Every group of numbers says where it comes from in its `provenance`: a
+//! number that nobody measured is labelled `assumed`.
+
+use narrows_plan::{Bytes, Precision};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
+/// [`Profile`](super::Profile).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileFile {
+    /// The form of this file.
+    pub format: Format,
+    /// The name in plans and messages: lower-case letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// One or two sentences for a reader.
+    pub description: String,
+    /// The number formats that training uses on this hardware.
+    pub precision: Precision,
+    /// One device.
+    pub device: Device,
+    /// Dense products.
+    pub gemm: GemmCurve,
+    /// Causal flash attention.
+    pub attention: AttentionCurve,
+    /// Memory-bound passes.
+    pub passes: PassCurve,
+    /// What connects the devices.
+    pub links: Links,
+    /// How kernels are launched.
+    pub executors: Executors,
+}
+
+/// The form of a profile file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Format {
+    /// The only form so far.
+    #[serde(rename = "narrows-profile/1")]
+    V1,
+}
+
+/// Where a group of numbers comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// How the numbers were obtained.
+    pub kind: ProvenanceKind,
+    /// What they were taken from or fitted to, for a reader who wants to check.
+    pub source: String,
+    /// The day they were written down, `YYYY-MM-DD`.
+    pub date: String,
+}
+
+/// How a group of numbers was obtained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProvenanceKind {
+    /// Measured on this hardware by `narrows calibrate`.
+    Measured,
+    /// The vendor's data sheet.
+    Datasheet,
+    /// Taken from, or fitted to, somebody's published measurements on this hardware.
+    Published,
+    /// A plausible value that nobody measured on this hardware.
+    Assumed,
+}
+
+/// One device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Memory of the device.
+    pub memory_bytes: Bytes,
+    /// The part of it that no arena can use.
+    pub reserve: Reserve,
+    /// Peak bandwidth of that memory.
+    pub memory_bandwidth_bytes_per_s: f64,
+    /// Peak rate of dense products.
+    pub peak_flops_per_s: PeakFlops,
+    /// Independent units that a product's tiles are spread over: streaming multiprocessors, cores.
+    pub compute_units: u32,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// Memory that no arena holds: driver context, NCCL's buffers, library workspaces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reserve {
+    /// Bytes of it.
+    pub bytes: Bytes,
+    /// Where the number comes from.
+    pub provenance: Provenance,
+}
+
+/// Peak rates by the format of the inputs, without sparsity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PeakFlops {
+    /// Inputs in bf16, sums in fp32.
+    pub bf16: f64,
+    /// Inputs in fp32, without TF32.
+    pub f32: f64,
+}
+
+/// A symmetric interval around a price.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RelativeError {
+    /// Nine measurements in ten lie within price · (1 ± this).
+    pub half_width_90: f64,
+    /// Where the number comes from.
+    pub provenance: Provenance,
+}
+
+/// The parameters of the price of a product; [`price::gemm`](crate::price::gemm) has the equations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GemmCurve {
+    /// Share of the peak that the largest tile reaches on an endless product; power limits and
+    /// issue slots are in it. In (0, 1].
+    pub efficiency_max: f64,
+    /// Share of the peak memory bandwidth that a memory-bound product reaches. In (0, 1].
+    pub memory_efficiency: f64,
+    /// Share of the write of C that the next tile's main loop does not hide.
+    pub exposed_epilogue: f64,
+    /// λ: a tile of a rows and b columns costs 1 + λ(1/a + 1/b) a product.
+    pub tile_overhead_elements: f64,
+    /// Fill and drain of one launch, whoever launches it.
+    pub start_s: f64,
+    /// The tiles that the library may choose from.
+    pub tiles: Vec<Tile>,
+    /// How far measurements lie from the price.
+    pub relative_error: RelativeError,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// The part of C that one compute unit makes at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tile {
+    /// Rows of it.
+    pub rows: u32,
+    /// Columns of it.
+    pub columns: u32,
+}
+
+/// The parameters of the price of attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionCurve {
+    /// Share of the peak by sequence length, forward, 128 features a head.
+    pub forward: Vec<CurvePoint>,
+    /// The same, backward.
+    pub backward: Vec<CurvePoint>,
+    /// Features a head at which the efficiency has fallen to half of its limit.
+    pub head_dim_half: f64,
+    /// Fill and drain of one launch.
+    pub start_s: f64,
+    /// How far measurements lie from the price.
+    pub relative_error: RelativeError,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// One point of an efficiency curve over the sequence length.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CurvePoint {
+    /// Tokens of a sequence.
+    pub length: u64,
+    /// Share of the peak reached there, in (0, 1].
+    pub efficiency: f64,
+}
+
+/// The parameters of the price of a memory-bound pass.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PassCurve {
+    /// Share of the peak memory bandwidth that a long pass reaches. In (0, 1].
+    pub efficiency: f64,
+    /// Fill and drain of one launch; it makes short passes slow.
+    pub start_s: f64,
+    /// How far measurements lie from the price.
+    pub relative_error: RelativeError,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// What connects the devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Links {
+    /// Devices of one node.
+    pub devices_per_node: u32,
+    /// What runs the collectives.
+    pub library: Library,
+    /// Inside a node.
+    pub intra_node: IntraNode,
+    /// Between nodes.
+    pub inter_node: InterNode,
+    /// How far measurements lie from the price of a collective or transfer inside a node.
+    pub relative_error: RelativeError,
+}
+
+/// What runs the collectives, and which column of NCCL's constants applies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Library {
+    /// NCCL on compute capability 8.
+    NcclAmpere,
+    /// NCCL on compute capability 9. NVLS is not modelled.
+    NcclHopper,
+    /// Threads of one process that read each other's memory.
+    SharedMemory,
+}
+
+/// How the devices of a node are wired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wiring {
+    /// Each device has an equal share of its links to each other device: a group of fewer devices
+    /// than the node has uses fewer links.
+    AllPairs,
+    /// A switch: any two devices can use all their links.
+    Switched,
+}
+
+/// Links inside a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IntraNode {
+    /// How the devices are wired.
+    pub wiring: Wiring,
+    /// All links of one device, one direction.
+    pub bandwidth_bytes_per_s: f64,
+    /// Share of it that a long ring reaches (the bus bandwidth of nccl-tests). In (0, 1].
+    pub efficiency: f64,
+    /// What a long collective takes beyond NCCL's own latency constants.
+    pub fill_s: f64,
+    /// The payload at which half of `fill_s` is paid.
+    pub fill_half_bytes: f64,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// Links between nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InterNode {
+    /// Network cards of one node, shared evenly by its devices.
+    pub nics_per_node: u32,
+    /// One card, one direction.
+    pub bandwidth_bytes_per_s: f64,
+    /// Share of it that a long collective reaches. In (0, 1].
+    pub efficiency: f64,
+    /// What a message takes beyond NCCL's own latency constants: cables, switches.
+    pub extra_latency_s: f64,
+    /// How far measurements lie from the price of what crosses nodes.
+    pub relative_error: RelativeError,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}
+
+/// Both ways of launching kernels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Executors {
+    /// A captured graph with fused passes: this project's runtime.
+    pub captured: Launching,
+    /// A framework that launches operator by operator.
+    pub eager: Launching,
+}
+
+/// One way of launching kernels.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Launching {
+    /// Time between the end of a kernel and the start of the next one.
+    pub launch_gap_s: f64,
+    /// Whether a pass is one kernel; otherwise it is run operator by operator.
+    pub fuses_passes: bool,
+    /// Where these numbers come from.
+    pub provenance: Provenance,
+}

@@ -1,0 +1,62 @@
+//! The profiles that come with the program.
+//!
+//! To add one: write `profiles/NAME.json` and name it in [`PRESETS`]; a test checks the rest.
+
+use narrows_plan::{Defect, Defects};
+
+use super::{Profile, read};
+
+macro_rules! presets {
+    ($($name:literal),* $(,)?) => {
+        [$(($name, include_str!(concat!("../../../../profiles/", $name, ".json")))),*]
+    };
+}
+
+const PRESETS: [(&str, &str); 6] =
+    presets!["a100-80gb", "a100-80gb-8", "a100-40gb", "h100-sxm", "h200-sxm", "cpu-local"];
+
+/// The names that [`preset`] knows.
+pub fn preset_names() -> impl Iterator<Item = &'static str> {
+    PRESETS.iter().map(|(name, _)| *name)
+}
+
+/// The preset called `name`.
+///
+/// # Errors
+/// No preset has that name; the hint gives the nearest ones, or all of them.
+///
+/// ```
+/// let a100 = narrows_cost_model::profile::preset("a100-80gb").unwrap();
+/// assert_eq!(a100.devices_per_node(), 4);
+/// assert!(narrows_cost_model::profile::preset("a100-80g").unwrap_err().to_string().contains("a100-80gb"));
+/// ```
+pub fn preset(name: &str) -> Result<Profile, Defects> {
+    if let Some((_, text)) = PRESETS.iter().find(|(known, _)| *known == name) {
+        return read(name, text);
+    }
+    let wanted = name.to_ascii_lowercase();
+    let near: Vec<&str> = preset_names()
+        .filter(|known| known.starts_with(&wanted) || edits(&wanted, known) <= 2)
+        .collect();
+    let named = if near.is_empty() { preset_names().collect() } else { near };
+    let hint = format!("{}, or the path of a profile file", named.join(", "));
+    Err(Defect::new("hardware", format!("there is no hardware profile called `{name}`"))
+        .hint(hint)
+        .into())
+}
+
+/// Levenshtein's distance.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}

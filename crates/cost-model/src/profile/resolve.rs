@@ -1,0 +1,246 @@
+//! From what was written to what can be priced: every number is checked once, here.
+//!
+//! The ranges are wide enough for any hardware and narrow enough that every price is finite.
+
+use std::ops::RangeInclusive;
+
+use narrows_plan::{Defect, Defects};
+
+use super::file::*;
+use super::{Executor, Profile};
+
+/// Operations per second: from a microcontroller to a thousand times an H100.
+const FLOPS: RangeInclusive<f64> = 1e3..=1e18;
+/// Bytes per second.
+const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
+/// An efficiency below one in ten thousand is a mistake in a unit.
+const SHARE: RangeInclusive<f64> = 1e-4..=1.0;
+/// Seconds of a latency.
+const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
+/// Relative half-widths.
+const HALF_WIDTH: RangeInclusive<f64> = 0.0..=1.0;
+
+impl ProfileFile {
+    /// Checks every number.
+    ///
+    /// # Errors
+    /// All defects at once, each with the path of its field.
+    pub fn resolve(self) -> Result<Profile, Defects> {
+        let mut check = Check { defects: Defects::default() };
+        check.name(&self.name);
+        check.device(&self.device);
+        check.gemm(&self.gemm);
+        check.attention(&self.attention);
+        check.share("passes.efficiency", self.passes.efficiency);
+        check.latency("passes.start_s", self.passes.start_s);
+        check.error("passes.relative_error", &self.passes.relative_error);
+        check.provenance("passes", &self.passes.provenance);
+        check.links(&self.links);
+        for (name, launching) in
+            [("captured", &self.executors.captured), ("eager", &self.executors.eager)]
+        {
+            let path = format!("executors.{name}");
+            check.latency(&format!("{path}.launch_gap_s"), launching.launch_gap_s);
+            check.provenance(&path, &launching.provenance);
+        }
+        check.defects.into_result(()).map(|()| Profile::new(self))
+    }
+}
+
+impl Profile {
+    /// The same hardware with another number of devices, and as many network cards for each, in a
+    /// node.
+    ///
+    /// # Errors
+    /// When `devices` is zero or the cards do not come out even.
+    pub fn with_devices_per_node(&self, devices: u32) -> Result<Profile, Defects> {
+        let mut file = self.file.clone();
+        let cards = u64::from(file.links.inter_node.nics_per_node) * u64::from(devices);
+        let before = u64::from(file.links.devices_per_node);
+        if devices == 0 || cards < before || !cards.is_multiple_of(before) {
+            let nics = file.links.inter_node.nics_per_node;
+            let problem = format!("{nics} network cards for {before} devices cannot be scaled");
+            return Err(Defect::new("links.devices_per_node", problem)
+                .hint("copy the profile and set both numbers")
+                .into());
+        }
+        file.links.devices_per_node = devices;
+        file.links.inter_node.nics_per_node = u32::try_from(cards / before).unwrap_or(u32::MAX);
+        file.resolve()
+    }
+
+    /// Whether `executor` runs a pass as one kernel.
+    pub fn fuses_passes(&self, executor: Executor) -> bool {
+        self.launching(executor).fuses_passes
+    }
+}
+
+/// Collects defects.
+struct Check {
+    defects: Defects,
+}
+
+impl Check {
+    fn defect(&mut self, field: &str, problem: String) {
+        self.defects.push(Defect::new(field, problem));
+    }
+
+    /// Also refuses NaN and infinities: no range contains them.
+    fn within(&mut self, field: &str, value: f64, range: RangeInclusive<f64>) {
+        if !range.contains(&value) {
+            let (low, high) = (range.start(), range.end());
+            self.defect(field, format!("{value} does not lie between {low:e} and {high:e}"));
+        }
+    }
+
+    fn share(&mut self, field: &str, value: f64) {
+        self.within(field, value, SHARE);
+    }
+
+    fn latency(&mut self, field: &str, value: f64) {
+        self.within(field, value, LATENCY_S);
+    }
+
+    fn count(&mut self, field: &str, value: u32, max: u32) {
+        if !(1..=max).contains(&value) {
+            self.defect(field, format!("{value} does not lie between 1 and {max}"));
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
+        if name.is_empty() || !name.chars().all(legal) {
+            self.defects.push(
+                Defect::new("name", format!("`{name}` is not a name"))
+                    .hint("lower-case letters, digits, `-`, `_` and `.`"),
+            );
+        }
+    }
+
+    fn provenance(&mut self, group: &str, provenance: &Provenance) {
+        if provenance.source.trim().is_empty() {
+            self.defect(
+                &format!("{group}.provenance.source"),
+                "says nothing about where the numbers come from".to_string(),
+            );
+        }
+        if !is_date(&provenance.date) {
+            let problem = format!("`{}` is not a day in the form YYYY-MM-DD", provenance.date);
+            self.defect(&format!("{group}.provenance.date"), problem);
+        }
+    }
+
+    fn error(&mut self, path: &str, error: &RelativeError) {
+        self.within(&format!("{path}.half_width_90"), error.half_width_90, HALF_WIDTH);
+        self.provenance(path, &error.provenance);
+    }
+
+    fn device(&mut self, device: &Device) {
+        if device.memory_bytes.0 == 0 {
+            self.defect("device.memory_bytes", "must be more than zero".to_string());
+        } else if device.reserve.bytes >= device.memory_bytes {
+            let problem = format!(
+                "{} leaves nothing of the device's {}",
+                device.reserve.bytes, device.memory_bytes
+            );
+            self.defect("device.reserve.bytes", problem);
+        }
+        let bandwidth = device.memory_bandwidth_bytes_per_s;
+        self.within("device.memory_bandwidth_bytes_per_s", bandwidth, BANDWIDTH);
+        self.within("device.peak_flops_per_s.bf16", device.peak_flops_per_s.bf16, FLOPS);
+        self.within("device.peak_flops_per_s.f32", device.peak_flops_per_s.f32, FLOPS);
+        self.count("device.compute_units", device.compute_units, 1_000_000);
+        self.provenance("device.reserve", &device.reserve.provenance);
+        self.provenance("device", &device.provenance);
+    }
+
+    fn gemm(&mut self, gemm: &GemmCurve) {
+        self.share("gemm.efficiency_max", gemm.efficiency_max);
+        self.share("gemm.memory_efficiency", gemm.memory_efficiency);
+        self.within("gemm.exposed_epilogue", gemm.exposed_epilogue, 0.0..=100.0);
+        self.within("gemm.tile_overhead_elements", gemm.tile_overhead_elements, 0.0..=1e4);
+        self.latency("gemm.start_s", gemm.start_s);
+        if gemm.tiles.is_empty() || gemm.tiles.len() > 32 {
+            let problem = format!("{} tiles: name one at least, and 32 at most", gemm.tiles.len());
+            self.defect("gemm.tiles", problem);
+        }
+        for (index, tile) in gemm.tiles.iter().enumerate() {
+            self.count(&format!("gemm.tiles[{index}].rows"), tile.rows, 4096);
+            self.count(&format!("gemm.tiles[{index}].columns"), tile.columns, 4096);
+        }
+        self.error("gemm.relative_error", &gemm.relative_error);
+        self.provenance("gemm", &gemm.provenance);
+    }
+
+    fn attention(&mut self, attention: &AttentionCurve) {
+        self.curve("attention.forward", &attention.forward);
+        self.curve("attention.backward", &attention.backward);
+        self.within("attention.head_dim_half", attention.head_dim_half, 0.0..=4096.0);
+        self.latency("attention.start_s", attention.start_s);
+        self.error("attention.relative_error", &attention.relative_error);
+        self.provenance("attention", &attention.provenance);
+    }
+
+    /// Lengths must rise; the efficiency may at most double while they double, so that a longer
+    /// sequence (whose work quadruples) is never the faster one.
+    fn curve(&mut self, path: &str, points: &[CurvePoint]) {
+        if points.is_empty() {
+            self.defect(path, "has no points".to_string());
+        }
+        for (index, point) in points.iter().enumerate() {
+            self.share(&format!("{path}[{index}].efficiency"), point.efficiency);
+            if point.length == 0 {
+                self.defect(&format!("{path}[{index}].length"), "must be more than zero".into());
+            }
+        }
+        for (index, pair) in points.windows(2).enumerate() {
+            let here = format!("{path}[{}]", index + 1);
+            if pair[1].length <= pair[0].length {
+                let problem =
+                    format!("{} after {}: lengths must rise", pair[1].length, pair[0].length);
+                self.defect(&format!("{here}.length"), problem);
+                continue;
+            }
+            let octaves = (pair[1].length as f64 / pair[0].length as f64).log2();
+            if pair[1].efficiency - pair[0].efficiency > pair[0].efficiency * octaves {
+                let problem = format!(
+                    "{} after {} would make longer sequences faster",
+                    pair[1].efficiency, pair[0].efficiency
+                );
+                self.defect(&format!("{here}.efficiency"), problem);
+            }
+        }
+    }
+
+    fn links(&mut self, links: &Links) {
+        self.count("links.devices_per_node", links.devices_per_node, 65_536);
+        let intra = &links.intra_node;
+        let bandwidth = intra.bandwidth_bytes_per_s;
+        self.within("links.intra_node.bandwidth_bytes_per_s", bandwidth, BANDWIDTH);
+        self.share("links.intra_node.efficiency", intra.efficiency);
+        self.latency("links.intra_node.fill_s", intra.fill_s);
+        self.within("links.intra_node.fill_half_bytes", intra.fill_half_bytes, 0.0..=1e12);
+        self.provenance("links.intra_node", &intra.provenance);
+        let inter = &links.inter_node;
+        self.count("links.inter_node.nics_per_node", inter.nics_per_node, 65_536);
+        let bandwidth = inter.bandwidth_bytes_per_s;
+        self.within("links.inter_node.bandwidth_bytes_per_s", bandwidth, BANDWIDTH);
+        self.share("links.inter_node.efficiency", inter.efficiency);
+        self.latency("links.inter_node.extra_latency_s", inter.extra_latency_s);
+        self.error("links.inter_node.relative_error", &inter.relative_error);
+        self.provenance("links.inter_node", &inter.provenance);
+        self.error("links.relative_error", &links.relative_error);
+    }
+}
+
+/// Whether `text` has the form of a day. That the month has that day is not checked.
+fn is_date(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let [year, month, day] = parts[..] else { return false };
+    let number = |part: &str, digits: usize, range: RangeInclusive<u32>| {
+        part.len() == digits
+            && part.bytes().all(|byte| byte.is_ascii_digit())
+            && part.parse().is_ok_and(|value| range.contains(&value))
+    };
+    number(year, 4, 1990..=9999) && number(month, 2, 1..=12) && number(day, 2, 1..=31)
+}

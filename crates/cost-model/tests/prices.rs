@@ -1,0 +1,263 @@
+//! What holds for every price on every hardware.
+//!
+//! More of anything (rows, columns, contraction, batch, bytes, tokens, heads) is never faster: every
+//! candidate an equation minimises over is non-decreasing, so the minimum is too. More *members* of
+//! a collective may be faster (a node's second half brings its network cards along), and a product's
+//! rate is not monotone (waves), so neither is claimed.
+
+use arbtest::arbitrary::{Result, Unstructured};
+use arbtest::arbtest;
+use narrows_cost_model::profile::{preset, preset_names};
+use narrows_cost_model::{Executor, Prices};
+use narrows_plan::kernel::{
+    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
+};
+use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::{Bytes, DType, Mesh};
+
+const MESHES: [Mesh; 4] = [
+    Mesh { tensor: 4, pipeline: 1, data: 1 },
+    Mesh { tensor: 2, pipeline: 2, data: 4 },
+    Mesh { tensor: 8, pipeline: 4, data: 2 },
+    Mesh { tensor: 3, pipeline: 1, data: 5 },
+];
+
+fn any_prices(u: &mut Unstructured) -> Result<(Prices, Mesh)> {
+    let names: Vec<&str> = preset_names().collect();
+    let profile = preset(u.choose(&names)?).unwrap();
+    let executor = *u.choose(&[Executor::Captured, Executor::Eager])?;
+    let mesh = *u.choose(&MESHES)?;
+    Ok((Prices::new(&profile, executor, &mesh), mesh))
+}
+
+/// Sizes of all magnitudes, tile borders included.
+fn size(u: &mut Unstructured) -> Result<u64> {
+    let near = 1u64 << u.int_in_range(0..=14)?;
+    Ok((near + u.int_in_range(0..=near)?).saturating_sub(u.int_in_range(0..=1)?).max(1))
+}
+
+fn dtype(u: &mut Unstructured) -> Result<DType> {
+    Ok(*u.choose(&[DType::Bf16, DType::F32])?)
+}
+
+/// A kernel, and one that has to do at least as much.
+fn pair(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
+    match u.int_in_range(0..=4)? {
+        0 => gemms(u),
+        1 => attentions(u),
+        2 => passes(u),
+        3 => collectives(u, mesh),
+        _ => transfers(u, mesh),
+    }
+}
+
+fn gemms(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
+    let (input, output, accumulate) = (dtype(u)?, dtype(u)?, u.arbitrary()?);
+    let (m, n, k, batch) = (size(u)?, size(u)?, size(u)?, u.int_in_range(1..=8)?);
+    let less = Gemm { m, n, k, batch, accumulate, input, output };
+    let mut more = less.clone();
+    match u.int_in_range(0..=5)? {
+        0 => more.m += u.int_in_range(1..=300)?,
+        1 => more.n += u.int_in_range(1..=300)?,
+        2 => more.k += u.int_in_range(1..=300)?,
+        3 => more.batch += 1,
+        4 => more.accumulate = true,
+        _ => more.output = DType::F32,
+    }
+    Ok((Kernel::Gemm(less), Kernel::Gemm(more)))
+}
+
+fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
+    let heads = u.int_in_range(1..=64)?;
+    let less = Attention {
+        direction: *u.choose(&[Direction::Forward, Direction::Backward])?,
+        sequences: u.int_in_range(1..=8)?,
+        length: size(u)?,
+        heads,
+        kv_heads: u.int_in_range(1..=heads)?,
+        head_dim: *u.choose(&[32, 64, 96, 128, 256])?,
+        input: dtype(u)?,
+    };
+    let mut more = less.clone();
+    match u.int_in_range(0..=3)? {
+        0 => more.sequences += 1,
+        1 => more.length += u.int_in_range(1..=less.length)?,
+        2 => more.heads += 1,
+        _ => more.direction = Direction::Backward,
+    }
+    Ok((Kernel::Attention(less), Kernel::Attention(more)))
+}
+
+fn passes(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
+    let traffic = Bytes(size(u)? * size(u)?);
+    let unfused_launches = u.int_in_range(1..=12)?;
+    let less = Pass {
+        kind: PassKind::Norm,
+        traffic,
+        unfused_traffic: traffic * u.int_in_range(1..=5)?,
+        unfused_launches,
+    };
+    let extra = Bytes(size(u)?);
+    let more = Pass {
+        traffic: less.traffic + extra,
+        unfused_traffic: less.unfused_traffic + extra,
+        ..less.clone()
+    };
+    Ok((Kernel::Pass(less), Kernel::Pass(more)))
+}
+
+fn group(u: &mut Unstructured, mesh: &Mesh) -> Result<Group> {
+    Ok(mesh.group(*u.choose(&[Axis::Tensor, Axis::Data, Axis::Pipeline])?))
+}
+
+fn collectives(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
+    let kinds = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+        CollectiveKind::AllToAll,
+    ];
+    let kind = *u.choose(&kinds)?;
+    let payload = Bytes(size(u)? * size(u)?);
+    let less = Collective { kind, payload, group: group(u, mesh)? };
+    let more = Collective { payload: payload + Bytes(size(u)?), ..less.clone() };
+    Ok((Kernel::Collective(less), Kernel::Collective(more)))
+}
+
+fn transfers(u: &mut Unstructured, mesh: &Mesh) -> Result<(Kernel, Kernel)> {
+    let less = Transfer { bytes: Bytes(size(u)? * size(u)?), group: group(u, mesh)? };
+    let more = Transfer { bytes: less.bytes + Bytes(size(u)?), ..less.clone() };
+    Ok((Kernel::Transfer(less), Kernel::Transfer(more)))
+}
+
+#[test]
+fn more_is_never_faster() {
+    arbtest(|u| {
+        let (prices, mesh) = any_prices(u)?;
+        let (less, more) = pair(u, &mesh)?;
+        let (few, many) = (prices.kernel(&less).0, prices.kernel(&more).0);
+        assert!(few.is_finite() && few >= 0.0 && many.is_finite(), "{less:?}: {few}");
+        // Sums in another order may differ in the last bits.
+        assert!(few <= many * (1.0 + 1e-12), "{less:?}: {few}\n{more:?}: {many}");
+        assert_eq!(few, prices.kernel(&less).0);
+        assert!(prices.relative_half_width(&less) >= 0.0);
+        Ok(())
+    })
+    .budget_ms(2_000);
+}
+
+#[test]
+fn no_product_beats_the_peak_or_the_bus() {
+    arbtest(|u| {
+        let name = *u.choose(&preset_names().collect::<Vec<_>>())?;
+        let profile = preset(name).unwrap();
+        let prices = Prices::new(&profile, Executor::Captured, &MESHES[0]);
+        let (Kernel::Gemm(gemm), _) = gemms(u)? else { unreachable!() };
+        let seconds = prices.kernel(&Kernel::Gemm(gemm.clone())).0;
+        assert!(gemm.flops().0 / seconds <= profile.peak_flops_per_s(gemm.input));
+        let bandwidth = profile.file().device.memory_bandwidth_bytes_per_s;
+        assert!(gemm.traffic().as_f64() / seconds <= bandwidth);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_all_reduce_is_a_reduce_scatter_and_an_all_gather_at_most() {
+    arbtest(|u| {
+        let (prices, mesh) = any_prices(u)?;
+        let (payload, group) = (Bytes(size(u)? * size(u)?), group(u, &mesh)?);
+        let price =
+            |kind| prices.kernel(&Kernel::Collective(Collective { kind, payload, group })).0;
+        let halves = price(CollectiveKind::ReduceScatter) + price(CollectiveKind::AllGather);
+        // Across nodes NCCL's tuner adds a plateau to a ring all-reduce alone.
+        assert!(price(CollectiveKind::AllReduce) <= halves * 1.4, "{payload} {group:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn absurd_sizes_stay_finite() {
+    let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
+    let huge = u64::MAX;
+    let (input, output) = (DType::F32, DType::F32);
+    let gemm = Gemm { m: huge, n: huge, k: huge, batch: huge, accumulate: true, input, output };
+    assert!(prices.kernel(&Kernel::Gemm(gemm)).0.is_finite());
+    let empty = Gemm { m: 0, n: 0, k: 0, batch: 0, accumulate: false, input, output };
+    assert!(prices.kernel(&Kernel::Gemm(empty)).0 < 2e-5);
+    let group = Group { axis: Axis::Data, size: huge, stride: huge };
+    let kind = CollectiveKind::AllReduce;
+    let collective = Collective { kind, payload: Bytes(huge), group };
+    let wide = Prices::new(
+        &preset("h100-sxm").unwrap(),
+        Executor::Eager,
+        &Mesh { tensor: 64, pipeline: 1, data: 64 },
+    );
+    assert!(wide.kernel(&Kernel::Collective(collective)).0.is_finite());
+}
+
+#[test]
+fn alone_there_is_nothing_to_send() {
+    let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
+    let group = Group { axis: Axis::Data, size: 1, stride: 4 };
+    let (kind, payload) = (CollectiveKind::AllReduce, Bytes(1 << 20));
+    let alone = Kernel::Collective(Collective { kind, payload, group });
+    assert_eq!(prices.kernel(&alone).0, 0.0);
+}
+
+#[test]
+fn crossing_nodes_costs_the_network() {
+    let a100 = preset("a100-80gb").unwrap();
+    let mesh = Mesh { tensor: 4, pipeline: 1, data: 4 };
+    let prices = Prices::new(&a100, Executor::Captured, &mesh);
+    let price = |axis, mib: u64| {
+        let (kind, payload) = (CollectiveKind::AllReduce, Bytes(mib * Bytes::MIB));
+        let kernel = Kernel::Collective(Collective { kind, payload, group: mesh.group(axis) });
+        (prices.kernel(&kernel).0, prices.relative_half_width(&kernel))
+    };
+    let ((inside, narrow), (across, wide)) = (price(Axis::Tensor, 1024), price(Axis::Data, 1024));
+    // Four sibling groups share four cards of 25 GB/s: one card each.
+    let expected = 1.5 * (1u64 << 30) as f64 / (25e9 * 0.85);
+    assert!((across / expected - 1.0).abs() < 0.01, "{across} {expected}");
+    assert!(across > 5.0 * inside && wide > narrow);
+}
+
+#[test]
+fn short_messages_take_a_protocol_of_low_latency() {
+    let a100 = preset("a100-80gb-8").unwrap();
+    let mesh = Mesh { tensor: 8, pipeline: 1, data: 1 };
+    let prices = Prices::new(&a100, Executor::Captured, &mesh);
+    let (kind, payload) = (CollectiveKind::AllReduce, Bytes(16 << 10));
+    let group = mesh.group(Axis::Tensor);
+    let price = prices.kernel(&Kernel::Collective(Collective { kind, payload, group })).0;
+    // Ring and Simple alone would wait 8.4 + 14 · 3.4 = 56 µs; LL waits 6.6 + 14 · 0.6.
+    assert!((14e-6..22e-6).contains(&price), "{price}");
+}
+
+#[test]
+fn an_eager_executor_pays_for_every_operator() {
+    let a100 = preset("a100-80gb").unwrap();
+    let traffic = Bytes(64 * Bytes::MIB);
+    let (unfused_traffic, unfused_launches) = (traffic * 4, 6);
+    let pass =
+        Kernel::Pass(Pass { kind: PassKind::Norm, traffic, unfused_traffic, unfused_launches });
+    let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel(&pass).0;
+    assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
+}
+
+#[test]
+fn a_price_is_made_in_well_under_a_microsecond() {
+    let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Captured, &MESHES[0]);
+    let (input, output) = (DType::Bf16, DType::F32);
+    let count = 20_000;
+    let started = std::time::Instant::now();
+    let total: f64 = (0..count)
+        .map(|i| {
+            let gemm =
+                Gemm { m: 4096, n: 256 + i, k: 1024, batch: 1, accumulate: true, input, output };
+            prices.kernel(&Kernel::Gemm(gemm)).0
+        })
+        .sum();
+    let each = started.elapsed().as_secs_f64() / count as f64;
+    println!("{:.0} ns a product", each * 1e9);
+    assert!(total > 0.0 && each < 20e-6, "generous, for slow machines and debug builds: {each}");
+}
