@@ -1,4 +1,6 @@
-//! What NCCL's own tuner knows: constants of `src/graph/tuning.cc`, NCCL 2.19 to 2.27.
+//! What NCCL's own tuner knows: constants of its `src/graph/tuning.cc`.
+//!
+//! Releases differ in a few of them, most in the latency of tree with Simple; these are recent ones.
 //!
 //! Nothing here is fitted; corrections to these constants are in the profile
 //! (`links.intra_node.efficiency`, `fill_s`). Left out: caps by channel, which do not bind with the
