@@ -4,7 +4,7 @@
 //! ```text
 //! time = base + hops · hop + fill · S/(S + S½) + S · f / (bus · share)
 //! ```
-//! and the fastest is taken. hop and share are NCCL's constants ([`nccl`](super::nccl)); `fill` and
+//! and the fastest is taken. hop and share are NCCL's constants ([`nccl`]); `fill` and
 //! the efficiency inside `bus` are fitted, and belong to the hardware.
 //!
 //! | kind | algorithm | hops, of which across nodes | f |
