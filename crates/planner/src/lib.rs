@@ -1,2 +1,18 @@
-//! placeholder
+//! Finds the fastest plan and proves it.
+//!
+//! [`search`](search::search) enumerates meshes, bounds each from below, and solves the promising
+//! ones: every segment by an exact solver over a priced cost table ([`solve`]), stages by exact
+//! division ([`stages`]), memory by lowering. Nothing here knows a baseline by name.
+
+pub mod assemble;
+pub mod candidates;
+pub mod fit;
+pub mod predict;
+pub mod request;
+pub mod search;
+pub mod segments;
 pub mod solve;
+pub mod stages;
+
+pub use request::{GroupingRule, MemoryLimit, Request};
+pub use search::search;

@@ -61,6 +61,14 @@ pub fn step_norm(context: &Context) -> Vec<Template> {
         .collect()
 }
 
+/// The gradient buffer of a parameter, as [`tied_reduce`] sees it.
+pub fn gradient_extent(parameter: &super::OpParameter, context: &Context) -> Option<Extent> {
+    super::parameter_extents(parameter, context)
+        .into_iter()
+        .find(|(slot, _)| *slot == Slot::WeightGradient(0))
+        .map(|(_, extent)| extent)
+}
+
 /// Adds the gradients of a tied embedding over the first and last stage, which both hold it.
 pub fn tied_reduce(gradient: Extent, context: &Context) -> Template {
     let operand = Operand { slot: Slot::WeightGradient(0), extent: gradient };

@@ -6,7 +6,8 @@
 //! Few rows ever bind, and a program without the others is several times faster. The library's
 //! tolerances decide nothing: values are rounded to an assignment, its links and rows are checked
 //! in integers, and its time is summed from the table. An assignment that exceeds a row already
-//! present, by less than a tolerance, is cut off by a cover inequality in 0/1 coefficients.
+//! present, by less than the row's rounding, is cut off by a cover inequality in 0/1 coefficients.
+//! When a library fails numerically, the rows are rounded more coarsely and it is tried again.
 
 mod backend;
 mod program;
@@ -60,6 +61,10 @@ impl Known {
     }
 }
 
+/// Grains of the memory rows, relative to their limits: each is tried when the one before failed.
+const GRAINS: [f64; 4] =
+    [1.0 / (1 << 14) as f64, 1.0 / (1 << 12) as f64, 1.0 / (1 << 9) as f64, 1.0 / (1 << 6) as f64];
+
 /// Closes the gap of a presolved table.
 pub(super) fn close(
     table: &CostTable,
@@ -68,7 +73,29 @@ pub(super) fn close(
     clock: Clock,
     mut known: Known,
 ) -> Result<Outcome, SolveError> {
-    let mut program = Program::new(table, known.bound);
+    let mut failure = None;
+    for grain in GRAINS {
+        match attempt(table, backend, limits, clock, &mut known, grain) {
+            Err(SolveError::Backend(reason)) => {
+                eprintln!("LADDER {grain}");
+                failure = Some(SolveError::Backend(reason))
+            }
+            ended => return ended,
+        }
+    }
+    Err(failure.expect("there is a grain, and it failed"))
+}
+
+/// [`close`] with one grain. What is learnt stays known when it fails.
+fn attempt(
+    table: &CostTable,
+    backend: Backend,
+    limits: &Limits,
+    clock: Clock,
+    known: &mut Known,
+    grain: f64,
+) -> Result<Outcome, SolveError> {
+    let mut program = Program::new(table, known.bound, grain);
     let mut present = vec![false; table.rows.len()];
     if let Some(incumbent) = &known.incumbent {
         // Something bound before; the rows it fills are likely to bind again.
@@ -82,7 +109,7 @@ pub(super) fn close(
     }
     loop {
         if let Some(status) = clock.expired() {
-            return Ok(stopped(status, table, known));
+            return Ok(stopped(status, table, known.clone()));
         }
         let start = known.incumbent.as_ref().map(|a| program.values(a));
         let request =
@@ -95,7 +122,7 @@ pub(super) fn close(
             Answer::Infeasible => return Ok(Outcome::infeasible(Prover::Ilp, None)),
             Answer::Nothing => {
                 let status = Status::TimeLimit(limits.time.unwrap_or_default());
-                return Ok(stopped(status, table, known));
+                return Ok(stopped(status, table, known.clone()));
             }
         };
         let assignment = program.assignment(&values);
@@ -110,13 +137,13 @@ pub(super) fn close(
         match ended {
             Ended::Time => {
                 let status = Status::TimeLimit(limits.time.unwrap_or_default());
-                return Ok(stopped(status, table, known));
+                return Ok(stopped(status, table, known.clone()));
             }
             Ended::Proven if exceeded.is_empty() => {
                 return Ok(Outcome::optimal(table, assignment, Prover::Ilp));
             }
             Ended::Gap if exceeded.is_empty() => {
-                return Ok(stopped(Status::GapLimit(limits.gap), table, known));
+                return Ok(stopped(Status::GapLimit(limits.gap), table, known.clone()));
             }
             _ => {}
         }

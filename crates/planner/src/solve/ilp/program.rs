@@ -15,7 +15,10 @@
 //! Times are counted from each node's fastest choice and scaled so that the bound is
 //! [`TIME_SCALE`]. Bytes are counted from each node's smallest choice and divided by a power of
 //! two that brings the limit near one: libraries solve to about 1e-10 of a row's largest
-//! coefficient and then check to an absolute 1e-7, which large coefficients fail.
+//! coefficient and then check to an absolute 1e-7, which large coefficients fail. Then they are
+//! rounded down to multiples of a grain, because coefficients that differ by a billionth make
+//! bases that libraries take for singular. A rounded row is a relaxation; what slips through is
+//! cut off by covers.
 
 use std::collections::BTreeSet;
 
@@ -49,11 +52,13 @@ pub(super) struct Program {
     /// `time = base + objective / scale`.
     base: f64,
     scale: f64,
+    /// Bytes near one are multiples of this.
+    grain: f64,
 }
 
 impl Program {
-    /// Everything but the memory rows.
-    pub fn new(table: &CostTable, bound: Seconds) -> Program {
+    /// Everything but the memory rows, which will be rounded to multiples of `grain`.
+    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> Program {
         let mut variables = Vec::with_capacity(table.nodes.len());
         let mut excess = Vec::new();
         let mut base = 0.0;
@@ -70,13 +75,13 @@ impl Program {
         let unit = base.max(bound.0).max(largest * 1e-6);
         let scale = if unit > 0.0 { TIME_SCALE / unit } else { 1.0 };
         let costs = excess.iter().map(|t| t * scale).collect();
-        let one_hot = variables.iter().filter(|span| !span.is_empty()).map(|span| LinearRow {
+        let one_hot = |span: &std::ops::Range<usize>| LinearRow {
             terms: span.clone().map(|x| (x, 1.0)).collect(),
             equal: true,
             rhs: 1.0,
-        });
-        let mut program =
-            Program { costs, rows: one_hot.collect(), variables: variables.clone(), base, scale };
+        };
+        let rows = variables.iter().filter(|span| !span.is_empty()).map(one_hot).collect();
+        let mut program = Program { costs, rows, variables, base, scale, grain };
         table.links.iter().for_each(|link| program.add_link(link));
         program
     }
@@ -143,14 +148,14 @@ impl Program {
         let unit = (room as f64).max(1.0).log2().floor().exp2();
         let mut terms = Vec::new();
         for (span, of) in self.variables.iter().zip(&bytes.of) {
-            let used = span.clone().zip(of).filter(|(_, b)| **b > 0);
-            terms.extend(used.map(|(x, &b)| (x, b as f64 / unit)));
+            let grains = |&b: &u64| (b as f64 / unit / self.grain).floor() * self.grain;
+            terms.extend(span.clone().zip(of.iter().map(grains)).filter(|(_, b)| *b > 0.0));
         }
         self.rows.push(LinearRow { terms, equal: false, rhs: room as f64 / unit });
     }
 
     /// Forbids `assignment`, which exceeds `row`, together with all that use at least as much at
-    /// each of its nodes. For sums so close to the limit that tolerances hide the excess.
+    /// each of its nodes. For sums so close to the limit that rounding hides the excess.
     pub fn add_cover(&mut self, table: &CostTable, row: RowId, assignment: &[u32]) {
         let bytes = above_least(table, row);
         let mut cover = LinearRow { terms: Vec::new(), equal: false, rhs: -1.0 };

@@ -1,0 +1,86 @@
+//! Writes decisions down as a plan.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use narrows_plan::EdgeLayout;
+use narrows_plan::decisions::{
+    BlockDecisions, BlockRun, FORMAT, HiddenLayout, Origin, Plan, SegmentDecisions, StagePlan,
+};
+use narrows_plan::strategy::Context;
+
+use crate::request::Request;
+use crate::segments::Solved;
+
+/// What was decided for a whole model.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// Mesh, workload, formats.
+    pub context: Context,
+    /// Layouts of the hidden state between segments.
+    pub border: EdgeLayout,
+    /// The embedding.
+    pub embedding: Arc<Solved>,
+    /// The blocks of each stage, in order.
+    pub stages: Vec<Vec<Arc<Solved>>>,
+    /// The head.
+    pub head: Arc<Solved>,
+}
+
+/// The plan that says so.
+pub fn assemble(request: &Request, decided: &Decided) -> Plan {
+    let mut blocks: IndexMap<String, BlockDecisions> = IndexMap::new();
+    let mut first = 0;
+    let mut stages = vec![];
+    for stage in &decided.stages {
+        let mut runs: Vec<BlockRun> = vec![];
+        for solved in stage {
+            let decisions = BlockDecisions::new(solved.grouping, written(solved));
+            let name = name_of(&mut blocks, decisions);
+            match runs.last_mut() {
+                Some(run) if run.decisions == name => run.count += 1,
+                _ => runs.push(BlockRun { first, count: 1, decisions: name }),
+            }
+            first += 1;
+        }
+        stages.push(StagePlan { runs });
+    }
+    let context = &decided.context;
+    Plan {
+        format: FORMAT.into(),
+        model: Origin {
+            name: request.model.name.clone(),
+            fingerprint: request.model.fingerprint(),
+        },
+        hardware: Origin {
+            name: request.profile.name().into(),
+            fingerprint: request.profile.fingerprint().into(),
+        },
+        precision: context.precision,
+        mesh: context.mesh,
+        workload: context.workload,
+        zero: context.zero,
+        hidden_layout: HiddenLayout::of(decided.border).unwrap_or(HiddenLayout::Replicated),
+        stages,
+        embedding: written(&decided.embedding),
+        blocks,
+        head: written(&decided.head),
+    }
+}
+
+fn written(solved: &Solved) -> SegmentDecisions {
+    SegmentDecisions::from_choice(&solved.segment, &solved.choice)
+}
+
+/// Equal decisions share a name: `block`, then `block-2`, `block-3`, …
+fn name_of(blocks: &mut IndexMap<String, BlockDecisions>, decisions: BlockDecisions) -> String {
+    if let Some((name, _)) = blocks.iter().find(|(_, known)| **known == decisions) {
+        return name.clone();
+    }
+    let name = match blocks.len() {
+        0 => "block".to_string(),
+        known => format!("block-{}", known + 1),
+    };
+    blocks.insert(name.clone(), decisions);
+    name
+}

@@ -1,0 +1,78 @@
+//! The outer search's candidates: meshes, microbatches and optimizer sharding.
+
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::strategy::{Context, Zero};
+
+use crate::request::Request;
+
+/// Every context the request allows, in no particular order.
+pub fn contexts(request: &Request) -> Vec<Context> {
+    let mut made = vec![];
+    let blocks = request.model.blocks.len() as u64;
+    for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= blocks) {
+        for micro_batch in micro_batches(request, &mesh) {
+            let workload = Workload {
+                global_batch: request.global_batch,
+                sequence_length: request.sequence_length,
+                micro_batch,
+            };
+            for zero in zeros(request, &mesh) {
+                let precision = request.profile.precision();
+                made.push(Context { mesh, workload, precision, zero });
+            }
+        }
+    }
+    made
+}
+
+/// Every mesh of the request's devices.
+fn meshes(request: &Request) -> Vec<Mesh> {
+    let mut meshes = vec![];
+    for tensor in divisors(request.devices) {
+        for pipeline in divisors(request.devices / tensor) {
+            let data = request.devices / tensor / pipeline;
+            let fits = |wanted: Option<u64>, size| wanted.is_none_or(|wanted| wanted == size);
+            if fits(request.tensor, tensor)
+                && fits(request.pipeline, pipeline)
+                && fits(request.data, data)
+                && tensor_is_useful(request, tensor)
+            {
+                meshes.push(Mesh { tensor, pipeline, data });
+            }
+        }
+    }
+    meshes
+}
+
+/// A tensor axis that cannot even split the attention heads only replicates work.
+fn tensor_is_useful(request: &Request, tensor: u64) -> bool {
+    request.tensor == Some(tensor) || request.model.heads.is_multiple_of(tensor)
+}
+
+fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
+    if !request.global_batch.is_multiple_of(mesh.data) {
+        return vec![];
+    }
+    let per_replica = request.global_batch / mesh.data;
+    match request.micro_batch {
+        Some(size) if per_replica.is_multiple_of(size) => vec![size],
+        Some(_) => vec![],
+        None => divisors(per_replica),
+    }
+}
+
+fn zeros(request: &Request, mesh: &Mesh) -> Vec<Zero> {
+    match request.zero {
+        Some(Zero::One) | None if mesh.data == 1 => vec![Zero::Off],
+        Some(zero) => vec![zero],
+        None => vec![Zero::Off, Zero::One],
+    }
+}
+
+fn divisors(number: u64) -> Vec<u64> {
+    let mut found: Vec<u64> =
+        (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = found.iter().rev().map(|d| number / d).collect();
+    found.extend(large.into_iter().filter(|d| d * d > number));
+    found
+}

@@ -1,0 +1,207 @@
+//! What a plan is expected to do, from its checked program.
+
+use std::collections::BTreeMap;
+
+use narrows_cost_model::simulate::{Breakdown, simulate};
+use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_plan::decisions::ResolvedPlan;
+use narrows_plan::emit::Template;
+use narrows_plan::emit::{
+    flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
+};
+use narrows_plan::graph::AttentionOp;
+use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::Axis;
+use narrows_plan::model::Model;
+use narrows_plan::program::{Action, Program};
+use narrows_plan::{Bytes, DType, Defects, Flops, Kernel, Plan, Seconds};
+use serde::Serialize;
+
+/// A prediction for one plan on one profile.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// Time of a step.
+    pub step_time_s: f64,
+    /// 90 % interval of it, from the profile's half-widths.
+    pub step_time_interval_s: [f64; 2],
+    /// Tokens of the global batch over the step time.
+    pub tokens_per_s: f64,
+    /// Model FLOPs (redoing excluded, causal attention counted once) over what the devices could do.
+    pub mfu: f64,
+    /// Arena of each stage.
+    pub peak_memory_bytes: Vec<u64>,
+    /// Parts of the step time.
+    pub breakdown_s: Breakdown,
+    /// Payload of the tensor-axis collectives of one middle block, one microbatch.
+    pub block_collective_bytes: BlockCollectives,
+    /// What the prices rest on: parts of the profile that nobody measured.
+    pub assumed: Vec<String>,
+}
+
+/// Unsharded bytes by kind of collective. `statistics` are the norms' and the softmax's sums.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct BlockCollectives {
+    /// Forward pass.
+    pub forward: BTreeMap<&'static str, u64>,
+    /// Backward pass without redoing.
+    pub backward: BTreeMap<&'static str, u64>,
+    /// What is redone.
+    pub redo: BTreeMap<&'static str, u64>,
+}
+
+/// Prices a plan: resolves, lowers and simulates it.
+pub fn predict(
+    model: &Model,
+    profile: &Profile,
+    executor: Executor,
+    plan: &Plan,
+) -> Result<(Prediction, Program), Defects> {
+    let resolved = plan.resolve(model)?;
+    let program = lower(&resolved);
+    let prediction = predict_program(model, profile, executor, &resolved, &program);
+    Ok((prediction, program))
+}
+
+/// Prices a lowered plan.
+pub fn predict_program(
+    model: &Model,
+    profile: &Profile,
+    executor: Executor,
+    resolved: &ResolvedPlan,
+    program: &Program,
+) -> Prediction {
+    let context = &resolved.context;
+    let prices = Prices::new(profile, executor, &context.mesh);
+    let price = |kernel: &Kernel| prices.kernel(kernel);
+    let timeline = simulate(program, &price);
+    let step = timeline.step_time;
+    let half_width = relative_half_width(program, &prices);
+    let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
+    let peak = profile.peak_flops_per_s(context.compute()) * context.mesh.devices() as f64;
+    let flops =
+        model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
+    Prediction {
+        step_time_s: step.0,
+        step_time_interval_s: [step.0 * (1.0 - half_width), step.0 * (1.0 + half_width)],
+        tokens_per_s: tokens / step.0,
+        mfu: flops / (peak * step.0),
+        peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
+        breakdown_s: timeline.breakdown,
+        block_collective_bytes: block_collectives(resolved),
+        assumed: profile.assumed(),
+    }
+}
+
+/// Errors of one kind of kernel go together, those of different kinds do not: half-widths add up
+/// within a kind and in squares across kinds.
+fn relative_half_width(program: &Program, prices: &Prices) -> f64 {
+    let mut by_kind: BTreeMap<u8, f64> = BTreeMap::new();
+    let mut total = 0.0;
+    let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
+    for stage in &program.stages {
+        let lists =
+            [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1.0)];
+        for (list, times) in lists {
+            for instr in list {
+                let kernel = instr.kernel();
+                let time = prices.kernel(&kernel).0 * times;
+                let kind = match kernel {
+                    Kernel::Gemm(_) => 0,
+                    Kernel::Attention(_) => 1,
+                    Kernel::Pass(_) => 2,
+                    Kernel::Collective(_) => 3,
+                    Kernel::Transfer(_) => 4,
+                };
+                total += time;
+                *by_kind.entry(kind).or_default() += time * prices.relative_half_width(&kernel);
+            }
+        }
+    }
+    let squares: f64 = by_kind.values().map(|width| width * width).sum();
+    if total > 0.0 { squares.sqrt() / total } else { 0.0 }
+}
+
+/// FLOPs of one sequence, forward and backward: six for every weight of a product and token, and
+/// attention's products with the causal half counted once.
+pub fn model_flops(model: &Model, length: u64) -> f64 {
+    let weights: u64 = model
+        .blocks
+        .iter()
+        .map(|block| {
+            let products = |(_, linear): &(&str, &narrows_plan::model::Linear)| match linear.rank()
+            {
+                Some(rank) => rank * (linear.d_in + linear.d_out),
+                None => linear.d_in * linear.d_out,
+            };
+            block.linears().iter().map(products).sum::<u64>()
+        })
+        .sum();
+    let head = model.vocab * model.hidden;
+    let op = AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
+    let attention = attention_flops(&op, length).0 * model.blocks.len() as f64;
+    6.0 * (weights + head) as f64 * length as f64 + attention
+}
+
+/// Two products forward, and four backward: flash attention's recomputed scores are not the
+/// model's.
+fn attention_flops(op: &AttentionOp, length: u64) -> Flops {
+    let forward = Attention {
+        direction: Direction::Forward,
+        sequences: 1,
+        length,
+        heads: op.heads,
+        kv_heads: op.kv_heads,
+        head_dim: op.head_dim,
+        input: DType::Bf16,
+    };
+    Flops(3.0 * forward.flops().0)
+}
+
+/// Counts the collectives of one middle block.
+fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
+    let blocks: Vec<_> = resolved.stages.iter().flatten().collect();
+    let Some(block) = blocks.get(blocks.len() / 2) else { return BlockCollectives::default() };
+    let (segment, choice) = (&block.plan.segment, &block.plan.choice);
+    let context = &resolved.context;
+    let mut counted = BlockCollectives::default();
+    for id in segment.op_ids() {
+        let option = &choice.ops[id.0 as usize];
+        count(&op_forward(segment, id, &option.choice, context), &mut counted.forward);
+        count(&op_backward(segment, id, &option.choice, context), &mut counted.backward);
+        if option.redo {
+            count(&op_redo(segment, id, &option.choice, context), &mut counted.redo);
+        }
+    }
+    for id in segment.value_ids() {
+        let (value, flow) = (segment.value(id), &choice.flows[id.0 as usize]);
+        count(&flow_forward(value, flow, context), &mut counted.forward);
+        count(&flow_backward(value, flow, context), &mut counted.backward);
+        count(&flow_redo(value, flow, context), &mut counted.redo);
+    }
+    counted
+}
+
+fn count(templates: &[Template], bytes: &mut BTreeMap<&'static str, u64>) {
+    for template in templates {
+        let Action::Collective(exchange) = &template.action else { continue };
+        if exchange.axis != Axis::Tensor {
+            continue;
+        }
+        for (name, amount) in
+            [(exchange.kind.name(), exchange.payload), ("statistics", exchange.statistic)]
+        {
+            if amount > Bytes(0) {
+                *bytes.entry(name).or_default() += amount.0;
+            }
+        }
+    }
+}
+
+/// The step time as a typed number.
+impl Prediction {
+    /// The predicted step time.
+    pub fn step_time(&self) -> Seconds {
+        Seconds(self.step_time_s)
+    }
+}

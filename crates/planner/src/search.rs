@@ -1,0 +1,264 @@
+//! The outer search: every context bounded from below, the promising ones solved exactly.
+//!
+//! 1. Contexts (mesh, microbatch, ZeRO) that cannot hold the model are dropped.
+//! 2. Each gets a bound: with T the least forward and backward time of a microbatch, m microbatches
+//!    and P stages, no 1F1B step is shorter than T / (1 − (1 − 1/m)ᴾ), which stages in the best
+//!    proportion would reach.
+//! 3. In order of their bounds, contexts are fitted: partitioned, lowered, placed and simulated,
+//!    until the next bound is no better than what was found.
+
+use std::time::Instant;
+
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{Context, TiedWeight, borders};
+use narrows_plan::{Bytes, EdgeLayout, Mesh, Seconds};
+use rayon::prelude::*;
+
+use crate::candidates::contexts;
+use crate::fit::{Fitted, Fitter, Refusal};
+use crate::request::Request;
+use crate::segments::{Part, Segments};
+
+/// How the search went.
+#[derive(Clone, Debug)]
+pub struct SearchReport {
+    /// What ended it.
+    pub status: SearchStatus,
+    /// Relative difference between the plan's time and the proven bound.
+    pub gap: f64,
+    /// No plan is faster than this.
+    pub bound: Seconds,
+    /// Contexts and partitions that were priced.
+    pub candidates_priced: u64,
+    /// Contexts that a bound or the memory excluded before they were solved.
+    pub candidates_pruned: u64,
+    /// Segments solved to optimality.
+    pub segment_solves: u64,
+    /// Wall time.
+    pub wall_time: std::time::Duration,
+    /// What became of every context, best bound first.
+    pub contexts: Vec<ContextReport>,
+}
+
+/// What ended the search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchStatus {
+    /// The plan is proven the fastest of the space.
+    Optimal,
+    /// A plan was found; no plan is faster than the bound, but the two differ.
+    GapLimit,
+    /// Time ran out first.
+    TimeLimit,
+    /// No plan exists.
+    Infeasible,
+}
+
+impl SearchStatus {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            SearchStatus::Optimal => "optimal",
+            SearchStatus::GapLimit => "gap_limit",
+            SearchStatus::TimeLimit => "time_limit",
+            SearchStatus::Infeasible => "infeasible",
+        }
+    }
+}
+
+/// What became of a context.
+#[derive(Clone, Debug)]
+pub struct ContextReport {
+    /// Mesh, microbatch, ZeRO.
+    pub context: Context,
+    /// No plan in it is faster; `None` when none exists at all.
+    pub bound: Option<Seconds>,
+    /// How it ended.
+    pub fate: Fate,
+}
+
+/// How a context ended.
+#[derive(Clone, Debug)]
+pub enum Fate {
+    /// Solved: the step time of its best plan.
+    Solved(Seconds),
+    /// Its bound is no better than another context's plan.
+    Pruned,
+    /// Nothing legal, or nothing that fits.
+    Refused(Refusal),
+    /// The time limit came first.
+    NotReached,
+}
+
+/// The result of a search.
+#[derive(Clone, Debug)]
+pub struct Searched {
+    /// The best plan, if any exists.
+    pub best: Option<Fitted>,
+    /// How the search went.
+    pub report: SearchReport,
+}
+
+struct Bounded {
+    context: Context,
+    bound: Result<Seconds, Refusal>,
+}
+
+/// Searches the whole space of a request.
+pub fn search(request: &Request) -> Searched {
+    let begin = Instant::now();
+    let deadline = request.time_limit.map(|limit| begin + limit);
+    let segments = Segments::new(request, deadline);
+    let mut bounded: Vec<Bounded> = contexts(request)
+        .into_par_iter()
+        .map(|context| Bounded { context, bound: bound(request, &segments, &context) })
+        .collect();
+    let key = |b: &Bounded| b.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0);
+    bounded.sort_by(|a, b| key(a).total_cmp(&key(b)));
+
+    let fitter = Fitter::new(request, &segments);
+    let mut best: Option<Fitted> = None;
+    let mut reports = vec![];
+    let mut proven = f64::INFINITY;
+    let mut out_of_time = false;
+    for Bounded { context, bound } in bounded {
+        let fate = match &bound {
+            Err(refusal) => Fate::Refused(refusal.clone()),
+            Ok(bound) => {
+                let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
+                if bound.0 >= incumbent {
+                    Fate::Pruned
+                } else if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    out_of_time = true;
+                    proven = proven.min(bound.0);
+                    Fate::NotReached
+                } else {
+                    let (fitted, least) = fitter.fit(&context, incumbent);
+                    proven = proven.min(least.0);
+                    match fitted {
+                        Ok(Some(fitted)) => {
+                            let time = fitted.time;
+                            if time.0 < incumbent {
+                                best = Some(fitted);
+                            }
+                            Fate::Solved(time)
+                        }
+                        Ok(None) => Fate::Pruned,
+                        Err(refusal) => Fate::Refused(refusal),
+                    }
+                }
+            }
+        };
+        reports.push(ContextReport { context, bound: bound.ok(), fate });
+    }
+    let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
+    Searched { best, report }
+}
+
+/// What proof and limits amount to. Two times closer than this are the same.
+const ROUNDING: f64 = 1e-9;
+
+fn report(
+    segments: &Segments,
+    fitter: &Fitter,
+    best: &Option<Fitted>,
+    contexts: Vec<ContextReport>,
+    proven: f64,
+    out_of_time: bool,
+    begin: Instant,
+) -> SearchReport {
+    let time = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
+    let bound = proven.min(time);
+    let gap = if time.is_finite() { (time - bound) / time } else { 0.0 };
+    let status = match best {
+        None if out_of_time => SearchStatus::TimeLimit,
+        None => SearchStatus::Infeasible,
+        Some(_) if gap <= ROUNDING && !segments.has_unproven() => SearchStatus::Optimal,
+        Some(_) if out_of_time => SearchStatus::TimeLimit,
+        Some(_) => SearchStatus::GapLimit,
+    };
+    let pruned = contexts
+        .iter()
+        .filter(|context| matches!(context.fate, Fate::Pruned | Fate::Refused(_)))
+        .count();
+    SearchReport {
+        status,
+        gap: if gap <= ROUNDING { 0.0 } else { gap },
+        bound: Seconds(bound),
+        candidates_priced: fitter.priced() + contexts.len() as u64 + segments.solves(),
+        candidates_pruned: pruned as u64,
+        segment_solves: segments.solves(),
+        wall_time: begin.elapsed(),
+        contexts,
+    }
+}
+
+/// Microbatches of a bounding solve: so many that once-a-step work does not decide.
+const MANY: u64 = 1 << 20;
+
+/// A lower bound on the step time in a context, or why nothing can exist there.
+fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Seconds, Refusal> {
+    if let Some(refusal) = too_large(request, context) {
+        return Err(refusal);
+    }
+    let mesh = context.mesh;
+    let mut many = *context;
+    many.mesh = Mesh { tensor: mesh.tensor, pipeline: 1, data: mesh.pipeline * mesh.data };
+    many.zero = narrows_plan::strategy::Zero::Off;
+    many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
+    let turn = borders(request.model.hidden, context)
+        .into_iter()
+        .filter(|border| mesh.tensor == 1 || request.rules.baseline.allows_border(*border))
+        .filter_map(|border| least_turn(request, segments, &many, border))
+        .min_by(f64::total_cmp)
+        .ok_or(Refusal::NoStrategy)?;
+    let microbatches = context.workload.microbatches(&mesh) as f64;
+    let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
+    Ok(Seconds(turn / filled))
+}
+
+/// The least forward and backward time of a microbatch over the whole model.
+fn least_turn(
+    request: &Request,
+    segments: &Segments,
+    context: &Context,
+    border: EdgeLayout,
+) -> Option<f64> {
+    let turn = |kind, shape| {
+        let part = Part { kind, shape, border, tied_weight: None };
+        let solved = segments.fastest(part, context)?;
+        let once = solved.time.step.0 / MANY as f64;
+        Some((solved.time.forward + solved.time.backward).0 - once)
+    };
+    let mut shape_turns = vec![None; segments.shapes()];
+    for &shape in segments.layer_shapes() {
+        if shape_turns[shape].is_none() {
+            shape_turns[shape] = Some(turn(SegmentKind::Block, shape)?);
+        }
+    }
+    let blocks: f64 = segments.layer_shapes().iter().filter_map(|shape| shape_turns[*shape]).sum();
+    let _ = request;
+    Some(blocks + turn(SegmentKind::Embedding, 0)? + turn(SegmentKind::Head, 0)?)
+}
+
+/// Even perfectly sharded, weights and optimizer states must fit.
+fn too_large(request: &Request, context: &Context) -> Option<Refusal> {
+    let mesh = context.mesh;
+    let parameters = request.model.parameters() / (mesh.tensor * mesh.pipeline);
+    let compute = context.compute().width();
+    let states = match context.precision {
+        narrows_plan::Precision::MixedBf16 => 12,
+        narrows_plan::Precision::Full32 => 8,
+    };
+    let states = match context.zero {
+        narrows_plan::strategy::Zero::Off => states * parameters,
+        narrows_plan::strategy::Zero::One => states * parameters / mesh.data,
+    };
+    let needed = Bytes(parameters * (compute + 4) + states);
+    let limit = request.memory_bytes();
+    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit })
+}
+
+/// How the weight of tied ends may lie; one `None` for untied ones.
+pub(crate) fn tied_weights(request: &Request) -> Vec<Option<TiedWeight>> {
+    if request.model.tied { TiedWeight::ALL.into_iter().map(Some).collect() } else { vec![None] }
+}
