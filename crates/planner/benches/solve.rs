@@ -4,9 +4,15 @@
 #[path = "../tests/solve_support/mod.rs"]
 mod solve_support;
 
+use std::ops::ControlFlow;
+
 use divan::{Bencher, black_box};
 use narrows_cost_model::CostTable;
+use narrows_cost_model::table::RowId;
+use narrows_plan::Bytes;
 use narrows_planner::solve::eliminate::{Plan, fastest, times};
+use narrows_planner::solve::exact::Exact;
+use narrows_planner::solve::front::{FrontRequest, front};
 use narrows_planner::solve::ilp::{Backend, Ilp};
 use narrows_planner::solve::presolve::presolve;
 use narrows_planner::solve::{Limits, Solver, exact};
@@ -50,6 +56,24 @@ fn integer_program(bencher: Bencher, share: &Option<f64>) {
     let table = table(share);
     let limits = Limits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
     bencher.bench_local(|| Ilp(Backend::MicroLp).solve(black_box(&table), &limits));
+}
+
+#[cfg(feature = "highs")]
+#[divan::bench(args = SHARES.iter(), sample_count = 5, sample_size = 1)]
+fn integer_program_highs(bencher: Bencher, share: &Option<f64>) {
+    let table = table(share);
+    let limits = Limits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
+    bencher.bench_local(|| Ilp(Backend::Highs).solve(black_box(&table), &limits));
+}
+
+/// Ten points of a front, the other rows half full.
+#[divan::bench(sample_count = 5, sample_size = 1)]
+fn front_of_ten_points(bencher: Bencher) {
+    let table = table(&Some(0.5));
+    let step_min = Bytes(table.rows[0].limit.0 / 30);
+    let request = FrontRequest { row: RowId(0), step_min, points_max: 10, time_per_point: None };
+    bencher
+        .bench_local(|| front(black_box(&table), &request, &Exact, |_| ControlFlow::Continue(())));
 }
 
 #[divan::bench(args = SHARES.iter(), sample_count = 5, sample_size = 1)]

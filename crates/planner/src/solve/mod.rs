@@ -12,7 +12,8 @@
 //! programming in time exponential in the graph's width only; blocks of a transformer are nearly
 //! trees. Rows couple all nodes, and then there are two ways: [`lagrange`] prices the bytes
 //! (`time + λ·bytes`, `λ ≥ 0`), which leaves the tree intact and bounds the optimum from below
-//! for every λ; [`ilp`] closes what gap remains. [`presolve`] shrinks the table for both, and
+//! for every λ; [`ilp`] closes what gap remains, over the choices that those prices leave in
+//! question (`window.rs`). [`presolve`] shrinks the table for both, and
 //! [`brute`] is the oracle that shares no code with them. [`exact`] is the way to solve a table;
 //! [`front`] solves a sequence of them.
 //!

@@ -8,7 +8,7 @@ use good_lp::{
     WithTimeLimit, variable,
 };
 
-use super::program::Program;
+use super::program::{LinearRow, Program};
 use crate::solve::SolveError;
 
 /// A library for integer programs.
@@ -52,7 +52,15 @@ pub(super) enum Ended {
 
 impl Backend {
     pub(super) fn run(self, request: Request) -> Result<Answer, SolveError> {
-        // A relative gap cannot be rounded up, and f32 rounds to nearest.
+        if request.program.costs.is_empty() {
+            // Libraries differ on programs without variables.
+            let holds = |row: &LinearRow| row.rhs == 0.0 || !row.equal && row.rhs > 0.0;
+            return Ok(match request.program.rows.iter().all(holds) {
+                true => Answer::Solved { values: Vec::new(), bound: 0.0, ended: Ended::Proven },
+                false => Answer::Infeasible,
+            });
+        }
+        // Conversion to f32 rounds to nearest; it must not widen the gap.
         let gap = (request.gap * (1.0 - 1e-6)) as f32;
         let time_left = request.time_left.map(|left| left.as_secs_f64());
         let (problem, variables) = state(request.program);

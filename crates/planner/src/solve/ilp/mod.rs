@@ -76,10 +76,7 @@ pub(super) fn close(
     let mut failure = None;
     for grain in GRAINS {
         match attempt(table, backend, limits, clock, &mut known, grain) {
-            Err(SolveError::Backend(reason)) => {
-                eprintln!("LADDER {grain}");
-                failure = Some(SolveError::Backend(reason))
-            }
+            Err(SolveError::Backend(reason)) => failure = Some(SolveError::Backend(reason)),
             ended => return ended,
         }
     }
