@@ -1,1 +1,15 @@
-fn main() {}
+//! `narrows`: plans, prices and checks the training of low-rank language models on many devices.
+//!
+//! What was typed ([`args::low`]) is resolved in one place ([`args::resolve`]); each command is one
+//! file under [`commands`]; what it found is printed by [`report`]. Nothing here prices or searches.
+
+mod args;
+mod commands;
+mod errors;
+mod input;
+mod output;
+mod report;
+
+fn main() -> std::process::ExitCode {
+    commands::main(std::env::args_os())
+}

@@ -1,0 +1,299 @@
+//! What was typed: one field a flag, no file read, nothing defaulted that depends on another flag.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use narrows_cost_model::Executor;
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
+use narrows_planner::{GroupingRule, MemoryLimit};
+
+use super::units;
+
+/// Plans the training of low-rank language models on many devices.
+///
+/// Describe a model and the hardware; narrows proves which way of splitting the work is fastest and
+/// writes that plan down. Exit codes: 0 done, 1 no plan exists or a check failed, 2 bad input.
+#[derive(Debug, Parser)]
+#[command(name = "narrows", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct LowArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One variant a file under `commands`.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Find the fastest plan
+    Plan(PlanArgs),
+    /// Price a plan file, or what the flags describe
+    ///
+    /// With PLAN, the flags of batch, sequence, microbatch, mesh and ZeRO replace what the plan says
+    /// before it is priced. Without PLAN, the fastest plan is searched and priced.
+    Cost(PlanFileArgs),
+    /// Say why a plan is the fastest, what binds it, and how the baselines compare
+    ///
+    /// With PLAN, the search is made for the plan's model, hardware and batch, and PLAN is compared
+    /// with what it finds.
+    Explain(PlanFileArgs),
+    /// Prove a plan: layouts, collectives, transfers, lifetimes, memory
+    Check(CheckArgs),
+    /// Print the JSON Schema of a kind of file
+    Schema(SchemaArgs),
+}
+
+/// Flags of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// What is asked.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Where the answer goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Flags of `cost` and `explain`.
+#[derive(Debug, Args)]
+pub struct PlanFileArgs {
+    /// A plan file, or `-`
+    #[arg(value_name = "PLAN")]
+    pub plan: Option<OsString>,
+    /// What is asked.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Where the answer goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// A plan file, or `-`
+    #[arg(value_name = "PLAN")]
+    pub plan: OsString,
+    /// Model and hardware.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
+    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
+    pub memory_limit: MemoryLimit,
+    /// Form of the answer
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// Flags of `schema`.
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// Which files
+    #[arg(value_enum)]
+    pub kind: SchemaKind,
+}
+
+/// What has a schema.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum SchemaKind {
+    /// Model files
+    Model,
+    /// Hardware profiles
+    Profile,
+    /// Plans
+    Plan,
+}
+
+/// The form of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people
+    Text,
+    /// One JSON document
+    Json,
+}
+
+/// What the search minimises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Objective {
+    /// Seconds of one optimizer step
+    StepTime,
+}
+
+/// Model and hardware.
+#[derive(Debug, Args)]
+pub struct SubjectArgs {
+    /// What to train: a preset such as cola-7b, a model file, a Hugging Face config.json, or `-`
+    ///
+    /// Presets: llama-, cola-, svd- or lax- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
+    /// cola-tiny. For a plan file: the model it names, unless given here.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub model: Option<OsString>,
+    /// On what: a preset such as a100-80gb, a profile file, or `-` [default: a100-80gb]
+    ///
+    /// For a plan file: the profile it names, unless given here.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub hardware: Option<OsString>,
+}
+
+/// Everything the search depends on.
+#[derive(Debug, Args)]
+pub struct RequestArgs {
+    /// Model and hardware.
+    #[command(flatten)]
+    pub subject: SubjectArgs,
+    /// Number of devices [default: 1]
+    #[arg(long, value_name = "N")]
+    pub devices: Option<u64>,
+    /// Sequences in one optimizer step, over all devices [default: one a device]
+    #[arg(long, value_name = "N")]
+    pub global_batch: Option<u64>,
+    /// Tokens in a sequence [default: 4096, or the model's longest when that is less]
+    #[arg(long, value_name = "N")]
+    pub sequence_length: Option<u64>,
+    /// Sequences a replica processes at a time [default: searched]
+    #[arg(long, value_name = "N")]
+    pub micro_batch: Option<u64>,
+    /// Devices that split tensors [default: searched]
+    #[arg(long, value_name = "N")]
+    pub tensor: Option<u64>,
+    /// Pipeline stages [default: searched]
+    #[arg(long, value_name = "N")]
+    pub pipeline: Option<u64>,
+    /// Replicas that split the batch [default: searched]
+    #[arg(long, value_name = "N")]
+    pub data_parallel: Option<u64>,
+    /// Sharding of optimizer states over the replicas: auto, off or 1 [default: auto]
+    #[arg(long, value_name = "STAGE", value_parser = named(&ZERO))]
+    pub zero: Option<Option<Zero>>,
+    /// Which plans are searched: all of them, or those of a published baseline [default: auto]
+    #[arg(long, value_parser = named(&STRATEGY))]
+    pub strategy: Option<Baseline>,
+    /// What the backward pass may compute again [default: auto]
+    #[arg(long, value_name = "WHAT", value_parser = named(&RECOMPUTE))]
+    pub recompute: Option<Recompute>,
+    /// How a norm over sharded features gets its statistic [default: auto]
+    #[arg(long, value_parser = named(&NORM))]
+    pub norm: Option<NormRule>,
+    /// Whether factors that share an input run as one product [default: auto]
+    #[arg(long, value_parser = named(&GROUPING))]
+    pub grouping: Option<GroupingRule>,
+    /// Whether weights may be replicated over the tensor axis [default: any]
+    #[arg(long, value_parser = named(&WEIGHTS))]
+    pub weights: Option<WeightRule>,
+    /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
+    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
+    pub memory_limit: MemoryLimit,
+    /// How kernels are launched: a captured graph with fused passes, or one by one
+    #[arg(long, default_value = "captured", value_parser = named(&EXECUTOR))]
+    pub executor: Executor,
+    /// What is minimised
+    #[arg(long, value_enum, default_value_t = Objective::StepTime)]
+    pub objective: Objective,
+    /// When to stop searching [default: when the plan is proven the fastest]
+    #[arg(long, value_name = "SECONDS", value_parser = units::seconds)]
+    pub time_limit: Option<Duration>,
+}
+
+/// Where the answer goes.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Write the plan to this file, or `-`
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<OsString>,
+    /// Form of the answer
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+type Names<T> = [(&'static str, T)];
+
+const ZERO: [(&str, Option<Zero>); 5] = [
+    ("auto", None),
+    ("off", Some(Zero::Off)),
+    ("0", Some(Zero::Off)),
+    ("1", Some(Zero::One)),
+    ("one", Some(Zero::One)),
+];
+
+const STRATEGY: [(&str, Baseline); 5] = [
+    ("auto", Baseline::Auto),
+    ("fullrank-tp", Baseline::FullrankTp),
+    ("vanilla-tp", Baseline::VanillaTp),
+    ("vanilla-tp-published", Baseline::VanillaTpPublished),
+    ("btp", Baseline::Btp),
+];
+
+const RECOMPUTE: [(&str, Recompute); 4] = [
+    ("auto", Recompute::Auto),
+    ("none", Recompute::None),
+    ("latents", Recompute::Latents),
+    ("block", Recompute::Block),
+];
+
+const NORM: [(&str, NormRule); 3] =
+    [("auto", NormRule::Auto), ("sync", NormRule::Sync), ("online", NormRule::Online)];
+
+const GROUPING: [(&str, GroupingRule); 3] =
+    [("auto", GroupingRule::Auto), ("on", GroupingRule::On), ("off", GroupingRule::Off)];
+
+const WEIGHTS: [(&str, WeightRule); 2] =
+    [("any", WeightRule::Any), ("sharded", WeightRule::Sharded)];
+
+const EXECUTOR: [(&str, Executor); 2] =
+    [("captured", Executor::Captured), ("eager", Executor::Eager)];
+
+/// Parses one of a few names.
+fn named<T>(names: &'static Names<T>) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).map(move |given| {
+        // The first parser lets nothing else through.
+        let found = names.iter().find(|(name, _)| *name == given);
+        found.map_or(names[0].1, |(_, value)| *value)
+    })
+}
+
+/// The name of a value among those of a flag.
+pub fn name_of<T: PartialEq>(names: &'static Names<T>, value: &T) -> &'static str {
+    names.iter().find(|(_, known)| known == value).map_or("", |(name, _)| name)
+}
+
+/// The name of an executor.
+pub fn executor_name(executor: Executor) -> &'static str {
+    name_of(&EXECUTOR, &executor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        LowArgs::command().debug_assert();
+    }
+
+    #[test]
+    fn every_baseline_has_its_name() {
+        for baseline in Baseline::ALL {
+            assert_eq!(name_of(&STRATEGY, &baseline), baseline.name());
+        }
+    }
+
+    #[test]
+    fn any_words_are_parsed_or_refused() {
+        let words = ["plan", "cost", "--model", "-", "--zero", "one", "--devices", "9e9", "=", "§"];
+        arbtest::arbtest(|u| {
+            let mut line = vec!["narrows".to_owned()];
+            for _ in 0..u.int_in_range(0..=8)? {
+                line.push(u.choose(&words)?.to_string());
+            }
+            let _ = LowArgs::try_parse_from(line);
+            Ok(())
+        })
+        .budget_ms(200);
+    }
+}

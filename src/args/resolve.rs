@@ -1,0 +1,251 @@
+//! From what was typed to what is meant: files read, defaults filled in, sense checked. The only
+//! place where that happens.
+
+use std::ffi::{OsStr, OsString};
+
+use narrows_cost_model::Profile;
+use narrows_plan::decisions::Origin;
+use narrows_plan::model::{Model, presets};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
+use narrows_plan::{Defect, Plan};
+use narrows_planner::{GroupingRule, Request};
+
+use crate::errors::{Failure, Outcome, Problem, Problems};
+use crate::input;
+use crate::output;
+
+use super::low::{Format, OutputArgs, RequestArgs, SubjectArgs};
+
+/// The hardware of who does not say.
+const HARDWARE: &str = "a100-80gb";
+
+/// The sequence length of the published measurements.
+const SEQUENCE_LENGTH: u64 = 4096;
+
+/// A plan that was read, with what it is for.
+#[derive(Debug)]
+pub struct PlanFile {
+    /// The file's name, for messages.
+    pub name: String,
+    /// The plan, with the flags' sizes in place of its own.
+    pub plan: Plan,
+    /// The model it was made for.
+    pub model: Model,
+    /// The hardware to price it on.
+    pub profile: Profile,
+}
+
+/// Where an answer goes, and in which form.
+#[derive(Debug)]
+pub struct Answer {
+    /// Text or JSON.
+    pub format: Format,
+    /// A file for the plan.
+    pub output: Option<OsString>,
+}
+
+impl Answer {
+    /// Whether a report on standard output would get mixed up with the plan.
+    pub fn plan_on_stdout(&self) -> bool {
+        self.output.as_deref().is_some_and(output::is_stdout)
+    }
+}
+
+/// The form of the answer. Two documents on one stream are refused.
+pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
+    let answer = Answer { format: args.format, output: args.output.clone() };
+    if answer.format == Format::Json && answer.plan_on_stdout() {
+        let problem = "the plan and the JSON answer would both go to standard output";
+        let hint = "--format json alone: the plan is its `decisions`";
+        return Err(Failure::input(Problem::new("--output", problem).hint(hint)));
+    }
+    Ok(answer)
+}
+
+/// The whole request of `plan`, and of other commands without a plan file.
+pub fn request(args: &RequestArgs) -> Outcome<Request> {
+    only_one_stdin(&[&args.subject.model, &args.subject.hardware])?;
+    let mut problems = Problems::default();
+    let model = problems.take(required_model(&args.subject));
+    let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(HARDWARE));
+    let profile = problems.take(input::profile(hardware));
+    if let (Some(model), Some(profile)) = (model, profile) {
+        let request = assemble(args, model, profile);
+        let sense = request.validate().map_err(Failure::flags);
+        problems.take(sense);
+        problems.take(dense_enough(&request));
+        problems.failure().map_or(Ok(request), Err)
+    } else {
+        Err(problems.failure().unwrap_or_else(|| Failure::failed(vec![])))
+    }
+}
+
+fn assemble(args: &RequestArgs, model: Model, profile: Profile) -> Request {
+    let devices = args.devices.unwrap_or(1);
+    let longest = model.max_sequence_length;
+    Request {
+        devices,
+        global_batch: args.global_batch.unwrap_or(devices),
+        sequence_length: args.sequence_length.unwrap_or(SEQUENCE_LENGTH.min(longest)),
+        micro_batch: args.micro_batch,
+        tensor: args.tensor,
+        pipeline: args.pipeline,
+        data: args.data_parallel,
+        zero: args.zero.flatten(),
+        rules: Rules {
+            baseline: args.strategy.unwrap_or(Baseline::Auto),
+            weights: args.weights.unwrap_or(WeightRule::Any),
+            norm: args.norm.unwrap_or(NormRule::Auto),
+            recompute: args.recompute.unwrap_or(Recompute::Auto),
+        },
+        grouping: args.grouping.unwrap_or(GroupingRule::Auto),
+        memory_limit: args.memory_limit,
+        executor: args.executor,
+        time_limit: args.time_limit,
+        model,
+        profile,
+    }
+}
+
+fn required_model(args: &SubjectArgs) -> Outcome<Model> {
+    let Some(model) = &args.model else {
+        let hint = "a preset such as cola-7b or llama-7b, or the path of a config.json";
+        return Err(Failure::input(Problem::new("--model", "is missing").hint(hint)));
+    };
+    input::model(model)
+}
+
+fn only_one_stdin(arguments: &[&Option<OsString>]) -> Outcome<()> {
+    let stdins = arguments.iter().filter_map(|a| a.as_deref()).filter(|a| input::is_stdin(a));
+    if stdins.count() < 2 {
+        return Ok(());
+    }
+    let problem = "two inputs are `-`, but there is one standard input";
+    Err(Failure::input(Problem::new("-", problem).hint("a file for all but one")))
+}
+
+/// FullRank-TP is how dense models are split: on a low-rank one it has no meaning.
+fn dense_enough(request: &Request) -> Outcome<()> {
+    let model = &request.model;
+    if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
+        return Ok(());
+    }
+    let twin = model.dense_twin().name;
+    let problem = format!("`fullrank-tp` is for dense models, and `{}` is low-rank", model.name);
+    let problem = Problem::new("--strategy", problem);
+    let problem = if presets::find(&twin).is_ok() {
+        problem.hint(format!("--model {twin}, its dense twin"))
+    } else {
+        problem.hint(format!("a model file of its dense twin `{twin}`: every linear \"dense\""))
+    };
+    Err(Failure::input(problem.hint("--strategy vanilla-tp or --strategy btp for this model")))
+}
+
+/// A plan file with the model and hardware it names, or those of the flags.
+pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile> {
+    only_one_stdin(&[&Some(argument.clone()), &subject.model, &subject.hardware])?;
+    let (name, plan) = input::plan(argument)?;
+    let mut problems = Problems::default();
+    let model = problems.take(match &subject.model {
+        Some(model) => input::model(model),
+        None => named(&name, "model", &plan.model, |name| input::model(name)),
+    });
+    let profile = problems.take(match &subject.hardware {
+        Some(hardware) => input::profile(hardware),
+        None => named(&name, "hardware", &plan.hardware, |name| input::profile(name)),
+    });
+    let (Some(model), Some(profile)) = (model, profile) else {
+        return Err(problems.failure().unwrap_or_else(|| Failure::failed(vec![])));
+    };
+    same_model(&name, &plan, &model)?;
+    Ok(PlanFile { name, plan, model, profile })
+}
+
+/// What a plan names, if it is a preset.
+fn named<T>(
+    file: &str,
+    field: &str,
+    origin: &Origin,
+    find: impl Fn(&OsStr) -> Outcome<T>,
+) -> Outcome<T> {
+    // A name in a plan is never opened as a file: plans come from anywhere.
+    let known = match field {
+        "model" => presets::find(&origin.name).is_ok(),
+        _ => narrows_cost_model::profile::preset_names().any(|name| name == origin.name),
+    };
+    if known {
+        return find(OsStr::new(&origin.name));
+    }
+    let problem = format!("`{}` is not a preset", origin.name);
+    let defect = Defect::new(format!("{field}.name"), problem);
+    let hint = format!("--{field} FILE, with the file that the plan was made for");
+    Err(Failure::input(Problem::in_file(file, defect).hint(hint)))
+}
+
+fn same_model(file: &str, plan: &Plan, model: &Model) -> Outcome<()> {
+    let fingerprint = model.fingerprint();
+    if plan.model.fingerprint == fingerprint {
+        return Ok(());
+    }
+    let problem = format!(
+        "the plan was made for a different model than `{}`: its decisions mean nothing here",
+        model.name
+    );
+    let defect = Defect::new("model.fingerprint", problem);
+    let problem = Problem::in_file(file, defect)
+        .because([format!("the plan's is {}", short(&plan.model.fingerprint))])
+        .because([format!("the model's is {}", short(&fingerprint))])
+        .hint("--model with the model it was made for, or a new plan for this one");
+    Err(Failure::input(problem))
+}
+
+/// The first digits of a hash, which people compare.
+pub fn short(fingerprint: &str) -> String {
+    fingerprint.chars().take(12).collect()
+}
+
+/// How a plan names the hardware it is for.
+pub fn origin(profile: &Profile) -> Origin {
+    Origin { name: profile.name().into(), fingerprint: profile.fingerprint().into() }
+}
+
+/// Puts the sizes that flags give in the place of the plan's, and refuses the flags of a search.
+pub fn replace(file: &mut PlanFile, args: &RequestArgs) -> Outcome<()> {
+    let plan = &mut file.plan;
+    let searching = [
+        ("--strategy", args.strategy.is_some()),
+        ("--recompute", args.recompute.is_some()),
+        ("--norm", args.norm.is_some()),
+        ("--grouping", args.grouping.is_some()),
+        ("--weights", args.weights.is_some()),
+        ("--time-limit", args.time_limit.is_some()),
+    ];
+    let mut problems = Problems::default();
+    for (flag, _) in searching.iter().filter(|(_, given)| *given) {
+        let problem = Problem::new(*flag, "restricts a search, and a plan file has decided");
+        problems.push(problem.hint("leave it out, or leave the plan file out"));
+    }
+    let (mesh, workload) = (&mut plan.mesh, &mut plan.workload);
+    let sizes = [
+        (args.tensor, &mut mesh.tensor),
+        (args.pipeline, &mut mesh.pipeline),
+        (args.data_parallel, &mut mesh.data),
+        (args.global_batch, &mut workload.global_batch),
+        (args.sequence_length, &mut workload.sequence_length),
+        (args.micro_batch, &mut workload.micro_batch),
+    ];
+    for (given, place) in sizes {
+        *place = given.unwrap_or(*place);
+    }
+    if let Some(zero) = args.zero.flatten() {
+        plan.zero = zero;
+    }
+    let sizes = [plan.mesh.tensor, plan.mesh.pipeline, plan.mesh.data];
+    let devices = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
+    if args.devices.is_some_and(|wanted| Some(wanted) != devices) {
+        let problem = format!("the plan's mesh is {}", plan.mesh);
+        let hint = "--tensor, --pipeline and --data-parallel change it";
+        problems.push(Problem::new("--devices", problem).hint(hint));
+    }
+    problems.failure().map_or(Ok(()), Err)
+}

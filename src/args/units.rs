@@ -1,0 +1,100 @@
+//! Values with units on the command line.
+
+use std::time::Duration;
+
+use narrows_plan::Bytes;
+use narrows_planner::MemoryLimit;
+
+/// Suffixes and what they stand for. A bare letter is binary, as memory is sold.
+const UNITS: [(&str, u64); 17] = [
+    ("", 1),
+    ("b", 1),
+    ("k", 1 << 10),
+    ("kb", 1_000),
+    ("kib", 1 << 10),
+    ("m", 1 << 20),
+    ("mb", 1_000_000),
+    ("mib", 1 << 20),
+    ("g", 1 << 30),
+    ("gb", 1_000_000_000),
+    ("gib", 1 << 30),
+    ("t", 1 << 40),
+    ("tb", 1_000_000_000_000),
+    ("tib", 1 << 40),
+    ("p", 1 << 50),
+    ("pb", 1_000_000_000_000_000),
+    ("pib", 1 << 50),
+];
+
+/// `auto`, `none`, or a number of bytes such as `68719476736`, `64GiB` or `1.5 GB`.
+pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    match text {
+        "auto" => Ok(MemoryLimit::Auto),
+        "none" => Ok(MemoryLimit::None),
+        _ => bytes(text).map(MemoryLimit::Bytes),
+    }
+}
+
+fn bytes(text: &str) -> Result<Bytes, String> {
+    let refused = || "not `auto`, `none` or a number of bytes such as 64GiB".to_owned();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_lowercase();
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refused)?;
+    let too_large = || format!("{text} is more than any device has");
+    let bytes = match number.parse::<u64>() {
+        Ok(number) => number.checked_mul(*factor).ok_or_else(too_large)?,
+        Err(_) => {
+            let bytes = number.parse::<f64>().map_err(|_| refused())? * *factor as f64;
+            if bytes >= u64::MAX as f64 {
+                return Err(too_large());
+            }
+            bytes as u64
+        }
+    };
+    if bytes == 0 { Err("0 bytes hold nothing".into()) } else { Ok(Bytes(bytes)) }
+}
+
+/// Longest time limit: what no clock overflows on.
+const SECONDS_MAX: f64 = 1e9;
+
+/// A time limit in seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    if (0.0..=SECONDS_MAX).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("not between 0 and {SECONDS_MAX:e} seconds"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_read_in_the_units_people_write() {
+        let read = |text| match memory_limit(text) {
+            Ok(MemoryLimit::Bytes(bytes)) => bytes.0,
+            other => panic!("{text}: {other:?}"),
+        };
+        assert_eq!(read("68719476736"), 64 << 30);
+        assert_eq!(read("64GiB"), 64 << 30);
+        assert_eq!(read("64 gib"), 64 << 30);
+        assert_eq!(read("64G"), 64 << 30);
+        assert_eq!(read("80GB"), 80_000_000_000);
+        assert_eq!(read("1.5KiB"), 1536);
+        assert_eq!(memory_limit("auto"), Ok(MemoryLimit::Auto));
+        assert_eq!(memory_limit("none"), Ok(MemoryLimit::None));
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"] {
+            assert!(memory_limit(text).is_err(), "{text}");
+        }
+        for text in ["", "soon", "-1", "inf", "NaN", "1e300"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! One file a command. A command resolves its arguments, asks the planner, and reports.
+
+mod check;
+mod cost;
+mod explain;
+mod plan;
+mod schema;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use indicatif::{ProgressBar, ProgressStyle};
+use narrows_planner::Request;
+use narrows_planner::search::{Searched, search};
+
+use crate::args::low::{Command, Format, LowArgs};
+use crate::errors::{Ending, Outcome};
+use crate::output;
+
+/// Exit codes that scripts rely on.
+const FAILED: u8 = 1;
+const BAD_INPUT: u8 = 2;
+
+/// Runs the command line.
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let low = match LowArgs::try_parse_from(arguments) {
+        Ok(low) => low,
+        Err(error) => {
+            // Printing fails when nobody listens any more, and then nobody needs to know.
+            let _ = error.print();
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return if asked { ExitCode::SUCCESS } else { BAD_INPUT.into() };
+        }
+    };
+    match run(&low.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::tell(&failure.to_string());
+            match failure.ending {
+                Ending::Failed => FAILED.into(),
+                Ending::BadInput => BAD_INPUT.into(),
+            }
+        }
+    }
+}
+
+fn run(command: &Command) -> Outcome<()> {
+    match command {
+        Command::Plan(args) => plan::run(args),
+        Command::Cost(args) => cost::run(args),
+        Command::Explain(args) => explain::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Schema(args) => schema::run(args),
+    }
+}
+
+/// How often the progress on a terminal is drawn.
+const TICK: Duration = Duration::from_millis(120);
+
+/// Searches, and shows on a terminal that it does.
+fn searched(request: &Request, format: Format) -> Searched {
+    let Request { model, devices, .. } = request;
+    let progress = match format {
+        Format::Json => ProgressBar::hidden(),
+        // Draws on standard error, and only when that is a terminal.
+        Format::Text => ProgressBar::new_spinner(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+        progress.set_style(style);
+    }
+    progress.set_message(format!("planning {} on {devices} devices", model.name));
+    progress.enable_steady_tick(TICK);
+    let searched = search(request);
+    progress.finish_and_clear();
+    searched
+}

@@ -1,0 +1,67 @@
+//! `narrows plan`: the fastest plan.
+
+use narrows_plan::Defects;
+use narrows_planner::Request;
+use narrows_planner::predict::predict;
+use narrows_planner::search::Searched;
+
+use crate::args::low::{Format, PlanArgs};
+use crate::args::resolve::{self, Answer};
+use crate::errors::{Failure, Outcome};
+use crate::output;
+use crate::report::{Findings, infeasible, json, text};
+
+/// Searches, writes the plan, reports.
+pub fn run(args: &PlanArgs) -> Outcome<()> {
+    let answer = resolve::answer(&args.output)?;
+    let request = resolve::request(&args.request)?;
+    let searched = super::searched(&request, answer.format);
+    present(&request, &searched, &answer)
+}
+
+/// Writes and reports what a search found.
+pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outcome<()> {
+    let Some(fitted) = &searched.best else {
+        if answer.format == Format::Json {
+            output::print_json(&json::nothing_found(request, &searched.report))?;
+        }
+        return Err(infeasible::failure(request, &searched.report));
+    };
+    let (prediction, _) =
+        predict(&request.model, &request.profile, request.executor, &fitted.plan).map_err(ours)?;
+    let resolved = fitted.plan.resolve(&request.model).map_err(ours)?;
+    let findings = Findings {
+        model: &request.model,
+        profile: &request.profile,
+        executor: request.executor,
+        memory_limit: request.memory_bytes(),
+        plan: &fitted.plan,
+        resolved: &resolved,
+        prediction: &prediction,
+        search: Some(&searched.report),
+    };
+    deliver(&findings, answer)
+}
+
+/// Writes the plan where it was asked for, then reports.
+pub fn deliver(findings: &Findings, answer: &Answer) -> Outcome<()> {
+    if let Some(file) = &answer.output {
+        output::write_plan(file, findings.plan)?;
+    }
+    match answer.format {
+        Format::Json => output::print_json(&json::found(findings)),
+        Format::Text => {
+            let report = text::found(findings, answer.output.as_deref());
+            if answer.plan_on_stdout() {
+                output::tell(&report);
+                return Ok(());
+            }
+            output::print(&report)
+        }
+    }
+}
+
+/// A plan of the planner's that does not resolve is a bug, but no reason to panic.
+fn ours(defects: Defects) -> Failure {
+    Failure { ending: crate::errors::Ending::Failed, ..Failure::file("the plan found", defects) }
+}

@@ -1,0 +1,17 @@
+//! `narrows schema`: the JSON Schema of a kind of file.
+
+use narrows_cost_model::profile;
+use narrows_plan::{Plan, model};
+
+use crate::args::low::{SchemaArgs, SchemaKind};
+use crate::errors::Outcome;
+use crate::output;
+
+/// Prints the schema.
+pub fn run(args: &SchemaArgs) -> Outcome<()> {
+    output::print_json(&match args.kind {
+        SchemaKind::Model => model::schema(),
+        SchemaKind::Profile => profile::schema(),
+        SchemaKind::Plan => Plan::schema(),
+    })
+}

@@ -1,0 +1,89 @@
+//! Answers for programs. Keys carry their units and stay what they are.
+
+use narrows_plan::Plan;
+use narrows_planner::Request;
+use narrows_planner::predict::Prediction;
+use narrows_planner::search::SearchReport;
+use serde::Serialize;
+
+use super::{Findings, infeasible, limited};
+
+/// What `plan` and `cost` print.
+#[derive(Serialize)]
+pub struct Found<'a> {
+    decisions: &'a Plan,
+    prediction: Priced<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<Search>,
+}
+
+/// A prediction with what it is compared to.
+#[derive(Serialize)]
+struct Priced<'a> {
+    #[serde(flatten)]
+    prediction: &'a Prediction,
+    /// `null` without a limit.
+    memory_limit_bytes: Option<u64>,
+}
+
+/// How a search went.
+#[derive(Serialize)]
+pub struct Search {
+    status: &'static str,
+    gap: f64,
+    /// No plan is faster; `null` when no plan exists.
+    bound_s: Option<f64>,
+    candidates_priced: u64,
+    candidates_pruned: u64,
+    segment_solves: u64,
+    wall_time_s: f64,
+}
+
+/// What `plan` and `cost` print when there is no plan.
+#[derive(Serialize)]
+pub struct NothingFound {
+    decisions: Option<()>,
+    prediction: Option<()>,
+    search: Search,
+    /// Each is explained by the next.
+    causes: Vec<String>,
+    hints: Vec<String>,
+}
+
+impl Search {
+    /// The report's numbers.
+    pub fn new(report: &SearchReport) -> Search {
+        Search {
+            status: report.status.name(),
+            gap: report.gap,
+            bound_s: Some(report.bound.0).filter(|bound| bound.is_finite()),
+            candidates_priced: report.candidates_priced,
+            candidates_pruned: report.candidates_pruned,
+            segment_solves: report.segment_solves,
+            wall_time_s: report.wall_time.as_secs_f64(),
+        }
+    }
+}
+
+/// A priced plan.
+pub fn found<'a>(findings: &Findings<'a>) -> Found<'a> {
+    Found {
+        decisions: findings.plan,
+        prediction: Priced {
+            prediction: findings.prediction,
+            memory_limit_bytes: limited(findings.memory_limit).map(|bytes| bytes.0),
+        },
+        search: findings.search.map(Search::new),
+    }
+}
+
+/// A search without a plan.
+pub fn nothing_found(request: &Request, report: &SearchReport) -> NothingFound {
+    NothingFound {
+        decisions: None,
+        prediction: None,
+        search: Search::new(report),
+        causes: infeasible::causes(request, report),
+        hints: infeasible::hints(request, report),
+    }
+}

@@ -1,0 +1,41 @@
+//! What is printed: for people ([`text`]) and for programs ([`json`]).
+
+pub mod decisions;
+pub mod infeasible;
+pub mod json;
+pub mod page;
+pub mod proof;
+pub mod text;
+
+use narrows_cost_model::{Executor, Profile};
+use narrows_plan::decisions::ResolvedPlan;
+use narrows_plan::model::Model;
+use narrows_plan::{Bytes, Plan};
+use narrows_planner::predict::Prediction;
+use narrows_planner::search::SearchReport;
+
+/// Everything there is to say about a priced plan.
+#[derive(Clone, Copy)]
+pub struct Findings<'a> {
+    /// What is trained.
+    pub model: &'a Model,
+    /// On what.
+    pub profile: &'a Profile,
+    /// How kernels are launched.
+    pub executor: Executor,
+    /// What a device may hold.
+    pub memory_limit: Bytes,
+    /// The decisions.
+    pub plan: &'a Plan,
+    /// The decisions, resolved against the model.
+    pub resolved: &'a ResolvedPlan,
+    /// What they are expected to do.
+    pub prediction: &'a Prediction,
+    /// How they were found, if they were.
+    pub search: Option<&'a SearchReport>,
+}
+
+/// A limit for people and JSON: `None` when there is none.
+pub fn limited(limit: Bytes) -> Option<Bytes> {
+    (limit != Bytes(u64::MAX)).then_some(limit)
+}
