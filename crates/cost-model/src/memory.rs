@@ -8,7 +8,7 @@
 use narrows_plan::Bytes;
 use narrows_plan::emit::copy_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::strategy::{Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Dim, Layout};
 
 /// What one instance of a segment holds between its passes.
@@ -28,10 +28,14 @@ impl SegmentBytes {
 }
 
 /// The bytes of one instance of a segment under a choice.
-pub fn segment_bytes(space: &SegmentSpace, chosen: &SegmentChoice) -> SegmentBytes {
+pub fn segment_bytes(
+    space: &SegmentSpace,
+    context: &Context,
+    chosen: &SegmentChoice,
+) -> SegmentBytes {
     let mut bytes = SegmentBytes::default();
     for id in space.segment.op_ids() {
-        let own = op_bytes(space, id, &chosen.ops[id.0 as usize]);
+        let own = op_bytes(space, context, id, &chosen.ops[id.0 as usize]);
         bytes.resident += own.resident;
         bytes.kept += own.kept;
     }
@@ -42,9 +46,13 @@ pub fn segment_bytes(space: &SegmentSpace, chosen: &SegmentChoice) -> SegmentByt
 }
 
 /// The bytes of an op: its parameters, and the statistics that are always kept.
-pub fn op_bytes(space: &SegmentSpace, id: OpId, option: &OpOption) -> SegmentBytes {
-    let context = &space.context;
-    let parameter = space.parameters(id, option.choice.strategy);
+pub fn op_bytes(
+    space: &SegmentSpace,
+    context: &Context,
+    id: OpId,
+    option: &OpOption,
+) -> SegmentBytes {
+    let parameter = space.parameters(id, option.choice.strategy, context);
     let resident = parameter.map_or(Bytes(0), |parameter| parameter.resident_bytes(context));
     let kept = match space.segment.op(id).op {
         Op::Norm { .. } => Bytes(4 * context.rows(option.choice.inputs[0].forward)),

@@ -13,7 +13,7 @@ use narrows_plan::emit::{
 };
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
-    Flow, OpOption, Save, SegmentChoice, SegmentSpace, needs_input, needs_output,
+    Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, needs_input, needs_output,
 };
 use narrows_plan::{Bytes, EdgeLayout, Kernel, Layout, Seconds};
 
@@ -35,39 +35,111 @@ pub struct SegmentTime {
 }
 
 impl SegmentTime {
+    fn add(&mut self, other: SegmentTime) {
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.step += other.step;
+    }
+
     /// The time in a step of `microbatches`.
     pub fn total(&self, microbatches: u64) -> Seconds {
         (self.forward + self.backward) * microbatches as f64 + self.step
     }
 }
 
-/// The cost table of a segment's space. Nodes are the ops, then the values, in their order.
-///
-/// With `in_flight` microbatches given, one unlimited row counts the bytes of the instance.
-pub fn price_segment(
+/// A segment's space with the times of a microbatch, which depend on the tensor axis and the
+/// microbatch alone. What happens once a step, the number of microbatches and the bytes are put in
+/// by [`table`](PricedSpace::table), for many meshes from one pricing.
+#[derive(Clone, Debug)]
+pub struct PricedSpace {
+    /// The space.
+    pub space: SegmentSpace,
+    ops: Vec<Vec<SegmentTime>>,
+    flows: Vec<Vec<SegmentTime>>,
+    links: Vec<Link>,
+}
+
+impl PricedSpace {
+    /// Prices every choice of a space.
+    pub fn new(space: SegmentSpace, price: KernelPrice) -> PricedSpace {
+        let ops = space.segment.op_ids().map(|id| op_turns(&space, id, price)).collect();
+        let flows = space.segment.value_ids().map(|id| flow_times(&space, id, price)).collect();
+        let links = links(&space);
+        PricedSpace { space, ops, flows, links }
+    }
+
+    /// The cost table in a context that shares the tensor axis and the microbatch. Nodes are the
+    /// ops, then the values, in their order. With `in_flight` microbatches given, one unlimited row
+    /// counts the bytes of the instance.
+    pub fn table(
+        &self,
+        context: &Context,
+        price: KernelPrice,
+        in_flight: Option<u64>,
+    ) -> CostTable {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let segment = &self.space.segment;
+        let mut nodes = vec![];
+        for id in segment.op_ids() {
+            let options = &self.space.ops[id.0 as usize];
+            let steps = op_steps(&self.space, context, id, price);
+            let choices = options.iter().zip(&self.ops[id.0 as usize]).map(|(option, turn)| {
+                let strategy = option.choice.strategy;
+                let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
+                choice(turn.total(microbatches) + step.unwrap_or_default())
+            });
+            nodes.push(Node { name: segment.op(id).name.clone(), choices: choices.collect() });
+        }
+        for id in segment.value_ids() {
+            let times = self.flows[id.0 as usize].iter();
+            let choices = times.map(|time| choice(time.total(microbatches))).collect();
+            nodes.push(Node { name: format!("value {}", segment.value(id).name), choices });
+        }
+        let mut table = CostTable { nodes, links: self.links.clone(), rows: vec![] };
+        if let Some(in_flight) = in_flight {
+            add_row(&self.space, context, in_flight, &mut table);
+        }
+        table
+    }
+
+    /// The times of one instance under an assignment of the table's nodes.
+    pub fn time(
+        &self,
+        context: &Context,
+        chosen: &SegmentChoice,
+        price: KernelPrice,
+    ) -> SegmentTime {
+        segment_time(&self.space, context, chosen, price)
+    }
+}
+
+/// The once-a-step time of each strategy of an op.
+fn op_steps(
     space: &SegmentSpace,
+    context: &Context,
+    id: OpId,
     price: KernelPrice,
-    microbatches: u64,
-    in_flight: Option<u64>,
-) -> CostTable {
-    let mut table = CostTable::default();
-    for id in space.segment.op_ids() {
-        let node = space.segment.op(id);
-        let times = op_times(space, id, price);
-        let choices = times.iter().map(|time| choice(time.total(microbatches))).collect();
-        table.nodes.push(Node { name: node.name.clone(), choices });
+) -> Vec<(Strategy, Seconds)> {
+    let mut steps: Vec<(Strategy, Seconds)> = vec![];
+    for option in &space.ops[id.0 as usize] {
+        let strategy = option.choice.strategy;
+        if steps.iter().all(|(known, _)| *known != strategy) {
+            steps.push((strategy, step_time(space, context, id, strategy, price)));
+        }
     }
-    for id in space.segment.value_ids() {
-        let times = flow_times(space, id, price);
-        let choices = times.iter().map(|time| choice(time.total(microbatches))).collect();
-        let name = format!("value {}", space.segment.value(id).name);
-        table.nodes.push(Node { name, choices });
-    }
-    link(space, &mut table);
-    if let Some(in_flight) = in_flight {
-        add_row(space, in_flight, &mut table);
-    }
-    table
+    steps
+}
+
+fn step_time(
+    space: &SegmentSpace,
+    context: &Context,
+    id: OpId,
+    strategy: Strategy,
+    price: KernelPrice,
+) -> Seconds {
+    let Some(parameter) = space.parameters(id, strategy, context) else { return Seconds(0.0) };
+    sum(&parameter_reduce(&parameter, context), price)
+        + sum(&parameter_update(&parameter, context), price)
 }
 
 fn choice(time: Seconds) -> Choice {
@@ -78,7 +150,8 @@ fn sum(templates: &[Template], price: KernelPrice) -> Seconds {
     templates.iter().map(|template| price(&template.kernel())).sum()
 }
 
-fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
+/// Forward and backward of one microbatch.
+fn op_turn(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
     let choice = &option.choice;
     let mut time = SegmentTime {
@@ -88,10 +161,6 @@ fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice
     };
     if option.redo {
         time.backward += sum(&op_redo(segment, id, choice, context), price);
-    }
-    if let Some(parameter) = space.parameters(id, choice.strategy) {
-        time.step = sum(&parameter_reduce(&parameter, context), price)
-            + sum(&parameter_update(&parameter, context), price);
     }
     time
 }
@@ -106,8 +175,8 @@ fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice)
     }
 }
 
-fn op_times(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
-    space.ops[id.0 as usize].iter().map(|option| op_time(space, id, option, price)).collect()
+fn op_turns(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
+    space.ops[id.0 as usize].iter().map(|option| op_turn(space, id, option, price)).collect()
 }
 
 fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<SegmentTime> {
@@ -135,22 +204,20 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
 /// The times of one instance of a segment under a choice: the sum over its kernels.
 pub fn segment_time(
     space: &SegmentSpace,
+    context: &Context,
     chosen: &SegmentChoice,
     price: KernelPrice,
 ) -> SegmentTime {
-    let ops = space
-        .segment
-        .op_ids()
-        .map(|id| op_time(space, id, &chosen.ops[id.0 as usize], price));
-    let flows = space
-        .segment
-        .value_ids()
-        .map(|id| flow_time(space, id, &chosen.flows[id.0 as usize], price));
-    ops.chain(flows).fold(SegmentTime::default(), |total, time| SegmentTime {
-        forward: total.forward + time.forward,
-        backward: total.backward + time.backward,
-        step: total.step + time.step,
-    })
+    let mut total = SegmentTime::default();
+    for id in space.segment.op_ids() {
+        let option = &chosen.ops[id.0 as usize];
+        total.add(op_turn(space, id, option, price));
+        total.step += step_time(space, context, id, option.choice.strategy, price);
+    }
+    for id in space.segment.value_ids() {
+        total.add(flow_time(space, id, &chosen.flows[id.0 as usize], price));
+    }
+    total
 }
 
 /// Reads an assignment of the table back into choices of the space.
@@ -164,27 +231,29 @@ pub fn decode(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
     chosen
 }
 
-fn link(space: &SegmentSpace, table: &mut CostTable) {
+fn links(space: &SegmentSpace) -> Vec<Link> {
     let segment = &space.segment;
+    let mut links = vec![];
     for value_id in segment.value_ids() {
         let value = segment.value(value_id);
         let linker = Linker { space, value: value_id };
         if let Some((op, port)) = segment.output_port(value_id) {
-            table.links.push(linker.producer(op, port));
+            links.push(linker.producer(op, port));
             let strategies = space.ops[op.0 as usize].iter();
             if strategies
                 .clone()
                 .any(|option| needs_output(&segment.op(op).op, option.choice.strategy))
             {
-                table.links.push(linker.output_saved(op));
+                links.push(linker.output_saved(op));
             }
         }
         for (index, &(op, port)) in value.consumers.iter().enumerate() {
             let last = index + 1 == value.consumers.len();
-            table.links.push(linker.consumer(op, port, last));
-            table.links.push(linker.input_saved(op, port));
+            links.push(linker.consumer(op, port, last));
+            links.push(linker.input_saved(op, port));
         }
     }
+    links
 }
 
 /// Makes the links between one value and the ops around it.
@@ -228,17 +297,16 @@ impl Linker<'_> {
     fn consumer(&self, op: OpId, port: usize, last: bool) -> Link {
         let mut keys: Vec<EdgeLayout> = vec![];
         let mut key = |edge| index_of(&mut keys, edge);
-        let demand = self
-            .options(op)
-            .iter()
-            .map(|option| Some(key(option.choice.inputs[port])))
-            .collect();
+        let demand =
+            self.options(op).iter().map(|option| Some(key(option.choice.inputs[port]))).collect();
         let offer = self
             .flows()
             .iter()
             .map(|flow| {
                 let second = flow.second.filter(|_| !last);
-                std::iter::once(flow.primary).chain(second).fold(0, |set, edge| set | 1 << key(edge))
+                std::iter::once(flow.primary)
+                    .chain(second)
+                    .fold(0, |set, edge| set | 1 << key(edge))
             })
             .collect();
         self.make(op, demand, offer)
@@ -293,12 +361,12 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
 }
 
 /// One row: what an instance holds between its passes.
-fn add_row(space: &SegmentSpace, in_flight: u64, table: &mut CostTable) {
+fn add_row(space: &SegmentSpace, context: &Context, in_flight: u64, table: &mut CostTable) {
     let row = RowId(table.rows.len() as u32);
     table.rows.push(Row { name: "bytes of the block".into(), limit: Bytes(u64::MAX) });
     for (node, options) in space.ops.iter().enumerate() {
         for (option, choice) in options.iter().zip(&mut table.nodes[node].choices) {
-            let bytes = op_bytes(space, OpId(node as u32), option).total(in_flight);
+            let bytes = op_bytes(space, context, OpId(node as u32), option).total(in_flight);
             choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
         }
     }

@@ -8,8 +8,6 @@
 //! ```
 //! the sum over all instructions: the same sum the solver minimised.
 
-use std::collections::BTreeMap;
-
 use narrows_plan::kernel::PassKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::program::{Action, Instr, Phase, Program, StageProgram};
@@ -97,7 +95,10 @@ pub fn run_schedule(
     schedules: &[&[narrows_plan::program::Turn]],
 ) -> (Seconds, Vec<Span>) {
     let stages = times.len();
-    let mut done: BTreeMap<(usize, Phase, u64), f64> = BTreeMap::new();
+    let passes = schedules.first().map_or(0, |turns| turns.len());
+    // When each pass was done, by stage, direction and microbatch; negative while it is not.
+    let mut done = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
+    let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
     let mut next = vec![0_usize; stages];
     let mut spans = vec![];
@@ -112,10 +113,13 @@ pub fn run_schedule(
                 };
                 let ready = match needs {
                     None => 0.0,
-                    Some(other) => match done.get(&(other, turn.phase, turn.microbatch)) {
-                        Some(at) => *at,
-                        None => break,
-                    },
+                    Some(other) => {
+                        let at = done[other][direction(turn.phase)][turn.microbatch as usize];
+                        if at < 0.0 {
+                            break;
+                        }
+                        at
+                    }
                 };
                 let begin = clock[stage].max(ready);
                 let length = match turn.phase {
@@ -123,12 +127,18 @@ pub fn run_schedule(
                     _ => times[stage].backward,
                 };
                 let end = begin + length.0;
-                done.insert((stage, turn.phase, turn.microbatch), end);
+                done[stage][direction(turn.phase)][turn.microbatch as usize] = end;
                 clock[stage] = end;
                 next[stage] += 1;
                 progressed = true;
                 let (phase, microbatch) = (turn.phase, turn.microbatch);
-                spans.push(Span { stage, phase, microbatch, begin: Seconds(begin), end: Seconds(end) });
+                spans.push(Span {
+                    stage,
+                    phase,
+                    microbatch,
+                    begin: Seconds(begin),
+                    end: Seconds(end),
+                });
             }
         }
         if !progressed {

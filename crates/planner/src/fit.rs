@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::Prices;
-use narrows_cost_model::simulate::simulate;
+use narrows_cost_model::simulate::{StageTime, run_schedule, simulate};
 use narrows_plan::emit::{
     gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
-use narrows_plan::program::{Extent, Program, slots_in_flight};
+use narrows_plan::program::{Extent, Program, Turn, one_forward_one_backward, slots_in_flight};
 use narrows_plan::strategy::{Context, borders};
 use narrows_plan::{Bytes, EdgeLayout, Kernel, Seconds};
 
@@ -24,7 +24,7 @@ use crate::assemble::{Decided, assemble};
 use crate::request::Request;
 use crate::search::tied_weights;
 use crate::segments::{Part, Segments, Solved};
-use crate::stages::{Allotment, Extra, Partition, partitions, run_fronts};
+use crate::stages::{Allotment, Extra, Partition, allot, partitions};
 
 /// A plan that fits, lowered and simulated.
 #[derive(Clone, Debug)]
@@ -75,6 +75,9 @@ struct Ends {
 
 /// How often a budget is corrected by what the arena needs.
 const CORRECTIONS_MAX: usize = 12;
+
+/// How many partitions are improved by simulation.
+const TRIED_MAX: usize = 4;
 
 /// What came of one layout of the hidden state: the best plan, and a bound on all of them.
 type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
@@ -164,13 +167,13 @@ impl<'a> Fitter<'a> {
             let (found, priced) = divider.partitions(&self.extras(context, ends));
             self.priced.fetch_add(priced, Ordering::Relaxed);
             let bound = found.first().map_or(Seconds(f64::INFINITY), |p| p.bound);
-            // Bytes a point skips, or a thinned front, may hide a faster division.
-            let bound = if divider.exact() { bound } else { Seconds(bound.0.min(ends.bound.0)) };
             let first_bound = *first_bound.get_or_insert(bound);
             if found.is_empty() {
+                let needed = limit + divider.excess();
+                refusal = Refusal::Memory { stage: None, needed, limit };
                 break;
             }
-            match self.best_of(context, ends, found, incumbent, limit) {
+            match self.best_of(context, ends, found, &divider, incumbent) {
                 Ok(fitted) => return (Ok(fitted), first_bound),
                 Err((stage, needed)) => {
                     refusal = Refusal::Memory { stage: Some(stage), needed, limit };
@@ -181,33 +184,38 @@ impl<'a> Fitter<'a> {
         (Err(refusal), Seconds(f64::INFINITY))
     }
 
-    /// Lowers and simulates partitions in the order of their bounds. An arena over the limit is an
+    /// The partition with the shortest simulated step, lowered. An arena over the limit is an
     /// error: the stage, and what it needs.
     fn best_of(
         &self,
         context: &Context,
         ends: &Ends,
         found: Vec<Partition>,
+        divider: &Divider,
         incumbent: f64,
-        limit: Bytes,
     ) -> Result<Option<Fitted>, (usize, Bytes)> {
-        let mut best: Option<Fitted> = None;
-        for partition in found {
-            let least = best.as_ref().map_or(incumbent, |fitted| fitted.time.0);
+        let extras = self.extras(context, ends);
+        let choice = |stage, first, count| divider.known_allotment(stage, first, count);
+        let mut best: Option<(f64, Partition)> = None;
+        for partition in found.into_iter().take(TRIED_MAX) {
+            let least = best.as_ref().map_or(incumbent, |(time, _)| *time);
             if partition.bound.0 >= least {
                 break;
             }
-            let fitted = self.realise(context, ends, partition);
-            for (stage, program) in fitted.program.stages.iter().enumerate() {
-                if program.arena > limit {
-                    return Err((stage, program.arena));
-                }
-            }
-            if fitted.time.0 < least {
-                best = Some(fitted);
+            let time = |partition: &Partition| play(context, partition, &extras).0;
+            let (partition, time, priced) = partition.improve(&choice, time);
+            self.priced.fetch_add(priced, Ordering::Relaxed);
+            if time < least {
+                best = Some((time, partition));
             }
         }
-        Ok(best)
+        let Some((_, partition)) = best else { return Ok(None) };
+        let fitted = self.realise(context, ends, partition);
+        let limit = self.request.memory_bytes();
+        match fitted.program.stages.iter().position(|stage| stage.arena > limit) {
+            Some(stage) => Err((stage, fitted.program.stages[stage].arena)),
+            None => Ok(Some(fitted)),
+        }
     }
 
     fn realise(&self, context: &Context, ends: &Ends, partition: Partition) -> Fitted {
@@ -260,8 +268,11 @@ impl<'a> Fitter<'a> {
             .map(|stage| {
                 let (forward, backward) =
                     hops(self.request.model.hidden, ends.border, stage, context);
-                let mut extra =
-                    Extra { turn: forward.iter().chain(&backward).map(price).sum(), step: once };
+                let mut extra = Extra {
+                    forward: forward.iter().map(price).sum(),
+                    backward: backward.iter().map(price).sum(),
+                    step: once,
+                };
                 if stage == 0 {
                     extra.add(&ends.embedding);
                 }
@@ -288,7 +299,8 @@ fn tied_gradient(head: &Solved, context: &Context) -> Option<Extent> {
 
 impl Extra {
     fn add(&mut self, solved: &Solved) {
-        self.turn += solved.time.forward + solved.time.backward;
+        self.forward += solved.time.forward;
+        self.backward += solved.time.backward;
         self.step += solved.time.step;
     }
 }
@@ -315,8 +327,26 @@ fn in_flight(context: &Context, stage: usize) -> u64 {
     slots_in_flight(stage as u64, context.mesh.pipeline, microbatches)
 }
 
-/// The fronts of the first n blocks of a run, and whether they had to be thinned.
-type RunFronts = Arc<(Vec<Vec<Allotment>>, bool)>;
+/// Plays a partition's schedule with the times it was divided by: what simulating the lowered
+/// program gives, without lowering it.
+fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
+    let stages = context.mesh.pipeline;
+    let microbatches = context.workload.microbatches(&context.mesh);
+    let times: Vec<StageTime> = partition
+        .stages
+        .iter()
+        .zip(extras)
+        .map(|(stage, extra)| StageTime {
+            forward: stage.forward + extra.forward,
+            backward: stage.backward + extra.backward,
+            step: stage.step + extra.step,
+        })
+        .collect();
+    let schedules: Vec<Vec<Turn>> =
+        (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
+    let schedules: Vec<&[Turn]> = schedules.iter().map(Vec::as_slice).collect();
+    run_schedule(&times, &schedules).0
+}
 
 /// Divides the blocks among stages under their budgets.
 struct Divider<'a> {
@@ -324,9 +354,8 @@ struct Divider<'a> {
     context: &'a Context,
     border: EdgeLayout,
     budgets: Vec<Bytes>,
-    /// By microbatches in flight and first block (0 when all blocks are alike).
-    runs: RefCell<HashMap<(u64, usize), RunFronts>>,
-    bound_by_memory: RefCell<bool>,
+    /// By stage, first block (0 when all are alike) and count.
+    known: RefCell<HashMap<(usize, usize, usize), Option<Arc<Allotment>>>>,
 }
 
 impl<'a> Divider<'a> {
@@ -336,65 +365,62 @@ impl<'a> Divider<'a> {
         border: EdgeLayout,
         budgets: Vec<Bytes>,
     ) -> Self {
-        let (runs, bound_by_memory) = (RefCell::default(), RefCell::default());
-        Divider { fitter, context, border, budgets, runs, bound_by_memory }
+        Divider { fitter, context, border, budgets, known: RefCell::default() }
     }
 
     fn partitions(&self, extras: &[Extra]) -> (Vec<Partition>, u64) {
         let blocks = self.fitter.segments.layer_shapes().len();
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        let choice = |stage, first, count| self.allot(stage, first, count);
+        let choice = |stage, first, count| self.known_allotment(stage, first, count);
         partitions(blocks, extras, microbatches, &choice)
     }
 
-    /// Whether the division is the best of all, not only of the points on the fronts.
-    fn exact(&self) -> bool {
-        !*self.bound_by_memory.borrow()
+    fn known_allotment(&self, stage: usize, first: usize, count: usize) -> Option<Arc<Allotment>> {
+        let first = if self.fitter.segments.shapes() == 1 { 0 } else { first };
+        if let Some(known) = self.known.borrow().get(&(stage, first, count)) {
+            return known.clone();
+        }
+        let made = self.allot(stage, first, count).map(Arc::new);
+        self.known.borrow_mut().insert((stage, first, count), made.clone());
+        made
+    }
+
+    fn parts(&self, first: usize, count: usize) -> impl Iterator<Item = Part> {
+        let shapes = &self.fitter.segments.layer_shapes()[first..first + count];
+        shapes.iter().map(|&shape| block_part(shape, self.border))
     }
 
     /// The fastest points for a run of blocks on a stage.
     fn allot(&self, stage: usize, first: usize, count: usize) -> Option<Allotment> {
+        let segments = self.fitter.segments;
         let in_flight = in_flight(self.context, stage);
-        let budget = self.budgets[stage];
-        let shapes = &self.fitter.segments.layer_shapes()[first..first + count];
-        let mut fastest = Allotment::default();
-        for &shape in shapes {
-            let part = block_part(shape, self.border);
-            let block = self.fitter.segments.fastest(part, self.context)?;
-            fastest.turn += block.time.forward + block.time.backward;
-            fastest.step += block.time.step;
-            fastest.bytes += block.bytes.total(in_flight);
-            fastest.blocks.push(block);
-        }
-        if fastest.bytes <= budget {
+        let fastest: Option<Vec<Arc<Solved>>> =
+            self.parts(first, count).map(|part| segments.fastest(part, self.context)).collect();
+        let fastest = Allotment::new(fastest?, in_flight);
+        if fastest.bytes <= self.budgets[stage] {
             return Some(fastest);
         }
-        *self.bound_by_memory.borrow_mut() = true;
-        let fronts = self.run(in_flight, first);
-        let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        fronts
-            .0
-            .get(count)?
-            .iter()
-            .filter(|allotment| allotment.bytes <= budget)
-            .min_by(|a, b| a.total(microbatches).0.total_cmp(&b.total(microbatches).0))
-            .cloned()
-    }
-
-    fn run(&self, in_flight: u64, first: usize) -> RunFronts {
-        let segments = self.fitter.segments;
-        let first = if segments.shapes() == 1 { 0 } else { first };
-        if let Some(known) = self.runs.borrow().get(&(in_flight, first)) {
-            return known.clone();
-        }
-        let fronts: Vec<_> = segments.layer_shapes()[first..]
-            .iter()
-            .map(|&shape| segments.front(block_part(shape, self.border), self.context, in_flight))
+        let hulls: Vec<_> = self
+            .parts(first, count)
+            .map(|part| segments.hull(part, self.context, in_flight))
             .collect();
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        let limit = self.budgets.iter().copied().max().unwrap_or_default();
-        let made = Arc::new(run_fronts(&fronts, in_flight, microbatches, limit));
-        self.runs.borrow_mut().insert((in_flight, first), made.clone());
-        made
+        allot(&hulls, in_flight, microbatches, self.budgets[stage])
+    }
+
+    /// How far the smallest decisions exceed the budgets, were the blocks divided evenly.
+    fn excess(&self) -> Bytes {
+        let blocks = self.fitter.segments.layer_shapes().len();
+        let count = blocks.div_ceil(self.budgets.len());
+        let over = |(stage, budget): (usize, &Bytes)| {
+            let in_flight = in_flight(self.context, stage);
+            let least = |part| {
+                let hull = self.fitter.segments.hull(part, self.context, in_flight);
+                hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
+            };
+            let first = (stage * count).min(blocks - count);
+            self.parts(first, count).map(least).sum::<Bytes>().saturating_sub(*budget)
+        };
+        self.budgets.iter().enumerate().map(over).max().unwrap_or_default()
     }
 }

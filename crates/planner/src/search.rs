@@ -1,14 +1,16 @@
 //! The outer search: every context bounded from below, the promising ones solved exactly.
 //!
 //! 1. Contexts (mesh, microbatch, ZeRO) that cannot hold the model are dropped.
-//! 2. Each gets a bound: with T the least forward and backward time of a microbatch, m microbatches
-//!    and P stages, no 1F1B step is shorter than T / (1 − (1 − 1/m)ᴾ), which stages in the best
-//!    proportion would reach.
+//! 2. Each gets a bound: with T the least forward and backward time of a microbatch, u the least
+//!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
+//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages in the best proportion would reach.
 //! 3. In order of their bounds, contexts are fitted: partitioned, lowered, placed and simulated,
 //!    until the next bound is no better than what was found.
 
 use std::time::Instant;
 
+use narrows_cost_model::Prices;
+use narrows_plan::emit::{OpParameter, ParameterRole, Split, parameter_reduce, parameter_update};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{Context, TiedWeight, borders};
 use narrows_plan::{Bytes, EdgeLayout, Mesh, Seconds};
@@ -212,8 +214,29 @@ fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Se
         .min_by(f64::total_cmp)
         .ok_or(Refusal::NoStrategy)?;
     let microbatches = context.workload.microbatches(&mesh) as f64;
+    let stages = mesh.pipeline as f64;
     let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
-    Ok(Seconds(turn / filled))
+    let evenly = microbatches * turn / stages + least_step(request, context);
+    Ok(Seconds(evenly.max(turn / filled)))
+}
+
+/// The least a stage of average size spends once a step: its share of the gradients reduced in one
+/// collective over the data axis, and AdamW over what it updates.
+fn least_step(request: &Request, context: &Context) -> f64 {
+    let mesh = context.mesh;
+    let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
+    let parameter = OpParameter {
+        role: ParameterRole::Matrix,
+        members: vec![("all".into(), mesh.tensor, elements)],
+        split: Split::Columns,
+        gradient_partial: false,
+    };
+    let prices = Prices::new(&request.profile, request.executor, &mesh);
+    parameter_reduce(&parameter, context)
+        .iter()
+        .chain(&parameter_update(&parameter, context))
+        .map(|template| prices.kernel(&template.kernel()).0)
+        .sum()
 }
 
 /// The least forward and backward time of a microbatch over the whole model.

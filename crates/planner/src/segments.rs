@@ -4,21 +4,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
-use narrows_cost_model::segment::{SegmentTime, decode, price_segment, segment_time};
+use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode};
 use narrows_cost_model::table::RowId;
-use narrows_cost_model::{CostTable, Prices};
 use narrows_plan::graph::{
     Grouping, Segment, SegmentKind, block_segment, embedding_segment, head_segment,
 };
 use narrows_plan::model::{Block, Model};
-use narrows_plan::strategy::{Context, SegmentChoice, SegmentSpace, TiedWeight};
-use narrows_plan::{Bytes, EdgeLayout, Kernel};
+use narrows_plan::strategy::{Context, SegmentChoice, SegmentSpace, TiedWeight, Zero};
+use narrows_plan::{EdgeLayout, Kernel};
 use rayon::prelude::*;
 
 use crate::request::Request;
-use crate::solve::exact::Exact;
-use crate::solve::front::{FrontRequest, front};
+use crate::solve::hull::hull;
 use crate::solve::{Limits, Status, exact};
 
 /// A segment's decisions with what they cost.
@@ -62,14 +61,12 @@ pub struct Segments<'a> {
     shapes: Vec<Block>,
     layer_shapes: Vec<usize>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
-    fronts: Mutex<HashMap<Key, Arc<Vec<Arc<Solved>>>>>,
+    spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<PricedSpace>>>,
+    hulls: Mutex<HashMap<Key, Arc<Vec<Arc<Solved>>>>>,
     deadline: Option<Instant>,
     solves: std::sync::atomic::AtomicU64,
     unproven: std::sync::atomic::AtomicBool,
 }
-
-/// The most points of a block's front.
-const FRONT_POINTS_MAX: usize = 12;
 
 impl<'a> Segments<'a> {
     /// For one request.
@@ -91,7 +88,8 @@ impl<'a> Segments<'a> {
             shapes,
             layer_shapes,
             fastest: Mutex::default(),
-            fronts: Mutex::default(),
+            spaces: Mutex::default(),
+            hulls: Mutex::default(),
             deadline,
             solves: Default::default(),
             unproven: Default::default(),
@@ -138,35 +136,22 @@ impl<'a> Segments<'a> {
         solved
     }
 
-    /// The front of time against bytes of a block with `in_flight` microbatches, the fastest first.
-    pub fn front(&self, part: Part, context: &Context, in_flight: u64) -> Arc<Vec<Arc<Solved>>> {
+    /// The hull of time against bytes of a block with `in_flight` microbatches, the fastest first:
+    /// vertices of the lower convex hull over all groupings.
+    pub fn hull(&self, part: Part, context: &Context, in_flight: u64) -> Arc<Vec<Arc<Solved>>> {
         let key = Key { part, context: *context, in_flight: Some(in_flight) };
-        if let Some(known) = lock(&self.fronts).get(&key) {
+        if let Some(known) = lock(&self.hulls).get(&key) {
             return known.clone();
         }
         let microbatches = context.workload.microbatches(&context.mesh);
-        let mut points: Vec<Solved> = self
+        let points: Vec<Solved> = self
             .groupings(part)
             .par_iter()
-            .flat_map_iter(|grouping| self.grouped_front(part, *grouping, context, in_flight))
+            .flat_map_iter(|grouping| self.grouped_hull(part, *grouping, context, in_flight))
             .collect();
-        let cost =
-            |solved: &Solved| (solved.bytes.total(in_flight).0, solved.time.total(microbatches).0);
-        points.sort_by(|a, b| cost(b).0.cmp(&cost(a).0).then(cost(b).1.total_cmp(&cost(a).1)));
-        // From the fewest bytes up, keep what is faster than everything with fewer bytes.
-        let mut best = f64::INFINITY;
-        let mut front: Vec<Arc<Solved>> = vec![];
-        for point in points.into_iter().rev() {
-            let time = cost(&point).1;
-            if time < best {
-                best = time;
-                front.push(Arc::new(point));
-            }
-        }
-        front.reverse();
-        let front = Arc::new(front);
-        lock(&self.fronts).insert(key, front.clone());
-        front
+        let hull = Arc::new(convex(points, in_flight, microbatches));
+        lock(&self.hulls).insert(key, hull.clone());
+        hull
     }
 
     fn groupings(&self, part: Part) -> &'static [Grouping] {
@@ -186,24 +171,36 @@ impl<'a> Segments<'a> {
         }
     }
 
-    fn space(&self, part: Part, grouping: Grouping, context: &Context) -> SegmentSpace {
+    /// The space of a part, priced for its tensor axis and microbatch.
+    fn priced(&self, part: Part, grouping: Grouping, context: &Context) -> Arc<PricedSpace> {
+        let mut shared = *context;
+        // Neither the microbatches of a step nor ZeRO nor the stages show in a microbatch's times.
+        shared.mesh.data *= shared.mesh.pipeline;
+        shared.mesh.pipeline = 1;
+        shared.zero = Zero::Off;
+        shared.workload.global_batch = shared.mesh.data * shared.workload.micro_batch;
+        let key = (part, grouping, shared);
+        if let Some(known) = lock(&self.spaces).get(&key) {
+            return known.clone();
+        }
         let segment = self.segment(part, grouping);
         let tied = self.request.model.tied;
         let rules = &self.request.rules;
-        SegmentSpace::new(segment, part.border, *context, rules, tied, part.tied_weight)
+        let space = SegmentSpace::new(segment, part.border, shared, rules, tied, part.tied_weight);
+        let prices = self.prices(&shared);
+        let made = Arc::new(PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel)));
+        lock(&self.spaces).insert(key, made.clone());
+        made
     }
 
-    fn table(&self, space: &SegmentSpace, in_flight: Option<u64>) -> (CostTable, Prices) {
-        let context = &space.context;
-        let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
-        let microbatches = context.workload.microbatches(&context.mesh);
-        let price = |kernel: &Kernel| prices.kernel(kernel);
-        (price_segment(space, &price, microbatches, in_flight), prices)
+    fn prices(&self, context: &Context) -> Prices {
+        Prices::new(&self.request.profile, self.request.executor, &context.mesh)
     }
 
     fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Solved> {
-        let space = self.space(part, grouping, context);
-        let (table, prices) = self.table(&space, None);
+        let priced = self.priced(part, grouping, context);
+        let prices = self.prices(context);
+        let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), None);
         self.solves.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let limits = Limits { time: self.remaining(), gap: 0.0 };
         let outcome = exact(&table, &limits).ok()?;
@@ -211,35 +208,25 @@ impl<'a> Segments<'a> {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
         }
         let assignment = outcome.assignment?;
-        Some(finish(&space, &assignment, grouping, &prices))
+        Some(finish(&priced, context, &assignment, grouping, &prices))
     }
 
-    fn grouped_front(
+    fn grouped_hull(
         &self,
         part: Part,
         grouping: Grouping,
         context: &Context,
         in_flight: u64,
     ) -> Vec<Solved> {
-        let space = self.space(part, grouping, context);
-        let (table, prices) = self.table(&space, Some(in_flight));
-        let Some(fastest) = self.fastest(part, context) else { return vec![] };
-        let most = fastest.bytes.total(in_flight).0;
-        let request = FrontRequest {
-            row: RowId(0),
-            step_min: Bytes(most / (2 * FRONT_POINTS_MAX as u64)),
-            points_max: FRONT_POINTS_MAX,
-            time_per_point: self.remaining(),
-        };
-        let progress = |_: &_| {
-            self.solves.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            std::ops::ControlFlow::Continue(())
-        };
-        let Ok(found) = front(&table, &request, &Exact, progress) else { return vec![] };
-        found
-            .points
+        let priced = self.priced(part, grouping, context);
+        let prices = self.prices(context);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let table = priced.table(context, &price, Some(in_flight));
+        let vertices = hull(&table, RowId(0)).unwrap_or_default();
+        self.solves.fetch_add(vertices.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        vertices
             .iter()
-            .map(|point| finish(&space, &point.assignment, grouping, &prices))
+            .map(|vertex| finish(&priced, context, &vertex.assignment, grouping, &prices))
             .collect()
     }
 
@@ -248,12 +235,44 @@ impl<'a> Segments<'a> {
     }
 }
 
-fn finish(space: &SegmentSpace, assignment: &[u32], grouping: Grouping, prices: &Prices) -> Solved {
+fn finish(
+    priced: &PricedSpace,
+    context: &Context,
+    assignment: &[u32],
+    grouping: Grouping,
+    prices: &Prices,
+) -> Solved {
+    let space = &priced.space;
     let choice = decode(space, assignment);
-    let price = |kernel: &Kernel| prices.kernel(kernel);
-    let time = segment_time(space, &choice, &price);
-    let bytes = segment_bytes(space, &choice);
+    let time = priced.time(context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
+    let bytes = segment_bytes(space, context, &choice);
     Solved { grouping, choice, segment: Arc::new(space.segment.clone()), time, bytes }
+}
+
+/// The lower convex hull of points, from the fastest to the smallest.
+fn convex(mut points: Vec<Solved>, in_flight: u64, microbatches: u64) -> Vec<Arc<Solved>> {
+    let at = |solved: &Solved| {
+        (solved.bytes.total(in_flight).as_f64(), solved.time.total(microbatches).0)
+    };
+    points.sort_by(|a, b| at(a).1.total_cmp(&at(b).1).then(at(a).0.total_cmp(&at(b).0)));
+    let mut hull: Vec<Arc<Solved>> = vec![];
+    for point in points {
+        if hull.last().is_some_and(|last| at(last).0 <= at(&point).0) {
+            continue;
+        }
+        while hull.len() > 1 {
+            let (first, second) = (at(&hull[hull.len() - 2]), at(&hull[hull.len() - 1]));
+            let third = at(&point);
+            // The second is on the hull if it saves bytes at a lower price than the third.
+            let saved = (second.1 - first.1) * (first.0 - third.0);
+            if saved < (third.1 - first.1) * (first.0 - second.0) {
+                break;
+            }
+            hull.pop();
+        }
+        hull.push(Arc::new(point));
+    }
+    hull
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

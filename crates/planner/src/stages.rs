@@ -17,95 +17,91 @@ use narrows_plan::{Bytes, Seconds};
 
 use crate::segments::Solved;
 
-/// Points of a block's front chosen for a run of blocks, with what they cost together.
+/// Points chosen for a run of blocks, with what they cost together.
 #[derive(Clone, Debug, Default)]
 pub struct Allotment {
     /// For each block in order, its point.
     pub blocks: Vec<Arc<Solved>>,
-    /// Forward and backward of a microbatch.
-    pub turn: Seconds,
+    /// Forward pass of a microbatch.
+    pub forward: Seconds,
+    /// Backward pass of a microbatch.
+    pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
     /// Bytes with the stage's microbatches in flight.
     pub bytes: Bytes,
+    /// How much faster, over a step, a perfect division of the same bytes could be.
+    pub slack: Seconds,
 }
 
 impl Allotment {
-    /// The time of a step's share.
-    pub fn total(&self, microbatches: u64) -> Seconds {
-        self.turn * microbatches as f64 + self.step
-    }
-
-    fn with(&self, block: &Arc<Solved>, in_flight: u64) -> Allotment {
-        let mut blocks = self.blocks.clone();
-        blocks.push(block.clone());
-        Allotment {
-            blocks,
-            turn: self.turn + block.time.forward + block.time.backward,
-            step: self.step + block.time.step,
-            bytes: self.bytes + block.bytes.total(in_flight),
+    /// Of these blocks.
+    pub fn new(blocks: Vec<Arc<Solved>>, in_flight: u64) -> Allotment {
+        let mut made = Allotment::default();
+        for block in &blocks {
+            made.forward += block.time.forward;
+            made.backward += block.time.backward;
+            made.step += block.time.step;
+            made.bytes += block.bytes.total(in_flight);
         }
+        Allotment { blocks, ..made }
     }
 }
 
-/// The most undominated sums that are carried along. Past it, the front of a long run of blocks
-/// is thinned evenly, and the search says that it is no longer a proof.
-const FRONT_MAX: usize = 512;
-
-/// For every n up to the number of blocks, the fronts (time against bytes) of the first n blocks.
+/// The fastest allotment of points of the blocks' hulls within a budget; `None` when even the
+/// smallest points exceed it.
 ///
-/// `fronts[i]` is the front of block i. The result says whether it had to be thinned.
-pub fn run_fronts(
-    fronts: &[Arc<Vec<Arc<Solved>>>],
+/// Walking from the smallest points, the step up a hull that saves the most time a byte is taken
+/// first. The first step that no longer fits could be taken in part by a perfect division: what
+/// that would save is the allotment's slack, and no choice of points is faster by more.
+pub fn allot(
+    hulls: &[Arc<Vec<Arc<Solved>>>],
     in_flight: u64,
     microbatches: u64,
-    limit: Bytes,
-) -> (Vec<Vec<Allotment>>, bool) {
-    let mut thinned = false;
-    let mut made = vec![vec![Allotment::default()]];
-    for front in fronts {
-        let last = &made[made.len() - 1];
-        let mut next: Vec<(Seconds, Bytes, usize, usize)> = vec![];
-        for (a, allotment) in last.iter().enumerate() {
-            for (b, block) in front.iter().enumerate() {
-                let bytes = allotment.bytes + block.bytes.total(in_flight);
-                if bytes <= limit {
-                    let time = allotment.total(microbatches) + block.time.total(microbatches);
-                    next.push((time, bytes, a, b));
-                }
-            }
+    budget: Bytes,
+) -> Option<Allotment> {
+    let bytes = |solved: &Solved| solved.bytes.total(in_flight);
+    let time = |solved: &Solved| solved.time.total(microbatches).0;
+    let mut level: Vec<usize> = vec![];
+    let mut used = Bytes(0);
+    // (seconds saved a byte, block, the point stepped up to)
+    let mut steps: Vec<(f64, usize, usize)> = vec![];
+    for (block, hull) in hulls.iter().enumerate() {
+        let smallest = hull.len().checked_sub(1)?;
+        level.push(smallest);
+        used += bytes(&hull[smallest]);
+        for to in 0..smallest {
+            let (faster, slower) = (&hull[to], &hull[to + 1]);
+            let more = (bytes(faster) - bytes(slower)).as_f64();
+            steps.push(((time(slower) - time(faster)) / more, block, to));
         }
-        next.sort_by(|x, y| x.0.0.total_cmp(&y.0.0).then(x.1.cmp(&y.1)));
-        let mut least = Bytes(u64::MAX);
-        next.retain(|(_, bytes, _, _)| {
-            let keep = *bytes < least;
-            least = least.min(*bytes);
-            keep
-        });
-        if next.len() > FRONT_MAX {
-            thinned = true;
-            let (step, last) = (next.len().div_ceil(FRONT_MAX), next.len() - 1);
-            let mut index = 0;
-            next.retain(|_| {
-                index += 1;
-                (index - 1) % step == 0 || index - 1 == last
-            });
-        }
-        let next: Vec<Allotment> =
-            next.iter().map(|(_, _, a, b)| last[*a].with(&front[*b], in_flight)).collect();
-        if next.is_empty() {
-            break;
-        }
-        made.push(next);
     }
-    (made, thinned)
+    if used > budget {
+        return None;
+    }
+    steps.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)));
+    let mut slack = None;
+    for (rate, block, to) in steps {
+        let more = bytes(&hulls[block][to]) - bytes(&hulls[block][to + 1]);
+        if level[block] == to + 1 && used + more <= budget {
+            level[block] = to;
+            used += more;
+        } else {
+            slack.get_or_insert(rate * (budget - used).as_f64());
+        }
+    }
+    let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
+    let slack = Seconds(slack.unwrap_or(0.0));
+    Some(Allotment { slack, ..Allotment::new(blocks, in_flight) })
 }
 
 /// What a stage has besides its blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extra {
-    /// Forward and backward of a microbatch: embedding, head, transfers.
-    pub turn: Seconds,
+    /// Forward pass of a microbatch: embedding, head, transfers.
+    pub forward: Seconds,
+    /// Backward pass of a microbatch.
+    pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
 }
@@ -115,25 +111,28 @@ pub struct Extra {
 pub struct Partition {
     /// No step with this partition is shorter.
     pub bound: Seconds,
+    /// How many blocks each stage has.
+    pub counts: Vec<usize>,
     /// The blocks of each stage.
     pub stages: Vec<Allotment>,
 }
 
-/// The fastest allotment for blocks `first..first+count` on a stage, if one fits.
-pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Allotment>;
+/// The fastest allotment for `count` blocks from block `first` on a stage, if one fits:
+/// `choice(stage, first, count)`.
+pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<Allotment>>;
 
-/// The most partitions that are returned, and labels carried for each number of blocks.
-const LABELS_MAX: usize = 64;
-
+/// A division of the first blocks among the first stages.
 #[derive(Clone, Debug)]
 struct Label {
+    /// Σt of the stages so far.
     turns: f64,
+    /// The bound so far.
     bound: f64,
     counts: Vec<usize>,
 }
 
-/// The best partitions of `blocks` blocks into `extras.len()` stages, by their bound. Every stage
-/// has at least one block. Also returns how many partial partitions were priced.
+/// The undominated partitions of `blocks` blocks into `extras.len()` stages, best bound first.
+/// Every stage has at least one block. Also returns how many partial partitions were priced.
 pub fn partitions(
     blocks: usize,
     extras: &[Extra],
@@ -145,15 +144,14 @@ pub fn partitions(
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
     labels[0].push(Label { turns: 0.0, bound: 0.0, counts: vec![] });
     for (stage, extra) in extras.iter().enumerate() {
-        let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         let later = stages - stage - 1;
+        let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
-            for count in 1..=(blocks - used).saturating_sub(later) {
-                if later == 0 && used + count != blocks {
-                    continue;
-                }
+            let most = (blocks - used).saturating_sub(later);
+            let least = if later == 0 { most.max(1) } else { 1 };
+            for count in least..=most {
                 let Some(allotment) = choice(stage, used, count) else { break };
-                let turn = (allotment.turn + extra.turn).0;
+                let turn = allotment.turn_at_least(extra, microbatches);
                 let step = (allotment.step + extra.step).0;
                 for label in list {
                     priced += 1;
@@ -165,28 +163,73 @@ pub fn partitions(
                 }
             }
         }
-        for list in &mut next {
-            list.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.turns.total_cmp(&b.turns)));
-            list.truncate(LABELS_MAX);
-        }
+        next.iter_mut().for_each(keep_undominated);
         labels = next;
     }
-    let partitions = labels[blocks]
-        .iter()
-        .map(|label| {
-            let mut first = 0;
-            let stages = label
-                .counts
-                .iter()
-                .enumerate()
-                .filter_map(|(stage, count)| {
-                    let allotment = choice(stage, first, *count);
-                    first += count;
-                    allotment
-                })
-                .collect();
-            Partition { bound: Seconds(label.bound), stages }
-        })
-        .collect();
-    (partitions, priced)
+    let made = labels[blocks].iter().filter_map(|label| {
+        Partition::of(label.counts.clone(), choice)
+            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
+    });
+    (made.collect(), priced)
+}
+
+impl Partition {
+    /// The partition with these counts, its bound left open; `None` when a stage does not fit.
+    pub fn of(counts: Vec<usize>, choice: StageChoice) -> Option<Partition> {
+        let mut first = 0;
+        let mut stages = vec![];
+        for (stage, count) in counts.iter().enumerate() {
+            stages.push((*choice(stage, first, *count)?).clone());
+            first += count;
+        }
+        Some(Partition { bound: Seconds(0.0), counts, stages })
+    }
+
+    /// Moves single blocks between stages while that makes `time` smaller: the bound's best
+    /// partition is rarely the simulation's.
+    pub fn improve(
+        mut self,
+        choice: StageChoice,
+        time: impl Fn(&Partition) -> f64,
+    ) -> (Partition, f64, u64) {
+        let (mut best, mut priced) = (time(&self), 1);
+        loop {
+            let mut better: Option<(Partition, f64)> = None;
+            for from in 0..self.counts.len() {
+                for to in (0..self.counts.len()).filter(|to| *to != from && self.counts[from] > 1) {
+                    let mut counts = self.counts.clone();
+                    counts[from] -= 1;
+                    counts[to] += 1;
+                    let Some(moved) = Partition::of(counts, choice) else { continue };
+                    priced += 1;
+                    let moved_time = time(&moved);
+                    if moved_time < better.as_ref().map_or(best, |(_, t)| *t) {
+                        better = Some((moved, moved_time));
+                    }
+                }
+            }
+            let Some((moved, moved_time)) = better else { return (self, best, priced) };
+            self = Partition { bound: self.bound, ..moved };
+            best = moved_time;
+        }
+    }
+}
+
+/// A label with no better bound and no smaller sum than another can never lead to a better end.
+fn keep_undominated(list: &mut Vec<Label>) {
+    list.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.turns.total_cmp(&b.turns)));
+    let mut least = f64::INFINITY;
+    list.retain(|label| {
+        let keep = label.turns < least;
+        least = least.min(label.turns);
+        keep
+    });
+}
+
+impl Allotment {
+    /// Forward and backward of a microbatch, were its budget perfectly divided.
+    fn turn_at_least(&self, extra: &Extra, microbatches: u64) -> f64 {
+        let turn = self.forward + extra.forward + self.backward + extra.backward;
+        turn.0 - self.slack.0 / microbatches as f64
+    }
 }

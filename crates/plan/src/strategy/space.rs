@@ -151,9 +151,15 @@ impl SegmentSpace {
         SegmentSpace { segment, border, context, tied, ops, flows }
     }
 
-    /// The parameters an op owns under a strategy. A tied embedding uses the head's.
-    pub fn parameters(&self, op: OpId, strategy: Strategy) -> Option<OpParameter> {
-        owned_parameters(&self.segment, op, strategy, self.tied, &self.context)
+    /// The parameters an op owns under a strategy in a context that shares the tensor axis. A tied
+    /// embedding uses the head's.
+    pub fn parameters(
+        &self,
+        op: OpId,
+        strategy: Strategy,
+        context: &Context,
+    ) -> Option<OpParameter> {
+        owned_parameters(&self.segment, op, strategy, self.tied, context)
     }
 }
 

@@ -28,6 +28,7 @@ pub mod brute;
 pub mod eliminate;
 pub mod exact;
 pub mod front;
+pub mod hull;
 pub mod ilp;
 pub mod lagrange;
 mod outcome;
