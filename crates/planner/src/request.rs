@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
-use narrows_plan::model::Model;
+use narrows_plan::model::{Model, Weight};
 use narrows_plan::strategy::{Rules, Zero};
 use narrows_plan::{Bytes, Defect, Defects};
 
@@ -112,6 +112,18 @@ impl Request {
             );
             let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
             defects.push(Defect::new("sequence-length", problem).hint(hint));
+        }
+        let crossed = self.model.blocks.iter().enumerate().find_map(|(layer, block)| {
+            let linear = block.linears().into_iter().find(|(_, linear)| match &linear.weight {
+                Weight::Pair(pair) => pair.crossing.is_some(),
+                Weight::Dense => false,
+            });
+            linear.map(|(name, _)| format!("blocks[{layer}].{name}.crossing"))
+        });
+        if let Some(field) = crossed {
+            let problem = "latent crossings (LaX) are read and counted but cannot be planned yet";
+            let hint = "the same model without crossings: a cola- or svd- preset";
+            defects.push(Defect::new(field, problem).hint(hint));
         }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));
