@@ -145,8 +145,8 @@ pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Templ
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
 pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Template> {
-    let gradient =
-        updated(extent_of(parameter, Slot::WeightGradient(0), context), parameter, context);
+    let whole_gradient = extent_of(parameter, Slot::WeightGradient(0), context);
+    let gradient = updated(whole_gradient, parameter, context);
     let weight = extent_of(parameter, Slot::Weight(0), context);
     let mine = updated(weight, parameter, context);
     let mut states: Vec<Operand> = parameter_extents(parameter, context)
@@ -161,7 +161,8 @@ pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Templ
     if context.precision == Precision::Full32 {
         reads.push(mine);
     }
-    let mut writes = vec![mine, gradient];
+    // All of the gradient is zeroed: the parts of other replicas hold this one's summands.
+    let mut writes = vec![mine, whole_gradient];
     writes.append(&mut states);
     let mut made = vec![Template { action: Action::Pass(PassOp::AdamW), reads, writes }];
     if context.zero == Zero::One && context.mesh.data > 1 {

@@ -5,7 +5,7 @@ use crate::emit::{
     tied_reduce,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{Phase, Shard};
+use crate::program::{Action, PassOp, Phase, Shard};
 use crate::strategy::{Context, owned_parameters};
 
 use super::{Held, Lowering, Place};
@@ -18,7 +18,12 @@ impl Lowering<'_> {
         self.push(step_begin(), "step", |_, _| square_sum);
         self.tied_reduce(places);
         for (place, op, parameter) in self.owned(places) {
-            self.push_parameter(place, op, parameter_reduce(&parameter, &context));
+            let mut templates = parameter_reduce(&parameter, &context);
+            // A tied weight on two stages is one parameter: the head's stage counts its square.
+            if self.plan.tied && place.plan.segment.kind == SegmentKind::Embedding {
+                templates.retain(|t| t.action != Action::Pass(PassOp::SquareSum));
+            }
+            self.push_parameter(place, op, templates);
         }
         for template in step_norm(&context) {
             self.push(template, "step gradient norm", |_, _| square_sum);

@@ -114,9 +114,11 @@ pub enum PassOp {
     Unpack,
     /// Copies this device's shard out of a whole tensor.
     Slice,
-    /// gradient → Σg², accumulated.
+    /// gradient → Σg², accumulated. Of a gradient that every device of the tensor axis holds whole
+    /// (its shard is not split), only the first device counts it: the sum is reduced afterwards.
     SquareSum,
-    /// gradient, moments, master → moments, master, weight; zeroes the gradient.
+    /// gradient, moments, master → weight, gradient, moments, master; zeroes all of the gradient,
+    /// also the parts that other replicas update.
     AdamW,
 }
 
