@@ -5,6 +5,7 @@
 //! device runs ([`Kernel`]), what a plan decides, and how a plan is lowered to a checked program.
 //! Nothing in this crate reads a file, knows a price, or searches.
 
+pub mod check;
 pub mod decisions;
 pub mod defect;
 pub mod dtype;
@@ -19,6 +20,7 @@ pub mod program;
 pub mod strategy;
 pub mod units;
 
+pub use check::{CheckErrors, CheckedProgram};
 pub use decisions::Plan;
 pub use defect::{Defect, Defects};
 pub use dtype::{DType, Precision};

@@ -24,7 +24,7 @@ pub use stage::lower_stage;
 /// Lowers every stage of a plan.
 pub fn lower(plan: &ResolvedPlan) -> Program {
     let stages = (0..plan.stages.len()).map(|stage| lower_stage(plan, stage)).collect();
-    Program { context: plan.context, stages }
+    Program { context: plan.context, tied: plan.tied, stages }
 }
 
 /// Which instance of a segment: `embedding`, a block, or `head`.

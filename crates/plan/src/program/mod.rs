@@ -131,6 +131,8 @@ pub struct StageProgram {
 pub struct Program {
     /// Mesh, workload, formats.
     pub context: Context,
+    /// Whether embedding and head are one weight: with several stages both ends hold it.
+    pub tied: bool,
     /// One for each pipeline stage.
     pub stages: Vec<StageProgram>,
 }

@@ -1,0 +1,139 @@
+//! Products. Contracted sides must match in size and cut: both cut the same way leaves a sum owed,
+//! one cut alone is an error. The result's sides keep their cuts, and at most one mark (a cut or
+//! an owed sum) fits on one axis. A partial operand stays partial where nothing else is cut.
+
+use crate::Dim;
+use crate::program::{Extent, Product, ProductForm};
+
+use super::error::{Checked, ensure, fault};
+use super::lattice::{Meaning, Side, State, Sum};
+use super::stage::{Place, Site, Written};
+use super::values::Kind;
+
+pub(super) fn transfer(site: &mut Site, product: &Product) -> Checked<Vec<Written>> {
+    ensure(product.batch > 0, || "has an empty batch".into())?;
+    match product.form {
+        ProductForm::Forward => forward(site, product),
+        ProductForm::InputGradient => input_gradient(site, product),
+        ProductForm::WeightGradient => weight_gradient(site, product),
+    }
+}
+
+fn forward(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+    site.operands(2..=2, 1)?;
+    ensure(!p.accumulate, || "adds a value of the forward pass to another".into())?;
+    let (x, w) = (site.reads[0], site.reads[1]);
+    sizes(site, [(p.m, p.k * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
+    let owed = contract(x.columns, w.rows.times(p.batch))?;
+    let owed = linear(site, owed, &[x.rows, w.columns])?;
+    no_norm(site, 1)?;
+    let inputs = vec![site.value(0)?, site.value(1)?];
+    let value = site.apply(Kind::Product { batch: p.batch }, inputs)?[0];
+    let state =
+        State { norm: x.norm, ..State::new(Meaning::Value(value), x.rows, w.columns, x.dtype) };
+    one(state.owing(owed))
+}
+
+fn input_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+    site.operands(2..=3, 1)?;
+    let (dy, w) = (site.reads[0], site.reads[1]);
+    sizes(site, [(p.m, p.k * p.batch), (p.n, p.k * p.batch), (p.m, p.n * p.batch)])?;
+    let owed = contract(dy.columns, w.columns)?;
+    let owed = linear(site, owed, &[dy.rows, w.rows])?;
+    no_norm(site, 0)?;
+    let weight = site.value(1)?;
+    let kind = Kind::Product { batch: p.batch };
+    let node = site.check.values.user(weight, 1, dy.meaning, |k| k == kind)?;
+    let meaning = site.check.values.contribution(node, 0);
+    let state = State::new(meaning, dy.rows, w.rows.times(p.batch), dy.dtype).owing(owed);
+    ensure(p.accumulate == (site.reads.len() == 3), || accumulate_mismatch(p))?;
+    Ok(vec![site.accumulated(p.accumulate.then_some(2), state)?])
+}
+
+fn weight_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+    site.operands(2..=3, 1)?;
+    let (x, dy) = (site.reads[0], site.reads[1]);
+    sizes(site, [(p.k, p.m * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
+    let owed = contract(x.rows, dy.rows)?;
+    let owed = linear(site, owed, &[x.columns, dy.columns])?;
+    ensure(p.accumulate && site.reads.len() == 3, || {
+        "replaces what earlier microbatches added to a weight's gradient".into()
+    })?;
+    ensure(x.columns.size.is_multiple_of(p.batch), || "has a batch that does not divide".into())?;
+    let kind = Kind::Product { batch: p.batch };
+    let input = site.value(0)?;
+    let node = site.check.values.user(input, 0, dy.meaning, |k| k == kind)?;
+    let meaning = site.check.values.contribution(node, 1);
+    let rows = Side { size: x.columns.size / p.batch, ..x.columns };
+    let dtype = site.reads[2].dtype;
+    let state = State::new(meaning, rows, dy.columns, dtype).owing(owed);
+    Ok(vec![site.accumulated(Some(2), state)?])
+}
+
+fn accumulate_mismatch(p: &Product) -> String {
+    match p.accumulate {
+        true => "accumulates onto nothing".into(),
+        false => "reads a sum but does not add to it".into(),
+    }
+}
+
+fn one(state: State) -> Checked<Vec<Written>> {
+    Ok(vec![Written { state, place: Place::Fresh }])
+}
+
+/// The operands' and the result's sizes are those of the product.
+fn sizes(site: &Site, wanted: [(u64, u64); 3]) -> Checked {
+    let seen = [&site.instr.reads[0], &site.instr.reads[1], &site.instr.writes[0]];
+    for (access, (rows, columns)) in seen.into_iter().zip(wanted) {
+        let Extent { rows: r, columns: c, .. } = access.extent;
+        ensure((r, c) == (rows, columns), || {
+            let name = &site.check.stage.buffer(access.buffer).name;
+            format!("multiplies `{name}` as {rows}×{columns}, but sees {}", access.extent)
+        })?;
+    }
+    let inputs = (site.reads[0].dtype, site.reads[1].dtype);
+    ensure(inputs.0 == inputs.1, || {
+        format!("multiplies {} by {}", inputs.0.name(), inputs.1.name())
+    })
+}
+
+/// Whether contracting two sides leaves a sum owed.
+fn contract(one: Side, two: Side) -> Checked<bool> {
+    ensure(one.size == two.size, || format!("contracts {} with {} elements", one.size, two.size))?;
+    let name = |cut: Option<Dim>| match cut {
+        None => "whole".to_string(),
+        Some(dim) => format!("split by {}", crate::Layout::Sharded(dim)),
+    };
+    ensure(one.cut == two.cut, || {
+        format!(
+            "contracts a side that is {} with one that is {}: devices would multiply parts that \
+             do not belong together",
+            name(one.cut),
+            name(two.cut)
+        )
+    })?;
+    Ok(one.cut.is_some())
+}
+
+/// The sum owed by the result, given that of the contraction and the sides that remain.
+fn linear(site: &Site, contracted: bool, sides: &[Side]) -> Checked<Sum> {
+    let partial: Vec<usize> = (0..2).filter(|port| site.reads[*port].tensor != Sum::Done).collect();
+    let cut = contracted || sides.iter().any(|side| side.cut.is_some());
+    match partial[..] {
+        [] => Ok(if contracted { Sum::Owed } else { Sum::Done }),
+        [_, _] => {
+            fault("multiplies two partial sums: the product of sums is not the sum of products")
+        }
+        [port] if cut || site.reads[port].tensor != Sum::Owed => fault(format!(
+            "reads {}, a partial sum, while something else is split over the same devices",
+            site.operand_name(port)
+        )),
+        _ => Ok(Sum::Owed),
+    }
+}
+
+fn no_norm(site: &Site, port: usize) -> Checked {
+    ensure(site.reads[port].norm.is_none(), || {
+        format!("reads {}, which a norm has still to be divided out of", site.operand_name(port))
+    })
+}

@@ -1,0 +1,171 @@
+//! The lattice: what is known of a buffer's contents.
+
+use crate::program::Extent;
+use crate::{DType, Dim, Layout};
+
+use super::error::{Checked, fault};
+use super::values::ValueId;
+
+/// One side of a matrix: its size on no device in particular, and how the tensor axis cuts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Side {
+    /// Uncut size.
+    pub size: u64,
+    /// Which dim the cut goes along, when each device holds one of equal parts.
+    pub cut: Option<Dim>,
+}
+
+/// What is still to be combined over the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sum {
+    /// Nothing.
+    Done,
+    /// Each device holds a summand.
+    Owed,
+    /// Each device holds a candidate for the maximum.
+    MaximumOwed,
+}
+
+/// What a buffer's numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    /// A value of the forward pass.
+    Value(ValueId),
+    /// A sum of gradient contributions, one bit for each use of the value.
+    Gradient { of: ValueId, uses: u64 },
+    /// Zeros: no contribution yet, in any layout.
+    Zero,
+}
+
+/// All that is known of a buffer's contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    pub meaning: Meaning,
+    /// Tokens, or a weight's input features.
+    pub rows: Side,
+    /// Features.
+    pub columns: Side,
+    /// The sum still owed over the tensor axis.
+    pub tensor: Sum,
+    /// The statistic of the norm whose division is still owed.
+    pub norm: Option<ValueId>,
+    /// Laid out for, or by, a collective that cuts inside a row.
+    pub packed: bool,
+    pub dtype: DType,
+}
+
+impl Side {
+    pub fn whole(size: u64) -> Side {
+        Side { size, cut: None }
+    }
+
+    pub fn local(self, devices: u64) -> u64 {
+        if self.cut.is_some() { self.size / devices } else { self.size }
+    }
+
+    /// Several times as wide, cut the same way in every section.
+    pub fn times(self, sections: u64) -> Side {
+        Side { size: self.size * sections, ..self }
+    }
+}
+
+impl State {
+    /// A matrix of which nothing is owed.
+    pub fn new(meaning: Meaning, rows: Side, columns: Side, dtype: DType) -> State {
+        State { meaning, rows, columns, tensor: Sum::Done, norm: None, packed: false, dtype }
+    }
+
+    /// The same in its layout, with another meaning.
+    pub fn with(self, meaning: Meaning) -> State {
+        State { meaning, ..self }
+    }
+
+    pub fn owing(self, tensor: Sum) -> State {
+        State { tensor, ..self }
+    }
+
+    /// A number for each row.
+    pub fn per_row(self, value: ValueId, count: u64) -> State {
+        State {
+            meaning: Meaning::Value(value),
+            columns: Side::whole(count),
+            norm: None,
+            dtype: DType::F32,
+            ..self
+        }
+    }
+
+    pub fn transposed(self) -> State {
+        State { rows: self.columns, columns: self.rows, ..self }
+    }
+
+    /// The layout over the tensor axis.
+    pub fn layout(&self) -> Layout {
+        match (self.tensor, self.rows.cut.or(self.columns.cut)) {
+            (Sum::Owed | Sum::MaximumOwed, _) => Layout::Partial,
+            (Sum::Done, Some(dim)) => Layout::Sharded(dim),
+            (Sum::Done, None) => Layout::Replicated,
+        }
+    }
+
+    pub fn extent(&self, devices: u64) -> Extent {
+        Extent {
+            rows: self.rows.local(devices),
+            columns: self.columns.local(devices),
+            dtype: self.dtype,
+        }
+    }
+
+    /// Whether both lie the same way, whatever they mean.
+    pub fn lies_as(&self, other: &State) -> bool {
+        self.rows == other.rows
+            && self.columns == other.columns
+            && self.tensor == other.tensor
+            && self.packed == other.packed
+            && self.dtype == other.dtype
+    }
+
+    /// One axis cuts a tensor at most once, into equal parts.
+    pub fn consistent(self, devices: u64) -> Checked<State> {
+        let cuts = [self.rows, self.columns];
+        if let Some(side) = cuts.iter().find(|s| s.cut.is_some() && !s.size.is_multiple_of(devices))
+        {
+            return fault(format!("{} does not cut into {devices} equal parts", side.size));
+        }
+        let marks = cuts.iter().filter(|side| side.cut.is_some()).count()
+            + usize::from(self.tensor != Sum::Done);
+        if marks > 1 {
+            return fault(format!(
+                "the result would be {self}: one axis cannot both cut it twice or cut it and owe \
+                 a sum"
+            ));
+        }
+        Ok(self)
+    }
+}
+
+fn cut(side: Side) -> String {
+    let name = match side.cut {
+        None => return side.size.to_string(),
+        Some(dim) => Layout::Sharded(dim),
+    };
+    format!("{} split by {name}", side.size)
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "[{} × {}] {}", cut(self.rows), cut(self.columns), self.dtype.name())?;
+        match self.tensor {
+            Sum::Done => {}
+            Sum::Owed => write!(f, ", partial")?,
+            Sum::MaximumOwed => write!(f, ", maximum owed")?,
+        }
+        if self.norm.is_some() {
+            write!(f, ", norm owed")?;
+        }
+        if self.packed {
+            write!(f, ", packed")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! Places of buffers: inside the arena, aligned, and never two live contents in one byte.
+//!
+//! Resident buffers share bytes with nothing. Copies for the microbatches in flight have an area
+//! of their own, so that slots never meet. Within one microbatch a map from byte ranges to the
+//! buffer last written there says whose contents a write destroys.
+
+use std::collections::BTreeMap;
+
+use crate::program::{ALIGNMENT, Access, Buffer, BufferId, Instr, Phase, Region, StageProgram};
+
+use super::error::{CheckError, CheckErrors, Checked, ensure, fault};
+
+/// Which buffer was last written to each byte.
+#[derive(Default)]
+pub(super) struct Owners(BTreeMap<u64, (u64, BufferId)>);
+
+impl Owners {
+    /// Gives a buffer's bytes to it and returns the other buffers that lose theirs.
+    pub fn claim(&mut self, buffer: &Buffer, id: BufferId) -> Vec<BufferId> {
+        let (begin, end) = (buffer.offset, buffer.offset + buffer.extent.bytes().0);
+        let met: Vec<(u64, u64, BufferId)> = self
+            .0
+            .range(..end)
+            .rev()
+            .take_while(|(_, (stop, _))| *stop > begin)
+            .map(|(start, (stop, owner))| (*start, *stop, *owner))
+            .collect();
+        let mut losers = vec![];
+        for (start, _, owner) in met {
+            // Contents that lost a part are lost: the rest of the range is nobody's.
+            self.0.remove(&start);
+            if owner != id {
+                losers.push(owner);
+            }
+        }
+        if end > begin {
+            self.0.insert(begin, (end, id));
+        }
+        losers
+    }
+}
+
+/// Checks of one stage that need no walk: ids, operands and places.
+pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
+    for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
+        for (at, instr) in stage.phase(phase).iter().enumerate() {
+            if let Err(found) = check_operands(stage, instr) {
+                errors.push(CheckError {
+                    stage: Some(index),
+                    instruction: Some((phase, at, instr.origin.clone())),
+                    problem: found.problem,
+                    hint: found.hint,
+                });
+            }
+        }
+    }
+    for check in [check_arena, check_slots, check_disjoint] {
+        if let Err(found) = check(stage) {
+            errors.of_stage(index, found);
+        }
+    }
+}
+
+fn check_operands(stage: &StageProgram, instr: &Instr) -> Checked {
+    for access in instr.reads.iter().chain(&instr.writes) {
+        check_access(stage, access)?;
+    }
+    Ok(())
+}
+
+fn check_access(stage: &StageProgram, access: &Access) -> Checked {
+    let Some(buffer) = stage.buffers.get(access.buffer.0 as usize) else {
+        return fault(format!("names buffer {}, which the stage does not have", access.buffer.0));
+    };
+    let (seen, held) = (access.extent, buffer.extent);
+    ensure(seen.dtype == held.dtype, || {
+        let (name, is, as_) = (&buffer.name, held.dtype.name(), seen.dtype.name());
+        format!("sees `{name}` as {as_}, but its numbers are {is}")
+    })?;
+    let elements = seen.rows.checked_mul(seen.columns);
+    let within = elements.is_some_and(|count| count <= held.rows * held.columns);
+    ensure(within, || format!("sees `{}` as {seen}, which is more than its {held}", buffer.name))
+}
+
+fn end(stage: &StageProgram, buffer: &Buffer) -> Option<u64> {
+    let copies = if buffer.per_microbatch { stage.slots.saturating_sub(1) } else { 0 };
+    let bytes = buffer.extent.rows.checked_mul(buffer.extent.columns)?;
+    let bytes = bytes.checked_mul(buffer.extent.dtype.width())?;
+    buffer.offset.checked_add(copies.checked_mul(stage.slot_stride)?)?.checked_add(bytes)
+}
+
+fn check_arena(stage: &StageProgram) -> Checked {
+    for buffer in &stage.buffers {
+        let inside = end(stage, buffer).is_some_and(|end| end <= stage.arena.0);
+        ensure(inside, || {
+            format!(
+                "`{}` at byte {} with {} ends outside the arena of {} bytes",
+                buffer.name, buffer.offset, buffer.extent, stage.arena.0
+            )
+        })?;
+        ensure(buffer.offset.is_multiple_of(ALIGNMENT), || {
+            format!(
+                "`{}` begins at byte {}, no multiple of {ALIGNMENT}",
+                buffer.name, buffer.offset
+            )
+        })?;
+    }
+    ensure(stage.slot_stride.is_multiple_of(ALIGNMENT), || {
+        format!("copies lie {} bytes apart, no multiple of {ALIGNMENT}", stage.slot_stride)
+    })
+}
+
+/// The bytes of the first slot, when there are copies.
+fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
+    let copied = || stage.buffers.iter().filter(|buffer| buffer.per_microbatch);
+    let begin = copied().map(|buffer| buffer.offset).min()?;
+    let end = copied().map(|buffer| buffer.offset + buffer.extent.bytes().0).max()?;
+    Some((begin, end))
+}
+
+fn check_slots(stage: &StageProgram) -> Checked {
+    let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
+    if let Some(odd) =
+        stage.buffers.iter().find(|b| b.per_microbatch && b.region != Region::Activation)
+    {
+        return fault(format!("`{}` is no activation but has one copy a microbatch", odd.name));
+    }
+    ensure(stage.slots <= 1 || end - begin <= stage.slot_stride, || {
+        format!(
+            "the copies of a microbatch take {} bytes, but the next slot begins after {}",
+            end - begin,
+            stage.slot_stride
+        )
+    })?;
+    let slots_end = begin + stage.slot_stride * stage.slots.max(1);
+    let meets = |buffer: &Buffer| {
+        !buffer.per_microbatch
+            && buffer.offset < slots_end.max(end)
+            && buffer.offset + buffer.extent.bytes().0 > begin
+    };
+    match stage.buffers.iter().find(|buffer| meets(buffer)) {
+        Some(buffer) => fault(format!(
+            "`{}` lies among the copies that other microbatches in flight keep",
+            buffer.name
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Resident buffers share bytes with nothing; slots are checked on their own.
+fn check_disjoint(stage: &StageProgram) -> Checked {
+    let mut order: Vec<&Buffer> = stage.buffers.iter().filter(|b| b.extent.bytes().0 > 0).collect();
+    order.sort_by_key(|buffer| buffer.offset);
+    // The furthest end so far, of any buffer and of a resident one.
+    let (mut any, mut resident): (Option<&Buffer>, Option<&Buffer>) = (None, None);
+    let stop = |buffer: &Buffer| buffer.offset + buffer.extent.bytes().0;
+    for buffer in order {
+        let kept = buffer.region != Region::Activation;
+        let other = if kept { any } else { resident };
+        if let Some(other) = other.filter(|other| stop(other) > buffer.offset) {
+            return fault(format!(
+                "`{}` and `{}` share bytes, but weights, states and inputs live through the step",
+                other.name, buffer.name
+            ));
+        }
+        let further = |best: Option<&Buffer>| best.is_none_or(|best| stop(best) < stop(buffer));
+        if further(any) {
+            any = Some(buffer);
+        }
+        if kept && further(resident) {
+            resident = Some(buffer);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::program::Extent;
+
+    fn buffer(offset: u64, bytes: u64) -> Buffer {
+        Buffer {
+            name: String::new(),
+            extent: Extent::flat(bytes / 4, DType::F32),
+            region: Region::Activation,
+            offset,
+            per_microbatch: false,
+            shard: None,
+        }
+    }
+
+    #[test]
+    fn a_write_takes_every_byte_it_meets() {
+        let mut owners = Owners::default();
+        assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty());
+        assert!(owners.claim(&buffer(256, 256), BufferId(1)).is_empty());
+        assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty(), "its own bytes");
+        let mut losers = owners.claim(&buffer(128, 256), BufferId(2));
+        losers.sort();
+        assert_eq!(losers, [BufferId(0), BufferId(1)]);
+        assert_eq!(owners.claim(&buffer(0, 512), BufferId(3)), [BufferId(2)]);
+    }
+}

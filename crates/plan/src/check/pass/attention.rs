@@ -1,0 +1,136 @@
+//! Attention. Tokens may be split by whole sequences only. Features may be split by whole heads:
+//! all of them, or the query heads alone when there are fewer key and value heads than devices;
+//! then every device uses one key head and owes its part of the keys' and values' gradients.
+
+use crate::kernel::{Attention, Direction};
+use crate::{DType, Dim};
+
+use super::super::error::{Checked, ensure};
+use super::super::lattice::{Meaning, Side, State, Sum};
+use super::super::stage::{Place, Site, Written};
+use super::super::values::Kind;
+
+pub(in super::super) fn transfer(site: &mut Site, attention: &Attention) -> Checked<Vec<Written>> {
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    match attention.direction {
+        Direction::Forward => {
+            let inputs = site.reads.len();
+            site.operands(1..=3, 2)?;
+            forward(site, attention, inputs)
+        }
+        Direction::Backward => {
+            let inputs = site.instr.writes.len();
+            ensure((1..=3).contains(&inputs), || "has one to three inputs".into())?;
+            site.operands(inputs + 3..=inputs + 3, inputs)?;
+            backward(site, attention, inputs)
+        }
+    }
+}
+
+/// Output and log-sum-exp for these inputs.
+fn results(site: &Site, attention: &Attention, inputs: usize) -> Checked<(State, State)> {
+    let devices = site.devices();
+    let q = site.reads[0];
+    tokens(site, attention, &q)?;
+    let hd = attention.head_dim;
+    let heads = Side { size: attention.heads, cut: None };
+    let heads = match q.columns.cut {
+        None => heads,
+        Some(_) => Side { size: attention.heads * devices, cut: Some(Dim::Feature) },
+    };
+    let widths: u64 = site.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
+    if shares_keys(site, inputs) {
+        let keys = widths - q.columns.local(devices);
+        let whole = keys / (2 * hd);
+        let fits = q.columns.local(devices) == attention.heads * hd
+            && whole * 2 * hd == keys
+            && attention.kv_heads == 1
+            && whole > 0
+            && devices.is_multiple_of(whole);
+        ensure(fits, || {
+            format!(
+                "has {} query heads and {} key heads a device, but {q} and {whole} whole key heads \
+                 over {devices} devices",
+                attention.heads, attention.kv_heads
+            )
+        })?;
+    } else {
+        for state in &site.reads[1..inputs] {
+            ensure(state.columns.cut == q.columns.cut, || {
+                format!("has queries {q} and keys or values {state}: their heads do not match")
+            })?;
+        }
+        ensure(widths == (attention.heads + 2 * attention.kv_heads) * hd, || {
+            format!(
+                "computes {} query and {} key heads of {hd} features, but its inputs have {widths}",
+                attention.heads, attention.kv_heads
+            )
+        })?;
+    }
+    for state in &site.reads[1..inputs] {
+        ensure(state.rows == q.rows, || format!("has queries {q} and keys or values {state}"))?;
+    }
+    let output = State { columns: heads.times(hd), ..q };
+    let sums = State { columns: heads, dtype: DType::F32, ..q };
+    Ok((output, sums))
+}
+
+fn tokens(site: &Site, attention: &Attention, q: &State) -> Checked {
+    let workload = &site.check.context.workload;
+    ensure(q.rows.cut != Some(Dim::Position), || {
+        "reads a part of each sequence, but every position attends to all before it".into()
+    })?;
+    let sequences = workload.micro_batch / if q.rows.cut.is_some() { site.devices() } else { 1 };
+    let fits = (attention.sequences, attention.length) == (sequences, workload.sequence_length);
+    ensure(fits && attention.input == q.dtype, || {
+        format!(
+            "attends within {} sequences of {} tokens, but a device has {sequences} of {}",
+            attention.sequences, attention.length, workload.sequence_length
+        )
+    })
+}
+
+fn shares_keys(site: &Site, inputs: usize) -> bool {
+    site.reads[0].columns.cut.is_some()
+        && inputs > 1
+        && site.reads[1..inputs].iter().all(|state| state.columns.cut.is_none())
+}
+
+fn forward(site: &mut Site, attention: &Attention, inputs: usize) -> Checked<Vec<Written>> {
+    let (output, sums) = results(site, attention, inputs)?;
+    let values = (0..inputs).map(|port| site.value(port)).collect::<Checked<_>>()?;
+    let made = site.apply(Kind::Attention, values)?;
+    let fresh = |state, place| Written { state, place };
+    Ok(vec![
+        fresh(output.with(Meaning::Value(made[0])), Place::Fresh),
+        fresh(sums.with(Meaning::Value(made[1])), Place::Fresh),
+    ])
+}
+
+fn backward(site: &mut Site, attention: &Attention, inputs: usize) -> Checked<Vec<Written>> {
+    let (output, sums) = results(site, attention, inputs)?;
+    let first = site.value(0)?;
+    let (out, lse, dout) = (site.reads[inputs], site.reads[inputs + 1], site.reads[inputs + 2]);
+    let values = &site.check.values;
+    let node = values.user(first, 0, dout.meaning, |kind| kind == Kind::Attention)?;
+    for (port, input) in values.inputs(node).iter().enumerate() {
+        ensure(port < inputs && site.value(port)? == *input, || {
+            format!("reads another value than {}, which it attended to", values.name(*input))
+        })?;
+    }
+    let made: Vec<Meaning> = values.outputs(node).iter().map(|v| Meaning::Value(*v)).collect();
+    ensure([out.meaning, lse.meaning] == made[..], || {
+        "reads an output and sums that are not those of its inputs".into()
+    })?;
+    for (state, wanted) in [(out, output), (lse, sums), (dout, output)] {
+        ensure(state.lies_as(&wanted), || format!("reads {state} where it needs {wanted}"))?;
+    }
+    let shared = shares_keys(site, inputs);
+    let written = (0..inputs).map(|port| {
+        let owed = if shared && port > 0 { Sum::Owed } else { Sum::Done };
+        let state = site.reads[port].with(values.contribution(node, port)).owing(owed);
+        Written { state, place: Place::Fresh }
+    });
+    Ok(written.collect())
+}

@@ -1,0 +1,165 @@
+//! Latents: φ, with or without the division that an online norm still owes. φ is not linear, so
+//! the latent must be whole; the division needs the statistic of the very norm that owes it.
+
+use crate::program::Extent;
+
+use super::super::error::{Checked, ensure, fault};
+use super::super::lattice::{Meaning, Side, State};
+use super::super::stage::{Place, Site, Written};
+use super::super::values::{Kind, NodeId};
+
+pub(super) fn forward(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(1..=1, site.instr.writes.len())?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let input = site.value(0)?;
+    outputs(site, Kind::Latent, vec![input])
+}
+
+pub(super) fn recover(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(2..=2, site.instr.writes.len())?;
+    site.all_summed()?;
+    let (h, statistic) = (site.reads[0], site.value(1)?);
+    match h.norm {
+        Some(owed) if owed == statistic => {}
+        Some(_) => {
+            return fault(format!(
+                "divides {} by {}, the statistic of another norm",
+                site.operand_name(0),
+                site.operand_name(1)
+            ));
+        }
+        None => {
+            return fault(format!("divides {}, of which no norm is owed", site.operand_name(0)));
+        }
+    }
+    statistic_fits(site, 1, &h)?;
+    let input = site.value(0)?;
+    outputs(site, Kind::Recover, vec![input, statistic])
+}
+
+/// One number for each row of a latent that is whole.
+fn statistic_fits(site: &Site, port: usize, h: &State) -> Checked {
+    let numbers = &site.reads[port];
+    ensure(numbers.rows == h.rows && numbers.columns.size == 1 && h.columns.cut.is_none(), || {
+        format!("divides {h} by {numbers}")
+    })
+}
+
+/// The sections of the latent, side by side as in the input.
+fn outputs(
+    site: &mut Site,
+    kind: Kind,
+    inputs: Vec<super::super::values::ValueId>,
+) -> Checked<Vec<Written>> {
+    let h = State { norm: None, ..site.reads[0] };
+    let devices = site.devices();
+    let widths: Vec<u64> = site.instr.writes.iter().map(|w| w.extent.columns).collect();
+    let total: u64 = widths.iter().sum();
+    let Extent { columns, .. } = h.extent(devices);
+    ensure(total == columns && !widths.is_empty(), || {
+        format!("makes {total} features of {columns}")
+    })?;
+    let values = site.apply(kind, inputs)?;
+    let times = if h.columns.cut.is_some() { devices } else { 1 };
+    let written = values.into_iter().zip(widths).map(|(value, width)| {
+        let columns = Side { size: width * times, ..h.columns };
+        let place = if total == width { Place::Either(0) } else { Place::Fresh };
+        Written { state: State { columns, ..h.with(Meaning::Value(value)) }, place }
+    });
+    Ok(written.collect())
+}
+
+pub(super) fn backward(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(1..=usize::MAX, 1)?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let (node, sections) = latent(site, Kind::Latent)?;
+    ensure(site.reads.len() <= sections + 1, || "has operands to spare".into())?;
+    if site.reads.len() > sections {
+        is_input(site, sections, node)?;
+    }
+    Ok(vec![gradient(site, node, sections)])
+}
+
+pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(3..=usize::MAX, 2)?;
+    site.all_summed()?;
+    let (node, sections) = latent(site, Kind::Recover)?;
+    // φ' is read off the latent before it, or the closed form takes all outputs in its place.
+    let input = site.check.values.inputs(node)[0];
+    let read = site.reads.get(sections).map(|state| state.meaning);
+    let saved = if read == Some(Meaning::Value(input)) { 1 } else { sections };
+    if saved == 1 && read == Some(Meaning::Value(input)) {
+        is_input(site, sections, node)?;
+    } else {
+        are_outputs(site, sections, node)?;
+    }
+    let at = sections + saved;
+    site.operands(at + 1..=at + 2, 2)?;
+    let statistic = site.check.values.inputs(node)[1];
+    ensure(site.reads[at].meaning == Meaning::Value(statistic), || {
+        format!("reads {} and not the statistic it divided by", site.operand_name(at))
+    })?;
+    let dh = gradient(site, node, sections);
+    statistic_fits(site, at, &dh.state)?;
+    let ds = site.reads[at].with(site.check.values.contribution(node, 1));
+    let onto = (site.reads.len() > at + 1).then_some(at + 1);
+    Ok(vec![dh, site.accumulated(onto, ds)?])
+}
+
+/// The operation whose outputs' gradients are the first operands, and how many there are.
+fn latent(site: &Site, kind: Kind) -> Checked<(NodeId, usize)> {
+    let values = &site.check.values;
+    let first = site.reads[0].meaning;
+    let node = match first {
+        Meaning::Gradient { of, .. } => values.producer(of),
+        _ => None,
+    };
+    let Some(node) = node.filter(|node| values.kind(*node) == kind) else {
+        return fault(format!("reads {}, no gradient of such a latent", values.describe(first)));
+    };
+    let outputs = values.outputs(node);
+    for (port, output) in outputs.iter().enumerate() {
+        let meaning = site.reads.get(port).map(|state| state.meaning);
+        ensure(meaning.is_some_and(|m| values.is_complete(m, *output)), || {
+            format!("needs the whole gradient of {} at operand {port}", values.name(*output))
+        })?;
+        let (here, first) = (&site.reads[port], &site.reads[0]);
+        let alike = here.rows == first.rows && here.columns.cut == first.columns.cut;
+        ensure(alike, || format!("reads gradients laid out as {first} and as {here}"))?;
+    }
+    Ok((node, outputs.len()))
+}
+
+fn is_input(site: &Site, port: usize, node: NodeId) -> Checked {
+    let values = &site.check.values;
+    let (input, dz) = (&site.reads[port], &site.reads[0]);
+    let own = input.meaning == Meaning::Value(values.inputs(node)[0]);
+    ensure(own && input.rows == dz.rows && input.columns.cut == dz.columns.cut, || {
+        format!("reads {} ({input}), not the latent of its forward pass", site.operand_name(port))
+    })
+}
+
+fn are_outputs(site: &Site, sections: usize, node: NodeId) -> Checked {
+    for (port, output) in site.check.values.outputs(node).iter().enumerate() {
+        let read = site.reads.get(sections + port);
+        let own = read.is_some_and(|state| {
+            state.meaning == Meaning::Value(*output) && state.rows == site.reads[0].rows
+        });
+        ensure(own, || {
+            let name = site.check.values.name(*output);
+            format!("needs the latent before it or {name} at operand {}", sections + port)
+        })?;
+    }
+    Ok(())
+}
+
+/// The gradient of the latent, as wide as its outputs together.
+fn gradient(site: &Site, node: NodeId, sections: usize) -> Written {
+    let size = site.reads[..sections].iter().map(|state| state.columns.size).sum();
+    let dz = site.reads[0];
+    let state = State { columns: Side { size, ..dz.columns }, ..dz };
+    let state = state.with(site.check.values.contribution(node, 0));
+    Written { state, place: Place::Fresh }
+}

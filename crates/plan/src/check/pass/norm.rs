@@ -1,0 +1,158 @@
+//! Norms. Whole rows in one pass; or a statistic that is partial where the features are split,
+//! and an application that needs it whole; or the scaled input with the division still owed.
+
+use crate::DType;
+use crate::program::PassOp;
+
+use super::super::error::{Checked, ensure};
+use super::super::lattice::{Meaning, State, Sum};
+use super::super::stage::{Place, Site, Written};
+use super::super::values::{Kind, NodeId, ValueId};
+
+pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+    let (reads, writes) = match op {
+        PassOp::NormStatistic => (1, 1),
+        PassOp::NormApply => (3, 1),
+        PassOp::NormScale => (2, 1),
+        _ => (2, 2),
+    };
+    site.operands(reads..=reads, writes)?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let x = site.reads[0];
+    let input = site.value(0)?;
+    if op == PassOp::NormForward {
+        ensure(x.columns.cut.is_none(), || {
+            format!("divides by the root mean square of a shard of the row, another function ({x})")
+        })?;
+    }
+    let statistic = match op {
+        PassOp::NormStatistic => site.apply(Kind::Statistic, vec![input])?[0],
+        PassOp::NormForward | PassOp::NormOnline => {
+            site.apply_to(Kind::Statistic, vec![input], 1..2)?[0]
+        }
+        _ => known_statistic(site, input)?,
+    };
+    let sum = if x.columns.cut.is_some() { Sum::Owed } else { Sum::Done };
+    let fresh = |state| Written { state, place: Place::Fresh };
+    let statistics = fresh(x.per_row(statistic, 1).owing(sum));
+    if op == PassOp::NormStatistic {
+        return Ok(vec![statistics]);
+    }
+    scale_fits(site, 1, 0)?;
+    if op == PassOp::NormApply {
+        rows_fit(site, 2, 0)?;
+        let given = site.value(2)?;
+        ensure(given == statistic, || {
+            format!("divides by {}, not by the input's own statistic", site.operand_name(2))
+        })?;
+    }
+    let inputs = vec![input, site.value(1)?];
+    let owed = matches!(op, PassOp::NormOnline | PassOp::NormScale);
+    let kind = if owed { Kind::Scaled } else { Kind::Normed };
+    let value = site.apply_to(kind, inputs, 0..1)?[0];
+    let state = State { norm: owed.then_some(statistic), ..x.with(Meaning::Value(value)) };
+    let mut written = vec![fresh(state)];
+    if writes == 2 {
+        written.push(statistics);
+    }
+    Ok(written)
+}
+
+/// The statistic of a value, when a pass computed it before.
+fn known_statistic(site: &mut Site, input: ValueId) -> Checked<ValueId> {
+    let known = site.check.values.find(Kind::Statistic, &[input]);
+    match known {
+        Some(node) => Ok(site.check.values.outputs(node)[0]),
+        None => super::super::error::fault(format!(
+            "needs the statistic of {}, which nothing computed",
+            site.operand_name(0)
+        )),
+    }
+}
+
+/// γ is one row, cut as the features of x are.
+fn scale_fits(site: &Site, scale: usize, x: usize) -> Checked {
+    let (scale, x) = (&site.reads[scale], &site.reads[x]);
+    ensure(scale.rows.size == 1 && scale.columns == x.columns, || format!("scales {x} by {scale}"))
+}
+
+/// A number for each row of x.
+fn rows_fit(site: &Site, numbers: usize, x: usize) -> Checked {
+    let (numbers, x) = (&site.reads[numbers], &site.reads[x]);
+    ensure(numbers.rows == x.rows && numbers.columns.size == 1, || {
+        format!("needs one number for each row of {x}, but reads {numbers}")
+    })
+}
+
+pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+    if op == PassOp::NormBackwardStatistic {
+        site.operands(3..=3, 1)?;
+        site.all_summed()?;
+        let (_, y) = normed(site, Kind::Normed)?;
+        let x = site.reads[1];
+        let value = site.apply(Kind::NormSum, vec![y])?[0];
+        let sum = if x.columns.cut.is_some() { Sum::Owed } else { Sum::Done };
+        let state = x.per_row(value, 1).owing(sum);
+        return Ok(vec![Written { state, place: Place::Fresh }]);
+    }
+    let numbers = if op == PassOp::NormBackwardApply { 2 } else { 1 };
+    let onto_scale = 3 + numbers;
+    site.operands(onto_scale + 1..=onto_scale + 2, 2)?;
+    for port in (0..onto_scale).chain(onto_scale + 1..site.reads.len()) {
+        site.summed(port)?;
+    }
+    let kind = if op == PassOp::NormOnlineBackward { Kind::Scaled } else { Kind::Normed };
+    let (node, y) = normed(site, kind)?;
+    for port in 3..onto_scale {
+        rows_fit(site, port, 1)?;
+    }
+    let input = site.value(1)?;
+    let statistic = known_statistic(site, input)?;
+    statistics_fit(site, op, statistic, y)?;
+    let x = site.reads[1];
+    if op == PassOp::NormBackward {
+        ensure(x.columns.cut.is_none(), || format!("sums over the shard of a row only ({x})"))?;
+    }
+    let dx = x.with(site.check.values.contribution(node, 0));
+    let dx = State { norm: None, ..dx };
+    let owed = if x.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
+    let scale = State { dtype: DType::F32, ..site.reads[2] };
+    let scale = scale.with(site.check.values.contribution(node, 1)).owing(owed);
+    let onto = (site.reads.len() > onto_scale + 1).then_some(onto_scale + 1);
+    Ok(vec![site.accumulated(onto, dx)?, site.accumulated(Some(onto_scale), scale)?])
+}
+
+/// The norm whose output's gradient, input and scale are the first three operands.
+fn normed(site: &mut Site, kind: Kind) -> Checked<(NodeId, ValueId)> {
+    site.same_layout(0, 1)?;
+    scale_fits(site, 2, 1)?;
+    let (dy, x, scale) = (site.reads[0].meaning, site.value(1)?, site.value(2)?);
+    let node = site.check.values.user(x, 0, dy, |found| found == kind)?;
+    let values = &site.check.values;
+    ensure(values.inputs(node)[1] == scale, || {
+        format!("uses {}, not the scale of its forward pass", values.name(scale))
+    })?;
+    Ok((node, values.outputs(node)[0]))
+}
+
+fn statistics_fit(site: &Site, op: PassOp, statistic: ValueId, y: ValueId) -> Checked {
+    let values = &site.check.values;
+    let given = site.reads[3].meaning;
+    if op == PassOp::NormOnlineBackward {
+        return ensure(values.is_complete(given, statistic), || {
+            format!("needs the whole gradient of the statistic, but has {}", values.describe(given))
+        });
+    }
+    ensure(given == Meaning::Value(statistic), || {
+        format!("reads {}, not the statistic of its input", values.describe(given))
+    })?;
+    if op == PassOp::NormBackwardApply {
+        let sum = values.find(Kind::NormSum, &[y]).map(|node| values.outputs(node)[0]);
+        let given = site.reads[4].meaning;
+        return ensure(sum.map(Meaning::Value) == Some(given), || {
+            format!("reads {}, not the row sums of its gradient", values.describe(given))
+        });
+    }
+    Ok(())
+}

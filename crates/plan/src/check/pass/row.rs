@@ -1,0 +1,161 @@
+//! Passes that work on each row or element alone, and copies.
+
+use crate::program::PassOp;
+use crate::{Dim, Layout};
+
+use super::super::error::{Checked, ensure, fault};
+use super::super::lattice::{Meaning, Side, State, Sum};
+use super::super::stage::{Place, Site, Written};
+use super::super::values::Kind;
+
+fn fresh(state: State) -> Checked<Vec<Written>> {
+    Ok(vec![Written { state, place: Place::Fresh }])
+}
+
+/// Whole features the pass rotates: the first ones of every device's part.
+fn rotated(site: &Site) -> Checked<u64> {
+    site.operands(1..=1, 1)?;
+    site.none_owes_norm()?;
+    let (read, written) = (site.instr.reads[0].extent, site.instr.writes[0].extent);
+    ensure(read == written, || format!("rotates {read} into {written}"))?;
+    ensure(site.reads[0].tensor != Sum::MaximumOwed, || "rotates a maximum".into())?;
+    let times = if site.reads[0].columns.cut.is_some() { site.devices() } else { 1 };
+    Ok(read.columns * times)
+}
+
+/// Linear in each token, so it may wait for a sum.
+pub(super) fn rope(site: &mut Site) -> Checked<Vec<Written>> {
+    let width = rotated(site)?;
+    let input = site.value(0)?;
+    let value = site.apply(Kind::Rope { width }, vec![input])?[0];
+    let state = site.reads[0].with(Meaning::Value(value));
+    Ok(vec![Written { state, place: Place::Over(0) }])
+}
+
+pub(super) fn rope_backward(site: &mut Site) -> Checked<Vec<Written>> {
+    let width = rotated(site)?;
+    let values = &site.check.values;
+    let meaning = site.reads[0].meaning;
+    let node = match meaning {
+        Meaning::Gradient { of, .. } if values.is_complete(meaning, of) => values.producer(of),
+        _ => None,
+    };
+    match node.filter(|node| values.kind(*node) == Kind::Rope { width }) {
+        Some(node) => {
+            let state = site.reads[0].with(values.contribution(node, 0));
+            Ok(vec![Written { state, place: Place::Over(0) }])
+        }
+        None => fault(format!(
+            "rotates {width} features of {} back, which is the complete gradient of nothing that \
+             was rotated so",
+            values.describe(meaning)
+        )),
+    }
+}
+
+/// gate and up in one value or two, all laid out alike.
+fn gate_and_up(site: &Site, first: usize, count: usize) -> Checked<State> {
+    let mut size = 0;
+    for port in first..first + count {
+        let (state, other) = (&site.reads[port], &site.reads[first]);
+        ensure(state.rows == other.rows && state.columns == other.columns, || {
+            format!("multiplies {other} by {state}")
+        })?;
+        size += state.columns.size;
+    }
+    let state = site.reads[first];
+    Ok(State { columns: Side { size: size / 2, ..state.columns }, ..state })
+}
+
+pub(super) fn gated(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(1..=2, 1)?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let state = gate_and_up(site, 0, site.reads.len())?;
+    let inputs = (0..site.reads.len()).map(|port| site.value(port)).collect::<Checked<_>>()?;
+    let value = site.apply(Kind::Gated, inputs)?[0];
+    fresh(state.with(Meaning::Value(value)))
+}
+
+pub(super) fn gated_backward(site: &mut Site) -> Checked<Vec<Written>> {
+    let inputs = site.instr.writes.len();
+    site.operands(inputs + 1..=inputs + 1, inputs)?;
+    ensure((1..=2).contains(&inputs), || "has one or two inputs".into())?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let product = gate_and_up(site, 1, inputs)?;
+    let dy = site.reads[0];
+    ensure(dy.lies_as(&product), || format!("has the gradient {dy} of the product {product}"))?;
+    let first = site.value(1)?;
+    let values = &site.check.values;
+    let node = values.user(first, 0, dy.meaning, |kind| kind == Kind::Gated)?;
+    let mut written = vec![];
+    for port in 0..inputs {
+        ensure(site.value(1 + port)? == values.inputs(node)[port], || {
+            format!("reads {}, not what was multiplied", site.operand_name(1 + port))
+        })?;
+        let state = site.reads[1 + port].with(values.contribution(node, port));
+        written.push(Written { state, place: Place::Fresh });
+    }
+    Ok(written)
+}
+
+pub(super) fn add(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(2..=2, 1)?;
+    site.none_owes_norm()?;
+    site.same_layout(0, 1)?;
+    ensure(site.reads[0].tensor != Sum::MaximumOwed, || "adds maxima".into())?;
+    let inputs = vec![site.value(0)?, site.value(1)?];
+    let value = site.apply(Kind::Add, inputs)?[0];
+    fresh(site.reads[0].with(Meaning::Value(value)))
+}
+
+pub(super) fn add_into(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(2..=2, 1)?;
+    let added = site.reads[0];
+    ensure(matches!(added.meaning, Meaning::Gradient { .. }), || {
+        format!("adds {}, no gradient", site.check.values.describe(added.meaning))
+    })?;
+    Ok(vec![site.accumulated(Some(1), added)?])
+}
+
+/// Zeros may be whole or a summand: what is added first decides.
+pub(super) fn fill(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(0..=0, 1)?;
+    let extent = site.instr.writes[0].extent;
+    let Some(rows) = site.check.tokens(extent.rows) else {
+        return fault(format!("fills {} rows, no part of the microbatch's tokens", extent.rows));
+    };
+    fresh(State::new(Meaning::Zero, rows, Side::whole(extent.columns), extent.dtype))
+}
+
+pub(super) fn pack(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+    site.operands(1..=1, 1)?;
+    let state = site.reads[0];
+    let pack = op == PassOp::Pack;
+    ensure(state.packed != pack, || {
+        format!("finds {} {}packed", site.operand_name(0), if pack { "already " } else { "not " })
+    })?;
+    fresh(State { packed: pack, ..state })
+}
+
+/// This device's part of what is whole.
+pub(super) fn slice(site: &mut Site) -> Checked<Vec<Written>> {
+    site.operands(1..=1, 1)?;
+    let state = site.reads[0];
+    ensure(state.layout() == Layout::Replicated, || {
+        format!("takes a part of {}, which is not whole ({state})", site.operand_name(0))
+    })?;
+    let written = site.instr.writes[0].extent;
+    let rows = if written.rows < state.rows.size {
+        Side { cut: site.check.context.token_dim(), ..state.rows }
+    } else {
+        state.rows
+    };
+    let columns = if written.columns < state.columns.size {
+        Side { cut: Some(Dim::Feature), ..state.columns }
+    } else {
+        state.columns
+    };
+    fresh(State { rows, columns, ..state })
+}

@@ -1,0 +1,81 @@
+//! Shards of parameters: the members' parts must tile the whole, device by device.
+
+use crate::Dim;
+use crate::emit::Split;
+use crate::program::{Buffer, Region, Shard, StageProgram};
+use crate::strategy::{Context, Zero};
+
+use super::error::{CheckErrors, Checked, ensure, fault, fault_hint};
+use super::lattice::Side;
+
+pub(super) fn check_shards(
+    index: usize,
+    stage: &StageProgram,
+    context: &Context,
+    errors: &mut CheckErrors,
+) {
+    for buffer in &stage.buffers {
+        let parameter = !matches!(buffer.region, Region::Activation | Region::Input);
+        let found = match &buffer.shard {
+            Some(shard) if parameter => check_shard(buffer, shard, context),
+            None if !parameter => Ok(()),
+            Some(_) => fault("only parameters and their states have shards"),
+            None => fault("is a parameter or its state, but nothing says which part of which"),
+        };
+        if let Err(mut found) = found {
+            found.problem = format!("`{}`: {}", buffer.name, found.problem);
+            errors.of_stage(index, found);
+        }
+    }
+}
+
+fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
+    let devices = context.tensor();
+    ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {
+        "every member of a shard needs one offset".into()
+    })?;
+    for ((name, rows, columns), stride) in shard.members.iter().zip(&shard.offset_stride) {
+        let (size, side) = match shard.split {
+            Split::Whole => (0, "elements"),
+            Split::Rows => (*rows, "rows"),
+            Split::Columns => (*columns, "columns"),
+        };
+        ensure(size.is_multiple_of(devices), || {
+            format!("the {size} {side} of `{name}` do not split into {devices} equal parts")
+        })?;
+        if *stride != size / devices {
+            return fault_hint(
+                format!(
+                    "device i begins at {stride}·i of the {size} {side} of `{name}`, so {devices} \
+                     devices leave gaps or overlap"
+                ),
+                format!("{}", size / devices),
+            );
+        }
+        ensure(*rows == shard.members[0].1, || {
+            format!("`{name}` cannot lie beside `{}`: their rows differ", shard.members[0].0)
+        })?;
+    }
+    let (rows, columns) = sides(shard, devices);
+    let held = rows.local(devices) * columns.local(devices);
+    let part = match context.zero {
+        Zero::Off => held,
+        Zero::One => held.div_ceil(context.mesh.data),
+    };
+    let expected = match (buffer.region, context.zero) {
+        (Region::Optimizer, _) | (_, Zero::Off) => part,
+        (_, Zero::One) => part * context.mesh.data,
+    };
+    let elements = buffer.extent.rows * buffer.extent.columns;
+    ensure(elements == expected, || {
+        format!("has {elements} elements, but its part of the parameter has {expected}")
+    })
+}
+
+/// Rows and columns of the members side by side, and how the tensor axis cuts them.
+pub(super) fn sides(shard: &Shard, devices: u64) -> (Side, Side) {
+    let cut = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
+    let rows = shard.members.first().map_or(0, |(_, rows, _)| *rows);
+    let columns = shard.members.iter().map(|(_, _, columns)| columns).sum();
+    (Side { size: rows, cut: cut(Split::Rows) }, Side { size: columns, cut: cut(Split::Columns) })
+}

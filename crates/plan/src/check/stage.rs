@@ -1,0 +1,530 @@
+//! Walks the passes of one stage: what every buffer holds before and after each instruction.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::DType;
+use crate::program::{Access, Action, BufferId, Instr, PassOp, Phase, Region, StageProgram};
+use crate::strategy::Context;
+
+use super::error::{CheckError, CheckErrors, Checked, Fault, ensure, fault, phase_name};
+use super::lattice::{Meaning, Side, State, Sum};
+use super::memory::Owners;
+use super::values::{Kind, ValueId, Values};
+use super::{collective, gemm, pass, shards, transfer};
+
+/// What one buffer holds, or why nothing that could be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Content {
+    /// Nothing was written in this microbatch.
+    Unwritten,
+    /// Another buffer was written to its bytes.
+    Overwritten(Phase, usize, BufferId),
+    /// Other microbatches ran since, and there is one copy for all.
+    Expired,
+    /// A fault was reported where it was written.
+    Unknown,
+    /// This.
+    Holds(State),
+}
+
+/// A result, and which operand it takes the place of.
+pub(super) struct Written {
+    pub state: State,
+    pub place: Place,
+}
+
+/// Where a result may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// To a buffer that the instruction does not read.
+    Fresh,
+    /// In place of the operand with this number.
+    Over(usize),
+    /// Either.
+    Either(usize),
+}
+
+/// One stage while its passes are walked.
+pub(super) struct StageCheck<'a> {
+    pub context: &'a Context,
+    pub stage: &'a StageProgram,
+    pub index: usize,
+    pub tied: bool,
+    pub values: Values,
+    pub contents: Vec<Content>,
+    /// The parameter in each weight's buffer.
+    pub weights: HashMap<ValueId, BufferId>,
+    /// What the neighbour before sent in the forward pass, or the one after in the backward pass.
+    pub incoming: VecDeque<State>,
+    /// What goes to the neighbour after (before) in the forward (backward) pass.
+    pub outgoing: VecDeque<State>,
+    /// Values received and sent in the forward pass, in order.
+    pub received: Vec<ValueId>,
+    pub sent: Vec<ValueId>,
+    pub phase: Phase,
+    owners: Owners,
+    /// Results of collectives that nothing has read yet.
+    unread: Vec<bool>,
+    pub errors: CheckErrors,
+}
+
+/// One instruction with what its operands hold.
+pub(super) struct Site<'c, 'a> {
+    pub check: &'c mut StageCheck<'a>,
+    pub instr: &'a Instr,
+    pub reads: Vec<State>,
+}
+
+impl<'a> StageCheck<'a> {
+    pub fn new(
+        context: &'a Context,
+        stage: &'a StageProgram,
+        index: usize,
+        tied: bool,
+    ) -> StageCheck<'a> {
+        let mut check = StageCheck {
+            context,
+            stage,
+            index,
+            tied,
+            values: Values::default(),
+            contents: vec![Content::Unwritten; stage.buffers.len()],
+            weights: HashMap::new(),
+            incoming: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            received: vec![],
+            sent: vec![],
+            phase: Phase::Forward,
+            owners: Owners::default(),
+            unread: vec![false; stage.buffers.len()],
+            errors: CheckErrors::default(),
+        };
+        for index in 0..stage.buffers.len() {
+            check.contents[index] = check.resident(BufferId(index as u32));
+        }
+        check
+    }
+
+    /// What a buffer holds when a microbatch begins.
+    fn resident(&mut self, id: BufferId) -> Content {
+        let buffer = self.stage.buffer(id);
+        let dtype = buffer.extent.dtype;
+        match (buffer.region, &buffer.shard) {
+            (Region::Weight, Some(shard)) => {
+                let (rows, columns) = shards::sides(shard, self.context.tensor());
+                let value = self.values.given(&buffer.name);
+                self.weights.insert(value, id);
+                Content::Holds(State::new(Meaning::Value(value), rows, columns, dtype))
+            }
+            // What earlier microbatches left has the same form as what this one adds.
+            (Region::Gradient, Some(shard)) => {
+                let (rows, columns) = shards::sides(shard, self.context.tensor());
+                Content::Holds(State::new(Meaning::Zero, rows, columns, dtype))
+            }
+            (Region::Input, _) if dtype == DType::U32 => match self.tokens(buffer.extent.rows) {
+                Some(rows) => {
+                    let value = self.values.given(&buffer.name);
+                    let state = State::new(Meaning::Value(value), rows, Side::whole(1), dtype);
+                    Content::Holds(state)
+                }
+                None => Content::Unwritten,
+            },
+            _ => Content::Unwritten,
+        }
+    }
+
+    /// How the tokens lie of which a device holds so many rows.
+    pub fn tokens(&self, rows: u64) -> Option<Side> {
+        let (tokens, devices) = (self.context.tokens(), self.context.tensor());
+        if rows == tokens {
+            return Some(Side::whole(tokens));
+        }
+        let cut = self.context.token_dim()?;
+        (rows * devices == tokens).then_some(Side { size: tokens, cut: Some(cut) })
+    }
+
+    /// Walks a pass. Between the passes of a microbatch others may run, unless `back_to_back`.
+    pub fn walk(&mut self, phase: Phase, back_to_back: bool) {
+        self.phase = phase;
+        if phase == Phase::Backward {
+            self.values.closed = true;
+            if !back_to_back {
+                self.expire();
+            }
+        }
+        for (at, instr) in self.stage.phase(phase).iter().enumerate() {
+            if self.errors.full() {
+                return;
+            }
+            if let Err(fault) = self.instruction(at, instr) {
+                self.report(at, instr, fault);
+                for access in &instr.writes {
+                    self.contents[access.buffer.0 as usize] = Content::Unknown;
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
+            let shared = buffer.region == Region::Activation && !buffer.per_microbatch;
+            if shared && matches!(content, Content::Holds(_)) {
+                *content = Content::Expired;
+            }
+        }
+    }
+
+    pub fn report(&mut self, at: usize, instr: &Instr, fault: Fault) {
+        self.errors.push(CheckError {
+            stage: Some(self.index),
+            instruction: Some((self.phase, at, instr.origin.clone())),
+            problem: format!("{} {}", instr.action.name(), fault.problem),
+            hint: fault.hint,
+        });
+    }
+
+    fn instruction(&mut self, at: usize, instr: &'a Instr) -> Checked {
+        let mut reads = Vec::with_capacity(instr.reads.len());
+        for (port, access) in instr.reads.iter().enumerate() {
+            match self.read(instr, port, access)? {
+                Some(state) => reads.push(state),
+                // Reported already: what follows from it is unknown too.
+                None => {
+                    for access in &instr.writes {
+                        self.store(at, access.buffer, Content::Unknown);
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        let mut site = Site { check: self, instr, reads };
+        let written = match &instr.action {
+            Action::Gemm(product) => gemm::transfer(&mut site, product)?,
+            Action::Attention(attention) => pass::attention::transfer(&mut site, attention)?,
+            Action::Pass(op) => pass::transfer(&mut site, *op)?,
+            Action::Collective(exchange) => collective::transfer(&mut site, exchange)?,
+            Action::Send(hop) => transfer::send(&mut site, hop)?,
+            Action::Receive(hop) => match transfer::receive(&mut site, hop)? {
+                Some(written) => vec![written],
+                None => {
+                    self.store(at, instr.writes[0].buffer, Content::Unknown);
+                    return Ok(());
+                }
+            },
+        };
+        self.write_all(at, instr, written)
+    }
+
+    /// What an operand holds, seen as the instruction sees it; `None` after a reported fault.
+    fn read(&mut self, instr: &Instr, port: usize, access: &Access) -> Checked<Option<State>> {
+        let buffer = self.stage.buffer(access.buffer);
+        let state = match self.contents[access.buffer.0 as usize] {
+            Content::Holds(state) => state,
+            Content::Unknown => return Ok(None),
+            Content::Unwritten => {
+                return fault(format!("reads `{}` before anything is written to it", buffer.name));
+            }
+            Content::Overwritten(phase, at, by) => {
+                return fault(format!(
+                    "reads `{}`, but {} instruction {at} wrote `{}` over it: their bytes overlap",
+                    buffer.name,
+                    phase_name(phase),
+                    self.stage.buffer(by).name
+                ));
+            }
+            Content::Expired => {
+                return fault(format!(
+                    "reads `{}` of the forward pass, but it has one copy and other microbatches \
+                     ran in between",
+                    buffer.name
+                ));
+            }
+        };
+        self.unread[access.buffer.0 as usize] = false;
+        let moves = matches!(
+            instr.action,
+            Action::Collective(_) | Action::Pass(PassOp::Pack | PassOp::Unpack)
+        );
+        ensure(moves || !state.packed, || {
+            format!("reads `{}`, which is packed for a collective", buffer.name)
+        })?;
+        let state =
+            if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
+        let (seen, held) = (access.extent, state.extent(self.context.tensor()));
+        let part = matches!(instr.action, Action::Pass(PassOp::Rope | PassOp::RopeBackward));
+        let fits = seen == held
+            || (part
+                && seen.columns <= held.columns
+                && (seen.rows, seen.dtype) == (held.rows, held.dtype));
+        ensure(fits, || format!("sees `{}` as {seen}, but it holds {held}", buffer.name))?;
+        Ok(Some(state))
+    }
+
+    /// On one stage a tied embedding is the head's weight, whose rows are the hidden features.
+    pub fn sees_table_transposed(&self, instr: &Instr, port: usize) -> bool {
+        let table = matches!(instr.action, Action::Pass(PassOp::Gather | PassOp::ScatterAdd));
+        table && port == 1 && self.tied && self.context.mesh.pipeline == 1
+    }
+
+    fn write_all(&mut self, at: usize, instr: &Instr, written: Vec<Written>) -> Checked {
+        ensure(written.len() == instr.writes.len(), || {
+            format!("has {} results, not {}", written.len(), instr.writes.len())
+        })?;
+        for (access, Written { state, place }) in instr.writes.iter().zip(written) {
+            let name = &self.stage.buffer(access.buffer).name;
+            let over =
+                |port: usize| instr.reads.get(port).is_some_and(|r| r.buffer == access.buffer);
+            let fresh = !instr.reads.iter().any(|read| read.buffer == access.buffer);
+            let placed = match place {
+                Place::Fresh => fresh,
+                Place::Over(port) => over(port),
+                Place::Either(port) => fresh || over(port),
+            };
+            ensure(placed, || match place {
+                Place::Over(port) => format!("works in place on operand {port}, not on `{name}`"),
+                _ => format!("cannot write `{name}` while it reads it"),
+            })?;
+            let state = state.consistent(self.context.tensor())?;
+            let seen = access.extent;
+            let made = state.extent(self.context.tensor());
+            let part = matches!(instr.action, Action::Pass(PassOp::Rope | PassOp::RopeBackward));
+            ensure(seen == made || part, || {
+                format!("makes {made}, but writes `{name}` as {seen}")
+            })?;
+            self.check_region(access.buffer, &state, instr)?;
+            let table = self.sees_table_transposed(instr, 1)
+                && matches!(state.meaning, Meaning::Gradient { .. });
+            let state = if table { state.transposed() } else { state };
+            self.write(at, instr, access.buffer, state)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: usize, instr: &Instr, id: BufferId, state: State) -> Checked {
+        let name = &self.stage.buffer(id).name;
+        let collective = matches!(instr.action, Action::Collective(_));
+        if collective && self.unread[id.0 as usize] {
+            return fault(format!("overwrites `{name}`, the result of a collective nothing read"));
+        }
+        self.unread[id.0 as usize] = collective;
+        let losers = self.store(at, id, Content::Holds(state));
+        let touched = |lost: &BufferId| {
+            instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == *lost)
+        };
+        match losers.into_iter().find(touched) {
+            Some(lost) => {
+                let lost = &self.stage.buffer(lost).name;
+                fault(format!("writes `{name}` over its own operand `{lost}`: their bytes overlap"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Stores a content and returns the buffers whose contents it destroys.
+    fn store(&mut self, at: usize, id: BufferId, content: Content) -> Vec<BufferId> {
+        self.contents[id.0 as usize] = content;
+        let buffer = self.stage.buffer(id);
+        if buffer.region != Region::Activation {
+            return vec![];
+        }
+        let losers = self.owners.claim(buffer, id);
+        for loser in &losers {
+            let held = &mut self.contents[loser.0 as usize];
+            if matches!(held, Content::Holds(_)) {
+                *held = Content::Overwritten(self.phase, at, id);
+            }
+        }
+        losers
+    }
+
+    /// Weights and states do not change within a microbatch; gradients of weights have their own
+    /// buffers.
+    fn check_region(&self, id: BufferId, state: &State, instr: &Instr) -> Checked {
+        let buffer = self.stage.buffer(id);
+        let parameter = match state.meaning {
+            Meaning::Gradient { of, .. } => self.weights.contains_key(&of),
+            _ => false,
+        };
+        let loss = matches!(instr.action, Action::Pass(PassOp::LossGradient));
+        let fits = match buffer.region {
+            Region::Activation => !parameter,
+            Region::Gradient => parameter,
+            Region::Input => loss && buffer.extent.dtype == DType::F32,
+            Region::Weight | Region::Optimizer => false,
+        };
+        ensure(fits, || {
+            format!("writes {} to `{}`", self.values.describe(state.meaning), buffer.name)
+        })
+    }
+
+    /// What a weight's buffer holds.
+    pub fn weight_state(&self, id: BufferId) -> Option<State> {
+        match self.contents[id.0 as usize] {
+            Content::Holds(state) => Some(state),
+            _ => None,
+        }
+    }
+
+    /// The weight that an operation of this kind reads at its second port.
+    pub fn weight_used_by(&self, wanted: impl Fn(Kind) -> bool) -> Option<ValueId> {
+        let mut weights: Vec<ValueId> = self.weights.keys().copied().collect();
+        weights.sort();
+        weights.into_iter().find(|weight| {
+            let uses = self.values.uses(*weight).iter();
+            uses.into_iter().any(|(node, port)| *port == 1 && wanted(self.values.kind(*node)))
+        })
+    }
+
+    /// The weight whose product the loss is taken of.
+    pub fn weight_of_logits(&self) -> Option<ValueId> {
+        let mut weights: Vec<ValueId> = self.weights.keys().copied().collect();
+        weights.sort();
+        weights.into_iter().find(|weight| {
+            self.values.uses(*weight).iter().any(|(node, port)| {
+                let logits = self.values.outputs(*node).first();
+                let users = logits.map_or(&[][..], |logits| self.values.uses(*logits));
+                *port == 1 && users.iter().any(|(user, _)| self.values.kind(*user) == Kind::Loss)
+            })
+        })
+    }
+
+    /// Every gradient complete, as the step phase needs it.
+    pub fn check_gradients(&mut self) {
+        let mut missing = vec![];
+        for (value, weight) in &self.weights {
+            let complete =
+                self.stage.buffers.iter().zip(&self.contents).any(|(buffer, content)| {
+                    buffer.region == Region::Gradient
+                        && match content {
+                            Content::Holds(state) => self.values.is_complete(state.meaning, *value),
+                            content => matches!(content, Content::Unknown),
+                        }
+                });
+            if !complete {
+                missing.push(*weight);
+            }
+        }
+        missing.sort();
+        for weight in missing {
+            let name = &self.stage.buffer(weight).name;
+            let problem = format!("the backward pass does not make the whole gradient of `{name}`");
+            self.errors.of_stage(self.index, Fault { problem, hint: None });
+        }
+    }
+}
+
+impl Site<'_, '_> {
+    pub fn devices(&self) -> u64 {
+        self.check.context.tensor()
+    }
+
+    /// Exactly so many operands, or with the optional one more.
+    pub fn operands(&self, reads: std::ops::RangeInclusive<usize>, writes: usize) -> Checked {
+        let found = (self.reads.len(), self.instr.writes.len());
+        ensure(reads.contains(&found.0) && writes == found.1, || {
+            format!(
+                "has {} operands and {} results, not {} to {} and {writes}",
+                found.0,
+                found.1,
+                reads.start(),
+                reads.end()
+            )
+        })
+    }
+
+    /// The value an operand holds.
+    pub fn value(&self, port: usize) -> Checked<ValueId> {
+        match self.reads[port].meaning {
+            Meaning::Value(value) => Ok(value),
+            other => fault(format!(
+                "wants a value at operand {port} but reads {}",
+                self.check.values.describe(other)
+            )),
+        }
+    }
+
+    /// The results of an operation, named after the buffers written.
+    pub fn apply(&mut self, kind: Kind, inputs: Vec<ValueId>) -> Checked<Vec<ValueId>> {
+        self.apply_to(kind, inputs, 0..self.instr.writes.len())
+    }
+
+    /// The same when only some of what is written are results of this operation.
+    pub fn apply_to(
+        &mut self,
+        kind: Kind,
+        inputs: Vec<ValueId>,
+        writes: std::ops::Range<usize>,
+    ) -> Checked<Vec<ValueId>> {
+        let stage = self.check.stage;
+        let written = self.instr.writes.get(writes).unwrap_or_default();
+        let names: Vec<&str> =
+            written.iter().map(|access| stage.buffer(access.buffer).name.as_str()).collect();
+        self.check.values.apply(kind, inputs, &names)
+    }
+
+    /// Operands must be whole sums; what cannot wait for a sum says so here.
+    pub fn all_summed(&self) -> Checked {
+        (0..self.reads.len()).try_for_each(|port| self.summed(port))
+    }
+
+    /// This operand must be whole.
+    pub fn summed(&self, port: usize) -> Checked {
+        let state = &self.reads[port];
+        ensure(state.tensor == Sum::Done, || {
+            format!(
+                "needs {} whole, but each device holds only its own part of a sum or maximum \
+                 ({state})",
+                self.operand_name(port)
+            )
+        })
+    }
+
+    /// The statistic of a norm may be owed only where it can wait.
+    pub fn none_owes_norm(&self) -> Checked {
+        match self.reads.iter().position(|state| state.norm.is_some()) {
+            None => Ok(()),
+            Some(port) => fault(format!(
+                "reads {}, which a norm has still to be divided out of",
+                self.operand_name(port)
+            )),
+        }
+    }
+
+    pub fn operand_name(&self, port: usize) -> String {
+        let buffer = self.instr.reads[port].buffer;
+        format!("`{}`", self.check.stage.buffer(buffer).name)
+    }
+
+    /// Two operands lie the same way.
+    pub fn same_layout(&self, one: usize, two: usize) -> Checked {
+        let (first, second) = (&self.reads[one], &self.reads[two]);
+        ensure(first.lies_as(second), || {
+            format!(
+                "needs {} and {} laid out alike, but they are {first} and {second}",
+                self.operand_name(one),
+                self.operand_name(two)
+            )
+        })
+    }
+
+    /// A contribution on top of what an operand holds, or alone.
+    pub fn accumulated(&self, onto: Option<usize>, made: State) -> Checked<Written> {
+        let Some(port) = onto else {
+            return Ok(Written { state: made, place: Place::Fresh });
+        };
+        let held = self.reads[port];
+        if held.meaning == Meaning::Zero {
+            let parameter =
+                self.check.stage.buffer(self.instr.reads[port].buffer).region == Region::Gradient;
+            let fits = held.extent(self.devices()) == made.extent(self.devices());
+            let alike = !parameter || (held.rows, held.columns) == (made.rows, made.columns);
+            ensure(fits && alike, || format!("adds {made} to {held}"))?;
+            return Ok(Written { state: made, place: Place::Over(port) });
+        }
+        ensure(held.lies_as(&made), || {
+            format!("adds {made} to {}, which is {held}", self.operand_name(port))
+        })?;
+        let meaning = self.check.values.sum(held.meaning, made.meaning)?;
+        Ok(Written { state: made.with(meaning), place: Place::Over(port) })
+    }
+}

@@ -1,0 +1,450 @@
+//! The step phase: every gradient is summed over all axes on which parts of it lie, its square
+//! counted once, and every weight updated once.
+//!
+//! A gradient begins as the backward pass left it: a sum owed over the tensor axis where tokens
+//! were split, one over the data axis when there are replicas, and one over the pipeline axis when
+//! it belongs to a tied weight on two stages. The square sum is a sum owed over every axis with
+//! more than one device, except the data axis without ZeRO. AdamW clips by the norm of all
+//! gradients, so it needs the square sum whole.
+
+use std::collections::HashMap;
+
+use crate::emit::Split;
+use crate::kernel::CollectiveKind;
+use crate::mesh::{Axis, Group};
+use crate::program::{Action, BufferId, Exchange, Instr, PassOp, Phase, Reduction, Region, Shard};
+use crate::strategy::Zero;
+use crate::{Bytes, DType, Layout};
+
+use super::collective::{group_fits, kind_fits};
+use super::error::{Checked, Fault, ensure, fault};
+use super::lattice::{Meaning, Sum};
+use super::stage::{Content, StageCheck};
+use super::values::ValueId;
+
+/// How a buffer lies over the data axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Data {
+    /// The same on every replica.
+    Whole,
+    /// A summand on each replica.
+    Owed,
+    /// Each replica has its own part.
+    Parted,
+}
+
+/// A weight's gradient during the step.
+struct Gradient {
+    weight: Option<ValueId>,
+    tensor: Sum,
+    data: Data,
+    pipeline: Sum,
+    counted: bool,
+    zeroed: bool,
+}
+
+/// A weight during the step.
+struct Weight {
+    value: ValueId,
+    updated: bool,
+    data: Data,
+}
+
+/// The number that the squares of all gradients are added to.
+struct SquareSum {
+    buffer: BufferId,
+    tensor: Sum,
+    data: Data,
+    pipeline: Sum,
+    /// Whether it has been reduced over any axis, so that nothing more may be added.
+    closed: bool,
+}
+
+struct Step<'c, 'a> {
+    check: &'c StageCheck<'a>,
+    gradients: HashMap<BufferId, Gradient>,
+    weights: HashMap<BufferId, Weight>,
+    states: HashMap<BufferId, bool>,
+    square_sum: Option<SquareSum>,
+    /// The weight tied to another on the other end of the pipeline, and whether its square is
+    /// counted there.
+    tied: Option<ValueId>,
+}
+
+/// Walks the step phase. `tied` is the weight of this stage that another stage holds too.
+pub(super) fn walk(check: &mut StageCheck, tied: Option<ValueId>) {
+    check.phase = Phase::Step;
+    let stage = check.stage;
+    let mut faults: Vec<(usize, Fault)> = vec![];
+    let mut step = Step::new(check, tied);
+    for (at, instr) in stage.step.iter().enumerate() {
+        if let Err(fault) = step.instruction(instr) {
+            faults.push((at, fault));
+            break;
+        }
+    }
+    let ends = if faults.is_empty() { step.ends() } else { vec![] };
+    for (at, fault) in faults {
+        check.report(at, &stage.step[at], fault);
+    }
+    for problem in ends {
+        check.errors.of_stage(check.index, Fault { problem, hint: None });
+    }
+}
+
+impl<'c, 'a> Step<'c, 'a> {
+    fn new(check: &'c StageCheck<'a>, tied: Option<ValueId>) -> Self {
+        let replicas = check.context.mesh.data > 1;
+        let mut step = Step {
+            check,
+            gradients: HashMap::new(),
+            weights: HashMap::new(),
+            states: HashMap::new(),
+            square_sum: None,
+            tied,
+        };
+        for (index, (buffer, content)) in
+            check.stage.buffers.iter().zip(&check.contents).enumerate()
+        {
+            let id = BufferId(index as u32);
+            match (buffer.region, content) {
+                (Region::Gradient, Content::Holds(state)) => {
+                    let weight = match state.meaning {
+                        Meaning::Gradient { of, .. } => Some(of),
+                        _ => None,
+                    };
+                    let both = weight.is_some() && weight == tied;
+                    let gradient = Gradient {
+                        weight,
+                        tensor: state.tensor,
+                        data: if replicas { Data::Owed } else { Data::Whole },
+                        pipeline: if both { Sum::Owed } else { Sum::Done },
+                        counted: false,
+                        zeroed: false,
+                    };
+                    step.gradients.insert(id, gradient);
+                }
+                (Region::Weight, Content::Holds(state)) => {
+                    if let Meaning::Value(value) = state.meaning {
+                        let weight = Weight { value, updated: false, data: Data::Whole };
+                        step.weights.insert(id, weight);
+                    }
+                }
+                (Region::Optimizer, _) => {
+                    step.states.insert(id, false);
+                }
+                _ => {}
+            }
+        }
+        step
+    }
+
+    fn name(&self, id: BufferId) -> String {
+        format!("`{}`", self.check.stage.buffer(id).name)
+    }
+
+    fn instruction(&mut self, instr: &Instr) -> Checked {
+        match &instr.action {
+            Action::Pass(PassOp::Fill) => self.begin(instr),
+            Action::Pass(PassOp::SquareSum) => self.count(instr),
+            Action::Pass(PassOp::AdamW) => self.update(instr),
+            Action::Collective(exchange) => self.exchange(instr, exchange),
+            _ => fault("does not belong to the step phase"),
+        }
+    }
+
+    fn begin(&mut self, instr: &Instr) -> Checked {
+        let ([], [written]) = (&instr.reads[..], &instr.writes[..]) else {
+            return fault("needs no operand and one result");
+        };
+        let buffer = self.check.stage.buffer(written.buffer);
+        let number = buffer.region == Region::Input
+            && buffer.extent.dtype == DType::F32
+            && (written.extent.rows, written.extent.columns) == (1, 1);
+        ensure(number && self.square_sum.is_none(), || {
+            format!("writes zeros to `{}`, not once to the sum of squares", buffer.name)
+        })?;
+        let context = self.check.context;
+        let owed = |axis| if context.size(axis) > 1 { Sum::Owed } else { Sum::Done };
+        let parted = context.zero == Zero::One && context.mesh.data > 1;
+        self.square_sum = Some(SquareSum {
+            buffer: written.buffer,
+            tensor: owed(Axis::Tensor),
+            data: if parted { Data::Owed } else { Data::Whole },
+            pipeline: owed(Axis::Pipeline),
+            closed: false,
+        });
+        Ok(())
+    }
+
+    /// What one replica updates: all of its shard, or with ZeRO-1 its part.
+    fn part(&self, shard: &Shard) -> u64 {
+        let context = self.check.context;
+        let whole: u64 = shard.members.iter().map(|(_, rows, columns)| rows * columns).sum();
+        let devices = if shard.split == Split::Whole { 1 } else { context.tensor() };
+        let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
+        (whole / devices).div_ceil(replicas)
+    }
+
+    fn sees(&self, access: &crate::program::Access, elements: u64) -> Checked {
+        let seen = access.extent.rows * access.extent.columns;
+        ensure(seen == elements, || {
+            format!("sees {seen} elements of {}, not {elements}", self.name(access.buffer))
+        })
+    }
+
+    fn shard(&self, id: BufferId) -> Checked<&'a Shard> {
+        match &self.check.stage.buffer(id).shard {
+            Some(shard) => Ok(shard),
+            None => fault(format!("works on {}, which is no parameter's", self.name(id))),
+        }
+    }
+
+    /// A gradient that nothing is owed of, and that this replica may use its part of.
+    fn reduced(&self, id: BufferId) -> Checked<&Gradient> {
+        let Some(gradient) = self.gradients.get(&id) else {
+            return fault(format!("reads {} for a gradient", self.name(id)));
+        };
+        let parted = self.check.context.zero == Zero::One && self.check.context.mesh.data > 1;
+        let wanted = if parted { Data::Parted } else { Data::Whole };
+        for (owed, axis) in [
+            (gradient.tensor != Sum::Done, Axis::Tensor),
+            (gradient.data != wanted, Axis::Data),
+            (gradient.pipeline != Sum::Done, Axis::Pipeline),
+        ] {
+            ensure(!owed, || {
+                let name = self.name(id);
+                format!(
+                    "reads {name}, whose summands have not been added over the {} axis",
+                    axis.name()
+                )
+            })?;
+        }
+        ensure(!gradient.zeroed, || format!("reads {} after it was used", self.name(id)))?;
+        Ok(gradient)
+    }
+
+    fn count(&mut self, instr: &Instr) -> Checked {
+        let ([gradient, total], [written]) = (&instr.reads[..], &instr.writes[..]) else {
+            return fault("needs a gradient and the sum, and writes the sum");
+        };
+        self.sees(gradient, self.part(self.shard(gradient.buffer)?))?;
+        let found = self.reduced(gradient.buffer)?;
+        ensure(!found.counted, || format!("counts {} twice", self.name(gradient.buffer)))?;
+        let elsewhere = self.tied.is_some() && found.weight == self.tied && self.check.index == 0;
+        ensure(!elsewhere, || {
+            format!(
+                "counts {}, which the last stage counts too: it is tied",
+                self.name(gradient.buffer)
+            )
+        })?;
+        match &self.square_sum {
+            Some(sum) if sum.buffer == total.buffer && total == written && !sum.closed => {}
+            Some(sum) if sum.closed => return fault("adds to a sum that was reduced already"),
+            _ => return fault(format!("adds to {}, no sum of squares", self.name(total.buffer))),
+        }
+        if let Some(found) = self.gradients.get_mut(&gradient.buffer) {
+            found.counted = true;
+        }
+        Ok(())
+    }
+
+    fn exchange(&mut self, instr: &Instr, exchange: &Exchange) -> Checked {
+        let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
+            return fault("needs one operand, in place");
+        };
+        ensure(read == written, || "does not work in place".into())?;
+        let id = read.buffer;
+        kind_fits(exchange)?;
+        ensure(exchange.reduction == Reduction::Sum, || "takes a maximum of summands".into())?;
+        let mesh = self.check.context.mesh;
+        let ends = exchange.axis == Axis::Pipeline && self.gradients.contains_key(&id);
+        let group = match (mesh.group(exchange.axis), ends) {
+            (group, true) => both_ends(group),
+            (group, false) => group,
+        };
+        group_fits(exchange, group)?;
+        let buffer = self.check.stage.buffer(id);
+        let whole = read.extent.bytes();
+        let booked = (exchange.payload, exchange.statistic);
+        let sum = buffer.region == Region::Input;
+        let expected = if sum { (Bytes(0), whole) } else { (whole, Bytes(0)) };
+        ensure(booked == expected && whole == buffer.extent.bytes(), || {
+            format!("is booked as {} bytes of {}, which has {}", booked.0.0, self.name(id), whole.0)
+        })?;
+        self.apply(id, exchange)
+    }
+
+    fn apply(&mut self, id: BufferId, exchange: &Exchange) -> Checked {
+        let name = self.name(id);
+        let owed = |sum: Sum| if sum == Sum::Owed { Layout::Partial } else { Layout::Replicated };
+        let lies = |data: Data| match data {
+            Data::Whole => Layout::Replicated,
+            Data::Owed => Layout::Partial,
+            Data::Parted => Layout::Sharded(crate::Dim::Feature),
+        };
+        let (tensor, data, pipeline) = if let Some(g) = self.gradients.get_mut(&id) {
+            ensure(!g.counted, || format!("changes {name} after its square was counted"))?;
+            ensure(g.data != Data::Parted, || {
+                format!("changes {name} when each replica has the sum of its own part alone")
+            })?;
+            (&mut g.tensor, &mut g.data, &mut g.pipeline)
+        } else if let Some(s) = self.square_sum.as_mut().filter(|s| s.buffer == id) {
+            s.closed = true;
+            (&mut s.tensor, &mut s.data, &mut s.pipeline)
+        } else if let Some(w) = self.weights.get_mut(&id) {
+            ensure(exchange.axis == Axis::Data && w.updated, || {
+                format!("gathers {name} before it was updated, or over another axis than data")
+            })?;
+            return turn(&mut w.data, lies, exchange, &name, |_| Data::Whole);
+        } else {
+            return fault(format!("changes {name}, neither a gradient, a weight nor their norm"));
+        };
+        match exchange.axis {
+            Axis::Tensor => turn(tensor, owed, exchange, &name, |_| Sum::Done),
+            Axis::Pipeline => turn(pipeline, owed, exchange, &name, |_| Sum::Done),
+            Axis::Data => turn(data, lies, exchange, &name, |to| match to {
+                Layout::Replicated => Data::Whole,
+                _ => Data::Parted,
+            }),
+        }
+    }
+
+    fn update(&mut self, instr: &Instr) -> Checked {
+        let mixed = self.check.context.precision == crate::Precision::MixedBf16;
+        let (reads, writes) = (&instr.reads, &instr.writes);
+        let states = if mixed { 3 } else { 2 };
+        ensure(reads.len() == 4 && writes.len() == 2 + states, || {
+            "needs a gradient, its states and the master or weight".into()
+        })?;
+        let (gradient, weight) = (reads[0], writes[0]);
+        let shard = self.shard(gradient.buffer)?;
+        let part = self.part(shard);
+        for access in reads.iter().chain([&writes[0]]).chain(&writes[2..]) {
+            self.sees(access, part)?;
+            ensure(self.shard(access.buffer)? == shard, || {
+                format!("mixes {} and another parameter's state", self.name(access.buffer))
+            })?;
+        }
+        let all = self.check.stage.buffer(gradient.buffer).extent;
+        self.sees(&writes[1], all.rows * all.columns)?;
+        let in_place = writes[1].buffer == gradient.buffer
+            && writes[2..].iter().zip(&reads[1..]).all(|(write, read)| write == read)
+            && (mixed || reads[3] == weight);
+        ensure(in_place, || "does not update in place what it reads".into())?;
+        self.norm_is_whole()?;
+        let found = self.reduced(gradient.buffer)?.weight;
+        let parted = self.reduced(gradient.buffer)?.data;
+        for access in &writes[2..] {
+            match self.states.get_mut(&access.buffer) {
+                Some(used) if !*used => *used = true,
+                _ => {
+                    return fault(format!(
+                        "updates {} twice, or it is no state",
+                        self.name(access.buffer)
+                    ));
+                }
+            }
+        }
+        let name = self.name(weight.buffer);
+        match self.weights.get_mut(&weight.buffer) {
+            Some(held) if held.updated => return fault(format!("updates {name} twice")),
+            Some(held) if Some(held.value) == found => {
+                held.updated = true;
+                held.data = parted;
+            }
+            _ => return fault(format!("updates {name} from the gradient of another parameter")),
+        }
+        if let Some(gradient) = self.gradients.get_mut(&gradient.buffer) {
+            gradient.zeroed = true;
+        }
+        Ok(())
+    }
+
+    fn norm_is_whole(&self) -> Checked {
+        let Some(sum) = &self.square_sum else {
+            return fault("clips by the norm of the gradients, but nothing summed their squares");
+        };
+        let uncounted = self.gradients.iter().filter(|(_, gradient)| {
+            let elsewhere = gradient.weight == self.tied && self.check.index == 0;
+            !gradient.counted && !(self.tied.is_some() && elsewhere)
+        });
+        if let Some(id) = uncounted.map(|(id, _)| *id).min() {
+            let name = self.name(id);
+            return fault(format!("clips by the norm of the gradients, but {name} is not in it"));
+        }
+        let owed = [
+            (sum.tensor != Sum::Done, Axis::Tensor),
+            (sum.data != Data::Whole, Axis::Data),
+            (sum.pipeline != Sum::Done, Axis::Pipeline),
+        ];
+        match owed.into_iter().find(|(owed, _)| *owed) {
+            Some((_, axis)) => fault(format!(
+                "clips by the norm of the gradients, which has not been summed over the {} axis",
+                axis.name()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// What must hold when the step is over.
+    fn ends(&self) -> Vec<String> {
+        let mut found: Vec<(BufferId, &str)> = vec![];
+        found.extend(self.weights.iter().filter_map(|(id, weight)| {
+            let problem = match weight {
+                Weight { updated: false, .. } => "is not updated",
+                Weight { data: Data::Whole, .. } => return None,
+                _ => "differs between replicas: each updated its part, and nothing gathered them",
+            };
+            Some((*id, problem))
+        }));
+        found.extend(
+            self.gradients
+                .iter()
+                .filter(|(_, g)| !g.zeroed)
+                .map(|(id, _)| (*id, "is not set to zero, and the next step would add to it")),
+        );
+        found.extend(
+            self.states
+                .iter()
+                .filter(|(_, used)| !**used)
+                .map(|(id, _)| (*id, "is a state that no update uses")),
+        );
+        found.sort();
+        found
+            .into_iter()
+            .map(|(id, problem)| format!("at the end of the step {} {problem}", self.name(id)))
+            .collect()
+    }
+}
+
+/// The group of the first and the last stage.
+pub(super) fn both_ends(pipeline: Group) -> Group {
+    Group { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
+}
+
+/// Moves one axis of a buffer from its layout to the collective's.
+fn turn<T: Copy>(
+    held: &mut T,
+    layout: impl Fn(T) -> Layout,
+    exchange: &Exchange,
+    name: &str,
+    after: impl Fn(Layout) -> T,
+) -> Checked {
+    let is = layout(*held);
+    ensure(is == exchange.from, || match (exchange.kind, is) {
+        (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(
+            "sums {name} over the {} axis, but nothing is owed there: it would be {} times too \
+             large",
+            exchange.axis.name(),
+            exchange.group.size
+        ),
+        _ => format!(
+            "takes {name} for {} over the {} axis, but it is {is}",
+            exchange.from,
+            exchange.axis.name()
+        ),
+    })?;
+    *held = after(exchange.to);
+    Ok(())
+}

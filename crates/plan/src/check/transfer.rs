@@ -1,0 +1,76 @@
+//! Transfers between neighbouring stages: what is sent is what is received.
+
+use crate::mesh::Axis;
+use crate::program::{Hop, Phase};
+
+use super::error::{Checked, ensure, fault};
+use super::lattice::{Meaning, State};
+use super::stage::{Place, Site, Written};
+use super::values::Kind;
+
+fn neighbour(site: &Site, hop: &Hop, towards_loss: bool) -> Checked {
+    let check = &site.check;
+    let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
+    let stages = check.context.mesh.pipeline as usize;
+    ensure(other == Some(hop.stage as usize) && (hop.stage as usize) < stages, || {
+        format!("names stage {}, not the neighbour on this pass's way", hop.stage)
+    })?;
+    ensure(hop.group == check.context.mesh.group(Axis::Pipeline), || {
+        "does not use the mesh's pipeline group".into()
+    })
+}
+
+pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
+    let forward = site.check.phase == Phase::Forward;
+    site.operands(1..=1, 0)?;
+    neighbour(site, hop, forward)?;
+    site.none_owes_norm()?;
+    let state = site.reads[0];
+    ensure(!state.packed, || "sends what is packed for a collective".into())?;
+    if forward {
+        let value = site.value(0)?;
+        // A use of its own, for which the neighbour's gradient is the contribution.
+        site.check.values.apply(Kind::Send, vec![value], &[])?;
+        site.check.sent.push(value);
+        site.check.outgoing.push_back(state);
+        return Ok(vec![]);
+    }
+    let check = &mut *site.check;
+    let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
+    match at {
+        Some(at) => {
+            // The neighbour knows it as the value it sent.
+            let of = check.received[at];
+            check.outgoing.push_back(state.with(Meaning::Gradient { of, uses: at as u64 }));
+            Ok(vec![])
+        }
+        None => fault(format!(
+            "sends {}, not the complete gradient of what was received",
+            check.values.describe(state.meaning)
+        )),
+    }
+}
+
+/// `None` when nothing was sent: the schedule says why.
+pub(super) fn receive(site: &mut Site, hop: &Hop) -> Checked<Option<Written>> {
+    let forward = site.check.phase == Phase::Forward;
+    site.operands(0..=0, 1)?;
+    neighbour(site, hop, !forward)?;
+    let name = site.check.stage.buffer(site.instr.writes[0].buffer).name.clone();
+    let check = &mut *site.check;
+    let Some(state) = check.incoming.pop_front() else { return Ok(None) };
+    let meaning = if forward {
+        let value = check.values.given(&name);
+        check.received.push(value);
+        Meaning::Value(value)
+    } else {
+        let Meaning::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
+        let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
+        match check.values.find(Kind::Send, &[value]) {
+            Some(node) => check.values.contribution(node, 0),
+            None => return fault("receives a gradient of nothing that was sent"),
+        }
+    };
+    let state = State { norm: None, ..state.with(meaning) };
+    Ok(Some(Written { state, place: Place::Fresh }))
+}
