@@ -22,7 +22,7 @@ pub struct Problem {
     pub field: String,
     /// What is wrong, as a sentence without a full stop.
     pub problem: String,
-    /// Why: each line is explained by the next.
+    /// Why: a chain of clauses, each beginning with its own conjunction.
     pub because: Vec<String>,
     /// What to try.
     pub hints: Vec<String>,
@@ -153,7 +153,7 @@ impl fmt::Display for Problem {
         }
         writeln!(f, "{}", visible(&self.problem))?;
         for cause in &self.because {
-            writeln!(f, "  because {}", visible(cause))?;
+            writeln!(f, "  {}", visible(cause))?;
         }
         for text in &self.hints {
             writeln!(f, "  {hint}hint:{hint:#} {}", visible(text))?;
@@ -189,7 +189,8 @@ mod tests {
     #[test]
     fn a_problem_says_what_where_why_and_what_to_try() {
         let defect = Defect::new("blocks[3].q.rank", "0 is not a rank").hint("a positive number");
-        let problem = Problem::in_file("m.json", defect).because(["nothing passes".to_owned()]);
+        let problem =
+            Problem::in_file("m.json", defect).because(["because nothing passes".to_owned()]);
         let expected = "error: m.json: blocks[3].q.rank: 0 is not a rank\n  \
             because nothing passes\n  hint: a positive number\n";
         assert_eq!(plain(&problem), expected);

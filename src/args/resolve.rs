@@ -70,7 +70,15 @@ pub fn request(args: &RequestArgs) -> Outcome<Request> {
     let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(HARDWARE));
     let profile = problems.take(input::profile(hardware));
     if let (Some(model), Some(profile)) = (model, profile) {
-        let request = assemble(args, model, profile);
+        let devices = args.devices.unwrap_or(1);
+        let sizes = Sizes {
+            devices,
+            global_batch: args.global_batch.unwrap_or(devices),
+            sequence_length: args
+                .sequence_length
+                .unwrap_or(SEQUENCE_LENGTH.min(model.max_sequence_length)),
+        };
+        let request = assemble(args, sizes, model, profile);
         let sense = request.validate().map_err(Failure::flags);
         problems.take(sense);
         problems.take(dense_enough(&request));
@@ -80,13 +88,32 @@ pub fn request(args: &RequestArgs) -> Outcome<Request> {
     }
 }
 
-fn assemble(args: &RequestArgs, model: Model, profile: Profile) -> Request {
-    let devices = args.devices.unwrap_or(1);
-    let longest = model.max_sequence_length;
+/// What every request needs to know.
+struct Sizes {
+    devices: u64,
+    global_batch: u64,
+    sequence_length: u64,
+}
+
+/// The request that a plan answers: its model, hardware, devices and batch, all else searched.
+pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> {
+    let sizes = Sizes {
+        devices: args.devices.unwrap_or(file.plan.mesh.devices()),
+        global_batch: args.global_batch.unwrap_or(file.plan.workload.global_batch),
+        sequence_length: args.sequence_length.unwrap_or(file.plan.workload.sequence_length),
+    };
+    let request = assemble(args, sizes, file.model.clone(), file.profile.clone());
+    request.validate().map_err(Failure::flags)?;
+    dense_enough(&request)?;
+    Ok(request)
+}
+
+fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) -> Request {
+    let Sizes { devices, global_batch, sequence_length } = sizes;
     Request {
         devices,
-        global_batch: args.global_batch.unwrap_or(devices),
-        sequence_length: args.sequence_length.unwrap_or(SEQUENCE_LENGTH.min(longest)),
+        global_batch,
+        sequence_length,
         micro_batch: args.micro_batch,
         tensor: args.tensor,
         pipeline: args.pipeline,
@@ -193,14 +220,14 @@ fn same_model(file: &str, plan: &Plan, model: &Model) -> Outcome<()> {
     );
     let defect = Defect::new("model.fingerprint", problem);
     let problem = Problem::in_file(file, defect)
-        .because([format!("the plan's is {}", short(&plan.model.fingerprint))])
-        .because([format!("the model's is {}", short(&fingerprint))])
+        .because([format!("because the plan names {}…", short(&plan.model.fingerprint))])
+        .because([format!("and the model's fingerprint is {}…", short(&fingerprint))])
         .hint("--model with the model it was made for, or a new plan for this one");
     Err(Failure::input(problem))
 }
 
 /// The first digits of a hash, which people compare.
-pub fn short(fingerprint: &str) -> String {
+fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(12).collect()
 }
 

@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"] {
+        for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"]
+        {
             assert!(memory_limit(text).is_err(), "{text}");
         }
         for text in ["", "soon", "-1", "inf", "NaN", "1e300"] {

@@ -14,11 +14,12 @@ pub fn run(args: &CheckArgs) -> Outcome<()> {
     let resolved =
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());
-    let proof = Proof::of(&file.name, lower(&resolved), limit);
-    if args.format == Format::Json {
-        output::print_json(&proof.json())?;
-    } else if proof.problems.is_empty() {
-        output::print(&proof::text(&proof, &file))?;
+    let proof = Proof::of(lower(&resolved), limit);
+    let problems = proof.problems(&file.name);
+    match args.format {
+        Format::Json => output::print_json(&proof)?,
+        Format::Text if problems.is_empty() => output::print(&proof::text(&proof, &file))?,
+        Format::Text => {}
     }
-    if proof.problems.is_empty() { Ok(()) } else { Err(Failure::failed(proof.problems)) }
+    if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
 }

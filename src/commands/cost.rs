@@ -1,51 +1,62 @@
 //! `narrows cost`: the price of a plan.
 
-use narrows_planner::predict::predict_program;
-
+use narrows_cost_model::Executor;
+use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::lower::lower;
-use narrows_plan::{Bytes, Plan};
+use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_planner::MemoryLimit;
+use narrows_planner::predict::{Prediction, predict_program};
 
 use crate::args::low::PlanFileArgs;
 use crate::args::resolve::{self, PlanFile};
 use crate::errors::{Failure, Outcome};
 use crate::output;
-use crate::report::Findings;
+use crate::report::{Findings, proof};
+
+/// A plan that was proved and priced.
+pub struct Priced {
+    /// The plan, naming the hardware it was priced on.
+    pub plan: Plan,
+    /// Its decisions, resolved against the model.
+    pub resolved: ResolvedPlan,
+    /// What it is expected to do.
+    pub prediction: Prediction,
+}
 
 /// Prices a plan file, or plans first.
 pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     let answer = resolve::answer(&args.output)?;
-    let Some(file) = &args.plan else {
+    let Some(argument) = &args.plan else {
         let request = resolve::request(&args.request)?;
         let searched = super::searched(&request, answer.format);
         return super::plan::present(&request, &searched, &answer);
     };
-    let mut file = resolve::plan_file(file, &args.request.subject)?;
+    let mut file = resolve::plan_file(argument, &args.request.subject)?;
     resolve::replace(&mut file, &args.request)?;
-    warn_of_other_profile(&file);
-    let PlanFile { name, plan, model, profile } = &file;
-    let plan = &Plan { hardware: resolve::origin(profile), ..plan.clone() };
-    let resolved = plan.resolve(model).map_err(|defects| Failure::file(name, defects))?;
-    let program = lower(&resolved);
     let executor = args.request.executor;
-    let prediction = predict_program(model, profile, executor, &resolved, &program);
+    let Priced { plan, resolved, prediction } = &price(&file, executor)?;
+    let PlanFile { name, model, profile, .. } = &file;
     let memory_limit = memory_bytes(args.request.memory_limit, profile.usable_memory());
-    let needed = prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
-    if Bytes(needed) > memory_limit {
-        let needed = Bytes(needed);
+    let needed = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
+    if needed > memory_limit {
         output::warn(&format!("{name} needs {needed} a device, the limit is {memory_limit}"));
     }
-    let findings = Findings {
-        model,
-        profile,
-        executor,
-        memory_limit,
-        plan,
-        resolved: &resolved,
-        prediction: &prediction,
-        search: None,
-    };
+    let (search, executor) = (None, executor);
+    let findings =
+        Findings { model, profile, executor, memory_limit, plan, resolved, prediction, search };
     super::plan::deliver(&findings, &answer)
+}
+
+/// Proves and prices a plan. Only what was proved has a price.
+pub fn price(file: &PlanFile, executor: Executor) -> Outcome<Priced> {
+    warn_of_other_profile(file);
+    let PlanFile { name, plan, model, profile } = file;
+    let plan = Plan { hardware: resolve::origin(profile), ..plan.clone() };
+    let resolved = plan.resolve(model).map_err(|defects| Failure::file(name, defects))?;
+    let program = CheckedProgram::check(lower(&resolved))
+        .map_err(|errors| Failure::failed(proof::problems(name, &errors)))?;
+    let prediction = predict_program(model, profile, executor, &resolved, program.program());
+    Ok(Priced { plan, resolved, prediction })
 }
 
 /// The bytes a limit allows.

@@ -1,13 +1,57 @@
-//! `narrows explain`: why the plan is what it is.
+//! `narrows explain`: why the plan is what it is, and what else there was.
 
-use crate::args::low::PlanFileArgs;
+use narrows_planner::Request;
+use narrows_planner::explain::explain;
+use narrows_planner::predict::Prediction;
+
+use crate::args::low::{Format, PlanFileArgs};
 use crate::args::resolve;
 use crate::errors::Outcome;
+use crate::output;
+use crate::report::{infeasible, json, rivals};
 
-/// Searches, and explains what was found.
+/// A plan that was given, to compare with what the search finds.
+pub struct Given {
+    /// The file's name.
+    pub name: String,
+    /// What it is expected to do.
+    pub prediction: Prediction,
+}
+
+/// Searches, prices what else there was, explains.
 pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     let answer = resolve::answer(&args.output)?;
-    let request = resolve::request(&args.request)?;
+    let (request, given) = match &args.plan {
+        None => (resolve::request(&args.request)?, None),
+        Some(_) => with_plan(args)?,
+    };
     let searched = super::searched(&request, answer.format);
-    super::plan::present(&request, &searched, &answer)
+    if let (Some(file), Some(best)) = (&answer.output, &searched.best) {
+        output::write_plan(file, &best.plan)?;
+    }
+    let explanation =
+        super::waiting("pricing the alternatives", answer.format, || explain(&request, &searched));
+    match answer.format {
+        Format::Json => {
+            output::print_json(&json::explained(&explanation, given.as_ref(), &searched.report))?;
+        }
+        Format::Text => {
+            let text = rivals::text(&request, &searched, &explanation, given.as_ref());
+            if answer.plan_on_stdout() { output::tell(&text) } else { output::print(&text)? }
+        }
+    }
+    match searched.best {
+        Some(_) => Ok(()),
+        None => Err(infeasible::failure(&request, &searched.report)),
+    }
+}
+
+/// The request that a plan answers, with the plan's own price.
+fn with_plan(args: &PlanFileArgs) -> Outcome<(Request, Option<Given>)> {
+    let Some(argument) = &args.plan else { return Ok((resolve::request(&args.request)?, None)) };
+    let file = resolve::plan_file(argument, &args.request.subject)?;
+    let request = resolve::request_of_plan(&args.request, &file)?;
+    let priced = super::cost::price(&file, args.request.executor)?;
+    let given = Given { name: file.name, prediction: priced.prediction };
+    Ok((request, Some(given)))
 }

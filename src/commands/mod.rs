@@ -6,6 +6,8 @@ mod explain;
 mod plan;
 mod schema;
 
+pub use explain::Given;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -63,6 +65,12 @@ const TICK: Duration = Duration::from_millis(120);
 /// Searches, and shows on a terminal that it does.
 fn searched(request: &Request, format: Format) -> Searched {
     let Request { model, devices, .. } = request;
+    let doing = format!("planning {} on {devices} devices", model.name);
+    waiting(&doing, format, || search(request))
+}
+
+/// Does something that takes its time, and shows on a terminal that it does.
+fn waiting<T>(doing: &str, format: Format, task: impl FnOnce() -> T) -> T {
     let progress = match format {
         Format::Json => ProgressBar::hidden(),
         // Draws on standard error, and only when that is a terminal.
@@ -71,9 +79,9 @@ fn searched(request: &Request, format: Format) -> Searched {
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         progress.set_style(style);
     }
-    progress.set_message(format!("planning {} on {devices} devices", model.name));
+    progress.set_message(doing.to_owned());
     progress.enable_steady_tick(TICK);
-    let searched = search(request);
+    let done = task();
     progress.finish_and_clear();
-    searched
+    done
 }

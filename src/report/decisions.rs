@@ -81,7 +81,8 @@ fn rows(plan: &SegmentPlan, context: &Context) -> Vec<Vec<String>> {
 fn input_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<String> {
     let forward = exchanges(&value_forward(plan, id, context));
     let backward = exchanges(&value_backward(plan, id, context));
-    let cells = ["(input)", "", "", &layouts(plan, id, context), &forward, &backward, &saved(plan, id)];
+    let cells =
+        ["(input)", "", "", &layouts(plan, id, context), &forward, &backward, &saved(plan, id)];
     cells.map(str::to_owned).to_vec()
 }
 
@@ -135,7 +136,10 @@ fn layouts(plan: &SegmentPlan, id: ValueId, context: &Context) -> String {
         return String::new();
     }
     let copies = plan.choice.flows[id.0 as usize].copies();
-    copies.iter().map(|layout| layout.to_string()).collect::<Vec<_>>().join(" → ")
+    let mut names = copies.iter().map(|layout| layout.to_string());
+    let made = names.next().unwrap_or_default();
+    let turned: Vec<String> = names.collect();
+    if turned.is_empty() { made } else { format!("{made} → {}", turned.join(", ")) }
 }
 
 fn saved(plan: &SegmentPlan, id: ValueId) -> String {
@@ -170,8 +174,10 @@ fn exchanges(templates: &[Template]) -> String {
         if let Action::Collective(exchange) = &template.action
             && exchange.axis == Axis::Tensor
         {
+            // What rides along with a payload is told in the table of volumes.
+            let alone = exchange.payload == Bytes(0);
             *kinds.entry(exchange.kind.name()).or_default() +=
-                exchange.payload + exchange.statistic;
+                if alone { exchange.statistic } else { exchange.payload };
         }
     }
     let told = |(kind, bytes): (&str, Bytes)| format!("{kind} {bytes}");

@@ -2,9 +2,12 @@
 
 use narrows_plan::Plan;
 use narrows_planner::Request;
+use narrows_planner::explain::Explanation;
 use narrows_planner::predict::Prediction;
 use narrows_planner::search::SearchReport;
 use serde::Serialize;
+
+use crate::commands::Given;
 
 use super::{Findings, infeasible, limited};
 
@@ -65,6 +68,40 @@ impl Search {
     }
 }
 
+/// What `explain` prints.
+#[derive(Serialize)]
+pub struct Explained<'a> {
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// The plan file that was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given: Option<Compared<'a>>,
+    search: Search,
+}
+
+/// A plan file beside the plan found.
+#[derive(Serialize)]
+struct Compared<'a> {
+    name: &'a str,
+    prediction: &'a Prediction,
+    ratio: Option<f64>,
+}
+
+/// An explanation.
+pub fn explained<'a>(
+    explanation: &'a Explanation,
+    given: Option<&'a Given>,
+    report: &SearchReport,
+) -> Explained<'a> {
+    let best = explanation.chosen.as_ref().and_then(|chosen| chosen.prediction.as_ref());
+    let given = given.map(|given| Compared {
+        name: &given.name,
+        prediction: &given.prediction,
+        ratio: best.map(|best| given.prediction.step_time_s / best.step_time_s),
+    });
+    Explained { explanation, given, search: Search::new(report) }
+}
+
 /// A priced plan.
 pub fn found<'a>(findings: &Findings<'a>) -> Found<'a> {
     Found {
@@ -79,11 +116,6 @@ pub fn found<'a>(findings: &Findings<'a>) -> Found<'a> {
 
 /// A search without a plan.
 pub fn nothing_found(request: &Request, report: &SearchReport) -> NothingFound {
-    NothingFound {
-        decisions: None,
-        prediction: None,
-        search: Search::new(report),
-        causes: infeasible::causes(request, report),
-        hints: infeasible::hints(request, report),
-    }
+    let (causes, hints) = infeasible::causes(request, report);
+    NothingFound { decisions: None, prediction: None, search: Search::new(report), causes, hints }
 }

@@ -5,6 +5,7 @@ pub mod infeasible;
 pub mod json;
 pub mod page;
 pub mod proof;
+pub mod rivals;
 pub mod text;
 
 use narrows_cost_model::{Executor, Profile};

@@ -14,6 +14,9 @@ const STYLE: TableStyle = TableStyle::new()
     .header_separator(LineStyle::new(' ', '─', ' ', ' '))
     .content_lines(ContentLineStyle::new(' ', ' ', ' '));
 
+/// Characters of a line of running text.
+const PARAGRAPH_WIDTH: usize = 96;
+
 /// Text under construction.
 #[derive(Default)]
 pub struct Page(String);
@@ -37,6 +40,23 @@ impl Page {
     /// A line of running text.
     pub fn line(&mut self, text: impl Display) {
         let _ = writeln!(self.0, "  {text}");
+    }
+
+    /// Running text, wrapped.
+    pub fn paragraph(&mut self, text: &str) {
+        let mut line = String::new();
+        for word in text.split_whitespace() {
+            if !line.is_empty() && line.chars().count() + word.chars().count() >= PARAGRAPH_WIDTH {
+                self.line(std::mem::take(&mut line));
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        if !line.is_empty() {
+            self.line(line);
+        }
     }
 
     /// Names with values, aligned.

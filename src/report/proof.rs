@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::Bytes;
-use narrows_plan::program::{Action, Phase, Program};
+use narrows_plan::check::CheckError;
+use narrows_plan::program::{Action, Phase, Program, StageProgram};
+use narrows_plan::{Bytes, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
 use super::limited;
@@ -11,126 +12,165 @@ use super::page::{Align, Page, plural, thousands};
 use crate::args::resolve::PlanFile;
 use crate::errors::Problem;
 
-/// The outcome of a check.
+/// The outcome of a check; its JSON form is what `check --format json` prints.
+#[derive(Serialize)]
 pub struct Proof {
-    /// What was counted on the way.
-    pub stages: Vec<StageCount>,
-    /// What a device may hold.
-    pub limit: Bytes,
+    proven: bool,
+    /// What was lowered.
+    stages: Vec<StageCount>,
+    /// What a device may hold; `null` without a limit.
+    memory_limit_bytes: Option<u64>,
     /// What is wrong: nothing, when the plan is proven.
-    pub problems: Vec<Problem>,
+    errors: Vec<Fault>,
 }
 
 /// What a stage's program holds.
 #[derive(Serialize)]
-pub struct StageCount {
+struct StageCount {
     instructions: u64,
     buffers: u64,
     collectives: BTreeMap<&'static str, u64>,
-    sends: u64,
-    receives: u64,
+    transfers: u64,
     microbatches_in_flight: u64,
     peak_memory_bytes: u64,
 }
 
-#[derive(Serialize)]
-struct Json<'a> {
-    proven: bool,
-    stages: &'a [StageCount],
-    memory_limit_bytes: Option<u64>,
-    errors: Vec<String>,
+/// One reason why a plan may not run.
+#[derive(Clone, Serialize)]
+struct Fault {
+    stage: Option<usize>,
+    phase: Option<&'static str>,
+    instruction: Option<usize>,
+    origin: Option<String>,
+    problem: String,
+    hint: Option<String>,
 }
 
 impl Proof {
-    /// Checks a lowered plan.
-    pub fn of(name: &str, program: Program, limit: Bytes) -> Proof {
-        let stages = count(&program);
-        let mut problems = vec![];
-        for (index, stage) in program.stages.iter().enumerate() {
-            if stage.arena > limit {
-                let problem = format!(
-                    "stage {index} needs {} a device, the limit is {limit}",
-                    stage.arena
-                );
-                let hint = "keep less for the backward pass, or a larger --memory-limit";
-                problems.push(Problem::new(name, problem).hint(hint));
-            }
+    /// Checks a lowered plan and its memory.
+    pub fn of(program: Program, limit: Bytes) -> Proof {
+        let mut errors: Vec<Fault> = program
+            .stages
+            .iter()
+            .enumerate()
+            .filter(|(_, stage)| stage.arena > limit)
+            .map(|(index, stage)| Fault::memory(index, stage.arena, limit))
+            .collect();
+        let stages = program.stages.iter().map(StageCount::of).collect();
+        if let Err(found) = CheckedProgram::check(program) {
+            errors.extend(found.0.iter().map(Fault::of));
         }
-        Proof { stages, limit, problems }
+        let memory_limit_bytes = limited(limit).map(|bytes| bytes.0);
+        Proof { proven: errors.is_empty(), stages, memory_limit_bytes, errors }
     }
 
-    /// The form for programs.
-    pub fn json(&self) -> impl Serialize + '_ {
-        let plain = |problem: &Problem| problem.problem.clone();
-        Json {
-            proven: self.problems.is_empty(),
-            stages: &self.stages,
-            memory_limit_bytes: limited(self.limit).map(|bytes| bytes.0),
-            errors: self.problems.iter().map(plain).collect(),
+    /// What is wrong with the file called `name`.
+    pub fn problems(&self, name: &str) -> Vec<Problem> {
+        self.errors.iter().map(|fault| fault.problem(name)).collect()
+    }
+}
+
+/// What a check found in the file called `name`.
+pub fn problems(name: &str, errors: &CheckErrors) -> Vec<Problem> {
+    errors.0.iter().map(|error| Fault::of(error).problem(name)).collect()
+}
+
+impl Fault {
+    fn of(error: &CheckError) -> Fault {
+        let at = error.instruction.as_ref();
+        Fault {
+            stage: error.stage,
+            phase: at.map(|(phase, ..)| phase_name(*phase)),
+            instruction: at.map(|(_, index, _)| *index),
+            origin: at.map(|(.., origin)| origin.clone()),
+            problem: error.problem.clone(),
+            hint: error.hint.clone(),
+        }
+    }
+
+    fn memory(stage: usize, needed: Bytes, limit: Bytes) -> Fault {
+        Fault {
+            stage: Some(stage),
+            phase: None,
+            instruction: None,
+            origin: None,
+            problem: format!("a device needs {needed}, the limit is {limit}"),
+            hint: Some("keep less for the backward pass, or a larger --memory-limit".into()),
+        }
+    }
+
+    fn problem(&self, name: &str) -> Problem {
+        let mut field = self.stage.map_or(String::new(), |stage| format!("stage {stage}"));
+        if let (Some(phase), Some(index), Some(origin)) =
+            (self.phase, self.instruction, &self.origin)
+        {
+            field += &format!(", {phase} instruction {index} ({origin})");
+        }
+        let hints = self.hint.iter().cloned().collect();
+        Problem { field, hints, ..Problem::new(name, &self.problem) }
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Step => "step",
+    }
+}
+
+impl StageCount {
+    fn of(stage: &StageProgram) -> StageCount {
+        let all = || stage.forward.iter().chain(&stage.backward).chain(&stage.step);
+        let mut collectives = BTreeMap::new();
+        for instr in all() {
+            if let Action::Collective(exchange) = &instr.action {
+                *collectives.entry(exchange.kind.name()).or_default() += 1;
+            }
+        }
+        let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
+        StageCount {
+            instructions: all().count() as u64,
+            buffers: stage.buffers.len() as u64,
+            collectives,
+            transfers: all().filter(|instr| is_transfer(&instr.action)).count() as u64,
+            microbatches_in_flight: stage.slots,
+            peak_memory_bytes: stage.arena.0,
         }
     }
 }
 
-fn count(program: &Program) -> Vec<StageCount> {
-    program
-        .stages
-        .iter()
-        .map(|stage| {
-            let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-            let all: Vec<_> = phases.iter().flat_map(|phase| stage.phase(*phase)).collect();
-            let mut collectives = BTreeMap::new();
-            for instr in &all {
-                if let Action::Collective(exchange) = &instr.action {
-                    *collectives.entry(exchange.kind.name()).or_default() += 1;
-                }
-            }
-            let number = |wanted: fn(&Action) -> bool| {
-                all.iter().filter(|instr| wanted(&instr.action)).count() as u64
-            };
-            StageCount {
-                instructions: all.len() as u64,
-                buffers: stage.buffers.len() as u64,
-                collectives,
-                sends: number(|action| matches!(action, Action::Send(_))),
-                receives: number(|action| matches!(action, Action::Receive(_))),
-                microbatches_in_flight: stage.slots,
-                peak_memory_bytes: stage.arena.0,
-            }
-        })
-        .collect()
-}
+/// What was proved, for people.
+const PROVED: &str = "Every layout follows from the one before it and every sum that is owed is \
+    reduced once. Every buffer is written before it is read and not read after it is freed. Sends \
+    meet receives, and all devices of a group run one order of collectives.";
 
-/// The form for people.
+/// The proof, for people.
 pub fn text(proof: &Proof, file: &PlanFile) -> String {
     let mut page = Page::default();
     page.heading(format!("{} is proven", file.name));
     let mesh = &file.plan.mesh;
     page.line(format!("{} on {}: {mesh}", file.model.name, plural(mesh.devices(), "device")));
-    page.line("Every layout follows from the one before it; every sum that is owed is reduced once;");
-    page.line("every buffer is written before it is read and not read after it is freed;");
-    page.line("sends meet receives; the devices of a group run one order of collectives.");
+    page.paragraph(PROVED);
     page.heading("Stages");
-    let rows: Vec<Vec<String>> = proof
-        .stages
-        .iter()
-        .enumerate()
-        .map(|(index, stage)| {
-            vec![
-                index.to_string(),
-                thousands(stage.instructions),
-                thousands(stage.buffers),
-                thousands(stage.collectives.values().sum()),
-                thousands(stage.sends + stage.receives),
-                thousands(stage.microbatches_in_flight),
-                Bytes(stage.peak_memory_bytes).to_string(),
-            ]
-        })
-        .collect();
-    let columns = ["stage", "instructions", "buffers", "collectives", "transfers", "in flight", "memory"];
+    let row = |(index, stage): (usize, &StageCount)| {
+        vec![
+            index.to_string(),
+            thousands(stage.instructions),
+            thousands(stage.buffers),
+            thousands(stage.collectives.values().sum()),
+            thousands(stage.transfers),
+            thousands(stage.microbatches_in_flight),
+            Bytes(stage.peak_memory_bytes).to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = proof.stages.iter().enumerate().map(row).collect();
+    let columns =
+        ["stage", "instructions", "buffers", "collectives", "transfers", "in flight", "memory"];
     page.table(&columns.map(|name| (name, Align::Right)), &rows);
-    match limited(proof.limit) {
-        Some(limit) => page.line(format!("A device may hold {limit}.")),
-        None => page.line("A device may hold anything: there is no limit."),
-    }
+    page.line(match proof.memory_limit_bytes {
+        Some(limit) => format!("A device may hold {}.", Bytes(limit)),
+        None => "There is no limit to what a device may hold.".into(),
+    });
     page.finish()
 }

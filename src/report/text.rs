@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
+use narrows_plan::decisions::HiddenLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::search::{SearchReport, SearchStatus};
@@ -50,14 +51,26 @@ fn subject(page: &mut Page, findings: &Findings) {
                 "{} of {} tokens, {} of {} a replica",
                 plural(workload.global_batch, "sequence"),
                 thousands(workload.sequence_length),
-                plural(microbatches, "microbatch").replace("microbatchs", "microbatches"),
+                match microbatches {
+                    1 => "1 microbatch".into(),
+                    many => format!("{} microbatches", thousands(many)),
+                },
                 plural(workload.micro_batch, "sequence"),
             ),
         ),
         ("mesh", format!("{}{zero}", plan.mesh)),
-        ("hidden state", format!("{} between blocks", findings.resolved.border.forward)),
+        ("hidden state", format!("{} between blocks", hidden_state(findings))),
         ("executor", executor_name(findings.executor).into()),
     ]);
+}
+
+fn hidden_state(findings: &Findings) -> &'static str {
+    match findings.plan.hidden_layout {
+        HiddenLayout::Replicated => "whole on every device",
+        HiddenLayout::Feature => "sharded on features",
+        HiddenLayout::Sequence => "sharded on sequences",
+        HiddenLayout::Position => "sharded on positions",
+    }
 }
 
 fn shape(findings: &Findings) -> String {
@@ -102,7 +115,7 @@ fn price(page: &mut Page, findings: &Findings) {
     breakdown(page, findings);
     if !prediction.assumed.is_empty() {
         let assumed = prediction.assumed.join(", ");
-        page.line(format!("Not measured on this hardware: {assumed}"));
+        page.paragraph(&format!("Not measured on this hardware: {assumed}"));
     }
 }
 
