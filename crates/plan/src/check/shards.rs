@@ -1,9 +1,9 @@
 //! Shards of parameters: the members' parts must tile the whole, device by device.
 
-use crate::Dim;
 use crate::emit::Split;
 use crate::program::{Buffer, Region, Shard, StageProgram};
 use crate::strategy::{Context, Zero};
+use crate::{DType, Dim};
 
 use super::error::{CheckErrors, Checked, ensure, fault, fault_hint};
 use super::lattice::Side;
@@ -31,6 +31,10 @@ pub(super) fn check_shards(
 
 fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
     let devices = context.tensor();
+    let dtype = if buffer.region == Region::Weight { context.compute() } else { DType::F32 };
+    ensure(buffer.extent.dtype == dtype, || {
+        format!("is kept as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
+    })?;
     ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {
         "every member of a shard needs one offset".into()
     })?;

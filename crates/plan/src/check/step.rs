@@ -367,7 +367,7 @@ impl<'c, 'a> Step<'c, 'a> {
         };
         let uncounted = self.gradients.iter().filter(|(_, gradient)| {
             let elsewhere = gradient.weight == self.tied && self.check.index == 0;
-            !gradient.counted && !(self.tied.is_some() && elsewhere)
+            !(gradient.counted || (self.tied.is_some() && elsewhere))
         });
         if let Some(id) = uncounted.map(|(id, _)| *id).min() {
             let name = self.name(id);

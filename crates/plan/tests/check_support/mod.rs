@@ -1,6 +1,8 @@
 //! Random plans: points drawn from the whole search space, of many models, meshes and workloads.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod damage;
+
 use indexmap::IndexMap;
 use narrows_plan::decisions::{
     BlockDecisions, BlockRun, FORMAT, HiddenLayout, Origin, SegmentDecisions, StagePlan,
