@@ -1,1 +1,21 @@
-//! placeholder
+//! Executes checked programs.
+//!
+//! A [`Backend`] executes one step of a [`CheckedProgram`](narrows_plan::CheckedProgram) on every
+//! device of its mesh and says in a [`Report`] what it did. The [`order`] in which a device meets
+//! its instructions, and the [`place`] of an operand in its arena, are the same for every backend.
+//!
+//! There is one backend: [`NullBackend`], which computes nothing and counts everything. Backends
+//! for processors and for CUDA come later, and with them the oracle that [`reference`] describes.
+//!
+//! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
+
+pub mod backend;
+pub mod null;
+pub mod order;
+pub mod place;
+pub mod reference;
+pub mod report;
+
+pub use backend::{Backend, RunError};
+pub use null::NullBackend;
+pub use report::{CollectiveCount, DeviceId, DeviceReport, Report};

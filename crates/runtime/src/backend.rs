@@ -1,0 +1,70 @@
+//! What executes a program.
+
+use narrows_plan::program::Phase;
+use narrows_plan::{Bytes, CheckedProgram};
+
+use crate::report::Report;
+
+/// Something that can execute a program.
+///
+/// A backend takes nothing but a [`CheckedProgram`]. It need not doubt that layouts fit, that sends
+/// meet their receives, or that a buffer holds what an instruction reads: that is proved. It owes
+/// that every device of the mesh meets the instructions in the order that
+/// [`order::step`](crate::order::step) gives, and that a device allocates the arena of its stage and
+/// nothing else for the program's buffers.
+pub trait Backend {
+    /// The name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// Executes one optimizer step on all devices.
+    ///
+    /// # Errors
+    /// The first thing that went wrong, with the stage and the instruction where it did.
+    fn run_step(&mut self, program: &CheckedProgram) -> Result<Report, RunError>;
+}
+
+/// Why a step did not end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// An operand lies outside its device's memory.
+    #[error(
+        "stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: `{buffer}` ends at byte \
+         {end} of an arena of {arena}"
+    )]
+    OutsideArena {
+        /// The pipeline stage.
+        stage: usize,
+        /// The pass.
+        phase: Phase,
+        /// The microbatch; 0 in the step phase.
+        microbatch: u64,
+        /// Where the instruction comes from.
+        origin: String,
+        /// The operand.
+        buffer: String,
+        /// One past its last byte.
+        end: u64,
+        /// The size of the arena.
+        arena: Bytes,
+    },
+    /// A device received another number of bytes than was sent to it.
+    #[error("stage {stage}, {origin}: receives {received} of a transfer that sends {sent}")]
+    OtherTransfer {
+        /// The receiving stage.
+        stage: usize,
+        /// Where the receiving instruction comes from.
+        origin: String,
+        /// What the sender sent.
+        sent: Bytes,
+        /// What the receiver has room for.
+        received: Bytes,
+    },
+    /// Every stage that is not done waits for another.
+    #[error("stage {stage}, {origin}: waits for a transfer that nothing will send")]
+    Stuck {
+        /// The first stage that waits.
+        stage: usize,
+        /// Where the waiting instruction comes from.
+        origin: String,
+    },
+}

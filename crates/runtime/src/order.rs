@@ -1,0 +1,34 @@
+//! The order in which a device meets its instructions.
+//!
+//! The turns of the stage's schedule, each the whole forward or backward pass of one microbatch,
+//! and the step phase once after them.
+
+use narrows_plan::program::{Instr, Phase, StageProgram};
+
+/// An instruction at its place in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moment<'a> {
+    /// The instruction.
+    pub instr: &'a Instr,
+    /// Its pass.
+    pub phase: Phase,
+    /// Its microbatch; 0 in the step phase.
+    pub microbatch: u64,
+    /// Which copy of the per-microbatch buffers it sees.
+    pub slot: u64,
+}
+
+/// Everything a device of this stage executes in a step, in order.
+pub fn step(stage: &StageProgram) -> impl Iterator<Item = Moment<'_>> {
+    let turns = stage.schedule.iter().map(|turn| (turn.phase, turn.microbatch));
+    turns.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
+        let slot = slot(stage, microbatch);
+        stage.phase(phase).iter().map(move |instr| Moment { instr, phase, microbatch, slot })
+    })
+}
+
+/// The copy of the per-microbatch buffers that a microbatch uses. Microbatches in flight follow
+/// each other, so the remainder tells them apart.
+pub fn slot(stage: &StageProgram, microbatch: u64) -> u64 {
+    microbatch % stage.slots.max(1)
+}
