@@ -144,29 +144,29 @@ pub struct RequestArgs {
     #[command(flatten)]
     pub subject: SubjectArgs,
     /// Number of devices [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub devices: Option<u64>,
     /// Sequences in one optimizer step, over all devices [default: one a device]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub global_batch: Option<u64>,
     /// Tokens in a sequence [default: 4096, or the model's longest when that is less]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub sequence_length: Option<u64>,
     /// Sequences a replica processes at a time [default: searched]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub micro_batch: Option<u64>,
     /// Devices that split tensors [default: searched]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub tensor: Option<u64>,
     /// Pipeline stages [default: searched]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub pipeline: Option<u64>,
     /// Replicas that split the batch [default: searched]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub data_parallel: Option<u64>,
     /// Sharding of optimizer states over the replicas: auto, off or 1 [default: auto]
     #[arg(long, value_name = "STAGE", value_parser = named(&ZERO))]
-    pub zero: Option<Option<Zero>>,
+    pub zero: Option<ZeroChoice>,
     /// Which plans are searched: all of them, or those of a published baseline [default: auto]
     #[arg(long, value_parser = named(&STRATEGY))]
     pub strategy: Option<Baseline>,
@@ -192,7 +192,7 @@ pub struct RequestArgs {
     #[arg(long, value_enum, default_value_t = Objective::StepTime)]
     pub objective: Objective,
     /// When to stop searching [default: when the plan is proven the fastest]
-    #[arg(long, value_name = "SECONDS", value_parser = units::seconds)]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = units::seconds)]
     pub time_limit: Option<Duration>,
 }
 
@@ -209,12 +209,16 @@ pub struct OutputArgs {
 
 type Names<T> = [(&'static str, T)];
 
-const ZERO: [(&str, Option<Zero>); 5] = [
-    ("auto", None),
-    ("off", Some(Zero::Off)),
-    ("0", Some(Zero::Off)),
-    ("1", Some(Zero::One)),
-    ("one", Some(Zero::One)),
+/// A stage of ZeRO, or `None` for a search.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ZeroChoice(pub Option<Zero>);
+
+const ZERO: [(&str, ZeroChoice); 5] = [
+    ("auto", ZeroChoice(None)),
+    ("off", ZeroChoice(Some(Zero::Off))),
+    ("0", ZeroChoice(Some(Zero::Off))),
+    ("1", ZeroChoice(Some(Zero::One))),
+    ("one", ZeroChoice(Some(Zero::One))),
 ];
 
 const STRATEGY: [(&str, Baseline); 5] = [

@@ -118,7 +118,7 @@ fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) ->
         tensor: args.tensor,
         pipeline: args.pipeline,
         data: args.data_parallel,
-        zero: args.zero.flatten(),
+        zero: args.zero.and_then(|choice| choice.0),
         rules: Rules {
             baseline: args.strategy.unwrap_or(Baseline::Auto),
             weights: args.weights.unwrap_or(WeightRule::Any),
@@ -175,11 +175,11 @@ pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile
     let mut problems = Problems::default();
     let model = problems.take(match &subject.model {
         Some(model) => input::model(model),
-        None => named(&name, "model", &plan.model, |name| input::model(name)),
+        None => named(&name, "model", &plan.model, input::model),
     });
     let profile = problems.take(match &subject.hardware {
         Some(hardware) => input::profile(hardware),
-        None => named(&name, "hardware", &plan.hardware, |name| input::profile(name)),
+        None => named(&name, "hardware", &plan.hardware, input::profile),
     });
     let (Some(model), Some(profile)) = (model, profile) else {
         return Err(problems.failure().unwrap_or_else(|| Failure::failed(vec![])));
@@ -264,7 +264,7 @@ pub fn replace(file: &mut PlanFile, args: &RequestArgs) -> Outcome<()> {
     for (given, place) in sizes {
         *place = given.unwrap_or(*place);
     }
-    if let Some(zero) = args.zero.flatten() {
+    if let Some(zero) = args.zero.and_then(|choice| choice.0) {
         plan.zero = zero;
     }
     let sizes = [plan.mesh.tensor, plan.mesh.pipeline, plan.mesh.data];

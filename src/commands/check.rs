@@ -23,3 +23,88 @@ pub fn run(args: &CheckArgs) -> Outcome<()> {
     }
     if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::Executor;
+    use narrows_plan::model::presets;
+    use narrows_plan::strategy::Rules;
+    use narrows_plan::{Bytes, Plan};
+    use narrows_planner::{GroupingRule, MemoryLimit, Request};
+    use serde_json::Value;
+
+    use super::*;
+
+    fn request() -> Request {
+        Request {
+            model: presets::find("cola-tiny").unwrap(),
+            profile: narrows_cost_model::profile::preset("a100-80gb").unwrap(),
+            devices: 4,
+            global_batch: 4,
+            sequence_length: 64,
+            micro_batch: Some(1),
+            tensor: Some(2),
+            pipeline: Some(2),
+            data: Some(1),
+            zero: None,
+            rules: Rules::ALL,
+            grouping: GroupingRule::Auto,
+            memory_limit: MemoryLimit::Auto,
+            executor: Executor::Captured,
+            time_limit: None,
+        }
+    }
+
+    /// Every value of a document, with the way to it.
+    fn pointers(value: &Value, path: String, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (key, value) in fields {
+                    let key = key.replace('~', "~0").replace('/', "~1");
+                    pointers(value, format!("{path}/{key}"), found);
+                }
+            }
+            Value::Array(items) => {
+                for (index, value) in items.iter().enumerate() {
+                    pointers(value, format!("{path}/{index}"), found);
+                }
+            }
+            _ => {}
+        }
+        found.push(path);
+    }
+
+    /// Whatever is edited, the plan is refused or proven.
+    #[test]
+    fn edited_plans_never_panic() {
+        let request = request();
+        let best = narrows_planner::search(&request).best.unwrap();
+        let plan = serde_json::to_value(&best.plan).unwrap();
+        let mut places = vec![];
+        pointers(&plan, String::new(), &mut places);
+        let words = ["row", "column", "replicate", "token", "online", "x@partial", "block", "one"];
+        arbtest::arbtest(|u| {
+            let mut edited = plan.clone();
+            for _ in 0..u.int_in_range(1..=3)? {
+                let value = match u.int_in_range(0..=4)? {
+                    0 => Value::from(u.int_in_range(0..=9_u64)?),
+                    1 => Value::from(u.arbitrary::<u64>()?),
+                    2 => Value::Null,
+                    3 => Value::from(*u.choose(&words)?),
+                    _ => plan.pointer(u.choose(&places)?).cloned().unwrap_or_default(),
+                };
+                if let Some(place) = edited.pointer_mut(u.choose(&places)?) {
+                    *place = value;
+                }
+            }
+            if let Ok(plan) = Plan::read(&edited.to_string())
+                && let Ok(resolved) = plan.resolve(&request.model)
+            {
+                let proof = Proof::of(lower(&resolved), Bytes(1 << 40));
+                let _ = proof.problems("fuzz");
+            }
+            Ok(())
+        })
+        .budget_ms(1500);
+    }
+}

@@ -1,15 +1,18 @@
 //! `narrows plan`: the fastest plan.
 
-use narrows_plan::Defects;
+use narrows_plan::CheckedProgram;
 use narrows_planner::Request;
-use narrows_planner::predict::predict;
+use narrows_planner::predict::predict_program;
 use narrows_planner::search::Searched;
 
 use crate::args::low::{Format, PlanArgs};
 use crate::args::resolve::{self, Answer};
 use crate::errors::{Failure, Outcome};
 use crate::output;
-use crate::report::{Findings, infeasible, json, text};
+use crate::report::{Findings, infeasible, json, proof, text};
+
+/// Where defects of the planner's own plans are: a bug, but no reason to panic.
+const OURS: &str = "the plan found";
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> Outcome<()> {
@@ -27,13 +30,15 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
         }
         return Err(infeasible::failure(request, &searched.report));
     };
-    let (prediction, _) =
-        predict(&request.model, &request.profile, request.executor, &fitted.plan).map_err(ours)?;
-    let resolved = fitted.plan.resolve(&request.model).map_err(ours)?;
+    let Request { model, profile, executor, .. } = request;
+    let resolved = fitted.plan.resolve(model).map_err(|found| Failure::file(OURS, found))?;
+    let program = CheckedProgram::check(fitted.program.clone())
+        .map_err(|errors| Failure::failed(proof::problems(OURS, &errors)))?;
+    let prediction = predict_program(model, profile, *executor, &resolved, program.program());
     let findings = Findings {
-        model: &request.model,
-        profile: &request.profile,
-        executor: request.executor,
+        model,
+        profile,
+        executor: *executor,
         memory_limit: request.memory_bytes(),
         plan: &fitted.plan,
         resolved: &resolved,
@@ -59,9 +64,4 @@ pub fn deliver(findings: &Findings, answer: &Answer) -> Outcome<()> {
             output::print(&report)
         }
     }
-}
-
-/// A plan of the planner's that does not resolve is a bug, but no reason to panic.
-fn ours(defects: Defects) -> Failure {
-    Failure { ending: crate::errors::Ending::Failed, ..Failure::file("the plan found", defects) }
 }

@@ -1,0 +1,67 @@
+//! Bad input: exit code 2, and the place it is in.
+
+use std::fs;
+
+use super::{narrows, refusal};
+
+#[test]
+fn bad_flags_are_named() {
+    for (arguments, part) in [
+        ("plan", "--model: is missing"),
+        ("plan --model cola-7", "did you mean cola-7b?"),
+        ("plan --model cola-7b --hardware b200", "--hardware: there is no hardware profile"),
+        ("plan --model cola-7b --devices 0", "--devices: 0 is not between"),
+        ("plan --model cola-7b --devices 6 --tensor 4", "--devices: 6 devices do not divide"),
+        ("plan --model cola-7b --sequence-length 8192", "--sequence-length: 8192 tokens"),
+        ("plan --model cola-7b --strategy megatron", "fullrank-tp"),
+        ("plan --model cola-7b --memory-limit lots", "64GiB"),
+        ("plan --model cola-7b --time-limit -1", "not between 0"),
+        ("plan --model cola-7b --devices -2", "--devices"),
+        ("plan --model cola-7b --zero 3", "--zero"),
+        ("plan --model nowhere.json", "nowhere.json: cannot be read"),
+        ("plan --model src", "config.json: cannot be read"),
+        ("check nowhere.json", "nowhere.json: cannot be read"),
+        ("check", "<PLAN>"),
+        ("schema tokens", "possible values"),
+        ("paln", "plan"),
+    ] {
+        let message = refusal(arguments, 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+}
+
+#[test]
+fn bad_files_are_located() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bad.json");
+    let name = path.to_str().unwrap();
+    for (text, part) in [
+        (&b""[..], "bad.json"),
+        (b"{", "line 1 column"),
+        (b"[]", "not a JSON object"),
+        (b"\xff\xfe", "not UTF-8"),
+        (br#"{"format": "narrows-model/1"}"#, "bad.json: hidden: is missing"),
+        (br#"{"model_type": "bert"}"#, "bad.json: "),
+    ] {
+        fs::write(&path, text).unwrap();
+        let message = refusal(&format!("plan --model {name}"), 2);
+        assert!(message.contains(part), "{message}");
+        refusal(&format!("plan --model cola-tiny --hardware {name}"), 2);
+        refusal(&format!("check {name}"), 2);
+        refusal(&format!("cost {name}"), 2);
+        refusal(&format!("explain {name}"), 2);
+    }
+}
+
+#[test]
+fn several_defects_are_told_at_once() {
+    let message = refusal("plan --model cola-7 --hardware b200", 2);
+    assert_eq!(message.matches("error:").count(), 2, "{message}");
+}
+
+#[test]
+fn asking_for_help_is_no_error() {
+    for arguments in ["--help", "plan --help", "-V", "help cost"] {
+        narrows(arguments).assert().success();
+    }
+}

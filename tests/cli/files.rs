@@ -1,0 +1,147 @@
+//! Plans, models and profiles as files and on standard streams.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::{json as answer, narrows, refusal, small_plan, stdout};
+
+#[test]
+fn a_written_plan_is_checked_and_costs_what_was_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let path = path.to_str().unwrap();
+    let model = "--model cola-1b --devices 4 --global-batch 8 --tensor 2";
+    let planned = answer(&format!("plan {model} --output {path}"));
+    let cost = answer(&format!("cost {path}"));
+    assert_eq!(cost["decisions"], planned["decisions"]);
+    assert_eq!(cost["prediction"], planned["prediction"]);
+    assert!(cost.get("search").is_none());
+    let proof = answer(&format!("check {path}"));
+    assert_eq!(proof["proven"], true);
+    assert_eq!(
+        proof["stages"][0]["peak_memory_bytes"],
+        planned["prediction"]["peak_memory_bytes"][0]
+    );
+    let explained = answer(&format!("explain {path}"));
+    assert!(explained["given"]["ratio"].as_f64().is_some_and(|ratio| ratio >= 1.0 - 1e-9));
+}
+
+#[test]
+fn streams_take_the_place_of_files() {
+    let plan = small_plan();
+    serde_json::from_str::<Value>(&plan).expect("only the plan is on standard output");
+    narrows("check -").write_stdin(plan.clone()).assert().success();
+    // What `plan --format json` printed is a plan too.
+    let printed = stdout("plan --model cola-tiny --format json");
+    narrows("cost -").write_stdin(printed).assert().success();
+    let model = fs::read_to_string("models/mixed-ranks.json").unwrap();
+    narrows("plan --model - --devices 2").write_stdin(model).assert().success();
+    let profile = fs::read_to_string("profiles/h100-sxm.json").unwrap();
+    narrows("plan --model cola-tiny --hardware -").write_stdin(profile).assert().success();
+    let message = refusal("check - --model -", 2);
+    assert!(message.contains("one standard input"), "{message}");
+    refusal("plan --model cola-tiny --format json --output -", 2);
+}
+
+#[test]
+fn paths_lead_to_the_same_models_as_presets() {
+    let prediction = |model: &str| {
+        answer(&format!("plan --model {model} --memory-limit none"))["prediction"].clone()
+    };
+    let config = fs::read_to_string("models/llama-7b.config.json").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("config.json"), config).unwrap();
+    let by_folder = prediction(folder.path().to_str().unwrap());
+    assert_eq!(by_folder, prediction("models/llama-7b.config.json"));
+}
+
+#[test]
+fn another_profile_is_priced_and_said() {
+    let command = narrows("cost - --hardware h100-sxm").write_stdin(small_plan()).assert();
+    let output = command.success().get_output().clone();
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(warning.contains("made for `a100-80gb`; re-priced on `h100-sxm`"), "{warning}");
+}
+
+#[test]
+fn another_model_is_refused() {
+    let command = narrows("cost - --model cola-60m").write_stdin(small_plan()).assert();
+    let message = String::from_utf8(command.code(2).get_output().stderr.clone()).unwrap();
+    assert!(message.contains("<stdin>: model.fingerprint: "), "{message}");
+}
+
+#[test]
+fn sizes_replace_those_of_the_plan() {
+    let cost = |flags: &str| narrows(&format!("cost - {flags}")).write_stdin(small_plan()).assert();
+    let output = cost("--global-batch 8 --format json").success().get_output().stdout.clone();
+    let cost_of_8: Value = serde_json::from_slice(&output).unwrap();
+    assert_eq!(cost_of_8["decisions"]["workload"]["global_batch"], 8);
+    cost("--devices 4").code(2);
+    cost("--strategy btp").code(2);
+}
+
+#[test]
+fn a_check_that_fails_ends_with_one() {
+    let check =
+        narrows("check - --memory-limit 1MiB --format json").write_stdin(small_plan()).assert();
+    let output = check.code(1).get_output().clone();
+    let proof: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(proof["proven"], false);
+    assert_eq!(proof["errors"][0]["stage"], 0);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("<stdin>: stage 0: a device needs"), "{message}");
+}
+
+#[test]
+fn edits_that_make_no_sense_are_refused_where_they_are() {
+    let plan: Value = serde_json::from_str(&small_plan()).unwrap();
+    let edited = |edit: fn(&mut Value), field: &str| {
+        let mut plan = plan.clone();
+        edit(&mut plan);
+        let command = narrows("check -").write_stdin(plan.to_string()).assert().code(2);
+        let message = String::from_utf8(command.get_output().stderr.clone()).unwrap();
+        assert!(message.contains(&format!("<stdin>: {field}")), "{field}: {message}");
+    };
+    edited(|plan| plan["mesh"]["tensor"] = json!(0), "mesh.tensor: ");
+    edited(|plan| plan["mesh"]["tensor"] = json!("two"), "mesh.tensor: ");
+    edited(|plan| plan["workload"]["global_batch"] = json!(3), "workload.global_batch: ");
+    edited(|plan| plan["stages"][0]["runs"][0]["count"] = json!(2), "stages: ");
+    edited(
+        |plan| plan["blocks"]["block"]["ops"]["norm1"] = json!("column"),
+        "blocks.block.ops.norm1: ",
+    );
+    edited(|plan| plan["blocks"]["block"]["keep"] = json!([]), "blocks.block");
+    edited(|plan| plan["format"] = json!("narrows-plan/9"), "format: ");
+    edited(|plan| plan["model"]["name"] = json!("../secret"), "model.name: ");
+}
+
+#[test]
+fn a_failure_leaves_what_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    fs::write(&path, "precious").unwrap();
+    let name = path.to_str().unwrap();
+    refusal(&format!("plan --model llama-7b --memory-limit 1GiB --output {name}"), 1);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    let missing = folder.path().join("no/plan.json");
+    let message = refusal(&format!("plan --model cola-tiny --output {}", missing.display()), 2);
+    assert!(message.contains("cannot be written"), "{message}");
+    refusal(&format!("plan --model cola-tiny --output {}", folder.path().display()), 2);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        .args(["schema", "profile"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}

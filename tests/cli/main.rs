@@ -1,0 +1,49 @@
+//! The command line as scripts see it: flags, JSON keys, exit codes.
+
+mod errors;
+mod files;
+mod plan;
+mod text;
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// `narrows` with arguments apart by blanks.
+fn narrows(arguments: &str) -> Command {
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("narrows");
+    command.args(arguments.split_whitespace()).env_remove("CLICOLOR_FORCE");
+    command
+}
+
+/// Standard output of a command that succeeds.
+fn stdout(arguments: &str) -> String {
+    let output = narrows(arguments).assert().success().get_output().stdout.clone();
+    String::from_utf8(output).expect("answers are UTF-8")
+}
+
+/// The JSON a command that succeeds prints.
+fn json(arguments: &str) -> Value {
+    let text = stdout(&format!("{arguments} --format json"));
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
+/// The messages of a command that ends with this exit code, without a word on standard output.
+fn refusal(arguments: &str, code: i32) -> String {
+    let assert = narrows(arguments).assert().code(code);
+    let output = assert.get_output();
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    let message = String::from_utf8(output.stderr.clone()).expect("messages are UTF-8");
+    assert!(!message.contains('\u{1b}'), "colour in a pipe: {message}");
+    assert!(!message.contains("panicked"), "{message}");
+    message
+}
+
+/// A plan of a small model, as text.
+fn small_plan() -> String {
+    stdout("plan --model cola-tiny --devices 2 --global-batch 4 --output -")
+}
+
+#[test]
+fn messages_are_what_they_were() {
+    trycmd::TestCases::new().case("tests/cmd/*.trycmd");
+}

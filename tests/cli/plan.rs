@@ -1,0 +1,157 @@
+//! What is planned, and the numbers that are published.
+
+use serde_json::Value;
+
+use super::{json, refusal};
+
+/// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
+const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
+    --micro-batch 4 --sequence-length 4096";
+
+const MIB: u64 = 1 << 20;
+
+fn forward_all_reduce(answer: &Value) -> u64 {
+    let volumes = &answer["prediction"]["block_collective_bytes"];
+    volumes["forward"]["all_reduce"].as_u64().expect("an all-reduce")
+}
+
+#[test]
+fn published_volumes() {
+    for (model, strategy, mib) in [
+        ("llama-7b", "fullrank-tp", 256),
+        ("cola-7b", "vanilla-tp-published", 1328),
+        ("cola-7b", "btp", 224),
+    ] {
+        let answer = json(&format!("plan --model {model} --strategy {strategy} {PUBLISHED}"));
+        assert_eq!(forward_all_reduce(&answer), mib * MIB, "{model} {strategy}");
+    }
+}
+
+#[test]
+fn every_strategy_is_planned_and_auto_is_no_slower() {
+    let time = |model: &str, strategy: &str| {
+        let answer = json(&format!("plan --model {model} --strategy {strategy} {PUBLISHED}"));
+        let status = answer["search"]["status"].as_str().expect("a status");
+        assert!(["optimal", "gap_limit"].contains(&status), "{model} {strategy}: {status}");
+        answer["prediction"]["step_time_s"].as_f64().expect("a time")
+    };
+    let baselines = ["vanilla-tp", "vanilla-tp-published", "btp"];
+    for (model, more) in [("cola-7b", &[][..]), ("llama-7b", &["fullrank-tp"][..])] {
+        let best = time(model, "auto");
+        for strategy in baselines.iter().chain(more) {
+            assert!(best <= time(model, strategy) * (1.0 + 1e-9), "{model} {strategy}");
+        }
+    }
+}
+
+#[test]
+fn fullrank_tp_of_a_low_rank_model_names_the_dense_twin() {
+    let message = refusal("plan --model cola-7b --strategy fullrank-tp", 2);
+    assert!(message.contains("--model llama-7b"), "{message}");
+    let message = refusal("plan --model models/mixed-ranks.json --strategy fullrank-tp", 2);
+    assert!(message.contains("mixed-ranks-dense"), "{message}");
+}
+
+#[test]
+fn json_has_every_key_that_scripts_rely_on() {
+    let answer = json("plan --model cola-1b --devices 8 --global-batch 16 --pipeline 2");
+    let prediction = &answer["prediction"];
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {answer}"));
+    let step_time = number(&prediction["step_time_s"]);
+    let interval = prediction["step_time_interval_s"].as_array().expect("two times");
+    assert_eq!(interval.len(), 2);
+    assert!(number(&interval[0]) <= step_time && step_time <= number(&interval[1]));
+    let tokens = 16.0 * 4096.0;
+    assert!((number(&prediction["tokens_per_s"]) * step_time - tokens).abs() < 1e-3);
+    assert!((0.0..1.0).contains(&number(&prediction["mfu"])));
+    let peaks = prediction["peak_memory_bytes"].as_array().expect("one a stage");
+    assert_eq!(peaks.len(), 2);
+    assert!(peaks.iter().all(|peak| peak.as_u64().is_some_and(|bytes| bytes > 0)));
+
+    let parts = prediction["breakdown_s"].as_object().expect("parts");
+    let names = ["gemm", "attention", "elementwise", "collective_exposed"];
+    let names: Vec<&str> = names.into_iter().chain(["bubble", "optimizer", "other"]).collect();
+    assert_eq!(parts.keys().collect::<Vec<_>>(), names);
+    let sum: f64 = parts.values().map(number).sum();
+    assert!((sum - step_time).abs() < 1e-9 * step_time, "{sum} of {step_time}");
+    for pass in ["forward", "backward", "redo"] {
+        let volumes = prediction["block_collective_bytes"][pass].as_object().expect("kinds");
+        assert!(volumes.values().all(Value::is_u64));
+    }
+
+    let search = &answer["search"];
+    let statuses = ["optimal", "gap_limit", "time_limit"];
+    assert!(statuses.contains(&search["status"].as_str().expect("a status")));
+    for key in ["gap", "candidates_priced", "candidates_pruned", "wall_time_s"] {
+        number(&search[key]);
+    }
+}
+
+#[test]
+fn decisions_follow_the_schema() {
+    let schema: Value = serde_json::from_str(&super::stdout("schema plan")).expect("a schema");
+    let answer = json("plan --model cola-tiny --devices 4 --global-batch 4 --tensor 2");
+    jsonschema::validate(&schema, &answer["decisions"]).expect("a plan");
+    for kind in ["model", "profile"] {
+        let schema: Value =
+            serde_json::from_str(&super::stdout(&format!("schema {kind}"))).unwrap();
+        jsonschema::meta::validate(&schema).expect("a JSON Schema");
+    }
+}
+
+#[test]
+fn what_is_fixed_is_kept() {
+    let flags = "--tensor 2 --pipeline 2 --data-parallel 2 --micro-batch 1 --zero 1 --recompute none \
+        --norm sync --grouping off --weights sharded --executor eager --objective step-time \
+        --time-limit 60";
+    let answer = json(&format!("plan --model cola-tiny --devices 8 --global-batch 8 {flags}"));
+    let decisions = &answer["decisions"];
+    assert_eq!(decisions["mesh"], serde_json::json!({"tensor": 2, "pipeline": 2, "data": 2}));
+    assert_eq!(decisions["workload"]["micro_batch"], 1);
+    assert_eq!(decisions["zero"], "one");
+    for block in decisions["blocks"].as_object().expect("blocks").values() {
+        assert_eq!(block["grouping"], serde_json::json!({"qkv": false, "gate_up": false}));
+        assert_eq!(block["redo"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn nothing_that_fits_ends_with_one_and_says_why() {
+    let arguments = "plan --model llama-7b --devices 4 --memory-limit 1GiB";
+    let message = refusal(arguments, 1);
+    for part in ["no plan exists for llama-7b", "because", "1.0 GiB", "hint: --memory-limit"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let output = super::narrows(&format!("{arguments} --format json")).assert().code(1);
+    let answer: Value = serde_json::from_slice(&output.get_output().stdout).expect("JSON");
+    assert_eq!(answer["search"]["status"], "infeasible");
+    assert!(answer["decisions"].is_null() && answer["prediction"].is_null());
+    assert!(answer["causes"].as_array().is_some_and(|causes| !causes.is_empty()));
+}
+
+#[test]
+fn a_memory_limit_is_kept() {
+    let answer =
+        json(&format!("plan --model cola-7b --strategy btp --memory-limit 20GiB {PUBLISHED}"));
+    let peak = answer["prediction"]["peak_memory_bytes"][0].as_u64().expect("bytes");
+    assert!(peak <= 20 << 30, "{peak}");
+    assert_eq!(answer["prediction"]["memory_limit_bytes"], 20_u64 << 30);
+    let answer = json("plan --model cola-tiny --memory-limit none");
+    assert!(answer["prediction"]["memory_limit_bytes"].is_null());
+}
+
+#[test]
+fn explain_compares_with_baselines_and_the_twin() {
+    let answer = json("explain --model cola-1b --devices 4 --global-batch 4");
+    let names: Vec<&str> = answer["alternatives"]
+        .as_array()
+        .expect("alternatives")
+        .iter()
+        .filter_map(|alternative| alternative["name"].as_str())
+        .collect();
+    for wanted in ["btp", "vanilla-tp", "vanilla-tp-published", "fullrank-tp of llama-1b"] {
+        assert!(names.iter().any(|name| name.starts_with(wanted)), "{wanted} in {names:?}");
+    }
+    assert!(answer["binds"].as_array().is_some_and(|binds| !binds.is_empty()));
+    assert_eq!(answer["search"]["status"], "optimal");
+}
