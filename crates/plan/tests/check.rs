@@ -80,3 +80,38 @@ fn a_large_program_is_proved_quickly() {
     // A release build takes a few milliseconds; this bound holds on a busy machine too.
     assert!(fastest.as_millis() < 1000, "{fastest:?}");
 }
+
+/// The first complaint about a program, after a change to it.
+fn complaint(change: impl Fn(&mut Program)) -> String {
+    let mut program = large();
+    change(&mut program);
+    let errors = CheckedProgram::check(program).expect_err("it was damaged");
+    errors.to_string().lines().next().unwrap_or_default().to_string()
+}
+
+#[test]
+fn complaints_say_what_where_and_why() {
+    let reduce = |program: &Program| {
+        program.stages[0]
+            .forward
+            .iter()
+            .position(|instr| instr.action.name() == "all_reduce")
+            .expect("a sum is owed somewhere")
+    };
+    let doubled = complaint(|program| {
+        let at = reduce(program);
+        let again = program.stages[0].forward[at].clone();
+        program.stages[0].forward.insert(at, again);
+    });
+    for part in ["stage 0, forward instruction", "which is whole already", "4 times", "(try: "] {
+        assert!(doubled.contains(part), "{part}: {doubled}");
+    }
+    let removed = complaint(|program| {
+        let at = reduce(program);
+        program.stages[0].forward.remove(at);
+    });
+    assert!(removed.contains("each device holds only its own part"), "{removed}");
+    let outside = complaint(|program| program.stages[0].arena.0 /= 2);
+    assert!(outside.contains("ends outside the arena"), "{outside}");
+    println!("{doubled}\n{removed}\n{outside}");
+}

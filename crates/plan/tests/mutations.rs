@@ -56,3 +56,28 @@ fn damage(dice: &mut Dice, programs: &[Program], kind: Damage) -> (Program, Stri
     }
     panic!("no program can be damaged like this");
 }
+
+/// Several damages at once may undo each other, but never crash the check.
+#[test]
+fn a_wreck_is_no_panic() {
+    let mut dice = Dice(3);
+    let models = models();
+    for _ in 0..300 {
+        let mut program = draw(&mut dice, &models).program();
+        for _ in 0..6 {
+            let (_, kind) = KINDS[dice.below(KINDS.len())];
+            // A damage looks up what earlier ones may have removed.
+            let whole = program.stages.iter().all(|stage| {
+                let instrs = stage.forward.iter().chain(&stage.backward).chain(&stage.step);
+                !stage.schedule.is_empty()
+                    && instrs.clone().all(|i| !i.reads.is_empty() || !i.writes.is_empty())
+            });
+            if whole {
+                kind(&mut dice, &mut program);
+            }
+        }
+        if let Err(errors) = CheckedProgram::check(program) {
+            assert!(!errors.to_string().is_empty());
+        }
+    }
+}

@@ -9,7 +9,7 @@ use crate::{Bytes, Dim, Layout};
 
 use super::error::{Checked, ensure, fault, fault_hint};
 use super::lattice::{Side, State, Sum};
-use super::stage::{Place, Site, Written};
+use super::site::{Place, Site, Written};
 
 pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Written>> {
     ensure(exchange.axis == Axis::Tensor, || {
@@ -132,8 +132,9 @@ fn volume_fits(site: &Site, exchange: &Exchange) -> Checked {
     let bytes = |state: &State| state.dtype.bytes(state.rows.size * state.columns.size);
     let all: Bytes = site.reads.iter().map(bytes).sum();
     let first = bytes(&site.reads[0]);
-    let alone = exchange.payload == Bytes(0) && exchange.statistic == all;
-    let beside = exchange.payload == first && exchange.statistic == all - first;
+    let booked = (exchange.payload, exchange.statistic);
+    let alone = booked == (Bytes(0), all);
+    let beside = booked == (first, all - first);
     ensure(alone || beside, || {
         format!(
             "is booked as {} bytes and {} of statistics, but its tensors have {}",

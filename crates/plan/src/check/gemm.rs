@@ -7,11 +7,14 @@ use crate::program::{Extent, Product, ProductForm};
 
 use super::error::{Checked, ensure, fault};
 use super::lattice::{Meaning, Side, State, Sum};
-use super::stage::{Place, Site, Written};
+use super::site::{Place, Site, Written};
 use super::values::Kind;
 
 pub(super) fn transfer(site: &mut Site, product: &Product) -> Checked<Vec<Written>> {
-    ensure(product.batch > 0, || "has an empty batch".into())?;
+    let sizes = [product.m, product.n, product.k, product.batch];
+    ensure(sizes.iter().all(|size| (1..1 << 31).contains(size)), || {
+        format!("multiplies {}×{}×{}, {} times", product.m, product.n, product.k, product.batch)
+    })?;
     match product.form {
         ProductForm::Forward => forward(site, product),
         ProductForm::InputGradient => input_gradient(site, product),

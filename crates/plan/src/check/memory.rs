@@ -42,6 +42,10 @@ impl Owners {
 
 /// Checks of one stage that need no walk: ids, operands and places.
 pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
+    // What follows adds up sizes, which only these make safe.
+    if let Err(found) = check_arena(stage) {
+        return errors.of_stage(index, found);
+    }
     for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
         for (at, instr) in stage.phase(phase).iter().enumerate() {
             if let Err(found) = check_operands(stage, instr) {
@@ -54,7 +58,7 @@ pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut Chec
             }
         }
     }
-    for check in [check_arena, check_slots, check_disjoint] {
+    for check in [check_slots, check_disjoint] {
         if let Err(found) = check(stage) {
             errors.of_stage(index, found);
         }
@@ -132,7 +136,8 @@ fn check_slots(stage: &StageProgram) -> Checked {
             stage.slot_stride
         )
     })?;
-    let slots_end = begin + stage.slot_stride * stage.slots.max(1);
+    let slots = stage.slot_stride.saturating_mul(stage.slots.max(1));
+    let slots_end = begin.saturating_add(slots);
     let meets = |buffer: &Buffer| {
         !buffer.per_microbatch
             && buffer.offset < slots_end.max(end)

@@ -26,20 +26,25 @@
 //! - *Products* contract sides of equal size and equal cut; cut contractions leave a sum owed, and
 //!   a partial operand stays partial where nothing else is cut. `dW = Xᵀ·dY` contracts tokens: its
 //!   sum is owed over the tensor axis where tokens are split, and over the data axis always.
+//! - *Attention* has as many heads as its operands hold, whole or cut as they are; it refuses
+//!   tokens cut by positions, and with whole keys and split queries leaves their gradients owed.
 //! - *Passes* that are not linear refuse sums that are owed. A statistic over split features is
 //!   partial; the online norm leaves its division owed; the latent that recovers it needs that
 //!   statistic, whole.
 //! - *Collectives* begin in the layout the operand has and end in the one they name. Adding up
-//!   what is whole is refused.
+//!   what is whole is refused, and so is a result that is overwritten before anything read it.
 //! - *Backward*, an operation takes the complete gradient of its own output, the very inputs it
 //!   had, and makes one contribution to the gradient of each input. Adding a contribution twice,
 //!   adding gradients of different values or of different layouts is refused. A sum is complete
 //!   when every use in the forward pass has contributed.
-//! - *The step phase* ([`step`]) reduces every gradient over the axes it is owed on, counts its
+//! - *The step phase* (`step`) reduces every gradient over the axes it is owed on, counts its
 //!   square once, updates its weight once, and gathers what ZeRO-1 parted.
 //!
-//! Places of buffers are checked in [`memory`], shards of parameters in [`shards`], the schedules
-//! and all that stages do together in [`schedule`].
+//! A program does not say which φ a latent has. One that divides in place has none, and one with a
+//! pass of its own and a single result has one; of several latents side by side either is believed.
+//!
+//! Places of buffers are checked in `memory`, shards of parameters in `shards`, the schedules
+//! and all that stages do together in `schedule`.
 
 mod collective;
 mod error;
@@ -49,6 +54,7 @@ mod memory;
 mod pass;
 mod schedule;
 mod shards;
+mod site;
 mod stage;
 mod step;
 mod transfer;

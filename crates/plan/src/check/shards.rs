@@ -38,6 +38,10 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
     ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {
         "every member of a shard needs one offset".into()
     })?;
+    let widest = shard.members.iter().flat_map(|(_, rows, columns)| [*rows, *columns]).max();
+    ensure(widest.is_some_and(|side| side <= 1 << 28) && shard.members.len() <= 4, || {
+        "has members of more than 2²⁸ rows or columns, or more than four".into()
+    })?;
     for ((name, rows, columns), stride) in shard.members.iter().zip(&shard.offset_stride) {
         let (size, side) = match shard.split {
             Split::Whole => (0, "elements"),

@@ -5,7 +5,7 @@ use crate::program::{Hop, Phase};
 
 use super::error::{Checked, ensure, fault};
 use super::lattice::{Meaning, State};
-use super::stage::{Place, Site, Written};
+use super::site::{Place, Site, Written};
 use super::values::Kind;
 
 fn neighbour(site: &Site, hop: &Hop, towards_loss: bool) -> Checked {

@@ -33,8 +33,9 @@ pub(super) enum Kind {
     NormSum,
     /// h → φ(h), one output a section.
     Latent,
-    /// h, s → φ(ρ·h).
-    Recover,
+    /// h, s → φ(ρ·h). In place there is no φ, and the backward pass reads the result; else a single
+    /// result has a φ, and the backward pass reads h.
+    Recover { in_place: bool },
     /// Rotates the first features.
     Rope { width: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.

@@ -14,7 +14,7 @@ use super::Dice;
 /// Damages a program and says how, or leaves it as it is when it cannot.
 pub type Damage = fn(&mut Dice, &mut Program) -> Option<String>;
 
-pub const KINDS: [(&str, Damage); 16] = [
+pub const KINDS: [(&str, Damage); 17] = [
     ("collective removed", removed),
     ("collective doubled", doubled),
     ("collective moved", moved),
@@ -31,6 +31,7 @@ pub const KINDS: [(&str, Damage); 16] = [
     ("dependent instructions swapped", swapped),
     ("schedule damaged", schedule),
     ("extent damaged", extent),
+    ("operand dropped", dropped),
 ];
 
 const PHASES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Step];
@@ -201,10 +202,10 @@ fn made_twice(stage: &StageProgram, id: BufferId) -> bool {
     stage.forward.iter().chain(&stage.backward).filter(fresh).count() > 1
 }
 
-fn exchange_at<'p>(
-    program: &'p mut Program,
+fn exchange_at(
+    program: &mut Program,
     (stage, phase, at): (usize, Phase, usize),
-) -> Option<&'p mut Exchange> {
+) -> Option<&mut Exchange> {
     match &mut list(&mut program.stages[stage], phase)[at].action {
         Action::Collective(exchange) => Some(exchange),
         _ => None,
@@ -436,4 +437,20 @@ fn extent(dice: &mut Dice, program: &mut Program) -> Option<String> {
         _ => operand.extent.rows *= 2,
     }
     Some(format!("{what} in way {way}"))
+}
+
+/// An operand is missing. (The backward pass of several latents side by side reads the latent only
+/// where there is a φ, and a program does not say which φ there is.)
+fn dropped(dice: &mut Dice, program: &mut Program) -> Option<String> {
+    let place = find(dice, program, |instr| {
+        instr.action != Action::Pass(PassOp::LatentBackward) || instr.reads.len() == 2
+    })?;
+    let what = say(place, program);
+    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+    let at = dice.below(instr.reads.len() + instr.writes.len());
+    match at.checked_sub(instr.reads.len()) {
+        None => instr.reads.remove(at),
+        Some(at) => instr.writes.remove(at),
+    };
+    Some(format!("{what} without operand {at}"))
 }

@@ -7,12 +7,16 @@ use crate::{DType, Dim};
 
 use super::super::error::{Checked, ensure};
 use super::super::lattice::{Meaning, Side, State, Sum};
-use super::super::stage::{Place, Site, Written};
+use super::super::site::{Place, Site, Written};
 use super::super::values::Kind;
 
 pub(in super::super) fn transfer(site: &mut Site, attention: &Attention) -> Checked<Vec<Written>> {
     site.all_summed()?;
     site.none_owes_norm()?;
+    let sizes = [attention.heads, attention.kv_heads, attention.head_dim];
+    ensure(sizes.iter().all(|size| (1..1 << 24).contains(size)), || {
+        format!("has {} and {} heads of {} features", sizes[0], sizes[1], sizes[2])
+    })?;
     match attention.direction {
         Direction::Forward => {
             let inputs = site.reads.len();

@@ -5,7 +5,7 @@ use crate::program::Access;
 
 use super::super::error::{Checked, ensure, fault};
 use super::super::lattice::{Meaning, Side, State, Sum};
-use super::super::stage::{Place, Site, Written};
+use super::super::site::{Place, Site, Written};
 use super::super::values::Kind;
 
 fn fresh(state: State) -> Written {

@@ -5,7 +5,7 @@ use crate::program::Extent;
 
 use super::super::error::{Checked, ensure, fault};
 use super::super::lattice::{Meaning, Side, State};
-use super::super::stage::{Place, Site, Written};
+use super::super::site::{Place, Site, Written};
 use super::super::values::{Kind, NodeId};
 
 pub(super) fn forward(site: &mut Site) -> Checked<Vec<Written>> {
@@ -35,7 +35,9 @@ pub(super) fn recover(site: &mut Site) -> Checked<Vec<Written>> {
     }
     statistic_fits(site, 1, &h)?;
     let input = site.value(0)?;
-    outputs(site, Kind::Recover, vec![input, statistic])
+    let target = site.instr.writes.first().map(|access| access.buffer);
+    let in_place = target == Some(site.instr.reads[0].buffer);
+    outputs(site, Kind::Recover { in_place }, vec![input, statistic])
 }
 
 /// One number for each row of a latent that is whole.
@@ -74,9 +76,10 @@ pub(super) fn backward(site: &mut Site) -> Checked<Vec<Written>> {
     site.operands(1..=usize::MAX, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
-    let (node, sections) = latent(site, Kind::Latent)?;
+    let (node, sections) = latent(site, |kind| kind == Kind::Latent)?;
     ensure(site.reads.len() <= sections + 1, || "has operands to spare".into())?;
-    if site.reads.len() > sections {
+    // One result without φ is its input's buffer, and has no pass of its own.
+    if site.reads.len() > sections || sections == 1 {
         is_input(site, sections, node)?;
     }
     Ok(vec![gradient(site, node, sections)])
@@ -85,12 +88,17 @@ pub(super) fn backward(site: &mut Site) -> Checked<Vec<Written>> {
 pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
     site.operands(3..=usize::MAX, 2)?;
     site.all_summed()?;
-    let (node, sections) = latent(site, Kind::Recover)?;
-    // φ' is read off the latent before it, or the closed form takes all outputs in its place.
-    let input = site.check.values.inputs(node)[0];
-    let read = site.reads.get(sections).map(|state| state.meaning);
-    let saved = if read == Some(Meaning::Value(input)) { 1 } else { sections };
-    if saved == 1 && read == Some(Meaning::Value(input)) {
+    let (node, sections) = latent(site, |kind| matches!(kind, Kind::Recover { .. }))?;
+    // φ' is read off the latent before it; without φ the closed form takes all outputs instead.
+    let values = &site.check.values;
+    let input = Meaning::Value(values.inputs(node)[0]);
+    let given = site.reads.get(sections).map(|state| state.meaning);
+    let reads_input = match values.kind(node) {
+        Kind::Recover { in_place } if sections == 1 => !in_place,
+        _ => given == Some(input),
+    };
+    let saved = if reads_input { 1 } else { sections };
+    if reads_input {
         is_input(site, sections, node)?;
     } else {
         are_outputs(site, sections, node)?;
@@ -109,14 +117,14 @@ pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
 }
 
 /// The operation whose outputs' gradients are the first operands, and how many there are.
-fn latent(site: &Site, kind: Kind) -> Checked<(NodeId, usize)> {
+fn latent(site: &Site, fits: impl Fn(Kind) -> bool) -> Checked<(NodeId, usize)> {
     let values = &site.check.values;
     let first = site.reads[0].meaning;
     let node = match first {
         Meaning::Gradient { of, .. } => values.producer(of),
         _ => None,
     };
-    let Some(node) = node.filter(|node| values.kind(*node) == kind) else {
+    let Some(node) = node.filter(|node| fits(values.kind(*node))) else {
         return fault(format!("reads {}, no gradient of such a latent", values.describe(first)));
     };
     let outputs = values.outputs(node);
@@ -134,7 +142,8 @@ fn latent(site: &Site, kind: Kind) -> Checked<(NodeId, usize)> {
 
 fn is_input(site: &Site, port: usize, node: NodeId) -> Checked {
     let values = &site.check.values;
-    let (input, dz) = (&site.reads[port], &site.reads[0]);
+    let Some(input) = site.reads.get(port) else { return fault("has too few operands") };
+    let dz = &site.reads[0];
     let own = input.meaning == Meaning::Value(values.inputs(node)[0]);
     ensure(own && input.rows == dz.rows && input.columns.cut == dz.columns.cut, || {
         format!("reads {} ({input}), not the latent of its forward pass", site.operand_name(port))

@@ -9,7 +9,7 @@ mod row;
 use crate::program::PassOp;
 
 use super::error::{Checked, fault};
-use super::stage::{Site, Written};
+use super::site::{Site, Written};
 
 pub(super) fn transfer(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
     use PassOp::*;

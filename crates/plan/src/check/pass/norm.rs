@@ -6,7 +6,7 @@ use crate::program::PassOp;
 
 use super::super::error::{Checked, ensure};
 use super::super::lattice::{Meaning, State, Sum};
-use super::super::stage::{Place, Site, Written};
+use super::super::site::{Place, Site, Written};
 use super::super::values::{Kind, NodeId, ValueId};
 
 pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {

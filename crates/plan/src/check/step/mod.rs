@@ -7,6 +7,8 @@
 //! more than one device, except the data axis without ZeRO. AdamW clips by the norm of all
 //! gradients, so it needs the square sum whole.
 
+mod update;
+
 use std::collections::HashMap;
 
 use crate::emit::Split;
@@ -277,6 +279,7 @@ impl<'c, 'a> Step<'c, 'a> {
 
     fn apply(&mut self, id: BufferId, exchange: &Exchange) -> Checked {
         let name = self.name(id);
+        self.kind_belongs(id, exchange)?;
         let owed = |sum: Sum| if sum == Sum::Owed { Layout::Partial } else { Layout::Replicated };
         let lies = |data: Data| match data {
             Data::Whole => Layout::Replicated,
@@ -310,111 +313,29 @@ impl<'c, 'a> Step<'c, 'a> {
         }
     }
 
-    fn update(&mut self, instr: &Instr) -> Checked {
-        let mixed = self.check.context.precision == crate::Precision::MixedBf16;
-        let (reads, writes) = (&instr.reads, &instr.writes);
-        let states = if mixed { 3 } else { 2 };
-        ensure(reads.len() == 4 && writes.len() == 2 + states, || {
-            "needs a gradient, its states and the master or weight".into()
-        })?;
-        let (gradient, weight) = (reads[0], writes[0]);
-        let shard = self.shard(gradient.buffer)?;
-        let part = self.part(shard);
-        for access in reads.iter().chain([&writes[0]]).chain(&writes[2..]) {
-            self.sees(access, part)?;
-            ensure(self.shard(access.buffer)? == shard, || {
-                format!("mixes {} and another parameter's state", self.name(access.buffer))
-            })?;
-        }
-        let all = self.check.stage.buffer(gradient.buffer).extent;
-        self.sees(&writes[1], all.rows * all.columns)?;
-        let in_place = writes[1].buffer == gradient.buffer
-            && writes[2..].iter().zip(&reads[1..]).all(|(write, read)| write == read)
-            && (mixed || reads[3] == weight);
-        ensure(in_place, || "does not update in place what it reads".into())?;
-        self.norm_is_whole()?;
-        let found = self.reduced(gradient.buffer)?.weight;
-        let parted = self.reduced(gradient.buffer)?.data;
-        for access in &writes[2..] {
-            match self.states.get_mut(&access.buffer) {
-                Some(used) if !*used => *used = true,
-                _ => {
-                    return fault(format!(
-                        "updates {} twice, or it is no state",
-                        self.name(access.buffer)
-                    ));
-                }
-            }
-        }
-        let name = self.name(weight.buffer);
-        match self.weights.get_mut(&weight.buffer) {
-            Some(held) if held.updated => return fault(format!("updates {name} twice")),
-            Some(held) if Some(held.value) == found => {
-                held.updated = true;
-                held.data = parted;
-            }
-            _ => return fault(format!("updates {name} from the gradient of another parameter")),
-        }
-        if let Some(gradient) = self.gradients.get_mut(&gradient.buffer) {
-            gradient.zeroed = true;
-        }
-        Ok(())
-    }
-
-    fn norm_is_whole(&self) -> Checked {
-        let Some(sum) = &self.square_sum else {
-            return fault("clips by the norm of the gradients, but nothing summed their squares");
+    /// Sums are whole afterwards; but replicas may each take their part of a gradient, and gather
+    /// the weight's parts.
+    fn kind_belongs(&self, id: BufferId, exchange: &Exchange) -> Checked {
+        let parted = Layout::Sharded(crate::Dim::Feature);
+        let ways = if self.weights.contains_key(&id) {
+            [(parted, Layout::Replicated); 2]
+        } else {
+            let parts = self.gradients.contains_key(&id)
+                && exchange.axis == Axis::Data
+                && self.check.context.zero == Zero::One;
+            let after = if parts { parted } else { Layout::Replicated };
+            [(Layout::Partial, Layout::Replicated), (Layout::Partial, after)]
         };
-        let uncounted = self.gradients.iter().filter(|(_, gradient)| {
-            let elsewhere = gradient.weight == self.tied && self.check.index == 0;
-            !(gradient.counted || (self.tied.is_some() && elsewhere))
-        });
-        if let Some(id) = uncounted.map(|(id, _)| *id).min() {
-            let name = self.name(id);
-            return fault(format!("clips by the norm of the gradients, but {name} is not in it"));
-        }
-        let owed = [
-            (sum.tensor != Sum::Done, Axis::Tensor),
-            (sum.data != Data::Whole, Axis::Data),
-            (sum.pipeline != Sum::Done, Axis::Pipeline),
-        ];
-        match owed.into_iter().find(|(owed, _)| *owed) {
-            Some((_, axis)) => fault(format!(
-                "clips by the norm of the gradients, which has not been summed over the {} axis",
-                axis.name()
-            )),
-            None => Ok(()),
-        }
-    }
-
-    /// What must hold when the step is over.
-    fn ends(&self) -> Vec<String> {
-        let mut found: Vec<(BufferId, &str)> = vec![];
-        found.extend(self.weights.iter().filter_map(|(id, weight)| {
-            let problem = match weight {
-                Weight { updated: false, .. } => "is not updated",
-                Weight { data: Data::Whole, .. } => return None,
-                _ => "differs between replicas: each updated its part, and nothing gathered them",
-            };
-            Some((*id, problem))
-        }));
-        found.extend(
-            self.gradients
-                .iter()
-                .filter(|(_, g)| !g.zeroed)
-                .map(|(id, _)| (*id, "is not set to zero, and the next step would add to it")),
-        );
-        found.extend(
-            self.states
-                .iter()
-                .filter(|(_, used)| !**used)
-                .map(|(id, _)| (*id, "is a state that no update uses")),
-        );
-        found.sort();
-        found
-            .into_iter()
-            .map(|(id, problem)| format!("at the end of the step {} {problem}", self.name(id)))
-            .collect()
+        ensure(ways.contains(&(exchange.from, exchange.to)), || {
+            format!(
+                "turns {} from {} into {}, but the step only sums over the {} axis and gathers \
+                 weights",
+                self.name(id),
+                exchange.from,
+                exchange.to,
+                exchange.axis.name()
+            )
+        })
     }
 }
 

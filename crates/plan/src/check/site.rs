@@ -1,0 +1,148 @@
+//! One instruction: what its operands hold, and what its transfer function may say of its results.
+
+use crate::program::{Instr, Region};
+
+use super::error::{Checked, ensure, fault};
+use super::lattice::{Meaning, State, Sum};
+use super::stage::StageCheck;
+use super::values::{Kind, ValueId};
+
+/// A result, and which operand it takes the place of.
+pub(super) struct Written {
+    pub state: State,
+    pub place: Place,
+}
+
+/// Where a result may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// To a buffer that the instruction does not read.
+    Fresh,
+    /// In place of the operand with this number.
+    Over(usize),
+    /// Either.
+    Either(usize),
+}
+
+/// One instruction with what its operands hold.
+pub(super) struct Site<'c, 'a> {
+    pub check: &'c mut StageCheck<'a>,
+    pub instr: &'a Instr,
+    pub reads: Vec<State>,
+}
+
+impl Site<'_, '_> {
+    pub fn devices(&self) -> u64 {
+        self.check.context.tensor()
+    }
+
+    /// Exactly so many operands, or with the optional one more.
+    pub fn operands(&self, reads: std::ops::RangeInclusive<usize>, writes: usize) -> Checked {
+        let found = (self.reads.len(), self.instr.writes.len());
+        ensure(reads.contains(&found.0) && writes == found.1, || {
+            format!(
+                "has {} operands and {} results, not {} to {} and {writes}",
+                found.0,
+                found.1,
+                reads.start(),
+                reads.end()
+            )
+        })
+    }
+
+    /// The value an operand holds.
+    pub fn value(&self, port: usize) -> Checked<ValueId> {
+        match self.reads[port].meaning {
+            Meaning::Value(value) => Ok(value),
+            other => fault(format!(
+                "wants a value at operand {port} but reads {}",
+                self.check.values.describe(other)
+            )),
+        }
+    }
+
+    /// The results of an operation, named after the buffers written.
+    pub fn apply(&mut self, kind: Kind, inputs: Vec<ValueId>) -> Checked<Vec<ValueId>> {
+        self.apply_to(kind, inputs, 0..self.instr.writes.len())
+    }
+
+    /// The same when only some of what is written are results of this operation.
+    pub fn apply_to(
+        &mut self,
+        kind: Kind,
+        inputs: Vec<ValueId>,
+        writes: std::ops::Range<usize>,
+    ) -> Checked<Vec<ValueId>> {
+        let stage = self.check.stage;
+        let written = self.instr.writes.get(writes).unwrap_or_default();
+        let names: Vec<&str> =
+            written.iter().map(|access| stage.buffer(access.buffer).name.as_str()).collect();
+        self.check.values.apply(kind, inputs, &names)
+    }
+
+    /// Operands must be whole sums; what cannot wait for a sum says so here.
+    pub fn all_summed(&self) -> Checked {
+        (0..self.reads.len()).try_for_each(|port| self.summed(port))
+    }
+
+    /// This operand must be whole.
+    pub fn summed(&self, port: usize) -> Checked {
+        let state = &self.reads[port];
+        ensure(state.tensor == Sum::Done, || {
+            format!(
+                "needs {} whole, but each device holds only its own part of a sum or maximum \
+                 ({state})",
+                self.operand_name(port)
+            )
+        })
+    }
+
+    /// The statistic of a norm may be owed only where it can wait.
+    pub fn none_owes_norm(&self) -> Checked {
+        match self.reads.iter().position(|state| state.norm.is_some()) {
+            None => Ok(()),
+            Some(port) => fault(format!(
+                "reads {}, which a norm has still to be divided out of",
+                self.operand_name(port)
+            )),
+        }
+    }
+
+    pub fn operand_name(&self, port: usize) -> String {
+        let buffer = self.instr.reads[port].buffer;
+        format!("`{}`", self.check.stage.buffer(buffer).name)
+    }
+
+    /// Two operands lie the same way.
+    pub fn same_layout(&self, one: usize, two: usize) -> Checked {
+        let (first, second) = (&self.reads[one], &self.reads[two]);
+        ensure(first.lies_as(second), || {
+            format!(
+                "needs {} and {} laid out alike, but they are {first} and {second}",
+                self.operand_name(one),
+                self.operand_name(two)
+            )
+        })
+    }
+
+    /// A contribution on top of what an operand holds, or alone.
+    pub fn accumulated(&self, onto: Option<usize>, made: State) -> Checked<Written> {
+        let Some(port) = onto else {
+            return Ok(Written { state: made, place: Place::Fresh });
+        };
+        let held = self.reads[port];
+        if held.meaning == Meaning::Zero {
+            let parameter =
+                self.check.stage.buffer(self.instr.reads[port].buffer).region == Region::Gradient;
+            let fits = held.extent(self.devices()) == made.extent(self.devices());
+            let alike = !parameter || (held.rows, held.columns) == (made.rows, made.columns);
+            ensure(fits && alike, || format!("adds {made} to {held}"))?;
+            return Ok(Written { state: made, place: Place::Over(port) });
+        }
+        ensure(held.lies_as(&made), || {
+            format!("adds {made} to {}, which is {held}", self.operand_name(port))
+        })?;
+        let meaning = self.check.values.sum(held.meaning, made.meaning)?;
+        Ok(Written { state: made.with(meaning), place: Place::Over(port) })
+    }
+}
