@@ -58,8 +58,11 @@ impl Problem {
         Problem { field, hints: hint.into_iter().collect(), ..Problem::new(file, problem) }
     }
 
-    /// A defect whose field is the flag it belongs to.
+    /// A defect whose field is the flag it belongs to, or a place in the model.
     pub fn in_flag(defect: Defect) -> Problem {
+        if defect.field.contains(['.', '[']) {
+            return Problem::in_file("--model", defect);
+        }
         let place = if defect.field.is_empty() { String::new() } else { flag(&defect.field) };
         let hints = defect.hint.into_iter().collect();
         Problem { hints, ..Problem::new(place, defect.problem) }

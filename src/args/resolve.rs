@@ -3,14 +3,14 @@
 
 use std::ffi::{OsStr, OsString};
 
-use narrows_cost_model::Profile;
+use narrows_cost_model::{Executor, Profile};
 use narrows_plan::decisions::Origin;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
-use narrows_plan::{Defect, Plan};
-use narrows_planner::{GroupingRule, Request};
+use narrows_plan::{Defect, Mesh, Plan};
+use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
-use crate::errors::{Failure, Outcome, Problem, Problems};
+use crate::errors::{Ending, Failure, Outcome, Problem, Problems};
 use crate::input;
 use crate::output;
 
@@ -97,8 +97,9 @@ struct Sizes {
 
 /// The request that a plan answers: its model, hardware, devices and batch, all else searched.
 pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> {
+    sensible(file)?;
     let sizes = Sizes {
-        devices: args.devices.unwrap_or(file.plan.mesh.devices()),
+        devices: args.devices.unwrap_or(devices(file.plan.mesh).unwrap_or(u64::MAX)),
         global_batch: args.global_batch.unwrap_or(file.plan.workload.global_batch),
         sequence_length: args.sequence_length.unwrap_or(file.plan.workload.sequence_length),
     };
@@ -106,6 +107,52 @@ pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> 
     request.validate().map_err(Failure::flags)?;
     dense_enough(&request)?;
     Ok(request)
+}
+
+/// Whether a plan's sizes are ones that could have been asked for, and its model one that can be
+/// planned.
+pub fn sensible(file: &PlanFile) -> Outcome<()> {
+    let PlanFile { name, plan, model, profile } = file;
+    let request = Request {
+        model: model.clone(),
+        profile: profile.clone(),
+        devices: devices(plan.mesh).unwrap_or(u64::MAX),
+        global_batch: plan.workload.global_batch,
+        sequence_length: plan.workload.sequence_length,
+        micro_batch: Some(plan.workload.micro_batch),
+        tensor: Some(plan.mesh.tensor),
+        pipeline: Some(plan.mesh.pipeline),
+        data: Some(plan.mesh.data),
+        zero: Some(plan.zero),
+        rules: Rules::ALL,
+        grouping: GroupingRule::Auto,
+        memory_limit: MemoryLimit::None,
+        executor: Executor::Captured,
+        time_limit: None,
+    };
+    let defects = request.validate().err().unwrap_or_default().0.into_iter();
+    let problems: Vec<Problem> = defects.map(|defect| in_plan(name, defect)).collect();
+    if problems.is_empty() { Ok(()) } else { Err(Failure { ending: Ending::BadInput, problems }) }
+}
+
+/// The devices of a mesh nobody has checked.
+fn devices(mesh: Mesh) -> Option<u64> {
+    mesh.tensor.checked_mul(mesh.pipeline)?.checked_mul(mesh.data)
+}
+
+/// A defect of a request, where the plan has what the request was made from.
+fn in_plan(file: &str, defect: Defect) -> Problem {
+    let field = match defect.field.as_str() {
+        "devices" => "mesh",
+        "global-batch" => "workload.global_batch",
+        "sequence-length" => "workload.sequence_length",
+        "micro-batch" => "workload.micro_batch",
+        "tensor" => "mesh.tensor",
+        "pipeline" => "mesh.pipeline",
+        "data-parallel" => "mesh.data",
+        _ => return Problem::in_flag(defect),
+    };
+    Problem::in_file(file, Defect { field: field.into(), ..defect })
 }
 
 fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) -> Request {
@@ -267,9 +314,7 @@ pub fn replace(file: &mut PlanFile, args: &RequestArgs) -> Outcome<()> {
     if let Some(zero) = args.zero.and_then(|choice| choice.0) {
         plan.zero = zero;
     }
-    let sizes = [plan.mesh.tensor, plan.mesh.pipeline, plan.mesh.data];
-    let devices = sizes.iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
-    if args.devices.is_some_and(|wanted| Some(wanted) != devices) {
+    if args.devices.is_some_and(|wanted| Some(wanted) != devices(plan.mesh)) {
         let problem = format!("the plan's mesh is {}", plan.mesh);
         let hint = "--tensor, --pipeline and --data-parallel change it";
         problems.push(Problem::new("--devices", problem).hint(hint));

@@ -11,6 +11,7 @@ use crate::report::proof::{self, Proof};
 /// Reads, resolves, lowers, checks.
 pub fn run(args: &CheckArgs) -> Outcome<()> {
     let file = resolve::plan_file(&args.plan, &args.subject)?;
+    resolve::sensible(&file)?;
     let resolved =
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());

@@ -49,6 +49,7 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
 
 /// Proves and prices a plan. Only what was proved has a price.
 pub fn price(file: &PlanFile, executor: Executor) -> Outcome<Priced> {
+    resolve::sensible(file)?;
     warn_of_other_profile(file);
     let PlanFile { name, plan, model, profile } = file;
     let plan = Plan { hardware: resolve::origin(profile), ..plan.clone() };

@@ -105,6 +105,11 @@ fn edits_that_make_no_sense_are_refused_where_they_are() {
         assert!(message.contains(&format!("<stdin>: {field}")), "{field}: {message}");
     };
     edited(|plan| plan["mesh"]["tensor"] = json!(0), "mesh.tensor: ");
+    edited(|plan| plan["mesh"]["data"] = json!(u64::MAX), "mesh: ");
+    edited(
+        |plan| plan["workload"]["sequence_length"] = json!(1 << 20),
+        "workload.sequence_length: ",
+    );
     edited(|plan| plan["mesh"]["tensor"] = json!("two"), "mesh.tensor: ");
     edited(|plan| plan["workload"]["global_batch"] = json!(3), "workload.global_batch: ");
     edited(|plan| plan["stages"][0]["runs"][0]["count"] = json!(2), "stages: ");
