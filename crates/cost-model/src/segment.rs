@@ -69,14 +69,9 @@ impl PricedSpace {
     }
 
     /// The cost table in a context that shares the tensor axis and the microbatch. Nodes are the
-    /// ops, then the values, in their order. With `in_flight` microbatches given, one unlimited row
-    /// counts the bytes of the instance.
-    pub fn table(
-        &self,
-        context: &Context,
-        price: KernelPrice,
-        in_flight: Option<u64>,
-    ) -> CostTable {
+    /// ops, then the values, in their order. With `count_bytes`, two unlimited rows count what the
+    /// instance holds: [`RESIDENT`] and, for each microbatch in flight, [`KEPT`].
+    pub fn table(&self, context: &Context, price: KernelPrice, count_bytes: bool) -> CostTable {
         let microbatches = context.workload.microbatches(&context.mesh);
         let segment = &self.space.segment;
         let mut nodes = vec![];
@@ -96,8 +91,8 @@ impl PricedSpace {
             nodes.push(Node { name: format!("value {}", segment.value(id).name), choices });
         }
         let mut table = CostTable { nodes, links: self.links.clone(), rows: vec![] };
-        if let Some(in_flight) = in_flight {
-            add_row(&self.space, context, in_flight, &mut table);
+        if count_bytes {
+            add_rows(&self.space, context, &mut table);
         }
         table
     }
@@ -360,21 +355,29 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
     u8::try_from(found).expect("a port has fewer than 64 layouts")
 }
 
-/// One row: what an instance holds between its passes.
-fn add_row(space: &SegmentSpace, context: &Context, in_flight: u64, table: &mut CostTable) {
-    let row = RowId(table.rows.len() as u32);
-    table.rows.push(Row { name: "bytes of the block".into(), limit: Bytes(u64::MAX) });
+/// The row of parameters, gradients and optimizer states.
+pub const RESIDENT: RowId = RowId(0);
+/// The row of what is kept from a forward pass to its backward pass.
+pub const KEPT: RowId = RowId(1);
+
+fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
+    for name in ["resident bytes", "kept bytes"] {
+        table.rows.push(Row { name: name.into(), limit: Bytes(u64::MAX) });
+    }
+    let count = |choice: &mut Choice, row: RowId, bytes: Bytes| {
+        choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
+    };
     for (node, options) in space.ops.iter().enumerate() {
         for (option, choice) in options.iter().zip(&mut table.nodes[node].choices) {
-            let bytes = op_bytes(space, context, OpId(node as u32), option).total(in_flight);
-            choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
+            let bytes = op_bytes(space, context, OpId(node as u32), option);
+            count(choice, RESIDENT, bytes.resident);
+            count(choice, KEPT, bytes.kept);
         }
     }
     for (value, flows) in space.flows.iter().enumerate() {
         let choices = &mut table.nodes[space.ops.len() + value].choices;
         for (flow, choice) in flows.iter().zip(choices) {
-            let bytes = flow_kept(space, ValueId(value as u32), flow) * in_flight;
-            choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
+            count(choice, KEPT, flow_kept(space, ValueId(value as u32), flow));
         }
     }
 }

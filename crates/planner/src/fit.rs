@@ -24,7 +24,7 @@ use crate::assemble::{Decided, assemble};
 use crate::request::Request;
 use crate::search::tied_weights;
 use crate::segments::{Part, Segments, Solved};
-use crate::stages::{Allotment, Extra, Partition, allot, partitions};
+use crate::stages::{Allotment, Cutoff, Extra, Partition, allot, partitions};
 
 /// A plan that fits, lowered and simulated.
 #[derive(Clone, Debug)]
@@ -164,13 +164,17 @@ impl<'a> Fitter<'a> {
             let budgets = self.budgets(context, ends, &slack);
             let Some(budgets) = budgets else { break };
             let divider = Divider::new(self, context, ends.border, budgets);
-            let (found, priced) = divider.partitions(&self.extras(context, ends));
+            let (found, priced) = divider.partitions(&self.extras(context, ends), incumbent);
             self.priced.fetch_add(priced, Ordering::Relaxed);
             let bound = found.first().map_or(Seconds(f64::INFINITY), |p| p.bound);
             let first_bound = *first_bound.get_or_insert(bound);
             if found.is_empty() {
-                let needed = limit + divider.excess();
-                refusal = Refusal::Memory { stage: None, needed, limit };
+                let excess = divider.excess();
+                if excess == Bytes(0) {
+                    // Something fits, but nothing that beats the incumbent.
+                    return (Ok(None), first_bound);
+                }
+                refusal = Refusal::Memory { stage: None, needed: limit + excess, limit };
                 break;
             }
             match self.best_of(context, ends, found, &divider, incumbent) {
@@ -195,6 +199,7 @@ impl<'a> Fitter<'a> {
         incumbent: f64,
     ) -> Result<Option<Fitted>, (usize, Bytes)> {
         let extras = self.extras(context, ends);
+        let microbatches = context.workload.microbatches(&context.mesh);
         let choice = |stage, first, count| divider.known_allotment(stage, first, count);
         let mut best: Option<(f64, Partition)> = None;
         for partition in found.into_iter().take(TRIED_MAX) {
@@ -203,7 +208,8 @@ impl<'a> Fitter<'a> {
                 break;
             }
             let time = |partition: &Partition| play(context, partition, &extras).0;
-            let (partition, time, priced) = partition.improve(&choice, time);
+            let bound = |partition: &Partition| partition.bound_of(&extras, microbatches);
+            let (partition, time, priced) = partition.improve(&choice, least, bound, time);
             self.priced.fetch_add(priced, Ordering::Relaxed);
             if time < least {
                 best = Some((time, partition));
@@ -223,7 +229,7 @@ impl<'a> Fitter<'a> {
             context: *context,
             border: ends.border,
             embedding: ends.embedding.clone(),
-            stages: partition.stages.into_iter().map(|stage| stage.blocks).collect(),
+            stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
             head: ends.head.clone(),
         };
         let plan = assemble(self.request, &decided);
@@ -368,11 +374,27 @@ impl<'a> Divider<'a> {
         Divider { fitter, context, border, budgets, known: RefCell::default() }
     }
 
-    fn partitions(&self, extras: &[Extra]) -> (Vec<Partition>, u64) {
-        let blocks = self.fitter.segments.layer_shapes().len();
+    fn partitions(&self, extras: &[Extra], incumbent: f64) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |stage, first, count| self.known_allotment(stage, first, count);
-        partitions(blocks, extras, microbatches, &choice)
+        let turns = self
+            .fitter
+            .segments
+            .layer_shapes()
+            .iter()
+            .filter_map(|shape| {
+                self.fitter.segments.fastest(block_part(*shape, self.border), self.context)
+            })
+            .map(|solved| (solved.time.forward + solved.time.backward - self.once(&solved)).0)
+            .collect();
+        partitions(extras, microbatches, &Cutoff { turns, time: incumbent }, &choice)
+    }
+
+    /// What another choice could save in a microbatch by spending more once a step: the fastest
+    /// choice minimises both together.
+    fn once(&self, solved: &Solved) -> Seconds {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        Seconds(solved.time.step.0 / microbatches as f64)
     }
 
     fn known_allotment(&self, stage: usize, first: usize, count: usize) -> Option<Arc<Allotment>> {
@@ -400,10 +422,14 @@ impl<'a> Divider<'a> {
         if fastest.bytes <= self.budgets[stage] {
             return Some(fastest);
         }
-        let hulls: Vec<_> = self
-            .parts(first, count)
-            .map(|part| segments.hull(part, self.context, in_flight))
-            .collect();
+        // Blocks that are alike mix the points around their average; others may need any point.
+        let hull = |part, average| segments.hull(part, self.context, in_flight, average);
+        let hulls: Vec<_> = if segments.shapes() == 1 {
+            let average = Some(self.budgets[stage] / count as u64);
+            vec![hull(block_part(0, self.border), average); count]
+        } else {
+            self.parts(first, count).map(|part| hull(part, None)).collect()
+        };
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         allot(&hulls, in_flight, microbatches, self.budgets[stage])
     }
@@ -415,7 +441,8 @@ impl<'a> Divider<'a> {
         let over = |(stage, budget): (usize, &Bytes)| {
             let in_flight = in_flight(self.context, stage);
             let least = |part| {
-                let hull = self.fitter.segments.hull(part, self.context, in_flight);
+                let smallest = Some(Bytes(0));
+                let hull = self.fitter.segments.hull(part, self.context, in_flight, smallest);
                 hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
             };
             let first = (stage * count).min(blocks - count);

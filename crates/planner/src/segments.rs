@@ -7,17 +7,17 @@ use std::time::Instant;
 use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
 use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode};
-use narrows_cost_model::table::RowId;
+use narrows_cost_model::table::Assignment;
 use narrows_plan::graph::{
     Grouping, Segment, SegmentKind, block_segment, embedding_segment, head_segment,
 };
 use narrows_plan::model::{Block, Model};
 use narrows_plan::strategy::{Context, SegmentChoice, SegmentSpace, TiedWeight, Zero};
-use narrows_plan::{EdgeLayout, Kernel};
+use narrows_plan::{Bytes, EdgeLayout, Kernel};
 use rayon::prelude::*;
 
 use crate::request::Request;
-use crate::solve::hull::hull;
+use crate::solve::hull::{Hull, Sweeper};
 use crate::solve::{Limits, Status, exact};
 
 /// A segment's decisions with what they cost.
@@ -55,6 +55,15 @@ struct Key {
     in_flight: Option<u64>,
 }
 
+/// The tables of a block's groupings, ready for sweeps.
+type Prepared = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+
+/// A hull as far as it is known, with its vertices read back.
+struct HeldHull {
+    hull: Option<Hull>,
+    solved: HashMap<(usize, Assignment), Arc<Solved>>,
+}
+
 /// Solves and remembers.
 pub struct Segments<'a> {
     request: &'a Request,
@@ -62,7 +71,8 @@ pub struct Segments<'a> {
     layer_shapes: Vec<usize>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
     spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<PricedSpace>>>,
-    hulls: Mutex<HashMap<Key, Arc<Vec<Arc<Solved>>>>>,
+    sweepers: Mutex<HashMap<Key, Prepared>>,
+    hulls: Mutex<HashMap<Key, Arc<Mutex<Option<HeldHull>>>>>,
     deadline: Option<Instant>,
     solves: std::sync::atomic::AtomicU64,
     unproven: std::sync::atomic::AtomicBool,
@@ -89,6 +99,7 @@ impl<'a> Segments<'a> {
             layer_shapes,
             fastest: Mutex::default(),
             spaces: Mutex::default(),
+            sweepers: Mutex::default(),
             hulls: Mutex::default(),
             deadline,
             solves: Default::default(),
@@ -136,22 +147,80 @@ impl<'a> Segments<'a> {
         solved
     }
 
-    /// The hull of time against bytes of a block with `in_flight` microbatches, the fastest first:
-    /// vertices of the lower convex hull over all groupings.
-    pub fn hull(&self, part: Part, context: &Context, in_flight: u64) -> Arc<Vec<Arc<Solved>>> {
+    /// Points of the lower convex hull of time against bytes of a block with `in_flight`
+    /// microbatches, over all groupings, from the fastest to the smallest. The edge over `average`
+    /// bytes is among them; without it, every vertex is.
+    pub fn hull(
+        &self,
+        part: Part,
+        context: &Context,
+        in_flight: u64,
+        average: Option<Bytes>,
+    ) -> Vec<Arc<Solved>> {
         let key = Key { part, context: *context, in_flight: Some(in_flight) };
-        if let Some(known) = lock(&self.hulls).get(&key) {
+        let known = lock(&self.hulls).entry(key).or_default().clone();
+        let mut held = lock(&known);
+        let held = held.get_or_insert_with(|| {
+            let sweepers = self.sweepers(part, context);
+            // One row is weighted with the microbatches it is there for.
+            let hull = Hull::new(sweepers, vec![1.0, in_flight as f64]);
+            HeldHull { hull, solved: HashMap::new() }
+        });
+        let Some(hull) = &mut held.hull else { return vec![] };
+        let before = hull.sweeps();
+        match average {
+            Some(bytes) => hull.refine(bytes.as_f64()),
+            None => hull.refine_all(),
+        }
+        let sweeps = hull.sweeps() - before;
+        self.solves.fetch_add(sweeps, std::sync::atomic::Ordering::Relaxed);
+        let groupings = self.feasible_groupings(part, context);
+        let solved = &mut held.solved;
+        hull.vertices()
+            .iter()
+            .map(|vertex| {
+                let known = solved.entry((vertex.table, vertex.assignment.clone()));
+                let make = || {
+                    Arc::new(self.finish(
+                        part,
+                        groupings[vertex.table],
+                        context,
+                        &vertex.assignment,
+                    ))
+                };
+                known.or_insert_with(make).clone()
+            })
+            .collect()
+    }
+
+    fn sweepers(&self, part: Part, context: &Context) -> Vec<Arc<Sweeper>> {
+        self.prepared(part, context).iter().map(|(_, sweeper)| sweeper.clone()).collect()
+    }
+
+    fn feasible_groupings(&self, part: Part, context: &Context) -> Vec<Grouping> {
+        self.prepared(part, context).iter().map(|(grouping, _)| *grouping).collect()
+    }
+
+    /// The tables of all groupings that have a solution, ready for sweeps.
+    fn prepared(&self, part: Part, context: &Context) -> Prepared {
+        let key = Key { part, context: *context, in_flight: None };
+        if let Some(known) = lock(&self.sweepers).get(&key) {
             return known.clone();
         }
-        let microbatches = context.workload.microbatches(&context.mesh);
-        let points: Vec<Solved> = self
+        let made: Vec<(Grouping, Arc<Sweeper>)> = self
             .groupings(part)
             .par_iter()
-            .flat_map_iter(|grouping| self.grouped_hull(part, *grouping, context, in_flight))
+            .filter_map(|grouping| {
+                let priced = self.priced(part, *grouping, context);
+                let prices = self.prices(context);
+                let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), true);
+                let sweeper = Sweeper::new(&table).ok().flatten()?;
+                Some((*grouping, Arc::new(sweeper)))
+            })
             .collect();
-        let hull = Arc::new(convex(points, in_flight, microbatches));
-        lock(&self.hulls).insert(key, hull.clone());
-        hull
+        let made = Arc::new(made);
+        lock(&self.sweepers).insert(key, made.clone());
+        made
     }
 
     fn groupings(&self, part: Part) -> &'static [Grouping] {
@@ -200,7 +269,7 @@ impl<'a> Segments<'a> {
     fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Solved> {
         let priced = self.priced(part, grouping, context);
         let prices = self.prices(context);
-        let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), None);
+        let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), false);
         self.solves.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let limits = Limits { time: self.remaining(), gap: 0.0 };
         let outcome = exact(&table, &limits).ok()?;
@@ -208,71 +277,28 @@ impl<'a> Segments<'a> {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
         }
         let assignment = outcome.assignment?;
-        Some(finish(&priced, context, &assignment, grouping, &prices))
+        Some(self.finish(part, grouping, context, &assignment))
     }
 
-    fn grouped_hull(
+    fn finish(
         &self,
         part: Part,
         grouping: Grouping,
         context: &Context,
-        in_flight: u64,
-    ) -> Vec<Solved> {
+        assignment: &[u32],
+    ) -> Solved {
         let priced = self.priced(part, grouping, context);
         let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel(kernel);
-        let table = priced.table(context, &price, Some(in_flight));
-        let vertices = hull(&table, RowId(0)).unwrap_or_default();
-        self.solves.fetch_add(vertices.len() as u64, std::sync::atomic::Ordering::Relaxed);
-        vertices
-            .iter()
-            .map(|vertex| finish(&priced, context, &vertex.assignment, grouping, &prices))
-            .collect()
+        let space = &priced.space;
+        let choice = decode(space, assignment);
+        let time = priced.time(context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
+        let bytes = segment_bytes(space, context, &choice);
+        Solved { grouping, choice, segment: Arc::new(space.segment.clone()), time, bytes }
     }
 
     fn remaining(&self) -> Option<std::time::Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
-}
-
-fn finish(
-    priced: &PricedSpace,
-    context: &Context,
-    assignment: &[u32],
-    grouping: Grouping,
-    prices: &Prices,
-) -> Solved {
-    let space = &priced.space;
-    let choice = decode(space, assignment);
-    let time = priced.time(context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
-    let bytes = segment_bytes(space, context, &choice);
-    Solved { grouping, choice, segment: Arc::new(space.segment.clone()), time, bytes }
-}
-
-/// The lower convex hull of points, from the fastest to the smallest.
-fn convex(mut points: Vec<Solved>, in_flight: u64, microbatches: u64) -> Vec<Arc<Solved>> {
-    let at = |solved: &Solved| {
-        (solved.bytes.total(in_flight).as_f64(), solved.time.total(microbatches).0)
-    };
-    points.sort_by(|a, b| at(a).1.total_cmp(&at(b).1).then(at(a).0.total_cmp(&at(b).0)));
-    let mut hull: Vec<Arc<Solved>> = vec![];
-    for point in points {
-        if hull.last().is_some_and(|last| at(last).0 <= at(&point).0) {
-            continue;
-        }
-        while hull.len() > 1 {
-            let (first, second) = (at(&hull[hull.len() - 2]), at(&hull[hull.len() - 1]));
-            let third = at(&point);
-            // The second is on the hull if it saves bytes at a lower price than the third.
-            let saved = (second.1 - first.1) * (first.0 - third.0);
-            if saved < (third.1 - first.1) * (first.0 - second.0) {
-                break;
-            }
-            hull.pop();
-        }
-        hull.push(Arc::new(point));
-    }
-    hull
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -55,7 +55,7 @@ impl Allotment {
 /// first. The first step that no longer fits could be taken in part by a perfect division: what
 /// that would save is the allotment's slack, and no choice of points is faster by more.
 pub fn allot(
-    hulls: &[Arc<Vec<Arc<Solved>>>],
+    hulls: &[Vec<Arc<Solved>>],
     in_flight: u64,
     microbatches: u64,
     budget: Bytes,
@@ -114,7 +114,7 @@ pub struct Partition {
     /// How many blocks each stage has.
     pub counts: Vec<usize>,
     /// The blocks of each stage.
-    pub stages: Vec<Allotment>,
+    pub stages: Vec<Arc<Allotment>>,
 }
 
 /// The fastest allotment for `count` blocks from block `first` on a stage, if one fits:
@@ -131,15 +131,44 @@ struct Label {
     counts: Vec<usize>,
 }
 
-/// The undominated partitions of `blocks` blocks into `extras.len()` stages, best bound first.
-/// Every stage has at least one block. Also returns how many partial partitions were priced.
+/// What partitions must beat to be worth pricing.
+#[derive(Clone, Debug)]
+pub struct Cutoff {
+    /// The least forward and backward time of each block, whatever the memory.
+    pub turns: Vec<f64>,
+    /// The step time to beat.
+    pub time: f64,
+}
+
+impl Cutoff {
+    /// The most blocks from `first` on that a stage can have and beat the time.
+    fn most(&self, first: usize, extra: &Extra, microbatches: u64) -> usize {
+        let mut turn = (extra.forward + extra.backward).0;
+        let fits = |block: &&f64| {
+            turn += **block;
+            microbatches as f64 * turn < self.time
+        };
+        self.turns[first..].iter().take_while(fits).count()
+    }
+}
+
+/// The undominated partitions of the blocks into `extras.len()` stages, best bound first; none that
+/// cannot beat the cutoff. Every stage has at least one block. Also returns how many partial
+/// partitions were priced.
 pub fn partitions(
-    blocks: usize,
     extras: &[Extra],
     microbatches: u64,
+    cutoff: &Cutoff,
     choice: StageChoice,
 ) -> (Vec<Partition>, u64) {
-    let stages = extras.len();
+    let (blocks, stages) = (cutoff.turns.len(), extras.len());
+    // The most blocks that the stages from s on can have, were all blocks the quickest.
+    let quickest = cutoff.turns.iter().copied().fold(f64::INFINITY, f64::min);
+    let ideal = Cutoff { turns: vec![quickest; blocks], time: cutoff.time };
+    let mut most_later = vec![0; stages + 1];
+    for stage in (0..stages).rev() {
+        most_later[stage] = most_later[stage + 1] + ideal.most(0, &extras[stage], microbatches);
+    }
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
     labels[0].push(Label { turns: 0.0, bound: 0.0, counts: vec![] });
@@ -147,8 +176,9 @@ pub fn partitions(
         let later = stages - stage - 1;
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
-            let most = (blocks - used).saturating_sub(later);
-            let least = if later == 0 { most.max(1) } else { 1 };
+            let left = blocks - used;
+            let most = cutoff.most(used, extra, microbatches).min(left.saturating_sub(later));
+            let least = left.saturating_sub(most_later[stage + 1]).max(1);
             for count in least..=most {
                 let Some(allotment) = choice(stage, used, count) else { break };
                 let turn = allotment.turn_at_least(extra, microbatches);
@@ -159,6 +189,9 @@ pub fn partitions(
                     let mut counts = label.counts.clone();
                     counts.push(count);
                     let bound = label.bound.max(own);
+                    if bound >= cutoff.time {
+                        continue;
+                    }
                     next[used + count].push(Label { turns: label.turns + turn, bound, counts });
                 }
             }
@@ -179,17 +212,32 @@ impl Partition {
         let mut first = 0;
         let mut stages = vec![];
         for (stage, count) in counts.iter().enumerate() {
-            stages.push((*choice(stage, first, *count)?).clone());
+            stages.push(choice(stage, first, *count)?);
             first += count;
         }
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
+    /// No step with this partition is shorter.
+    pub fn bound_of(&self, extras: &[Extra], microbatches: u64) -> f64 {
+        let mut turns = 0.0;
+        let mut bound = 0.0_f64;
+        for (stage, extra) in self.stages.iter().zip(extras) {
+            let turn = stage.turn_at_least(extra, microbatches);
+            let step = (stage.step + extra.step).0;
+            bound = bound.max(turns + microbatches as f64 * turn + step);
+            turns += turn;
+        }
+        bound
+    }
+
     /// Moves single blocks between stages while that makes `time` smaller: the bound's best
-    /// partition is rarely the simulation's.
+    /// partition is rarely the simulation's. What cannot get below `least` is not tried.
     pub fn improve(
         mut self,
         choice: StageChoice,
+        least: f64,
+        bound: impl Fn(&Partition) -> f64,
         time: impl Fn(&Partition) -> f64,
     ) -> (Partition, f64, u64) {
         let (mut best, mut priced) = (time(&self), 1);
@@ -200,10 +248,14 @@ impl Partition {
                     let mut counts = self.counts.clone();
                     counts[from] -= 1;
                     counts[to] += 1;
+                    let to_beat = better.as_ref().map_or(best, |(_, t)| *t);
                     let Some(moved) = Partition::of(counts, choice) else { continue };
                     priced += 1;
+                    if bound(&moved) >= to_beat.min(least) {
+                        continue;
+                    }
                     let moved_time = time(&moved);
-                    if moved_time < better.as_ref().map_or(best, |(_, t)| *t) {
+                    if moved_time < to_beat {
                         better = Some((moved, moved_time));
                     }
                 }

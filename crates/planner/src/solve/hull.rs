@@ -1,67 +1,78 @@
-//! The lower convex hull of time against the bytes of one row.
+//! The lower convex hull of time against bytes, refined where it is asked for.
 //!
 //! Its vertices are the assignments that are cheapest for some price of a byte:
 //!
 //! ```text
 //! minimise  time + λ·bytes,   λ ≥ 0
 //! ```
-//! Each λ is one sweep of the elimination, so a hull costs a few milliseconds where the full front
-//! needs an integer program a point. Many blocks that share a budget mix two neighbouring vertices,
-//! and the line between them bounds every mix from below.
+//! Each λ is one sweep of the elimination, where a point of the full front needs an integer program.
+//! Many blocks that share a budget mix the two vertices around their average bytes, and the line
+//! between these bounds every mix from below; so only the edge over that average must be known.
 
 use narrows_cost_model::CostTable;
 use narrows_cost_model::table::{Assignment, RowId};
-use narrows_plan::{Bytes, Seconds};
 
 use super::SolveError;
 use super::eliminate::{Plan, times};
-use super::presolve::presolve;
+use super::presolve::{Reduced, presolve_unlimited};
 
-/// A vertex of the hull.
+/// A table made ready for many sweeps. Its rows are counted, not limited.
+#[derive(Clone, Debug)]
+pub struct Sweeper {
+    reduced: Reduced,
+    plan: Plan,
+    times: Vec<Vec<f64>>,
+    /// By row, node and choice.
+    bytes: Vec<Vec<Vec<f64>>>,
+}
+
+/// An assignment with its time and its weighted bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vertex {
-    /// Its time.
-    pub time: Seconds,
-    /// The bytes it uses in the row.
-    pub bytes: Bytes,
+    /// Its time in seconds.
+    pub time: f64,
+    /// The bytes of its rows, weighted.
+    pub bytes: f64,
+    /// Which table it belongs to, for hulls over several.
+    pub table: usize,
     /// The assignment that attains both.
     pub assignment: Assignment,
 }
 
-/// Two prices closer than this, relatively, are the same.
-const ROUNDING: f64 = 1e-12;
+impl Sweeper {
+    /// Prepares a table; `None` when its links contradict each other.
+    pub fn new(table: &CostTable) -> Result<Option<Sweeper>, SolveError> {
+        let Ok(reduced) = presolve_unlimited(table) else { return Ok(None) };
+        let plan = Plan::new(&reduced.table)?;
+        let times = times(&reduced.table);
+        let rows = 0..reduced.table.rows.len() as u32;
+        let bytes = rows.map(|row| bytes_of(&reduced.table, RowId(row))).collect();
+        Ok(Some(Sweeper { reduced, plan, times, bytes }))
+    }
 
-/// The hull of a table, the fastest vertex first; empty when no assignment is consistent. Limits of
-/// rows are ignored.
-pub fn hull(table: &CostTable, row: RowId) -> Result<Vec<Vertex>, SolveError> {
-    let mut table = table.clone();
-    table.rows.iter_mut().for_each(|row| row.limit = Bytes(u64::MAX));
-    let Ok(reduced) = presolve(&table) else { return Ok(vec![]) };
-    let search = Search {
-        plan: Plan::new(&reduced.table)?,
-        times: times(&reduced.table),
-        bytes: bytes_of(&reduced.table, row),
-    };
-    let Some(fastest) = search.cheapest(1.0, 0.0) else { return Ok(vec![]) };
-    let Some(smallest) = search.cheapest(0.0, 1.0) else { return Ok(vec![]) };
-    let mut points = vec![fastest.clone(), smallest.clone()];
-    search.between(&fastest, &smallest, &mut points);
-    points.sort_by(|a, b| a.time.total_cmp(&b.time).then(a.bytes.total_cmp(&b.bytes)));
-    // The ends may be beaten by a vertex that is as good in one and better in the other.
-    let mut least = f64::INFINITY;
-    points.retain(|point| {
-        let keep = point.bytes < least;
-        least = least.min(point.bytes);
-        keep
-    });
-    Ok(points
-        .into_iter()
-        .map(|point| Vertex {
-            time: Seconds(point.time),
-            bytes: Bytes(point.bytes as u64),
-            assignment: reduced.lift(&point.assignment),
+    /// The assignment that minimises `per_second`·time + `per_byte`·Σ weightᵣ·bytesᵣ.
+    fn cheapest(&self, per_second: f64, per_byte: f64, weights: &[f64]) -> Option<Vertex> {
+        let bytes = |node: usize, choice: usize| -> f64 {
+            weights.iter().zip(&self.bytes).map(|(w, row)| w * row[node][choice]).sum()
+        };
+        let costs: Vec<Vec<f64>> = self
+            .times
+            .iter()
+            .enumerate()
+            .map(|(node, times)| {
+                let cost = |(c, time): (usize, &f64)| per_second * time + per_byte * bytes(node, c);
+                times.iter().enumerate().map(cost).collect()
+            })
+            .collect();
+        let assignment = self.plan.cheapest(&costs)?.assignment;
+        let chosen = || assignment.iter().enumerate().map(|(node, &c)| (node, c as usize));
+        Some(Vertex {
+            time: chosen().map(|(node, c)| self.times[node][c]).sum(),
+            bytes: chosen().map(|(node, c)| bytes(node, c)).sum(),
+            table: 0,
+            assignment: self.reduced.lift(&assignment),
         })
-        .collect())
+    }
 }
 
 fn bytes_of(table: &CostTable, row: RowId) -> Vec<Vec<f64>> {
@@ -71,51 +82,96 @@ fn bytes_of(table: &CostTable, row: RowId) -> Vec<Vec<f64>> {
     table.nodes.iter().map(|node| node.choices.iter().map(of).collect()).collect()
 }
 
+/// Two costs closer than this, relatively, are the same.
+const ROUNDING: f64 = 1e-12;
+
+/// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
-struct Point {
-    time: f64,
-    bytes: f64,
-    assignment: Assignment,
+pub struct Hull {
+    sweepers: Vec<std::sync::Arc<Sweeper>>,
+    weights: Vec<f64>,
+    /// From the fastest to the smallest; times rise, bytes fall.
+    vertices: Vec<Vertex>,
+    /// For each edge, whether no vertex lies below it.
+    known: Vec<bool>,
+    sweeps: u64,
 }
 
-struct Search {
-    plan: Plan,
-    times: Vec<Vec<f64>>,
-    bytes: Vec<Vec<f64>>,
-}
-
-impl Search {
-    fn cheapest(&self, per_second: f64, per_byte: f64) -> Option<Point> {
-        let costs: Vec<Vec<f64>> = self
-            .times
-            .iter()
-            .zip(&self.bytes)
-            .map(|(times, bytes)| {
-                times.iter().zip(bytes).map(|(t, b)| per_second * t + per_byte * b).collect()
-            })
-            .collect();
-        let assignment = self.plan.cheapest(&costs)?.assignment;
-        let sum = |table: &[Vec<f64>]| {
-            table.iter().zip(&assignment).map(|(node, &c)| node[c as usize]).sum::<f64>()
-        };
-        let (time, bytes) = (sum(&self.times), sum(&self.bytes));
-        Some(Point { time, bytes, assignment })
+impl Hull {
+    /// The two ends of the hull; `weights` are those of the rows. `None` without any assignment.
+    pub fn new(sweepers: Vec<std::sync::Arc<Sweeper>>, weights: Vec<f64>) -> Option<Hull> {
+        let mut hull = Hull { sweepers, weights, vertices: vec![], known: vec![], sweeps: 0 };
+        let fastest = hull.cheapest(1.0, 0.0)?;
+        let smallest = hull.cheapest(0.0, 1.0)?;
+        // The least time among the smallest, as far as a tiny price of time can tell.
+        let per_second = 1e-9 * smallest.bytes.max(1.0) / smallest.time.max(f64::MIN_POSITIVE);
+        let smallest = hull.cheapest(per_second, 1.0).unwrap_or(smallest);
+        hull.vertices = vec![fastest];
+        if smallest.bytes < hull.vertices[0].bytes {
+            hull.vertices.push(smallest);
+            hull.known.push(false);
+        }
+        Some(hull)
     }
 
-    /// Adds every vertex between two.
-    fn between(&self, fast: &Point, small: &Point, points: &mut Vec<Point>) {
-        let (slower, fewer) = (small.time - fast.time, fast.bytes - small.bytes);
-        if slower <= 0.0 || fewer <= 0.0 {
-            return;
+    /// Sweeps run so far.
+    pub fn sweeps(&self) -> u64 {
+        self.sweeps
+    }
+
+    /// The vertices known so far, from the fastest to the smallest.
+    pub fn vertices(&self) -> &[Vertex] {
+        &self.vertices
+    }
+
+    /// Makes the edge over `bytes` known.
+    pub fn refine(&mut self, bytes: f64) {
+        while let Some(edge) = self.edge_over(bytes).filter(|edge| !self.known[*edge]) {
+            self.split(edge);
         }
-        let price = slower / fewer;
-        let Some(point) = self.cheapest(1.0, price) else { return };
-        let value = |point: &Point| point.time + price * point.bytes;
-        if value(&point) >= value(fast) * (1.0 - ROUNDING) {
-            return;
+    }
+
+    /// Makes every edge known.
+    pub fn refine_all(&mut self) {
+        while let Some(edge) = self.known.iter().position(|known| !known) {
+            self.split(edge);
         }
-        points.push(point.clone());
-        self.between(fast, &point, points);
-        self.between(&point, small, points);
+    }
+
+    fn edge_over(&self, bytes: f64) -> Option<usize> {
+        (0..self.known.len())
+            .find(|e| self.vertices[*e].bytes >= bytes && bytes >= self.vertices[e + 1].bytes)
+    }
+
+    /// Finds a vertex below an edge, or that there is none.
+    fn split(&mut self, edge: usize) {
+        let (fast, small) = (self.vertices[edge].clone(), self.vertices[edge + 1].clone());
+        let price = (small.time - fast.time) / (fast.bytes - small.bytes);
+        let value = |vertex: &Vertex| vertex.time + price * vertex.bytes;
+        let below = self.cheapest(1.0, price).filter(|vertex| {
+            value(vertex) < value(&fast) * (1.0 - ROUNDING)
+                && vertex.bytes < fast.bytes
+                && vertex.bytes > small.bytes
+        });
+        match below {
+            None => self.known[edge] = true,
+            Some(vertex) => {
+                self.vertices.insert(edge + 1, vertex);
+                self.known.insert(edge, false);
+            }
+        }
+    }
+
+    fn cheapest(&mut self, per_second: f64, per_byte: f64) -> Option<Vertex> {
+        self.sweeps += self.sweepers.len() as u64;
+        let value = |vertex: &Vertex| per_second * vertex.time + per_byte * vertex.bytes;
+        self.sweepers
+            .iter()
+            .enumerate()
+            .filter_map(|(table, sweeper)| {
+                let found = sweeper.cheapest(per_second, per_byte, &self.weights)?;
+                Some(Vertex { table, ..found })
+            })
+            .min_by(|a, b| value(a).total_cmp(&value(b)))
     }
 }

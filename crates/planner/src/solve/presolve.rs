@@ -49,6 +49,18 @@ pub fn presolve(table: &CostTable) -> Result<Reduced, Conflict> {
     }
 }
 
+/// Shrinks `table` without asking what fits: its rows stay, however large their limits, and every
+/// trade of time against bytes stays with them.
+pub fn presolve_unlimited(table: &CostTable) -> Result<Reduced, Conflict> {
+    let mut net = Net::new(table);
+    loop {
+        net.support()?;
+        if !net.dominance() {
+            return Ok(net.emit());
+        }
+    }
+}
+
 /// The fused relation of two nodes, seen from both sides.
 struct Relation {
     ends: [usize; 2],
