@@ -1,0 +1,155 @@
+//! With nothing but prices the search arrives at what the field found by hand.
+
+use narrows_cost_model::{Executor, profile};
+use narrows_plan::graph::Op;
+use narrows_plan::model::presets;
+use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
+use narrows_plan::{Bytes, Layout};
+use narrows_planner::explain::is_btp_placement;
+use narrows_planner::fit::Fitted;
+use narrows_planner::predict::{Prediction, predict};
+use narrows_planner::search::{SearchStatus, Searched};
+use narrows_planner::{GroupingRule, MemoryLimit, Request, search};
+
+/// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
+fn published(model: &str, baseline: Baseline, weights: WeightRule) -> Request {
+    Request {
+        model: presets::find(model).unwrap(),
+        profile: profile::preset("a100-80gb").unwrap(),
+        devices: 4,
+        global_batch: 4,
+        sequence_length: 4096,
+        micro_batch: Some(4),
+        tensor: Some(4),
+        pipeline: None,
+        data: None,
+        zero: None,
+        rules: Rules { baseline, weights, ..Rules::ALL },
+        grouping: GroupingRule::Auto,
+        memory_limit: MemoryLimit::Auto,
+        executor: Executor::Captured,
+        time_limit: None,
+    }
+}
+
+fn best(searched: &Searched) -> &Fitted {
+    searched.best.as_ref().expect("a plan exists")
+}
+
+fn prediction(request: &Request, fitted: &Fitted) -> Prediction {
+    predict(&request.model, &request.profile, request.executor, &fitted.plan).unwrap().0
+}
+
+/// Strategies of the linears of the first block.
+fn linears(fitted: &Fitted) -> Vec<(String, Strategy)> {
+    let block = &fitted.decided.stages[0][0];
+    block
+        .segment
+        .ops
+        .iter()
+        .zip(&block.choice.ops)
+        .filter(|(node, _)| matches!(node.op, Op::Linear(_)))
+        .map(|(node, option)| (node.name.clone(), option.choice.strategy))
+        .collect()
+}
+
+#[test]
+fn dense_llama_gets_megatrons_pairs() {
+    let request = published("llama-7b", Baseline::Auto, WeightRule::Sharded);
+    let searched = search(&request);
+    assert_eq!(searched.report.status, SearchStatus::Optimal);
+    for (name, strategy) in linears(best(&searched)) {
+        let expected = if matches!(name.as_str(), "o" | "down") {
+            Strategy::Row
+        } else {
+            Strategy::Column
+        };
+        assert_eq!(strategy, expected, "{name}");
+    }
+    // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
+    let border = best(&searched).decided.border.forward;
+    assert_ne!(border, Layout::Sharded(narrows_plan::Dim::Feature));
+}
+
+#[test]
+fn cola_with_sharded_weights_gets_btp() {
+    let request = published("cola-7b", Baseline::Auto, WeightRule::Sharded);
+    let searched = search(&request);
+    assert_eq!(searched.report.status, SearchStatus::Optimal);
+    let fitted = best(&searched);
+    assert!(is_btp_placement(fitted), "{:?}", linears(fitted));
+    assert_eq!(fitted.decided.border.forward, Layout::Sharded(narrows_plan::Dim::Feature));
+}
+
+#[test]
+fn replicated_weights_allow_something_strictly_cheaper_than_btp() {
+    let any = search(&published("cola-7b", Baseline::Auto, WeightRule::Any));
+    let btp = search(&published("cola-7b", Baseline::Btp, WeightRule::Any));
+    assert!(best(&any).time.0 < best(&btp).time.0);
+    assert!(!is_btp_placement(best(&any)));
+}
+
+#[test]
+fn baselines_come_out_in_the_published_order() {
+    let time = |model, baseline| {
+        let searched = search(&published(model, baseline, WeightRule::Any));
+        best(&searched).time.0
+    };
+    let btp = time("cola-7b", Baseline::Btp);
+    let dense = time("llama-7b", Baseline::FullrankTp);
+    let vanilla = time("cola-7b", Baseline::VanillaTpPublished);
+    assert!(btp < dense && dense < vanilla, "{btp} {dense} {vanilla}");
+}
+
+#[test]
+fn volumes_are_the_published_ones() {
+    let mib = |model, baseline| {
+        let request = published(model, baseline, WeightRule::Any);
+        let searched = search(&request);
+        let volumes = prediction(&request, best(&searched)).block_collective_bytes;
+        let all_reduced = |direction: &std::collections::BTreeMap<&'static str, u64>| {
+            let other = ["reduce_scatter", "all_gather", "all_to_all"];
+            assert!(other.iter().all(|kind| !direction.contains_key(kind)), "{direction:?}");
+            direction["all_reduce"] as f64 / Bytes::MIB as f64
+        };
+        (all_reduced(&volumes.forward), all_reduced(&volumes.backward))
+    };
+    let tokens = 4.0 * 4096.0 * 2.0 / Bytes::MIB as f64;
+    let (d, d_ff, r) = (4096.0, 11008.0, 1024.0);
+    assert_eq!(mib("llama-7b", Baseline::FullrankTp), (256.0, 2.0 * d * tokens));
+    assert_eq!(mib("cola-7b", Baseline::Btp), (224.0, 7.0 * r * tokens));
+    let published = mib("cola-7b", Baseline::VanillaTpPublished);
+    assert_eq!(published, (1328.0, (3.0 * d + d_ff) * tokens));
+}
+
+#[test]
+fn tight_memory_keeps_latents_and_redoes_without_collectives() {
+    let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);
+    request.memory_limit = MemoryLimit::Bytes(Bytes(27 << 30));
+    let searched = search(&request);
+    let fitted = best(&searched);
+    let volumes = prediction(&request, fitted).block_collective_bytes;
+    assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
+    let mut redone = vec![];
+    for block in fitted.decided.stages.iter().flatten() {
+        for (value, flow) in block.segment.values.iter().zip(&block.choice.flows) {
+            if value.name.starts_with("h.") {
+                assert_eq!(flow.saves.last(), Some(&Save::Kept), "{}", value.name);
+            }
+            if flow.saves.contains(&Save::Redone) {
+                redone.push(value.name.clone());
+            }
+        }
+    }
+    assert!(redone.iter().any(|name| name == "gate_up"), "{redone:?}");
+    assert!(fitted.program.stages[0].arena <= Bytes(27 << 30));
+}
+
+#[test]
+fn the_published_checkpoints_are_a_rule_too() {
+    let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);
+    request.rules.recompute = Recompute::Latents;
+    let searched = search(&request);
+    let volumes = prediction(&request, best(&searched)).block_collective_bytes;
+    assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
+}
