@@ -56,7 +56,7 @@ pub fn price(file: &PlanFile, executor: Executor) -> Outcome<Priced> {
     let resolved = plan.resolve(model).map_err(|defects| Failure::file(name, defects))?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(name, &errors)))?;
-    let prediction = predict_program(model, profile, executor, &resolved, program.program());
+    let prediction = predict_program(model, profile, executor, &resolved, &program);
     Ok(Priced { plan, resolved, prediction })
 }
 

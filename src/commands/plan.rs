@@ -1,6 +1,5 @@
 //! `narrows plan`: the fastest plan.
 
-use narrows_plan::CheckedProgram;
 use narrows_planner::Request;
 use narrows_planner::predict::predict_program;
 use narrows_planner::search::Searched;
@@ -9,7 +8,7 @@ use crate::args::low::{Format, PlanArgs};
 use crate::args::resolve::{self, Answer};
 use crate::errors::{Failure, Outcome};
 use crate::output;
-use crate::report::{Findings, infeasible, json, proof, text};
+use crate::report::{Findings, infeasible, json, text};
 
 /// Where defects of the planner's own plans are: a bug, but no reason to panic.
 const OURS: &str = "the plan found";
@@ -32,9 +31,7 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
     };
     let Request { model, profile, executor, .. } = request;
     let resolved = fitted.plan.resolve(model).map_err(|found| Failure::file(OURS, found))?;
-    let program = CheckedProgram::check(fitted.program.clone())
-        .map_err(|errors| Failure::failed(proof::problems(OURS, &errors)))?;
-    let prediction = predict_program(model, profile, *executor, &resolved, program.program());
+    let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
     let findings = Findings {
         model,
         profile,

@@ -8,9 +8,10 @@
 //! ```
 //! the sum over all instructions: the same sum the solver minimised.
 
+use narrows_plan::check::CheckedProgram;
 use narrows_plan::kernel::PassKind;
 use narrows_plan::mesh::Axis;
-use narrows_plan::program::{Action, Instr, Phase, Program, StageProgram};
+use narrows_plan::program::{Action, Instr, Phase, StageProgram};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
 
@@ -72,8 +73,9 @@ pub struct StageTime {
     pub step: Seconds,
 }
 
-/// Simulates a program. `price` must be the list for the program's mesh.
-pub fn simulate(program: &Program, price: KernelPrice) -> Timeline {
+/// Simulates a program that was proven. `price` must be the list for the program's mesh.
+pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
+    let program = program.program();
     let stages: Vec<Costs> = program.stages.iter().map(|s| Costs::new(s, price)).collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);

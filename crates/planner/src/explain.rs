@@ -238,7 +238,8 @@ fn binds(request: &Request, best: &Fitted, chosen: &Alternative) -> Vec<String> 
 
 fn memory_sentence(request: &Request, best: &Fitted) -> String {
     let limit = request.memory_bytes();
-    let peak = best.program.stages.iter().map(|stage| stage.arena).max().unwrap_or_default();
+    let peak =
+        best.program.program().stages.iter().map(|stage| stage.arena).max().unwrap_or_default();
     let redone = best
         .decided
         .stages
@@ -285,7 +286,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         causes.push("no plan fits".into());
         hints.push(format!("--memory-limit {} or more, if the devices have it", needed.0));
         hints.push("more devices, a smaller --micro-batch, or --recompute auto".into());
-    } else {
+    } else if report.contexts.iter().any(|c| matches!(c.fate, Fate::Refused(_))) {
         causes.push(format!(
             "because on every mesh some op has no legal strategy under `--strategy {}`{}",
             request.rules.baseline.name(),

@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::Prices;
 use narrows_cost_model::simulate::{StageTime, run_schedule, simulate};
+use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
     gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
-use narrows_plan::program::{Extent, Program, Turn, one_forward_one_backward, slots_in_flight};
+use narrows_plan::program::{Extent, Turn, one_forward_one_backward, slots_in_flight};
 use narrows_plan::strategy::{Context, borders};
 use narrows_plan::{Bytes, EdgeLayout, Kernel, Seconds};
 
@@ -33,8 +34,8 @@ pub struct Fitted {
     pub decided: Decided,
     /// The plan as written.
     pub plan: narrows_plan::Plan,
-    /// The lowered plan.
-    pub program: Program,
+    /// The lowered plan, proven.
+    pub program: CheckedProgram,
     /// Its simulated step time.
     pub time: Seconds,
     /// What the solver expected: the same with one stage.
@@ -218,8 +219,9 @@ impl<'a> Fitter<'a> {
         let Some((_, partition)) = best else { return Ok(None) };
         let fitted = self.realise(context, ends, partition);
         let limit = self.request.memory_bytes();
-        match fitted.program.stages.iter().position(|stage| stage.arena > limit) {
-            Some(stage) => Err((stage, fitted.program.stages[stage].arena)),
+        let lowered = &fitted.program.program().stages;
+        match lowered.iter().position(|stage| stage.arena > limit) {
+            Some(stage) => Err((stage, lowered[stage].arena)),
             None => Ok(Some(fitted)),
         }
     }
@@ -236,7 +238,9 @@ impl<'a> Fitter<'a> {
         let resolved = plan
             .resolve(&self.request.model)
             .unwrap_or_else(|defects| unreachable!("the planner wrote a bad plan: {defects}"));
-        let program = lower(&resolved);
+        let program = CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| {
+            unreachable!("the planner's own program is refused: {errors}")
+        });
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
         let price = |kernel: &Kernel| prices.kernel(kernel);
         let time = simulate(&program, &price).step_time;
@@ -354,6 +358,9 @@ fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
     run_schedule(&times, &schedules).0
 }
 
+/// The best allotment of a run of blocks, or that none fits.
+type KnownAllotment = Option<Arc<Allotment>>;
+
 /// Divides the blocks among stages under their budgets.
 struct Divider<'a> {
     fitter: &'a Fitter<'a>,
@@ -361,7 +368,7 @@ struct Divider<'a> {
     border: EdgeLayout,
     budgets: Vec<Bytes>,
     /// By stage, first block (0 when all are alike) and count.
-    known: RefCell<HashMap<(usize, usize, usize), Option<Arc<Allotment>>>>,
+    known: RefCell<HashMap<(usize, usize, usize), KnownAllotment>>,
 }
 
 impl<'a> Divider<'a> {

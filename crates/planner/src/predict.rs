@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use narrows_cost_model::simulate::{Breakdown, simulate};
 use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_plan::check::{CheckErrors, CheckedProgram};
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::emit::Template;
 use narrows_plan::emit::{
@@ -50,15 +51,26 @@ pub struct BlockCollectives {
     pub redo: BTreeMap<&'static str, u64>,
 }
 
-/// Prices a plan: resolves, lowers and simulates it.
+/// Why a plan cannot be priced.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PredictError {
+    /// It does not fit its model.
+    #[error(transparent)]
+    Plan(#[from] Defects),
+    /// Its program is refused.
+    #[error(transparent)]
+    Program(#[from] CheckErrors),
+}
+
+/// Prices a plan: resolves, lowers, checks and simulates it.
 pub fn predict(
     model: &Model,
     profile: &Profile,
     executor: Executor,
     plan: &Plan,
-) -> Result<(Prediction, Program), Defects> {
+) -> Result<(Prediction, CheckedProgram), PredictError> {
     let resolved = plan.resolve(model)?;
-    let program = lower(&resolved);
+    let program = CheckedProgram::check(lower(&resolved))?;
     let prediction = predict_program(model, profile, executor, &resolved, &program);
     Ok((prediction, program))
 }
@@ -69,12 +81,13 @@ pub fn predict_program(
     profile: &Profile,
     executor: Executor,
     resolved: &ResolvedPlan,
-    program: &Program,
+    program: &CheckedProgram,
 ) -> Prediction {
     let context = &resolved.context;
     let prices = Prices::new(profile, executor, &context.mesh);
     let price = |kernel: &Kernel| prices.kernel(kernel);
     let timeline = simulate(program, &price);
+    let program = program.program();
     let step = timeline.step_time;
     let half_width = relative_half_width(program, &prices);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;

@@ -125,6 +125,12 @@ impl Request {
             let hint = "the same model without crossings: a cola- or svd- preset";
             defects.push(Defect::new(field, problem).hint(hint));
         }
+        let blocks = self.model.blocks.len() as u64;
+        if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {
+            let problem =
+                format!("{stages} stages are more than the {blocks} blocks to put on them");
+            defects.push(Defect::new("pipeline", problem).hint("at most one stage a block"));
+        }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));
         if defects.0.is_empty() && !self.devices.is_multiple_of(product) {

@@ -18,6 +18,7 @@ use rayon::prelude::*;
 
 use crate::candidates::contexts;
 use crate::fit::{Fitted, Fitter, Refusal};
+use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segments::{Part, Segments};
 
@@ -109,10 +110,19 @@ struct Bounded {
 pub fn search(request: &Request) -> Searched {
     let begin = Instant::now();
     let deadline = request.time_limit.map(|limit| begin + limit);
+    // Half of the time at most goes into bounds, so that some is left to fit plans.
+    let half_time = request.time_limit.map(|limit| begin + limit / 2);
     let segments = Segments::new(request, deadline);
     let mut bounded: Vec<Bounded> = contexts(request)
         .into_par_iter()
-        .map(|context| Bounded { context, bound: bound(request, &segments, &context) })
+        .map(|context| {
+            let late = half_time.is_some_and(|half_time| Instant::now() >= half_time);
+            let bound = match late {
+                false => bound(request, &segments, &context),
+                true => quick_bound(request, &context),
+            };
+            Bounded { context, bound }
+        })
         .collect();
     let key = |b: &Bounded| b.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0);
     bounded.sort_by(|a, b| key(a).total_cmp(&key(b)));
@@ -218,6 +228,17 @@ fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Se
     let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
     let evenly = microbatches * turn / stages + least_step(request, context);
     Ok(Seconds(evenly.max(turn / filled)))
+}
+
+/// A bound without solving anything: the model's FLOPs at the devices' peak.
+fn quick_bound(request: &Request, context: &Context) -> Result<Seconds, Refusal> {
+    if let Some(refusal) = too_large(request, context) {
+        return Err(refusal);
+    }
+    let flops = model_flops(&request.model, request.sequence_length);
+    let peak = request.profile.peak_flops_per_s(context.compute());
+    let share = request.global_batch as f64 / context.mesh.devices() as f64;
+    Ok(Seconds(flops * share / peak))
 }
 
 /// The least a stage of average size spends once a step: its share of the gradients reduced in one

@@ -88,12 +88,11 @@ fn one_candidate_in_a_hundred() {
                         continue;
                     };
                     let microbatches = context.workload.microbatches(&context.mesh);
-                    let expected: f64 = solved(&decided)
-                        .map(|solved| solved.time.total(microbatches).0)
-                        .sum();
+                    let expected: f64 =
+                        solved(&decided).map(|solved| solved.time.total(microbatches).0).sum();
                     let plan = assemble(&request, &decided);
                     let program = lower(&plan.resolve(&request.model).unwrap());
-                    let program = CheckedProgram::check(program).unwrap().into_inner();
+                    let program = CheckedProgram::check(program).unwrap();
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
                     let price = |kernel: &Kernel| prices.kernel(kernel);
                     // What belongs to no segment: the gradient norm of the whole stage.

@@ -59,11 +59,8 @@ fn dense_llama_gets_megatrons_pairs() {
     let searched = search(&request);
     assert_eq!(searched.report.status, SearchStatus::Optimal);
     for (name, strategy) in linears(best(&searched)) {
-        let expected = if matches!(name.as_str(), "o" | "down") {
-            Strategy::Row
-        } else {
-            Strategy::Column
-        };
+        let expected =
+            if matches!(name.as_str(), "o" | "down") { Strategy::Row } else { Strategy::Column };
         assert_eq!(strategy, expected, "{name}");
     }
     // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
@@ -142,7 +139,7 @@ fn tight_memory_keeps_latents_and_redoes_without_collectives() {
         }
     }
     assert!(redone.iter().any(|name| name == "gate_up"), "{redone:?}");
-    assert!(fitted.program.stages[0].arena <= Bytes(27 << 30));
+    assert!(fitted.program.program().stages[0].arena <= Bytes(27 << 30));
 }
 
 #[test]
