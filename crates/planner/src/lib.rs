@@ -6,6 +6,7 @@
 
 pub mod assemble;
 pub mod candidates;
+pub mod divide;
 pub mod explain;
 pub mod fit;
 pub mod predict;

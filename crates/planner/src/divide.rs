@@ -1,0 +1,132 @@
+//! Divides the blocks of one context among its stages, under the stages' byte budgets.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::program::slots_in_flight;
+use narrows_plan::strategy::Context;
+use narrows_plan::{Bytes, EdgeLayout, Seconds};
+
+use crate::segments::{Part, Segments, Solved};
+use crate::stages::{Allotment, Cutoff, Extra, Partition, allot, partitions};
+
+/// The best allotment of a run of blocks, or that none fits.
+type KnownAllotment = Option<Arc<Allotment>>;
+
+/// Divides the blocks among stages under their budgets.
+pub struct Divider<'a> {
+    segments: &'a Segments<'a>,
+    context: &'a Context,
+    border: EdgeLayout,
+    budgets: Vec<Bytes>,
+    /// By stage, first block (0 when all are alike) and count.
+    known: RefCell<HashMap<(usize, usize, usize), KnownAllotment>>,
+}
+
+impl<'a> Divider<'a> {
+    /// For one layout of the hidden state; `budgets` are the bytes left for blocks.
+    pub fn new(
+        segments: &'a Segments<'a>,
+        context: &'a Context,
+        border: EdgeLayout,
+        budgets: Vec<Bytes>,
+    ) -> Self {
+        Divider { segments, context, border, budgets, known: RefCell::default() }
+    }
+
+    /// The best partitions that may beat the incumbent, and how many were priced.
+    pub fn partitions(&self, extras: &[Extra], incumbent: f64) -> (Vec<Partition>, u64) {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        let choice = |stage, first, count| self.known_allotment(stage, first, count);
+        let turns = self
+            .segments
+            .layer_shapes()
+            .iter()
+            .filter_map(|shape| {
+                self.segments.fastest(block_part(*shape, self.border), self.context)
+            })
+            .map(|solved| (solved.time.forward + solved.time.backward - self.once(&solved)).0)
+            .collect();
+        partitions(extras, microbatches, &Cutoff { turns, time: incumbent }, &choice)
+    }
+
+    /// What another choice could save in a microbatch by spending more once a step: the fastest
+    /// choice minimises both together.
+    fn once(&self, solved: &Solved) -> Seconds {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        Seconds(solved.time.step.0 / microbatches as f64)
+    }
+
+    /// The fastest points for a run of blocks on a stage, remembered.
+    pub fn known_allotment(
+        &self,
+        stage: usize,
+        first: usize,
+        count: usize,
+    ) -> Option<Arc<Allotment>> {
+        let first = if self.segments.shapes() == 1 { 0 } else { first };
+        if let Some(known) = self.known.borrow().get(&(stage, first, count)) {
+            return known.clone();
+        }
+        let made = self.allot(stage, first, count).map(Arc::new);
+        self.known.borrow_mut().insert((stage, first, count), made.clone());
+        made
+    }
+
+    fn parts(&self, first: usize, count: usize) -> impl Iterator<Item = Part> {
+        let shapes = &self.segments.layer_shapes()[first..first + count];
+        shapes.iter().map(|&shape| block_part(shape, self.border))
+    }
+
+    /// The fastest points for a run of blocks on a stage.
+    fn allot(&self, stage: usize, first: usize, count: usize) -> Option<Allotment> {
+        let segments = self.segments;
+        let in_flight = in_flight(self.context, stage);
+        let fastest: Option<Vec<Arc<Solved>>> =
+            self.parts(first, count).map(|part| segments.fastest(part, self.context)).collect();
+        let fastest = Allotment::new(fastest?, in_flight);
+        if fastest.bytes <= self.budgets[stage] {
+            return Some(fastest);
+        }
+        // Blocks that are alike mix the points around their average; others may need any point.
+        let hull = |part, average| segments.hull(part, self.context, in_flight, average);
+        let hulls: Vec<_> = if segments.shapes() == 1 {
+            let average = Some(self.budgets[stage] / count as u64);
+            vec![hull(block_part(0, self.border), average); count]
+        } else {
+            self.parts(first, count).map(|part| hull(part, None)).collect()
+        };
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        allot(&hulls, in_flight, microbatches, self.budgets[stage])
+    }
+
+    /// How far the smallest decisions exceed the budgets, were the blocks divided evenly.
+    pub fn excess(&self) -> Bytes {
+        let blocks = self.segments.layer_shapes().len();
+        let count = blocks.div_ceil(self.budgets.len());
+        let over = |(stage, budget): (usize, &Bytes)| {
+            let in_flight = in_flight(self.context, stage);
+            let least = |part| {
+                let smallest = Some(Bytes(0));
+                let hull = self.segments.hull(part, self.context, in_flight, smallest);
+                hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
+            };
+            let first = (stage * count).min(blocks - count);
+            self.parts(first, count).map(least).sum::<Bytes>().saturating_sub(*budget)
+        };
+        self.budgets.iter().enumerate().map(over).max().unwrap_or_default()
+    }
+}
+
+/// A block's part of the search.
+pub fn block_part(shape: usize, border: EdgeLayout) -> Part {
+    Part { kind: SegmentKind::Block, shape, border, tied_weight: None }
+}
+
+/// Microbatches in flight on a stage.
+pub fn in_flight(context: &Context, stage: usize) -> u64 {
+    let microbatches = context.workload.microbatches(&context.mesh);
+    slots_in_flight(stage as u64, context.mesh.pipeline, microbatches)
+}
