@@ -56,19 +56,23 @@ pub struct Product {
 }
 
 /// The fused passes.
+///
+/// A norm of rows x of width d saves s = Σx² and nothing else; every pass that divides makes
+/// ρ = (s/d + ε)^-½ of it anew. So whatever pass made s, any other may read it: a norm in one pass
+/// is redone by [`NormApply`](PassOp::NormApply).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PassOp {
-    /// x, γ → x·ρ·γ, ρ with ρ = (Σx²/d + ε)^-½ of the whole row.
+    /// x, γ → x·ρ·γ, s of the whole row.
     NormForward,
-    /// x → s = Σx² of the row shard.
+    /// x → s of the row shard.
     NormStatistic,
-    /// x, γ, statistic → x·ρ·γ.
+    /// x, γ, s → x·ρ·γ.
     NormApply,
-    /// x, γ → x⊙γ, s (online RMSNorm).
+    /// x, γ → x⊙γ, s of the row shard (online RMSNorm).
     NormOnline,
     /// x, γ → x⊙γ (online RMSNorm, when s is known already).
     NormScale,
-    /// dy, x, γ, ρ → dx, dγ.
+    /// dy, x, γ, s → dx, dγ.
     NormBackward,
     /// dy, x, γ → t = Σ dy⊙γ⊙x of the row shard.
     NormBackwardStatistic,

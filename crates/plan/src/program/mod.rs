@@ -3,6 +3,20 @@
 //! All devices of a stage run the same instructions on their own shards. A stage's step is a
 //! *schedule* of turns: the forward or backward pass of one microbatch, and at the end the step
 //! phase. Every instruction names numbered buffers, and every buffer has its place in the arena.
+//!
+//! # What an executor must know besides
+//!
+//! - *Inputs.* `tokens` and `targets` have one copy, not one for each microbatch in flight. They
+//!   are loaded before every turn, forward or backward, with those of the turn's microbatch.
+//! - *Tied weights.* On one stage the embedding and the head share one buffer. It is stored
+//!   output-major, vocabulary × hidden, as the embedding's passes see it; its gradient, moments and
+//!   master copy lie the same way. The head's products see the transpose, and so does the buffer's
+//!   shard, hidden × vocabulary.
+//! - *Transfers.* A send may still be pending while its stage does its next receive. 1F1B needs
+//!   this: between warm-up and cool-down, one stage sends an activation forward while its neighbour
+//!   sends a gradient back, and each receives only after its own send. A send is over before its
+//!   stage's second next transfer begins. Bytes are placed as if it were over at once, and that
+//!   receive may write to them: what is still pending is sent from a copy.
 
 pub mod action;
 mod arena;
