@@ -1,0 +1,187 @@
+//! Every command in README.md runs, and prints what README.md says it prints.
+//!
+//! A `sh` block holds commands; a `console` block holds commands after `$ ` and their output. In an
+//! expected line `…` stands for any text, as the first line for what comes before, and as the last
+//! for the rest. A command that ends in `# exits with 1` must. After a change that is meant, `NARROWS_BLESS=1 cargo test --test readme`
+//! writes the new output into README.md.
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+/// Stands for any text.
+const ANY: &str = "…";
+
+/// One command with the output that follows it; `None` where none is shown.
+#[derive(Debug)]
+struct Example {
+    line: String,
+    output: Option<Vec<String>>,
+    /// The lines of the document that hold the output.
+    at: std::ops::Range<usize>,
+}
+
+#[test]
+fn every_command_does_what_the_readme_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = fs::read_to_string(root.join("README.md")).expect("README.md");
+    let examples = examples(&document);
+    assert!(examples.len() >= 5, "README.md has lost its examples");
+    let folder = tempfile::tempdir().expect("a folder");
+    copy_models(&root.join("models"), &folder.path().join("models"));
+    let mut blessed: Vec<String> = document.lines().map(str::to_string).collect();
+    let mut wrong = vec![];
+    let mut replacements = vec![];
+    for example in &examples {
+        let Some(printed) = run(example, folder.path()) else { continue };
+        let Some(expected) = &example.output else { continue };
+        if !matches(expected, &printed) {
+            wrong.push(format!("$ {}\n{}", example.line, printed.join("\n")));
+        }
+        replacements.push((example.at.clone(), shown(expected, &printed)));
+    }
+    if env::var_os("NARROWS_BLESS").is_some() {
+        for (at, lines) in replacements.into_iter().rev() {
+            blessed.splice(at, lines);
+        }
+        fs::write(root.join("README.md"), blessed.join("\n") + "\n").expect("README.md");
+    } else {
+        assert!(
+            wrong.is_empty(),
+            "README.md shows something else; NARROWS_BLESS=1 writes what these print:\n\n{}",
+            wrong.join("\n\n")
+        );
+    }
+}
+
+fn examples(document: &str) -> Vec<Example> {
+    let mut found: Vec<Example> = vec![];
+    let mut block = "";
+    for (number, line) in document.lines().enumerate() {
+        if let Some(kind) = line.strip_prefix("```") {
+            block = if block.is_empty() { if kind.is_empty() { "text" } else { kind } } else { "" };
+        } else if block == "sh" && !line.trim().is_empty() && !line.starts_with('#') {
+            found.push(Example { line: line.into(), output: None, at: 0..0 });
+        } else if block == "console" {
+            if let Some(command) = line.strip_prefix("$ ") {
+                let at = number + 1..number + 1;
+                found.push(Example { line: command.into(), output: Some(vec![]), at });
+            } else if let Some(Example { output: Some(output), at, .. }) = found.last_mut() {
+                output.push(line.into());
+                at.end = number + 1;
+            }
+        }
+    }
+    found
+}
+
+/// The arguments for the program under test; `None` for commands that are not its own.
+fn program(example: &Example) -> Option<Vec<&str>> {
+    let (line, _) = split_comment(&example.line);
+    assert!(!line.contains(['|', '"', '\'', '>', '$']), "too much shell for this test: {line}");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match &words[..] {
+        ["cargo", "run", "--release", "--", rest @ ..] | ["narrows", rest @ ..] => {
+            Some(rest.to_vec())
+        }
+        ["cargo", "test" | "build" | "install", ..] | [".ci/run"] => None,
+        ["cargo", "run", "--release", "--example", name, ..] => {
+            let file = format!("{}/examples/{name}.rs", env!("CARGO_MANIFEST_DIR"));
+            assert!(Path::new(&file).exists(), "there is no example `{name}`");
+            None
+        }
+        _ => panic!("README.md has a command that no test knows: {line}"),
+    }
+}
+
+fn split_comment(line: &str) -> (&str, &str) {
+    line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()))
+}
+
+/// What a command printed, standard output first.
+fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
+    let arguments = program(example)?;
+    let output = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        .args(arguments)
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("the program runs");
+    let printed = [output.stdout, output.stderr].concat();
+    let printed = String::from_utf8(printed).expect("UTF-8");
+    let (_, comment) = split_comment(&example.line);
+    let expected =
+        comment.strip_prefix("exits with ").map_or(0, |code| code.parse().expect("a code"));
+    assert_eq!(output.status.code(), Some(expected), "$ {}\n{printed}", example.line);
+    Some(printed.lines().map(|line| line.trim_end().to_string()).collect())
+}
+
+/// The lines that are compared, of what is expected and of what was printed.
+fn parts<'a>(expected: &'a [String], printed: &'a [String]) -> (&'a [String], &'a [String]) {
+    let any = |line: Option<&String>| line.is_some_and(|line| line == ANY);
+    if any(expected.last()) {
+        let shown = &expected[..expected.len() - 1];
+        (shown, &printed[..shown.len().min(printed.len())])
+    } else if any(expected.first()) {
+        let shown = &expected[1..];
+        (shown, &printed[printed.len().saturating_sub(shown.len())..])
+    } else {
+        (expected, printed)
+    }
+}
+
+fn matches(expected: &[String], printed: &[String]) -> bool {
+    let (expected, printed) = parts(expected, printed);
+    lines_match(expected, printed)
+}
+
+fn lines_match(expected: &[String], printed: &[String]) -> bool {
+    expected.len() == printed.len()
+        && expected.iter().zip(printed).all(|(expected, printed)| line_matches(expected, printed))
+}
+
+fn line_matches(expected: &str, printed: &str) -> bool {
+    let mut parts = expected.split(ANY);
+    let first = parts.next().unwrap_or("");
+    let Some(mut rest) = printed.strip_prefix(first) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
+    for part in middle {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+/// What README.md shows of an output: as many lines as before, and no wall time.
+fn shown(expected: &[String], printed: &[String]) -> Vec<String> {
+    let cut = |line: Option<&String>| line.filter(|line| *line == ANY).cloned();
+    let (_, compared) = parts(expected, printed);
+    let before = cut(expected.first()).filter(|_| expected.len() > 1);
+    let after = cut(expected.last());
+    let lines = compared.iter().map(|line| without_wall_time(line));
+    before.into_iter().chain(lines).chain(after).collect()
+}
+
+fn without_wall_time(line: &str) -> String {
+    match line.rsplit_once(" pruned, in ") {
+        Some((before, _)) => format!("{before} pruned, in {ANY}"),
+        None => line.into(),
+    }
+}
+
+fn copy_models(from: &Path, to: &Path) {
+    fs::create_dir(to).expect("a folder");
+    for entry in fs::read_dir(from).expect("models").flatten() {
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a model");
+    }
+}
+
+#[test]
+fn any_text_matches_any_text() {
+    assert!(line_matches("in … ms", "in 3.2 ms") && !line_matches("in … ms", "in 3.2 s"));
+    assert!(line_matches("same", "same") && !line_matches("same", "same and more"));
+    let lines = |text: &str| text.lines().map(str::to_string).collect::<Vec<_>>();
+    assert!(matches(&lines("a\n…"), &lines("a\nb\nc")) && !matches(&lines("a\n…"), &lines("b")));
+    assert!(matches(&lines("…\nc"), &lines("a\nb\nc")) && !matches(&lines("…\nb"), &lines("a\nc")));
+}
