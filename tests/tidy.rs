@@ -64,6 +64,30 @@ fn files_are_rooms_not_halls() {
     assert!(long.is_empty(), "more than {LINES_MAX} lines is usually two rooms: {long:#?}");
 }
 
+/// Where the crates may name a baseline: as a restriction, and in an explanation.
+const NAME_BASELINES: [&str; 2] =
+    ["crates/plan/src/strategy/baseline.rs", "crates/planner/src/explain.rs"];
+
+#[test]
+fn the_search_knows_no_baseline() {
+    let mut found = vec![];
+    for path in files() {
+        let name = shown(&path).replace('\\', "/");
+        let source = name.starts_with("crates/") && name.contains("/src/");
+        if !source || NAME_BASELINES.contains(&name.as_str()) {
+            continue;
+        }
+        for (number, line) in text(&path).lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("").to_ascii_lowercase();
+            if ["btp", "vanillatp", "vanilla-tp", "megatron"].iter().any(|word| code.contains(word))
+            {
+                found.push(format!("{name}:{}", number + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "only {NAME_BASELINES:?} may name a baseline: {found:#?}");
+}
+
 /// Split here, so that this file passes its own test.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const LOCAL: [&str; 4] =

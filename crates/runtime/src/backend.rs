@@ -11,7 +11,8 @@ use crate::report::Report;
 /// meet their receives, or that a buffer holds what an instruction reads: that is proved. It owes
 /// that every device of the mesh meets the instructions in the order that
 /// [`order::step`](crate::order::step) gives, and that a device allocates the arena of its stage and
-/// nothing else for the program's buffers.
+/// nothing else for the program's buffers. What an executor must know besides, of inputs, tied
+/// weights and pending sends, is in [`program`](narrows_plan::program).
 pub trait Backend {
     /// The name on the command line.
     fn name(&self) -> &'static str;
