@@ -168,13 +168,13 @@ impl<'a> Fitter<'a> {
             self.priced.fetch_add(priced, Ordering::Relaxed);
             let bound = found.first().map_or(Seconds(f64::INFINITY), |p| p.bound);
             let first_bound = *first_bound.get_or_insert(bound);
+            if found.is_empty() && incumbent.is_finite() {
+                // Nothing that fits beats the incumbent; whether anything fits does not matter.
+                return (Ok(None), first_bound);
+            }
             if found.is_empty() {
-                let excess = divider.excess();
-                if excess == Bytes(0) {
-                    // Something fits, but nothing that beats the incumbent.
-                    return (Ok(None), first_bound);
-                }
-                refusal = Refusal::Memory { stage: None, needed: limit + excess, limit };
+                let needed = limit + divider.excess();
+                refusal = Refusal::Memory { stage: None, needed, limit };
                 break;
             }
             match self.best_of(context, ends, found, &divider, incumbent) {

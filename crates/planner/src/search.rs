@@ -106,6 +106,48 @@ struct Bounded {
     bound: Result<Seconds, Refusal>,
 }
 
+/// How many contexts are fitted side by side.
+const CHUNK: usize = 4;
+
+/// What became of a context, with its plan and what it proves.
+struct Ending {
+    fate: Fate,
+    fitted: Option<Fitted>,
+    proven: f64,
+}
+
+impl Ending {
+    fn without_plan(fate: Fate, proven: f64) -> Ending {
+        Ending { fate, fitted: None, proven }
+    }
+}
+
+impl Bounded {
+    /// Fits the context, unless its bound or the deadline says that it need not or cannot be.
+    fn end(&self, fitter: &Fitter, incumbent: f64, deadline: Option<Instant>) -> Ending {
+        let bound = match &self.bound {
+            Err(refusal) => {
+                return Ending::without_plan(Fate::Refused(refusal.clone()), f64::INFINITY);
+            }
+            Ok(bound) => bound.0,
+        };
+        if bound >= incumbent {
+            return Ending::without_plan(Fate::Pruned, f64::INFINITY);
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ending::without_plan(Fate::NotReached, bound);
+        }
+        let (fitted, least) = fitter.fit(&self.context, incumbent);
+        match fitted {
+            Ok(Some(fitted)) => {
+                Ending { fate: Fate::Solved(fitted.time), fitted: Some(fitted), proven: least.0 }
+            }
+            Ok(None) => Ending::without_plan(Fate::Pruned, least.0),
+            Err(refusal) => Ending::without_plan(Fate::Refused(refusal), least.0),
+        }
+    }
+}
+
 /// Searches the whole space of a request.
 pub fn search(request: &Request) -> Searched {
     let begin = Instant::now();
@@ -132,35 +174,20 @@ pub fn search(request: &Request) -> Searched {
     let mut reports = vec![];
     let mut proven = f64::INFINITY;
     let mut out_of_time = false;
-    for Bounded { context, bound } in bounded {
-        let fate = match &bound {
-            Err(refusal) => Fate::Refused(refusal.clone()),
-            Ok(bound) => {
-                let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
-                if bound.0 >= incumbent {
-                    Fate::Pruned
-                } else if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    out_of_time = true;
-                    proven = proven.min(bound.0);
-                    Fate::NotReached
-                } else {
-                    let (fitted, least) = fitter.fit(&context, incumbent);
-                    proven = proven.min(least.0);
-                    match fitted {
-                        Ok(Some(fitted)) => {
-                            let time = fitted.time;
-                            if time.0 < incumbent {
-                                best = Some(fitted);
-                            }
-                            Fate::Solved(time)
-                        }
-                        Ok(None) => Fate::Pruned,
-                        Err(refusal) => Fate::Refused(refusal),
-                    }
-                }
-            }
-        };
-        reports.push(ContextReport { context, bound: bound.ok(), fate });
+    // Chunks are fitted side by side against the same incumbent, so that the outcome does not
+    // depend on the number of threads.
+    for chunk in bounded.chunks(CHUNK) {
+        let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
+        let ends: Vec<Ending> =
+            chunk.par_iter().map(|bounded| bounded.end(&fitter, incumbent, deadline)).collect();
+        for (Bounded { context, bound }, ending) in chunk.iter().zip(ends) {
+            proven = proven.min(ending.proven);
+            out_of_time |= matches!(ending.fate, Fate::NotReached);
+            let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
+            best = ending.fitted.filter(|fitted| fitted.time.0 < incumbent).or(best);
+            let bound = bound.as_ref().ok().copied();
+            reports.push(ContextReport { context: *context, bound, fate: ending.fate });
+        }
     }
     let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
     Searched { best, report }

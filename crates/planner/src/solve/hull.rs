@@ -94,18 +94,21 @@ pub struct Hull {
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
     known: Vec<bool>,
+    /// For each table, the least of time + λ·bytes at the prices λ swept so far.
+    values: Vec<Vec<(f64, f64)>>,
     sweeps: u64,
 }
 
 impl Hull {
     /// The two ends of the hull; `weights` are those of the rows. `None` without any assignment.
     pub fn new(sweepers: Vec<std::sync::Arc<Sweeper>>, weights: Vec<f64>) -> Option<Hull> {
-        let mut hull = Hull { sweepers, weights, vertices: vec![], known: vec![], sweeps: 0 };
+        let values = vec![vec![]; sweepers.len()];
+        let (vertices, known) = (vec![], vec![]);
+        let mut hull = Hull { sweepers, weights, vertices, known, values, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
-        let smallest = hull.cheapest(0.0, 1.0)?;
         // The least time among the smallest, as far as a tiny price of time can tell.
-        let per_second = 1e-9 * smallest.bytes.max(1.0) / smallest.time.max(f64::MIN_POSITIVE);
-        let smallest = hull.cheapest(per_second, 1.0).unwrap_or(smallest);
+        let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
+        let smallest = hull.cheapest(per_second, 1.0)?;
         hull.vertices = vec![fastest];
         if smallest.bytes < hull.vertices[0].bytes {
             hull.vertices.push(smallest);
@@ -162,16 +165,45 @@ impl Hull {
         }
     }
 
+    /// The cheapest assignment of all tables. The least cost of a table is concave in the price, so
+    /// between two prices it lies above their chord: a table whose chord is no better than what
+    /// another has attained is not swept.
     fn cheapest(&mut self, per_second: f64, per_byte: f64) -> Option<Vertex> {
-        self.sweeps += self.sweepers.len() as u64;
-        let value = |vertex: &Vertex| per_second * vertex.time + per_byte * vertex.bytes;
-        self.sweepers
-            .iter()
-            .enumerate()
-            .filter_map(|(table, sweeper)| {
-                let found = sweeper.cheapest(per_second, per_byte, &self.weights)?;
-                Some(Vertex { table, ..found })
-            })
-            .min_by(|a, b| value(a).total_cmp(&value(b)))
+        let price = per_byte / per_second;
+        let mut best: Option<(f64, Vertex)> = None;
+        for table in 0..self.sweepers.len() {
+            let attained = best.as_ref().map_or(f64::INFINITY, |(value, _)| *value);
+            if per_second * chord(&self.values[table], price) >= attained {
+                continue;
+            }
+            self.sweeps += 1;
+            let Some(found) = self.sweepers[table].cheapest(per_second, per_byte, &self.weights)
+            else {
+                continue;
+            };
+            let value = per_second * found.time + per_byte * found.bytes;
+            if price.is_finite() {
+                let known = &mut self.values[table];
+                let at = known.partition_point(|(other, _)| *other < price);
+                known.insert(at, (price, value / per_second));
+            }
+            if value < attained {
+                best = Some((value, Vertex { table, ..found }));
+            }
+        }
+        best.map(|(_, vertex)| vertex)
+    }
+}
+
+/// What a concave function with these values at least has at a price; below the first and above
+/// the last nothing is known but that it does not fall.
+fn chord(values: &[(f64, f64)], price: f64) -> f64 {
+    let after = values.partition_point(|(other, _)| *other < price);
+    match (after.checked_sub(1).map(|before| values[before]), values.get(after)) {
+        (Some((low, from)), Some(&(high, to))) if high > low => {
+            from + (to - from) * (price - low) / (high - low)
+        }
+        (Some((_, from)), _) => from,
+        (None, _) => f64::NEG_INFINITY,
     }
 }
