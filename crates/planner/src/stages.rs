@@ -1,15 +1,21 @@
 //! Gives each pipeline stage its blocks, and each block a point of its front.
 //!
-//! With tₛ the forward and backward time of a microbatch on stage s and uₛ its step phase, a 1F1B
-//! pipeline of m microbatches takes at least
+//! With tₛ the forward and backward time of a microbatch on stage s of P, uₛ its step phase and
+//! wₛ = P − s, a 1F1B pipeline of m microbatches takes at least
 //!
 //! ```text
-//! maxₛ ( Σ_{j<s} tⱼ + m·tₛ + uₛ )
+//! maxₛ u₀ + Σ_{j<s} tⱼ + m·tₛ
+//! maxₛ u₀ + Σ_{j<s} tⱼ + 2·Σ_{j>s} tⱼ + (m − wₛ + 1)·tₛ      where m > wₛ
 //! ```
-//! because stage s can begin only when the stages before it have passed the first microbatch
-//! forward, and they have its last gradient still to pass back. Partitions are enumerated by this
-//! bound, exactly, with labels (Σt, bound so far) of which only the undominated are kept; the best
-//! are then simulated.
+//! The first, because stage s can begin only when the stages before it have passed the first
+//! microbatch forward, and they have its last gradient still to pass back. The second, because it
+//! also waits for the stages behind it twice: its first backward pass comes wₛ forward passes into
+//! the schedule and after the first microbatch's way to the end and back, and its last one comes
+//! after the last microbatch's. The first stage ends last of all, and has its step phase still to
+//! run. Both are attained by equal stages.
+//!
+//! Partitions are enumerated by this bound, exactly, with labels (Σt, bound so far) of which only
+//! the undominated are kept; the best are then simulated.
 
 use std::sync::Arc;
 
@@ -121,13 +127,35 @@ pub struct Partition {
 /// `choice(stage, first, count)`.
 pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<Allotment>>;
 
+/// Which stage of how many, and how many microbatches pass it.
+struct StagePlace {
+    stage: usize,
+    stages: usize,
+    microbatches: u64,
+}
+
+/// The least time until a stage has run all its passes and the stages before it theirs: `before`
+/// and `after` are the turns of the other stages, `turn` its own.
+fn stage_bound(place: &StagePlace, before: f64, turn: f64, after: f64) -> f64 {
+    let microbatches = place.microbatches as f64;
+    let warm_up = (place.stages - place.stage) as f64;
+    let busy = before + microbatches * turn;
+    if microbatches > warm_up {
+        busy.max(before + 2.0 * after + (microbatches - warm_up + 1.0) * turn)
+    } else {
+        busy
+    }
+}
+
 /// A division of the first blocks among the first stages.
 #[derive(Clone, Debug)]
 struct Label {
     /// Σt of the stages so far.
     turns: f64,
-    /// The bound so far.
+    /// The bound so far, without the step phase.
     bound: f64,
+    /// The first stage's step phase.
+    step: f64,
     counts: Vec<usize>,
 }
 
@@ -169,11 +197,17 @@ pub fn partitions(
     for stage in (0..stages).rev() {
         most_later[stage] = most_later[stage + 1] + ideal.most(0, &extras[stage], microbatches);
     }
+    // Transfers and ends of the stages from s on.
+    let mut extras_after = vec![0.0; stages + 1];
+    for (stage, extra) in extras.iter().enumerate().rev() {
+        extras_after[stage] = extras_after[stage + 1] + (extra.forward + extra.backward).0;
+    }
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
-    labels[0].push(Label { turns: 0.0, bound: 0.0, counts: vec![] });
+    labels[0].push(Label { turns: 0.0, bound: 0.0, step: 0.0, counts: vec![] });
     for (stage, extra) in extras.iter().enumerate() {
         let later = stages - stage - 1;
+        let place = StagePlace { stage, stages, microbatches };
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
             let left = blocks - used;
@@ -181,18 +215,21 @@ pub fn partitions(
             let least = left.saturating_sub(most_later[stage + 1]).max(1);
             for count in least..=most {
                 let Some(allotment) = choice(stage, used, count) else { break };
+                let after =
+                    extras_after[stage + 1] + cutoff.turns[used + count..].iter().sum::<f64>();
                 let turn = allotment.turn_at_least(extra, microbatches);
-                let step = (allotment.step + extra.step).0;
                 for label in list {
                     priced += 1;
-                    let own = label.turns + microbatches as f64 * turn + step;
-                    let mut counts = label.counts.clone();
-                    counts.push(count);
-                    let bound = label.bound.max(own);
-                    if bound >= cutoff.time {
-                        continue;
+                    let step = match stage {
+                        0 => (allotment.step + extra.step).0,
+                        _ => label.step,
+                    };
+                    let bound = label.bound.max(stage_bound(&place, label.turns, turn, after));
+                    if bound + step < cutoff.time {
+                        let counts = label.counts.iter().copied().chain([count]).collect();
+                        let turns = label.turns + turn;
+                        next[used + count].push(Label { turns, bound, step, counts });
                     }
-                    next[used + count].push(Label { turns: label.turns + turn, bound, counts });
                 }
             }
         }
@@ -201,7 +238,7 @@ pub fn partitions(
     }
     let made = labels[blocks].iter().filter_map(|label| {
         Partition::of(label.counts.clone(), choice)
-            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
+            .map(|partition| Partition { bound: Seconds(label.bound + label.step), ..partition })
     });
     (made.collect(), priced)
 }
@@ -220,15 +257,21 @@ impl Partition {
 
     /// No step with this partition is shorter.
     pub fn bound_of(&self, extras: &[Extra], microbatches: u64) -> f64 {
-        let mut turns = 0.0;
-        let mut bound = 0.0_f64;
-        for (stage, extra) in self.stages.iter().zip(extras) {
-            let turn = stage.turn_at_least(extra, microbatches);
-            let step = (stage.step + extra.step).0;
-            bound = bound.max(turns + microbatches as f64 * turn + step);
-            turns += turn;
+        let turns: Vec<f64> = self
+            .stages
+            .iter()
+            .zip(extras)
+            .map(|(stage, extra)| stage.turn_at_least(extra, microbatches))
+            .collect();
+        let all: f64 = turns.iter().sum();
+        let (mut before, mut bound) = (0.0, 0.0_f64);
+        for (stage, turn) in turns.iter().enumerate() {
+            let place = StagePlace { stage, stages: turns.len(), microbatches };
+            let after = all - before - turn;
+            bound = bound.max(stage_bound(&place, before, *turn, after));
+            before += turn;
         }
-        bound
+        bound + (self.stages[0].step + extras[0].step).0
     }
 
     /// Moves single blocks between stages while that makes `time` smaller: the bound's best
@@ -267,15 +310,22 @@ impl Partition {
     }
 }
 
-/// A label with no better bound and no smaller sum than another can never lead to a better end.
+/// A label that is no better than another in anything can never lead to a better end.
 fn keep_undominated(list: &mut Vec<Label>) {
-    list.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.turns.total_cmp(&b.turns)));
-    let mut least = f64::INFINITY;
-    list.retain(|label| {
-        let keep = label.turns < least;
-        least = least.min(label.turns);
-        keep
+    list.sort_by(|a, b| {
+        let end = |label: &Label| label.bound + label.step;
+        end(a).total_cmp(&end(b)).then(a.turns.total_cmp(&b.turns))
     });
+    let mut kept: Vec<Label> = vec![];
+    for label in list.drain(..) {
+        let dominated = kept.iter().any(|other| {
+            other.bound <= label.bound && other.turns <= label.turns && other.step <= label.step
+        });
+        if !dominated {
+            kept.push(label);
+        }
+    }
+    *list = kept;
 }
 
 impl Allotment {
