@@ -1,0 +1,237 @@
+//! How fast candidates are priced once every block is solved, and how that grows with the model
+//! and the machine.
+//!
+//! ```sh
+//! cargo bench --bench candidates            # and a table of ratios at the end
+//! cargo bench --bench candidates -- blocks  # one axis
+//! ```
+//!
+//! A candidate is a division of the first blocks among the first stages of one mesh, microbatch,
+//! ZeRO and layout of the hidden state, priced to its bound on the step time. Nothing is cut off by
+//! a plan found before, so that all of them are priced, in one thread.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use divan::Bencher;
+use divan::counter::ItemsCount;
+use narrows_cost_model::{Executor, profile};
+use narrows_plan::EdgeLayout;
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::model::{Model, Weight, presets};
+use narrows_plan::program::slots_in_flight;
+use narrows_plan::strategy::{Context, Rules, TiedWeight, borders};
+use narrows_planner::candidates::contexts;
+use narrows_planner::segments::{Part, Segments};
+use narrows_planner::stages::{Allotment, Cutoff, Extra, partitions};
+use narrows_planner::{GroupingRule, MemoryLimit, Request};
+
+/// What the axes vary: the shape of CoLA-7B, and how many devices.
+#[derive(Clone, Copy)]
+struct Shape {
+    blocks: usize,
+    devices: u64,
+    rank: u64,
+}
+
+const COLA_7B: Shape = Shape { blocks: 32, devices: 64, rank: 1024 };
+const BLOCKS: [usize; 4] = [8, 16, 32, 64];
+const DEVICES: [u64; 4] = [4, 16, 64, 512];
+/// From a sixteenth of the hidden features to half of them.
+const RANKS: [u64; 4] = [256, 512, 1024, 2048];
+
+fn main() {
+    divan::main();
+    // A filter, a list or a test asks for less.
+    if std::env::args().skip(1).all(|argument| argument == "--bench") {
+        print_ratios();
+    }
+}
+
+#[divan::bench(args = ["cola-1b", "cola-7b", "cola-30b"], sample_count = 20)]
+fn presets_on_64(bencher: Bencher, name: &str) {
+    let model = presets::find(name).expect("a preset");
+    bench(bencher, &request(model, COLA_7B.devices));
+}
+
+#[divan::bench(args = BLOCKS, sample_count = 20)]
+fn blocks(bencher: Bencher, blocks: usize) {
+    bench(bencher, &Shape { blocks, ..COLA_7B }.request());
+}
+
+#[divan::bench(args = DEVICES, sample_count = 20)]
+fn devices(bencher: Bencher, devices: u64) {
+    bench(bencher, &Shape { devices, ..COLA_7B }.request());
+}
+
+#[divan::bench(args = RANKS, sample_count = 20)]
+fn rank(bencher: Bencher, rank: u64) {
+    bench(bencher, &Shape { rank, ..COLA_7B }.request());
+}
+
+fn bench(bencher: Bencher, request: &Request) {
+    let solved = Solved::new(request);
+    bencher.counter(ItemsCount::new(solved.price())).bench_local(|| solved.price());
+}
+
+impl Shape {
+    fn request(self) -> Request {
+        let mut model = presets::find("cola-7b").expect("a preset");
+        let mut block = model.blocks[0].clone();
+        let [q, k, v, o] = [&mut block.q, &mut block.k, &mut block.v, &mut block.o];
+        for linear in [q, k, v, o, &mut block.gate, &mut block.up, &mut block.down] {
+            if let Weight::Pair(pair) = &mut linear.weight {
+                pair.rank = self.rank;
+            }
+        }
+        model.blocks = vec![block; self.blocks];
+        request(model, self.devices)
+    }
+}
+
+/// One sequence of 4,096 tokens a device and at a time, whatever the memory.
+fn request(model: Model, devices: u64) -> Request {
+    Request {
+        model,
+        profile: profile::preset("a100-80gb").expect("a profile"),
+        devices,
+        global_batch: devices,
+        sequence_length: 4096,
+        micro_batch: Some(1),
+        tensor: None,
+        pipeline: None,
+        data: None,
+        zero: None,
+        rules: Rules::ALL,
+        grouping: GroupingRule::Auto,
+        memory_limit: MemoryLimit::None,
+        executor: Executor::Captured,
+        time_limit: None,
+    }
+}
+
+/// Every context and layout of a request, with all that pricing its candidates needs.
+struct Solved(Vec<Division>);
+
+/// What the blocks are divided among.
+struct Division {
+    microbatches: u64,
+    extras: Vec<Extra>,
+    cutoff: Cutoff,
+    /// By stage, and by number of blocks less one.
+    allotments: Vec<Vec<Arc<Allotment>>>,
+}
+
+impl Solved {
+    fn new(request: &Request) -> Solved {
+        let segments = Segments::new(request, None);
+        let mut divisions = vec![];
+        for context in contexts(request) {
+            for border in borders(request.model.hidden, &context) {
+                divisions.extend(Division::new(request, &segments, &context, border));
+            }
+        }
+        Solved(divisions)
+    }
+
+    /// Prices all candidates and counts them.
+    fn price(&self) -> u64 {
+        self.0.iter().map(Division::price).sum()
+    }
+}
+
+impl Division {
+    /// `None` when the context has no legal decisions in this layout.
+    fn new(
+        request: &Request,
+        segments: &Segments,
+        context: &Context,
+        border: EdgeLayout,
+    ) -> Option<Division> {
+        let tied = request.model.tied.then_some(TiedWeight::ALL[0]);
+        let solve = |kind, tied_weight| {
+            segments.fastest(Part { kind, shape: 0, border, tied_weight }, context)
+        };
+        let block = solve(SegmentKind::Block, None)?;
+        let ends = [solve(SegmentKind::Embedding, tied)?, solve(SegmentKind::Head, tied)?];
+
+        let (blocks, stages) = (request.model.blocks.len(), context.mesh.pipeline);
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let mut extras = vec![Extra::default(); stages as usize];
+        for (stage, end) in [0, stages as usize - 1].into_iter().zip(&ends) {
+            extras[stage].forward += end.time.forward;
+            extras[stage].backward += end.time.backward;
+            extras[stage].step += end.time.step;
+        }
+        let allotments = (0..stages)
+            .map(|stage| {
+                let in_flight = slots_in_flight(stage, stages, microbatches);
+                let of = |count| Arc::new(Allotment::new(vec![block.clone(); count], in_flight));
+                (1..=blocks).map(of).collect()
+            })
+            .collect();
+        let turn = (block.time.forward + block.time.backward).0;
+        let cutoff = Cutoff { turns: vec![turn; blocks], time: f64::INFINITY };
+        Some(Division { microbatches, extras, cutoff, allotments })
+    }
+
+    fn price(&self) -> u64 {
+        let choice =
+            |stage: usize, _, count: usize| Some(self.allotments[stage][count - 1].clone());
+        let found = partitions(&self.extras, self.microbatches, &self.cutoff, &choice);
+        divan::black_box(found).1
+    }
+}
+
+/// How each axis changes the cost, against the row above.
+fn print_ratios() {
+    println!("\n{:>8} {:>8} {:>20} {:>20} {:>20}", "", "", "solve once", "candidates", "price all");
+    let axis = |name: &str, rows: &[(String, Shape)]| {
+        let mut before: Option<Cost> = None;
+        for (label, shape) in rows {
+            let cost = Cost::of(&shape.request());
+            println!("{name:>8} {label:>8} {}", cost.against(before.as_ref()));
+            before = Some(cost);
+        }
+    };
+    axis("blocks", &BLOCKS.map(|blocks| (blocks.to_string(), Shape { blocks, ..COLA_7B })));
+    axis("devices", &DEVICES.map(|devices| (devices.to_string(), Shape { devices, ..COLA_7B })));
+    axis("rank", &RANKS.map(|rank| (rank.to_string(), Shape { rank, ..COLA_7B })));
+}
+
+struct Cost {
+    solve: Duration,
+    candidates: u64,
+    price: Duration,
+}
+
+impl Cost {
+    fn of(request: &Request) -> Cost {
+        let begin = Instant::now();
+        let solved = Solved::new(request);
+        let solve = begin.elapsed();
+        let price = || {
+            let begin = Instant::now();
+            let candidates = solved.price();
+            (begin.elapsed(), candidates)
+        };
+        let (price, candidates) = (0..10).map(|_| price()).min().expect("ten times");
+        Cost { solve, candidates, price }
+    }
+
+    fn against<'a>(&'a self, before: Option<&'a Cost>) -> impl fmt::Display + 'a {
+        let ratio = |of: fn(&Cost) -> f64| {
+            before.map_or(String::new(), |before| format!("(×{:.2})", of(self) / of(before)))
+        };
+        format!(
+            "{:>11.3?} {:>8} {:>11} {:>8} {:>11.3?} {:>8}",
+            self.solve,
+            ratio(|cost| cost.solve.as_secs_f64()),
+            self.candidates,
+            ratio(|cost| cost.candidates as f64),
+            self.price,
+            ratio(|cost| cost.price.as_secs_f64()),
+        )
+    }
+}
