@@ -5,7 +5,7 @@
 //! its instructions, and the [`place`] of an operand in its arena, are the same for every backend.
 //!
 //! There is one backend: [`NullBackend`], which computes nothing and counts everything. Backends
-//! for processors and for CUDA come later, and with them the oracle that [`reference`] describes.
+//! for processors and for CUDA come later, and with them the oracle that [`mod@reference`] describes.
 //!
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 
