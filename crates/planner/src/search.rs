@@ -177,15 +177,20 @@ pub fn search(request: &Request) -> Searched {
     // Chunks are fitted side by side against the same incumbent, so that the outcome does not
     // depend on the number of threads.
     for chunk in bounded.chunks(CHUNK) {
-        let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
+        let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
         let ends: Vec<Ending> =
-            chunk.par_iter().map(|bounded| bounded.end(&fitter, incumbent, deadline)).collect();
+            chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat, deadline)).collect();
         for (Bounded { context, bound }, ending) in chunk.iter().zip(ends) {
             proven = proven.min(ending.proven);
             out_of_time |= matches!(ending.fate, Fate::NotReached);
             let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
             best = ending.fitted.filter(|fitted| fitted.time.0 < incumbent).or(best);
-            let bound = bound.as_ref().ok().copied();
+            // Fitting proves more than the bound that put the context in its place.
+            let refined = ending.proven.min(to_beat);
+            let bound = bound.as_ref().ok().map(|bound| match ending.fate {
+                Fate::Pruned if refined.is_finite() => Seconds(bound.0.max(refined)),
+                _ => *bound,
+            });
             reports.push(ContextReport { context: *context, bound, fate: ending.fate });
         }
     }

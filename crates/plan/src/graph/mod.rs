@@ -2,8 +2,8 @@
 //!
 //! A segment is a bipartite [`petgraph`] graph: ops and the values that flow between them. A value
 //! with several consumers is the explicit fan-out of DESIGN §3.2: its reshards are shared and its
-//! gradient contributions are summed before they are reduced. Blocks of equal [`BlockShape`] share
-//! one segment, and so one solve.
+//! gradient contributions are summed before they are reduced. Equal blocks share one segment,
+//! and so one solve.
 
 mod build;
 mod op;

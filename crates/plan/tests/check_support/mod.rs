@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod damage;
+mod order;
 
 use indexmap::IndexMap;
 use narrows_plan::decisions::{

@@ -1,11 +1,11 @@
 //! The way to solve a table: cheap proofs first.
 //!
 //! 1. [`presolve`](super::presolve) shrinks the table or refutes it.
-//! 2. [`eliminate`](super::eliminate) finds the fastest assignment without rows. If it fits them,
+//! 2. [`eliminate`] finds the fastest assignment without rows. If it fits them,
 //!    it is optimal; otherwise its time is a bound.
-//! 3. [`lagrange`](super::lagrange) prices the rows: a better bound, assignments that fit, and
+//! 3. [`lagrange`] prices the rows: a better bound, assignments that fit, and
 //!    a bound for every choice. Bound and assignment may meet.
-//! 4. [`ilp`](super::ilp) closes the rest, over windows of choices that can matter.
+//! 4. [`ilp`] closes the rest, over windows of choices that can matter.
 
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;

@@ -14,7 +14,7 @@
 //! (`time + λ·bytes`, `λ ≥ 0`), which leaves the tree intact and bounds the optimum from below
 //! for every λ; [`ilp`] closes what gap remains, over the choices that those prices leave in
 //! question (`window.rs`). [`presolve`] shrinks the table for both, and
-//! [`brute`] is the oracle that shares no code with them. [`exact`] is the way to solve a table;
+//! [`brute`] is the oracle that shares no code with them. [`exact()`] is the way to solve a table;
 //! [`front`] solves a sequence of them.
 //!
 //! Every answer says how it ended: a time limit with a gap is never called optimal, and
