@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_cost_model::simulate::{StageTime, run_schedule};
 use narrows_plan::Seconds;
 use narrows_plan::program::{Turn, one_forward_one_backward};
-use narrows_planner::stages::{Allotment, Extra, Partition};
+use narrows_planner::stages::{Allotment, Cutoff, Extra, Partition, partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -57,4 +57,57 @@ fn equal_stages_attain_it() {
             assert!((bound - simulated).abs() < 1e-9, "{stages} {microbatches}");
         }
     }
+}
+
+/// Every way of writing `blocks` as a sum of `stages` counts.
+fn compositions(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
+    if stages == 1 {
+        return vec![vec![blocks]];
+    }
+    let first = 1..=blocks + 1 - stages;
+    first
+        .flat_map(|count| {
+            compositions(blocks - count, stages - 1)
+                .into_iter()
+                .map(move |rest| std::iter::once(count).chain(rest).collect())
+        })
+        .collect()
+}
+
+#[test]
+fn the_best_partition_is_the_best_of_all_of_them() {
+    arbtest::arbtest(|u| {
+        let stages: usize = u.int_in_range(1..=4)?;
+        let blocks: usize = u.int_in_range(stages..=9)?;
+        let microbatches = u.int_in_range(1..=12)?;
+        let mut time = |most: u32| Ok(Seconds(f64::from(u.int_in_range(0..=most)?) / 8.0));
+        let mut times = vec![];
+        for _ in 0..blocks {
+            times.push(StageTime { forward: time(99)?, backward: time(99)?, step: time(9)? });
+        }
+        let mut extras = vec![];
+        for _ in 0..stages {
+            extras.push(Extra { forward: time(99)?, backward: time(99)?, step: time(9)? });
+        }
+        let choice = |_: usize, first: usize, count: usize| {
+            let run = &times[first..first + count];
+            Some(Arc::new(Allotment {
+                forward: run.iter().map(|time| time.forward).sum(),
+                backward: run.iter().map(|time| time.backward).sum(),
+                step: run.iter().map(|time| time.step).sum(),
+                ..Allotment::default()
+            }))
+        };
+        let turns = times.iter().map(|time| (time.forward + time.backward).0).collect();
+        let cutoff = Cutoff { turns, time: f64::INFINITY };
+        let (found, _) = partitions(&extras, microbatches, &cutoff, &choice);
+        let least = compositions(blocks, stages)
+            .into_iter()
+            .filter_map(|counts| Partition::of(counts, &choice))
+            .map(|partition| partition.bound_of(&extras, microbatches))
+            .fold(f64::INFINITY, f64::min);
+        let best = found.first().map_or(f64::INFINITY, |partition| partition.bound.0);
+        assert!((best - least).abs() <= 1e-9 * least.max(1.0), "{best} is not {least}");
+        Ok(())
+    });
 }
