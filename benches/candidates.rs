@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use narrows_cost_model::{Executor, profile};
+use narrows_cost_model::profile;
 use narrows_plan::EdgeLayout;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::{Context, Rules, TiedWeight, borders};
+use narrows_plan::strategy::{Context, TiedWeight, borders};
 use narrows_planner::candidates::contexts;
 use narrows_planner::segments::{Part, Segments};
 use narrows_planner::stages::{Allotment, Cutoff, Extra, partitions};
-use narrows_planner::{GroupingRule, MemoryLimit, Request};
+use narrows_planner::{MemoryLimit, Request};
 
 /// What the axes vary: the shape of CoLA-7B, and how many devices.
 #[derive(Clone, Copy)]
@@ -93,21 +93,15 @@ impl Shape {
 /// One sequence of 4,096 tokens a device and at a time, whatever the memory.
 fn request(model: Model, devices: u64) -> Request {
     Request {
-        model,
-        profile: profile::preset("a100-80gb").expect("a profile"),
-        devices,
-        global_batch: devices,
-        sequence_length: 4096,
         micro_batch: Some(1),
-        tensor: None,
-        pipeline: None,
-        data: None,
-        zero: None,
-        rules: Rules::ALL,
-        grouping: GroupingRule::Auto,
         memory_limit: MemoryLimit::None,
-        executor: Executor::Captured,
-        time_limit: None,
+        ..Request::new(
+            model,
+            profile::preset("a100-80gb").expect("a profile"),
+            devices,
+            devices,
+            4096,
+        )
     }
 }
 

@@ -6,10 +6,9 @@
 
 use std::fmt;
 
-use narrows_cost_model::{Executor, profile};
+use narrows_cost_model::profile;
 use narrows_plan::model::presets;
-use narrows_plan::strategy::Rules;
-use narrows_planner::{GroupingRule, MemoryLimit, Request, search};
+use narrows_planner::{Request, search};
 
 /// One sequence of 4,096 tokens a device.
 #[derive(Clone, Copy)]
@@ -44,21 +43,11 @@ fn plan(bencher: divan::Bencher, scene: Scene) {
 }
 
 fn request(scene: Scene) -> Request {
-    Request {
-        model: presets::find(scene.model).expect("a preset"),
-        profile: profile::preset("a100-80gb").expect("a profile"),
-        devices: scene.devices,
-        global_batch: scene.devices,
-        sequence_length: 4096,
-        micro_batch: None,
-        tensor: None,
-        pipeline: None,
-        data: None,
-        zero: None,
-        rules: Rules::ALL,
-        grouping: GroupingRule::Auto,
-        memory_limit: MemoryLimit::Auto,
-        executor: Executor::Captured,
-        time_limit: None,
-    }
+    Request::new(
+        presets::find(scene.model).expect("a preset"),
+        profile::preset("a100-80gb").expect("a profile"),
+        scene.devices,
+        scene.devices,
+        4096,
+    )
 }

@@ -10,13 +10,13 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use narrows_cost_model::profile;
 use narrows_cost_model::simulate::Breakdown;
-use narrows_cost_model::{Executor, profile};
 use narrows_plan::Defects;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Rules};
 use narrows_planner::predict::predict;
-use narrows_planner::{GroupingRule, MemoryLimit, Request, search};
+use narrows_planner::{Request, search};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -97,21 +97,18 @@ impl Panel {
 
 fn request(model: &str, tensor: u64, pipeline: u64, baseline: Baseline) -> Outcome<Request> {
     Ok(Request {
-        model: presets::find(model).map_err(Defects::from)?,
-        profile: profile::preset("a100-80gb")?,
-        devices: tensor * pipeline,
-        global_batch: MICRO_BATCH * pipeline,
-        sequence_length: SEQUENCE_LENGTH,
         micro_batch: Some(MICRO_BATCH),
         tensor: Some(tensor),
         pipeline: Some(pipeline),
         data: Some(1),
-        zero: None,
         rules: Rules { baseline, ..Rules::ALL },
-        grouping: GroupingRule::Auto,
-        memory_limit: MemoryLimit::Auto,
-        executor: Executor::Captured,
-        time_limit: None,
+        ..Request::new(
+            presets::find(model).map_err(Defects::from)?,
+            profile::preset("a100-80gb")?,
+            tensor * pipeline,
+            MICRO_BATCH * pipeline,
+            SEQUENCE_LENGTH,
+        )
     })
 }
 

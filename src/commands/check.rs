@@ -27,32 +27,28 @@ pub fn run(args: &CheckArgs) -> Outcome<()> {
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::Executor;
+
     use narrows_plan::model::presets;
-    use narrows_plan::strategy::Rules;
+
     use narrows_plan::{Bytes, Plan};
-    use narrows_planner::{GroupingRule, MemoryLimit, Request};
+    use narrows_planner::Request;
     use serde_json::Value;
 
     use super::*;
 
     fn request() -> Request {
         Request {
-            model: presets::find("cola-tiny").unwrap(),
-            profile: narrows_cost_model::profile::preset("a100-80gb").unwrap(),
-            devices: 4,
-            global_batch: 4,
-            sequence_length: 64,
             micro_batch: Some(1),
             tensor: Some(2),
             pipeline: Some(2),
             data: Some(1),
-            zero: None,
-            rules: Rules::ALL,
-            grouping: GroupingRule::Auto,
-            memory_limit: MemoryLimit::Auto,
-            executor: Executor::Captured,
-            time_limit: None,
+            ..Request::new(
+                presets::find("cola-tiny").unwrap(),
+                narrows_cost_model::profile::preset("a100-80gb").unwrap(),
+                4,
+                4,
+                64,
+            )
         }
     }
 

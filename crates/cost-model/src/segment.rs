@@ -96,16 +96,6 @@ impl PricedSpace {
         }
         table
     }
-
-    /// The times of one instance under an assignment of the table's nodes.
-    pub fn time(
-        &self,
-        context: &Context,
-        chosen: &SegmentChoice,
-        price: KernelPrice,
-    ) -> SegmentTime {
-        segment_time(&self.space, context, chosen, price)
-    }
 }
 
 /// The once-a-step time of each strategy of an op.

@@ -36,6 +36,11 @@ impl<'a> Divider<'a> {
         Divider { segments, context, border, budgets, known: RefCell::default() }
     }
 
+    /// The context whose blocks are divided.
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
     /// The best partitions that may beat the incumbent, and how many were priced.
     pub fn partitions(&self, extras: &[Extra], incumbent: f64) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);

@@ -158,13 +158,14 @@ impl<'a> Fitter<'a> {
         let limit = self.request.memory_bytes();
         let stages = context.mesh.pipeline as usize;
         let mut slack = vec![Bytes(0); stages];
+        let extras = self.extras(context, ends);
         let mut first_bound = None;
         let mut refusal = Refusal::Memory { stage: None, needed: limit, limit };
         for _ in 0..CORRECTIONS_MAX {
             let budgets = self.budgets(context, ends, &slack);
             let Some(budgets) = budgets else { break };
             let divider = Divider::new(self.segments, context, ends.border, budgets);
-            let (found, priced) = divider.partitions(&self.extras(context, ends), incumbent);
+            let (found, priced) = divider.partitions(&extras, incumbent);
             self.priced.fetch_add(priced, Ordering::Relaxed);
             let bound = found.first().map_or(Seconds(f64::INFINITY), |p| p.bound);
             let first_bound = *first_bound.get_or_insert(bound);
@@ -177,7 +178,7 @@ impl<'a> Fitter<'a> {
                 refusal = Refusal::Memory { stage: None, needed, limit };
                 break;
             }
-            match self.best_of(context, ends, found, &divider, incumbent) {
+            match self.best_of(ends, found, &extras, &divider, incumbent) {
                 Ok(fitted) => return (Ok(fitted), first_bound),
                 Err((stage, needed)) => {
                     refusal = Refusal::Memory { stage: Some(stage), needed, limit };
@@ -192,13 +193,13 @@ impl<'a> Fitter<'a> {
     /// error: the stage, and what it needs.
     fn best_of(
         &self,
-        context: &Context,
         ends: &Ends,
         found: Vec<Partition>,
+        extras: &[Extra],
         divider: &Divider,
         incumbent: f64,
     ) -> Result<Option<Fitted>, (usize, Bytes)> {
-        let extras = self.extras(context, ends);
+        let context = divider.context();
         let microbatches = context.workload.microbatches(&context.mesh);
         let choice = |stage, first, count| divider.known_allotment(stage, first, count);
         let mut best: Option<(f64, Partition)> = None;
@@ -207,8 +208,8 @@ impl<'a> Fitter<'a> {
             if partition.bound.0 >= least {
                 break;
             }
-            let time = |partition: &Partition| play(context, partition, &extras).0;
-            let bound = |partition: &Partition| partition.bound_of(&extras, microbatches);
+            let time = |partition: &Partition| play(context, partition, extras).0;
+            let bound = |partition: &Partition| partition.bound_of(extras, microbatches);
             let (partition, time, priced) = partition.improve(&choice, least, bound, time);
             self.priced.fetch_add(priced, Ordering::Relaxed);
             if time < least {

@@ -16,7 +16,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::mesh::Axis;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Program};
-use narrows_plan::{Bytes, DType, Defects, Flops, Kernel, Plan, Seconds};
+use narrows_plan::{Bytes, DType, Defects, Flops, Kernel, Plan};
 use serde::Serialize;
 
 /// A prediction for one plan on one profile.
@@ -208,13 +208,5 @@ fn count(templates: &[Template], bytes: &mut BTreeMap<&'static str, u64>) {
                 *bytes.entry(name).or_default() += amount.0;
             }
         }
-    }
-}
-
-/// The step time as a typed number.
-impl Prediction {
-    /// The predicted step time.
-    pub fn step_time(&self) -> Seconds {
-        Seconds(self.step_time_s)
     }
 }

@@ -77,6 +77,34 @@ impl GroupingRule {
 }
 
 impl Request {
+    /// The whole space on these devices: everything that can be searched is, memory as the profile
+    /// says, kernels captured, no time limit.
+    pub fn new(
+        model: Model,
+        profile: Profile,
+        devices: u64,
+        global_batch: u64,
+        sequence_length: u64,
+    ) -> Request {
+        Request {
+            model,
+            profile,
+            devices,
+            global_batch,
+            sequence_length,
+            micro_batch: None,
+            tensor: None,
+            pipeline: None,
+            data: None,
+            zero: None,
+            rules: Rules::ALL,
+            grouping: GroupingRule::Auto,
+            memory_limit: MemoryLimit::Auto,
+            executor: Executor::Captured,
+            time_limit: None,
+        }
+    }
+
     /// The bytes an arena may have.
     pub fn memory_bytes(&self) -> Bytes {
         match self.memory_limit {

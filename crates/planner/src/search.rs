@@ -13,7 +13,7 @@ use narrows_cost_model::Prices;
 use narrows_plan::emit::{OpParameter, ParameterRole, Split, parameter_reduce, parameter_update};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{Context, TiedWeight, borders};
-use narrows_plan::{Bytes, EdgeLayout, Mesh, Seconds};
+use narrows_plan::{EdgeLayout, Mesh, Seconds};
 use rayon::prelude::*;
 
 use crate::candidates::contexts;
@@ -252,7 +252,7 @@ fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Se
     let turn = borders(request.model.hidden, context)
         .into_iter()
         .filter(|border| mesh.tensor == 1 || request.rules.baseline.allows_border(*border))
-        .filter_map(|border| least_turn(request, segments, &many, border))
+        .filter_map(|border| least_turn(segments, &many, border))
         .min_by(f64::total_cmp)
         .ok_or(Refusal::NoStrategy)?;
     let microbatches = context.workload.microbatches(&mesh) as f64;
@@ -276,15 +276,8 @@ fn quick_bound(request: &Request, context: &Context) -> Result<Seconds, Refusal>
 /// The least a stage of average size spends once a step: its share of the gradients reduced in one
 /// collective over the data axis, and AdamW over what it updates.
 fn least_step(request: &Request, context: &Context) -> f64 {
-    let mesh = context.mesh;
-    let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
-    let parameter = OpParameter {
-        role: ParameterRole::Matrix,
-        members: vec![("all".into(), mesh.tensor, elements)],
-        split: Split::Columns,
-        gradient_partial: false,
-    };
-    let prices = Prices::new(&request.profile, request.executor, &mesh);
+    let parameter = average_stage(request, context);
+    let prices = Prices::new(&request.profile, request.executor, &context.mesh);
     parameter_reduce(&parameter, context)
         .iter()
         .chain(&parameter_update(&parameter, context))
@@ -293,12 +286,7 @@ fn least_step(request: &Request, context: &Context) -> f64 {
 }
 
 /// The least forward and backward time of a microbatch over the whole model.
-fn least_turn(
-    request: &Request,
-    segments: &Segments,
-    context: &Context,
-    border: EdgeLayout,
-) -> Option<f64> {
+fn least_turn(segments: &Segments, context: &Context, border: EdgeLayout) -> Option<f64> {
     let turn = |kind, shape| {
         let part = Part { kind, shape, border, tied_weight: None };
         let solved = segments.fastest(part, context)?;
@@ -312,24 +300,24 @@ fn least_turn(
         }
     }
     let blocks: f64 = segments.layer_shapes().iter().filter_map(|shape| shape_turns[*shape]).sum();
-    let _ = request;
     Some(blocks + turn(SegmentKind::Embedding, 0)? + turn(SegmentKind::Head, 0)?)
+}
+
+/// All parameters, split perfectly: the share of a device on a stage of average size.
+fn average_stage(request: &Request, context: &Context) -> OpParameter {
+    let mesh = context.mesh;
+    let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
+    OpParameter {
+        role: ParameterRole::Matrix,
+        members: vec![("all".into(), mesh.tensor, elements)],
+        split: Split::Columns,
+        gradient_partial: false,
+    }
 }
 
 /// Even perfectly sharded, weights and optimizer states must fit.
 fn too_large(request: &Request, context: &Context) -> Option<Refusal> {
-    let mesh = context.mesh;
-    let parameters = request.model.parameters() / (mesh.tensor * mesh.pipeline);
-    let compute = context.compute().width();
-    let states = match context.precision {
-        narrows_plan::Precision::MixedBf16 => 12,
-        narrows_plan::Precision::Full32 => 8,
-    };
-    let states = match context.zero {
-        narrows_plan::strategy::Zero::Off => states * parameters,
-        narrows_plan::strategy::Zero::One => states * parameters / mesh.data,
-    };
-    let needed = Bytes(parameters * (compute + 4) + states);
+    let needed = average_stage(request, context).resident_bytes(context);
     let limit = request.memory_bytes();
     (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit })
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
-use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode};
+use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode, segment_time};
 use narrows_cost_model::table::Assignment;
 use narrows_plan::graph::{
     Grouping, Segment, SegmentKind, block_segment, embedding_segment, head_segment,
@@ -291,7 +291,7 @@ impl<'a> Segments<'a> {
         let prices = self.prices(context);
         let space = &priced.space;
         let choice = decode(space, assignment);
-        let time = priced.time(context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
+        let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
         let bytes = segment_bytes(space, context, &choice);
         Solved { grouping, choice, segment: Arc::new(space.segment.clone()), time, bytes }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use narrows_cost_model::simulate::simulate;
-use narrows_cost_model::{Executor, Prices, profile};
+use narrows_cost_model::{Prices, profile};
 use narrows_plan::Kernel;
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::graph::SegmentKind;
@@ -13,25 +13,21 @@ use narrows_plan::strategy::{Baseline, Rules, TiedWeight, borders};
 use narrows_planner::assemble::{Decided, assemble};
 use narrows_planner::candidates::contexts;
 use narrows_planner::segments::{Part, Segments, Solved};
-use narrows_planner::{GroupingRule, MemoryLimit, Request, search};
+use narrows_planner::{MemoryLimit, Request, search};
 
 fn request(model: &str, baseline: Baseline, devices: u64, tensor: Option<u64>) -> Request {
     Request {
-        model: presets::find(model).unwrap(),
-        profile: profile::preset("a100-80gb").unwrap(),
-        devices,
-        global_batch: 4,
-        sequence_length: 1024,
-        micro_batch: None,
         tensor,
         pipeline: Some(1),
-        data: None,
-        zero: None,
         rules: Rules { baseline, ..Rules::ALL },
-        grouping: GroupingRule::Auto,
         memory_limit: MemoryLimit::None,
-        executor: Executor::Captured,
-        time_limit: None,
+        ..Request::new(
+            presets::find(model).unwrap(),
+            profile::preset("a100-80gb").unwrap(),
+            devices,
+            4,
+            1024,
+        )
     }
 }
 

@@ -1,6 +1,6 @@
 //! With nothing but prices the search arrives at what the field found by hand.
 
-use narrows_cost_model::{Executor, profile};
+use narrows_cost_model::profile;
 use narrows_plan::graph::Op;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
@@ -9,26 +9,21 @@ use narrows_planner::explain::is_btp_placement;
 use narrows_planner::fit::Fitted;
 use narrows_planner::predict::{Prediction, predict};
 use narrows_planner::search::{SearchStatus, Searched};
-use narrows_planner::{GroupingRule, MemoryLimit, Request, search};
+use narrows_planner::{MemoryLimit, Request, search};
 
 /// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
 fn published(model: &str, baseline: Baseline, weights: WeightRule) -> Request {
     Request {
-        model: presets::find(model).unwrap(),
-        profile: profile::preset("a100-80gb").unwrap(),
-        devices: 4,
-        global_batch: 4,
-        sequence_length: 4096,
         micro_batch: Some(4),
         tensor: Some(4),
-        pipeline: None,
-        data: None,
-        zero: None,
         rules: Rules { baseline, weights, ..Rules::ALL },
-        grouping: GroupingRule::Auto,
-        memory_limit: MemoryLimit::Auto,
-        executor: Executor::Captured,
-        time_limit: None,
+        ..Request::new(
+            presets::find(model).unwrap(),
+            profile::preset("a100-80gb").unwrap(),
+            4,
+            4,
+            4096,
+        )
     }
 }
 

@@ -11,7 +11,7 @@ use crate::strategy::{
 use crate::{Defect, Defects, EdgeLayout};
 
 use super::saves::{Saves, check_saves};
-use super::{HiddenLayout, Plan, SegmentDecisions};
+use super::{Plan, SegmentDecisions};
 
 /// A segment with its decisions.
 #[derive(Clone, Debug)]
@@ -325,12 +325,5 @@ impl Resolver<'_> {
             self.defects.push(Defect::new(field, problem));
         }
         Flow { producer, primary, second, saves: vec![] }
-    }
-}
-
-impl ResolvedPlan {
-    /// The plan's layout of the hidden state by name.
-    pub fn hidden_layout(&self) -> Option<HiddenLayout> {
-        HiddenLayout::of(self.border)
     }
 }

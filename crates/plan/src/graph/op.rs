@@ -101,10 +101,3 @@ pub struct AttentionOp {
     /// Features of a head.
     pub head_dim: u64,
 }
-
-impl Op {
-    /// The parameters that live with this op.
-    pub fn has_parameters(&self) -> bool {
-        matches!(self, Op::Embedding { .. } | Op::Norm { .. } | Op::Linear(_))
-    }
-}

@@ -174,15 +174,6 @@ impl StageProgram {
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
     }
-
-    /// Bytes of all buffers of a region, per-microbatch copies counted.
-    pub fn region_bytes(&self, region: Region) -> Bytes {
-        self.buffers
-            .iter()
-            .filter(|buffer| buffer.region == region)
-            .map(|b| b.extent.bytes() * if b.per_microbatch { self.slots } else { 1 })
-            .sum()
-    }
 }
 
 impl Extent {

@@ -9,24 +9,20 @@ use crate::{Dim, Layout};
 use super::{Operand, Site, Slot, Template};
 
 pub(super) fn forward(site: &Site, op: &AttentionOp) -> Template {
-    let reads = inputs(site, Slot::Input);
+    let reads = site.inputs(Slot::Input);
     let writes = vec![site.activation(Slot::Output(0)), log_sum_exp(site, op)];
     Template { action: Action::Attention(kernel(site, op, Direction::Forward)), reads, writes }
 }
 
 pub(super) fn backward(site: &Site, op: &AttentionOp) -> Template {
-    let mut reads = inputs(site, Slot::Input);
+    let mut reads = site.inputs(Slot::Input);
     reads.extend([
         site.activation(Slot::Output(0)),
         log_sum_exp(site, op),
         site.activation(Slot::OutputGradient(0)),
     ]);
-    let writes = inputs(site, Slot::InputGradient);
+    let writes = site.inputs(Slot::InputGradient);
     Template { action: Action::Attention(kernel(site, op, Direction::Backward)), reads, writes }
-}
-
-fn inputs(site: &Site, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
-    (0..site.node.inputs.len()).map(|port| site.activation(slot(port as u8))).collect()
 }
 
 /// Query heads and key/value heads one device computes.

@@ -8,11 +8,11 @@ use crate::model::Activation;
 use crate::program::PassOp;
 use crate::strategy::Strategy;
 
-use super::{Operand, Site, Slot, Template, pass};
+use super::{Site, Slot, Template, pass};
 
 pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
     let h = site.activation(Slot::Input(0));
-    let z = outputs(site, Slot::Output);
+    let z = site.outputs(Slot::Output);
     if site.choice.strategy == Strategy::Recover {
         let statistic = site.statistic(Slot::NormStatistic, 1);
         return vec![pass(PassOp::LatentRecover, vec![h, statistic], z)];
@@ -24,13 +24,13 @@ pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
 }
 
 pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
-    let mut reads = outputs(site, Slot::OutputGradient);
+    let mut reads = site.outputs(Slot::OutputGradient);
     let dh = site.activation(Slot::InputGradient(0));
     // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
     match latent.activation {
         Activation::Silu => reads.push(site.activation(Slot::Input(0))),
         Activation::Identity if site.choice.strategy == Strategy::Recover => {
-            reads.extend(outputs(site, Slot::Output));
+            reads.extend(site.outputs(Slot::Output));
         }
         Activation::Identity => {}
     }
@@ -60,8 +60,4 @@ fn contributes_first(site: &Site, latent: &LatentOp) -> bool {
         |id| matches!(&site.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
     );
     last == Some(site.id)
-}
-
-fn outputs(site: &Site, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
-    (0..site.node.outputs.len()).map(|port| site.activation(slot(port as u8))).collect()
 }

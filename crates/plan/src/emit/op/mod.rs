@@ -107,6 +107,16 @@ impl<'a> Site<'a> {
         Operand { slot, extent }
     }
 
+    /// The activations at all input ports, in the slot made for each.
+    fn inputs(&self, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+        (0..self.node.inputs.len()).map(|port| self.activation(slot(port as u8))).collect()
+    }
+
+    /// The activations at all output ports, in the slot made for each.
+    fn outputs(&self, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+        (0..self.node.outputs.len()).map(|port| self.activation(slot(port as u8))).collect()
+    }
+
     /// `count` fp32 numbers a token, for the tokens this device holds at the first port.
     fn statistic(&self, slot: Slot, count: u64) -> Operand {
         let rows = self.context.rows(self.layout(slot));
