@@ -10,6 +10,8 @@
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 
 pub mod backend;
+pub mod cpu;
+pub mod data;
 pub mod null;
 pub mod order;
 pub mod place;

@@ -1,0 +1,1 @@
+//! What one device computes: products, attention and fused passes on slices of f32.

@@ -1,0 +1,3 @@
+//! The processor backend.
+
+pub mod kernels;

@@ -1,0 +1,1 @@
+//! Token files: their format, memory-mapped reading, and seeded sampling.
