@@ -17,12 +17,12 @@ use std::time::{Duration, Instant};
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use narrows_cost_model::profile;
-use narrows_plan::EdgeLayout;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::{Context, TiedWeight, borders};
+use narrows_plan::strategy::{Border, Context, TiedWeight};
 use narrows_planner::candidates::contexts;
+use narrows_planner::divide::block_part;
 use narrows_planner::segments::{Part, Segments};
 use narrows_planner::stages::{Allotment, Cutoff, Extra, partitions};
 use narrows_planner::{MemoryLimit, Request};
@@ -122,7 +122,7 @@ impl Solved {
         let segments = Segments::new(request, None);
         let mut divisions = vec![];
         for context in contexts(request) {
-            for border in borders(request.model.hidden, &context) {
+            for border in segments.borders(&context) {
                 divisions.extend(Division::new(request, &segments, &context, border));
             }
         }
@@ -141,11 +141,15 @@ impl Division {
         request: &Request,
         segments: &Segments,
         context: &Context,
-        border: EdgeLayout,
+        border: Border,
     ) -> Option<Division> {
         let tied = request.model.tied.then_some(TiedWeight::ALL[0]);
         let solve = |kind, tied_weight| {
-            segments.fastest(Part { kind, shape: 0, border, tied_weight }, context)
+            let part = match kind {
+                SegmentKind::Block => block_part(0, border),
+                _ => Part::end(kind, border, tied_weight),
+            };
+            segments.fastest(part, context)
         };
         let block = solve(SegmentKind::Block, None)?;
         let ends = [solve(SegmentKind::Embedding, tied)?, solve(SegmentKind::Head, tied)?];

@@ -72,17 +72,21 @@ fn grouping(grouping: Grouping) -> String {
 }
 
 fn rows(plan: &SegmentPlan, context: &Context) -> Vec<Vec<String>> {
-    let input = plan.segment.input.filter(|_| plan.segment.kind == SegmentKind::Block);
-    let input = input.map(|id| input_row(plan, id, context));
-    input.into_iter().chain(plan.segment.op_ids().map(|id| row(plan, id, context))).collect()
+    let block = plan.segment.kind == SegmentKind::Block;
+    let entries = plan.segment.entries.iter().filter(|_| block);
+    let entries = entries.map(|id| entry_row(plan, *id, context));
+    entries.chain(plan.segment.op_ids().map(|id| row(plan, id, context))).collect()
 }
 
-/// What is kept of the hidden state that comes in.
-fn input_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<String> {
+/// What is kept of the hidden state, or of a crossing latent, that comes in.
+fn entry_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<String> {
     let forward = exchanges(&value_forward(plan, id, context));
     let backward = exchanges(&value_backward(plan, id, context));
-    let cells =
-        ["(input)", "", "", &layouts(plan, id, context), &forward, &backward, &saved(plan, id)];
+    let name = match plan.segment.carried(id) {
+        Some(0) | None => "(input)".to_string(),
+        Some(_) => format!("({})", plan.segment.value(id).name),
+    };
+    let cells = [&name, "", "", &layouts(plan, id, context), &forward, &backward, &saved(plan, id)];
     cells.map(str::to_owned).to_vec()
 }
 

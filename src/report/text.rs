@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use narrows_plan::decisions::HiddenLayout;
+use narrows_plan::decisions::BorderLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::search::{SearchReport, SearchStatus};
@@ -37,6 +37,10 @@ fn subject(page: &mut Page, findings: &Findings) {
     let Findings { model, profile, plan, .. } = findings;
     let devices = plural(plan.mesh.devices(), "device");
     page.heading(format!("{} on {devices} of {}", model.name, profile.name()));
+    let crossing = match plan.crossing_layout {
+        Some(layout) => format!(", crossing latents {}", lies(layout)),
+        None => String::new(),
+    };
     let workload = &plan.workload;
     let microbatches = workload.microbatches(&plan.mesh);
     let zero = match plan.zero {
@@ -59,17 +63,17 @@ fn subject(page: &mut Page, findings: &Findings) {
             ),
         ),
         ("mesh", format!("{}{zero}", plan.mesh)),
-        ("hidden state", format!("{} between blocks", hidden_state(findings))),
+        ("hidden state", format!("{} between blocks{crossing}", lies(plan.hidden_layout))),
         ("executor", executor_name(findings.executor).into()),
     ]);
 }
 
-fn hidden_state(findings: &Findings) -> &'static str {
-    match findings.plan.hidden_layout {
-        HiddenLayout::Replicated => "whole on every device",
-        HiddenLayout::Feature => "sharded on features",
-        HiddenLayout::Sequence => "sharded on sequences",
-        HiddenLayout::Position => "sharded on positions",
+fn lies(layout: BorderLayout) -> &'static str {
+    match layout {
+        BorderLayout::Replicated => "whole on every device",
+        BorderLayout::Feature => "sharded on features",
+        BorderLayout::Sequence => "sharded on sequences",
+        BorderLayout::Position => "sharded on positions",
     }
 }
 

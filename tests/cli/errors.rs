@@ -18,7 +18,6 @@ fn bad_flags_are_named() {
         ("plan --model cola-7b --time-limit -1", "not between 0"),
         ("plan --model cola-7b --devices -2", "--devices"),
         ("plan --model cola-7b --zero 3", "--zero"),
-        ("plan --model lax-60m", "--model: blocks[1].q.crossing: "),
         ("plan --model nowhere.json", "nowhere.json: cannot be read"),
         ("plan --model src", "config.json: cannot be read"),
         ("check nowhere.json", "nowhere.json: cannot be read"),

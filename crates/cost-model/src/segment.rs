@@ -233,7 +233,7 @@ fn links(space: &SegmentSpace) -> Vec<Link> {
             }
         }
         for (index, &(op, port)) in value.consumers.iter().enumerate() {
-            let last = index + 1 == value.consumers.len();
+            let last = index + 1 == value.consumers.len() && !segment.leaves(value_id);
             links.push(linker.consumer(op, port, last));
             links.push(linker.input_saved(op, port));
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use narrows_plan::EdgeLayout;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, FORMAT, HiddenLayout, Origin, Plan, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, BorderLayout, FORMAT, Origin, Plan, SegmentDecisions, StagePlan,
 };
-use narrows_plan::strategy::Context;
+use narrows_plan::strategy::{Border, Context};
 
 use crate::request::Request;
 use crate::segments::Solved;
@@ -17,8 +17,8 @@ use crate::segments::Solved;
 pub struct Decided {
     /// Mesh, workload, formats.
     pub context: Context,
-    /// Layouts of the hidden state between segments.
-    pub border: EdgeLayout,
+    /// Layouts of what segments hand on.
+    pub border: Border,
     /// The embedding.
     pub embedding: Arc<Solved>,
     /// The blocks of each stage, in order.
@@ -60,12 +60,17 @@ pub fn assemble(request: &Request, decided: &Decided) -> Plan {
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: HiddenLayout::of(decided.border).unwrap_or(HiddenLayout::Replicated),
+        hidden_layout: layout(decided.border.hidden),
+        crossing_layout: request.model.has_crossings().then(|| layout(decided.border.latents)),
         stages,
         embedding: written(&decided.embedding),
         blocks,
         head: written(&decided.head),
     }
+}
+
+fn layout(edge: EdgeLayout) -> BorderLayout {
+    BorderLayout::of(edge).unwrap_or(BorderLayout::Replicated)
 }
 
 fn written(solved: &Solved) -> SegmentDecisions {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::Context;
-use narrows_plan::{Bytes, EdgeLayout, Seconds};
+use narrows_plan::strategy::{Border, Context};
+use narrows_plan::{Bytes, Seconds};
 
 use crate::segments::{Part, Segments, Solved};
 use crate::stages::{Allotment, Cutoff, Extra, Partition, allot, partitions};
@@ -19,18 +19,18 @@ type KnownAllotment = Option<Arc<Allotment>>;
 pub struct Divider<'a> {
     segments: &'a Segments<'a>,
     context: &'a Context,
-    border: EdgeLayout,
+    border: Border,
     budgets: Vec<Bytes>,
     /// By stage, first block (0 when all are alike) and count.
     known: RefCell<HashMap<(usize, usize, usize), KnownAllotment>>,
 }
 
 impl<'a> Divider<'a> {
-    /// For one layout of the hidden state; `budgets` are the bytes left for blocks.
+    /// For one layout of what blocks hand on; `budgets` are the bytes left for blocks.
     pub fn new(
         segments: &'a Segments<'a>,
         context: &'a Context,
-        border: EdgeLayout,
+        border: Border,
         budgets: Vec<Bytes>,
     ) -> Self {
         Divider { segments, context, border, budgets, known: RefCell::default() }
@@ -126,7 +126,7 @@ impl<'a> Divider<'a> {
 }
 
 /// A block's part of the search.
-pub fn block_part(shape: usize, border: EdgeLayout) -> Part {
+pub fn block_part(shape: usize, border: Border) -> Part {
     Part { kind: SegmentKind::Block, shape, border, tied_weight: None }
 }
 

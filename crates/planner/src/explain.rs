@@ -172,8 +172,11 @@ pub fn summary(fitted: &Fitted) -> String {
     let mut parts = vec![
         context.mesh.to_string(),
         format!("microbatch {}", context.workload.micro_batch),
-        format!("hidden {}", fitted.decided.border.forward),
+        format!("hidden {}", fitted.decided.border.hidden.forward),
     ];
+    if let Some(layout) = fitted.plan.crossing_layout {
+        parts.push(format!("crossing latents {}", layout.edge().forward));
+    }
     if context.zero == Zero::One {
         parts.push("ZeRO-1".into());
     }

@@ -11,13 +11,13 @@ use narrows_cost_model::Prices;
 use narrows_cost_model::simulate::{StageTime, run_schedule, simulate};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
-    gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
+    Crossing, gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::program::{Extent, Turn, one_forward_one_backward};
-use narrows_plan::strategy::{Context, borders};
-use narrows_plan::{Bytes, EdgeLayout, Kernel, Seconds};
+use narrows_plan::strategy::{Border, Context};
+use narrows_plan::{Bytes, Kernel, Seconds};
 
 use crate::assemble::{Decided, assemble};
 use crate::divide::{Divider, block_part, in_flight};
@@ -64,10 +64,10 @@ pub struct Fitter<'a> {
     priced: AtomicU64,
 }
 
-/// Embedding and head of a context, for one layout of the hidden state.
+/// Embedding and head of a context, for one layout of what segments hand on.
 #[derive(Clone)]
 struct Ends {
-    border: EdgeLayout,
+    border: Border,
     embedding: Arc<Solved>,
     head: Arc<Solved>,
     bound: Seconds,
@@ -123,17 +123,13 @@ impl<'a> Fitter<'a> {
     /// Every layout of the hidden state with its best ends, and a bound without memory limits.
     fn ends(&self, context: &Context) -> Vec<Ends> {
         let microbatches = context.workload.microbatches(&context.mesh);
-        let baseline = self.request.rules.baseline;
         let mut found = vec![];
-        for border in borders(self.request.model.hidden, context) {
-            if context.tensor() > 1 && !baseline.allows_border(border) {
-                continue;
-            }
+        for border in self.segments.borders(context) {
             let Some(blocks) = self.blocks(context, border) else { continue };
             let total = |solved: &Arc<Solved>| solved.time.total(microbatches);
             let blocks_time: Seconds = blocks.iter().map(total).sum();
             for tied_weight in tied_weights(self.request) {
-                let part = |kind| Part { kind, shape: 0, border, tied_weight };
+                let part = |kind| Part::end(kind, border, tied_weight);
                 let embedding = self.segments.fastest(part(SegmentKind::Embedding), context);
                 let head = self.segments.fastest(part(SegmentKind::Head), context);
                 let (Some(embedding), Some(head)) = (embedding, head) else { continue };
@@ -146,7 +142,7 @@ impl<'a> Fitter<'a> {
     }
 
     /// The fastest decisions of every block.
-    fn blocks(&self, context: &Context, border: EdgeLayout) -> Option<Vec<Arc<Solved>>> {
+    fn blocks(&self, context: &Context, border: Border) -> Option<Vec<Arc<Solved>>> {
         self.segments
             .layer_shapes()
             .iter()
@@ -276,8 +272,8 @@ impl<'a> Fitter<'a> {
         let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
         (0..stages)
             .map(|stage| {
-                let (forward, backward) =
-                    hops(self.request.model.hidden, ends.border, stage, context);
+                let crossing = Crossing { carried: self.segments.carried(), border: ends.border };
+                let (forward, backward) = hops(&crossing, &crossing, stage, context);
                 let mut extra = Extra {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),

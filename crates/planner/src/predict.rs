@@ -138,18 +138,7 @@ fn relative_half_width(program: &Program, prices: &Prices) -> f64 {
 /// FLOPs of one sequence, forward and backward: six for every weight of a product and token, and
 /// attention's products with the causal half counted once.
 pub fn model_flops(model: &Model, length: u64) -> f64 {
-    let weights: u64 = model
-        .blocks
-        .iter()
-        .map(|block| {
-            let products = |(_, linear): &(&str, &narrows_plan::model::Linear)| match linear.rank()
-            {
-                Some(rank) => rank * (linear.d_in + linear.d_out),
-                None => linear.d_in * linear.d_out,
-            };
-            block.linears().iter().map(products).sum::<u64>()
-        })
-        .sum();
+    let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_products(layer)).sum();
     let head = model.vocab * model.hidden;
     let op = AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let attention = attention_flops(&op, length).0 * model.blocks.len() as f64;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
-use narrows_plan::model::{Model, Weight};
+use narrows_plan::model::Model;
 use narrows_plan::strategy::{Rules, Zero};
 use narrows_plan::{Bytes, Defect, Defects};
 
@@ -140,18 +140,6 @@ impl Request {
             );
             let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
             defects.push(Defect::new("sequence-length", problem).hint(hint));
-        }
-        let crossed = self.model.blocks.iter().enumerate().find_map(|(layer, block)| {
-            let linear = block.linears().into_iter().find(|(_, linear)| match &linear.weight {
-                Weight::Pair(pair) => pair.crossing.is_some(),
-                Weight::Dense => false,
-            });
-            linear.map(|(name, _)| format!("blocks[{layer}].{name}.crossing"))
-        });
-        if let Some(field) = crossed {
-            let problem = "latent crossings (LaX) are read and counted but cannot be planned yet";
-            let hint = "the same model without crossings: a cola- or svd- preset";
-            defects.push(Defect::new(field, problem).hint(hint));
         }
         let blocks = self.model.blocks.len() as u64;
         if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {

@@ -12,11 +12,12 @@ use std::time::Instant;
 use narrows_cost_model::Prices;
 use narrows_plan::emit::{OpParameter, ParameterRole, Split, parameter_reduce, parameter_update};
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::strategy::{Context, TiedWeight, borders};
-use narrows_plan::{EdgeLayout, Mesh, Seconds};
+use narrows_plan::strategy::{Border, Context, TiedWeight};
+use narrows_plan::{Mesh, Seconds};
 use rayon::prelude::*;
 
 use crate::candidates::contexts;
+use crate::divide::block_part;
 use crate::fit::{Fitted, Fitter, Refusal};
 use crate::predict::model_flops;
 use crate::request::Request;
@@ -249,9 +250,9 @@ fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Se
     many.mesh = Mesh { tensor: mesh.tensor, pipeline: 1, data: mesh.pipeline * mesh.data };
     many.zero = narrows_plan::strategy::Zero::Off;
     many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
-    let turn = borders(request.model.hidden, context)
+    let turn = segments
+        .borders(context)
         .into_iter()
-        .filter(|border| mesh.tensor == 1 || request.rules.baseline.allows_border(*border))
         .filter_map(|border| least_turn(segments, &many, border))
         .min_by(f64::total_cmp)
         .ok_or(Refusal::NoStrategy)?;
@@ -286,9 +287,8 @@ fn least_step(request: &Request, context: &Context) -> f64 {
 }
 
 /// The least forward and backward time of a microbatch over the whole model.
-fn least_turn(segments: &Segments, context: &Context, border: EdgeLayout) -> Option<f64> {
-    let turn = |kind, shape| {
-        let part = Part { kind, shape, border, tied_weight: None };
+fn least_turn(segments: &Segments, context: &Context, border: Border) -> Option<f64> {
+    let turn = |part| {
         let solved = segments.fastest(part, context)?;
         let once = solved.time.step.0 / MANY as f64;
         Some((solved.time.forward + solved.time.backward).0 - once)
@@ -296,11 +296,12 @@ fn least_turn(segments: &Segments, context: &Context, border: EdgeLayout) -> Opt
     let mut shape_turns = vec![None; segments.shapes()];
     for &shape in segments.layer_shapes() {
         if shape_turns[shape].is_none() {
-            shape_turns[shape] = Some(turn(SegmentKind::Block, shape)?);
+            shape_turns[shape] = Some(turn(block_part(shape, border))?);
         }
     }
     let blocks: f64 = segments.layer_shapes().iter().filter_map(|shape| shape_turns[*shape]).sum();
-    Some(blocks + turn(SegmentKind::Embedding, 0)? + turn(SegmentKind::Head, 0)?)
+    let end = |kind| turn(Part::end(kind, border, None));
+    Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }
 
 /// All parameters, split perfectly: the share of a device on a stage of average size.

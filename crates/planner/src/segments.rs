@@ -9,11 +9,14 @@ use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
 use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode, segment_time};
 use narrows_cost_model::table::Assignment;
 use narrows_plan::graph::{
-    Grouping, Segment, SegmentKind, block_segment, embedding_segment, head_segment,
+    BlockShape, Carried, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
+    embedding_segment, head_segment,
 };
-use narrows_plan::model::{Block, Model};
-use narrows_plan::strategy::{Context, SegmentChoice, SegmentSpace, TiedWeight, Zero};
-use narrows_plan::{Bytes, EdgeLayout, Kernel};
+use narrows_plan::model::Model;
+use narrows_plan::strategy::{
+    Border, Context, SegmentChoice, SegmentSpace, TiedWeight, Zero, borders,
+};
+use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
 use crate::request::Request;
@@ -42,10 +45,17 @@ pub struct Part {
     pub kind: SegmentKind,
     /// For blocks: which shape.
     pub shape: usize,
-    /// Layouts of the hidden state at its ends.
-    pub border: EdgeLayout,
+    /// Layouts of what comes in and goes out.
+    pub border: Border,
     /// For tied embeddings and heads: how the weight lies.
     pub tied_weight: Option<TiedWeight>,
+}
+
+impl Part {
+    /// The embedding or the head: no latent crosses there.
+    pub fn end(kind: SegmentKind, border: Border, tied_weight: Option<TiedWeight>) -> Part {
+        Part { kind, shape: 0, border: Border::hidden(border.hidden), tied_weight }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -67,8 +77,10 @@ struct HeldHull {
 /// Solves and remembers.
 pub struct Segments<'a> {
     request: &'a Request,
-    shapes: Vec<Block>,
+    shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
+    crossing: Vec<u64>,
+    carried: Vec<Carried>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
     spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<PricedSpace>>>,
     sweepers: Mutex<HashMap<Key, Prepared>>,
@@ -81,14 +93,15 @@ pub struct Segments<'a> {
 impl<'a> Segments<'a> {
     /// For one request.
     pub fn new(request: &'a Request, deadline: Option<Instant>) -> Self {
-        let mut shapes: Vec<Block> = vec![];
-        let layer_shapes = request
-            .model
-            .blocks
-            .iter()
-            .map(|block| {
-                shapes.iter().position(|shape| shape == block).unwrap_or_else(|| {
-                    shapes.push(block.clone());
+        let layers = BlockShape::all(&request.model);
+        let crossing = BlockShape::crossing_widths(&layers);
+        let carried = least_carried(&layers, request.model.hidden);
+        let mut shapes: Vec<BlockShape> = vec![];
+        let layer_shapes = layers
+            .into_iter()
+            .map(|layer| {
+                shapes.iter().position(|shape| *shape == layer).unwrap_or_else(|| {
+                    shapes.push(layer);
                     shapes.len() - 1
                 })
             })
@@ -97,6 +110,8 @@ impl<'a> Segments<'a> {
             request,
             shapes,
             layer_shapes,
+            crossing,
+            carried,
             fastest: Mutex::default(),
             spaces: Mutex::default(),
             sweepers: Mutex::default(),
@@ -110,6 +125,19 @@ impl<'a> Segments<'a> {
     /// The shape of each layer's block.
     pub fn layer_shapes(&self) -> &[usize] {
         &self.layer_shapes
+    }
+
+    /// The layouts that a context and the request's baseline allow between segments.
+    pub fn borders(&self, context: &Context) -> Vec<Border> {
+        let baseline = self.request.rules.baseline;
+        let mut borders = borders(self.request.model.hidden, &self.crossing, context);
+        borders.retain(|border| context.tensor() == 1 || baseline.allows_border(*border));
+        borders
+    }
+
+    /// The least that goes from one block to the next, for pipelines whose cuts are not known yet.
+    pub fn carried(&self) -> &[Carried] {
+        &self.carried
     }
 
     /// How many shapes there are.
@@ -223,11 +251,19 @@ impl<'a> Segments<'a> {
         made
     }
 
-    fn groupings(&self, part: Part) -> &'static [Grouping] {
-        match part.kind {
-            SegmentKind::Block => self.request.grouping.groupings(),
-            _ => &Grouping::ALL[..1],
+    /// The groupings that differ for a part.
+    fn groupings(&self, part: Part) -> Vec<Grouping> {
+        if part.kind != SegmentKind::Block {
+            return vec![Grouping::ALL[0]];
         }
+        let mut made = vec![];
+        for wanted in self.request.grouping.groupings() {
+            let grouping = effective_grouping(&self.shapes[part.shape], *wanted);
+            if !made.contains(&grouping) {
+                made.push(grouping);
+            }
+        }
+        made
     }
 
     /// The op graph of a part.
@@ -299,6 +335,12 @@ impl<'a> Segments<'a> {
     fn remaining(&self) -> Option<std::time::Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
+}
+
+fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<Carried> {
+    let inner = &layers[..layers.len() - 1];
+    let width = |carried: &Vec<Carried>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
+    inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

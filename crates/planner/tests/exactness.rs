@@ -9,9 +9,10 @@ use narrows_plan::check::CheckedProgram;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::model::presets;
-use narrows_plan::strategy::{Baseline, Rules, TiedWeight, borders};
+use narrows_plan::strategy::{Baseline, Border, Rules, TiedWeight};
 use narrows_planner::assemble::{Decided, assemble};
 use narrows_planner::candidates::contexts;
+use narrows_planner::divide::block_part;
 use narrows_planner::segments::{Part, Segments, Solved};
 use narrows_planner::{MemoryLimit, Request, search};
 
@@ -41,7 +42,7 @@ fn every_strategy_and_preset() {
         [Baseline::Auto, Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp];
     let mut checked = 0;
     for size in ["60m", "130m", "350m", "1b", "3b", "7b", "13b", "30b", "40b"] {
-        for family in ["cola", "svd", "llama"] {
+        for family in ["cola", "svd", "lax", "llama"] {
             let dense = [Baseline::Auto, Baseline::FullrankTp];
             let baselines = if family == "llama" { &dense[..] } else { &low_rank[..] };
             for &baseline in baselines {
@@ -54,7 +55,7 @@ fn every_strategy_and_preset() {
             }
         }
     }
-    assert_eq!(checked, 9 * 10);
+    assert_eq!(checked, 9 * 14);
 }
 
 /// Every hundredth candidate that a search prices, not only its winner: each context with each
@@ -63,12 +64,14 @@ fn every_strategy_and_preset() {
 fn one_candidate_in_a_hundred() {
     let mut seen = 0;
     let mut agreed = 0;
-    for (model, devices) in [("cola-60m", 8), ("svd-130m", 4), ("llama-350m", 8), ("cola-1b", 8)] {
+    for (model, devices) in
+        [("cola-60m", 8), ("lax-60m", 4), ("svd-130m", 4), ("llama-350m", 8), ("cola-1b", 8)]
+    {
         let mut request = request(model, Baseline::Auto, devices, None);
         request.global_batch = 64;
         let segments = Segments::new(&request, None);
         for context in contexts(&request) {
-            for border in borders(request.model.hidden, &context) {
+            for border in segments.borders(&context) {
                 for tied in TiedWeight::ALL {
                     seen += 1;
                     if seen % 100 != 0 {
@@ -76,9 +79,11 @@ fn one_candidate_in_a_hundred() {
                     }
                     let tied_weight = request.model.tied.then_some(tied);
                     let solve = |kind, shape| {
-                        let ends = kind != SegmentKind::Block;
-                        let tied_weight = tied_weight.filter(|_| ends);
-                        segments.fastest(Part { kind, shape, border, tied_weight }, &context)
+                        let part = match kind {
+                            SegmentKind::Block => block_part(shape, border),
+                            _ => Part::end(kind, border, tied_weight),
+                        };
+                        segments.fastest(part, &context)
                     };
                     let Some(decided) = decide(&request, &segments, context, border, &solve) else {
                         continue;
@@ -111,7 +116,7 @@ fn decide(
     request: &Request,
     segments: &Segments,
     context: narrows_plan::strategy::Context,
-    border: narrows_plan::EdgeLayout,
+    border: Border,
     solve: &dyn Fn(SegmentKind, usize) -> Option<Arc<Solved>>,
 ) -> Option<Decided> {
     let blocks: Option<Vec<Arc<Solved>>> =

@@ -59,7 +59,7 @@ fn dense_llama_gets_megatrons_pairs() {
         assert_eq!(strategy, expected, "{name}");
     }
     // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
-    let border = best(&searched).decided.border.forward;
+    let border = best(&searched).decided.border.hidden.forward;
     assert_ne!(border, Layout::Sharded(narrows_plan::Dim::Feature));
 }
 
@@ -70,7 +70,7 @@ fn cola_with_sharded_weights_gets_btp() {
     assert_eq!(searched.report.status, SearchStatus::Optimal);
     let fitted = best(&searched);
     assert!(is_btp_placement(fitted), "{:?}", linears(fitted));
-    assert_eq!(fitted.decided.border.forward, Layout::Sharded(narrows_plan::Dim::Feature));
+    assert_eq!(fitted.decided.border.hidden.forward, Layout::Sharded(narrows_plan::Dim::Feature));
 }
 
 #[test]

@@ -179,7 +179,7 @@ mod tests {
     }
 
     fn hop(stage: u32) -> Hop {
-        Hop { stage, group: MESH.group(Axis::Pipeline) }
+        Hop { carries: vec!["hidden"], stage, group: MESH.group(Axis::Pipeline) }
     }
 
     /// Two stages: the first sends what the second receives.

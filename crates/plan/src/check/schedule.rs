@@ -11,7 +11,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::mesh::{Axis, Mesh};
-use crate::program::{Access, Action, Exchange, Extent, Instr, Phase, Program, StageProgram, Turn};
+use crate::program::{Action, Exchange, Instr, Phase, Program, StageProgram, Turn};
 
 use super::error::{CheckError, CheckErrors, Checked, ensure, fault};
 use super::step::both_ends;
@@ -78,9 +78,17 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    fn extent(&self) -> Option<Extent> {
-        let side = if self.send { &self.instr.reads } else { &self.instr.writes };
-        side.first().map(|access: &Access| access.extent)
+    /// What goes over: `hidden 4×8 f32, q 4×2 f32`.
+    fn load(&self) -> String {
+        let (side, hop) = match &self.instr.action {
+            Action::Send(hop) => (&self.instr.reads, hop),
+            Action::Receive(hop) => (&self.instr.writes, hop),
+            _ => return String::new(),
+        };
+        let named = hop.carries.iter().zip(side);
+        let list: Vec<String> =
+            named.map(|(name, access)| format!("{name} {}", access.extent)).collect();
+        list.join(", ")
     }
 
     fn error(&self, stage: usize, problem: String, hint: Option<&str>) -> CheckError {
@@ -136,9 +144,8 @@ fn check_pair(
     errors: &mut CheckErrors,
 ) {
     for (send, receive) in sends.iter().zip(receives) {
-        if let (Some(sent), Some(expected)) = (send.extent(), receive.extent())
-            && sent != expected
-        {
+        let (sent, expected) = (send.load(), receive.load());
+        if sent != expected {
             let problem = format!("receives {expected}, but stage {from} sends {sent}");
             errors.push(receive.error(to, problem, None));
         }

@@ -182,9 +182,11 @@ impl<'a> StageCheck<'a> {
             Action::Collective(exchange) => collective::transfer(&mut site, exchange)?,
             Action::Send(hop) => transfer::send(&mut site, hop)?,
             Action::Receive(hop) => match transfer::receive(&mut site, hop)? {
-                Some(written) => vec![written],
+                Some(written) => written,
                 None => {
-                    self.store(at, instr.writes[0].buffer, Content::Unknown);
+                    for access in &instr.writes {
+                        self.store(at, access.buffer, Content::Unknown);
+                    }
                     return Ok(());
                 }
             },

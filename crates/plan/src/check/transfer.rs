@@ -20,21 +20,38 @@ fn neighbour(site: &Site, hop: &Hop, towards_loss: bool) -> Checked {
     })
 }
 
+/// An operand for each tensor that is carried.
+fn operands(site: &Site, hop: &Hop, reads: usize, writes: usize) -> Checked {
+    let count = hop.carries.len();
+    ensure(count > 0, || "carries nothing".into())?;
+    site.operands(reads * count..=reads * count, writes * count)
+}
+
 pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
     let forward = site.check.phase == Phase::Forward;
-    site.operands(1..=1, 0)?;
+    operands(site, hop, 1, 0)?;
     neighbour(site, hop, forward)?;
     site.none_owes_norm()?;
-    let state = site.reads[0];
-    ensure(!state.packed, || "sends what is packed for a collective".into())?;
-    if forward {
-        let value = site.value(0)?;
-        // A use of its own, for which the neighbour's gradient is the contribution.
-        site.check.values.apply(Kind::Send, vec![value], &[])?;
-        site.check.sent.push(value);
-        site.check.outgoing.push_back(state);
-        return Ok(vec![]);
+    for port in 0..site.reads.len() {
+        let state = site.reads[port];
+        ensure(!state.packed, || "sends what is packed for a collective".into())?;
+        if forward {
+            let value = site.value(port)?;
+            ensure(!site.check.sent.contains(&value), || {
+                format!("sends {} twice", site.operand_name(port))
+            })?;
+            // A use of its own, for which the neighbour's gradient is the contribution.
+            site.check.values.apply(Kind::Send, vec![value], &[])?;
+            site.check.sent.push(value);
+            site.check.outgoing.push_back(state);
+        } else {
+            send_gradient(site, &state)?;
+        }
     }
+    Ok(vec![])
+}
+
+fn send_gradient(site: &mut Site, state: &State) -> Checked {
     let check = &mut *site.check;
     let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
     match at {
@@ -42,7 +59,7 @@ pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
             // The neighbour knows it as the value it sent.
             let of = check.received[at];
             check.outgoing.push_back(state.with(Meaning::Gradient { of, uses: at as u64 }));
-            Ok(vec![])
+            Ok(())
         }
         None => fault(format!(
             "sends {}, not the complete gradient of what was received",
@@ -52,25 +69,29 @@ pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
 }
 
 /// `None` when nothing was sent: the schedule says why.
-pub(super) fn receive(site: &mut Site, hop: &Hop) -> Checked<Option<Written>> {
+pub(super) fn receive(site: &mut Site, hop: &Hop) -> Checked<Option<Vec<Written>>> {
+    operands(site, hop, 0, 1)?;
     let forward = site.check.phase == Phase::Forward;
-    site.operands(0..=0, 1)?;
     neighbour(site, hop, !forward)?;
-    let name = site.check.stage.buffer(site.instr.writes[0].buffer).name.clone();
-    let check = &mut *site.check;
-    let Some(state) = check.incoming.pop_front() else { return Ok(None) };
-    let meaning = if forward {
-        let value = check.values.given(&name);
-        check.received.push(value);
-        Meaning::Value(value)
-    } else {
-        let Meaning::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
-        let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
-        match check.values.find(Kind::Send, &[value]) {
-            Some(node) => check.values.contribution(node, 0),
-            None => return fault("receives a gradient of nothing that was sent"),
-        }
-    };
-    let state = State { norm: None, ..state.with(meaning) };
-    Ok(Some(Written { state, place: Place::Fresh }))
+    let mut written = vec![];
+    for access in &site.instr.writes {
+        let name = site.check.stage.buffer(access.buffer).name.clone();
+        let check = &mut *site.check;
+        let Some(state) = check.incoming.pop_front() else { return Ok(None) };
+        let meaning = if forward {
+            let value = check.values.given(&name);
+            check.received.push(value);
+            Meaning::Value(value)
+        } else {
+            let Meaning::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
+            let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
+            match check.values.find(Kind::Send, &[value]) {
+                Some(node) => check.values.contribution(node, 0),
+                None => return fault("receives a gradient of nothing that was sent"),
+            }
+        };
+        let state = State { norm: None, ..state.with(meaning) };
+        written.push(Written { state, place: Place::Fresh });
+    }
+    Ok(Some(written))
 }

@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::model::Activation;
+
 use super::error::{Checked, fault};
 use super::lattice::Meaning;
 
@@ -36,6 +38,10 @@ pub(super) enum Kind {
     /// h, s → φ(ρ·h). In place there is no φ, and the backward pass reads the result; else a single
     /// result has a φ, and the backward pass reads h.
     Recover { in_place: bool },
+    /// v, parameters → φ(LayerNorm(v)).
+    LatentNorm { activation: Activation },
+    /// h, parameters → Uᵀ·H·V.
+    TensorGate { a: u64, b: u64 },
     /// Rotates the first features.
     Rope { width: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.
@@ -219,19 +225,34 @@ impl Values {
         self.as_gradient_of(meaning, value) == Some(self.all_uses(value))
     }
 
-    /// The sum of two gradients.
-    pub fn sum(&self, first: Meaning, second: Meaning) -> Checked<Meaning> {
-        let of = |meaning| match meaning {
+    /// The values that a meaning may be a gradient of: its own, and when that is a sum, each
+    /// summand.
+    fn gradient_of(&self, meaning: Meaning) -> impl Iterator<Item = ValueId> + '_ {
+        let own = match meaning {
             Meaning::Gradient { of, .. } => Some(of),
             _ => None,
         };
+        let node = own.and_then(|of| self.producer(of));
+        let summands = node.map_or(&[][..], |node| self.inputs(node));
+        own.into_iter().chain(summands.iter().copied())
+    }
+
+    /// The operation of this kind whose first output's whole gradient a meaning is.
+    pub fn made(&self, meaning: Meaning, fits: impl Fn(Kind) -> bool) -> Option<NodeId> {
+        let whole = self.gradient_of(meaning).filter(|value| self.is_complete(meaning, *value));
+        let mut nodes = whole.filter_map(|value| self.producer(value));
+        nodes.find(|node| fits(self.kind(*node)))
+    }
+
+    /// The sum of two gradients.
+    pub fn sum(&self, first: Meaning, second: Meaning) -> Checked<Meaning> {
         if first == Meaning::Zero {
             return Ok(second);
         }
         if second == Meaning::Zero {
             return Ok(first);
         }
-        for value in [of(first), of(second)].into_iter().flatten() {
+        for value in self.gradient_of(first).chain(self.gradient_of(second)) {
             let parts = (self.as_gradient_of(first, value), self.as_gradient_of(second, value));
             if let (Some(one), Some(two)) = parts {
                 if one & two != 0 {

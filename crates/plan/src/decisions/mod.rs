@@ -40,7 +40,10 @@ pub struct Plan {
     /// Optimizer sharding over the data axis.
     pub zero: Zero,
     /// How the hidden state lies over the tensor axis between blocks.
-    pub hidden_layout: HiddenLayout,
+    pub hidden_layout: BorderLayout,
+    /// How the latents that cross between blocks (LaX) lie there; absent when none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crossing_layout: Option<BorderLayout>,
     /// The blocks of each pipeline stage, in order.
     pub stages: Vec<StagePlan>,
     /// The embedding's decisions.
@@ -61,12 +64,12 @@ pub struct Origin {
     pub fingerprint: String,
 }
 
-/// A layout that the hidden state may take between blocks, forward and backward.
+/// A layout of what blocks hand on, forward and backward.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum HiddenLayout {
+pub enum BorderLayout {
     /// Whole on every device.
     Replicated,
     /// Sharded on its features.
@@ -150,20 +153,20 @@ impl Plan {
     }
 }
 
-impl HiddenLayout {
-    /// The layouts of the hidden state's edges.
+impl BorderLayout {
+    /// The layouts of its edges.
     pub fn edge(self) -> crate::EdgeLayout {
         use crate::{Dim, EdgeLayout};
         match self {
-            HiddenLayout::Replicated => EdgeLayout::REPLICATED,
-            HiddenLayout::Feature => EdgeLayout::sharded(Dim::Feature),
-            HiddenLayout::Sequence => EdgeLayout::sharded(Dim::Sequence),
-            HiddenLayout::Position => EdgeLayout::sharded(Dim::Position),
+            BorderLayout::Replicated => EdgeLayout::REPLICATED,
+            BorderLayout::Feature => EdgeLayout::sharded(Dim::Feature),
+            BorderLayout::Sequence => EdgeLayout::sharded(Dim::Sequence),
+            BorderLayout::Position => EdgeLayout::sharded(Dim::Position),
         }
     }
 
-    /// The inverse of [`edge`](HiddenLayout::edge); `None` for layouts no border takes.
-    pub fn of(edge: crate::EdgeLayout) -> Option<HiddenLayout> {
+    /// The inverse of [`edge`](BorderLayout::edge); `None` for layouts no border takes.
+    pub fn of(edge: crate::EdgeLayout) -> Option<BorderLayout> {
         [Self::Replicated, Self::Feature, Self::Sequence, Self::Position]
             .into_iter()
             .find(|layout| layout.edge() == edge)

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::graph::{Segment, block_segment, embedding_segment, head_segment};
+use crate::graph::{
+    BlockShape, Carried, Segment, ValueId, block_segment, embedding_segment, head_segment,
+};
 use crate::model::Model;
 use crate::strategy::{
-    Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight, WeightRule,
-    borders, flow_is_legal, op_choices,
+    Border, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight,
+    WeightRule, borders, flow_is_legal, op_choices,
 };
 use crate::{Defect, Defects, EdgeLayout};
 
@@ -27,6 +29,8 @@ pub struct SegmentPlan {
 pub struct ResolvedBlock {
     /// Its number in the model.
     pub layer: u64,
+    /// What it hands to the next block, the hidden state first.
+    pub carried: Vec<Carried>,
     /// Its graph and decisions, shared by blocks that are alike.
     pub plan: Arc<SegmentPlan>,
 }
@@ -36,8 +40,8 @@ pub struct ResolvedBlock {
 pub struct ResolvedPlan {
     /// Mesh, workload and formats.
     pub context: Context,
-    /// Layouts of the hidden state between segments.
-    pub border: EdgeLayout,
+    /// Layouts of what segments hand on.
+    pub border: Border,
     /// Width of the hidden state.
     pub hidden: u64,
     /// Whether embedding and head are one weight.
@@ -90,9 +94,11 @@ impl Plan {
     /// Resolves every name and layout of the plan against its model, and reports every defect.
     pub fn resolve(&self, model: &Model) -> Result<ResolvedPlan, Defects> {
         let context = self.context()?;
-        let border = self.border(model, &context)?;
+        let shapes = BlockShape::all(model);
+        let border = self.border(&shapes, model, &context)?;
         let mut defects = Defects::default();
-        let resolver = Resolver { context: &context, border, defects: &mut defects };
+        let resolver =
+            Resolver { context: &context, shapes: &shapes, border, defects: &mut defects };
         let (embedding, head, stages) = resolver.all(self, model);
         if model.tied && defects.0.is_empty() {
             check_tied(&embedding, &head, &mut defects);
@@ -109,19 +115,56 @@ impl Plan {
         defects.into_result(resolved)
     }
 
-    fn border(&self, model: &Model, context: &Context) -> Result<EdgeLayout, Defects> {
-        let border = self.hidden_layout.edge();
-        let legal = borders(model.hidden, context);
-        if legal.contains(&border) {
-            return Ok(border);
+    fn border(
+        &self,
+        shapes: &[BlockShape],
+        model: &Model,
+        context: &Context,
+    ) -> Result<Border, Defects> {
+        let crossing: Vec<u64> = BlockShape::crossing_widths(shapes);
+        let names = |layouts: &mut dyn Iterator<Item = EdgeLayout>| {
+            let mut names: Vec<String> = layouts.map(|edge| edge.to_string()).collect();
+            names.sort();
+            names.dedup();
+            names.join(" or ")
+        };
+        let legal = borders(model.hidden, &crossing, context);
+        let over = format!("over {} devices", context.tensor());
+        let mut defects = Defects::default();
+        let hidden = self.hidden_layout.edge();
+        if !legal.iter().any(|border| border.hidden == hidden) {
+            let problem = format!("the hidden state cannot be laid out as {hidden} {over}");
+            let hint = names(&mut legal.iter().map(|border| border.hidden));
+            defects.push(Defect::new("hidden_layout", problem).hint(hint));
         }
-        let names: Vec<String> = legal.iter().map(|edge| edge.to_string()).collect();
-        let problem = format!(
-            "the hidden state cannot be laid out as {} over {} devices",
-            border,
-            context.tensor()
-        );
-        Err(Defect::new("hidden_layout", problem).hint(names.join(" or ")).into())
+        let latents = self.crossing_layout.map(|layout| layout.edge());
+        let hint = names(&mut legal.iter().map(|border| border.latents));
+        match latents {
+            None if !crossing.is_empty() => {
+                let problem = "latents cross between the blocks of this model: say how they lie";
+                defects.push(Defect::new("crossing_layout", problem).hint(hint));
+            }
+            Some(_) if crossing.is_empty() => {
+                let problem = "no latents cross between the blocks of this model";
+                defects.push(Defect::new("crossing_layout", problem).hint("leave it out"));
+            }
+            Some(latents) if !legal.iter().any(|border| border.latents == latents) => {
+                let problem =
+                    format!("the crossing latents cannot be laid out as {latents} {over}");
+                defects.push(Defect::new("crossing_layout", problem).hint(hint));
+            }
+            _ => {}
+        }
+        let latents = latents.unwrap_or(EdgeLayout::REPLICATED);
+        defects.into_result(Border { hidden, latents })
+    }
+}
+
+impl ResolvedPlan {
+    /// What the last block of a stage hands to the next stage; nothing when there is none.
+    pub fn carried_from(&self, stage: usize) -> &[Carried] {
+        let last = self.stages.get(stage).and_then(|blocks| blocks.last());
+        last.map_or(&[], |block| &block.carried)
     }
 }
 
@@ -141,7 +184,8 @@ fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects
 
 struct Resolver<'a> {
     context: &'a Context,
-    border: EdgeLayout,
+    shapes: &'a [BlockShape],
+    border: Border,
     defects: &'a mut Defects,
 }
 
@@ -194,18 +238,19 @@ impl Resolver<'_> {
                 for layer in run.first..run.first + run.count {
                     let alike = seen.iter().find(|(other, name, _)| {
                         *name == run.decisions
-                            && model.blocks[*other as usize] == model.blocks[layer as usize]
+                            && self.shapes[*other as usize] == self.shapes[layer as usize]
                     });
+                    let shape = &self.shapes[layer as usize];
+                    let carried = shape.carried(model.hidden);
                     if let Some((_, _, plan)) = alike {
-                        blocks.push(ResolvedBlock { layer, plan: plan.clone() });
+                        blocks.push(ResolvedBlock { layer, carried, plan: plan.clone() });
                         continue;
                     }
-                    let block = &model.blocks[layer as usize];
-                    let segment = block_segment(model, block, decisions.grouping);
+                    let segment = block_segment(model, shape, decisions.grouping);
                     let field = format!("blocks.{}", run.decisions);
                     let plan = Arc::new(self.segment(&field, segment, &decisions.decisions()));
                     seen.push((layer, run.decisions.clone(), plan.clone()));
-                    blocks.push(ResolvedBlock { layer, plan });
+                    blocks.push(ResolvedBlock { layer, carried, plan });
                 }
             }
             stages.push(blocks);
@@ -228,7 +273,7 @@ impl Resolver<'_> {
         let mut saves = Saves::read(decisions, field, self.defects);
         for id in segment.value_ids() {
             let value = segment.value(id);
-            let mut flow = self.flow(field, &segment, &choice, id.0 as usize);
+            let mut flow = self.flow(field, &segment, &choice, id);
             flow.saves = flow
                 .copies()
                 .iter()
@@ -294,19 +339,20 @@ impl Resolver<'_> {
         field: &str,
         segment: &Segment,
         choice: &SegmentChoice,
-        index: usize,
+        id: ValueId,
     ) -> Flow {
-        let value = &segment.values[index];
-        let id = crate::graph::ValueId(index as u32);
-        let producer = segment
-            .output_port(id)
-            .map_or(self.border, |(op, port)| choice.ops[op.0 as usize].choice.outputs[port]);
-        let edges: Vec<EdgeLayout> = value
+        let value = segment.value(id);
+        let producer = match segment.output_port(id) {
+            Some((op, port)) => choice.ops[op.0 as usize].choice.outputs[port],
+            None => self.border.entry(segment, id),
+        };
+        let mut edges: Vec<EdgeLayout> = value
             .consumers
             .iter()
             .map(|(op, port)| choice.ops[op.0 as usize].choice.inputs[*port])
             .collect();
-        let primary = edges.last().copied().unwrap_or(self.border);
+        edges.extend(self.border.exit(segment, id));
+        let primary = edges.last().copied().unwrap_or(producer);
         let mut others: Vec<EdgeLayout> = edges.into_iter().filter(|e| *e != primary).collect();
         others.dedup();
         let field = format!("{field} (value {})", value.name);

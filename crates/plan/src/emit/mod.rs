@@ -20,5 +20,5 @@ pub use parameters::{
     OpParameter, ParameterRole, Split, op_parameters, parameter_reduce, parameter_update,
 };
 pub use reshard::{copy_bytes, gradient_fill, gradient_sum, reshard};
-pub use stage::{gradient_extent, hops, receive, send, step_begin, step_norm, tied_reduce};
+pub use stage::{Crossing, gradient_extent, hops, step_begin, step_norm, tied_reduce};
 pub use template::{Operand, Slot, Template};

@@ -29,7 +29,7 @@ pub enum Split {
 pub enum ParameterRole {
     /// A matrix.
     Matrix,
-    /// The scale of a norm.
+    /// The scale of a norm, and the bias beside it.
     Scale,
 }
 
@@ -102,6 +102,15 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
             let members =
                 linear.members.iter().map(|m| (m.parameter.clone(), m.d_in, m.d_out)).collect();
             (ParameterRole::Matrix, members)
+        }
+        Op::LatentNorm { width, .. } => {
+            let member = |part: &str| (format!("{}.{part}", node.name), 1, *width);
+            (ParameterRole::Scale, vec![member("scale"), member("bias")])
+        }
+        // Two square matrices of different sizes, each as one row.
+        Op::TensorGate { a, b } => {
+            let member = |part: &str, side: u64| (format!("{}.{part}", node.name), 1, side * side);
+            (ParameterRole::Matrix, vec![member("u", *a), member("v", *b)])
         }
         _ => return None,
     };

@@ -1,46 +1,77 @@
 //! What a stage runs besides its segments: transfers to its neighbours, and the once-a-step work
 //! that belongs to no op.
 
+use crate::graph::Carried;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
 use crate::program::{Action, Exchange, Extent, Hop, PassOp, Reduction};
-use crate::strategy::{Context, Zero};
+use crate::strategy::{Border, Context, Zero};
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
 use super::reshard::activation;
 use super::{Operand, Slot, Template};
 
-/// Sends (`Before`) the hidden state or its gradient to a neighbouring stage.
-pub fn send(width: u64, layout: Layout, stage: u32, context: &Context) -> Template {
-    let operand = Operand { slot: Slot::Before, extent: activation(width, layout, context) };
-    let hop = Hop { stage, group: context.mesh.group(Axis::Pipeline) };
-    Template { action: Action::Send(hop), reads: vec![operand], writes: vec![] }
+/// What crosses from one stage to the next, and how it lies there.
+pub struct Crossing<'a> {
+    /// The tensors, the hidden state first.
+    pub carried: &'a [Carried],
+    /// Their layouts.
+    pub border: Border,
 }
 
-/// Receives (`After`) the hidden state or its gradient from a neighbouring stage.
-pub fn receive(width: u64, layout: Layout, stage: u32, context: &Context) -> Template {
-    let operand = Operand { slot: Slot::After, extent: activation(width, layout, context) };
-    let hop = Hop { stage, group: context.mesh.group(Axis::Pipeline) };
-    Template { action: Action::Receive(hop), reads: vec![], writes: vec![operand] }
+impl Crossing<'_> {
+    fn operands(&self, layout: impl Fn(EdgeLayout) -> Layout, context: &Context) -> Vec<Operand> {
+        let carried = self.carried.iter().enumerate();
+        carried
+            .map(|(at, tensor)| Operand {
+                slot: Slot::Carried(at as u8),
+                extent: activation(tensor.width, layout(self.border.edge(at)), context),
+            })
+            .collect()
+    }
+
+    fn hop(&self, stage: u64, context: &Context) -> Hop {
+        let carries = self.carried.iter().map(|tensor| tensor.name).collect();
+        Hop { carries, stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
+    }
+
+    fn send(
+        &self,
+        stage: u64,
+        layout: impl Fn(EdgeLayout) -> Layout,
+        context: &Context,
+    ) -> Template {
+        let action = Action::Send(self.hop(stage, context));
+        Template { action, reads: self.operands(layout, context), writes: vec![] }
+    }
+
+    fn receive(
+        &self,
+        stage: u64,
+        layout: impl Fn(EdgeLayout) -> Layout,
+        context: &Context,
+    ) -> Template {
+        let action = Action::Receive(self.hop(stage, context));
+        Template { action, reads: vec![], writes: self.operands(layout, context) }
+    }
 }
 
-/// The transfers of one microbatch on a stage: (forward pass, backward pass).
+/// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is what
+/// comes from the stage before, `after` what goes to the stage after.
 pub fn hops(
-    width: u64,
-    border: EdgeLayout,
+    before: &Crossing,
+    after: &Crossing,
     stage: u64,
     context: &Context,
 ) -> (Vec<Template>, Vec<Template>) {
     let (mut forward, mut backward) = (vec![], vec![]);
     if stage > 0 {
-        let before = stage as u32 - 1;
-        forward.push(receive(width, border.forward, before, context));
-        backward.push(send(width, border.backward, before, context));
+        forward.push(before.receive(stage - 1, |edge| edge.forward, context));
+        backward.push(before.send(stage - 1, |edge| edge.backward, context));
     }
     if stage + 1 < context.mesh.pipeline {
-        let after = stage as u32 + 1;
-        forward.push(send(width, border.forward, after, context));
-        backward.insert(0, receive(width, border.backward, after, context));
+        forward.push(after.send(stage + 1, |edge| edge.forward, context));
+        backward.insert(0, after.receive(stage + 1, |edge| edge.backward, context));
     }
     (forward, backward)
 }

@@ -1,10 +1,11 @@
 //! Builds the segments of a model.
 
-use crate::model::{Activation, Block, FactorPair, Linear, Model, Weight};
+use crate::model::{Activation, CrossingForm, CrossingGate, FactorPair, Linear, Model, Weight};
 
+use super::shape::crossing;
 use super::{
-    AttentionOp, Grouping, LatentOp, LinearForm, LinearOp, Member, Op, OpId, OpNode, Segment,
-    SegmentKind, Value, ValueId,
+    AttentionOp, BlockShape, Grouping, LatentOp, LinearForm, LinearOp, Member, Op, OpId, OpNode,
+    Segment, SegmentKind, Value, ValueId,
 };
 
 /// The embedding: tokens to hidden state.
@@ -12,50 +13,92 @@ pub fn embedding_segment(model: &Model) -> Segment {
     let mut builder = Builder::default();
     let op = Op::Embedding { vocab: model.vocab, width: model.hidden };
     let output = builder.op("embedding", op, &[], &[("x", vec![model.hidden])])[0];
-    builder.finish(SegmentKind::Embedding, None, Some(output))
+    builder.exits.push(output);
+    builder.finish(SegmentKind::Embedding)
 }
 
 /// Final norm, head and loss.
 pub fn head_segment(model: &Model) -> Segment {
     let mut builder = Builder::default();
-    let input = builder.value("x", vec![model.hidden], None);
+    let input = builder.entry("x", model.hidden);
     let norm = Op::Norm { width: model.hidden };
     let normed = builder.op("final_norm", norm, &[input], &[("n", vec![model.hidden])])[0];
     let head = LinearOp::single("head", model.hidden, model.vocab);
     let logits =
         builder.op("head", Op::Linear(head), &[normed], &[("logits", vec![model.vocab])])[0];
     builder.op("loss", Op::Loss { vocab: model.vocab }, &[logits], &[]);
-    builder.finish(SegmentKind::Head, Some(input), None)
+    builder.finish(SegmentKind::Head)
 }
 
 /// One block, with or without its factors grouped. Where a grouping does not apply (mixed dense and
-/// factored linears, different φ) the members stay separate.
-pub fn block_segment(model: &Model, block: &Block, grouping: Grouping) -> Segment {
+/// factored linears, different φ, latents that cross between blocks) the members stay separate.
+pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> Segment {
     let mut b = Builder::default();
-    let hidden = model.hidden;
-    let x = b.value("x", vec![hidden], None);
+    let (block, hidden) = (&shape.block, model.hidden);
+    let x = b.entry("x", hidden);
+    let ways = Way::all(shape).map(|way| Way {
+        previous: way.entering.map(|rank| b.entry(&format!("previous.{}", way.name), rank)),
+        ..way
+    });
+    let [q, k, v, o, gate, up, down] = ways;
 
     let n1 = b.op("norm1", Op::Norm { width: hidden }, &[x], &[("n1", vec![hidden])])[0];
-    let projections = [("q", &block.q), ("k", &block.k), ("v", &block.v)];
     let heads = Heads { head_dim: Some(model.head_dim), rotary: &["q", "k"] };
-    let qkv = b.fan(n1, "qkv", &projections, grouping.qkv, &heads);
+    let qkv = b.fan(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
     let attended =
         b.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
-    let o = b.fan(attended, "o", &[("o", &block.o)], false, &Heads::NONE);
+    let o = b.fan(attended, "o", &[o], false, &Heads::NONE);
     let x1 = b.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
 
     let n2 = b.op("norm2", Op::Norm { width: hidden }, &[x1], &[("n2", vec![hidden])])[0];
-    let ways = [("gate", &block.gate), ("up", &block.up)];
-    let gate_up = b.fan(n2, "gate_up", &ways, grouping.gate_up, &Heads::NONE);
+    let gate_up = b.fan(n2, "gate_up", &[gate, up], grouping.gate_up, &Heads::NONE);
     let d_ff = block.up.d_out;
     let product = Op::GatedProduct { width: d_ff, product: block.product };
     let gated = b.op("product", product, &gate_up, &[("product", vec![d_ff])])[0];
-    let down = b.fan(gated, "down", &[("down", &block.down)], false, &Heads::NONE);
+    let down = b.fan(gated, "down", &[down], false, &Heads::NONE);
     let x2 = b.op("add2", Op::Add { width: hidden }, &[x1, down[0]], &[("x2", vec![hidden])])[0];
-    b.finish(SegmentKind::Block, Some(x), Some(x2))
+    b.exits.insert(0, x2);
+    b.finish(SegmentKind::Block)
+}
+
+/// What a grouping comes to in a block: what cannot be grouped is not.
+pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
+    let [q, k, v, _, gate, up, _] = Way::all(shape);
+    Grouping {
+        qkv: grouping.qkv && can_group(&[q, k, v]),
+        gate_up: grouping.gate_up && can_group(&[gate, up]),
+    }
+}
+
+/// A linear of a block with the latents that cross into and out of it.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    name: &'static str,
+    linear: &'a Linear,
+    /// The rank of the latent that crosses into it.
+    entering: Option<u64>,
+    /// That latent.
+    previous: Option<ValueId>,
+    /// Whether its own latent crosses into the block after.
+    leaves: bool,
+}
+
+impl Way<'_> {
+    fn all(shape: &BlockShape) -> [Way<'_>; 7] {
+        let linears = shape.block.linears();
+        std::array::from_fn(|at| {
+            let (name, linear) = linears[at];
+            let (entering, leaves) = (shape.entering[at], shape.leaving[at]);
+            Way { name, linear, entering, previous: None, leaves }
+        })
+    }
+
+    fn crosses(&self) -> bool {
+        self.entering.is_some() || self.leaves
+    }
 }
 
 /// What is known of linears whose outputs are attention heads.
@@ -84,9 +127,17 @@ impl LinearOp {
 struct Builder {
     ops: Vec<OpNode>,
     values: Vec<Value>,
+    entries: Vec<ValueId>,
+    exits: Vec<ValueId>,
 }
 
 impl Builder {
+    fn entry(&mut self, name: &str, width: u64) -> ValueId {
+        let id = self.value(name, vec![width], None);
+        self.entries.push(id);
+        id
+    }
+
     fn value(&mut self, name: &str, sections: Vec<u64>, producer: Option<OpId>) -> ValueId {
         self.values.push(Value {
             name: name.into(),
@@ -126,7 +177,7 @@ impl Builder {
         &mut self,
         input: ValueId,
         group: &str,
-        linears: &[(&'static str, &Linear)],
+        ways: &[Way],
         grouped: bool,
         heads: &Heads,
     ) -> Vec<ValueId> {
@@ -134,12 +185,11 @@ impl Builder {
             .producer
             .filter(|op| matches!(self.ops[op.0 as usize].op, Op::Norm { .. }));
         let first_latent = self.values.len();
-        let outputs = if grouped && linears.len() > 1 && can_group(linears) {
-            self.chain(input, group, linears, heads, norm)
+        let outputs = if grouped && ways.len() > 1 && can_group(ways) {
+            self.chain(input, group, ways, heads, norm)
         } else {
-            linears
-                .iter()
-                .flat_map(|&(name, linear)| self.chain(input, name, &[(name, linear)], heads, norm))
+            ways.iter()
+                .flat_map(|way| self.chain(input, way.name, std::slice::from_ref(way), heads, norm))
                 .collect()
         };
         if norm.is_some()
@@ -156,40 +206,55 @@ impl Builder {
         &mut self,
         input: ValueId,
         name: &str,
-        linears: &[(&'static str, &Linear)],
+        ways: &[Way],
         heads: &Heads,
         norm: Option<OpId>,
     ) -> Vec<ValueId> {
-        let Some(pairs) = factor_pairs(linears) else {
-            let names: Vec<&str> = linears.iter().map(|(name, _)| *name).collect();
-            let op = linear_op(linears, "", |l| (l.d_in, l.d_out), heads);
-            let sections = linears.iter().map(|(_, l)| l.d_out).collect();
+        let Some(pairs) = factor_pairs(ways) else {
+            let names: Vec<&str> = ways.iter().map(|way| way.name).collect();
+            let op = linear_op(ways, "", |l| (l.d_in, l.d_out), heads);
+            let sections = ways.iter().map(|way| way.linear.d_out).collect();
             return self.op(name, Op::Linear(op), &[input], &[(&names.join("_"), sections)]);
         };
-        let mut a = linear_op(linears, ".a", |l| (l.d_in, rank(l)), &Heads::NONE);
+        let mut a = linear_op(ways, ".a", |l| (l.d_in, rank(l)), &Heads::NONE);
         a.norm = norm;
         let ranks: Vec<u64> = pairs.iter().map(|pair| pair.rank).collect();
         let op_a = format!("{name}.a");
         let h = self.op(&op_a, Op::Linear(a), &[input], &[(&format!("h.{name}"), ranks.clone())]);
 
-        let runs = equal_runs(linears);
-        let activation = pairs[0].activation;
+        let runs = equal_runs(ways);
+        let crossing = ways[0].entering.and_then(|_| crossing(ways[0].linear));
+        // The released form applies φ after the crossing.
+        let activation = match crossing.map(|crossing| crossing.form) {
+            Some(CrossingForm::Released) => Activation::Identity,
+            _ => pairs[0].activation,
+        };
+        // What a crossing is still to be added to is no `z` yet.
+        let kind = if crossing.is_some() { "u" } else { "z" };
         let outputs: Vec<(String, Vec<u64>)> = runs
             .iter()
-            .map(|run| (format!("z.{}", run_name(run)), run.iter().map(|(_, l)| rank(l)).collect()))
+            .map(|run| {
+                let ranks = run.iter().map(|way| rank(way.linear)).collect();
+                (format!("{kind}.{}", run_name(run)), ranks)
+            })
             .collect();
         let borrowed: Vec<(&str, Vec<u64>)> =
             outputs.iter().map(|(name, sections)| (name.as_str(), sections.clone())).collect();
         let latent = Op::Latent(LatentOp { sections: ranks, activation, norm });
-        let z = self.op(&format!("{name}.latent"), latent, &[h[0]], &borrowed);
+        let mut z = self.op(&format!("{name}.latent"), latent, &[h[0]], &borrowed);
         if activation == Activation::Identity && z.len() == 1 {
             self.values[z[0].0 as usize].storage_of = Some(h[0]);
+        }
+        if let [way] = ways
+            && way.crosses()
+        {
+            z = vec![self.cross(way, z[0])];
         }
         let mut made = vec![];
         for (run, z) in runs.iter().zip(z) {
             let mut op = linear_op(run, ".b", |l| (rank(l), l.d_out), heads);
             op.form = if run.len() > 1 { LinearForm::Batched } else { LinearForm::Concatenated };
-            let sections = run.iter().map(|(_, l)| l.d_out).collect();
+            let sections = run.iter().map(|way| way.linear.d_out).collect();
             let run_name = run_name(run);
             let op_name = format!("{run_name}.b");
             made.extend(self.op(&op_name, Op::Linear(op), &[z], &[(&run_name, sections)]));
@@ -197,13 +262,57 @@ impl Builder {
         made
     }
 
-    fn finish(self, kind: SegmentKind, input: Option<ValueId>, output: Option<ValueId>) -> Segment {
-        Segment { kind, ops: self.ops, values: self.values, input, output }
+    /// A latent u crossed by the one of the block before, and what of it crosses into the block
+    /// after. Returns the latent that the second factor reads.
+    fn cross(&mut self, way: &Way, u: ValueId) -> ValueId {
+        let crossing = crossing(way.linear).zip(way.previous).zip(way.entering);
+        let Some(((crossing, previous), entering)) = crossing else {
+            self.exits.push(u);
+            return u;
+        };
+        let (name, width) = (way.name, rank(way.linear));
+        let section = |kind: &str| format!("{kind}.{name}");
+        let gate = match crossing.gate {
+            CrossingGate::Identity => None,
+            CrossingGate::Dense => {
+                let parameter = format!("{name}.gate");
+                Some(Op::Linear(LinearOp::single(&parameter, entering, width)))
+            }
+            CrossingGate::Tensor { a, b } => Some(Op::TensorGate { a, b }),
+        };
+        let gated = gate.map_or(previous, |op| {
+            let op_name = format!("{name}.gate");
+            self.op(&op_name, op, &[previous], &[(&section("g"), vec![width])])[0]
+        });
+        let released = crossing.form == CrossingForm::Released;
+        let crossed = section(if released { "v" } else { "z" });
+        let op_name = format!("{name}.cross");
+        let op = Op::Cross { width };
+        let mut z = self.op(&op_name, op, &[u, gated], &[(&crossed, vec![width])])[0];
+        if released {
+            let activation = match &way.linear.weight {
+                Weight::Pair(pair) => pair.activation,
+                Weight::Dense => Activation::Identity,
+            };
+            let op = Op::LatentNorm { width, activation };
+            let op_name = format!("{name}.latent_norm");
+            z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
+        }
+        if way.leaves {
+            // The paper's form hands on the latent before its own crossing, the released one after.
+            self.exits.push(if released { z } else { u });
+        }
+        z
+    }
+
+    fn finish(self, kind: SegmentKind) -> Segment {
+        let Builder { ops, values, entries, exits } = self;
+        Segment { kind, ops, values, entries, exits }
     }
 }
 
-fn run_name(run: &[(&'static str, &Linear)]) -> String {
-    run.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("_")
+fn run_name(run: &[Way]) -> String {
+    run.iter().map(|way| way.name).collect::<Vec<_>>().join("_")
 }
 
 fn rank(linear: &Linear) -> u64 {
@@ -211,55 +320,55 @@ fn rank(linear: &Linear) -> u64 {
 }
 
 /// The pairs of all linears, or `None` when they are dense.
-fn factor_pairs<'a>(linears: &[(&'static str, &'a Linear)]) -> Option<Vec<&'a FactorPair>> {
-    linears
-        .iter()
-        .map(|(_, linear)| match &linear.weight {
+fn factor_pairs<'a>(ways: &[Way<'a>]) -> Option<Vec<&'a FactorPair>> {
+    ways.iter()
+        .map(|way| match &way.linear.weight {
             Weight::Pair(pair) => Some(pair),
             Weight::Dense => None,
         })
         .collect()
 }
 
-/// A group is all dense, or all pairs with one φ.
-fn can_group(linears: &[(&'static str, &Linear)]) -> bool {
-    let dense = linears.iter().filter(|(_, linear)| linear.rank().is_none()).count();
-    match factor_pairs(linears) {
+/// A group is all dense, or all pairs with one φ whose latents stay in the block.
+fn can_group(ways: &[Way]) -> bool {
+    let dense = ways.iter().filter(|way| way.linear.rank().is_none()).count();
+    match factor_pairs(ways) {
+        Some(_) if ways.iter().any(Way::crosses) => false,
         Some(pairs) => pairs.windows(2).all(|two| two[0].activation == two[1].activation),
-        None => dense == linears.len(),
+        None => dense == ways.len(),
     }
 }
 
 /// Splits linears into runs whose second factors have equal shapes and can be batched.
-fn equal_runs<'a>(linears: &[(&'static str, &'a Linear)]) -> Vec<Vec<(&'static str, &'a Linear)>> {
+fn equal_runs<'a>(ways: &[Way<'a>]) -> Vec<Vec<Way<'a>>> {
     let shape = |linear: &Linear| (linear.rank(), linear.d_out);
-    let mut runs: Vec<Vec<(&'static str, &'a Linear)>> = vec![];
-    for &(name, linear) in linears {
+    let mut runs: Vec<Vec<Way<'a>>> = vec![];
+    for way in ways {
         match runs.last_mut() {
-            Some(run) if shape(run[0].1) == shape(linear) => run.push((name, linear)),
-            _ => runs.push(vec![(name, linear)]),
+            Some(run) if shape(run[0].linear) == shape(way.linear) => run.push(*way),
+            _ => runs.push(vec![*way]),
         }
     }
     runs
 }
 
 fn linear_op(
-    linears: &[(&'static str, &Linear)],
+    ways: &[Way],
     factor: &str,
     shape: impl Fn(&Linear) -> (u64, u64),
     heads: &Heads,
 ) -> LinearOp {
-    let members = linears
+    let members = ways
         .iter()
-        .map(|(name, linear)| {
-            let (d_in, d_out) = shape(linear);
-            Member { parameter: format!("{name}{factor}"), d_in, d_out }
+        .map(|way| {
+            let (d_in, d_out) = shape(way.linear);
+            Member { parameter: format!("{}{factor}", way.name), d_in, d_out }
         })
         .collect();
-    let rotary_sections = linears
+    let rotary_sections = ways
         .iter()
         .enumerate()
-        .filter(|(_, (name, _))| heads.rotary.contains(name))
+        .filter(|(_, way)| heads.rotary.contains(&way.name))
         .map(|(index, _)| index)
         .collect();
     LinearOp {

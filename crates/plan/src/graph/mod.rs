@@ -7,13 +7,15 @@
 
 mod build;
 mod op;
+mod shape;
 
 use petgraph::graph::{DiGraph, NodeIndex};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use build::{block_segment, embedding_segment, head_segment};
+pub use build::{block_segment, effective_grouping, embedding_segment, head_segment};
 pub use op::{AttentionOp, LatentOp, LinearForm, LinearOp, Member, Op};
+pub use shape::{BlockShape, Carried};
 
 /// Index of an op within its segment, in topological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,7 +65,7 @@ pub struct Value {
     pub name: String,
     /// Feature widths of the tensors side by side in it: one, or one a group member.
     pub sections: Vec<u64>,
-    /// The op that makes it; `None` for the segment's input.
+    /// The op that makes it; `None` for what enters the segment.
     pub producer: Option<OpId>,
     /// The ops that read it, in topological order, with the input port of each.
     pub consumers: Vec<(OpId, usize)>,
@@ -123,10 +125,11 @@ pub struct Segment {
     pub ops: Vec<OpNode>,
     /// Values in order of production.
     pub values: Vec<Value>,
-    /// The hidden state coming in, `None` for the embedding.
-    pub input: Option<ValueId>,
-    /// The hidden state going out, `None` for the head.
-    pub output: Option<ValueId>,
+    /// What comes in from the segment before: the hidden state, then the latents that cross, in
+    /// the order of the linears. Nothing for the embedding.
+    pub entries: Vec<ValueId>,
+    /// What goes out to the segment after, as its entries. Nothing for the head.
+    pub exits: Vec<ValueId>,
 }
 
 impl Segment {
@@ -148,6 +151,24 @@ impl Segment {
     /// All value ids in order of production.
     pub fn value_ids(&self) -> impl DoubleEndedIterator<Item = ValueId> + use<> {
         (0..self.values.len() as u32).map(ValueId)
+    }
+
+    /// Whether a value goes out to the segment after, which is then its last consumer.
+    pub fn leaves(&self, value: ValueId) -> bool {
+        self.exits.contains(&value)
+    }
+
+    /// Whether the gradient that an op contributes to its input is added to what other consumers
+    /// left there: the last of them is the first of the backward pass.
+    pub fn accumulates(&self, op: OpId, port: usize) -> bool {
+        let input = self.op(op).inputs[port];
+        self.leaves(input) || self.value(input).consumers.last() != Some(&(op, port))
+    }
+
+    /// Which carried value an entry or exit is: 0 for the hidden state.
+    pub fn carried(&self, value: ValueId) -> Option<usize> {
+        let at = |list: &[ValueId]| list.iter().position(|other| *other == value);
+        at(&self.entries).or_else(|| at(&self.exits))
     }
 
     /// The output port of `producer` that makes `value`.

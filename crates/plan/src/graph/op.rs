@@ -37,6 +37,26 @@ pub enum Op {
         /// Width of the hidden state.
         width: u64,
     },
+    /// The latent of the block before, after its gate, added to this one's (LaX).
+    Cross {
+        /// Width of the latent.
+        width: u64,
+    },
+    /// A gate of two small matrices on a crossing latent: g = Uᵀ·H·V, the latent seen as an a×b
+    /// matrix H.
+    TensorGate {
+        /// Rows of H, and of the square U.
+        a: u64,
+        /// Columns of H, and of the square V.
+        b: u64,
+    },
+    /// LayerNorm with scale and bias over a crossed latent, then φ: the released form of LaX.
+    LatentNorm {
+        /// Width of the latent.
+        width: u64,
+        /// φ.
+        activation: Activation,
+    },
     /// Mean cross-entropy over the tokens of the step, with its gradient.
     Loss {
         /// Tokens in the vocabulary.

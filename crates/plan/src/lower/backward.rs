@@ -8,8 +8,8 @@ use crate::strategy::{Save, needs_input, needs_output};
 use super::{Held, Lowering, Place};
 
 impl Lowering<'_> {
-    /// Walks the segment's ops backwards. The gradient of its output value, in the border's
-    /// layout, is already held.
+    /// Walks the segment's ops backwards. The gradients of what leaves it, in the border's layouts,
+    /// are already held.
     pub(super) fn backward_segment(&mut self, place: Place) {
         let segment = &place.plan.segment;
         self.forget_unsaved(place);
@@ -23,8 +23,8 @@ impl Lowering<'_> {
             let templates = op_backward(segment, op, choice, &self.plan.context);
             self.push_op(place, op, templates);
         }
-        if let Some(input) = segment.input {
-            self.gather_gradient(place, input);
+        for entry in &segment.entries {
+            self.gather_gradient(place, *entry);
         }
     }
 
@@ -127,23 +127,26 @@ impl Lowering<'_> {
         self.get(Held::Gradient(place.instance, value, 0))
     }
 
-    /// Ops whose input's gradient is their output's gradient: additions, and latents that pass
-    /// through.
+    /// Ops whose input's gradient is their output's gradient, unless others have contributed to it
+    /// already: additions, and latents that pass through.
     fn alias_gradients(&mut self, place: Place, op: OpId) {
-        let node = place.plan.segment.op(op);
+        let segment = &place.plan.segment;
+        let node = segment.op(op);
         let passes = match &node.op {
-            Op::Add { .. } => true,
+            Op::Add { .. } | Op::Cross { .. } => true,
             Op::Latent(_) => {
                 let choice = &place.plan.choice.ops[op.0 as usize].choice;
-                op_backward(&place.plan.segment, op, choice, &self.plan.context).is_empty()
+                op_backward(segment, op, choice, &self.plan.context).is_empty()
             }
             _ => false,
         };
         if passes {
             let gradient = self.output_gradient(place, node.outputs[0]);
             for (port, value) in node.inputs.iter().enumerate() {
-                let group = self.gradient_group(place, op, port);
-                self.held.insert(Held::Gradient(place.instance, *value, group), gradient);
+                if !segment.accumulates(op, port) {
+                    let group = self.gradient_group(place, op, port);
+                    self.held.insert(Held::Gradient(place.instance, *value, group), gradient);
+                }
             }
         }
     }

@@ -9,11 +9,11 @@ use crate::program::{BufferId, Region};
 use super::{Held, Lowering, Place};
 
 impl Lowering<'_> {
-    /// Runs every op of the segment; its input value is already held.
+    /// Runs every op of the segment; what enters it is already held.
     pub(super) fn forward_segment(&mut self, place: Place) {
         let segment = &place.plan.segment;
-        if let Some(input) = segment.input {
-            self.forward_copies(place, input);
+        for entry in &segment.entries {
+            self.forward_copies(place, *entry);
         }
         for op in segment.op_ids() {
             self.alias_in_place(place, op);

@@ -1,9 +1,9 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
 use crate::decisions::ResolvedPlan;
-use crate::emit::{Slot, hops, parameter_extents};
-use crate::graph::SegmentKind;
-use crate::program::{Extent, Phase, Region, Shard, StageProgram};
+use crate::emit::{Crossing, Slot, Template, hops, parameter_extents};
+use crate::graph::{SegmentKind, ValueId};
+use crate::program::{Action, BufferId, Extent, Phase, Region, Shard, StageProgram};
 use crate::strategy::owned_parameters;
 use crate::{DType, Layout};
 
@@ -138,66 +138,110 @@ impl Lowering<'_> {
         }
     }
 
+    /// The transfers of this stage: (forward pass, backward pass).
+    fn hops(&self) -> (Vec<Template>, Vec<Template>) {
+        let (border, stage) = (self.plan.border, self.stage as u64);
+        let before =
+            Crossing { carried: self.plan.carried_from(self.stage.wrapping_sub(1)), border };
+        let after = Crossing { carried: self.plan.carried_from(self.stage), border };
+        hops(&before, &after, stage, &self.plan.context)
+    }
+
+    /// Receives into new buffers, one for each tensor carried.
+    fn receive(&mut self, hop: Template, what: &str) -> Vec<BufferId> {
+        let Action::Receive(transfer) = &hop.action else { return vec![] };
+        let buffers: Vec<BufferId> = transfer
+            .carries
+            .iter()
+            .zip(&hop.writes)
+            .map(|(name, operand)| {
+                let name = format!("received {name}{what}");
+                self.buffer(&name, operand.extent, Region::Activation)
+            })
+            .collect();
+        self.push_hop(hop, &format!("receive{what}"), &buffers);
+        buffers
+    }
+
+    fn push_hop(&mut self, hop: Template, origin: &str, buffers: &[BufferId]) {
+        self.push(hop, origin, |_, operand| match operand.slot {
+            Slot::Carried(at) => buffers[at as usize],
+            slot => unreachable!("a transfer has no {slot:?}"),
+        });
+    }
+
     fn forward(&mut self, places: &[Place]) {
         self.phase = Phase::Forward;
-        let (hops, _) =
-            hops(self.plan.hidden, self.plan.border, self.stage as u64, &self.plan.context);
-        let mut hops = hops.into_iter();
+        let mut hops = self.hops().0.into_iter();
         if self.stage > 0
             && let Some(receive) = hops.next()
         {
-            let first = places[0];
-            let input =
-                first.plan.segment.input.expect("a later stage begins with a block or head");
-            let extent = receive.writes[0].extent;
-            let buffer = self.buffer("received hidden", extent, Region::Activation);
-            self.push_reshard(vec![receive], "receive hidden", (buffer, buffer), None);
-            self.held.insert(Held::Copy(first.instance, input, 0), buffer);
+            let buffers = self.receive(receive, "");
+            self.enter(places[0], &buffers);
         }
         for (index, place) in places.iter().enumerate() {
             self.forward_segment(*place);
-            let Some(output) = place.plan.segment.output else { continue };
-            let copies = place.plan.choice.flows[output.0 as usize].copies().len();
-            let hidden = self.get(Held::Copy(place.instance, output, copies - 1));
+            let leaving: Vec<BufferId> =
+                place.plan.segment.exits.iter().map(|exit| self.leaving(*place, *exit)).collect();
             match places.get(index + 1) {
-                Some(next) => {
-                    let input = next.plan.segment.input.expect("blocks and head have an input");
-                    self.held.insert(Held::Copy(next.instance, input, 0), hidden);
-                }
+                Some(next) => self.enter(*next, &leaving),
                 None => {
-                    let send = hops.next().into_iter().collect();
-                    self.push_reshard(send, "send hidden", (hidden, hidden), None);
+                    if let Some(send) = hops.next() {
+                        self.push_hop(send, "send", &leaving);
+                    }
                 }
             }
         }
     }
 
+    /// What the segment before left is what enters this one.
+    fn enter(&mut self, place: Place, buffers: &[BufferId]) {
+        for (entry, buffer) in place.plan.segment.entries.iter().zip(buffers) {
+            self.held.insert(Held::Copy(place.instance, *entry, 0), *buffer);
+        }
+    }
+
+    /// The copy of a value that the segment after reads.
+    fn leaving(&self, place: Place, exit: ValueId) -> BufferId {
+        let flow = &place.plan.choice.flows[exit.0 as usize];
+        let copy = flow.copies().iter().position(|layout| *layout == flow.primary.forward);
+        self.get(Held::Copy(place.instance, exit, copy.unwrap_or(0)))
+    }
+
     fn backward(&mut self, places: &[Place]) {
         self.phase = Phase::Backward;
-        let (_, hops) =
-            hops(self.plan.hidden, self.plan.border, self.stage as u64, &self.plan.context);
-        let mut hops = hops.into_iter();
+        let mut hops = self.hops().1.into_iter();
         let last = places[places.len() - 1];
-        if let Some(output) = last.plan.segment.output
+        if !last.plan.segment.exits.is_empty()
             && let Some(receive) = hops.next()
         {
-            let extent = receive.writes[0].extent;
-            let buffer = self.buffer("received gradient", extent, Region::Activation);
-            self.push_reshard(vec![receive], "receive gradient", (buffer, buffer), None);
-            self.held.insert(Held::Gradient(last.instance, output, 0), buffer);
+            let buffers = self.receive(receive, " gradient");
+            self.leave(last, &buffers);
         }
         for (index, place) in places.iter().enumerate().rev() {
             self.backward_segment(*place);
-            let Some(input) = place.plan.segment.input else { continue };
-            let gradient = self.get(Held::Gradient(place.instance, input, 0));
-            if index == 0 {
-                let send = hops.next().into_iter().collect();
-                self.push_reshard(send, "send gradient", (gradient, gradient), None);
-            } else {
-                let before = places[index - 1];
-                let output = before.plan.segment.output.expect("only the head has no output");
-                self.held.insert(Held::Gradient(before.instance, output, 0), gradient);
+            let entering: Vec<BufferId> = place
+                .plan
+                .segment
+                .entries
+                .iter()
+                .map(|entry| self.get(Held::Gradient(place.instance, *entry, 0)))
+                .collect();
+            match index.checked_sub(1) {
+                Some(before) => self.leave(places[before], &entering),
+                None => {
+                    if let Some(send) = hops.next() {
+                        self.push_hop(send, "send gradient", &entering);
+                    }
+                }
             }
+        }
+    }
+
+    /// The gradients that the segment after made are the first contributions to this one's exits.
+    fn leave(&mut self, place: Place, gradients: &[BufferId]) {
+        for (exit, gradient) in place.plan.segment.exits.iter().zip(gradients) {
+            self.held.insert(Held::Gradient(place.instance, *exit, 0), *gradient);
         }
     }
 }

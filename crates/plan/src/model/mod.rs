@@ -112,7 +112,9 @@ pub struct FactorPair {
 }
 
 /// φ, applied to the latent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// SVD, LORO.
@@ -135,7 +137,8 @@ pub struct Crossing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CrossingForm {
-    /// The paper's `y = B(h + Gate(h_prev))`.
+    /// The paper's `y = B(h + Gate(h_prev))`: `h` is this linear's latent after φ, and `h_prev` the
+    /// previous block's, before its own crossing.
     Paper,
     /// The released code's `h = φ(LayerNorm_r(x·A + Gate(h_prev)))`; `h_prev` is the crossed latent
     /// after its own norm and φ. The LayerNorm has a scale and a bias of width r.
@@ -268,6 +271,33 @@ impl Model {
         pairs.map(|((_, linear), (_, before))| linear.parameters_after(before)).sum()
     }
 
+    /// Multiplications of a token in the products of block `index`: those of the linears and of the
+    /// gates that latents cross through.
+    ///
+    /// # Panics
+    /// When there is no block `index`.
+    pub fn block_products(&self, index: usize) -> u64 {
+        let block = &self.blocks[index];
+        let before = index.checked_sub(1).map(|before| &self.blocks[before]);
+        let gate = |at: usize, linear: &Linear| {
+            let entering = before.and_then(|before| before.linears()[at].1.rank())?;
+            let Weight::Pair(FactorPair { rank, crossing: Some(crossing), .. }) = &linear.weight
+            else {
+                return None;
+            };
+            Some(match crossing.gate {
+                CrossingGate::Identity => 0,
+                CrossingGate::Dense => entering * rank,
+                CrossingGate::Tensor { a, b } => rank * (a + b),
+            })
+        };
+        let products = |(at, (_, linear)): (usize, &(&str, &Linear))| match linear.rank() {
+            Some(rank) => rank * (linear.d_in + linear.d_out) + gate(at, linear).unwrap_or(0),
+            None => linear.d_in * linear.d_out,
+        };
+        block.linears().iter().enumerate().map(products).sum()
+    }
+
     /// The dense model of the same shape: every factor pair becomes one matrix, and the product
     /// becomes SwiGLU, since a dense block has no other nonlinearity in its MLP.
     ///
@@ -282,6 +312,15 @@ impl Model {
             }
         }
         twin
+    }
+
+    /// Whether latents cross between any two blocks (LaX).
+    pub fn has_crossings(&self) -> bool {
+        let crosses = |linear: &Linear| match &linear.weight {
+            Weight::Pair(pair) => pair.crossing.is_some(),
+            Weight::Dense => false,
+        };
+        self.blocks.iter().any(|block| block.linears().iter().any(|(_, l)| crosses(l)))
     }
 
     /// Whether any linear of any block is a factor pair.

@@ -7,6 +7,7 @@ use crate::kernel::{
     Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer,
 };
 use crate::mesh::{Axis, Group};
+use crate::model::Activation;
 use crate::{Bytes, DType, Layout};
 
 /// What an instruction does.
@@ -88,6 +89,30 @@ pub enum PassOp {
     LatentBackward,
     /// dz, h (or z without φ), s → ρ·dz⊙φ', ds accumulated.
     LatentRecoverBackward,
+    /// v, scale and bias → φ(LayerNorm(v)).
+    LatentNorm {
+        /// φ.
+        activation: Activation,
+    },
+    /// dz, v, scale and bias → dv, their gradient accumulated. Mean and variance are made anew.
+    LatentNormBackward {
+        /// φ.
+        activation: Activation,
+    },
+    /// h, U and V → Uᵀ·H·V, with h of a·b features seen as an a×b matrix H, row by row.
+    TensorGate {
+        /// Rows of H.
+        a: u64,
+        /// Columns of H.
+        b: u64,
+    },
+    /// dg, h, U and V → dh, the gradient of U and V accumulated.
+    TensorGateBackward {
+        /// Rows of H.
+        a: u64,
+        /// Columns of H.
+        b: u64,
+    },
     /// Rotates q and k in place.
     Rope,
     /// Rotates their gradients back in place.
@@ -156,9 +181,12 @@ pub enum Reduction {
     Maximum,
 }
 
-/// A point-to-point transfer over the pipeline axis.
+/// A point-to-point transfer over the pipeline axis: the hidden state and the latents that cross,
+/// or their gradients, an operand each, in one launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
+    /// What the operands are: `hidden`, and the linears whose latents cross.
+    pub carries: Vec<&'static str>,
     /// The other stage.
     pub stage: u32,
     /// The pipeline group.
@@ -183,6 +211,10 @@ impl PassOp {
             LatentRecover => ("latent_recover", PassKind::Latent),
             LatentBackward => ("latent_backward", PassKind::Latent),
             LatentRecoverBackward => ("latent_recover_backward", PassKind::Latent),
+            LatentNorm { .. } => ("latent_norm", PassKind::Latent),
+            LatentNormBackward { .. } => ("latent_norm_backward", PassKind::Latent),
+            TensorGate { .. } => ("tensor_gate", PassKind::Latent),
+            TensorGateBackward { .. } => ("tensor_gate_backward", PassKind::Latent),
             Rope => ("rope", PassKind::Rope),
             RopeBackward => ("rope_backward", PassKind::Rope),
             GatedProduct => ("gated_product", PassKind::GatedProduct),
@@ -214,6 +246,12 @@ impl PassOp {
             NormBackward | NormBackwardApply | NormOnlineBackward => (5, 12),
             NormBackwardStatistic => (3, 4),
             LatentRecover | LatentRecoverBackward => (2, 3),
+            // PyTorch has one kernel for LayerNorm forward and three backward, then φ's own; the
+            // tensor gate is two batched products.
+            LatentNorm { .. } => (2, 2),
+            LatentNormBackward { .. } => (2, 4),
+            TensorGate { .. } => (2, 2),
+            TensorGateBackward { .. } => (2, 4),
             Rope | RopeBackward => (4, 8),
             GatedProduct => (2, 2),
             GatedProductBackward => (2, 3),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{LinearOp, Op, OpNode};
 use crate::{Dim, EdgeLayout};
 
-use super::Strategy;
+use super::{Border, Strategy};
 
 /// Which part of the space is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -46,12 +46,15 @@ impl Baseline {
         }
     }
 
-    /// The layouts of the residual stream that this baseline allows.
-    pub fn allows_border(self, border: EdgeLayout) -> bool {
+    /// The layouts of the residual stream, and of latents that cross, that this baseline allows.
+    pub fn allows_border(self, border: Border) -> bool {
         match self {
             Baseline::Auto => true,
-            Baseline::Btp => border == EdgeLayout::sharded(Dim::Feature),
-            _ => border == EdgeLayout::REPLICATED,
+            Baseline::Btp => {
+                border.hidden == EdgeLayout::sharded(Dim::Feature)
+                    && border.latents == EdgeLayout::REPLICATED
+            }
+            _ => border.hidden == EdgeLayout::REPLICATED,
         }
     }
 
@@ -62,13 +65,16 @@ impl Baseline {
         };
         let allowed: &[Strategy] = match (self, &node.op) {
             (Baseline::Auto, _) => return true,
+            // No publication says how crossings are sharded: any way is fair.
+            (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
+            (_, Op::Linear(linear)) if matches!(factor(linear), Factor::Gate) => return true,
             // Fewer key and value heads than devices: nothing is left to split.
             (_, Op::Linear(linear)) if few_heads(linear, devices) => &[Replicate, Row],
             (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
             (Baseline::Btp, Op::Linear(linear)) => match factor(linear) {
                 Factor::First => &[Row, OwedRow],
                 Factor::Second => &[Column],
-                Factor::Dense => &[Row, OwedRow, Column],
+                Factor::Dense | Factor::Gate => &[Row, OwedRow, Column],
             },
             (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
             (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
@@ -80,7 +86,7 @@ impl Baseline {
             (_, Op::Linear(linear)) => match factor(linear) {
                 Factor::First => &[Column],
                 Factor::Second => &[Row],
-                Factor::Dense => &[Row, Column],
+                Factor::Dense | Factor::Gate => &[Row, Column],
             },
             (_, Op::Latent(_)) => &[Feature],
             (Baseline::VanillaTpPublished, Op::Attention(_) | Op::GatedProduct { .. }) => {
@@ -104,12 +110,15 @@ enum Factor {
     First,
     Second,
     Dense,
+    /// Of a crossing latent.
+    Gate,
 }
 
 fn factor(linear: &LinearOp) -> Factor {
     match linear.members[0].parameter.rsplit_once('.') {
         Some((_, "a")) => Factor::First,
         Some((_, "b")) => Factor::Second,
+        Some((_, "gate")) => Factor::Gate,
         _ => Factor::Dense,
     }
 }

@@ -18,7 +18,7 @@ use crate::graph::{Op, OpId, Segment, SegmentKind, Value, ValueId};
 use crate::model::Activation;
 use crate::{EdgeLayout, Layout};
 
-use super::{Context, OpChoice, Strategy};
+use super::{Border, Context, OpChoice, Strategy};
 
 /// What the backward pass finds of one copy of a value.
 #[derive(
@@ -39,7 +39,7 @@ pub enum Save {
 pub struct Flow {
     /// Layouts at the producer.
     pub producer: EdgeLayout,
-    /// Layouts at the last consumer (or at the segment's border).
+    /// Layouts at the last consumer: the segment after, for what goes out.
     pub primary: EdgeLayout,
     /// A second pair of layouts that other consumers use.
     pub second: Option<EdgeLayout>,
@@ -100,8 +100,9 @@ impl Flow {
 pub fn needs_input(op: &Op) -> bool {
     match op {
         Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
+        Op::LatentNorm { .. } | Op::TensorGate { .. } => true,
         Op::Latent(latent) => latent.activation == Activation::Silu,
-        Op::Embedding { .. } | Op::Add { .. } | Op::Loss { .. } => false,
+        Op::Embedding { .. } | Op::Add { .. } | Op::Cross { .. } | Op::Loss { .. } => false,
     }
 }
 
@@ -118,29 +119,32 @@ pub fn needs_output(op: &Op, strategy: Strategy) -> bool {
 
 /// Every legal flow of a value, given the choices of the ops around it.
 ///
-/// `border` are the layouts of the hidden state between segments.
+/// `border` are the layouts of what comes in and goes out. What goes out is last consumed by the
+/// segment after, so its gradient is there first.
 pub fn flows(
     segment: &Segment,
     id: ValueId,
     choices: &[Vec<OpChoice>],
-    border: EdgeLayout,
+    border: Border,
     recompute: Recompute,
     context: &Context,
 ) -> Vec<Flow> {
     let value = segment.value(id);
     let producers = match segment.output_port(id) {
         Some((op, port)) => distinct(&choices[op.0 as usize], |choice| choice.outputs[port]),
-        None => vec![border],
+        None => vec![border.entry(segment, id)],
     };
-    let (primaries, seconds) = match value.consumers.split_last() {
-        None => (vec![border], vec![]),
-        Some((last, others)) => (inputs(choices, *last), {
-            let mut seconds: Vec<EdgeLayout> =
-                others.iter().flat_map(|other| inputs(choices, *other)).collect();
-            seconds.sort();
-            seconds.dedup();
-            seconds
-        }),
+    let edges = |consumers: &[(OpId, usize)]| -> Vec<EdgeLayout> {
+        let mut edges: Vec<EdgeLayout> =
+            consumers.iter().flat_map(|consumer| inputs(choices, *consumer)).collect();
+        edges.sort();
+        edges.dedup();
+        edges
+    };
+    let (primaries, seconds) = match (border.exit(segment, id), value.consumers.split_last()) {
+        (Some(exit), _) => (vec![exit], edges(&value.consumers)),
+        (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
+        (None, None) => return vec![],
     };
     let mut made = vec![];
     for &producer in &producers {

@@ -13,6 +13,7 @@
 //! Nothing here knows a baseline by name: BTP and Megatron's pairs are points of this space.
 
 mod baseline;
+mod border;
 mod context;
 mod flow;
 mod options;
@@ -24,11 +25,12 @@ use serde::{Deserialize, Serialize};
 use crate::EdgeLayout;
 
 pub use baseline::Baseline;
+pub use border::{Border, borders};
 pub use context::{Context, Zero};
 pub use flow::{Flow, Recompute, Save, flow_is_legal, flows, needs_input, needs_output};
 pub use options::{WeightRule, op_choices};
 pub use space::{
-    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, borders, owned_parameters,
+    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, owned_parameters,
 };
 
 /// One op's way of running over the tensor axis.

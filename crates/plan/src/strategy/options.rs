@@ -14,7 +14,8 @@ use super::{Context, OpChoice, Strategy};
 pub enum WeightRule {
     /// Replicated or sharded.
     Any,
-    /// Every weight matrix must be sharded over the tensor axis. Norm scales are exempt.
+    /// Every weight matrix must be sharded over the tensor axis. Norm scales are exempt, and the
+    /// small matrices of a tensor gate.
     Sharded,
 }
 
@@ -59,13 +60,18 @@ pub fn op_choices(
         Op::Attention(attention) => {
             attention_choices(attention, segment, node, devices, &mut choices)
         }
-        Op::GatedProduct { width, .. } | Op::Add { width } if width % devices == 0 => {
+        Op::GatedProduct { width, .. } | Op::Add { width } | Op::Cross { width }
+            if width % devices == 0 =>
+        {
             choices.uniform(Strategy::Feature, FEATURES);
         }
         Op::Loss { vocab } if vocab % devices == 0 => {
             choices.uniform(Strategy::Vocabulary, FEATURES);
         }
-        Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Loss { .. } => {}
+        Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Cross { .. } => {}
+        // Both need whole latents: every feature depends on all.
+        Op::LatentNorm { .. } | Op::TensorGate { .. } => {}
+        Op::Loss { .. } => {}
     }
     choices.list
 }

@@ -1,10 +1,11 @@
 //! The search space of a segment: every op's choices and every value's flows.
 
+use crate::Layout;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
-use crate::{EdgeLayout, Layout};
 
 use super::{
-    Baseline, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows, op_choices,
+    Baseline, Border, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows,
+    op_choices,
 };
 use crate::emit::{OpParameter, op_parameters};
 use schemars::JsonSchema;
@@ -59,8 +60,8 @@ pub struct OpOption {
 pub struct SegmentSpace {
     /// The op graph.
     pub segment: Segment,
-    /// Layouts of the hidden state between segments.
-    pub border: EdgeLayout,
+    /// Layouts of what comes in and goes out.
+    pub border: Border,
     /// Where it runs.
     pub context: Context,
     /// Whether embedding and head share one weight, so that the embedding owns none.
@@ -105,24 +106,12 @@ impl TiedWeight {
     }
 }
 
-/// The layouts the hidden state may take between segments.
-pub fn borders(hidden: u64, context: &Context) -> Vec<EdgeLayout> {
-    let mut borders = vec![EdgeLayout::REPLICATED];
-    if context.tensor() > 1 {
-        if hidden.is_multiple_of(context.tensor()) {
-            borders.push(EdgeLayout::sharded(crate::Dim::Feature));
-        }
-        borders.extend(context.token_dim().map(EdgeLayout::sharded));
-    }
-    borders
-}
-
 impl SegmentSpace {
     /// Enumerates the space of a segment under `rules`. With `tied_weight`, the embedding or head
     /// must lay its weight out that way.
     pub fn new(
         segment: Segment,
-        border: EdgeLayout,
+        border: Border,
         context: Context,
         rules: &Rules,
         tied: bool,

@@ -6,10 +6,10 @@ mod order;
 
 use indexmap::IndexMap;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, FORMAT, HiddenLayout, Origin, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, BorderLayout, FORMAT, Origin, SegmentDecisions, StagePlan,
 };
 use narrows_plan::graph::{
-    Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
+    BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
@@ -46,10 +46,10 @@ impl Dice {
     }
 }
 
-const PRESETS: [&str; 4] = ["cola-tiny", "llama-60m", "svd-60m", "cola-60m"];
+const PRESETS: [&str; 5] = ["cola-tiny", "llama-60m", "svd-60m", "cola-60m", "lax-60m"];
 
 /// heads, kv_heads, rest of `blocks`.
-const CUSTOM: [(u64, u64, &str); 6] = [
+const CUSTOM: [(u64, u64, &str); 9] = [
     (8, 8, r#""default": {"product": "swiglu", "all": "dense"}"#),
     (8, 2, r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu"}}"#),
     (16, 2, r#""default": {"product": "swiglu", "all": {"rank": 32, "activation": "identity"}}"#),
@@ -70,6 +70,27 @@ const CUSTOM: [(u64, u64, &str); 6] = [
         8,
         r#""default": {"product": "swiglu", "all": {"rank": 64, "activation": "silu"},
        "o": "dense", "v": {"rank": 24}}"#,
+    ),
+    (
+        8,
+        8,
+        r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu",
+       "crossing": {"form": "paper", "gate": "identity"}}}"#,
+    ),
+    (
+        8,
+        4,
+        r#""default": {"product": "swiglu", "all": {"rank": 64, "activation": "identity",
+       "crossing": {"form": "paper", "gate": "dense"}}, "o": "dense"},
+       "overrides": {"1": {"q": {"rank": 32}}}"#,
+    ),
+    (
+        8,
+        8,
+        r#""default": {"product": "plain", "all": {"rank": 64, "activation": "silu",
+       "crossing": {"form": "released", "gate": {"tensor": {"a": 4, "b": 16}}}},
+       "up": {"crossing": {"form": "released", "gate": "dense"}}},
+       "overrides": {"2": {"v": {"crossing": "none"}, "down": "dense"}, "3": {"down": {"crossing": "none"}}}"#,
     ),
 ];
 
@@ -139,7 +160,9 @@ pub fn draw(dice: &mut Dice, models: &[Model]) -> Drawn {
 }
 
 pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Plan> {
-    let border = *dice.pick(&borders(model.hidden, &context))?;
+    let shapes = BlockShape::all(model);
+    let crossing = BlockShape::crossing_widths(&shapes);
+    let border = *dice.pick(&borders(model.hidden, &crossing, &context))?;
     let tied = model.tied.then(|| TiedWeight::ALL[dice.below(4)]);
     let segment = |dice: &mut Dice, segment: Segment, tied_weight| {
         let space =
@@ -160,7 +183,7 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
         let mut runs = vec![];
         for layer in first..end {
             let grouping = Grouping::ALL[dice.below(4)];
-            let graph = block_segment(model, &model.blocks[layer as usize], grouping);
+            let graph = block_segment(model, &shapes[layer as usize], grouping);
             let decisions = segment(dice, graph, None)?;
             let name = format!("block {layer}");
             blocks.insert(name.clone(), BlockDecisions::new(grouping, decisions));
@@ -178,7 +201,8 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: HiddenLayout::of(border)?,
+        hidden_layout: BorderLayout::of(border.hidden)?,
+        crossing_layout: (!crossing.is_empty()).then_some(BorderLayout::of(border.latents)?),
         stages,
         embedding,
         blocks,
@@ -213,7 +237,7 @@ pub fn draw_choice(dice: &mut Dice, space: &SegmentSpace) -> Option<SegmentChoic
 fn producer(space: &SegmentSpace, ops: &[OpOption], value: ValueId) -> EdgeLayout {
     match space.segment.output_port(value) {
         Some((op, port)) => ops[op.0 as usize].choice.outputs[port],
-        None => space.border,
+        None => space.border.entry(&space.segment, value),
     }
 }
 
@@ -229,6 +253,7 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
             .filter(|(op, _)| op.0 < id.0)
             .map(|(op, port)| ops[op.0 as usize].choice.inputs[*port])
             .chain([edge])
+            .chain(space.border.exit(segment, *value))
             .collect();
         edges.sort();
         edges.dedup();
@@ -236,9 +261,11 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
         edges.len() <= 2 && flow_is_legal(from, edge, None, segment.value(*value), &space.context)
     });
     let outputs = node.outputs.iter().enumerate().all(|(port, value)| {
-        let ends = segment.value(*value).consumers.is_empty();
         let from = option.choice.outputs[port];
-        !ends || flow_is_legal(from, space.border, None, segment.value(*value), &space.context)
+        let exit = space.border.exit(segment, *value);
+        exit.is_none_or(|exit| {
+            flow_is_legal(from, exit, None, segment.value(*value), &space.context)
+        })
     });
     inputs && outputs
 }
@@ -249,7 +276,7 @@ fn draw_flow(dice: &mut Dice, space: &SegmentSpace, ops: &[OpOption], id: ValueI
     let value = segment.value(id);
     let from = producer(space, ops, id);
     let edge = |&(op, port): &(OpId, usize)| ops[op.0 as usize].choice.inputs[port];
-    let primary = value.consumers.last().map_or(space.border, edge);
+    let primary = space.border.exit(segment, id).or(value.consumers.last().map(edge))?;
     let second = value.consumers.iter().map(edge).find(|other| *other != primary);
     let serves = |flow: &&Flow| {
         let inputs = value.consumers.iter().all(|(op, port)| {

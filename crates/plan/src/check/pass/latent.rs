@@ -120,11 +120,7 @@ pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
 fn latent(site: &Site, fits: impl Fn(Kind) -> bool) -> Checked<(NodeId, usize)> {
     let values = &site.check.values;
     let first = site.reads[0].meaning;
-    let node = match first {
-        Meaning::Gradient { of, .. } => values.producer(of),
-        _ => None,
-    };
-    let Some(node) = node.filter(|node| fits(values.kind(*node))) else {
+    let Some(node) = values.made(first, fits) else {
         return fault(format!("reads {}, no gradient of such a latent", values.describe(first)));
     };
     let outputs = values.outputs(node);

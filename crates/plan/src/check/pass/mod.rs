@@ -1,6 +1,7 @@
 //! The fused passes and attention, by the part of the model they belong to.
 
 pub(super) mod attention;
+mod crossing;
 mod ends;
 mod latent;
 mod norm;
@@ -22,6 +23,8 @@ pub(super) fn transfer(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
         LatentRecover => latent::recover(site),
         LatentBackward => latent::backward(site),
         LatentRecoverBackward => latent::recover_backward(site),
+        LatentNorm { .. } | TensorGate { .. } => crossing::forward(site, op),
+        LatentNormBackward { .. } | TensorGateBackward { .. } => crossing::backward(site, op),
         Rope => row::rope(site),
         RopeBackward => row::rope_backward(site),
         GatedProduct => row::gated(site),

@@ -1,6 +1,7 @@
 //! Templates of the ops: one file an op kind, each with its forward, backward and redo.
 
 mod attention;
+mod crossing;
 mod elementwise;
 mod embedding;
 mod latent;
@@ -38,7 +39,9 @@ pub fn op_forward(
         Op::Latent(latent) => latent::forward(&site, latent),
         Op::Attention(op) => vec![attention::forward(&site, op)],
         Op::GatedProduct { .. } => vec![elementwise::forward(&site, PassOp::GatedProduct)],
-        Op::Add { .. } => vec![elementwise::forward(&site, PassOp::Add)],
+        Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, PassOp::Add)],
+        Op::LatentNorm { width, activation } => crossing::norm(&site, *width, *activation),
+        Op::TensorGate { a, b } => crossing::gate(&site, *a, *b),
         Op::Loss { .. } => embedding::loss(&site),
     }
 }
@@ -69,8 +72,9 @@ pub fn op_backward(
         Op::Latent(latent) => latent::backward(&site, latent),
         Op::Attention(op) => vec![attention::backward(&site, op)],
         Op::GatedProduct { .. } => vec![elementwise::product_backward(&site)],
-        // The gradient of a sum is the gradient of each summand: the same buffer.
-        Op::Add { .. } => vec![],
+        Op::Add { .. } | Op::Cross { .. } => elementwise::sum_backward(&site),
+        Op::LatentNorm { width, activation } => crossing::norm_backward(&site, *width, *activation),
+        Op::TensorGate { a, b } => crossing::gate_backward(&site, *a, *b),
         // The loss's forward pass has left the gradient in place of the logits.
         Op::Loss { .. } => vec![],
     }
@@ -125,8 +129,7 @@ impl<'a> Site<'a> {
 
     /// Whether the gradient of an input is added to what other consumers left there.
     fn accumulates(&self, port: usize) -> bool {
-        let value = self.segment.value(self.node.inputs[port]);
-        value.consumers.last() != Some(&(self.id, port))
+        self.segment.accumulates(self.id, port)
     }
 
     /// A gradient of an input as the write side of an instruction, and as a read when accumulated.

@@ -1,0 +1,75 @@
+//! What a crossing latent passes through. Every feature of the result depends on the whole row.
+
+use crate::DType;
+use crate::program::PassOp;
+
+use super::super::error::{Checked, ensure};
+use super::super::lattice::{Meaning, State, Sum};
+use super::super::site::{Place, Site, Written};
+use super::super::values::Kind;
+
+/// The operation of a pass, and how many parameters it has for rows of this width.
+fn kind_of(op: PassOp, width: u64) -> (Kind, u64) {
+    match op {
+        PassOp::TensorGate { a, b } | PassOp::TensorGateBackward { a, b } => {
+            (Kind::TensorGate { a, b }, a * a + b * b)
+        }
+        PassOp::LatentNorm { activation } | PassOp::LatentNormBackward { activation } => {
+            (Kind::LatentNorm { activation }, 2 * width)
+        }
+        // The caller sends no others here.
+        _ => (Kind::Latent, 0),
+    }
+}
+
+/// The row at `port` is whole, and the parameters after it are those of this operation.
+fn fits(site: &Site, op: PassOp, port: usize) -> Checked<Kind> {
+    let (x, weight) = (&site.reads[port], &site.reads[port + 1]);
+    let (kind, parameters) = kind_of(op, x.columns.size);
+    ensure(x.columns.cut.is_none(), || {
+        format!("works on a shard of the row only, another function ({x})")
+    })?;
+    if let Kind::TensorGate { a, b } = kind {
+        ensure(a.checked_mul(b) == Some(x.columns.size), || {
+            format!("sees rows of {} as {a}×{b} matrices", x.columns.size)
+        })?;
+    }
+    let whole = weight.rows.size == 1 && weight.columns.cut.is_none();
+    ensure(whole && weight.columns.size == parameters, || {
+        format!("needs {parameters} parameters in one row, but reads {weight}")
+    })?;
+    Ok(kind)
+}
+
+pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+    site.operands(2..=2, 1)?;
+    site.all_summed()?;
+    site.none_owes_norm()?;
+    let kind = fits(site, op, 0)?;
+    let inputs = vec![site.value(0)?, site.value(1)?];
+    let value = site.apply(kind, inputs)?[0];
+    let state = site.reads[0].with(Meaning::Value(value));
+    Ok(vec![Written { state, place: Place::Fresh }])
+}
+
+pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+    site.operands(4..=5, 2)?;
+    for port in [0, 1, 2].into_iter().chain(4..site.reads.len()) {
+        site.summed(port)?;
+    }
+    site.none_owes_norm()?;
+    site.same_layout(0, 1)?;
+    let kind = fits(site, op, 1)?;
+    let (dy, x, weight) = (site.reads[0].meaning, site.value(1)?, site.value(2)?);
+    let node = site.check.values.user(x, 0, dy, |found| found == kind)?;
+    let values = &site.check.values;
+    ensure(values.inputs(node)[1] == weight, || {
+        format!("uses {}, not the parameters of its forward pass", values.name(weight))
+    })?;
+    let dx = site.reads[1].with(values.contribution(node, 0));
+    let owed = if dx.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
+    let parameters = State { dtype: DType::F32, ..site.reads[2] };
+    let parameters = parameters.with(values.contribution(node, 1)).owing(owed);
+    let onto = (site.reads.len() > 4).then_some(4);
+    Ok(vec![site.accumulated(onto, dx)?, site.accumulated(Some(3), parameters)?])
+}

@@ -1,0 +1,77 @@
+//! What decides a block's op graph: its linears, and which latents cross its ends.
+
+use crate::model::{Block, Crossing, Linear, Model, Weight};
+
+/// A block with its neighbours' part in it. Blocks of equal shape share one op graph and one solve.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockShape {
+    /// The block.
+    pub block: Block,
+    /// For each of the seven linears, the rank of the same linear's latent in the block before, when
+    /// it crosses into this one.
+    pub entering: [Option<u64>; 7],
+    /// For each of the seven linears, whether its latent crosses into the block after.
+    pub leaving: [bool; 7],
+}
+
+/// A tensor that one block hands to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// `hidden`, or the linear whose latent it is.
+    pub name: &'static str,
+    /// Features of a token.
+    pub width: u64,
+}
+
+impl BlockShape {
+    /// The shape of block `layer`.
+    ///
+    /// # Panics
+    /// When the model has no such block.
+    pub fn of(model: &Model, layer: usize) -> BlockShape {
+        let block = &model.blocks[layer];
+        let crossed = |block: &Block| block.linears().map(|(_, linear)| crossing(linear).is_some());
+        let mut entering = [None; 7];
+        if let Some(before) = layer.checked_sub(1).map(|before| &model.blocks[before]) {
+            let ranks = before.linears().map(|(_, linear)| linear.rank());
+            for ((entering, rank), crossed) in entering.iter_mut().zip(ranks).zip(crossed(block)) {
+                *entering = rank.filter(|_| crossed);
+            }
+        }
+        let leaving = model.blocks.get(layer + 1).map_or([false; 7], crossed);
+        BlockShape { block: block.clone(), entering, leaving }
+    }
+
+    /// The shapes of all blocks.
+    pub fn all(model: &Model) -> Vec<BlockShape> {
+        (0..model.blocks.len()).map(|layer| BlockShape::of(model, layer)).collect()
+    }
+
+    /// The distinct widths of all latents that cross between these blocks.
+    pub fn crossing_widths(shapes: &[BlockShape]) -> Vec<u64> {
+        let latents = shapes.iter().flat_map(|shape| shape.carried(0).into_iter().skip(1));
+        let mut widths: Vec<u64> = latents.map(|latent| latent.width).collect();
+        widths.sort();
+        widths.dedup();
+        widths
+    }
+
+    /// What the block hands to the next, the hidden state of this width first.
+    pub fn carried(&self, hidden: u64) -> Vec<Carried> {
+        let mut made = vec![Carried { name: "hidden", width: hidden }];
+        for ((name, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
+            if leaves && let Some(width) = linear.rank() {
+                made.push(Carried { name, width });
+            }
+        }
+        made
+    }
+}
+
+/// The crossing into a linear.
+pub(super) fn crossing(linear: &Linear) -> Option<&Crossing> {
+    match &linear.weight {
+        Weight::Pair(pair) => pair.crossing.as_ref(),
+        Weight::Dense => None,
+    }
+}

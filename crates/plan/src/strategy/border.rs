@@ -1,0 +1,62 @@
+//! How what crosses from one segment to the next lies over the tensor axis.
+
+use crate::EdgeLayout;
+use crate::graph::{Segment, ValueId};
+
+use super::Context;
+
+/// The layouts of what segments hand on: one for the hidden state, one for all latents that cross
+/// between blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Border {
+    /// Layouts of the hidden state.
+    pub hidden: EdgeLayout,
+    /// Layouts of the crossing latents; replicated when the model has none.
+    pub latents: EdgeLayout,
+}
+
+impl Border {
+    /// Of a model without crossings, or of a segment at its ends.
+    pub const fn hidden(hidden: EdgeLayout) -> Border {
+        Border { hidden, latents: EdgeLayout::REPLICATED }
+    }
+
+    /// The layouts of carried tensor number `carried`: 0 is the hidden state.
+    pub fn edge(&self, carried: usize) -> EdgeLayout {
+        if carried == 0 { self.hidden } else { self.latents }
+    }
+
+    /// The layouts that the segment before leaves a value in.
+    pub fn entry(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
+        self.edge(segment.carried(value).unwrap_or(0))
+    }
+
+    /// The layouts that the segment after wants a value in, when it leaves the segment.
+    pub fn exit(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
+        let at = segment.exits.iter().position(|exit| *exit == value)?;
+        Some(self.edge(at))
+    }
+}
+
+/// The layouts that what segments hand on may take. `latents` are the widths of the latents that
+/// cross between blocks.
+pub fn borders(hidden: u64, latents: &[u64], context: &Context) -> Vec<Border> {
+    let all = layouts(std::slice::from_ref(&hidden), context);
+    let crossing =
+        if latents.is_empty() { vec![EdgeLayout::REPLICATED] } else { layouts(latents, context) };
+    let pairs = all
+        .iter()
+        .flat_map(|&hidden| crossing.iter().map(move |&latents| Border { hidden, latents }));
+    pairs.collect()
+}
+
+fn layouts(widths: &[u64], context: &Context) -> Vec<EdgeLayout> {
+    let mut layouts = vec![EdgeLayout::REPLICATED];
+    if context.tensor() > 1 {
+        if widths.iter().all(|width| width.is_multiple_of(context.tensor())) {
+            layouts.push(EdgeLayout::sharded(crate::Dim::Feature));
+        }
+        layouts.extend(context.token_dim().map(EdgeLayout::sharded));
+    }
+    layouts
+}
