@@ -1,58 +1,39 @@
 //! Variable elimination: dynamic programming over the graph of links.
 //!
-//! Nodes are removed one at a time. Removing `v` with neighbours `N` leaves a table over `N`
+//! Variables are removed one at a time. Removing `v` with neighbours `N` leaves a table over `N`
 //!
 //! ```text
 //! μᵥ(N) = min over c of  time(v, c) + Σ (tables that mention v)(N, c)
 //! ```
 //!
-//! where a link is a table of 0 (allowed) and ∞. After the last node the minimum is a number;
-//! going back through the recorded minimisers gives an assignment that attains it. Work and
-//! memory are exponential only in the number of neighbours at removal (the width of the order),
-//! which is 1 on a tree. The order is greedy: smallest table next, fewest new edges on ties.
+//! over those `(N, c)` that the links allow. After the last variable the minimum is a number; going
+//! back through the recorded minimisers gives an assignment that attains it. Work and memory are
+//! exponential only in the number of neighbours at removal (the width of the order, see
+//! `order.rs`), which is 1 on a tree.
 //!
 //! Memory rows are ignored, so the minimum is a lower bound on the table's optimum, and it is the
-//! optimum when its assignment fits the rows. [`Plan`] separates the order and the links from the
-//! nodes' costs: with other costs (bytes priced by multipliers, say) only the sweep is repeated.
-
-use std::collections::BTreeSet;
+//! optimum when its assignment fits the rows. [`Plan`] separates the links from the nodes' costs:
+//! what goes together is found once (`join.rs`), and with other costs (bytes priced by
+//! multipliers, say) only the sweep is repeated.
 
 use narrows_cost_model::CostTable;
 use narrows_cost_model::table::Assignment;
 
+use super::join::{Removal, removals};
+use super::order::Network;
 use super::presolve::presolve;
 use super::{Limits, Outcome, Prover, SolveError, Solver};
-
-/// The most cells of one intermediate table.
-const CELLS_MAX: f64 = (1 << 22) as f64;
-/// The most additions of one removal.
-const WORK_MAX: f64 = (1 << 28) as f64;
-
-/// A cost over the choices of a few nodes. The last node varies fastest.
-#[derive(Clone, Debug)]
-struct Factor {
-    nodes: Vec<usize>,
-    cost: Vec<f64>,
-}
-
-/// The removal of one node.
-#[derive(Clone, Debug)]
-struct Removal {
-    node: usize,
-    /// The neighbours left at that time: the scope of the table it leaves.
-    scope: Vec<usize>,
-    /// Which link tables mention the node and no node removed before.
-    links: Vec<usize>,
-    /// Which earlier removals left a table that mentions the node first.
-    messages: Vec<usize>,
-}
 
 /// An order of removal for the links of one table, good for any costs of its nodes.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// How many choices each node has.
     sizes: Vec<usize>,
-    links: Vec<Factor>,
     removals: Vec<Removal>,
+    /// The removals that leave a number.
+    roots: Vec<usize>,
+    /// Cells of all tables that removals leave.
+    cells: usize,
 }
 
 /// The cheapest assignment for some node costs.
@@ -64,6 +45,12 @@ pub struct Cheapest {
     pub assignment: Assignment,
 }
 
+/// What the cells of all removals cost, and the entry that each one's cost is of.
+struct Swept {
+    costs: Vec<f64>,
+    entries: Vec<u32>,
+}
+
 impl Plan {
     /// Orders the removal of the nodes of `table`.
     pub fn new(table: &CostTable) -> Result<Plan, SolveError> {
@@ -72,87 +59,40 @@ impl Plan {
 
     /// Orders the removal of the nodes of `table`, `root` last.
     pub fn rooted(table: &CostTable, root: Option<usize>) -> Result<Plan, SolveError> {
-        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
-        let links = link_factors(table);
-        let mut neighbours = vec![BTreeSet::new(); sizes.len()];
-        for factor in &links {
-            if let [a, b] = factor.nodes[..] {
-                neighbours[a].insert(b);
-                neighbours[b].insert(a);
-            }
-        }
-        let mut plan = Plan { removals: Vec::with_capacity(sizes.len()), sizes, links };
-        let mut left: BTreeSet<usize> = (0..plan.sizes.len()).collect();
-        let mut link_open = vec![true; plan.links.len()];
-        let mut message_open: Vec<bool> = Vec::new();
-        while let Some(node) = plan.next(&left, &neighbours, root)? {
-            left.remove(&node);
-            let scope: Vec<usize> = neighbours[node].iter().copied().collect();
-            for &a in &scope {
-                neighbours[a].remove(&node);
-                neighbours[a].extend(scope.iter().copied().filter(|&b| b != a));
-            }
-            let claim = |open: &mut Vec<bool>, mentions: &dyn Fn(usize) -> bool| {
-                let claimed: Vec<usize> =
-                    (0..open.len()).filter(|&i| open[i] && mentions(i)).collect();
-                claimed.iter().for_each(|&i| open[i] = false);
-                claimed
-            };
-            let links = claim(&mut link_open, &|i| plan.links[i].nodes.contains(&node));
-            let messages = claim(&mut message_open, &|i| plan.removals[i].scope.contains(&node));
-            plan.removals.push(Removal { node, scope, links, messages });
-            message_open.push(true);
-        }
-        Ok(plan)
+        let network = Network::new(table);
+        let (removals, cells) = removals(&network, network.order(root))?;
+        // What mentions a variable is joined when it is removed, and a number mentions none.
+        let mut is_root = vec![true; removals.len()];
+        removals.iter().flat_map(|r| &r.children).for_each(|&child| is_root[child] = false);
+        let roots = (0..removals.len()).filter(|&i| is_root[i]).collect();
+        let sizes = table.nodes.iter().map(|node| node.choices.len()).collect();
+        Ok(Plan { sizes, removals, roots, cells })
     }
 
-    /// The node whose removal leaves the smallest table.
-    fn next(
-        &self,
-        left: &BTreeSet<usize>,
-        neighbours: &[BTreeSet<usize>],
-        root: Option<usize>,
-    ) -> Result<Option<usize>, SolveError> {
-        let cells = |node: usize| neighbours[node].iter().map(|&n| self.sizes[n] as f64).product();
-        let fill = |node: usize| -> usize {
-            let around = &neighbours[node];
-            let missing = |&a: &usize| around.iter().filter(|b| !neighbours[a].contains(b)).count();
-            around.iter().map(missing).sum()
-        };
-        let mut best: Option<(f64, f64, usize)> = None;
-        for &node in left.iter().filter(|&&node| Some(node) != root || left.len() == 1) {
-            let cells: f64 = cells(node);
-            let work = cells * self.sizes[node] as f64;
-            let better = best.is_none_or(|(best_work, _, best_node)| {
-                work < best_work || work == best_work && fill(node) < fill(best_node)
-            });
-            if better {
-                best = Some((work, cells, node));
-            }
-        }
-        match best {
-            Some((work, cells, _)) if cells > CELLS_MAX || work > WORK_MAX => {
-                Err(SolveError::TooWide { cells, max: CELLS_MAX })
-            }
-            best => Ok(best.map(|(.., node)| node)),
-        }
+    /// The additions of one sweep.
+    pub fn work(&self) -> usize {
+        self.removals.iter().map(|removal| removal.values.len()).sum()
     }
 
     /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
     /// rows. `None` when the links contradict each other.
     pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<Cheapest> {
-        let (messages, minimisers) = self.sweep(&self.removals, costs);
-        let cost: f64 = messages.iter().filter(|m| m.nodes.is_empty()).map(|m| m.cost[0]).sum();
-        if cost == f64::INFINITY {
+        if self.is_contradictory() {
             return None;
         }
+        let swept = self.sweep(costs);
+        let roots = || self.roots.iter().map(|&root| (root, self.removals[root].base));
+        let cost = roots().map(|(_, cell)| swept.costs[cell]).sum();
         let mut assignment = vec![0; self.sizes.len()];
-        for (removal, minimiser) in self.removals.iter().zip(&minimisers).rev() {
-            let cell = removal
-                .scope
-                .iter()
-                .fold(0, |cell, &n| cell * self.sizes[n] + assignment[n] as usize);
-            assignment[removal.node] = minimiser[cell];
+        let mut open: Vec<(usize, usize)> = roots().collect();
+        while let Some((removal, cell)) = open.pop() {
+            let removal = &self.removals[removal];
+            let entry = swept.entries[cell] as usize;
+            if let Some(choice) = assignment.get_mut(removal.node) {
+                *choice = removal.values[entry];
+            }
+            let cells = removal.below(entry).iter().map(|&cell| cell as usize);
+            open.extend(removal.children.iter().copied().zip(cells));
         }
         Some(Cheapest { cost, assignment })
     }
@@ -161,104 +101,65 @@ impl Plan {
     /// infinite where there is none.
     pub fn marginals(&self, costs: &[Vec<f64>]) -> Vec<f64> {
         let Some((last, before)) = self.removals.split_last() else { return Vec::new() };
-        let (messages, _) = self.sweep(before, costs);
-        let elsewhere: f64 =
-            messages.iter().filter(|m| m.nodes.is_empty()).map(|m| m.cost[0]).sum();
-        let mut totals = costs[last.node].clone();
-        for part in self.parts(last, &messages) {
-            totals.iter_mut().zip(&part.cost).for_each(|(total, cost)| *total += cost);
+        let mut totals = vec![f64::INFINITY; self.sizes[last.node]];
+        if self.is_contradictory() {
+            return totals;
         }
-        totals.iter().map(|total| total + elsewhere).collect()
+        let swept = self.sweep(costs);
+        let others = self.roots.iter().filter_map(|&root| before.get(root));
+        let elsewhere: f64 = others.map(|root| swept.costs[root.base]).sum();
+        for (entry, &choice) in last.values.iter().enumerate() {
+            let below: f64 = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]).sum();
+            totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;
+        }
+        totals
     }
 
-    /// Removes nodes in turn: the tables they leave, and their best choices.
-    fn sweep(&self, removals: &[Removal], costs: &[Vec<f64>]) -> (Vec<Factor>, Vec<Vec<u32>>) {
-        let mut messages: Vec<Factor> = Vec::with_capacity(removals.len());
-        let mut minimisers = Vec::with_capacity(removals.len());
-        for removal in removals {
-            let parts = self.parts(removal, &messages);
-            let (message, minimiser) = self.remove(removal, &costs[removal.node], &parts);
-            messages.push(message);
-            minimisers.push(minimiser);
-        }
-        (messages, minimisers)
+    fn is_contradictory(&self) -> bool {
+        self.removals.iter().any(|removal| removal.values.is_empty())
     }
 
-    fn parts<'a>(&'a self, removal: &Removal, messages: &'a [Factor]) -> Vec<&'a Factor> {
-        let links = removal.links.iter().map(|&i| &self.links[i]);
-        links.chain(removal.messages.iter().map(|&i| &messages[i])).collect()
-    }
-
-    /// The table that a node leaves over its neighbours, and its best choice for each cell.
-    fn remove(&self, removal: &Removal, own: &[f64], parts: &[&Factor]) -> (Factor, Vec<u32>) {
-        let scope = &removal.scope;
-        // For each part: how far one step of each scope node, and of the node itself, moves in it.
-        let strides: Vec<(Vec<usize>, usize)> = parts
-            .iter()
-            .map(|part| {
-                let of = |node: usize| stride(part, &self.sizes, node);
-                (scope.iter().map(|&n| of(n)).collect(), of(removal.node))
-            })
-            .collect();
-        let cells: usize = scope.iter().map(|&n| self.sizes[n]).product();
-        let mut message = Vec::with_capacity(cells);
-        let mut minimiser = Vec::with_capacity(cells);
-        let mut at = vec![0; scope.len()];
-        let mut offsets = vec![0; parts.len()];
-        let mut sum = vec![0.0; own.len()];
-        for _ in 0..cells {
-            sum.copy_from_slice(own);
-            for ((part, (_, step)), &offset) in parts.iter().zip(&strides).zip(&offsets) {
-                let entries = part.cost[offset..].iter().step_by((*step).max(1));
-                sum.iter_mut().zip(entries).for_each(|(total, entry)| *total += entry);
-            }
-            let mut best = 0;
-            for (c, &cost) in sum.iter().enumerate() {
-                if cost < sum[best] {
-                    best = c;
-                }
-            }
-            message.push(sum[best]);
-            minimiser.push(best as u32);
-            for i in (0..scope.len()).rev() {
-                at[i] += 1;
-                offsets.iter_mut().zip(&strides).for_each(|(offset, (s, _))| *offset += s[i]);
-                let size = self.sizes[scope[i]];
-                if at[i] < size {
-                    break;
-                }
-                at[i] = 0;
-                offsets.iter_mut().zip(&strides).for_each(|(o, (s, _))| *o -= s[i] * size);
+    /// The cheapest entry of every cell of every removal.
+    fn sweep(&self, costs: &[Vec<f64>]) -> Swept {
+        let mut swept = Swept { costs: vec![0.0; self.cells], entries: vec![0; self.cells] };
+        let keys = self.removals.iter().filter(|removal| removal.node >= self.sizes.len());
+        let keys_max = keys.flat_map(|removal| &removal.values).max();
+        let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
+        for removal in &self.removals {
+            let own = costs.get(removal.node).unwrap_or(&free);
+            // The numbers of children that are common, known to the compiler.
+            match removal.children.len() {
+                0 => remove(removal, own, &mut swept, 0),
+                1 => remove(removal, own, &mut swept, 1),
+                2 => remove(removal, own, &mut swept, 2),
+                3 => remove(removal, own, &mut swept, 3),
+                children => remove(removal, own, &mut swept, children),
             }
         }
-        (Factor { nodes: scope.clone(), cost: message }, minimiser)
+        swept
     }
 }
 
-/// How far one step of `node`'s choice moves in a factor; zero when it is not mentioned.
-fn stride(factor: &Factor, sizes: &[usize], node: usize) -> usize {
-    match factor.nodes.iter().position(|&n| n == node) {
-        Some(at) => factor.nodes[at + 1..].iter().map(|&n| sizes[n]).product(),
-        None => 0,
-    }
-}
-
-/// Every link as a table of 0 and ∞.
-fn link_factors(table: &CostTable) -> Vec<Factor> {
-    let factor = |link: &narrows_cost_model::table::Link| {
-        let (from, to) = (link.from.0 as usize, link.to.0 as usize);
-        let cost = |demand: Option<u8>, offer: u64| match demand {
-            Some(key) if offer & (1 << key) == 0 => f64::INFINITY,
-            _ => 0.0,
-        };
-        if from == to {
-            let both = link.demand.iter().zip(&link.offer);
-            return Factor { nodes: vec![from], cost: both.map(|(&d, &o)| cost(d, o)).collect() };
+/// The cheapest entry of every cell of one removal.
+#[inline(always)]
+fn remove(removal: &Removal, own: &[f64], swept: &mut Swept, children: usize) {
+    let (below, costs) = swept.costs.split_at_mut(removal.base);
+    let chosen = &mut swept.entries[removal.base..];
+    for (cell, span) in removal.starts.windows(2).enumerate() {
+        let (mut best, mut best_entry) = (f64::INFINITY, span[0]);
+        for entry in span[0]..span[1] {
+            let at = entry as usize;
+            let mut cost = own[removal.values[at] as usize];
+            for &cell in &removal.cells[at * children..at * children + children] {
+                cost += below[cell as usize];
+            }
+            if cost < best {
+                (best, best_entry) = (cost, entry);
+            }
         }
-        let row = |&demand: &Option<u8>| link.offer.iter().map(move |&offer| cost(demand, offer));
-        Factor { nodes: vec![from, to], cost: link.demand.iter().flat_map(row).collect() }
-    };
-    table.links.iter().map(factor).collect()
+        costs[cell] = best;
+        chosen[cell] = best_entry;
+    }
 }
 
 /// The times of all choices: the costs of the plain objective.

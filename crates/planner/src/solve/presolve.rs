@@ -20,6 +20,7 @@ use narrows_plan::Bytes;
 
 use super::Conflict;
 use super::bits::Bits;
+use super::order::{Relation, between, self_consistent};
 
 /// A smaller table with the same optimum. Nodes keep their ids; choices and rows do not.
 #[derive(Clone, Debug)]
@@ -61,13 +62,6 @@ pub fn presolve_unlimited(table: &CostTable) -> Result<Reduced, Conflict> {
     }
 }
 
-/// The fused relation of two nodes, seen from both sides.
-struct Relation {
-    ends: [usize; 2],
-    /// `partners[0][c]`: the choices of `ends[1]` compatible with choice `c` of `ends[0]`.
-    partners: [Vec<Bits>; 2],
-}
-
 /// The table as relations, and the choices and rows still alive.
 struct Net<'a> {
     table: &'a CostTable,
@@ -84,21 +78,11 @@ struct Net<'a> {
 
 impl<'a> Net<'a> {
     fn new(table: &'a CostTable) -> Net<'a> {
-        let mut alive: Vec<Bits> =
-            table.nodes.iter().map(|node| Bits::full(node.choices.len())).collect();
-        let mut fused: BTreeMap<[usize; 2], Vec<&Link>> = BTreeMap::new();
-        for link in &table.links {
-            let (from, to) = (link.from.0 as usize, link.to.0 as usize);
-            if from == to {
-                (0..table.nodes[from].choices.len())
-                    .filter(|&c| !allows(link, c, c))
-                    .for_each(|c| alive[from].remove(c));
-            } else {
-                fused.entry([from.min(to), from.max(to)]).or_default().push(link);
-            }
-        }
-        let relations: Vec<Relation> =
-            fused.iter().map(|(&ends, links)| Relation::new(table, ends, links)).collect();
+        let alive = self_consistent(table);
+        let relations: Vec<Relation> = between(table)
+            .into_iter()
+            .map(|(ends, links)| Relation::fused(table, ends, &links))
+            .collect();
         let mut around = vec![Vec::new(); table.nodes.len()];
         for (i, relation) in relations.iter().enumerate() {
             (0..2).for_each(|end| around[relation.ends[end]].push((i, end)));
@@ -272,31 +256,7 @@ impl<'a> Net<'a> {
     }
 }
 
-fn allows(link: &Link, from: usize, to: usize) -> bool {
-    link.demand[from].is_none_or(|key| link.offer[to] & (1 << key) != 0)
-}
-
 impl Relation {
-    fn new(table: &CostTable, ends: [usize; 2], links: &[&Link]) -> Relation {
-        let sizes = ends.map(|node| table.nodes[node].choices.len());
-        let mut partners =
-            [vec![Bits::empty(sizes[1]); sizes[0]], vec![Bits::empty(sizes[0]); sizes[1]]];
-        for a in 0..sizes[0] {
-            for b in 0..sizes[1] {
-                let compatible = links.iter().all(|link| {
-                    let forward = link.from.0 as usize == ends[0];
-                    let (from, to) = if forward { (a, b) } else { (b, a) };
-                    allows(link, from, to)
-                });
-                if compatible {
-                    partners[0][a].insert(b);
-                    partners[1][b].insert(a);
-                }
-            }
-        }
-        Relation { ends, partners }
-    }
-
     /// The relation among the living as links, demanded from the side with fewer distinct keys.
     fn links(&self, alive: &[Bits]) -> Vec<Link> {
         let seen = |end: usize| -> (Vec<Option<usize>>, Vec<Bits>) {

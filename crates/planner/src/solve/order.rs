@@ -1,0 +1,203 @@
+//! In which order elimination removes what a table has.
+//!
+//! A link rarely tells all choices of a node apart: an op has many choices that leave its output in
+//! the same layout. So each relation between two nodes gets a variable of its own, its *key*, when
+//! the choices of one end fall into fewer classes than there are choices. The choice of that end
+//! determines the key, and the other end sees only the key. Once an end is removed, what it leaves
+//! is a table over keys and not over choices, which is smaller by orders of magnitude around values
+//! with many consumers.
+//!
+//! The order is greedy: the variable whose removal is the least work, then the least new edges.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use narrows_cost_model::CostTable;
+use narrows_cost_model::table::Link;
+
+use super::bits::Bits;
+
+/// Which values of two variables go together.
+#[derive(Clone, Debug)]
+pub(super) struct Relation {
+    /// The two variables.
+    pub(super) ends: [usize; 2],
+    /// For each end and each of its values, the values of the other end.
+    pub(super) partners: [Vec<Bits>; 2],
+}
+
+/// The variables of a table, and what relates them: its nodes, then the keys of its links.
+#[derive(Clone, Debug)]
+pub(super) struct Network {
+    /// How many values each variable has.
+    pub(super) sizes: Vec<usize>,
+    /// By node: the choices that its links to itself allow.
+    pub(super) allowed: Vec<Bits>,
+    /// What must go together.
+    pub(super) relations: Vec<Relation>,
+}
+
+impl Relation {
+    /// From the values of the first end to those of the second.
+    fn new(ends: [usize; 2], forward: Vec<Bits>, size: usize) -> Relation {
+        let mut backward = vec![Bits::empty(forward.len()); size];
+        for (a, partners) in forward.iter().enumerate() {
+            partners.iter().for_each(|b| backward[b].insert(a));
+        }
+        Relation { ends, partners: [forward, backward] }
+    }
+
+    /// All links between two nodes as one relation.
+    pub(super) fn fused(table: &CostTable, ends: [usize; 2], links: &[&Link]) -> Relation {
+        let sizes = ends.map(|node| table.nodes[node].choices.len());
+        let mut forward = vec![Bits::full(sizes[1]); sizes[0]];
+        for link in links {
+            let first = usize::from(link.from.0 as usize != ends[0]);
+            // The offering choices of each key.
+            let mut offering = vec![Bits::empty(link.offer.len()); 64];
+            for (choice, offer) in link.offer.iter().enumerate() {
+                let keys = (0..64).filter(|key| offer & (1 << key) != 0);
+                keys.for_each(|key| offering[key].insert(choice));
+            }
+            for (choice, key) in link.demand.iter().enumerate() {
+                let Some(offering) = key.map(|key| &offering[usize::from(key)]) else { continue };
+                if first == 0 {
+                    forward[choice] = forward[choice].and(offering);
+                } else {
+                    (0..sizes[0])
+                        .filter(|&other| !offering.contains(other))
+                        .for_each(|other| forward[other].remove(choice));
+                }
+            }
+        }
+        Relation::new(ends, forward, sizes[1])
+    }
+
+    /// The class of each value of an end, and the partners of each class.
+    fn classes(&self, end: usize) -> (Vec<usize>, Vec<Bits>) {
+        let mut known: BTreeMap<&Bits, usize> = BTreeMap::new();
+        let mut classes = vec![];
+        let of = |partners| {
+            *known.entry(partners).or_insert_with(|| {
+                classes.push(Bits::clone(partners));
+                classes.len() - 1
+            })
+        };
+        let class = self.partners[end].iter().map(of).collect();
+        (class, classes)
+    }
+}
+
+/// The links of a table by the nodes they are between, the lower one first.
+pub(super) fn between(table: &CostTable) -> BTreeMap<[usize; 2], Vec<&Link>> {
+    let mut fused: BTreeMap<[usize; 2], Vec<&Link>> = BTreeMap::new();
+    for link in &table.links {
+        let (from, to) = (link.from.0 as usize, link.to.0 as usize);
+        if from != to {
+            fused.entry([from.min(to), from.max(to)]).or_default().push(link);
+        }
+    }
+    fused
+}
+
+/// By node: the choices that its links to itself allow.
+pub(super) fn self_consistent(table: &CostTable) -> Vec<Bits> {
+    let mut allowed: Vec<Bits> =
+        table.nodes.iter().map(|node| Bits::full(node.choices.len())).collect();
+    for link in table.links.iter().filter(|link| link.from == link.to) {
+        for (choice, (demand, offer)) in link.demand.iter().zip(&link.offer).enumerate() {
+            if demand.is_some_and(|key| offer & (1 << key) == 0) {
+                allowed[link.from.0 as usize].remove(choice);
+            }
+        }
+    }
+    allowed
+}
+
+impl Network {
+    /// Of a table's links.
+    pub(super) fn new(table: &CostTable) -> Network {
+        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
+        let allowed = self_consistent(table);
+        let mut network = Network { sizes, allowed, relations: vec![] };
+        for (ends, links) in between(table) {
+            network.relate(Relation::fused(table, ends, &links));
+        }
+        network
+    }
+
+    /// Adds a relation, by a key where that tells fewer values apart.
+    fn relate(&mut self, relation: Relation) {
+        let ends = relation.ends;
+        let sides = [relation.classes(0), relation.classes(1)];
+        let near = usize::from(sides[1].1.len() < sides[0].1.len());
+        let (class, partners) = &sides[near];
+        let keys = partners.len();
+        let far_size = self.sizes[ends[1 - near]];
+        if keys == 1 && partners[0].covers(&Bits::full(far_size)) {
+            return;
+        }
+        if keys == self.sizes[ends[near]] {
+            self.relations.push(relation);
+            return;
+        }
+        let key = self.sizes.len();
+        self.sizes.push(keys);
+        let only = |&class: &usize| {
+            let mut bits = Bits::empty(keys);
+            bits.insert(class);
+            bits
+        };
+        let determined = class.iter().map(only).collect();
+        self.relations.push(Relation::new([ends[near], key], determined, keys));
+        let seen = partners.clone();
+        self.relations.push(Relation::new([key, ends[1 - near]], seen, far_size));
+    }
+
+    /// Every variable, in the order of removal, with its neighbours at that time; `root` last.
+    pub(super) fn order(&self, root: Option<usize>) -> Vec<(usize, Vec<usize>)> {
+        let mut neighbours = vec![BTreeSet::new(); self.sizes.len()];
+        // How many values of a neighbour go with a value, on average, by both.
+        let mut shares: BTreeMap<[usize; 2], f64> = BTreeMap::new();
+        for Relation { ends: [a, b], partners } in &self.relations {
+            neighbours[*a].insert(*b);
+            neighbours[*b].insert(*a);
+            let pairs: usize = partners[0].iter().map(Bits::len).sum();
+            shares.insert([*a, *b], pairs as f64 / self.sizes[*a] as f64);
+            shares.insert([*b, *a], pairs as f64 / self.sizes[*b] as f64);
+        }
+        let work = |node: usize, neighbours: &[BTreeSet<usize>]| -> f64 {
+            let size = |other: &usize| {
+                shares.get(&[node, *other]).copied().unwrap_or(self.sizes[*other] as f64)
+            };
+            self.sizes[node] as f64 * neighbours[node].iter().map(size).product::<f64>()
+        };
+        let fill = |node: usize, neighbours: &[BTreeSet<usize>]| -> usize {
+            let around = &neighbours[node];
+            let missing = |&a: &usize| around.iter().filter(|b| !neighbours[a].contains(b)).count();
+            around.iter().map(missing).sum()
+        };
+        let mut works: Vec<f64> = (0..self.sizes.len()).map(|v| work(v, &neighbours)).collect();
+        let mut left: Vec<usize> = (0..self.sizes.len()).collect();
+        let mut order = vec![];
+        while !left.is_empty() {
+            let least = left
+                .iter()
+                .enumerate()
+                .filter(|(_, v)| Some(**v) != root || left.len() == 1)
+                .min_by(|(_, a), (_, b)| {
+                    let by_work = works[**a].total_cmp(&works[**b]);
+                    by_work.then_with(|| fill(**a, &neighbours).cmp(&fill(**b, &neighbours)))
+                });
+            let (at, &node) = least.expect("something is left besides the root");
+            left.remove(at);
+            let scope: Vec<usize> = neighbours[node].iter().copied().collect();
+            for &a in &scope {
+                neighbours[a].remove(&node);
+                neighbours[a].extend(scope.iter().copied().filter(|&b| b != a));
+            }
+            scope.iter().for_each(|&a| works[a] = work(a, &neighbours));
+            order.push((node, scope));
+        }
+        order
+    }
+}
