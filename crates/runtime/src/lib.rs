@@ -5,7 +5,8 @@
 //! its instructions, and the [`place`] of an operand in its arena, are the same for every backend.
 //!
 //! There is one backend: [`NullBackend`], which computes nothing and counts everything. Backends
-//! for processors and for CUDA come later, and with them the oracle that [`mod@reference`] describes.
+//! for processors and for CUDA come later; the oracle they are held against is [`mod@reference`], and
+//! what they must agree on lies in [`mod@parameters`] and [`mod@optimizer`].
 //!
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 
@@ -13,11 +14,14 @@ pub mod backend;
 pub mod cpu;
 pub mod data;
 pub mod null;
+pub mod optimizer;
 pub mod order;
+pub mod parameters;
 pub mod place;
 pub mod reference;
 pub mod report;
 
 pub use backend::{Backend, RunError};
 pub use null::NullBackend;
+pub use optimizer::Optimizer;
 pub use report::{CollectiveCount, DeviceId, DeviceReport, Report};

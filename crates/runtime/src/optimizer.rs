@@ -1,0 +1,130 @@
+//! What a step does with the gradients, as far as all backends must agree on it.
+//!
+//! Step t counts from 1. The gradients g are those of the mean loss over all tokens of the step;
+//! with G the norm of all of them together, each is first multiplied by min(1, clip/G). Then, for
+//! every element (AdamW: Kingma & Ba 2015, Loshchilov & Hutter 2019):
+//!
+//! ```text
+//! m ← β₁·m + (1−β₁)·g          v ← β₂·v + (1−β₂)·g²
+//! w ← (1−ηλ)·w − η·(m / (1−β₁ᵗ)) / (√(v / (1−β₂ᵗ)) + ε)
+//! ```
+//!
+//! λ is 0 for scales and biases of norms. η rises linearly to its peak, reached at the last step of
+//! the warm-up, and falls from there along half a cosine to `final_fraction` of it at the last step.
+
+/// Hyper-parameters of training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Optimizer {
+    /// The largest learning rate η.
+    pub peak_learning_rate: f64,
+    /// Steps until the learning rate is at its peak; 0 begins there.
+    pub warm_up_steps: u64,
+    /// Steps until the learning rate is at its end; after them it stays there.
+    pub total_steps: u64,
+    /// The last learning rate over the peak.
+    pub final_fraction: f64,
+    /// Decay β₁ of the first moment.
+    pub beta1: f64,
+    /// Decay β₂ of the second moment.
+    pub beta2: f64,
+    /// ε, added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay λ of matrices.
+    pub weight_decay: f64,
+    /// The largest norm of all gradients together.
+    pub clip_norm: f64,
+}
+
+/// The numbers of one step that an update needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Coefficients {
+    /// η of the step.
+    pub learning_rate: f64,
+    /// 1 − β₁ᵗ.
+    pub correction1: f64,
+    /// 1 − β₂ᵗ.
+    pub correction2: f64,
+    /// What a decayed weight is multiplied by: 1 − ηλ.
+    pub decay: f64,
+}
+
+impl Optimizer {
+    /// β = (0.9, 0.95), ε = 1e-8, λ = 0.1, clipped at 1, ending at a tenth of the peak: what LLaMA
+    /// was trained with (Touvron et al. 2023, §2.3).
+    pub fn new(peak_learning_rate: f64, warm_up_steps: u64, total_steps: u64) -> Optimizer {
+        Optimizer {
+            peak_learning_rate,
+            warm_up_steps,
+            total_steps,
+            final_fraction: 0.1,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip_norm: 1.0,
+        }
+    }
+
+    /// The learning rate of a step, counted from 1.
+    ///
+    /// ```
+    /// let optimizer = narrows_runtime::Optimizer::new(1.0, 4, 12);
+    /// assert_eq!(optimizer.learning_rate(1), 0.25);
+    /// assert_eq!(optimizer.learning_rate(4), 1.0);
+    /// assert_eq!(optimizer.learning_rate(8), 0.55);
+    /// assert_eq!(optimizer.learning_rate(12), 0.1);
+    /// assert_eq!(optimizer.learning_rate(99), 0.1);
+    /// ```
+    pub fn learning_rate(&self, step: u64) -> f64 {
+        let Optimizer { peak_learning_rate, warm_up_steps, total_steps, final_fraction, .. } =
+            *self;
+        if step < warm_up_steps {
+            return peak_learning_rate * step as f64 / warm_up_steps as f64;
+        }
+        if step >= total_steps {
+            return peak_learning_rate * final_fraction;
+        }
+        let done = (step - warm_up_steps) as f64 / (total_steps - warm_up_steps) as f64;
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
+        peak_learning_rate * (final_fraction + (1.0 - final_fraction) * cosine)
+    }
+
+    /// What every gradient is multiplied by, given the norm of all of them together.
+    pub fn clip_factor(&self, norm: f64) -> f64 {
+        if norm > self.clip_norm { self.clip_norm / norm } else { 1.0 }
+    }
+
+    /// The coefficients of a step, counted from 1.
+    pub fn coefficients(&self, step: u64) -> Coefficients {
+        let learning_rate = self.learning_rate(step);
+        let power = |beta: f64| beta.powf(step as f64);
+        Coefficients {
+            learning_rate,
+            correction1: 1.0 - power(self.beta1),
+            correction2: 1.0 - power(self.beta2),
+            decay: 1.0 - learning_rate * self.weight_decay,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedules_without_warm_up_or_without_an_end() {
+        let flat = Optimizer::new(2.0, 0, 10);
+        assert_eq!(flat.learning_rate(0), 2.0);
+        assert!(flat.learning_rate(1) < 2.0);
+        let warming = Optimizer::new(2.0, 10, 5);
+        assert_eq!(warming.learning_rate(5), 1.0);
+        assert_eq!(warming.learning_rate(10), 0.2);
+    }
+
+    #[test]
+    fn only_large_gradients_are_clipped() {
+        let optimizer = Optimizer::new(1.0, 1, 10);
+        let norms = [0.0, 0.5, 1.0, 4.0];
+        assert_eq!(norms.map(|norm| optimizer.clip_factor(norm)), [1.0, 1.0, 1.0, 0.25]);
+    }
+}

@@ -1,0 +1,280 @@
+//! The logical parameters of a model: what they are called, how large they are, how they begin.
+//!
+//! A *logical* parameter is a whole, unsharded tensor. Programs hold shards of them under the name
+//! they have within their block (`q.a`, `norm1`); its logical name puts the block before it:
+//! `layer 3 q.a`, as in the names of a program's buffers. Embedding, final norm and head stand
+//! alone. [`logical_name`] leads from a buffer's member to its logical parameter.
+//!
+//! | name | rows × columns | begins as |
+//! |---|---|---|
+//! | `embedding` | vocab × hidden | N(0, 0.02²) |
+//! | `layer N norm1`, `norm2` | 1 × hidden | 1 |
+//! | `layer N q` (dense) | d_in × d_out | N(0, 0.02²) |
+//! | `layer N q.a` | d_in × r | N(0, σ²), σ = r^(-1/4)·(d_in + d_out)^(-1/4) |
+//! | `layer N q.b` | r × d_out | the same σ |
+//! | `layer N q.gate` | r_prev × r | identity |
+//! | `layer N q.gate.u`, `q.gate.v` | a × a, b × b | identity |
+//! | `layer N q.latent_norm.scale`, `.bias` | 1 × r | 1, 0 |
+//! | `final_norm` | 1 × hidden | 1 |
+//! | `head`, unless tied | hidden × vocab | N(0, 0.02²) |
+//!
+//! Likewise for k, v, o, gate, up and down. Matrices are row-major, (in, out): `y = x·W`. The σ of
+//! factors is that of CoLA's released code; an entry of A·B, a sum of r products, then has standard
+//! deviation σ²·√r = (d_in + d_out)^(-1/2), whatever the rank: 0.022 between widths of 1024, where
+//! a dense matrix has LLaMA's 0.02. Gates begin as the identity gate, so that all three are one
+//! function at first; a dense gate between unequal ranks begins with ones on its diagonal, zeros
+//! elsewhere.
+//!
+//! # A shard without the whole
+//! Element i of a parameter is a function of the run's seed, the parameter's name and i alone, by a
+//! counter-based generator ([`Stream`]). So a device makes just its shard, and every plan of a
+//! model begins from the same weights.
+
+use std::f64::consts::TAU;
+
+use narrows_plan::model::{
+    Crossing, CrossingForm, CrossingGate, FactorPair, Linear, Model, Weight,
+};
+
+/// Standard deviation of dense matrices and of the embedding at the beginning, as in LLaMA.
+pub const DENSE_STD: f64 = 0.02;
+
+/// One whole, unsharded parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogicalParameter {
+    /// Unique within the model: `layer 3 q.a`, `embedding`.
+    pub name: String,
+    /// Rows; 1 for scales and biases.
+    pub rows: u64,
+    /// Columns.
+    pub columns: u64,
+    /// What the optimizer must know.
+    pub role: Role,
+    /// How it begins.
+    pub initial: Initial,
+}
+
+/// What a parameter is to the optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A matrix: weight decay applies.
+    Matrix,
+    /// The scale or bias of a norm: no weight decay.
+    Vector,
+}
+
+/// The values a parameter begins with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initial {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// Ones where row and column are equal, zeros elsewhere.
+    Identity,
+    /// Independent normal numbers with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+}
+
+impl LogicalParameter {
+    /// How many elements it has.
+    pub fn elements(&self) -> u64 {
+        self.rows * self.columns
+    }
+
+    /// The function from (row, column) to the initial value, in a run with this seed.
+    pub fn initial(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
+        let stream = Stream::new(seed, &self.name);
+        let (initial, columns) = (self.initial, self.columns);
+        move |row, column| match initial {
+            Initial::Zeros => 0.0,
+            Initial::Ones => 1.0,
+            Initial::Identity => f64::from(u8::from(row == column)),
+            Initial::Normal { std } => std * stream.normal(row * columns + column),
+        }
+    }
+}
+
+/// All parameters of a model, in the order they are computed with; a tied head is not among them.
+pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
+    let normal = |name: &str, rows, columns| {
+        matrix(name.into(), rows, columns, Initial::Normal { std: DENSE_STD })
+    };
+    let mut found = vec![normal("embedding", model.vocab, model.hidden)];
+    for (index, block) in model.blocks.iter().enumerate() {
+        let before = index.checked_sub(1).map(|before| model.blocks[before].linears());
+        for (slot, (name, linear)) in block.linears().into_iter().enumerate() {
+            let norm = match name {
+                "q" => Some("norm1"),
+                "gate" => Some("norm2"),
+                _ => None,
+            };
+            found.extend(norm.map(|norm| scale(format!("layer {index} {norm}"), model.hidden)));
+            let rank_before = before.as_ref().and_then(|before| before[slot].1.rank());
+            found.extend(of_linear(&format!("layer {index} {name}"), linear, rank_before));
+        }
+    }
+    found.push(scale("final_norm".into(), model.hidden));
+    if !model.tied {
+        found.push(normal("head", model.hidden, model.vocab));
+    }
+    found
+}
+
+/// The parameters of one linear; `rank_before` is the rank of the same linear one block before.
+fn of_linear(name: &str, linear: &Linear, rank_before: Option<u64>) -> Vec<LogicalParameter> {
+    let &Linear { d_in, d_out, .. } = linear;
+    let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
+        return vec![matrix(name.into(), d_in, d_out, Initial::Normal { std: DENSE_STD })];
+    };
+    let initial = Initial::Normal { std: factor_std(d_in, d_out, *rank) };
+    let mut found = vec![
+        matrix(format!("{name}.a"), d_in, *rank, initial),
+        matrix(format!("{name}.b"), *rank, d_out, initial),
+    ];
+    if let (Some(crossing), Some(rank_before)) = (crossing, rank_before) {
+        found.extend(of_crossing(name, crossing, rank_before, *rank));
+    }
+    found
+}
+
+fn of_crossing(name: &str, crossing: &Crossing, before: u64, rank: u64) -> Vec<LogicalParameter> {
+    let gate = |part: &str, rows, columns| {
+        matrix(format!("{name}.gate{part}"), rows, columns, Initial::Identity)
+    };
+    let mut found = match crossing.gate {
+        CrossingGate::Identity => vec![],
+        CrossingGate::Dense => vec![gate("", before, rank)],
+        CrossingGate::Tensor { a, b } => vec![gate(".u", a, a), gate(".v", b, b)],
+    };
+    if crossing.form == CrossingForm::Released {
+        found.push(scale(format!("{name}.latent_norm.scale"), rank));
+        let bias = scale(format!("{name}.latent_norm.bias"), rank);
+        found.push(LogicalParameter { initial: Initial::Zeros, ..bias });
+    }
+    found
+}
+
+/// Standard deviation of both factors of a pair at the beginning: r^(-1/4)·(d_in + d_out)^(-1/4)
+/// (CoLA's released code).
+pub fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
+    (rank as f64 * (d_in + d_out) as f64).powf(-0.25)
+}
+
+fn matrix(name: String, rows: u64, columns: u64, initial: Initial) -> LogicalParameter {
+    LogicalParameter { name, rows, columns, role: Role::Matrix, initial }
+}
+
+fn scale(name: String, width: u64) -> LogicalParameter {
+    LogicalParameter { name, rows: 1, columns: width, role: Role::Vector, initial: Initial::Ones }
+}
+
+/// The logical parameter behind one member of a program's buffer: `buffer` is the buffer's name,
+/// `member` the name in its [`Shard`](narrows_plan::program::Shard).
+///
+/// The head of a tied model is not a parameter of its own: its member `head`, hidden × vocab, is
+/// the transpose of `embedding`.
+///
+/// ```
+/// use narrows_runtime::parameters::logical_name;
+/// assert_eq!(logical_name("layer 3 qkv.a weight", "k.a"), "layer 3 k.a");
+/// assert_eq!(logical_name("head final_norm gradient", "final_norm"), "final_norm");
+/// ```
+pub fn logical_name(buffer: &str, member: &str) -> String {
+    let block = buffer.strip_prefix("layer ").and_then(|rest| rest.split(' ').next());
+    match block {
+        Some(block) => format!("layer {block} {member}"),
+        None => member.to_owned(),
+    }
+}
+
+/// Random numbers by position: the n-th is a function of seed, name and n.
+///
+/// The bits are SplitMix64's (Steele, Lea, Flood 2014), whose n-th output is a mix of
+/// `state + (n+1)·γ`; here the state is `mix(mix(seed) ⊕ FNV-1a(name))`. Normal numbers come in
+/// pairs from two of them, by Box and Muller: with u₁ in (0, 1] and u₂ in [0, 1), element 2p is
+/// √(−2·ln u₁)·cos 2πu₂ and element 2p+1 the same with sin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    state: u64,
+}
+
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Stream {
+    /// The stream of a parameter in a run with this seed.
+    pub fn new(seed: u64, name: &str) -> Stream {
+        let name = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Stream { state: mix(mix(seed) ^ name) }
+    }
+
+    /// The n-th 64 bits.
+    pub fn bits(&self, n: u64) -> u64 {
+        mix(self.state.wrapping_add(n.wrapping_add(1).wrapping_mul(GAMMA)))
+    }
+
+    /// The n-th number, uniform in [0, 1), a multiple of 2⁻⁵³.
+    pub fn uniform(&self, n: u64) -> f64 {
+        (self.bits(n) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// The n-th standard normal number.
+    pub fn normal(&self, n: u64) -> f64 {
+        let first = n & !1;
+        let radius = (-2.0 * (1.0 - self.uniform(first)).ln()).sqrt();
+        let angle = TAU * self.uniform(first + 1);
+        radius * if n == first { angle.cos() } else { angle.sin() }
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use narrows_plan::model::presets;
+
+    /// The first outputs of SplitMix64 for the seed 1234567, as its authors' C code prints them.
+    #[test]
+    fn bits_are_those_of_splitmix() {
+        let stream = Stream { state: 1_234_567 };
+        assert_eq!(stream.bits(0), 6_457_827_717_110_365_317);
+        assert_eq!(stream.bits(1), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn normal_numbers_are_normal() {
+        let stream = Stream::new(1, "embedding");
+        let count = 20_000;
+        let mean = |power: i32| {
+            (0..count).map(|n| stream.normal(n).powi(power)).sum::<f64>() / count as f64
+        };
+        assert!(mean(1).abs() < 0.03, "{}", mean(1));
+        assert!((mean(2) - 1.0).abs() < 0.05, "{}", mean(2));
+        assert!((mean(4) - 3.0).abs() < 0.3, "{}", mean(4));
+        assert_ne!(stream, Stream::new(2, "embedding"));
+        assert_ne!(stream, Stream::new(1, "head"));
+    }
+
+    #[test]
+    fn every_parameter_is_listed_once() {
+        for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
+            let model = presets::find(name).unwrap();
+            let found = logical_parameters(&model);
+            let elements: u64 = found.iter().map(LogicalParameter::elements).sum();
+            // A crossing of block 0 is none; `parameters` counts what the blocks say.
+            assert_eq!(elements, model.parameters(), "{name}");
+            let names: std::collections::BTreeSet<_> = found.iter().map(|p| &p.name).collect();
+            assert_eq!(names.len(), found.len(), "{name}");
+        }
+    }
+}
