@@ -1,0 +1,51 @@
+//! Where tokens come in and the loss goes out.
+//!
+//! Embedding: row t of the result is the table's row of token t; the table's gradient at a row is
+//! the sum over the tokens that are this row's.
+//!
+//! Cross-entropy of logits l with the target t: log Σ_j e^(l_j) − l_t, with the gradient
+//! softmax(l) − onehot(t). Both are divided by the tokens of the whole step, of which these may be
+//! one microbatch.
+
+use super::{Float, Matrix};
+
+pub(super) fn embedding_forward<T: Float>(table: &Matrix<T>, tokens: &[u32]) -> Matrix<T> {
+    Matrix::from_fn(tokens.len(), table.columns(), |row, j| table[(tokens[row] as usize, j)])
+}
+
+/// The gradient of the table.
+pub(super) fn embedding_backward<T: Float>(
+    vocab: usize,
+    tokens: &[u32],
+    gradient: &Matrix<T>,
+) -> Matrix<T> {
+    let mut dtable = Matrix::zeros(vocab, gradient.columns());
+    for (row, token) in tokens.iter().enumerate() {
+        for (sum, dy) in dtable.row_mut(*token as usize).iter_mut().zip(gradient.row(row)) {
+            *sum += *dy;
+        }
+    }
+    dtable
+}
+
+/// The microbatch's summand of the mean loss, and the gradient of the logits.
+pub(super) fn cross_entropy<T: Float>(
+    logits: &Matrix<T>,
+    targets: &[u32],
+    tokens_in_step: usize,
+) -> (T, Matrix<T>) {
+    let share = T::one() / T::of(tokens_in_step as f64);
+    let mut loss = T::zero();
+    let mut dlogits = Matrix::zeros(logits.rows(), logits.columns());
+    for (row, target) in targets.iter().enumerate() {
+        let logits = logits.row(row);
+        let largest = logits.iter().copied().fold(T::neg_infinity(), T::max);
+        let sum: T = logits.iter().map(|x| (*x - largest).exp()).sum();
+        loss += largest + sum.ln() - logits[*target as usize];
+        for (dx, x) in dlogits.row_mut(row).iter_mut().zip(logits) {
+            *dx = (*x - largest).exp() / sum * share;
+        }
+        dlogits[(row, *target as usize)] -= share;
+    }
+    (loss * share, dlogits)
+}

@@ -1,0 +1,86 @@
+//! What the previous block's latent passes through in a crossing (LaX), with its gradients.
+//!
+//! For a row h of the previous latent:
+//!
+//! ```text
+//! identity   g = h                             dh = dg
+//! dense      g = h·G,  G: r_prev × r           dh = dg·Gᵀ,    dG = hᵀ·dg
+//! tensor     g = Uᵀ·H·V, H the row as a × b    dH = U·dg·Vᵀ,  dU = H·V·dgᵀ,  dV = Hᵀ·U·dg
+//! ```
+//! with U a × a, V b × b, and g and its gradient seen as a × b as well. The gradients of G, U and V
+//! are summed over the rows.
+
+use narrows_plan::model::CrossingGate;
+
+use super::{Float, Matrix, Parameters};
+
+/// `name` is the linear's name: its gate's weights are `name.gate`, or `name.gate.u` and `.v`.
+pub(super) fn forward<T: Float>(
+    gate: &CrossingGate,
+    name: &str,
+    parameters: &Parameters<T>,
+    before: &Matrix<T>,
+) -> Matrix<T> {
+    match *gate {
+        CrossingGate::Identity => before.clone(),
+        CrossingGate::Dense => before.times(parameters.of(&format!("{name}.gate"))),
+        CrossingGate::Tensor { a, b } => {
+            let (u, v) = factors(name, parameters);
+            each_row(before, a, b, |_, h| u.transposed_times(&h).times(v))
+        }
+    }
+}
+
+/// The gradient of the previous latent; those of the weights are added to `gradients`.
+pub(super) fn backward<T: Float>(
+    gate: &CrossingGate,
+    name: &str,
+    parameters: &Parameters<T>,
+    gradients: &mut Parameters<T>,
+    (before, gradient): (&Matrix<T>, &Matrix<T>),
+) -> Matrix<T> {
+    match *gate {
+        CrossingGate::Identity => gradient.clone(),
+        CrossingGate::Dense => {
+            let name = format!("{name}.gate");
+            gradients.add(&name, &before.transposed_times(gradient));
+            gradient.times_transposed(parameters.of(&name))
+        }
+        CrossingGate::Tensor { a, b } => {
+            let (u, v) = factors(name, parameters);
+            each_row(gradient, a, b, |row, dg| {
+                let h = as_matrix(before.row(row), a, b);
+                gradients.add(&format!("{name}.gate.u"), &h.times(v).times_transposed(&dg));
+                gradients.add(&format!("{name}.gate.v"), &h.transposed_times(u).times(&dg));
+                u.times(&dg).times_transposed(v)
+            })
+        }
+    }
+}
+
+fn factors<'a, T: Float>(
+    name: &str,
+    parameters: &'a Parameters<T>,
+) -> (&'a Matrix<T>, &'a Matrix<T>) {
+    (parameters.of(&format!("{name}.gate.u")), parameters.of(&format!("{name}.gate.v")))
+}
+
+/// Applies a function of a × b matrices to every row, each seen as one.
+fn each_row<T: Float>(
+    rows: &Matrix<T>,
+    a: u64,
+    b: u64,
+    mut f: impl FnMut(usize, Matrix<T>) -> Matrix<T>,
+) -> Matrix<T> {
+    let mut result = Matrix::zeros(rows.rows(), rows.columns());
+    for row in 0..rows.rows() {
+        let made = f(row, as_matrix(rows.row(row), a, b));
+        result.row_mut(row).copy_from_slice(made.elements());
+    }
+    result
+}
+
+fn as_matrix<T: Float>(row: &[T], a: u64, b: u64) -> Matrix<T> {
+    let (rows, columns) = (a as usize, b as usize);
+    Matrix::from_fn(rows, columns, |i, j| row[i * columns + j])
+}

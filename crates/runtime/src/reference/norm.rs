@@ -1,0 +1,115 @@
+//! The two norms of rows x of width d, with their gradients.
+//!
+//! RMSNorm (Zhang & Sennrich 2019): y = ρ·γ⊙x with ρ = (Σx²/d + ε)^-½. With g = γ⊙dy:
+//!
+//! ```text
+//! dx = ρ·g − x·ρ³/d·Σ g⊙x          dγ = Σ_rows ρ·x⊙dy
+//! ```
+//!
+//! LayerNorm (Ba et al. 2016): y = γ⊙n + β with n = ρ·(x − mean x), ρ = (var x + ε)^-½, the variance
+//! without Bessel's correction. With g = γ⊙dy:
+//!
+//! ```text
+//! dx = ρ·(g − mean g − n·mean(g⊙n))    dγ = Σ_rows n⊙dy    dβ = Σ_rows dy
+//! ```
+
+use super::{Float, Matrix};
+
+/// ε of the LayerNorm in a crossing: PyTorch's default, which LaX's released code leaves as it is.
+const LAYER_EPSILON: f64 = 1e-5;
+
+pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
+    let mut y = Matrix::zeros(x.rows(), x.columns());
+    for row in 0..x.rows() {
+        let rho = rms_factor(x.row(row), epsilon);
+        for (j, y) in y.row_mut(row).iter_mut().enumerate() {
+            *y = rho * scale[(0, j)] * x[(row, j)];
+        }
+    }
+    y
+}
+
+/// The gradients of x and of the scale.
+pub(super) fn rms_backward<T: Float>(
+    x: &Matrix<T>,
+    scale: &Matrix<T>,
+    epsilon: f64,
+    dy: &Matrix<T>,
+) -> (Matrix<T>, Matrix<T>) {
+    let mut dx = Matrix::zeros(x.rows(), x.columns());
+    let mut dscale = Matrix::zeros(1, x.columns());
+    let width = T::of(x.columns() as f64);
+    for row in 0..x.rows() {
+        let rho = rms_factor(x.row(row), epsilon);
+        let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
+        let shared = rho.powi(3) / width * dot(&g, x.row(row));
+        for (j, g) in g.into_iter().enumerate() {
+            dx[(row, j)] = rho * g - x[(row, j)] * shared;
+            dscale[(0, j)] += rho * x[(row, j)] * dy[(row, j)];
+        }
+    }
+    (dx, dscale)
+}
+
+/// ρ of one row.
+fn rms_factor<T: Float>(x: &[T], epsilon: f64) -> T {
+    let mean_square = dot(x, x) / T::of(x.len() as f64);
+    T::one() / (mean_square + T::of(epsilon)).sqrt()
+}
+
+pub(super) fn layer_forward<T: Float>(
+    x: &Matrix<T>,
+    scale: &Matrix<T>,
+    bias: &Matrix<T>,
+) -> Matrix<T> {
+    let mut y = Matrix::zeros(x.rows(), x.columns());
+    for row in 0..x.rows() {
+        let (n, _) = normalized(x.row(row));
+        for (j, n) in n.into_iter().enumerate() {
+            y[(row, j)] = scale[(0, j)] * n + bias[(0, j)];
+        }
+    }
+    y
+}
+
+/// The gradients of x, of the scale and of the bias.
+pub(super) fn layer_backward<T: Float>(
+    x: &Matrix<T>,
+    scale: &Matrix<T>,
+    dy: &Matrix<T>,
+) -> (Matrix<T>, Matrix<T>, Matrix<T>) {
+    let mut dx = Matrix::zeros(x.rows(), x.columns());
+    let mut dscale = Matrix::zeros(1, x.columns());
+    let mut dbias = Matrix::zeros(1, x.columns());
+    let width = T::of(x.columns() as f64);
+    for row in 0..x.rows() {
+        let (n, rho) = normalized(x.row(row));
+        let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
+        let mean = g.iter().copied().sum::<T>() / width;
+        let mean_with_n = dot(&g, &n) / width;
+        for j in 0..x.columns() {
+            dx[(row, j)] = rho * (g[j] - mean - n[j] * mean_with_n);
+            dscale[(0, j)] += n[j] * dy[(row, j)];
+            dbias[(0, j)] += dy[(row, j)];
+        }
+    }
+    (dx, dscale, dbias)
+}
+
+/// n and ρ of one row.
+fn normalized<T: Float>(x: &[T]) -> (Vec<T>, T) {
+    let width = T::of(x.len() as f64);
+    let mean = x.iter().copied().sum::<T>() / width;
+    let centred: Vec<T> = x.iter().map(|x| *x - mean).collect();
+    let variance = dot(&centred, &centred) / width;
+    let rho = T::one() / (variance + T::of(LAYER_EPSILON)).sqrt();
+    (centred.into_iter().map(|x| rho * x).collect(), rho)
+}
+
+fn dot<T: Float>(x: &[T], y: &[T]) -> T {
+    x.iter().zip(y).map(|(x, y)| *x * *y).sum()
+}
+
+fn zip<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> Vec<T> {
+    x.iter().zip(y).map(|(x, y)| f(*x, *y)).collect()
+}

@@ -1,0 +1,379 @@
+"""Golden values of small models, by PyTorch's automatic differentiation in float64.
+
+An implementation of LLaMA, CoLA and both forms of LaX that shares nothing with the Rust code but
+what it must: the names of parameters and the generator of weights (README.md). Run it as
+
+    python tests/golden/make.py
+
+and it writes one JSON file a case beside itself.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+LINEARS = ["q", "k", "v", "o", "gate", "up", "down"]
+
+
+# Weights: a counter-based generator, so that none need be stored.
+
+
+def mix(z):
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def normal(seed, name, count):
+    """The first `count` standard normal numbers of the stream `name`."""
+    fnv = 0xCBF29CE484222325
+    for byte in name.encode():
+        fnv = (fnv ^ byte) * 0x100000001B3 % 2**64
+    with np.errstate(over="ignore"):
+        state = mix(mix(np.array([seed], np.uint64)) ^ np.uint64(fnv))
+        n = np.arange(1, count + count % 2 + 1, dtype=np.uint64)
+        bits = mix(state + n * np.uint64(0x9E3779B97F4A7C15))
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) / 2.0**53).reshape(-1, 2)
+    radius = np.sqrt(-2.0 * np.log(1.0 - uniform[:, 0]))
+    angle = 2.0 * np.pi * uniform[:, 1]
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return pairs.reshape(-1)[:count]
+
+
+class Weights(dict):
+    """Parameters by name, each its initial value plus noise, so that no gate is an identity and no
+    scale is one."""
+
+    def __init__(self, seed, noise):
+        super().__init__()
+        self.seed, self.noise = seed, noise
+
+    def make(self, name, shape, initial):
+        count = math.prod(shape)
+        if isinstance(initial, float):
+            initial = (initial * normal(self.seed, name, count)).reshape(shape)
+        value = initial + self.noise * normal(self.seed, name + " noise", count).reshape(shape)
+        self[name] = torch.tensor(value, dtype=torch.float64, requires_grad=True)
+        return self[name]
+
+
+# The model.
+
+
+class DenseLinear:
+    def __init__(self, weights, name, d_in, d_out):
+        self.w = weights.make(name, (d_in, d_out), 0.02)
+
+    def __call__(self, x, sent_before):
+        return x @ self.w, None
+
+
+class ColaLinear:
+    """y = phi(x A) B; without phi it is a plain factorised layer."""
+
+    def __init__(self, weights, name, d_in, d_out, spec):
+        self.name, self.rank = name, spec["rank"]
+        std = self.rank ** (-1 / 4) * ((d_in + d_out) ** (-1 / 2)) ** (1 / 2)
+        self.a = weights.make(f"{name}.a", (d_in, self.rank), std)
+        self.b = weights.make(f"{name}.b", (self.rank, d_out), std)
+        self.phi = {"silu": F.silu, "identity": lambda h: h}[spec["activation"]]
+
+    def __call__(self, x, sent_before):
+        h = self.phi(x @ self.a)
+        return h @ self.b, h
+
+
+class PaperLaxLinear(ColaLinear):
+    """y = B (h + Gate(h_before)): what crosses is the latent before anything was added to it."""
+
+    def __init__(self, weights, name, d_in, d_out, spec, rank_before):
+        super().__init__(weights, name, d_in, d_out, spec)
+        self.gate = make_gate(weights, name, spec["crossing"]["gate"], rank_before, self.rank)
+
+    def __call__(self, x, sent_before):
+        h = self.phi(x @ self.a)
+        return (h + self.gate(sent_before)) @ self.b, h
+
+
+class ReleasedLaxLinear(PaperLaxLinear):
+    """y = B phi(LayerNorm(A x + Gate(z_before))): what crosses is what entered the last B."""
+
+    def __init__(self, weights, name, d_in, d_out, spec, rank_before):
+        super().__init__(weights, name, d_in, d_out, spec, rank_before)
+        self.scale = weights.make(f"{name}.latent_norm.scale", (1, self.rank), np.ones((1, self.rank)))
+        self.bias = weights.make(f"{name}.latent_norm.bias", (1, self.rank), np.zeros((1, self.rank)))
+
+    def __call__(self, x, sent_before):
+        latent = x @ self.a + self.gate(sent_before)
+        latent = F.layer_norm(latent, (self.rank,), self.scale[0], self.bias[0], eps=1e-5)
+        z = self.phi(latent)
+        return z @ self.b, z
+
+
+def make_gate(weights, name, gate, rank_before, rank):
+    if gate == "identity":
+        return lambda h: h
+    if gate == "dense":
+        g = weights.make(f"{name}.gate", (rank_before, rank), np.eye(rank_before, rank))
+        return lambda h: h @ g
+    a, b = gate["tensor"]["a"], gate["tensor"]["b"]
+    u = weights.make(f"{name}.gate.u", (a, a), np.eye(a))
+    v = weights.make(f"{name}.gate.v", (b, b), np.eye(b))
+    return lambda h: torch.einsum("...ij,ik,jl->...kl", h.unflatten(-1, (a, b)), u, v).flatten(-2)
+
+
+def make_linear(weights, name, d_in, d_out, spec, spec_before):
+    if spec == "dense":
+        return DenseLinear(weights, name, d_in, d_out)
+    crossing = spec.get("crossing") if spec_before is not None else None
+    if crossing is None or crossing == "none":
+        return ColaLinear(weights, name, d_in, d_out, spec)
+    kind = {"paper": PaperLaxLinear, "released": ReleasedLaxLinear}[crossing["form"]]
+    return kind(weights, name, d_in, d_out, spec, spec_before["rank"])
+
+
+class RmsNorm:
+    def __init__(self, weights, name, width, epsilon):
+        self.scale, self.epsilon = weights.make(name, (1, width), np.ones((1, width))), epsilon
+
+    def __call__(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon) * self.scale[0]
+
+
+def rotate_half(x):
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+def rotary(x, theta):
+    """x: sequences, heads, length, head_dim."""
+    length, head_dim = x.shape[-2:]
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
+    angles = torch.cat((angles, angles), dim=-1)
+    return x * angles.cos() + rotate_half(x) * angles.sin()
+
+
+class Block:
+    def __init__(self, weights, index, config):
+        spec = config["blocks"][index]
+        before = config["blocks"][index - 1] if index > 0 else {}
+        hidden, head_dim = config["hidden"], config["head_dim"]
+        query, key, d_ff = config["heads"] * head_dim, config["kv_heads"] * head_dim, config["d_ff"]
+        widths = dict(q=(hidden, query), k=(hidden, key), v=(hidden, key), o=(query, hidden),
+                      gate=(hidden, d_ff), up=(hidden, d_ff), down=(d_ff, hidden))
+        self.linears = {
+            name: make_linear(weights, f"layer {index} {name}", *widths[name], spec[name],
+                              before.get(name))
+            for name in LINEARS
+        }
+        self.norm1 = RmsNorm(weights, f"layer {index} norm1", hidden, config["norm_epsilon"])
+        self.norm2 = RmsNorm(weights, f"layer {index} norm2", hidden, config["norm_epsilon"])
+        self.swiglu, self.config = spec["product"] == "swiglu", config
+
+    def __call__(self, x, sent_before):
+        sent = {}
+
+        def linear(name, x):
+            y, sent[name] = self.linears[name](x, sent_before.get(name))
+            return y
+
+        n = self.norm1(x)
+        heads = lambda y: y.unflatten(-1, (-1, self.config["head_dim"])).transpose(1, 2)
+        q, k, v = (heads(linear(name, n)) for name in "qkv")
+        q, k = (rotary(y, self.config["rope_theta"]) for y in (q, k))
+        k, v = (y.repeat_interleave(q.shape[1] // y.shape[1], dim=1) for y in (k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.config["head_dim"])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        attended = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+        x = x + linear("o", attended.transpose(1, 2).flatten(-2))
+
+        n = self.norm2(x)
+        gate, up = linear("gate", n), linear("up", n)
+        product = (F.silu(gate) if self.swiglu else gate) * up
+        return x + linear("down", product), sent
+
+
+class Model:
+    def __init__(self, config, weights):
+        hidden, vocab = config["hidden"], config["vocab"]
+        self.embedding = weights.make("embedding", (vocab, hidden), 0.02)
+        self.blocks = [Block(weights, index, config) for index in range(len(config["blocks"]))]
+        self.final_norm = RmsNorm(weights, "final_norm", hidden, config["norm_epsilon"])
+        self.head = None if config["tied"] else weights.make("head", (hidden, vocab), 0.02)
+
+    def logits(self, tokens):
+        """tokens: sequences, length."""
+        x, sent = F.embedding(tokens, self.embedding), {}
+        for block in self.blocks:
+            x, sent = block(x, sent)
+        return self.final_norm(x) @ (self.embedding.T if self.head is None else self.head)
+
+    def loss(self, microbatches):
+        logits = torch.cat([self.logits(tokens).flatten(0, 1) for tokens, _ in microbatches])
+        targets = torch.cat([targets.flatten() for _, targets in microbatches])
+        return F.cross_entropy(logits, targets)
+
+
+# Training.
+
+
+def learning_rate(step, peak, warm_up, total, final_fraction=0.1):
+    """Of a step counted from 1."""
+    if step < warm_up:
+        return peak * step / warm_up
+    done = (step - warm_up) / (total - warm_up)
+    return peak * (final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def train(model, weights, microbatches, figures, steps):
+    vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", "latent_norm.bias")
+    groups = [
+        dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
+        dict(params=[w for n, w in weights.items() if n.endswith(vectors)], weight_decay=0.0),
+    ]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    losses, norms = [], []
+    for step in range(1, steps + 1):
+        rate = learning_rate(step, figures["peak_learning_rate"], figures["warm_up_steps"],
+                             figures["total_steps"])
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        loss = model.loss(microbatches)
+        loss.backward()
+        norm = torch.sqrt(sum(w.grad.pow(2).sum() for w in weights.values()))
+        for w in weights.values():
+            w.grad *= min(1.0, figures["clip_norm"] / norm.item())
+        optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms
+
+
+# The cases.
+
+
+def pair(rank, activation, crossing=None):
+    spec = dict(rank=rank, activation=activation)
+    return spec if crossing is None else dict(spec, crossing=crossing)
+
+
+def uniform(spec, product):
+    return dict({name: spec for name in LINEARS}, product=product)
+
+
+def lax(form, gate, ranks, product="plain", activation="silu"):
+    """Blocks of these ranks, crossed from block 1 on."""
+    crossing = dict(form=form, gate=gate)
+    first = uniform(pair(ranks[0], activation), product)
+    return [first] + [uniform(pair(rank, activation, crossing), product) for rank in ranks[1:]]
+
+
+def mixed_forms():
+    """Senders and receivers of different forms, a break in the chain, one identity phi."""
+    blocks = lax("paper", "dense", [4, 6, 4, 6])
+    blocks[2] = uniform(pair(4, "silu", dict(form="released", gate="dense")), "swiglu")
+    blocks[1]["q"] = pair(6, "silu", dict(form="released", gate="dense"))
+    blocks[2]["q"] = pair(6, "identity", dict(form="paper", gate="identity"))
+    blocks[1]["down"], blocks[2]["down"] = "dense", pair(5, "silu")
+    blocks[3]["down"] = pair(5, "identity", dict(form="released", gate="identity"))
+    blocks[3]["o"] = pair(4, "silu")
+    return blocks
+
+
+def cases():
+    base = dict(hidden=12, vocab=13, heads=4, kv_heads=2, head_dim=4, d_ff=10, norm_epsilon=1e-6,
+                rope_theta=10000.0, tied=False)
+    cola = [uniform(pair(rank, "silu"), "plain") for rank in (4, 6)]
+    cola[1]["v"], cola[1]["up"] = "dense", pair(3, "silu")
+    svd = [uniform(pair(rank, "identity"), "swiglu") for rank in (3, 5)]
+    svd[0]["k"], svd[1]["o"] = pair(7, "identity"), pair(1, "identity")
+    tensor = dict(tensor=dict(a=2, b=3))
+    return {
+        "llama": dict(base, blocks=[uniform("dense", "swiglu")] * 2),
+        "cola": dict(base, tied=True, kv_heads=4, blocks=cola),
+        "svd": dict(base, hidden=9, kv_heads=1, norm_epsilon=1e-5, rope_theta=500.0, blocks=svd),
+        "lax-paper-identity": dict(base, blocks=lax("paper", "identity", [5, 5, 5])),
+        "lax-paper-dense": dict(base, blocks=lax("paper", "dense", [4, 6, 3])),
+        "lax-paper-tensor": dict(base, blocks=lax("paper", tensor, [6, 6, 6], "swiglu", "identity")),
+        "lax-released-identity": dict(base, tied=True, blocks=lax("released", "identity", [5, 5, 5])),
+        "lax-released-dense": dict(base, blocks=lax("released", "dense", [4, 6, 3])),
+        "lax-released-tensor": dict(base, blocks=lax("released", tensor, [6, 6, 6])),
+        "lax-mixed": dict(base, blocks=mixed_forms()),
+    }
+
+
+def model_file(name, config):
+    """The same model as a narrows-model/1 file: every block said in full."""
+    def say(spec):
+        return spec if spec == "dense" else dict(spec, crossing=spec.get("crossing", "none"))
+
+    blocks = {
+        str(index): {key: value if key == "product" else say(value) for key, value in block.items()}
+        for index, block in enumerate(config["blocks"])
+    }
+    shapes = {key: value for key, value in config.items() if key != "blocks"}
+    shapes["max_sequence_length"] = 16
+    layers = dict(count=len(blocks), default={}, overrides=blocks)
+    return dict(format="narrows-model/1", name=name, **shapes, blocks=layers)
+
+
+# What is written in full; of all other gradients the norm is.
+FULL = ("embedding", "final_norm", "layer 0 k", "layer 1 norm2", "layer 1 q", "layer 2 down")
+
+
+def golden(name, config, seed):
+    weights = Weights(seed, 0.1)
+    model = Model(config, weights)
+    tokens = (np.abs(normal(seed, "tokens", 40)) * 1000).astype(np.int64) % config["vocab"]
+    tokens = torch.tensor(tokens)
+    microbatches, used = [], 0
+    for sequences, length in ((2, 5), (1, 7)):
+        row = tokens[used:used + sequences * (length + 1)].view(sequences, length + 1)
+        microbatches.append((row[:, :-1], row[:, 1:]))
+        used += row.numel()
+
+    logits = model.logits(microbatches[0][0])
+    loss = model.loss(microbatches)
+    loss.backward()
+    gradients = {n: w.grad.clone() for n, w in weights.items()}
+    figures = dict(peak_learning_rate=0.003, warm_up_steps=3, total_steps=10, clip_norm=1.3)
+    losses, norms = train(model, weights, microbatches, figures, 10)
+    return dict(
+        model=model_file(name, config),
+        seed=seed,
+        noise=weights.noise,
+        microbatches=[
+            dict(sequences=t.shape[0], length=t.shape[1], tokens=t.flatten().tolist(),
+                 targets=y.flatten().tolist())
+            for t, y in microbatches
+        ],
+        logits=logits.flatten(0, 1).tolist(),
+        loss=loss.item(),
+        gradient_norms={n: g.norm().item() for n, g in gradients.items()},
+        gradients={n: g.tolist() for n, g in gradients.items() if n.startswith(FULL)},
+        optimizer=figures,
+        losses=losses,
+        step_gradient_norms=norms,
+        final_weight_norms={n: w.norm().item() for n, w in weights.items()},
+    )
+
+
+def main():
+    folder = Path(__file__).parent
+    for seed, (name, config) in enumerate(cases().items(), start=1):
+        values = golden(name, config, seed)
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+        (folder / f"{name}.json").write_text("{\n" + lines + "\n}\n")
+        first, last = values["losses"][0], values["losses"][-1]
+        norms = values["step_gradient_norms"]
+        print(f"{name:24} loss {first:.4f} -> {last:.4f}, gradient norm {norms[0]:.3f} -> {norms[-1]:.3f}")
+
+
+if __name__ == "__main__":
+    main()
