@@ -175,8 +175,9 @@ fn scale(name: String, width: u64) -> LogicalParameter {
 /// The logical parameter behind one member of a program's buffer: `buffer` is the buffer's name,
 /// `member` the name in its [`Shard`](narrows_plan::program::Shard).
 ///
-/// The head of a tied model is not a parameter of its own: its member `head`, hidden × vocab, is
-/// the transpose of `embedding`.
+/// Two members look different from their logical parameters. The head of a tied model is not a
+/// parameter of its own: its member `head`, hidden × vocab, is the transpose of `embedding`. And the
+/// square matrices of a tensor gate are members of one row each, in the same order of elements.
 ///
 /// ```
 /// use narrows_runtime::parameters::logical_name;

@@ -70,7 +70,8 @@ pub struct Batch<'a> {
 pub struct Reference<T> {
     model: Model,
     parameters: Parameters<T>,
-    moments: adamw::Moments<T>,
+    /// Of the steps made so far; none before the first.
+    moments: Option<adamw::Moments<T>>,
 }
 
 impl<T: Float> Reference<T> {
@@ -82,7 +83,7 @@ impl<T: Float> Reference<T> {
     /// [`logical_parameters`]: crate::parameters::logical_parameters
     pub fn new(model: &Model, parameters: Parameters<T>) -> Result<Self, ReferenceError> {
         parameters.check(model)?;
-        Ok(Reference { model: model.clone(), parameters, moments: adamw::Moments::zeros(model) })
+        Ok(Reference { model: model.clone(), parameters, moments: None })
     }
 
     /// The weights as they are now.
@@ -143,8 +144,10 @@ impl<T: Float> Reference<T> {
         microbatches: &[Batch<'_>],
     ) -> Result<Step<T>, ReferenceError> {
         let (loss, gradients) = self.loss_and_gradients(microbatches)?;
+        let model = &self.model;
+        let moments = self.moments.get_or_insert_with(|| adamw::Moments::zeros(model));
         let (gradient_norm, learning_rate) =
-            self.moments.update(&self.model, optimizer, &mut self.parameters, &gradients);
+            moments.update(model, optimizer, &mut self.parameters, &gradients);
         Ok(Step { loss, gradient_norm, learning_rate })
     }
 

@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 1e-8;
 /// instead: the loss is known to 16 digits only.
 const FLOOR: f64 = 1e-3;
 /// Elements drawn from each parameter.
-const DRAWS: u64 = 4;
+const DRAWS: u64 = 3;
 
 #[test]
 fn gradients_are_slopes() {
