@@ -266,6 +266,29 @@ mod tests {
         assert_ne!(stream, Stream::new(1, "head"));
     }
 
+    /// A·B begins with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.
+    #[test]
+    fn products_of_factors_do_not_depend_on_the_rank() {
+        let (d_in, d_out) = (40, 60);
+        for rank in [4, 16] {
+            let linear = Linear {
+                d_in,
+                d_out,
+                weight: Weight::Pair(FactorPair {
+                    rank,
+                    activation: narrows_plan::model::Activation::Identity,
+                    crossing: None,
+                }),
+            };
+            let factors = of_linear("layer 0 q", &linear, None);
+            let (a, b) = (factors[0].initial(1), factors[1].initial(1));
+            let entry = |i, j| (0..rank).map(|k| a(i, k) * b(k, j)).sum::<f64>();
+            let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));
+            let std = (squares.sum::<f64>() / (d_in * d_out) as f64).sqrt();
+            assert!((std / 0.1 - 1.0).abs() < 0.2, "rank {rank}: {std}");
+        }
+    }
+
     #[test]
     fn every_parameter_is_listed_once() {
         for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
