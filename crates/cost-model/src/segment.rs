@@ -72,29 +72,50 @@ impl PricedSpace {
     /// ops, then the values, in their order. With `count_bytes`, two unlimited rows count what the
     /// instance holds: [`RESIDENT`] and, for each microbatch in flight, [`KEPT`].
     pub fn table(&self, context: &Context, price: KernelPrice, count_bytes: bool) -> CostTable {
-        let microbatches = context.workload.microbatches(&context.mesh);
         let segment = &self.space.segment;
-        let mut nodes = vec![];
-        for id in segment.op_ids() {
-            let options = &self.space.ops[id.0 as usize];
-            let steps = op_steps(&self.space, context, id, price);
-            let choices = options.iter().zip(&self.ops[id.0 as usize]).map(|(option, turn)| {
-                let strategy = option.choice.strategy;
-                let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
-                choice(turn.total(microbatches) + step.unwrap_or_default())
-            });
-            nodes.push(Node { name: segment.op(id).name.clone(), choices: choices.collect() });
-        }
-        for id in segment.value_ids() {
-            let times = self.flows[id.0 as usize].iter();
-            let choices = times.map(|time| choice(time.total(microbatches))).collect();
-            nodes.push(Node { name: format!("value {}", segment.value(id).name), choices });
-        }
-        let mut table = CostTable { nodes, links: self.links.clone(), rows: vec![] };
+        let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
+        let values = segment.value_ids().map(|id| format!("value {}", segment.value(id).name));
+        let choice = |time| Choice { time: Seconds(time), bytes: vec![] };
+        let nodes = ops
+            .chain(values)
+            .zip(self.times(context, price))
+            .map(|(name, times)| Node { name, choices: times.into_iter().map(choice).collect() });
+        let mut table =
+            CostTable { nodes: nodes.collect(), links: self.links.clone(), rows: vec![] };
         if count_bytes {
             add_rows(&self.space, context, &mut table);
         }
         table
+    }
+
+    /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node: all of it that
+    /// differs between contexts when bytes are not counted.
+    pub fn times(&self, context: &Context, price: KernelPrice) -> Vec<Vec<f64>> {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let of_op = |id: OpId| {
+            let steps = op_steps(&self.space, context, id, price);
+            let time = |(option, turn): (&OpOption, &SegmentTime)| {
+                let strategy = option.choice.strategy;
+                let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
+                (turn.total(microbatches) + step.unwrap_or_default()).0
+            };
+            let options = &self.space.ops[id.0 as usize];
+            options.iter().zip(&self.ops[id.0 as usize]).map(time).collect()
+        };
+        let of_value = |flows: &Vec<SegmentTime>| {
+            flows.iter().map(|time| time.total(microbatches).0).collect()
+        };
+        self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
+    }
+
+    /// How many choices each node of the [`table`](PricedSpace::table) has.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.ops.iter().chain(&self.flows).map(Vec::len).collect()
+    }
+
+    /// The links of the [`table`](PricedSpace::table), in every context.
+    pub fn links(&self) -> &[Link] {
+        &self.links
     }
 }
 
@@ -125,10 +146,6 @@ fn step_time(
     let Some(parameter) = space.parameters(id, strategy, context) else { return Seconds(0.0) };
     sum(&parameter_reduce(&parameter, context), price)
         + sum(&parameter_update(&parameter, context), price)
-}
-
-fn choice(time: Seconds) -> Choice {
-    Choice { time, bytes: vec![] }
 }
 
 fn sum(templates: &[Template], price: KernelPrice) -> Seconds {

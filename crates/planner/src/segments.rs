@@ -7,7 +7,7 @@ use std::time::Instant;
 use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
 use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode, segment_time};
-use narrows_cost_model::table::Assignment;
+use narrows_cost_model::table::{Assignment, CostTable, Link};
 use narrows_plan::graph::{
     BlockShape, Carried, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -20,6 +20,7 @@ use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
 use crate::request::Request;
+use crate::solve::eliminate::Plan;
 use crate::solve::hull::{Hull, Sweeper};
 use crate::solve::{Limits, Status, exact};
 
@@ -66,7 +67,15 @@ struct Key {
 }
 
 /// The tables of a block's groupings, ready for sweeps.
-type Prepared = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+
+/// A part's space, ready to be solved in any context that shares its tensor axis and microbatch.
+struct Prepared {
+    priced: PricedSpace,
+    segment: Arc<Segment>,
+    /// None when the links are too far from a tree.
+    plan: Option<Arc<Plan>>,
+}
 
 /// A hull as far as it is known, with its vertices read back.
 struct HeldHull {
@@ -82,8 +91,9 @@ pub struct Segments<'a> {
     crossing: Vec<u64>,
     carried: Vec<Carried>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
-    spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<PricedSpace>>>,
-    sweepers: Mutex<HashMap<Key, Prepared>>,
+    spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<Prepared>>>,
+    plans: Plans,
+    sweepers: Mutex<HashMap<Key, Sweepers>>,
     hulls: Mutex<HashMap<Key, Arc<Mutex<Option<HeldHull>>>>>,
     deadline: Option<Instant>,
     solves: std::sync::atomic::AtomicU64,
@@ -114,6 +124,7 @@ impl<'a> Segments<'a> {
             carried,
             fastest: Mutex::default(),
             spaces: Mutex::default(),
+            plans: Plans::default(),
             sweepers: Mutex::default(),
             hulls: Mutex::default(),
             deadline,
@@ -190,8 +201,9 @@ impl<'a> Segments<'a> {
         let mut held = lock(&known);
         let held = held.get_or_insert_with(|| {
             let sweepers = self.sweepers(part, context);
+            let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
             // One row is weighted with the microbatches it is there for.
-            let hull = Hull::new(sweepers, vec![1.0, in_flight as f64]);
+            let hull = Hull::new(sweepers, &[1.0, in_flight as f64]);
             HeldHull { hull, solved: HashMap::new() }
         });
         let Some(hull) = &mut held.hull else { return vec![] };
@@ -202,7 +214,7 @@ impl<'a> Segments<'a> {
         }
         let sweeps = hull.sweeps() - before;
         self.solves.fetch_add(sweeps, std::sync::atomic::Ordering::Relaxed);
-        let groupings = self.feasible_groupings(part, context);
+        let sweepers = self.sweepers(part, context);
         let solved = &mut held.solved;
         hull.vertices()
             .iter()
@@ -211,7 +223,7 @@ impl<'a> Segments<'a> {
                 let make = || {
                     Arc::new(self.finish(
                         part,
-                        groupings[vertex.table],
+                        sweepers[vertex.table].0,
                         context,
                         &vertex.assignment,
                     ))
@@ -221,16 +233,8 @@ impl<'a> Segments<'a> {
             .collect()
     }
 
-    fn sweepers(&self, part: Part, context: &Context) -> Vec<Arc<Sweeper>> {
-        self.prepared(part, context).iter().map(|(_, sweeper)| sweeper.clone()).collect()
-    }
-
-    fn feasible_groupings(&self, part: Part, context: &Context) -> Vec<Grouping> {
-        self.prepared(part, context).iter().map(|(grouping, _)| *grouping).collect()
-    }
-
-    /// The tables of all groupings that have a solution, ready for sweeps.
-    fn prepared(&self, part: Part, context: &Context) -> Prepared {
+    /// The tables of all groupings, ready for sweeps.
+    fn sweepers(&self, part: Part, context: &Context) -> Sweepers {
         let key = Key { part, context: *context, in_flight: None };
         if let Some(known) = lock(&self.sweepers).get(&key) {
             return known.clone();
@@ -239,11 +243,12 @@ impl<'a> Segments<'a> {
             .groupings(part)
             .par_iter()
             .filter_map(|grouping| {
-                let priced = self.priced(part, *grouping, context);
+                let prepared = self.prepared(part, *grouping, context);
+                let plan = prepared.plan.clone()?;
                 let prices = self.prices(context);
-                let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), true);
-                let sweeper = Sweeper::new(&table).ok().flatten()?;
-                Some((*grouping, Arc::new(sweeper)))
+                let price = |kernel: &Kernel| prices.kernel(kernel);
+                let table = prepared.priced.table(context, &price, true);
+                Some((*grouping, Arc::new(Sweeper::planned(&table, plan))))
             })
             .collect();
         let made = Arc::new(made);
@@ -277,7 +282,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The space of a part, priced for its tensor axis and microbatch.
-    fn priced(&self, part: Part, grouping: Grouping, context: &Context) -> Arc<PricedSpace> {
+    fn prepared(&self, part: Part, grouping: Grouping, context: &Context) -> Arc<Prepared> {
         let mut shared = *context;
         // Neither the microbatches of a step nor ZeRO nor the stages show in a microbatch's times.
         shared.mesh.data *= shared.mesh.pipeline;
@@ -293,7 +298,10 @@ impl<'a> Segments<'a> {
         let rules = &self.request.rules;
         let space = SegmentSpace::new(segment, part.border, shared, rules, tied, part.tied_weight);
         let prices = self.prices(&shared);
-        let made = Arc::new(PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel)));
+        let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel));
+        let plan = self.plans.plan((Part { shape: 0, ..part }, grouping, shared.tensor()), &priced);
+        let segment = Arc::new(priced.space.segment.clone());
+        let made = Arc::new(Prepared { priced, segment, plan });
         lock(&self.spaces).insert(key, made.clone());
         made
     }
@@ -303,17 +311,25 @@ impl<'a> Segments<'a> {
     }
 
     fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Solved> {
-        let priced = self.priced(part, grouping, context);
+        let prepared = self.prepared(part, grouping, context);
         let prices = self.prices(context);
-        let table = priced.table(context, &|kernel: &Kernel| prices.kernel(kernel), false);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
         self.solves.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let assignment = match &prepared.plan {
+            Some(plan) => plan.cheapest(&prepared.priced.times(context, &price))?.assignment,
+            None => self.solve_wide(&prepared.priced.table(context, &price, false))?,
+        };
+        Some(self.finish(part, grouping, context, &assignment))
+    }
+
+    /// Solves a table that is too wide for elimination.
+    fn solve_wide(&self, table: &CostTable) -> Option<Assignment> {
         let limits = Limits { time: self.remaining(), gap: 0.0 };
-        let outcome = exact(&table, &limits).ok()?;
+        let outcome = exact(table, &limits).ok()?;
         if !matches!(outcome.status, Status::Optimal | Status::Infeasible) {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        let assignment = outcome.assignment?;
-        Some(self.finish(part, grouping, context, &assignment))
+        outcome.assignment
     }
 
     fn finish(
@@ -323,13 +339,13 @@ impl<'a> Segments<'a> {
         context: &Context,
         assignment: &[u32],
     ) -> Solved {
-        let priced = self.priced(part, grouping, context);
+        let prepared = self.prepared(part, grouping, context);
         let prices = self.prices(context);
-        let space = &priced.space;
+        let space = &prepared.priced.space;
         let choice = decode(space, assignment);
         let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
         let bytes = segment_bytes(space, context, &choice);
-        Solved { grouping, choice, segment: Arc::new(space.segment.clone()), time, bytes }
+        Solved { grouping, choice, segment: prepared.segment.clone(), time, bytes }
     }
 
     fn remaining(&self) -> Option<std::time::Duration> {
@@ -341,6 +357,32 @@ fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<Carried> {
     let inner = &layers[..layers.len() - 1];
     let width = |carried: &Vec<Carried>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
     inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
+}
+
+/// Which plans may have the same links: those for a part of any shape, grouped alike, with as many
+/// devices on the tensor axis.
+type PlanKey = (Part, Grouping, u64);
+
+/// Plans of elimination, one for each set of links: microbatches and meshes share them.
+#[derive(Default)]
+struct Plans {
+    known: Mutex<HashMap<PlanKey, Vec<KnownPlan>>>,
+}
+
+/// A plan with the links it is for; none when they are too far from a tree.
+type KnownPlan = (Vec<Link>, Option<Arc<Plan>>);
+
+impl Plans {
+    fn plan(&self, key: PlanKey, priced: &PricedSpace) -> Option<Arc<Plan>> {
+        let links = priced.links();
+        let same = |known: &&KnownPlan| known.0 == links;
+        if let Some((_, plan)) = lock(&self.known).entry(key).or_default().iter().find(same) {
+            return plan.clone();
+        }
+        let plan = Plan::of_links(&priced.sizes(), links).ok().map(Arc::new);
+        lock(&self.known).entry(key).or_default().push((links.to_vec(), plan.clone()));
+        plan
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

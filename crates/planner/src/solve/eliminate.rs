@@ -17,7 +17,7 @@
 //! multipliers, say) only the sweep is repeated.
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::Assignment;
+use narrows_cost_model::table::{Assignment, Link};
 
 use super::join::{Removal, removals};
 use super::order::Network;
@@ -59,13 +59,22 @@ impl Plan {
 
     /// Orders the removal of the nodes of `table`, `root` last.
     pub fn rooted(table: &CostTable, root: Option<usize>) -> Result<Plan, SolveError> {
-        let network = Network::new(table);
+        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
+        Plan::ordered(sizes, &table.links, root)
+    }
+
+    /// Orders the removal of nodes with so many choices each.
+    pub fn of_links(sizes: &[usize], links: &[Link]) -> Result<Plan, SolveError> {
+        Plan::ordered(sizes.to_vec(), links, None)
+    }
+
+    fn ordered(sizes: Vec<usize>, links: &[Link], root: Option<usize>) -> Result<Plan, SolveError> {
+        let network = Network::new(sizes.clone(), links);
         let (removals, cells) = removals(&network, network.order(root))?;
         // What mentions a variable is joined when it is removed, and a number mentions none.
         let mut is_root = vec![true; removals.len()];
         removals.iter().flat_map(|r| &r.children).for_each(|&child| is_root[child] = false);
         let roots = (0..removals.len()).filter(|&i| is_root[i]).collect();
-        let sizes = table.nodes.iter().map(|node| node.choices.len()).collect();
         Ok(Plan { sizes, removals, roots, cells })
     }
 

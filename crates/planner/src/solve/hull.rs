@@ -9,18 +9,18 @@
 //! Many blocks that share a budget mix the two vertices around their average bytes, and the line
 //! between these bounds every mix from below; so only the edge over that average must be known.
 
+use std::sync::Arc;
+
 use narrows_cost_model::CostTable;
 use narrows_cost_model::table::{Assignment, RowId};
 
 use super::SolveError;
 use super::eliminate::{Plan, times};
-use super::presolve::{Reduced, presolve_unlimited};
 
 /// A table made ready for many sweeps. Its rows are counted, not limited.
 #[derive(Clone, Debug)]
 pub struct Sweeper {
-    reduced: Reduced,
-    plan: Plan,
+    plan: Arc<Plan>,
     times: Vec<Vec<f64>>,
     /// By row, node and choice.
     bytes: Vec<Vec<Vec<f64>>>,
@@ -40,38 +40,45 @@ pub struct Vertex {
 }
 
 impl Sweeper {
-    /// Prepares a table; `None` when its links contradict each other.
-    pub fn new(table: &CostTable) -> Result<Option<Sweeper>, SolveError> {
-        let Ok(reduced) = presolve_unlimited(table) else { return Ok(None) };
-        let plan = Plan::new(&reduced.table)?;
-        let times = times(&reduced.table);
-        let rows = 0..reduced.table.rows.len() as u32;
-        let bytes = rows.map(|row| bytes_of(&reduced.table, RowId(row))).collect();
-        Ok(Some(Sweeper { reduced, plan, times, bytes }))
+    /// Prepares a table.
+    pub fn new(table: &CostTable) -> Result<Sweeper, SolveError> {
+        Ok(Sweeper::planned(table, Arc::new(Plan::new(table)?)))
     }
 
-    /// The assignment that minimises `per_second`·time + `per_byte`·Σ weightᵣ·bytesᵣ.
-    fn cheapest(&self, per_second: f64, per_byte: f64, weights: &[f64]) -> Option<Vertex> {
-        let bytes = |node: usize, choice: usize| -> f64 {
+    /// Prepares a table with the plan of one that has the same links.
+    pub fn planned(table: &CostTable, plan: Arc<Plan>) -> Sweeper {
+        let rows = 0..table.rows.len() as u32;
+        let bytes = rows.map(|row| bytes_of(table, RowId(row))).collect();
+        Sweeper { plan, times: times(table), bytes }
+    }
+
+    /// By node and choice: Σ weightᵣ·bytesᵣ.
+    fn weighted(&self, weights: &[f64]) -> Vec<Vec<f64>> {
+        let bytes = |node: usize, choice: usize| {
             weights.iter().zip(&self.bytes).map(|(w, row)| w * row[node][choice]).sum()
         };
+        let of = |(node, times): (usize, &Vec<f64>)| {
+            (0..times.len()).map(|choice| bytes(node, choice)).collect()
+        };
+        self.times.iter().enumerate().map(of).collect()
+    }
+
+    /// The assignment that minimises `per_second`·time + `per_byte`·bytes.
+    fn cheapest(&self, per_second: f64, per_byte: f64, bytes: &[Vec<f64>]) -> Option<Vertex> {
         let costs: Vec<Vec<f64>> = self
             .times
             .iter()
-            .enumerate()
-            .map(|(node, times)| {
-                let cost = |(c, time): (usize, &f64)| per_second * time + per_byte * bytes(node, c);
-                times.iter().enumerate().map(cost).collect()
+            .zip(bytes)
+            .map(|(times, bytes)| {
+                let cost = |(time, bytes): (&f64, &f64)| per_second * time + per_byte * bytes;
+                times.iter().zip(bytes).map(cost).collect()
             })
             .collect();
         let assignment = self.plan.cheapest(&costs)?.assignment;
-        let chosen = || assignment.iter().enumerate().map(|(node, &c)| (node, c as usize));
-        Some(Vertex {
-            time: chosen().map(|(node, c)| self.times[node][c]).sum(),
-            bytes: chosen().map(|(node, c)| bytes(node, c)).sum(),
-            table: 0,
-            assignment: self.reduced.lift(&assignment),
-        })
+        let sum = |of: &[Vec<f64>]| -> f64 {
+            assignment.iter().zip(of).map(|(&choice, of)| of[choice as usize]).sum()
+        };
+        Some(Vertex { time: sum(&self.times), bytes: sum(bytes), table: 0, assignment })
     }
 }
 
@@ -84,12 +91,15 @@ fn bytes_of(table: &CostTable, row: RowId) -> Vec<Vec<f64>> {
 
 /// Two costs closer than this, relatively, are the same.
 const ROUNDING: f64 = 1e-12;
+/// A price too low to change which assignments are fastest, and high enough to tell them apart.
+const TINY: f64 = 1e-13;
 
 /// A hull over the assignments of several tables.
 #[derive(Clone, Debug)]
 pub struct Hull {
-    sweepers: Vec<std::sync::Arc<Sweeper>>,
-    weights: Vec<f64>,
+    sweepers: Vec<Arc<Sweeper>>,
+    /// For each table, the weighted bytes by node and choice.
+    bytes: Vec<Vec<Vec<f64>>>,
     /// From the fastest to the smallest; times rise, bytes fall.
     vertices: Vec<Vertex>,
     /// For each edge, whether no vertex lies below it.
@@ -101,11 +111,14 @@ pub struct Hull {
 
 impl Hull {
     /// The two ends of the hull; `weights` are those of the rows. `None` without any assignment.
-    pub fn new(sweepers: Vec<std::sync::Arc<Sweeper>>, weights: Vec<f64>) -> Option<Hull> {
+    pub fn new(sweepers: Vec<Arc<Sweeper>>, weights: &[f64]) -> Option<Hull> {
         let values = vec![vec![]; sweepers.len()];
         let (vertices, known) = (vec![], vec![]);
-        let mut hull = Hull { sweepers, weights, vertices, known, values, sweeps: 0 };
+        let bytes = sweepers.iter().map(|sweeper| sweeper.weighted(weights)).collect();
+        let mut hull = Hull { sweepers, bytes, vertices, known, values, sweeps: 0 };
         let fastest = hull.cheapest(1.0, 0.0)?;
+        // The least bytes among the fastest, as far as a tiny price of bytes can tell.
+        let fastest = hull.cheapest(1.0, TINY * fastest.time / fastest.bytes.max(1.0))?;
         // The least time among the smallest, as far as a tiny price of time can tell.
         let per_second = 1e-9 * fastest.bytes.max(1.0) / fastest.time.max(f64::MIN_POSITIVE);
         let smallest = hull.cheapest(per_second, 1.0)?;
@@ -177,7 +190,8 @@ impl Hull {
                 continue;
             }
             self.sweeps += 1;
-            let Some(found) = self.sweepers[table].cheapest(per_second, per_byte, &self.weights)
+            let Some(found) =
+                self.sweepers[table].cheapest(per_second, per_byte, &self.bytes[table])
             else {
                 continue;
             };

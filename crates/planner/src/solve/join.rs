@@ -48,7 +48,8 @@ struct Index {
     cell: Vec<u32>,
 }
 
-/// A relation or a table on the way to be joined: how far a value of each scope variable moves.
+/// An earlier table to be joined: how far a step of each scope variable, and of the variable to be
+/// removed, moves in it.
 struct Part<'a> {
     strides: Vec<usize>,
     own: usize,
@@ -128,8 +129,8 @@ impl Join<'_> {
             if self.network.allowed.get(self.node).is_some_and(|allowed| !allowed.contains(value)) {
                 continue;
             }
-            let offsets: Vec<usize> = parts.iter().map(|part| part.own * value).collect();
-            self.extend(value, 0, 0, &parts, &offsets, &mut found);
+            let mut offsets: Vec<usize> = parts.iter().map(|part| part.own * value).collect();
+            self.extend(value, 0, 0, &parts, &mut offsets, &mut found);
             if found.values.len() > ENTRIES_MAX {
                 let cells = found.values.len() as f64;
                 return Err(SolveError::TooWide { cells, max: ENTRIES_MAX as f64 });
@@ -146,11 +147,11 @@ impl Join<'_> {
         depth: usize,
         at: usize,
         parts: &[Part],
-        offsets: &[usize],
+        offsets: &mut [usize],
         found: &mut Found,
     ) {
         if depth == self.scope.len() {
-            let cells = parts.iter().zip(offsets).map(|(part, &offset)| part.index.cell[offset]);
+            let cells = parts.iter().zip(&*offsets).map(|(part, &at)| part.index.cell[at]);
             let before = found.cells.len();
             found.cells.extend(cells);
             if found.cells[before..].contains(&NONE) {
@@ -163,9 +164,10 @@ impl Join<'_> {
         }
         let size = self.network.sizes[self.scope[depth]];
         let mut step = |other: usize| {
-            let moved = |(part, offset): (&Part, &usize)| offset + part.strides[depth] * other;
-            let offsets: Vec<usize> = parts.iter().zip(offsets).map(moved).collect();
-            self.extend(value, depth + 1, at * size + other, parts, &offsets, found);
+            let steps = || parts.iter().map(|part| part.strides[depth] * other);
+            offsets.iter_mut().zip(steps()).for_each(|(offset, step)| *offset += step);
+            self.extend(value, depth + 1, at * size + other, parts, offsets, found);
+            offsets.iter_mut().zip(steps()).for_each(|(offset, step)| *offset -= step);
         };
         match self.partners[depth] {
             Some(partners) => partners[value].iter().for_each(&mut step),

@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cost_model::CostTable;
 use narrows_cost_model::table::Link;
 
 use super::bits::Bits;
@@ -47,8 +46,8 @@ impl Relation {
     }
 
     /// All links between two nodes as one relation.
-    pub(super) fn fused(table: &CostTable, ends: [usize; 2], links: &[&Link]) -> Relation {
-        let sizes = ends.map(|node| table.nodes[node].choices.len());
+    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&Link]) -> Relation {
+        let sizes = ends.map(|node| sizes[node]);
         let mut forward = vec![Bits::full(sizes[1]); sizes[0]];
         for link in links {
             let first = usize::from(link.from.0 as usize != ends[0]);
@@ -87,10 +86,10 @@ impl Relation {
     }
 }
 
-/// The links of a table by the nodes they are between, the lower one first.
-pub(super) fn between(table: &CostTable) -> BTreeMap<[usize; 2], Vec<&Link>> {
+/// Links by the nodes they are between, the lower one first.
+pub(super) fn between(links: &[Link]) -> BTreeMap<[usize; 2], Vec<&Link>> {
     let mut fused: BTreeMap<[usize; 2], Vec<&Link>> = BTreeMap::new();
-    for link in &table.links {
+    for link in links {
         let (from, to) = (link.from.0 as usize, link.to.0 as usize);
         if from != to {
             fused.entry([from.min(to), from.max(to)]).or_default().push(link);
@@ -100,10 +99,9 @@ pub(super) fn between(table: &CostTable) -> BTreeMap<[usize; 2], Vec<&Link>> {
 }
 
 /// By node: the choices that its links to itself allow.
-pub(super) fn self_consistent(table: &CostTable) -> Vec<Bits> {
-    let mut allowed: Vec<Bits> =
-        table.nodes.iter().map(|node| Bits::full(node.choices.len())).collect();
-    for link in table.links.iter().filter(|link| link.from == link.to) {
+pub(super) fn self_consistent(sizes: &[usize], links: &[Link]) -> Vec<Bits> {
+    let mut allowed: Vec<Bits> = sizes.iter().map(|&size| Bits::full(size)).collect();
+    for link in links.iter().filter(|link| link.from == link.to) {
         for (choice, (demand, offer)) in link.demand.iter().zip(&link.offer).enumerate() {
             if demand.is_some_and(|key| offer & (1 << key) == 0) {
                 allowed[link.from.0 as usize].remove(choice);
@@ -114,13 +112,13 @@ pub(super) fn self_consistent(table: &CostTable) -> Vec<Bits> {
 }
 
 impl Network {
-    /// Of a table's links.
-    pub(super) fn new(table: &CostTable) -> Network {
-        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
-        let allowed = self_consistent(table);
+    /// Of nodes with so many choices and their links.
+    pub(super) fn new(sizes: Vec<usize>, links: &[Link]) -> Network {
+        let allowed = self_consistent(&sizes, links);
         let mut network = Network { sizes, allowed, relations: vec![] };
-        for (ends, links) in between(table) {
-            network.relate(Relation::fused(table, ends, &links));
+        for (ends, links) in between(links) {
+            let relation = Relation::fused(&network.sizes, ends, &links);
+            network.relate(relation);
         }
         network
     }

@@ -50,18 +50,6 @@ pub fn presolve(table: &CostTable) -> Result<Reduced, Conflict> {
     }
 }
 
-/// Shrinks `table` without asking what fits: its rows stay, however large their limits, and every
-/// trade of time against bytes stays with them.
-pub fn presolve_unlimited(table: &CostTable) -> Result<Reduced, Conflict> {
-    let mut net = Net::new(table);
-    loop {
-        net.support()?;
-        if !net.dominance() {
-            return Ok(net.emit());
-        }
-    }
-}
-
 /// The table as relations, and the choices and rows still alive.
 struct Net<'a> {
     table: &'a CostTable,
@@ -78,10 +66,11 @@ struct Net<'a> {
 
 impl<'a> Net<'a> {
     fn new(table: &'a CostTable) -> Net<'a> {
-        let alive = self_consistent(table);
-        let relations: Vec<Relation> = between(table)
+        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
+        let alive = self_consistent(&sizes, &table.links);
+        let relations: Vec<Relation> = between(&table.links)
             .into_iter()
-            .map(|(ends, links)| Relation::fused(table, ends, &links))
+            .map(|(ends, links)| Relation::fused(&sizes, ends, &links))
             .collect();
         let mut around = vec![Vec::new(); table.nodes.len()];
         for (i, relation) in relations.iter().enumerate() {
