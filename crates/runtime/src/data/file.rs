@@ -1,0 +1,202 @@
+//! Token files as they are read: mapped into memory, checked at opening, copied out as `u32`.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use memmap2::Mmap;
+
+use super::error::{DataError, Fault};
+use super::header::{Header, Width};
+use super::{Digest, digest, hex};
+
+/// Tokens that a validation looks at in one go.
+const VALIDATED_AT_ONCE: usize = 16 << 10;
+
+/// An open token file.
+#[derive(Debug)]
+pub struct TokenFile {
+    path: PathBuf,
+    header: Header,
+    /// Where the tokens are among the bytes.
+    payload: Range<usize>,
+    bytes: Bytes,
+    fingerprint: OnceLock<Digest>,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mmap),
+    Held(Vec<u8>),
+}
+
+impl TokenFile {
+    /// Opens a file: its header makes sense, and the file is as long as the header says.
+    ///
+    /// # Errors
+    /// The first thing that is wrong. The tokens themselves are not looked at: see
+    /// [`TokenFile::verify`] and [`TokenFile::validate`].
+    pub fn open(path: &Path) -> Result<TokenFile, DataError> {
+        let bytes = mapped(path).map_err(|fault| DataError::new(path, fault))?;
+        TokenFile::new(path, bytes)
+    }
+
+    /// A token file that is in memory already; `name` is for messages.
+    ///
+    /// # Errors
+    /// As for [`TokenFile::open`].
+    pub fn from_bytes(name: &Path, bytes: Vec<u8>) -> Result<TokenFile, DataError> {
+        TokenFile::new(name, Bytes::Held(bytes))
+    }
+
+    fn new(path: &Path, bytes: Bytes) -> Result<TokenFile, DataError> {
+        let (header, payload) =
+            header_and_payload(bytes.all()).map_err(|fault| DataError::new(path, fault))?;
+        let (path, fingerprint) = (path.to_path_buf(), OnceLock::new());
+        Ok(TokenFile { path, header, payload, bytes, fingerprint })
+    }
+
+    /// The file's name.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file says about itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How many tokens there are.
+    pub fn tokens(&self) -> u64 {
+        self.header.tokens
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_bytes(&self) -> u64 {
+        self.bytes.all().len() as u64
+    }
+
+    /// Copies the tokens from `first` on. Ids are looked at after they were copied, so that none
+    /// gets through that is not below `vocabulary`, whatever happens to the file meanwhile.
+    ///
+    /// # Errors
+    /// When there are no such tokens, or one is not below `vocabulary`; then what `into` holds means
+    /// nothing.
+    pub fn read(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), DataError> {
+        self.copy(first, vocabulary, into).map_err(|fault| DataError::new(&self.path, fault))
+    }
+
+    fn copy(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), Fault> {
+        let (length, tokens) = (into.len() as u64, self.header.tokens);
+        if first.checked_add(length).is_none_or(|end| end > tokens) {
+            return Err(Fault::Beyond { first, length, tokens });
+        }
+        let width = self.header.width.bytes() as usize;
+        let begin = first as usize * width;
+        let bytes = &self.payload()[begin..begin + into.len() * width];
+        match self.header.width {
+            Width::U16 => {
+                for (token, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
+                    *token = u16::from_le_bytes(*bytes).into();
+                }
+            }
+            Width::U32 => {
+                for (token, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
+                    *token = u32::from_le_bytes(*bytes);
+                }
+            }
+        }
+        let Some(at) = into.iter().position(|token| *token >= vocabulary) else { return Ok(()) };
+        let position = first + at as u64;
+        let offset = self.header.offset_of(position);
+        Err(Fault::OutOfVocabulary { position, offset, token: into[at], vocabulary })
+    }
+
+    /// Reads every token, holds it against the file's own vocabulary, or `vocabulary` where the file
+    /// does not say, and gives the largest id there is.
+    ///
+    /// # Errors
+    /// The first id that is not below it.
+    pub fn validate(&self, vocabulary: u32) -> Result<Option<u32>, DataError> {
+        let vocabulary = self.header.vocabulary.unwrap_or(vocabulary);
+        let mut buffer = vec![0; VALIDATED_AT_ONCE];
+        let (mut first, mut largest) = (0, None);
+        while first < self.tokens() {
+            let length = (self.tokens() - first).min(VALIDATED_AT_ONCE as u64);
+            let part = &mut buffer[..length as usize];
+            self.read(first, vocabulary, part)?;
+            largest = largest.max(part.iter().copied().max());
+            first += length;
+        }
+        Ok(largest)
+    }
+
+    /// Reads every byte and holds it against the checksum. A file without one passes.
+    ///
+    /// # Errors
+    /// When the tokens are not what was written.
+    pub fn verify(&self) -> Result<(), DataError> {
+        let Some(expected) = self.header.checksum else { return Ok(()) };
+        let found = digest(self.payload());
+        if found == expected {
+            return Ok(());
+        }
+        let offset = self.header.payload_offset();
+        let (expected, found) = (hex(&expected), hex(&found));
+        Err(DataError::new(&self.path, Fault::Checksum { offset, expected, found }))
+    }
+
+    /// SHA-256 of the tokens' bytes: as stated, or computed once where the file does not state it.
+    pub fn fingerprint(&self) -> Digest {
+        *self
+            .fingerprint
+            .get_or_init(|| self.header.checksum.unwrap_or_else(|| digest(self.payload())))
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.bytes.all()[self.payload.clone()]
+    }
+}
+
+impl Bytes {
+    fn all(&self) -> &[u8] {
+        match self {
+            Bytes::Mapped(map) => map,
+            Bytes::Held(bytes) => bytes,
+        }
+    }
+}
+
+fn header_and_payload(bytes: &[u8]) -> Result<(Header, Range<usize>), Fault> {
+    let header = Header::decode(bytes)?;
+    let found = bytes.len() as u64;
+    let expected = header.file_bytes().unwrap_or(u64::MAX);
+    if expected != found {
+        return Err(Fault::Length { expected, found });
+    }
+    let begin = header.payload_offset() as usize;
+    Ok((header, begin..bytes.len()))
+}
+
+fn mapped(path: &Path) -> Result<Bytes, Fault> {
+    let unreadable = |source: io::Error| Fault::Io { action: "read", source };
+    // Asked of the name first: opening a pipe would wait for somebody to write into it.
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(Fault::NotPlain);
+    }
+    let file = File::open(path).map_err(unreadable)?;
+    map(&file).map(Bytes::Mapped).map_err(|source| Fault::Io { action: "mapped", source })
+}
+
+#[allow(unsafe_code)]
+fn map(file: &File) -> io::Result<Mmap> {
+    // SAFETY: the map is private to this process and never written to. Another process may still
+    // change or cut off the file: our own writers never do, they put a new file in its place, and
+    // this map keeps the old one. Where somebody else does it, no value is trusted that could
+    // hurt: the header was copied out before it was checked, and ids are checked after they are
+    // copied. Cutting off a mapped file ends the process, as it does for every program that maps.
+    unsafe { Mmap::map(file) }
+}

@@ -1,0 +1,422 @@
+//! Token files and samplers, against hostile bytes and against what simple code does.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arbtest::arbitrary::{self, Unstructured};
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_runtime::data::{
+    Cursor, DataError, Description, Fault, Layout, Sampler, Sampling, TokenFile, TokenWriter,
+    TokenizerName, Width, digest, hex,
+};
+
+fn description(vocabulary: u32) -> Description {
+    let tokenizer = TokenizerName { name: "test-é".into(), fingerprint: digest(b"test") };
+    Description { vocabulary, end_of_text: Some(vocabulary - 1), tokenizer }
+}
+
+fn write(path: &Path, vocabulary: u32, tokens: &[u32]) {
+    let mut writer = TokenWriter::create(path, description(vocabulary)).unwrap();
+    for part in tokens.chunks(1000) {
+        writer.push(part).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// The bytes of a file with these tokens.
+fn bytes_of(vocabulary: u32, tokens: &[u32]) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.tokens");
+    write(&path, vocabulary, tokens);
+    fs::read(&path).unwrap()
+}
+
+fn held(bytes: Vec<u8>) -> Result<TokenFile, DataError> {
+    TokenFile::from_bytes(Path::new("t.tokens"), bytes)
+}
+
+fn all(file: &TokenFile) -> Result<Vec<u32>, DataError> {
+    let mut tokens = vec![0; file.tokens() as usize];
+    file.read(0, u32::MAX, &mut tokens)?;
+    Ok(tokens)
+}
+
+/// A file as llm.c writes it.
+fn llm_c(magic: i32, version: i32, count: i32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 1024];
+    for (at, field) in [magic, version, count].into_iter().enumerate() {
+        bytes[4 * at..4 * at + 4].copy_from_slice(&field.to_le_bytes());
+    }
+    bytes.extend(payload);
+    bytes
+}
+
+#[test]
+fn what_was_written_is_read() {
+    for (vocabulary, width) in
+        [(1, Width::U16), (256, Width::U16), (1 << 16, Width::U16), ((1 << 16) + 1, Width::U32)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.tokens");
+        let tokens: Vec<u32> = (0..40_001).map(|at| (at * 7919) % vocabulary).collect();
+        write(&path, vocabulary, &tokens);
+        let file = TokenFile::open(&path).unwrap();
+        assert_eq!(all(&file).unwrap(), tokens);
+        let header = file.header();
+        assert_eq!((header.layout, header.width), (Layout::Narrows, width));
+        assert_eq!(
+            (header.vocabulary, header.end_of_text),
+            (Some(vocabulary), Some(vocabulary - 1))
+        );
+        assert_eq!(header.tokenizer, Some(description(1).tokenizer));
+        file.verify().unwrap();
+        assert_eq!(file.validate(u32::MAX).unwrap(), tokens.iter().copied().max());
+        let payload = &fs::read(&path).unwrap()[256..];
+        assert_eq!(file.fingerprint(), digest(payload));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
+
+/// Spelled out byte by byte, as docs/token-files.md promises it.
+#[test]
+fn the_layout_is_the_documented_one() {
+    let bytes = bytes_of(300, &[7, 299, 258]);
+    let payload = [7, 0, 43, 1, 2, 1];
+    assert_eq!(bytes[256..], payload);
+    let mut expected = b"NRWTOKEN".to_vec();
+    for field in [1_u32, 2, 300, 299, 3, 0] {
+        expected.extend(field.to_le_bytes());
+    }
+    expected.extend(digest(&payload));
+    expected.extend(digest(b"test"));
+    expected.extend("test-é".as_bytes());
+    expected.resize(224, 0);
+    expected.extend(digest(&expected));
+    assert_eq!(bytes[..256], expected);
+}
+
+#[test]
+fn long_names_are_cut_between_characters() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t");
+    let tokenizer =
+        TokenizerName { name: format!("x{}", "é".repeat(60)), ..TokenizerName::bytes() };
+    let writer = TokenWriter::create(&path, Description { tokenizer, ..Description::bytes() });
+    writer.unwrap().finish().unwrap();
+    let file = TokenFile::open(&path).unwrap();
+    assert_eq!(file.header().tokenizer.as_ref().unwrap().name, format!("x{}", "é".repeat(47)));
+    assert_eq!(file.tokens(), 0);
+}
+
+#[test]
+fn a_file_is_there_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.tokens");
+    fs::write(&path, "old").unwrap();
+    let mut writer = TokenWriter::create(&path, Description::bytes()).unwrap();
+    writer.push(&[1; 100_000]).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    let error = writer.push(&[1, 2, 256]).unwrap_err();
+    assert!(
+        error.to_string().ends_with("token 100002: id 256 is not below the vocabulary size 256"),
+        "{error}"
+    );
+    drop(writer);
+    assert_eq!(fs::read(&path).unwrap(), b"old");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    for place in [folder.path().to_path_buf(), folder.path().join("no/t.tokens")] {
+        let error = TokenWriter::create(&place, Description::bytes()).unwrap_err();
+        assert!(error.to_string().contains("cannot be written"), "{error}");
+    }
+}
+
+#[test]
+fn an_open_file_outlives_its_successor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.tokens");
+    write(&path, 256, &[1, 2, 3]);
+    let old = TokenFile::open(&path).unwrap();
+    write(&path, 256, &[4]);
+    assert_eq!(all(&old).unwrap(), [1, 2, 3]);
+    assert_eq!(all(&TokenFile::open(&path).unwrap()).unwrap(), [4]);
+}
+
+#[test]
+fn files_of_llm_c_are_read() {
+    let gpt2 = held(llm_c(20_240_520, 1, 3, &[1, 0, 255, 0, 80, 196])).unwrap();
+    assert_eq!(all(&gpt2).unwrap(), [1, 255, 50_256]);
+    assert_eq!((gpt2.header().layout, gpt2.header().vocabulary), (Layout::LlmCGpt2, None));
+    let llama3 = held(llm_c(20_240_801, 7, 2, &[9, 0, 0, 0, 0, 244, 1, 0])).unwrap();
+    assert_eq!(all(&llama3).unwrap(), [9, 128_000]);
+    assert_eq!(llama3.header().layout, Layout::LlmCLlama3);
+    llama3.verify().unwrap();
+    assert_eq!(llama3.validate(128_001).unwrap(), Some(128_000));
+    let error = llama3.validate(128_000).unwrap_err();
+    assert!(error.to_string().contains("byte 1028 (token 1): id 128000 is not below"), "{error}");
+    assert_eq!(gpt2.fingerprint(), digest(&[1, 0, 255, 0, 80, 196]));
+}
+
+/// Every kind of damage, with the words and the place it is reported with.
+#[test]
+fn damage_is_located() {
+    let good = bytes_of(300, &[7, 299, 258]);
+    let resealed = |at: usize, field: &[u8]| {
+        let mut bytes = good.clone();
+        bytes[at..at + field.len()].copy_from_slice(field);
+        let checksum = digest(&bytes[..224]);
+        bytes[224..256].copy_from_slice(&checksum);
+        bytes
+    };
+    let mut flipped = good.clone();
+    flipped[17] ^= 1;
+    let cases = [
+        (vec![], "byte 0 (magic): an empty file is not how"),
+        (b"Call me Ishmael".to_vec(), "byte 0 (magic): \"Call me \" is not how"),
+        (good[..200].to_vec(), "the file has 200 bytes, and its header says 256"),
+        (good[..261].to_vec(), "the file has 261 bytes, and its header says 262"),
+        ([&good[..], &[0]].concat(), "the file has 263 bytes, and its header says 262"),
+        (flipped, "byte 224 (header checksum): the header was changed"),
+        (resealed(8, &[2]), "byte 8 (version): 2 is not 1"),
+        (resealed(12, &[3]), "byte 12 (token width): tokens have 2 or 4 bytes, not 3"),
+        (resealed(16, &[0, 0]), "byte 16 (vocabulary size): "),
+        (resealed(20, &[44, 1]), "byte 20 (end of text): id 300 is not below"),
+        (resealed(24, &[255; 8]), "and its header says 18446744073709551615"),
+        (resealed(98, &[255]), "byte 98 (tokenizer name): is not UTF-8"),
+        (resealed(200, &[9]), "byte 200 (reserved): is not zero"),
+        (llm_c(20_240_520, 1, 3, &[0; 5]), "has 1029 bytes, and its header says 1030"),
+        (llm_c(20_240_520, 1, -1, &[]), "byte 8 (token count): -1 is less than none"),
+        (llm_c(20_240_520, 7, 0, &[]), "byte 4 (version): llm.c GPT-2 has version 1, not 7"),
+        (llm_c(20_240_801, 7, 0, &[])[..9].to_vec(), "has 9 bytes, and its header says 1024"),
+        (llm_c(20_240_522, 1, 0, &[]), "byte 0 (magic): this is a file of multiple-choice"),
+    ];
+    for (bytes, part) in cases {
+        let error = held(bytes).expect_err(part);
+        let text = error.to_string();
+        assert!(text.starts_with("t.tokens: ") && text.contains(part), "{part}: {text}");
+        assert!(error.fault.hint().is_some(), "{part}");
+    }
+    let mut changed = good.clone();
+    changed[257] = 5;
+    let file = held(changed).unwrap();
+    let error = file.verify().unwrap_err();
+    assert!(error.to_string().contains("byte 256 (tokens): the tokens have SHA-256"), "{error}");
+    let error = file.validate(u32::MAX).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("byte 256 (token 0): id 1287 is not below the vocabulary size 300"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = TokenFile::open(folder.path()).unwrap_err();
+    assert!(matches!(error.fault, Fault::NotPlain), "{error}");
+    let error = TokenFile::open(&folder.path().join("none")).unwrap_err();
+    assert!(error.to_string().contains("none: cannot be read: "), "{error}");
+    #[cfg(unix)]
+    assert!(TokenFile::open(Path::new("/dev/null")).is_err());
+}
+
+/// Whatever bytes a file has: it is refused, or every call answers.
+fn exercise(bytes: Vec<u8>) {
+    let Ok(file) = held(bytes) else { return };
+    let _ = (file.verify(), file.validate(50_257), all(&file), file.fingerprint());
+    let sampling = Sampling { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
+    let Ok(sampler) = Sampler::new(Arc::new(file), sampling) else { return };
+    let (mut inputs, mut targets) = ([0; 6], [0; 6]);
+    for first in [0, 5, u64::MAX - 2, u64::MAX] {
+        let _ = sampler.fill(first, &mut inputs, &mut targets);
+    }
+}
+
+#[test]
+fn no_bytes_panic() {
+    let seeds = [
+        bytes_of(256, &[1, 2, 3, 4, 5, 6, 7]),
+        bytes_of(70_000, &[69_999, 2, 3, 4, 5]),
+        llm_c(20_240_520, 1, 4, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        llm_c(20_240_801, 7, 2, &[1, 2, 3, 4, 5, 6, 7, 8]),
+    ];
+    arbtest::arbtest(|u| {
+        let mut bytes: Vec<u8> = u.choose(&seeds)?.clone();
+        for _ in 0..u.int_in_range(1..=4)? {
+            mutate(u, &mut bytes)?;
+        }
+        // Half of them with the right checksum, so that the fields behind it are reached.
+        if bytes.len() >= 256 && bytes.starts_with(b"NRW") && u.arbitrary()? {
+            let checksum = digest(&bytes[..224]);
+            bytes[224..256].copy_from_slice(&checksum);
+        }
+        exercise(bytes);
+        exercise(u.arbitrary()?);
+        Ok(())
+    })
+    .budget_ms(700);
+}
+
+fn mutate(u: &mut Unstructured<'_>, bytes: &mut Vec<u8>) -> arbitrary::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    // The fields are in the first 32 bytes: half of the damage is done there.
+    let end = if u.arbitrary()? { bytes.len().min(32) } else { bytes.len() };
+    let at = u.choose_index(end)?;
+    match u.int_in_range(0..=3)? {
+        0 => bytes[at] = u.arbitrary()?,
+        1 => bytes[at] ^= 1 << u.int_in_range(0..=7)?,
+        2 => bytes.truncate(at),
+        _ => bytes.insert(at, u.arbitrary()?),
+    }
+    Ok(())
+}
+
+#[test]
+fn every_changed_bit_is_noticed() {
+    let good = bytes_of(300, &[7, 299, 258, 1]);
+    for bit in 0..good.len() * 8 {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        let noticed = held(bytes).and_then(|file| file.verify()).is_err();
+        assert!(noticed, "bit {bit}");
+    }
+}
+
+fn counting(tokens: u64) -> Arc<TokenFile> {
+    let tokens: Vec<u32> = (0..tokens as u32).collect();
+    Arc::new(held(bytes_of(1 << 20, &tokens)).unwrap())
+}
+
+fn sampler(tokens: u64, sequence_length: u64, seed: u64) -> Sampler {
+    Sampler::new(counting(tokens), Sampling { sequence_length, vocabulary: 1 << 20, seed }).unwrap()
+}
+
+/// Sequences one by one.
+fn sequence(sampler: &Sampler, number: u64, length: usize) -> (Vec<u32>, Vec<u32>) {
+    let (mut inputs, mut targets) = (vec![0; length], vec![0; length]);
+    sampler.fill(number, &mut inputs, &mut targets).unwrap();
+    (inputs, targets)
+}
+
+#[test]
+fn every_window_comes_once_an_epoch() {
+    arbtest::arbtest(|u| {
+        let length = u.int_in_range(1..=9)?;
+        let windows = u.int_in_range(1..=40)?;
+        let tail = u.int_in_range(0..=length - 1)?;
+        let sampler = sampler(windows * length + 1 + tail, length, u.arbitrary()?);
+        assert_eq!(sampler.windows(), windows);
+        let epoch = u.int_in_range(0..=1000)?;
+        let mut begins = vec![];
+        for number in epoch * windows..(epoch + 1) * windows {
+            assert_eq!(sampler.epoch(number), epoch);
+            let (inputs, targets) = sequence(&sampler, number, length as usize);
+            // Tokens count their own positions here.
+            let begin = inputs[0];
+            assert!(inputs.iter().copied().eq(begin..begin + length as u32));
+            assert!(targets.iter().copied().eq(begin + 1..begin + 1 + length as u32));
+            begins.push(u64::from(begin));
+        }
+        begins.sort_unstable();
+        assert!(begins.iter().copied().eq((0..windows).map(|window| window * length)));
+        Ok(())
+    })
+    .budget_ms(700);
+}
+
+#[test]
+fn epochs_and_seeds_differ() {
+    let order = |seed: u64, epoch: u64| -> Vec<u64> {
+        let sampler = sampler(1001, 10, seed);
+        (epoch * 100..(epoch + 1) * 100).map(|number| sampler.window(number)).collect()
+    };
+    let orders = [order(0, 0), order(0, 1), order(0, 2), order(1, 0), order(2, 0)];
+    for (at, one) in orders.iter().enumerate() {
+        assert!(!one.is_sorted());
+        assert!(orders[..at].iter().all(|other| other != one), "{at}");
+    }
+    assert_eq!(order(7, 3), order(7, 3));
+}
+
+/// The replicas and microbatches of any mesh read, together, the sequences that one device reads
+/// alone, each of them once.
+#[test]
+fn a_step_is_the_same_on_every_mesh() {
+    arbtest::arbtest(|u| {
+        let (data, micro_batch, microbatches) =
+            (u.int_in_range(1..=4)?, u.int_in_range(1..=3)?, u.int_in_range(1..=3)?);
+        let mesh = Mesh { tensor: u.int_in_range(1..=4)?, pipeline: u.int_in_range(1..=4)?, data };
+        let length = 5;
+        let global_batch = data * micro_batch * microbatches;
+        let workload = Workload { global_batch, sequence_length: length, micro_batch };
+        let sampler = sampler(u.int_in_range(6..=300)?, length, u.arbitrary()?);
+        let step_first = u.int_in_range(0..=100_u64)? * global_batch;
+        let (whole, whole_targets) =
+            sequence(&sampler, step_first, (global_batch * length) as usize);
+        let (mut parts, mut parts_targets) = (vec![], vec![]);
+        for replica in 0..data {
+            for microbatch in 0..workload.microbatches(&mesh) {
+                let first = Sampler::first_of(step_first, (&workload, &mesh), replica, microbatch);
+                let (inputs, targets) = sequence(&sampler, first, (micro_batch * length) as usize);
+                parts.extend(inputs);
+                parts_targets.extend(targets);
+            }
+        }
+        assert_eq!((parts, parts_targets), (whole, whole_targets));
+        Ok(())
+    })
+    .budget_ms(500);
+}
+
+#[test]
+fn a_cursor_goes_on_where_the_run_stopped() {
+    let run = sampler(500, 7, 3);
+    let text = serde_json::to_string(&run.cursor(123)).unwrap();
+    let sha256 = hex(&run.file().fingerprint());
+    assert_eq!(
+        text,
+        format!(
+            r#"{{"next_sequence":123,"seed":3,"sequence_length":7,"tokens_sha256":"{sha256}"}}"#
+        )
+    );
+    let cursor: Cursor = serde_json::from_str(&text).unwrap();
+    let resumed = sampler(500, 7, 3);
+    let next = resumed.resume(&cursor).unwrap();
+    assert_eq!(sequence(&run, 123, 70), sequence(&resumed, next, 70));
+    for (other, what) in [
+        (sampler(500, 7, 4), "seed 3, and this run has 4"),
+        (sampler(500, 8, 3), "sequences of length 7, and this run has 8"),
+        (sampler(501, 7, 3), "tokens with SHA-256 "),
+    ] {
+        let error = other.resume(&cursor).unwrap_err().to_string();
+        assert!(error.contains(what), "{what}: {error}");
+    }
+}
+
+#[test]
+fn too_few_tokens_and_too_many_ids_are_refused() {
+    let refused = |file: Arc<TokenFile>, sequence_length, vocabulary| {
+        let sampling = Sampling { sequence_length, vocabulary, seed: 0 };
+        let error = Sampler::new(file, sampling).unwrap_err();
+        (error.to_string(), error.fault.hint().unwrap())
+    };
+    let (text, hint) = refused(counting(10), 10, 1 << 20);
+    assert!(text.contains("has 10 tokens, too few for one sequence of 10"), "{text}");
+    assert!(hint.contains("at most 9 tokens"), "{hint}");
+    let (text, _) = refused(counting(0), 1, 1 << 20);
+    assert!(text.contains("has 0 tokens"), "{text}");
+    let (text, _) = refused(counting(10), 0, 1 << 20);
+    assert!(text.contains("sequences of no tokens"), "{text}");
+    let (text, _) = refused(counting(10), 2, 1000);
+    assert!(text.contains("vocabulary of 1048576, and the model has 1000"), "{text}");
+
+    // llm.c's files do not say: the token itself is found.
+    let file = Arc::new(held(llm_c(20_240_520, 1, 3, &[1, 0, 2, 0, 9, 0])).unwrap());
+    let sampling = Sampling { sequence_length: 2, vocabulary: 9, seed: 0 };
+    let sampler = Sampler::new(file, sampling).unwrap();
+    let error = sampler.fill(0, &mut [0; 2], &mut [0; 2]).unwrap_err();
+    assert!(error.to_string().contains("byte 1028 (token 2): id 9 is not below"), "{error}");
+}
