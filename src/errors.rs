@@ -3,6 +3,7 @@
 use std::fmt;
 
 use narrows_plan::{Defect, Defects};
+use narrows_runtime::data::DataError;
 
 /// How a command ends when it does not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +102,16 @@ impl Failure {
     pub fn flags(defects: Defects) -> Failure {
         let problems = defects.0.into_iter().map(Problem::in_flag).collect();
         Failure { ending: Ending::BadInput, problems }
+    }
+
+    /// Bad input: a token file that cannot be read or written.
+    pub fn token_file(error: DataError) -> Failure {
+        let DataError { file, fault } = error;
+        Failure::input(Problem {
+            field: fault.place().unwrap_or_default(),
+            hints: fault.hint().into_iter().collect(),
+            ..Problem::new(file.display().to_string(), fault.to_string())
+        })
     }
 
     /// No plan, or a check that failed.

@@ -1,7 +1,7 @@
 //! Reads what the user names: presets, files, standard input.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +51,62 @@ impl Source {
 
     fn failure(&self, problem: &str) -> Failure {
         Failure::input(Problem::new(self.name(), problem))
+    }
+}
+
+/// The name and the text of a file or of standard input.
+pub fn text(argument: &OsStr) -> Outcome<(String, String)> {
+    let source = Source::of(argument);
+    Ok((source.name(), source.text()?))
+}
+
+/// A text of any size, which is read as a stream.
+#[derive(Debug)]
+pub struct Document {
+    source: Source,
+    name: String,
+    bytes: Option<u64>,
+}
+
+impl Document {
+    /// A file that is there, or standard input. It is opened only when it is its turn: there may be
+    /// more files than a process may have open.
+    pub fn find(argument: &OsStr) -> Outcome<Document> {
+        let source = Source::of(argument);
+        let name = source.name();
+        let bytes = match &source {
+            Source::Stdin => None,
+            Source::File(path) => {
+                let metadata = fs::metadata(path)
+                    .map_err(|error| source.failure(&format!("cannot be read: {error}")))?;
+                if metadata.is_dir() {
+                    return Err(source.failure("is a folder: name the files in it"));
+                }
+                metadata.is_file().then_some(metadata.len())
+            }
+        };
+        Ok(Document { source, name, bytes })
+    }
+
+    /// For messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How long it is, where that is known beforehand.
+    pub fn bytes(&self) -> Option<u64> {
+        self.bytes
+    }
+
+    /// Begins to read it.
+    pub fn open(&self) -> Outcome<Box<dyn Read>> {
+        match &self.source {
+            Source::Stdin => Ok(Box::new(std::io::stdin().lock())),
+            Source::File(path) => match File::open(path) {
+                Ok(file) => Ok(Box::new(file)),
+                Err(error) => Err(self.source.failure(&format!("cannot be read: {error}"))),
+            },
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! `narrows`: plans, prices and checks the training of low-rank language models on many devices.
 //!
 //! What was typed ([`args::low`]) is resolved in one place ([`args::resolve`]); each command is one
-//! file under [`commands`]; what it found is printed by [`report`]. Nothing here prices or searches.
+//! file under [`commands`]; what it found is printed by [`report`]; texts become tokens
+//! in [`tokenize`]. Nothing here prices or searches.
 
 mod args;
 mod commands;
@@ -9,6 +10,7 @@ mod errors;
 mod input;
 mod output;
 mod report;
+mod tokenize;
 
 fn main() -> std::process::ExitCode {
     commands::main(std::env::args_os())

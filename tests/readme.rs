@@ -28,7 +28,9 @@ fn every_command_does_what_the_readme_says() {
     let examples = examples(&document);
     assert!(examples.len() >= 5, "README.md has lost its examples");
     let folder = tempfile::tempdir().expect("a folder");
-    copy_models(&root.join("models"), &folder.path().join("models"));
+    for inputs in ["models", "data"] {
+        copy_files(&root.join(inputs), &folder.path().join(inputs));
+    }
     let mut blessed: Vec<String> = document.lines().map(str::to_string).collect();
     let mut wrong = vec![];
     let mut replacements = vec![];
@@ -170,10 +172,10 @@ fn without_wall_time(line: &str) -> String {
     }
 }
 
-fn copy_models(from: &Path, to: &Path) {
+fn copy_files(from: &Path, to: &Path) {
     fs::create_dir(to).expect("a folder");
-    for entry in fs::read_dir(from).expect("models").flatten() {
-        fs::copy(entry.path(), to.join(entry.file_name())).expect("a model");
+    for entry in fs::read_dir(from).expect("a folder of inputs").flatten() {
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("an input");
     }
 }
 

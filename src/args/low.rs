@@ -40,6 +40,10 @@ pub enum Command {
     Explain(PlanFileArgs),
     /// Prove a plan: layouts, collectives, transfers, lifetimes, memory
     Check(CheckArgs),
+    /// Make a token file of texts, or say what one holds
+    ///
+    /// Texts are joined in the order given. Without --tokenizer every byte is a token.
+    Data(DataArgs),
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),
 }
@@ -81,6 +85,28 @@ pub struct CheckArgs {
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
     #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
     pub memory_limit: MemoryLimit,
+    /// Form of the answer
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// Flags of `data`.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Text files, or `-`
+    #[arg(value_name = "TEXT", required_unless_present = "inspect")]
+    pub texts: Vec<OsString>,
+    /// Write the token file here
+    #[arg(long, value_name = "FILE", required_unless_present = "inspect")]
+    pub output: Option<OsString>,
+    /// A Hugging Face tokenizer.json, or `-` [default: every byte is a token]
+    ///
+    /// If it has an end-of-text token, one stands between two texts.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<OsString>,
+    /// Print what a token file says of itself, and verify every byte: ours, or llm.c's
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "output", "tokenizer"])]
+    pub inspect: Option<OsString>,
     /// Form of the answer
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

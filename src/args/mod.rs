@@ -1,5 +1,7 @@
-//! The command line, in two steps: [`low`] is what was typed, [`resolve`] is what it means.
+//! The command line, in two steps: [`low`] is what was typed, [`resolve`] is what it means,
+//! and [`data`] what the flags of the command of that name mean.
 
+pub mod data;
 pub mod low;
 pub mod resolve;
 pub mod units;

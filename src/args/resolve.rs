@@ -64,7 +64,7 @@ pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
 
 /// The whole request of `plan`, and of other commands without a plan file.
 pub fn request(args: &RequestArgs) -> Outcome<Request> {
-    only_one_stdin(&[&args.subject.model, &args.subject.hardware])?;
+    only_one_stdin(args.subject.model.iter().chain(&args.subject.hardware))?;
     let mut problems = Problems::default();
     let model = problems.take(required_model(&args.subject));
     let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(HARDWARE));
@@ -189,9 +189,9 @@ fn required_model(args: &SubjectArgs) -> Outcome<Model> {
     input::model(model)
 }
 
-fn only_one_stdin(arguments: &[&Option<OsString>]) -> Outcome<()> {
-    let stdins = arguments.iter().filter_map(|a| a.as_deref()).filter(|a| input::is_stdin(a));
-    if stdins.count() < 2 {
+/// Refuses a second `-` among inputs.
+pub fn only_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> Outcome<()> {
+    if inputs.into_iter().filter(|input| input::is_stdin(input)).count() < 2 {
         return Ok(());
     }
     let problem = "two inputs are `-`, but there is one standard input";
@@ -217,7 +217,7 @@ fn dense_enough(request: &Request) -> Outcome<()> {
 
 /// A plan file with the model and hardware it names, or those of the flags.
 pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile> {
-    only_one_stdin(&[&Some(argument.clone()), &subject.model, &subject.hardware])?;
+    only_one_stdin([argument].into_iter().chain(&subject.model).chain(&subject.hardware))?;
     let (name, plan) = input::plan(argument)?;
     let mut problems = Problems::default();
     let model = problems.take(match &subject.model {

@@ -2,6 +2,7 @@
 
 mod check;
 mod cost;
+mod data;
 mod explain;
 mod plan;
 mod schema;
@@ -55,6 +56,7 @@ fn run(command: &Command) -> Outcome<()> {
         Command::Cost(args) => cost::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Check(args) => check::run(args),
+        Command::Data(args) => data::run(args),
         Command::Schema(args) => schema::run(args),
     }
 }

@@ -7,6 +7,7 @@ pub mod page;
 pub mod proof;
 pub mod rivals;
 pub mod text;
+pub mod tokens;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::decisions::ResolvedPlan;

@@ -127,7 +127,8 @@ fn a_file_is_there_whole_or_not_at_all() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     for place in [folder.path().to_path_buf(), folder.path().join("no/t.tokens")] {
         let error = TokenWriter::create(&place, Description::bytes()).unwrap_err();
-        assert!(error.to_string().contains("cannot be written"), "{error}");
+        assert!(error.to_string().contains("cannot be written: "), "{error}");
+        assert!(!error.to_string().contains(".tmp"), "{error}");
     }
 }
 

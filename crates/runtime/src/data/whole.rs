@@ -32,7 +32,13 @@ impl WholeFile {
             // As any program creates files: the umask takes what the user does not want to give.
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
-        let file = builder.tempfile_in(folder(&target))?;
+        let folder = folder(&target);
+        if !folder.is_dir() {
+            let problem = format!("there is no folder `{}`", folder.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, problem));
+        }
+        // Without the temporary name, which would help nobody.
+        let file = builder.tempfile_in(folder).map_err(|error| io::Error::from(error.kind()))?;
         if let Some(existing) = existing {
             file.as_file().set_permissions(existing.permissions())?;
         }

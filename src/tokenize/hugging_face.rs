@@ -1,0 +1,254 @@
+//! Tokenizers as Hugging Face's `tokenizer.json` describes them.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Component, Path};
+use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use narrows_runtime::data::{Description, TokenizerName, digest};
+use tokenizers::{ModelWrapper, Tokenizer};
+
+use crate::errors::{Failure, Outcome, Problem};
+
+/// What the token at the end of a text is called. The file does not say which it is, so the first
+/// of these that it has is taken.
+const END_OF_TEXT: [&str; 8] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eos|>",
+    "<eos>",
+    "</s>",
+    "[EOS]",
+    "<|end▁of▁sentence|>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// A tokenizer.
+#[derive(Debug)]
+pub struct HuggingFace {
+    tokenizer: Tokenizer,
+    description: Description,
+    end_of_text: Option<&'static str>,
+}
+
+impl HuggingFace {
+    /// Reads the text of a `tokenizer.json`.
+    pub fn read(name: &str, text: &str) -> Outcome<HuggingFace> {
+        let refused = |problem: String| {
+            let hint = "a tokenizer.json as Hugging Face's tokenizers write it";
+            Failure::input(Problem::new(name, problem).hint(hint))
+        };
+        let read = guarded(|| Tokenizer::from_bytes(text)).map_err(refused)?;
+        let mut tokenizer = read.map_err(|error| refused(format!("is no tokenizer: {error}")))?;
+        if let ModelWrapper::BPE(model) = tokenizer.get_model()
+            && model.dropout.is_some_and(|dropout| dropout > 0.0)
+        {
+            let problem = Problem {
+                field: "model.dropout".into(),
+                ..Problem::new(name, "merges at random: no two runs would get the same tokens")
+            };
+            return Err(Failure::input(problem.hint("\"dropout\": null")));
+        }
+        // These are for batches of sentences. A text is neither cut off nor filled up.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| refused(error.to_string()))?;
+        let largest = tokenizer.get_vocab(true).into_values().max();
+        let vocabulary = largest.map_or(Some(0), |id| id.checked_add(1)).unwrap_or(0);
+        if vocabulary == 0 {
+            let problem = match largest {
+                Some(id) => format!("has a token with id {id}, which is too large"),
+                None => "has no tokens".into(),
+            };
+            return Err(refused(problem));
+        }
+        let end_of_text =
+            END_OF_TEXT.into_iter().find(|name| tokenizer.token_to_id(name).is_some());
+        let description = Description {
+            vocabulary,
+            end_of_text: end_of_text.and_then(|name| tokenizer.token_to_id(name)),
+            tokenizer: TokenizerName {
+                name: short_name(name),
+                fingerprint: digest(text.as_bytes()),
+            },
+        };
+        Ok(HuggingFace { tokenizer, description, end_of_text })
+    }
+
+    /// What its tokens are.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// The token between documents.
+    pub fn end_of_text(&self) -> Option<&'static str> {
+        self.end_of_text
+    }
+
+    /// The tokens of each text, without the special ones that begin or end a text.
+    pub fn encode(&self, texts: Vec<String>) -> Result<Vec<Vec<u32>>, String> {
+        let encoded = guarded(|| self.tokenizer.encode_batch_fast(texts, false))?;
+        let encoded = encoded.map_err(|error| error.to_string())?;
+        Ok(encoded.into_iter().map(|encoding| encoding.get_ids().to_vec()).collect())
+    }
+}
+
+/// The last two parts of a path: the folder says which model it is, and the rest is nobody's
+/// business.
+fn short_name(path: &str) -> String {
+    let parts: Vec<String> = Path::new(path)
+        .components()
+        .filter_map(|part| match part {
+            Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
+            _ => None,
+        })
+        .collect();
+    parts[parts.len().saturating_sub(2)..].join("/")
+}
+
+/// Tasks that are guarded now.
+static GUARDED: AtomicUsize = AtomicUsize::new(0);
+
+/// Does something with a file that comes from anywhere, in a library that panics on some of them.
+fn guarded<T>(task: impl FnOnce() -> T) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let hook = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if GUARDED.load(Ordering::SeqCst) == 0 {
+                hook(panic);
+            }
+        }));
+    });
+    GUARDED.fetch_add(1, Ordering::SeqCst);
+    // What the task saw is dropped where it fails.
+    let done = panic::catch_unwind(AssertUnwindSafe(task));
+    GUARDED.fetch_sub(1, Ordering::SeqCst);
+    done.map_err(|panic| {
+        let words = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
+        format!("the tokenizer failed: {}", words.unwrap_or_else(|| "it does not say why".into()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::models::TrainerWrapper;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::pre_tokenizers::sequence::Sequence;
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
+
+    use super::super::pieces::Pieces;
+    use super::*;
+
+    /// The published rules of LLaMA 3.
+    const LLAMA3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+    const TEXT: &str = include_str!("../../data/moby-dick.txt");
+
+    /// A tokenizer.json whose merges are learnt from the beginning of a book, with runs of blanks
+    /// and of line ends among them.
+    fn learnt(words: PreTokenizerWrapper) -> HuggingFace {
+        let mut tokenizer = Tokenizer::new(BPE::default());
+        tokenizer.with_pre_tokenizer(Some(words));
+        let mut trainer = TrainerWrapper::from(
+            BpeTrainer::builder()
+                .vocab_size(600)
+                .show_progress(false)
+                .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+                .build(),
+        );
+        let blanks = ["a\n\nb", "a\n\n\nb", "a.\n\nb", "a  b", "a \n b", "a\r\n\r\nb"].repeat(500);
+        let texts =
+            TEXT[..100_000].lines().map(str::to_owned).chain(blanks.into_iter().map(str::to_owned));
+        tokenizer.train(&mut trainer, texts).unwrap();
+        HuggingFace::read("learnt.json", &tokenizer.to_string(false).unwrap()).unwrap()
+    }
+
+    fn tokenizers() -> [HuggingFace; 2] {
+        let words = SplitPattern::Regex(LLAMA3_WORDS.into());
+        let split = Split::new(words, SplitDelimiterBehavior::Isolated, false).unwrap();
+        let llama3 = Sequence::new(vec![split.into(), ByteLevel::new(false, true, false).into()]);
+        [learnt(ByteLevel::new(false, true, true).into()), learnt(llama3.into())]
+    }
+
+    fn in_pieces(tokenizer: &HuggingFace, text: &str, piece_bytes: usize) -> Vec<u32> {
+        let mut pieces = Pieces::of_sizes(text.as_bytes(), piece_bytes, usize::MAX / 2);
+        let mut texts = vec![];
+        while let Some(piece) = pieces.next_piece().unwrap() {
+            texts.push(piece);
+        }
+        tokenizer.encode(texts).unwrap().concat()
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole() {
+        let tokenizers = tokenizers();
+        let whole = |tokenizer: &HuggingFace, text: &str| {
+            tokenizer.encode(vec![text.to_owned()]).unwrap().concat()
+        };
+        for tokenizer in &tokenizers {
+            let text = &TEXT[..60_000];
+            assert_eq!(in_pieces(tokenizer, text, 500), whole(tokenizer, text));
+            let dos = text.replace('\n', "\r\n");
+            assert_eq!(in_pieces(tokenizer, &dos, 500), whole(tokenizer, &dos));
+        }
+        let parts = ["a", "whale", " ", "  ", "\n", "\n\n", "\r\n", ".", "'s", "é", "7", "—", "\t"];
+        arbtest::arbtest(|u| {
+            let mut text = String::new();
+            for _ in 0..u.int_in_range(0..=40)? {
+                text.push_str(u.choose(&parts)?);
+            }
+            let piece_bytes = u.int_in_range(4..=30)?;
+            for tokenizer in &tokenizers {
+                let tokens = in_pieces(tokenizer, &text, piece_bytes);
+                assert_eq!(tokens, whole(tokenizer, &text), "{text:?} by {piece_bytes}");
+            }
+            Ok(())
+        })
+        .budget_ms(400);
+    }
+
+    /// Whatever a tokenizer.json holds, it is refused, or tokenizes or refuses a text.
+    #[test]
+    fn damaged_tokenizers_never_panic() {
+        let seed = r###"{"version": "1.0", "added_tokens": [{"id": 3, "content": "</s>",
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true}], "normalizer": {"type": "NFC"},
+            "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first",
+            "split": true}, "post_processor": null, "decoder": null, "model": {"type": "BPE",
+            "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": "é",
+            "end_of_word_suffix": "", "fuse_unk": true, "byte_fallback": true,
+            "vocab": {"<unk>": 0, "a": 1, "b": 2, "éb": 4, "aéb": 5, "ab": 6},
+            "merges": ["a éb"]}}"###;
+        HuggingFace::read("seed", seed).unwrap();
+        let words = ["null", "true", "0", "-1", "4294967295", "\"BPE\"", "\"Unigram\"", "{}", "[]"];
+        arbtest::arbtest(|u| {
+            let mut bytes = seed.as_bytes().to_vec();
+            for _ in 0..u.int_in_range(1..=3)? {
+                let at = u.choose_index(bytes.len())?;
+                match u.int_in_range(0..=3)? {
+                    0 => bytes[at] = u.arbitrary()?,
+                    1 => drop(bytes.drain(at..(at + 3).min(bytes.len()))),
+                    2 => bytes.insert(at, *u.choose(b"{}[]\",:09ab")?),
+                    _ => {
+                        let word = u.choose(&words)?.bytes();
+                        bytes.splice(at..(at + 4).min(bytes.len()), word);
+                    }
+                }
+            }
+            if let Ok(tokenizer) = HuggingFace::read("fuzz", &String::from_utf8_lossy(&bytes)) {
+                let _ = tokenizer.encode(vec!["abba ébé\n".into()]);
+            }
+            Ok(())
+        })
+        .budget_ms(500);
+    }
+
+    #[test]
+    fn names_tell_the_model_and_not_the_machine() {
+        assert_eq!(short_name("/somewhere/models/llama/tokenizer.json"), "llama/tokenizer.json");
+        assert_eq!(short_name("../tokenizer.json"), "tokenizer.json");
+    }
+}
