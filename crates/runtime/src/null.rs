@@ -140,7 +140,8 @@ fn bytes_of(side: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Hop, Instr, PassOp, Phase, Region, Turn, one_forward_one_backward,
+        Buffer, BufferId, Constants, Hop, Instr, PassOp, Phase, Region, Turn,
+        one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
     use narrows_plan::{DType, Precision};
@@ -165,6 +166,7 @@ mod tests {
             offset: 256,
             per_microbatch: true,
             shard: None,
+            sections: vec![],
         };
         StageProgram {
             buffers: vec![buffer],
@@ -197,7 +199,12 @@ mod tests {
         ];
         let receives = vec![instr(Action::Receive(hop(0)), &[], &[0])];
         let stages = vec![stage(sends, schedule(0)), stage(receives, schedule(1))];
-        Program { context, tied: false, stages }
+        Program {
+            context,
+            constants: Constants { hidden: 32, vocab: 32, norm_epsilon: 1e-5, rope_theta: 1e4 },
+            tied: false,
+            stages,
+        }
     }
 
     #[test]

@@ -35,10 +35,9 @@ pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Writ
     }
     ensure(site.reads.len() == 1, || "carries more than its tensor".into())?;
     let state = site.reads[0];
-    let packs = |layout| packs(site, layout) || exchange.kind == CollectiveKind::AllToAll;
+    let packs = |layout| packs(site, layout, exchange.kind);
     ensure(state.packed == packs(exchange.to), || {
-        let (is, should) = if state.packed { ("", " not") } else { (" not", "") };
-        format!("finds its operand{is} packed, but cutting it as {} needs it{should}", exchange.to)
+        format!("finds {state}, which is not how cutting it as {} needs it packed", exchange.to)
     })?;
     let laid = lay(state, exchange.to);
     let state = State { packed: packs(exchange.from), ..laid };
@@ -46,12 +45,10 @@ pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Writ
 }
 
 /// Shards that are not contiguous in memory are packed before and unpacked after.
-fn packs(site: &Site, layout: Layout) -> bool {
-    match layout {
-        Layout::Sharded(Dim::Feature) => true,
-        Layout::Sharded(dim) => !site.check.context.tokens_contiguous(dim),
-        _ => false,
-    }
+fn packs(site: &Site, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
+    let Layout::Sharded(dim) = layout else { return None };
+    let contiguous = dim != Dim::Feature && site.check.context.tokens_contiguous(dim);
+    (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
 fn lay(state: State, to: Layout) -> State {

@@ -30,6 +30,7 @@ fn forward(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
     let owed = contract(x.columns, w.rows.times(p.batch))?;
     let owed = linear(site, owed, &[x.rows, w.columns])?;
     no_norm(site, 1)?;
+    site.product_sections(p.batch)?;
     let inputs = vec![site.value(0)?, site.value(1)?];
     let value = site.apply(Kind::Product { batch: p.batch }, inputs)?[0];
     let state =

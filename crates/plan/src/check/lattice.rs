@@ -49,8 +49,8 @@ pub(super) struct State {
     pub tensor: Sum,
     /// The statistic of the norm whose division is still owed.
     pub norm: Option<ValueId>,
-    /// Laid out for, or by, a collective that cuts inside a row.
-    pub packed: bool,
+    /// The dim whose parts lie one after the other, for a collective or after it.
+    pub packed: Option<Dim>,
     pub dtype: DType,
 }
 
@@ -72,7 +72,7 @@ impl Side {
 impl State {
     /// A matrix of which nothing is owed.
     pub fn new(meaning: Meaning, rows: Side, columns: Side, dtype: DType) -> State {
-        State { meaning, rows, columns, tensor: Sum::Done, norm: None, packed: false, dtype }
+        State { meaning, rows, columns, tensor: Sum::Done, norm: None, packed: None, dtype }
     }
 
     /// The same in its layout, with another meaning.
@@ -163,8 +163,8 @@ impl std::fmt::Display for State {
         if self.norm.is_some() {
             write!(f, ", norm owed")?;
         }
-        if self.packed {
-            write!(f, ", packed")?;
+        if let Some(dim) = self.packed {
+            write!(f, ", packed by {}", Layout::Sharded(dim))?;
         }
         Ok(())
     }

@@ -40,9 +40,6 @@
 //! - *The step phase* (`step`) reduces every gradient over the axes it is owed on, counts its
 //!   square once, updates its weight once, and gathers what ZeRO-1 parted.
 //!
-//! A program does not say which φ a latent has. One that divides in place has none, and one with a
-//! pass of its own and a single result has one; of several latents side by side either is believed.
-//!
 //! Places of buffers are checked in `memory`, shards of parameters in `shards`, the schedules
 //! and all that stages do together in `schedule`.
 
@@ -53,6 +50,7 @@ mod lattice;
 mod memory;
 mod pass;
 mod schedule;
+mod sections;
 mod shards;
 mod site;
 mod stage;

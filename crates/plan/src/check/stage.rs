@@ -38,6 +38,8 @@ pub(super) struct StageCheck<'a> {
     pub contents: Vec<Content>,
     /// The parameter in each weight's buffer.
     pub weights: HashMap<ValueId, BufferId>,
+    /// The sections of every value.
+    pub known_sections: HashMap<ValueId, Vec<u64>>,
     /// What the neighbour before sent in the forward pass, or the one after in the backward pass.
     pub incoming: VecDeque<State>,
     /// What goes to the neighbour after (before) in the forward (backward) pass.
@@ -67,6 +69,7 @@ impl<'a> StageCheck<'a> {
             values: Values::default(),
             contents: vec![Content::Unwritten; stage.buffers.len()],
             weights: HashMap::new(),
+            known_sections: HashMap::new(),
             incoming: VecDeque::new(),
             outgoing: VecDeque::new(),
             received: vec![],
@@ -222,15 +225,16 @@ impl<'a> StageCheck<'a> {
         self.unread[access.buffer.0 as usize] = false;
         let moves = matches!(
             instr.action,
-            Action::Collective(_) | Action::Pass(PassOp::Pack | PassOp::Unpack)
+            Action::Collective(_) | Action::Pass(PassOp::Pack { .. } | PassOp::Unpack { .. })
         );
-        ensure(moves || !state.packed, || {
+        ensure(moves || state.packed.is_none(), || {
             format!("reads `{}`, which is packed for a collective", buffer.name)
         })?;
         let state =
             if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
         let (seen, held) = (access.extent, state.extent(self.context.tensor()));
-        let part = matches!(instr.action, Action::Pass(PassOp::Rope | PassOp::RopeBackward));
+        let part =
+            matches!(instr.action, Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. }));
         let fits = seen == held
             || (part
                 && seen.columns <= held.columns
@@ -266,11 +270,17 @@ impl<'a> StageCheck<'a> {
             let state = state.consistent(self.context.tensor())?;
             let seen = access.extent;
             let made = state.extent(self.context.tensor());
-            let part = matches!(instr.action, Action::Pass(PassOp::Rope | PassOp::RopeBackward));
+            let part = matches!(
+                instr.action,
+                Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. })
+            );
             ensure(seen == made || part, || {
                 format!("makes {made}, but writes `{name}` as {seen}")
             })?;
             self.check_region(access.buffer, &state, instr)?;
+            if self.stage.buffer(access.buffer).region == Region::Activation {
+                self.keep_sections(access.buffer, &state)?;
+            }
             let table = self.sees_table_transposed(instr, 1)
                 && matches!(state.meaning, Meaning::Gradient { .. });
             let state = if table { state.transposed() } else { state };

@@ -34,7 +34,7 @@ pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
     site.none_owes_norm()?;
     for port in 0..site.reads.len() {
         let state = site.reads[port];
-        ensure(!state.packed, || "sends what is packed for a collective".into())?;
+        ensure(state.packed.is_none(), || "sends what is packed for a collective".into())?;
         if forward {
             let value = site.value(port)?;
             ensure(!site.check.sent.contains(&value), || {

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::model::Activation;
+use crate::model::{Activation, GatedProduct};
 
 use super::error::{Checked, fault};
 use super::lattice::Meaning;
@@ -34,20 +34,19 @@ pub(super) enum Kind {
     /// The gradient of a normed value → Σ dy⊙γ⊙x.
     NormSum,
     /// h → φ(h), one output a section.
-    Latent,
-    /// h, s → φ(ρ·h). In place there is no φ, and the backward pass reads the result; else a single
-    /// result has a φ, and the backward pass reads h.
-    Recover { in_place: bool },
+    Latent { activation: Activation },
+    /// h, s → φ(ρ·h).
+    Recover { activation: Activation },
     /// v, parameters → φ(LayerNorm(v)).
     LatentNorm { activation: Activation },
     /// h, parameters → Uᵀ·H·V.
     TensorGate { a: u64, b: u64 },
     /// Rotates the first features.
-    Rope { width: u64 },
+    Rope { width: u64, head_dim: u64 },
     /// q, k, v in one to three values → output, log-sum-exp.
     Attention,
     /// gate, up in one or two values.
-    Gated,
+    Gated { product: GatedProduct },
     /// x, y.
     Add,
     /// tokens, table.

@@ -6,6 +6,7 @@ use crate::graph::{
     BlockShape, Carried, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
 use crate::model::Model;
+use crate::program::Constants;
 use crate::strategy::{
     Border, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight,
     WeightRule, borders, flow_is_legal, op_choices,
@@ -42,8 +43,8 @@ pub struct ResolvedPlan {
     pub context: Context,
     /// Layouts of what segments hand on.
     pub border: Border,
-    /// Width of the hidden state.
-    pub hidden: u64,
+    /// What the model's passes need to know.
+    pub constants: Constants,
     /// Whether embedding and head are one weight.
     pub tied: bool,
     /// The embedding.
@@ -106,7 +107,7 @@ impl Plan {
         let resolved = ResolvedPlan {
             context,
             border,
-            hidden: model.hidden,
+            constants: Constants::of(model),
             tied: model.tied,
             embedding,
             stages,

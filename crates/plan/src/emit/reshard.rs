@@ -52,7 +52,9 @@ pub fn reshard(
     let after = operand(Slot::After, width, to, context);
     let kind = match (from, to) {
         (_, Partial) => return None,
-        (Replicated, Sharded(_)) => return Some(vec![pass(PassOp::Slice, before, after)]),
+        (Replicated, Sharded(dim)) => {
+            return Some(vec![pass(PassOp::Slice { dim }, before, after)]);
+        }
         (Partial, Replicated) => CollectiveKind::AllReduce,
         (Partial, Sharded(_)) => CollectiveKind::ReduceScatter,
         (Sharded(_), Replicated) => CollectiveKind::AllGather,
@@ -62,30 +64,30 @@ pub fn reshard(
     if kind == CollectiveKind::AllReduce {
         return Some(vec![all_reduce(before, after, statistic, context)]);
     }
-    let pack = needs_packing(to, context) || kind == CollectiveKind::AllToAll;
-    let unpack = needs_packing(from, context) || kind == CollectiveKind::AllToAll;
+    let pack = packed_dim(to, kind, context);
+    let unpack = packed_dim(from, kind, context);
     let mut made = vec![];
     let mut source = before;
-    if pack {
+    if let Some(dim) = pack {
         let packed = Operand { slot: Slot::Temporary(0), ..before };
-        made.push(pass(PassOp::Pack, before, packed));
+        made.push(pass(PassOp::Pack { dim }, before, packed));
         source = packed;
     }
-    let target = if unpack { Operand { slot: Slot::Temporary(1), ..after } } else { after };
+    let target =
+        if unpack.is_some() { Operand { slot: Slot::Temporary(1), ..after } } else { after };
     let payload = (copy_bytes(width, Replicated, context), Bytes(0));
     made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
-    if unpack {
-        made.push(pass(PassOp::Unpack, target, after));
+    if let Some(dim) = unpack {
+        made.push(pass(PassOp::Unpack { dim }, target, after));
     }
     Some(made)
 }
 
-fn needs_packing(layout: Layout, context: &Context) -> bool {
-    match layout {
-        Layout::Sharded(Dim::Feature) => true,
-        Layout::Sharded(dim) => !context.tokens_contiguous(dim),
-        _ => false,
-    }
+/// The dim along which parts must be laid one after the other, if they are not already.
+fn packed_dim(layout: Layout, kind: CollectiveKind, context: &Context) -> Option<Dim> {
+    let Layout::Sharded(dim) = layout else { return None };
+    let contiguous = dim != Dim::Feature && context.tokens_contiguous(dim);
+    (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
 fn all_reduce(before: Operand, after: Operand, statistic: bool, context: &Context) -> Template {

@@ -2,7 +2,7 @@
 
 use crate::emit::{Operand, copy_redo, gradient_paths, op_backward, op_redo};
 use crate::graph::{Op, OpId, ValueId};
-use crate::program::{BufferId, Region};
+use crate::program::BufferId;
 use crate::strategy::{Save, needs_input, needs_output};
 
 use super::{Held, Lowering, Place};
@@ -107,7 +107,7 @@ impl Lowering<'_> {
             if let Some(last) = path.reshard.last()
                 && !in_place
             {
-                to = self.buffer(&origin, last.writes[0].extent, Region::Activation);
+                to = self.value_buffer(&origin, last.writes[0].extent, node);
             }
             self.push_reshard(path.reshard, &origin, (from, to), None);
             match (total, path.sum) {
@@ -181,7 +181,9 @@ impl Lowering<'_> {
             return logits;
         }
         let name = format!("{} d({})", place.name, place.plan.segment.value(value).name);
-        let made = self.held_or_new(held, &name, operand);
+        let made = self.held_or_made(held, |lowering| {
+            lowering.value_buffer(&name, operand.extent, place.plan.segment.value(value))
+        });
         if group > 0 {
             let flow = &place.plan.choice.flows[value.0 as usize];
             let node = place.plan.segment.value(value);

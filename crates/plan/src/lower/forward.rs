@@ -65,7 +65,7 @@ impl Lowering<'_> {
                 .map(|operand| operand.extent)
                 .unwrap_or_else(|| self.program.buffer(from).extent);
             let name = format!("{} {}@{}", place.name, node.name, flow.copies()[copy]);
-            self.buffer(&name, extent, Region::Activation)
+            self.value_buffer(&name, extent, node)
         };
         let statistic = node
             .carries_statistic_of
@@ -112,7 +112,10 @@ impl Lowering<'_> {
             Slot::Output(port) => {
                 let value = node.outputs[port as usize];
                 let name = format!("{} {}", place.name, segment.value(value).name);
-                self.held_or_new(Held::Copy(instance, value, 0), &name, operand)
+                let held = Held::Copy(instance, value, 0);
+                self.held_or_made(held, |lowering| {
+                    lowering.value_buffer(&name, operand.extent, segment.value(value))
+                })
             }
             Slot::OutputGradient(port) => self.output_gradient(place, node.outputs[port as usize]),
             Slot::InputGradient(port) => self.input_gradient(place, op, port as usize, operand),
@@ -134,10 +137,20 @@ impl Lowering<'_> {
     }
 
     pub(super) fn held_or_new(&mut self, held: Held, name: &str, operand: Operand) -> BufferId {
+        self.held_or_made(held, |lowering| {
+            lowering.buffer(name, operand.extent, Region::Activation)
+        })
+    }
+
+    pub(super) fn held_or_made(
+        &mut self,
+        held: Held,
+        make: impl FnOnce(&mut Self) -> BufferId,
+    ) -> BufferId {
         if let Some(found) = self.held.get(&held) {
             return *found;
         }
-        let made = self.buffer(name, operand.extent, Region::Activation);
+        let made = make(self);
         self.held.insert(held, made);
         made
     }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{Operand, Slot, Template};
-use crate::graph::{OpId, ValueId};
+use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
     Access, Buffer, BufferId, Extent, Instr, Phase, Program, Region, Shard, StageProgram,
     one_forward_one_backward, place, slots_in_flight,
@@ -24,7 +24,7 @@ pub use stage::lower_stage;
 /// Lowers every stage of a plan.
 pub fn lower(plan: &ResolvedPlan) -> Program {
     let stages = (0..plan.stages.len()).map(|stage| lower_stage(plan, stage)).collect();
-    Program { context: plan.context, tied: plan.tied, stages }
+    Program { context: plan.context, constants: plan.constants, tied: plan.tied, stages }
 }
 
 /// Which instance of a segment: `embedding`, a block, or `head`.
@@ -99,8 +99,18 @@ impl<'a> Lowering<'a> {
             offset: 0,
             per_microbatch: false,
             shard: None,
+            sections: vec![],
         });
         BufferId(self.program.buffers.len() as u32 - 1)
+    }
+
+    /// A buffer for a value or its gradient.
+    fn value_buffer(&mut self, name: &str, extent: Extent, value: &Value) -> BufferId {
+        let id = self.buffer(name, extent, Region::Activation);
+        if value.sections.len() > 1 {
+            self.program.buffers[id.0 as usize].sections = value.sections.clone();
+        }
+        id
     }
 
     fn resident(
@@ -162,7 +172,11 @@ impl<'a> Lowering<'a> {
                 Slot::After => to,
                 Slot::NormStatistic => statistic.unwrap_or(from),
                 Slot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
-                    lowering.buffer(&format!("{origin} packed"), operand.extent, Region::Activation)
+                    let name = format!("{origin} packed");
+                    let sections = lowering.program.buffer(from).sections.clone();
+                    let id = lowering.buffer(&name, operand.extent, Region::Activation);
+                    lowering.program.buffers[id.0 as usize].sections = sections;
+                    id
                 }),
                 _ => from,
             });

@@ -71,7 +71,9 @@ pub struct Block {
 }
 
 /// How gate and up are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum GatedProduct {
     /// `gate ⊙ up`: CoLA's `only_lr_act`, the activation sits in the latents.

@@ -7,8 +7,8 @@ use crate::kernel::{
     Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer,
 };
 use crate::mesh::{Axis, Group};
-use crate::model::Activation;
-use crate::{Bytes, DType, Layout};
+use crate::model::{Activation, GatedProduct};
+use crate::{Bytes, DType, Dim, Layout};
 
 /// What an instruction does.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,14 +81,26 @@ pub enum PassOp {
     NormBackwardApply,
     /// g, x, γ, ds → dx = γ⊙g + 2x·ds, dγ = Σ x⊙g (online RMSNorm).
     NormOnlineBackward,
-    /// h → φ(h).
-    LatentForward,
-    /// h, s → φ(ρ·h).
-    LatentRecover,
-    /// dz, h → dz⊙φ'(h).
-    LatentBackward,
-    /// dz, h (or z without φ), s → ρ·dz⊙φ', ds accumulated.
-    LatentRecoverBackward,
+    /// h → φ(h), a result for each of several latents side by side.
+    LatentForward {
+        /// φ.
+        activation: Activation,
+    },
+    /// h, s → φ(ρ·h). Without φ and with one result, in place.
+    LatentRecover {
+        /// φ.
+        activation: Activation,
+    },
+    /// dz, h → dz⊙φ'(h); without φ h is not read.
+    LatentBackward {
+        /// φ.
+        activation: Activation,
+    },
+    /// dz, h (without φ: z), s → ρ·dz⊙φ', ds accumulated.
+    LatentRecoverBackward {
+        /// φ.
+        activation: Activation,
+    },
     /// v, scale and bias → φ(LayerNorm(v)).
     LatentNorm {
         /// φ.
@@ -113,14 +125,27 @@ pub enum PassOp {
         /// Columns of H.
         b: u64,
     },
-    /// Rotates q and k in place.
-    Rope,
+    /// Rotates q and k in place: feature i of a head with feature i + head_dim/2, by the token's
+    /// position in its sequence. The operand is the first features of each row.
+    Rope {
+        /// Features of a head.
+        head_dim: u64,
+    },
     /// Rotates their gradients back in place.
-    RopeBackward,
+    RopeBackward {
+        /// Features of a head.
+        head_dim: u64,
+    },
     /// gate, up → product.
-    GatedProduct,
+    GatedProduct {
+        /// Plain or SwiGLU.
+        product: GatedProduct,
+    },
     /// d(product), gate, up → d(gate), d(up).
-    GatedProductBackward,
+    GatedProductBackward {
+        /// Plain or SwiGLU.
+        product: GatedProduct,
+    },
     /// x, y → x + y.
     Add,
     /// a is added to b in place.
@@ -137,12 +162,22 @@ pub enum PassOp {
     LossSum,
     /// logits, maximum, packed → gradient in place of the logits, loss.
     LossGradient,
-    /// Lays shards out for a collective that cuts inside a row.
-    Pack,
-    /// The inverse of pack.
-    Unpack,
-    /// Copies this device's shard out of a whole tensor.
-    Slice,
+    /// Lays the equal parts along a dim one after the other, for a collective that sends part i to
+    /// device i. A part of features is one of every section of the buffer.
+    Pack {
+        /// The dim that is cut.
+        dim: Dim,
+    },
+    /// Puts parts that came one after the other, part i from device i, in their places along a dim.
+    Unpack {
+        /// The dim that was cut.
+        dim: Dim,
+    },
+    /// Copies this device's part along a dim out of a whole tensor.
+    Slice {
+        /// The dim that is cut.
+        dim: Dim,
+    },
     /// gradient → Σg², accumulated. Of a gradient that every device of the tensor axis holds whole
     /// (its shard is not split), only the first device counts it: the sum is reduced afterwards.
     SquareSum,
@@ -207,18 +242,18 @@ impl PassOp {
             NormBackwardStatistic => ("norm_backward_statistic", PassKind::Norm),
             NormBackwardApply => ("norm_backward_apply", PassKind::Norm),
             NormOnlineBackward => ("norm_online_backward", PassKind::Norm),
-            LatentForward => ("latent", PassKind::Latent),
-            LatentRecover => ("latent_recover", PassKind::Latent),
-            LatentBackward => ("latent_backward", PassKind::Latent),
-            LatentRecoverBackward => ("latent_recover_backward", PassKind::Latent),
+            LatentForward { .. } => ("latent", PassKind::Latent),
+            LatentRecover { .. } => ("latent_recover", PassKind::Latent),
+            LatentBackward { .. } => ("latent_backward", PassKind::Latent),
+            LatentRecoverBackward { .. } => ("latent_recover_backward", PassKind::Latent),
             LatentNorm { .. } => ("latent_norm", PassKind::Latent),
             LatentNormBackward { .. } => ("latent_norm_backward", PassKind::Latent),
             TensorGate { .. } => ("tensor_gate", PassKind::Latent),
             TensorGateBackward { .. } => ("tensor_gate_backward", PassKind::Latent),
-            Rope => ("rope", PassKind::Rope),
-            RopeBackward => ("rope_backward", PassKind::Rope),
-            GatedProduct => ("gated_product", PassKind::GatedProduct),
-            GatedProductBackward => ("gated_product_backward", PassKind::GatedProduct),
+            Rope { .. } => ("rope", PassKind::Rope),
+            RopeBackward { .. } => ("rope_backward", PassKind::Rope),
+            GatedProduct { .. } => ("gated_product", PassKind::GatedProduct),
+            GatedProductBackward { .. } => ("gated_product_backward", PassKind::GatedProduct),
             Add => ("add", PassKind::Add),
             AddInto => ("add_into", PassKind::Add),
             Fill => ("fill", PassKind::Add),
@@ -227,9 +262,9 @@ impl PassOp {
             LossMaximum => ("loss_maximum", PassKind::Loss),
             LossSum => ("loss_sum", PassKind::Loss),
             LossGradient => ("loss_gradient", PassKind::Loss),
-            Pack => ("pack", PassKind::Copy),
-            Unpack => ("unpack", PassKind::Copy),
-            Slice => ("slice", PassKind::Copy),
+            Pack { .. } => ("pack", PassKind::Copy),
+            Unpack { .. } => ("unpack", PassKind::Copy),
+            Slice { .. } => ("slice", PassKind::Copy),
             SquareSum => ("square_sum", PassKind::Optimizer),
             AdamW => ("adamw", PassKind::Optimizer),
         }
@@ -245,16 +280,16 @@ impl PassOp {
             NormStatistic | NormScale => (3, 3),
             NormBackward | NormBackwardApply | NormOnlineBackward => (5, 12),
             NormBackwardStatistic => (3, 4),
-            LatentRecover | LatentRecoverBackward => (2, 3),
+            LatentRecover { .. } | LatentRecoverBackward { .. } => (2, 3),
             // PyTorch has one kernel for LayerNorm forward and three backward, then φ's own; the
             // tensor gate is two batched products.
             LatentNorm { .. } => (2, 2),
             LatentNormBackward { .. } => (2, 4),
             TensorGate { .. } => (2, 2),
             TensorGateBackward { .. } => (2, 4),
-            Rope | RopeBackward => (4, 8),
-            GatedProduct => (2, 2),
-            GatedProductBackward => (2, 3),
+            Rope { .. } | RopeBackward { .. } => (4, 8),
+            GatedProduct { .. } => (2, 2),
+            GatedProductBackward { .. } => (2, 3),
             LossMaximum | LossSum | LossGradient => (3, 4),
             SquareSum => (2, 3),
             _ => (1, 1),

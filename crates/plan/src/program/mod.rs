@@ -75,6 +75,9 @@ pub struct Buffer {
     pub per_microbatch: bool,
     /// For parameters and their gradients.
     pub shard: Option<Shard>,
+    /// For what holds several tensors side by side: the whole width of each. A part of its features
+    /// is a part of each, side by side again. Empty when there is one.
+    pub sections: Vec<u64>,
 }
 
 /// An operand: a buffer, seen with an extent.
@@ -140,15 +143,42 @@ pub struct StageProgram {
     pub arena: Bytes,
 }
 
+/// Numbers of the model that its passes need and no operand carries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Constants {
+    /// Width d of the hidden state, which every RMSNorm divides its statistic by.
+    pub hidden: u64,
+    /// Tokens in the vocabulary.
+    pub vocab: u64,
+    /// ε of every RMSNorm.
+    pub norm_epsilon: f64,
+    /// Base θ of the rotary position embedding.
+    pub rope_theta: f64,
+}
+
 /// The lowered plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// Mesh, workload, formats.
     pub context: Context,
+    /// What the model's passes need to know besides.
+    pub constants: Constants,
     /// Whether embedding and head are one weight: with several stages both ends hold it.
     pub tied: bool,
     /// One for each pipeline stage.
     pub stages: Vec<StageProgram>,
+}
+
+impl Constants {
+    /// Those of a model.
+    pub fn of(model: &crate::model::Model) -> Constants {
+        Constants {
+            hidden: model.hidden,
+            vocab: model.vocab,
+            norm_epsilon: model.norm_epsilon,
+            rope_theta: model.rope_theta,
+        }
+    }
 }
 
 impl Instr {

@@ -3,6 +3,7 @@
 use narrows_plan::emit::Split;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::Axis;
+use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
     Access, Action, BufferId, Exchange, Instr, PassOp, Phase, Program, Reduction, Region,
     StageProgram,
@@ -15,7 +16,7 @@ use super::order::{commutes, depends, made_twice};
 /// Damages a program and says how, or leaves it as it is when it cannot.
 pub type Damage = fn(&mut Dice, &mut Program) -> Option<String>;
 
-pub const KINDS: [(&str, Damage); 17] = [
+pub const KINDS: [(&str, Damage); 19] = [
     ("collective removed", removed),
     ("collective doubled", doubled),
     ("collective moved", moved),
@@ -33,6 +34,8 @@ pub const KINDS: [(&str, Damage); 17] = [
     ("schedule damaged", schedule),
     ("extent damaged", extent),
     ("operand dropped", dropped),
+    ("another function", function),
+    ("sections damaged", sections),
 ];
 
 const PHASES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Step];
@@ -359,12 +362,9 @@ fn extent(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(format!("{what} in way {way}"))
 }
 
-/// An operand is missing. (The backward pass of several latents side by side reads the latent only
-/// where there is a φ, and a program does not say which φ there is.)
+/// An operand is missing.
 fn dropped(dice: &mut Dice, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |instr| {
-        instr.action != Action::Pass(PassOp::LatentBackward) || instr.reads.len() == 2
-    })?;
+    let place = find(dice, program, |_| true)?;
     let what = say(place, program);
     let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
     let at = dice.below(instr.reads.len() + instr.writes.len());
@@ -373,4 +373,72 @@ fn dropped(dice: &mut Dice, program: &mut Program) -> Option<String> {
         Some(at) => instr.writes.remove(at),
     };
     Some(format!("{what} without operand {at}"))
+}
+
+/// A pass computes another function than its counterpart: φ, the product, the heads, the dim.
+fn function(dice: &mut Dice, program: &mut Program) -> Option<String> {
+    let place = find(dice, program, |instr| match &instr.action {
+        Action::Pass(pass) => other(*pass).is_some(),
+        _ => false,
+    })?;
+    let what = say(place, program);
+    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+    let Action::Pass(pass) = &mut instr.action else { return None };
+    *pass = other(*pass)?;
+    Some(what)
+}
+
+fn other(pass: PassOp) -> Option<PassOp> {
+    use PassOp::*;
+    let phi = |activation| match activation {
+        Activation::Identity => Activation::Silu,
+        Activation::Silu => Activation::Identity,
+    };
+    let gated = |product| match product {
+        Product::Plain => Product::SwiGlu,
+        Product::SwiGlu => Product::Plain,
+    };
+    let along = |dim| match dim {
+        Dim::Feature => Dim::Sequence,
+        _ => Dim::Feature,
+    };
+    Some(match pass {
+        LatentForward { activation } => LatentForward { activation: phi(activation) },
+        LatentRecover { activation } => LatentRecover { activation: phi(activation) },
+        LatentBackward { activation } => LatentBackward { activation: phi(activation) },
+        LatentRecoverBackward { activation } => {
+            LatentRecoverBackward { activation: phi(activation) }
+        }
+        LatentNorm { activation } => LatentNorm { activation: phi(activation) },
+        LatentNormBackward { activation } => LatentNormBackward { activation: phi(activation) },
+        TensorGate { a, b } => TensorGate { a: a * 2, b: b / 2 },
+        TensorGateBackward { a, b } => TensorGateBackward { a: a / 2, b: b * 2 },
+        Rope { head_dim } => Rope { head_dim: head_dim / 2 },
+        RopeBackward { head_dim } => RopeBackward { head_dim: head_dim / 2 },
+        GatedProduct { product } => GatedProduct { product: gated(product) },
+        GatedProductBackward { product } => GatedProductBackward { product: gated(product) },
+        Pack { dim } => Pack { dim: along(dim) },
+        Unpack { dim } => Unpack { dim: along(dim) },
+        Slice { dim } => Slice { dim: along(dim) },
+        _ => return None,
+    })
+}
+
+/// A buffer's tensors begin elsewhere than those of its operands.
+fn sections(dice: &mut Dice, program: &mut Program) -> Option<String> {
+    let stage = dice.below(program.stages.len());
+    let buffers = &mut program.stages[stage].buffers;
+    let several: Vec<usize> = (0..buffers.len())
+        .filter(|at| buffers[*at].sections.len() > 1 && buffers[*at].region == Region::Activation)
+        .collect();
+    let buffer = &mut buffers[*dice.pick(&several)?];
+    match dice.below(3) {
+        0 => buffer.sections.clear(),
+        1 => buffer.sections[0] += 1,
+        _ => {
+            buffer.sections[0] -= 1;
+            buffer.sections[1] += 1;
+        }
+    }
+    Some(format!("stage {stage} `{}` has sections {:?}", buffer.name, buffer.sections))
 }

@@ -40,7 +40,10 @@ pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
             let linear = |one: &Instr, two: &Instr| {
                 sums_in_place(one)
                     && (sums_in_place(two)
-                        || matches!(two.action, Action::Pass(PassOp::Rope | PassOp::RopeBackward)))
+                        || matches!(
+                            two.action,
+                            Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. })
+                        ))
             };
             both_add || linear(one, two) || linear(two, one) || made_twice(stage, id)
         })
@@ -58,7 +61,9 @@ fn adds_into(instr: &Instr, id: BufferId) -> bool {
                 | NormBackward
                 | NormBackwardApply
                 | NormOnlineBackward
-                | LatentRecoverBackward
+                | LatentRecoverBackward { .. }
+                | LatentNormBackward { .. }
+                | TensorGateBackward { .. }
                 | SquareSum
         ),
         _ => false,

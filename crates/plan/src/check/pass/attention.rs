@@ -75,6 +75,13 @@ fn results(site: &Site, attention: &Attention, inputs: usize) -> Checked<(State,
     for state in &site.reads[1..inputs] {
         ensure(state.rows == q.rows, || format!("has queries {q} and keys or values {state}"))?;
     }
+    // Fewer key heads than devices: all devices hold all of them.
+    let keys = match (q.columns.cut, shares_keys(site, inputs)) {
+        (_, true) => (widths - q.columns.local(devices)) / 2,
+        (None, _) => attention.kv_heads * hd,
+        (Some(_), _) => attention.kv_heads * hd * devices,
+    };
+    site.operands_are(0..inputs, &[heads.times(hd).size, keys, keys])?;
     let output = State { columns: heads.times(hd), ..q };
     let sums = State { columns: heads, dtype: DType::F32, ..q };
     Ok((output, sums))

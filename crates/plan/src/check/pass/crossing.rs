@@ -18,7 +18,7 @@ fn kind_of(op: PassOp, width: u64) -> (Kind, u64) {
             (Kind::LatentNorm { activation }, 2 * width)
         }
         // The caller sends no others here.
-        _ => (Kind::Latent, 0),
+        _ => (Kind::Loss, 0),
     }
 }
 

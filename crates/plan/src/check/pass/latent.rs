@@ -1,6 +1,7 @@
 //! Latents: φ, with or without the division that an online norm still owes. φ is not linear, so
 //! the latent must be whole; the division needs the statistic of the very norm that owes it.
 
+use crate::model::Activation;
 use crate::program::Extent;
 
 use super::super::error::{Checked, ensure, fault};
@@ -8,15 +9,15 @@ use super::super::lattice::{Meaning, Side, State};
 use super::super::site::{Place, Site, Written};
 use super::super::values::{Kind, NodeId};
 
-pub(super) fn forward(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn forward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
     site.operands(1..=1, site.instr.writes.len())?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let input = site.value(0)?;
-    outputs(site, Kind::Latent, vec![input])
+    outputs(site, Kind::Latent { activation }, vec![input])
 }
 
-pub(super) fn recover(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn recover(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
     site.operands(2..=2, site.instr.writes.len())?;
     site.all_summed()?;
     let (h, statistic) = (site.reads[0], site.value(1)?);
@@ -35,9 +36,7 @@ pub(super) fn recover(site: &mut Site) -> Checked<Vec<Written>> {
     }
     statistic_fits(site, 1, &h)?;
     let input = site.value(0)?;
-    let target = site.instr.writes.first().map(|access| access.buffer);
-    let in_place = target == Some(site.instr.reads[0].buffer);
-    outputs(site, Kind::Recover { in_place }, vec![input, statistic])
+    outputs(site, Kind::Recover { activation }, vec![input, statistic])
 }
 
 /// One number for each row of a latent that is whole.
@@ -62,8 +61,10 @@ fn outputs(
     ensure(total == columns && !widths.is_empty(), || {
         format!("makes {total} features of {columns}")
     })?;
-    let values = site.apply(kind, inputs)?;
     let times = if h.columns.cut.is_some() { devices } else { 1 };
+    let whole: Vec<u64> = widths.iter().map(|width| width * times).collect();
+    site.split_sections(0, &whole)?;
+    let values = site.apply(kind, inputs)?;
     let written = values.into_iter().zip(widths).map(|(value, width)| {
         let columns = Side { size: width * times, ..h.columns };
         let place = if total == width { Place::Either(0) } else { Place::Fresh };
@@ -72,31 +73,26 @@ fn outputs(
     Ok(written.collect())
 }
 
-pub(super) fn backward(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn backward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
     site.operands(1..=usize::MAX, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
-    let (node, sections) = latent(site, |kind| kind == Kind::Latent)?;
-    ensure(site.reads.len() <= sections + 1, || "has operands to spare".into())?;
-    // One result without φ is its input's buffer, and has no pass of its own.
-    if site.reads.len() > sections || sections == 1 {
+    let (node, sections) = latent(site, Kind::Latent { activation })?;
+    // φ' is read off the latent.
+    let saved = usize::from(activation != Activation::Identity);
+    site.operands(sections + saved..=sections + saved, 1)?;
+    if saved == 1 {
         is_input(site, sections, node)?;
     }
     Ok(vec![gradient(site, node, sections)])
 }
 
-pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn recover_backward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
     site.operands(3..=usize::MAX, 2)?;
     site.all_summed()?;
-    let (node, sections) = latent(site, |kind| matches!(kind, Kind::Recover { .. }))?;
+    let (node, sections) = latent(site, Kind::Recover { activation })?;
     // φ' is read off the latent before it; without φ the closed form takes all outputs instead.
-    let values = &site.check.values;
-    let input = Meaning::Value(values.inputs(node)[0]);
-    let given = site.reads.get(sections).map(|state| state.meaning);
-    let reads_input = match values.kind(node) {
-        Kind::Recover { in_place } if sections == 1 => !in_place,
-        _ => given == Some(input),
-    };
+    let reads_input = activation != Activation::Identity;
     let saved = if reads_input { 1 } else { sections };
     if reads_input {
         is_input(site, sections, node)?;
@@ -117,10 +113,10 @@ pub(super) fn recover_backward(site: &mut Site) -> Checked<Vec<Written>> {
 }
 
 /// The operation whose outputs' gradients are the first operands, and how many there are.
-fn latent(site: &Site, fits: impl Fn(Kind) -> bool) -> Checked<(NodeId, usize)> {
+fn latent(site: &Site, wanted: Kind) -> Checked<(NodeId, usize)> {
     let values = &site.check.values;
     let first = site.reads[0].meaning;
-    let Some(node) = values.made(first, fits) else {
+    let Some(node) = values.made(first, |kind| kind == wanted) else {
         return fault(format!("reads {}, no gradient of such a latent", values.describe(first)));
     };
     let outputs = values.outputs(node);

@@ -1,6 +1,6 @@
 //! Passes that work on each row or element alone, and copies.
 
-use crate::program::PassOp;
+use crate::model::GatedProduct;
 use crate::{Dim, Layout};
 
 use super::super::error::{Checked, ensure, fault};
@@ -13,34 +13,38 @@ fn fresh(state: State) -> Checked<Vec<Written>> {
 }
 
 /// Whole features the pass rotates: the first ones of every device's part.
-fn rotated(site: &Site) -> Checked<u64> {
+fn rotated(site: &Site, head_dim: u64) -> Checked<u64> {
     site.operands(1..=1, 1)?;
     site.none_owes_norm()?;
     let (read, written) = (site.instr.reads[0].extent, site.instr.writes[0].extent);
     ensure(read == written, || format!("rotates {read} into {written}"))?;
     ensure(site.reads[0].tensor != Sum::MaximumOwed, || "rotates a maximum".into())?;
+    let whole_heads = head_dim > 0 && head_dim.is_multiple_of(2);
+    ensure(whole_heads && read.columns.is_multiple_of(head_dim), || {
+        format!("rotates {} features, no whole heads of {head_dim}", read.columns)
+    })?;
     let times = if site.reads[0].columns.cut.is_some() { site.devices() } else { 1 };
     Ok(read.columns * times)
 }
 
 /// Linear in each token, so it may wait for a sum.
-pub(super) fn rope(site: &mut Site) -> Checked<Vec<Written>> {
-    let width = rotated(site)?;
+pub(super) fn rope(site: &mut Site, head_dim: u64) -> Checked<Vec<Written>> {
+    let width = rotated(site, head_dim)?;
     let input = site.value(0)?;
-    let value = site.apply(Kind::Rope { width }, vec![input])?[0];
+    let value = site.apply(Kind::Rope { width, head_dim }, vec![input])?[0];
     let state = site.reads[0].with(Meaning::Value(value));
     Ok(vec![Written { state, place: Place::Over(0) }])
 }
 
-pub(super) fn rope_backward(site: &mut Site) -> Checked<Vec<Written>> {
-    let width = rotated(site)?;
+pub(super) fn rope_backward(site: &mut Site, head_dim: u64) -> Checked<Vec<Written>> {
+    let width = rotated(site, head_dim)?;
     let values = &site.check.values;
     let meaning = site.reads[0].meaning;
     let node = match meaning {
         Meaning::Gradient { of, .. } if values.is_complete(meaning, of) => values.producer(of),
         _ => None,
     };
-    match node.filter(|node| values.kind(*node) == Kind::Rope { width }) {
+    match node.filter(|node| values.kind(*node) == Kind::Rope { width, head_dim }) {
         Some(node) => {
             let state = site.reads[0].with(values.contribution(node, 0));
             Ok(vec![Written { state, place: Place::Over(0) }])
@@ -67,28 +71,29 @@ fn gate_and_up(site: &Site, first: usize, count: usize) -> Checked<State> {
     Ok(State { columns: Side { size: size / 2, ..state.columns }, ..state })
 }
 
-pub(super) fn gated(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn gated(site: &mut Site, product: GatedProduct) -> Checked<Vec<Written>> {
     site.operands(1..=2, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let state = gate_and_up(site, 0, site.reads.len())?;
+    site.operands_are(0..site.reads.len(), &[state.columns.size; 2])?;
     let inputs = (0..site.reads.len()).map(|port| site.value(port)).collect::<Checked<_>>()?;
-    let value = site.apply(Kind::Gated, inputs)?[0];
+    let value = site.apply(Kind::Gated { product }, inputs)?[0];
     fresh(state.with(Meaning::Value(value)))
 }
 
-pub(super) fn gated_backward(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn gated_backward(site: &mut Site, product: GatedProduct) -> Checked<Vec<Written>> {
     let inputs = site.instr.writes.len();
     site.operands(inputs + 1..=inputs + 1, inputs)?;
     ensure((1..=2).contains(&inputs), || "has one or two inputs".into())?;
     site.all_summed()?;
     site.none_owes_norm()?;
-    let product = gate_and_up(site, 1, inputs)?;
+    let state = gate_and_up(site, 1, inputs)?;
     let dy = site.reads[0];
-    ensure(dy.lies_as(&product), || format!("has the gradient {dy} of the product {product}"))?;
+    ensure(dy.lies_as(&state), || format!("has the gradient {dy} of the product {state}"))?;
     let first = site.value(1)?;
     let values = &site.check.values;
-    let node = values.user(first, 0, dy.meaning, |kind| kind == Kind::Gated)?;
+    let node = values.user(first, 0, dy.meaning, |kind| kind == Kind::Gated { product })?;
     let mut written = vec![];
     for port in 0..inputs {
         ensure(site.value(1 + port)? == values.inputs(node)[port], || {
@@ -129,33 +134,42 @@ pub(super) fn fill(site: &mut Site) -> Checked<Vec<Written>> {
     fresh(State::new(Meaning::Zero, rows, Side::whole(extent.columns), extent.dtype))
 }
 
-pub(super) fn pack(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+/// Lays out the parts along a dim that is not cut yet.
+pub(super) fn pack(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
-    let pack = op == PassOp::Pack;
-    ensure(state.packed != pack, || {
-        format!("finds {} {}packed", site.operand_name(0), if pack { "already " } else { "not " })
+    ensure(state.packed.is_none(), || format!("finds {} already packed", site.operand_name(0)))?;
+    ensure(state.layout() != Layout::Sharded(dim), || {
+        format!("cuts {} along a dim that is cut already ({state})", site.operand_name(0))
     })?;
-    fresh(State { packed: pack, ..state })
+    fresh(State { packed: Some(dim), ..state })
+}
+
+/// Puts in place the parts along the dim that was cut before the collective.
+pub(super) fn unpack(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
+    site.operands(1..=1, 1)?;
+    let state = site.reads[0];
+    ensure(state.packed == Some(dim), || match state.packed {
+        None => format!("finds {} not packed", site.operand_name(0)),
+        Some(other) => {
+            format!("puts parts by {} in place by {}", Layout::Sharded(other), Layout::Sharded(dim))
+        }
+    })?;
+    fresh(State { packed: None, ..state })
 }
 
 /// This device's part of what is whole.
-pub(super) fn slice(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn slice(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.layout() == Layout::Replicated, || {
         format!("takes a part of {}, which is not whole ({state})", site.operand_name(0))
     })?;
-    let written = site.instr.writes[0].extent;
-    let rows = if written.rows < state.rows.size {
-        Side { cut: site.check.context.token_dim(), ..state.rows }
-    } else {
-        state.rows
-    };
-    let columns = if written.columns < state.columns.size {
-        Side { cut: Some(Dim::Feature), ..state.columns }
-    } else {
-        state.columns
-    };
+    ensure(dim == Dim::Feature || site.check.context.token_dim() == Some(dim), || {
+        format!("cuts tokens by {}, which the mesh does not", Layout::Sharded(dim))
+    })?;
+    let cut = |here: bool, side: Side| if here { Side { cut: Some(dim), ..side } } else { side };
+    let features = dim == Dim::Feature;
+    let (rows, columns) = (cut(!features, state.rows), cut(features, state.columns));
     fresh(State { rows, columns, ..state })
 }

@@ -1,5 +1,6 @@
 //! Additions (residual, crossing latents) and the product of gate and up.
 
+use crate::model::GatedProduct;
 use crate::program::PassOp;
 
 use super::{Site, Slot, Template, pass};
@@ -20,8 +21,8 @@ pub(super) fn sum_backward(site: &Site) -> Vec<Template> {
     ports.map(onto).collect()
 }
 
-pub(super) fn product_backward(site: &Site) -> Template {
+pub(super) fn product_backward(site: &Site, product: GatedProduct) -> Template {
     let mut reads = vec![site.activation(Slot::OutputGradient(0))];
     reads.extend(site.inputs(Slot::Input));
-    pass(PassOp::GatedProductBackward, reads, site.inputs(Slot::InputGradient))
+    pass(PassOp::GatedProductBackward { product }, reads, site.inputs(Slot::InputGradient))
 }

@@ -11,19 +11,21 @@ use crate::strategy::Strategy;
 use super::{Site, Slot, Template, pass};
 
 pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+    let activation = latent.activation;
     let h = site.activation(Slot::Input(0));
     let z = site.outputs(Slot::Output);
     if site.choice.strategy == Strategy::Recover {
         let statistic = site.statistic(Slot::NormStatistic, 1);
-        return vec![pass(PassOp::LatentRecover, vec![h, statistic], z)];
+        return vec![pass(PassOp::LatentRecover { activation }, vec![h, statistic], z)];
     }
     if nothing_to_do(site, latent) {
         return vec![];
     }
-    vec![pass(PassOp::LatentForward, vec![h], z)]
+    vec![pass(PassOp::LatentForward { activation }, vec![h], z)]
 }
 
 pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+    let activation = latent.activation;
     let mut reads = site.outputs(Slot::OutputGradient);
     let dh = site.activation(Slot::InputGradient(0));
     // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
@@ -40,12 +42,12 @@ pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
         if !contributes_first(site, latent) {
             reads.push(gradient);
         }
-        return vec![pass(PassOp::LatentRecoverBackward, reads, vec![dh, gradient])];
+        return vec![pass(PassOp::LatentRecoverBackward { activation }, reads, vec![dh, gradient])];
     }
     if nothing_to_do(site, latent) {
         return vec![];
     }
-    vec![pass(PassOp::LatentBackward, reads, vec![dh])]
+    vec![pass(PassOp::LatentBackward { activation }, reads, vec![dh])]
 }
 
 /// Without φ and with one output the latent passes through: its output is its input's storage.

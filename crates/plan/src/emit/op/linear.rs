@@ -56,15 +56,14 @@ pub(super) fn forward(site: &Site, linear: &LinearOp) -> Vec<Template> {
         shape.weight(Slot::Weight(0), site.context.compute()),
     ];
     let mut made = vec![Template { action: Action::Gemm(product), reads, writes: vec![output] }];
-    made.extend(rotary(site, linear, PassOp::Rope, output));
+    made.extend(rotary(site, linear, false, output));
     made
 }
 
 pub(super) fn backward(site: &Site, linear: &LinearOp) -> Vec<Template> {
     let shape = Shape::of(site, linear);
     let gradient = site.activation(Slot::OutputGradient(0));
-    let mut made: Vec<Template> =
-        rotary(site, linear, PassOp::RopeBackward, gradient).into_iter().collect();
+    let mut made: Vec<Template> = rotary(site, linear, true, gradient).into_iter().collect();
 
     let mut reads = vec![gradient, shape.weight(Slot::Weight(0), site.context.compute())];
     let input_gradient = site.input_gradient(0, &mut reads);
@@ -94,16 +93,16 @@ pub(super) fn backward(site: &Site, linear: &LinearOp) -> Vec<Template> {
 
 /// The rotary embedding on the q and k sections. It is linear in each token, so it may be applied
 /// to partial sums; a feature shard holds whole heads.
-fn rotary(site: &Site, linear: &LinearOp, op: PassOp, tensor: Operand) -> Option<Template> {
+fn rotary(site: &Site, linear: &LinearOp, back: bool, tensor: Operand) -> Option<Template> {
     let width: u64 = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
     if width == 0 {
         return None;
     }
-    let layout = match op {
-        PassOp::Rope => site.layout(Slot::Output(0)),
-        _ => site.layout(Slot::OutputGradient(0)),
-    };
-    debug_assert!(layout != Layout::Partial || op == PassOp::Rope);
+    let slot = if back { Slot::OutputGradient(0) } else { Slot::Output(0) };
+    let layout = site.layout(slot);
+    debug_assert!(layout != Layout::Partial || !back);
+    let head_dim = linear.head_dim.unwrap_or(width);
+    let op = if back { PassOp::RopeBackward { head_dim } } else { PassOp::Rope { head_dim } };
     let columns = site.context.columns(width, layout);
     let part = Operand { extent: Extent { columns, ..tensor.extent }, ..tensor };
     Some(pass(op, vec![part], vec![part]))

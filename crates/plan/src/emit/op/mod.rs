@@ -38,7 +38,9 @@ pub fn op_forward(
         Op::Linear(linear) => linear::forward(&site, linear),
         Op::Latent(latent) => latent::forward(&site, latent),
         Op::Attention(op) => vec![attention::forward(&site, op)],
-        Op::GatedProduct { .. } => vec![elementwise::forward(&site, PassOp::GatedProduct)],
+        Op::GatedProduct { product, .. } => {
+            vec![elementwise::forward(&site, PassOp::GatedProduct { product: *product })]
+        }
         Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, PassOp::Add)],
         Op::LatentNorm { width, activation } => crossing::norm(&site, *width, *activation),
         Op::TensorGate { a, b } => crossing::gate(&site, *a, *b),
@@ -71,7 +73,9 @@ pub fn op_backward(
         Op::Linear(linear) => linear::backward(&site, linear),
         Op::Latent(latent) => latent::backward(&site, latent),
         Op::Attention(op) => vec![attention::backward(&site, op)],
-        Op::GatedProduct { .. } => vec![elementwise::product_backward(&site)],
+        Op::GatedProduct { product, .. } => {
+            vec![elementwise::product_backward(&site, *product)]
+        }
         Op::Add { .. } | Op::Cross { .. } => elementwise::sum_backward(&site),
         Op::LatentNorm { width, activation } => crossing::norm_backward(&site, *width, *activation),
         Op::TensorGate { a, b } => crossing::gate_backward(&site, *a, *b),

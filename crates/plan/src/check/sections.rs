@@ -1,0 +1,77 @@
+//! What lies side by side in a buffer. A part of the features of several tensors is a part of each,
+//! so whoever cuts, packs or reads them must agree on where each begins.
+
+use crate::program::BufferId;
+
+use super::error::{Checked, ensure};
+use super::lattice::{Meaning, State};
+use super::site::Site;
+use super::stage::StageCheck;
+
+impl StageCheck<'_> {
+    /// The widths of what a buffer holds side by side, when its rows are `columns` wide.
+    pub fn sections(&self, id: BufferId, columns: u64) -> Vec<u64> {
+        match &self.stage.buffer(id).sections[..] {
+            [] => vec![columns],
+            sections => sections.to_vec(),
+        }
+    }
+
+    /// A value and its gradient have the same sections wherever they are written.
+    pub fn keep_sections(&mut self, id: BufferId, state: &State) -> Checked {
+        let (Meaning::Value(of) | Meaning::Gradient { of, .. }) = state.meaning else {
+            return Ok(());
+        };
+        let name = &self.stage.buffer(id).name;
+        let found = self.sections(id, state.columns.size);
+        let total = found.iter().try_fold(0_u64, |sum, width| sum.checked_add(*width));
+        ensure(total == Some(state.columns.size), || {
+            format!("writes {state} to `{name}`, whose sections are {found:?}")
+        })?;
+        let known = self.known_sections.entry(of).or_insert_with(|| found.clone());
+        ensure(*known == found, || {
+            format!("writes to `{name}` with sections {found:?} what has sections {known:?}")
+        })
+    }
+}
+
+impl Site<'_, '_> {
+    /// The sections of an operand.
+    pub fn operand_sections(&self, port: usize) -> Vec<u64> {
+        self.check.sections(self.instr.reads[port].buffer, self.reads[port].columns.size)
+    }
+
+    /// The sections of the operands, one after the other, are these.
+    pub fn operands_are(&self, ports: std::ops::Range<usize>, wanted: &[u64]) -> Checked {
+        let found: Vec<u64> = ports.flat_map(|port| self.operand_sections(port)).collect();
+        ensure(found == wanted, || {
+            format!("takes its operands for sections {wanted:?}, but they are {found:?}")
+        })
+    }
+
+    /// The result of a product has a section for each weight side by side; of a batch, each takes
+    /// one section of the input.
+    pub fn product_sections(&self, batch: u64) -> Checked {
+        let weight = self.check.stage.buffer(self.instr.reads[1].buffer);
+        let Some(shard) = &weight.shard else { return Ok(()) };
+        let wanted: Vec<u64> = shard.members.iter().map(|(_, _, columns)| *columns).collect();
+        if batch > 1 {
+            let each: Vec<u64> = shard.members.iter().map(|(_, rows, _)| *rows).collect();
+            self.operands_are(0..1, &each)?;
+        }
+        let columns = wanted.iter().sum();
+        let found = self.check.sections(self.instr.writes[0].buffer, columns);
+        ensure(found == wanted, || {
+            format!("makes sections {wanted:?}, but writes to sections {found:?}")
+        })
+    }
+
+    /// The sections of the results, one after the other, are those of the operand.
+    pub fn split_sections(&self, port: usize, widths: &[u64]) -> Checked {
+        let results = self.instr.writes.iter().zip(widths);
+        let made: Vec<u64> = results
+            .flat_map(|(access, width)| self.check.sections(access.buffer, *width))
+            .collect();
+        self.operands_are(port..port + 1, &made)
+    }
+}
