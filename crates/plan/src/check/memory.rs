@@ -193,6 +193,7 @@ mod tests {
             offset,
             per_microbatch: false,
             shard: None,
+            sections: vec![],
         }
     }
 
