@@ -1,7 +1,7 @@
 //! From texts to tokens: bytes as they are, or a Hugging Face tokenizer.
 //!
 //! A document is read in pieces, so that its size does not matter. For bytes a piece is anything;
-//! for a tokenizer it ends where tokenizers end a token as well ([`pieces`]).
+//! for a tokenizer it ends where tokenizers end a token as well ([`mod@pieces`]).
 
 mod hugging_face;
 mod pieces;
