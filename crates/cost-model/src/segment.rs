@@ -8,7 +8,7 @@
 //! the two ends of a port are the same, and that what the backward pass reads is kept or redone.
 
 use narrows_plan::emit::{
-    Template, flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
+    Template, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
     parameter_reduce, parameter_update,
 };
 use narrows_plan::graph::{OpId, ValueId};
@@ -183,22 +183,22 @@ fn op_turns(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTi
 
 fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<SegmentTime> {
     let value = space.segment.value(id);
-    let mut made: Vec<SegmentTime> = vec![];
     let flows = &space.flows[id.0 as usize];
-    for (index, flow) in flows.iter().enumerate() {
-        // Flows that differ only in what they save come one after the other.
-        let same = index > 0 && {
-            let last = &flows[index - 1];
-            (last.producer, last.primary, last.second) == (flow.producer, flow.primary, flow.second)
-        };
-        if !same {
-            made.push(flow_time(space, id, flow, price));
-            continue;
-        }
-        let redo = |flow: &Flow| sum(&flow_redo(value, flow, &space.context), price);
-        let mut time = made[index - 1];
-        time.backward = time.backward - redo(&flows[index - 1]) + redo(flow);
-        made.push(time);
+    let same =
+        |a: &Flow, b: &Flow| (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second);
+    let mut made: Vec<SegmentTime> = Vec::with_capacity(flows.len());
+    // Flows that differ only in what they save come one after the other.
+    for alike in flows.chunk_by(same) {
+        let first = &alike[0];
+        let forward = sum(&flow_forward(value, first, &space.context), price);
+        let backward = sum(&flow_backward(value, first, &space.context), price);
+        let redo = |copy| sum(&copy_redo(value, first, copy, &space.context), price);
+        let redo: Vec<Seconds> = (0..first.saves.len()).map(redo).collect();
+        made.extend(alike.iter().map(|flow| {
+            let redone = flow.saves.iter().zip(&redo).filter(|(save, _)| **save == Save::Redone);
+            let redone: Seconds = redone.map(|(_, time)| *time).sum();
+            SegmentTime { forward, backward: backward + redone, step: Seconds(0.0) }
+        }));
     }
     made
 }
@@ -331,10 +331,10 @@ impl Linker<'_> {
             .flows()
             .iter()
             .map(|flow| {
-                flow.copies()
-                    .into_iter()
-                    .filter(|layout| flow.available(*layout))
-                    .fold(0, |set, layout| set | 1 << key(layout))
+                let saved = flow.copies().into_iter().zip(&flow.saves);
+                saved
+                    .filter(|(_, save)| **save != Save::Dropped)
+                    .fold(0, |set, (layout, _)| set | 1 << key(layout))
             })
             .collect();
         self.make(op, demand, offer)

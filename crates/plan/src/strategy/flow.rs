@@ -64,7 +64,8 @@ pub enum Recompute {
 impl Flow {
     /// Distinct forward layouts, the producer's first.
     pub fn copies(&self) -> Vec<Layout> {
-        let mut copies = vec![self.producer.forward];
+        let mut copies = Vec::with_capacity(3);
+        copies.push(self.producer.forward);
         for edge in std::iter::once(&self.primary).chain(&self.second) {
             if !copies.contains(&edge.forward) {
                 copies.push(edge.forward);
@@ -89,10 +90,8 @@ impl Flow {
 
     /// Whether the copy in this layout is kept or redone.
     pub fn available(&self, layout: Layout) -> bool {
-        self.copies()
-            .iter()
-            .position(|copy| *copy == layout)
-            .is_some_and(|index| self.saves[index] != Save::Dropped)
+        let saved = |(copy, save): (Layout, &Save)| copy == layout && *save != Save::Dropped;
+        self.copies().into_iter().zip(&self.saves).any(saved)
     }
 }
 
@@ -146,21 +145,17 @@ pub fn flows(
         (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
         (None, None) => return vec![],
     };
+    let saver = Saver::new(segment, id, recompute);
     let mut made = vec![];
     for &producer in &producers {
-        for &primary in &primaries {
-            let alone = std::iter::once(None);
-            for second in alone.chain(seconds.iter().copied().map(Some)) {
-                if second == Some(primary)
-                    || !flow_is_legal(producer, primary, second, value, context)
-                {
-                    continue;
-                }
-                let mut flow = Flow { producer, primary, second, saves: vec![] };
-                for saves in save_choices(segment, id, &flow, recompute) {
-                    flow.saves = saves;
-                    made.push(flow.clone());
-                }
+        let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None, value, context);
+        let seconds: Vec<EdgeLayout> = seconds.iter().filter(legal).copied().collect();
+        for &primary in primaries.iter().filter(legal) {
+            let others = seconds.iter().copied().filter(|second| *second != primary).map(Some);
+            for second in std::iter::once(None).chain(others) {
+                let flow = Flow { producer, primary, second, saves: vec![] };
+                let saved = saver.choices(&flow).into_iter();
+                made.extend(saved.map(|saves| Flow { saves, ..flow }));
             }
         }
     }
@@ -198,46 +193,59 @@ pub fn flow_is_legal(
     })
 }
 
-/// The combinations of saves for the copies of a flow.
-fn save_choices(
-    segment: &Segment,
+/// What a value's copies may be saved as, whatever its flow.
+struct Saver<'a> {
+    segment: &'a Segment,
     id: ValueId,
-    flow: &Flow,
-    recompute: Recompute,
-) -> Vec<Vec<Save>> {
-    let copies = flow.copies();
-    let value = segment.value(id);
-    if value.consumers.is_empty() {
-        return vec![vec![Save::Dropped; copies.len()]];
+    keeps: bool,
+    redoes: bool,
+}
+
+impl Saver<'_> {
+    fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> Saver<'_> {
+        let shares_storage = segment.values.iter().any(|other| other.storage_of == Some(id));
+        let keeps = !shares_storage && may_keep(segment, segment.value(id), recompute);
+        let redoes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
+        Saver { segment, id, keeps, redoes }
     }
-    let shares_storage = segment.values.iter().any(|other| other.storage_of == Some(id));
-    let states = |copy: usize| -> Vec<Save> {
-        let mut states = vec![Save::Dropped];
-        let partial = copies[copy] == Layout::Partial;
-        if !partial && !shares_storage && may_keep(segment, value, recompute) {
-            states.push(Save::Kept);
+
+    /// The combinations of saves for the copies of a flow.
+    fn choices(&self, flow: &Flow) -> Vec<Vec<Save>> {
+        let copies = flow.copies();
+        let value = self.segment.value(self.id);
+        if value.consumers.is_empty() {
+            return vec![vec![Save::Dropped; copies.len()]];
         }
-        let made_here = copy > 0 || value.producer.is_some();
-        if made_here && segment.kind == SegmentKind::Block && recompute != Recompute::None {
-            states.push(Save::Redone);
-        }
-        states
-    };
-    let mut made: Vec<Vec<Save>> = vec![vec![]];
-    for copy in 0..copies.len() {
-        made = made
-            .into_iter()
-            .flat_map(|saves| {
-                states(copy).into_iter().map(move |state| {
-                    let mut longer = saves.clone();
-                    longer.push(state);
-                    longer
-                })
-            })
-            .collect();
+        let mut made = vec![];
+        let mut saves = Vec::with_capacity(copies.len());
+        self.extend(flow, &copies, &mut saves, &mut made);
+        made
     }
-    made.retain(|saves| sensible(segment, id, flow, saves));
-    made
+
+    fn extend(
+        &self,
+        flow: &Flow,
+        copies: &[Layout],
+        saves: &mut Vec<Save>,
+        made: &mut Vec<Vec<Save>>,
+    ) {
+        let copy = saves.len();
+        if copy == copies.len() {
+            made.extend(sensible(self.segment, self.id, flow, saves).then(|| saves.clone()));
+            return;
+        }
+        let made_here = copy > 0 || self.segment.value(self.id).producer.is_some();
+        let states = [
+            (Save::Dropped, true),
+            (Save::Kept, self.keeps && copies[copy] != Layout::Partial),
+            (Save::Redone, self.redoes && made_here),
+        ];
+        for (state, _) in states.into_iter().filter(|(_, may)| *may) {
+            saves.push(state);
+            self.extend(flow, copies, saves, made);
+            saves.pop();
+        }
+    }
 }
 
 fn may_keep(segment: &Segment, value: &Value, recompute: Recompute) -> bool {

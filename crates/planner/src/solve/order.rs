@@ -52,10 +52,11 @@ impl Relation {
         for link in links {
             let first = usize::from(link.from.0 as usize != ends[0]);
             // The offering choices of each key.
-            let mut offering = vec![Bits::empty(link.offer.len()); 64];
+            let keys = link.demand.iter().flatten().max().map_or(0, |key| usize::from(*key) + 1);
+            let mut offering = vec![Bits::empty(link.offer.len()); keys];
             for (choice, offer) in link.offer.iter().enumerate() {
-                let keys = (0..64).filter(|key| offer & (1 << key) != 0);
-                keys.for_each(|key| offering[key].insert(choice));
+                let offered = (0..keys).filter(|key| offer & (1 << key) != 0);
+                offered.for_each(|key| offering[key].insert(choice));
             }
             for (choice, key) in link.demand.iter().enumerate() {
                 let Some(offering) = key.map(|key| &offering[usize::from(key)]) else { continue };
@@ -71,19 +72,53 @@ impl Relation {
         Relation::new(ends, forward, sizes[1])
     }
 
-    /// The class of each value of an end, and the partners of each class.
-    fn classes(&self, end: usize) -> (Vec<usize>, Vec<Bits>) {
-        let mut known: BTreeMap<&Bits, usize> = BTreeMap::new();
-        let mut classes = vec![];
-        let of = |partners| {
-            *known.entry(partners).or_insert_with(|| {
-                classes.push(Bits::clone(partners));
-                classes.len() - 1
-            })
-        };
-        let class = self.partners[end].iter().map(of).collect();
-        (class, classes)
+    /// The values of an end by what they go with.
+    fn classes(&self, end: usize) -> Classes {
+        let mut made = Classes::default();
+        self.partners[end].iter().for_each(|partners| made.push(partners));
+        made
     }
+}
+
+/// The values of a variable, classed by their partners in another one.
+#[derive(Default)]
+struct Classes {
+    class: Vec<usize>,
+    partners: Vec<Bits>,
+}
+
+impl Classes {
+    /// One more value.
+    fn push(&mut self, partners: &Bits) {
+        let known = self.partners.iter().position(|known| known == partners);
+        self.class.push(known.unwrap_or(self.partners.len()));
+        if known.is_none() {
+            self.partners.push(partners.clone());
+        }
+    }
+}
+
+/// The choices that demand, by what all links together let them go with.
+fn demands(links: &[&Link]) -> Classes {
+    let offers = links[0].offer.len();
+    let demand = |choice: usize| links.iter().map(move |link| link.demand[choice]);
+    let mut made = Classes::default();
+    for choice in 0..links[0].demand.len() {
+        // What demands the same has the same partners.
+        let alike = (0..choice).find(|&other| demand(other).eq(demand(choice)));
+        if let Some(other) = alike {
+            made.class.push(made.class[other]);
+            continue;
+        }
+        let mut partners = Bits::empty(offers);
+        let met = |other: usize| {
+            let mut keys = links.iter().zip(demand(choice));
+            keys.all(|(link, key)| key.is_none_or(|key| link.offer[other] & (1 << key) != 0))
+        };
+        (0..offers).filter(|&other| met(other)).for_each(|other| partners.insert(other));
+        made.push(&partners);
+    }
+    made
 }
 
 /// Links by the nodes they are between, the lower one first.
@@ -117,38 +152,40 @@ impl Network {
         let allowed = self_consistent(&sizes, links);
         let mut network = Network { sizes, allowed, relations: vec![] };
         for (ends, links) in between(links) {
-            let relation = Relation::fused(&network.sizes, ends, &links);
-            network.relate(relation);
+            network.relate(ends, &links);
         }
         network
     }
 
-    /// Adds a relation, by a key where that tells fewer values apart.
-    fn relate(&mut self, relation: Relation) {
-        let ends = relation.ends;
-        let sides = [relation.classes(0), relation.classes(1)];
-        let near = usize::from(sides[1].1.len() < sides[0].1.len());
-        let (class, partners) = &sides[near];
-        let keys = partners.len();
-        let far_size = self.sizes[ends[1 - near]];
-        if keys == 1 && partners[0].covers(&Bits::full(far_size)) {
+    /// Adds what the links between two nodes demand, by a key where that tells fewer values apart.
+    fn relate(&mut self, ends: [usize; 2], links: &[&Link]) {
+        let from = links[0].from.0 as usize;
+        let mut seen = if links.iter().all(|link| link.from.0 as usize == from) {
+            demands(links)
+        } else {
+            Relation::fused(&self.sizes, ends, links).classes(usize::from(from != ends[0]))
+        };
+        let far = if from == ends[0] { ends[1] } else { ends[0] };
+        let all = Bits::full(self.sizes[far]);
+        if seen.partners.iter().all(|partners| partners.covers(&all)) {
             return;
         }
-        if keys == self.sizes[ends[near]] {
-            self.relations.push(relation);
+        let keys = seen.partners.len();
+        if keys == self.sizes[from] {
+            let partners = seen.class.iter().map(|&class| seen.partners[class].clone()).collect();
+            self.relations.push(Relation::new([from, far], partners, self.sizes[far]));
             return;
         }
         let key = self.sizes.len();
         self.sizes.push(keys);
-        let only = |&class: &usize| {
+        let only = |class: usize| {
             let mut bits = Bits::empty(keys);
             bits.insert(class);
             bits
         };
-        let determined = class.iter().map(only).collect();
-        self.relations.push(Relation::new([ends[near], key], determined, keys));
-        let seen = partners.clone();
-        self.relations.push(Relation::new([key, ends[1 - near]], seen, far_size));
+        let determined = seen.class.drain(..).map(only).collect();
+        self.relations.push(Relation::new([from, key], determined, keys));
+        self.relations.push(Relation::new([key, far], seen.partners, self.sizes[far]));
     }
 
     /// Every variable, in the order of removal, with its neighbours at that time; `root` last.
