@@ -1,0 +1,190 @@
+//! Gradients of q, k and v.
+
+use super::super::matrix::multiply;
+use super::super::parallel::{Columns, Lent, Same};
+use super::super::simd::{dot, exp, vectorized};
+use super::super::{Parallel, View, ViewMut, Write};
+use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
+
+/// What [`backward`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a> {
+    /// Queries.
+    pub q: View<'a>,
+    /// Keys.
+    pub k: View<'a>,
+    /// Values.
+    pub v: View<'a>,
+    /// The output of forward.
+    pub out: View<'a>,
+    /// The log-sum-exp of forward.
+    pub lse: View<'a>,
+    /// The gradient of the output.
+    pub dout: View<'a>,
+}
+
+/// What [`backward`] writes, whatever is there.
+pub struct Gradients<'a> {
+    /// Gradient of the queries.
+    pub dq: ViewMut<'a>,
+    /// Gradient of the keys.
+    pub dk: ViewMut<'a>,
+    /// Gradient of the values.
+    pub dv: ViewMut<'a>,
+}
+
+/// Backward: the gradients of all heads. `scratch` holds [`Shape::scratch`] numbers.
+pub fn backward(
+    shape: Shape,
+    saved: Saved<'_>,
+    made: Gradients<'_>,
+    scratch: &mut [f32],
+    parallel: Parallel,
+) {
+    let Saved { q, k, v, out, lse, dout } = saved;
+    let Gradients { dq, dk, dv } = made;
+    let size = |of: &View<'_>| (of.rows(), of.columns());
+    let size_mut = |of: &ViewMut<'_>| (of.rows(), of.columns());
+    let of_queries = [size(&q), size(&out), size(&dout), size_mut(&dq)];
+    shape.check(&of_queries, &[size(&k), size(&v), size_mut(&dk), size_mut(&dv)]);
+    assert_eq!(size(&lse), (shape.tokens(), shape.heads));
+    let tiles = lent(shape, scratch);
+    if by_sequences(shape, parallel) {
+        let by = |of| sequences(shape, of);
+        let read = (by(q), by(k), by(v), by(out), by(lse), by(dout));
+        let made = (sequences(shape, dq), sequences(shape, dk), sequences(shape, dv));
+        let work = (read, made, tiles, Same(shape));
+        parallel.heavy_rows(shape.sequences, work, |(read, made, tiles, Same(shape))| {
+            let (q, k, v, out, lse, dout) = read;
+            let (q, k, v, out) = (q.of, k.of, v.of, out.of);
+            let saved = Saved { q, k, v, out, lse: lse.of, dout: dout.of };
+            part(shape, saved, Gradients { dq: made.0.of, dk: made.1.of, dv: made.2.of }, tiles);
+        });
+        return;
+    }
+    let keys = shape.head_dim;
+    let queries = shape.group() * shape.head_dim;
+    let by = |each: usize| move |of| heads(each, of);
+    let of_queries = [q, out, dout].map(by(queries)).into();
+    let of_queries: (_, _, _) = of_queries;
+    let read = (of_queries, heads(keys, k), heads(keys, v), heads(shape.group(), lse));
+    let made = (heads(queries, dq), heads(keys, dk), heads(keys, dv));
+    let work = (read, made, tiles, Same(shape));
+    parallel.heavy_rows(shape.kv_heads, work, |(read, made, tiles, Same(shape))| {
+        let ((q, out, dout), k, v, lse) = read;
+        let Columns(lse) = lse.of;
+        let [q, k, v, out, dout] = [q, k, v, out, dout].map(|part| part.of.0);
+        let made = Gradients { dq: made.0.of.0, dk: made.1.of.0, dv: made.2.of.0 };
+        part(shape, Saved { q, k, v, out, lse, dout }, made, tiles);
+    });
+}
+
+/// What of the whole a part has is read off its operands.
+fn part(whole: Shape, saved: Saved<'_>, mut made: Gradients<'_>, tiles: Lent<'_>) {
+    let shape = Shape {
+        sequences: saved.q.rows() / whole.length,
+        heads: saved.q.columns() / whole.head_dim,
+        kv_heads: saved.k.columns() / whole.head_dim,
+        ..whole
+    };
+    let (s, dp) = tiles.of[..tiles.each].split_at_mut(tiles.each / 2);
+    for sequence in 0..shape.sequences {
+        for query_head in 0..shape.heads {
+            let key_head = query_head / shape.group();
+            let first_of_group = query_head.is_multiple_of(shape.group());
+            let lse = saved.lse.column_range(query_head, 1);
+            let saved = Saved {
+                q: head(shape, saved.q, sequence, query_head),
+                k: head(shape, saved.k, sequence, key_head),
+                v: head(shape, saved.v, sequence, key_head),
+                out: head(shape, saved.out, sequence, query_head),
+                lse: lse.row_range(sequence * shape.length, shape.length),
+                dout: head(shape, saved.dout, sequence, query_head),
+            };
+            let mut made = Gradients {
+                dq: head_mut(shape, &mut made.dq, sequence, query_head),
+                dk: head_mut(shape, &mut made.dk, sequence, key_head),
+                dv: head_mut(shape, &mut made.dv, sequence, key_head),
+            };
+            if first_of_group {
+                zero(&mut made.dk);
+                zero(&mut made.dv);
+            }
+            one_head(shape, saved, made, (s, dp));
+        }
+    }
+}
+
+fn zero(of: &mut ViewMut<'_>) {
+    for row in 0..of.rows() {
+        of.row_mut(row).fill(0.0);
+    }
+}
+
+fn one_head(
+    shape: Shape,
+    saved: Saved<'_>,
+    mut made: Gradients<'_>,
+    (s_tile, dp_tile): (&mut [f32], &mut [f32]),
+) {
+    let serial = Parallel::SERIAL;
+    for first in (0..shape.length).step_by(QUERIES) {
+        let queries = QUERIES.min(shape.length - first);
+        let [q, dout] = [saved.q, saved.dout].map(|of| of.row_range(first, queries));
+        let [out, lse] = [saved.out, saved.lse].map(|of| of.row_range(first, queries));
+        let mut sums = [0.0; QUERIES];
+        vectorized(row_dots, (out, dout, &mut sums[..queries]));
+        for first_key in (0..first + queries).step_by(KEYS) {
+            let keys = KEYS.min(first + queries - first_key);
+            let [k, v] = [saved.k, saved.v].map(|of| of.row_range(first_key, keys));
+            let s_tile = &mut s_tile[..queries * keys];
+            let dp_tile = &mut dp_tile[..queries * keys];
+            let s = ViewMut::new(s_tile, queries, keys);
+            multiply(q.into(), k.transposed(), s, shape.scale(), Write::Replace, serial);
+            let dp = ViewMut::new(dp_tile, queries, keys);
+            multiply(dout.into(), v.transposed(), dp, 1.0, Write::Replace, serial);
+            let s = ViewMut::new(s_tile, queries, keys);
+            let dp = ViewMut::new(dp_tile, queries, keys);
+            let seen = first + 1 - first_key;
+            vectorized(probabilities, (s, dp, lse, &sums[..queries], seen, shape.scale()));
+            let p = View::new(s_tile, queries, keys);
+            let ds = View::new(dp_tile, queries, keys);
+            let dv = made.dv.reborrow().row_range(first_key, keys);
+            multiply(p.transposed(), dout.into(), dv, 1.0, Write::Add, serial);
+            let dk = made.dk.reborrow().row_range(first_key, keys);
+            multiply(ds.transposed(), q.into(), dk, 1.0, Write::Add, serial);
+            let dq = made.dq.reborrow().row_range(first, queries);
+            let write = if first_key == 0 { Write::Replace } else { Write::Add };
+            multiply(ds.into(), k.into(), dq, 1.0, write, serial);
+        }
+    }
+}
+
+#[inline(always)]
+fn row_dots((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
+    for (row, sum) in sums.iter_mut().enumerate() {
+        *sum = dot(x.row(row), y.row(row));
+    }
+}
+
+type Tiles<'a> = (ViewMut<'a>, ViewMut<'a>, View<'a>, &'a [f32], usize, f32);
+
+/// Turns scores into probabilities, and the gradients of probabilities into those of scores before
+/// their scale. Keys that come later than the query get zeros.
+#[inline(always)]
+fn probabilities((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
+    for (row, sum) in sums.iter().enumerate() {
+        let lse = lse.row(row)[0];
+        let (s, dp) = (s.row_mut(row), dp.row_mut(row));
+        let seen = (seen + row).min(s.len());
+        let (s, later) = s.split_at_mut(seen);
+        later.fill(0.0);
+        let (dp, later) = dp.split_at_mut(seen);
+        later.fill(0.0);
+        for (s, dp) in s.iter_mut().zip(dp) {
+            let p = exp(*s - lse);
+            *s = p;
+            *dp = scale * p * (*dp - sum);
+        }
+    }
+}

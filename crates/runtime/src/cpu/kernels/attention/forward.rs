@@ -1,0 +1,152 @@
+//! Output and log-sum-exp.
+
+use super::super::matrix::multiply;
+use super::super::parallel::{Columns, Lent, Same};
+use super::super::simd::{exp, maximum, sum, vectorized};
+use super::super::{Parallel, View, ViewMut, Write};
+use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
+
+/// Forward: `out` and `lse` of all heads. `scratch` holds [`Shape::scratch`] numbers.
+pub fn forward(
+    shape: Shape,
+    (q, k, v): (View<'_>, View<'_>, View<'_>),
+    (out, lse): (ViewMut<'_>, ViewMut<'_>),
+    scratch: &mut [f32],
+    parallel: Parallel,
+) {
+    let size = |of: &View<'_>| (of.rows(), of.columns());
+    shape.check(&[size(&q), (out.rows(), out.columns())], &[size(&k), size(&v)]);
+    assert_eq!((lse.rows(), lse.columns()), (shape.tokens(), shape.heads));
+    let tiles = lent(shape, scratch);
+    if by_sequences(shape, parallel) {
+        let by = |of| sequences(shape, of);
+        let made = (sequences(shape, out), sequences(shape, lse));
+        let work = (by(q), by(k), by(v), made, tiles, Same(shape));
+        parallel.heavy_rows(shape.sequences, work, |(q, k, v, (out, lse), tiles, Same(shape))| {
+            part(shape, (q.of, k.of, v.of), (out.of, lse.of), tiles);
+        });
+        return;
+    }
+    let key_columns = shape.head_dim;
+    let query_columns = shape.group() * shape.head_dim;
+    let made = (heads(query_columns, out), heads(shape.group(), lse));
+    let keys = (heads(key_columns, k), heads(key_columns, v));
+    let work = (heads(query_columns, q), keys, made, tiles, Same(shape));
+    parallel.heavy_rows(shape.kv_heads, work, |(q, (k, v), (out, lse), tiles, Same(shape))| {
+        let (Columns(q), Columns(k), Columns(v)) = (q.of, k.of, v.of);
+        part(shape, (q, k, v), (out.of.0, lse.of.0), tiles);
+    });
+}
+
+/// What of the whole a part has is read off its operands.
+fn part(
+    whole: Shape,
+    (q, k, v): (View<'_>, View<'_>, View<'_>),
+    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
+    tiles: Lent<'_>,
+) {
+    let shape = Shape {
+        sequences: q.rows() / whole.length,
+        heads: q.columns() / whole.head_dim,
+        kv_heads: k.columns() / whole.head_dim,
+        ..whole
+    };
+    for sequence in 0..shape.sequences {
+        for query_head in 0..shape.heads {
+            let key_head = query_head / shape.group();
+            let read = (
+                head(shape, q, sequence, query_head),
+                head(shape, k, sequence, key_head),
+                head(shape, v, sequence, key_head),
+            );
+            let out = head_mut(shape, &mut out, sequence, query_head);
+            let lse = lse.reborrow().column_range(query_head, 1);
+            let lse = lse.row_range(sequence * shape.length, shape.length);
+            one_head(shape, read, out, lse, tiles.of);
+        }
+    }
+}
+
+fn one_head(
+    shape: Shape,
+    (q, k, v): (View<'_>, View<'_>, View<'_>),
+    mut out: ViewMut<'_>,
+    mut lse: ViewMut<'_>,
+    scratch: &mut [f32],
+) {
+    for first in (0..shape.length).step_by(QUERIES) {
+        let queries = QUERIES.min(shape.length - first);
+        let q = q.row_range(first, queries);
+        let mut rows = [Running { maximum: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
+        let rows = &mut rows[..queries];
+        for first_key in (0..first + queries).step_by(KEYS) {
+            let keys = KEYS.min(first + queries - first_key);
+            let tile = &mut scratch[..queries * keys];
+            let s = ViewMut::new(tile, queries, keys);
+            let k = k.row_range(first_key, keys).transposed();
+            multiply(q.into(), k, s, shape.scale(), Write::Replace, Parallel::SERIAL);
+            let out = &mut out.reborrow().row_range(first, queries);
+            // How many keys of the tile the first query sees.
+            let seen = first + 1 - first_key;
+            let s = ViewMut::new(tile, queries, keys);
+            vectorized(softmax, (s, seen, &mut *rows, out.reborrow(), first_key > 0));
+            let write = if first_key == 0 { Write::Replace } else { Write::Add };
+            let p = View::new(tile, queries, keys);
+            let v = v.row_range(first_key, keys);
+            multiply(p.into(), v.into(), out.reborrow(), 1.0, write, Parallel::SERIAL);
+        }
+        let out = out.reborrow().row_range(first, queries);
+        let lse = lse.reborrow().row_range(first, queries);
+        vectorized(finish, (out, lse, &*rows));
+    }
+}
+
+/// The keys so far of one row.
+#[derive(Clone, Copy)]
+struct Running {
+    maximum: f32,
+    sum: f32,
+}
+
+/// Turns scores into e^(s − maximum), with zeros for keys that come later than the query, and what
+/// was made of earlier keys to the new maximum.
+#[inline(always)]
+fn softmax(
+    (mut tile, seen, rows, mut out, rescale): (
+        ViewMut<'_>,
+        usize,
+        &mut [Running],
+        ViewMut<'_>,
+        bool,
+    ),
+) {
+    for (row, running) in rows.iter_mut().enumerate() {
+        let scores = tile.row_mut(row);
+        let (scores, later) = scores.split_at_mut((seen + row).min(scores.len()));
+        later.fill(0.0);
+        let here = maximum(scores);
+        let top = if here > running.maximum || here.is_nan() { here } else { running.maximum };
+        for score in scores.iter_mut() {
+            *score = exp(*score - top);
+        }
+        let shrink = exp(running.maximum - top);
+        running.sum = running.sum * shrink + sum(scores);
+        running.maximum = top;
+        if rescale {
+            for out in out.row_mut(row) {
+                *out *= shrink;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn finish((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
+    for (row, running) in rows.iter().enumerate() {
+        let inverse = 1.0 / running.sum;
+        for out in out.row_mut(row) {
+            *out *= inverse;
+        }
+        lse.row_mut(row)[0] = running.maximum + running.sum.ln();
+    }
+}

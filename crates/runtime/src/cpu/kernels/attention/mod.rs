@@ -1,0 +1,117 @@
+//! Causal attention in linear memory, by tiles.
+//!
+//! Of one head, with q, k, v `[length, w]` and scale w^-½: S = scale·q·kᵀ where key ≤ query,
+//! P = softmax(S), out = P·v, and lse = ln Σ exp(S) of each row. A tile is some queries by some
+//! keys; its two products are those of [`multiply`](super::matrix::multiply), and what lies above
+//! the diagonal is left out block by block. Forward keeps a running maximum and sum of each row
+//! where the keys take more than one tile.
+//!
+//! Backward makes P = exp(S − lse) of each tile anew. With D = Σ dout⊙out of each row:
+//! dv += Pᵀ·dout, dS = scale·P⊙(dout·vᵀ − D), dq += dS·k, dk += dSᵀ·q.
+//!
+//! Query head h reads key head h·kv_heads/heads. Tokens are whole sequences one after the other.
+//! Shapes: q, out and their gradients `[tokens, heads·w]`; k, v and theirs `[tokens, kv_heads·w]`;
+//! lse `[tokens, heads]`. Each is a view, so that q, k and v may be columns of one matrix.
+
+mod backward;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+pub use backward::{Gradients, Saved, backward};
+pub use forward::forward;
+
+use super::parallel::{Columns, Lent, Rows, Several};
+use super::{Parallel, View, ViewMut};
+
+/// Queries of a tile.
+const QUERIES: usize = 64;
+/// Keys of a tile, at most.
+const KEYS: usize = 256;
+
+/// What one device attends to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of each.
+    pub length: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; they divide the query heads.
+    pub kv_heads: usize,
+    /// Features of a head, w.
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// Numbers of scratch memory that both directions need.
+    pub fn scratch(&self, parallel: Parallel) -> usize {
+        parallel.threads() * self.task_scratch()
+    }
+
+    /// Two tiles.
+    fn task_scratch(&self) -> usize {
+        2 * QUERIES * KEYS.min(self.length)
+    }
+
+    fn tokens(&self) -> usize {
+        self.sequences * self.length
+    }
+
+    /// Query heads of a key head.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    fn check(&self, of_queries: &[(usize, usize)], of_keys: &[(usize, usize)]) {
+        assert!(self.heads.is_multiple_of(self.kv_heads), "{self:?}");
+        let fits = |sizes: &[(usize, usize)], heads: usize| {
+            sizes.iter().all(|size| *size == (self.tokens(), heads * self.head_dim))
+        };
+        assert!(fits(of_queries, self.heads) && fits(of_keys, self.kv_heads), "{self:?}");
+    }
+}
+
+/// Divides among threads by sequences where there are enough of them, otherwise by key heads.
+fn by_sequences(shape: Shape, parallel: Parallel) -> bool {
+    shape.sequences.is_multiple_of(parallel.threads()) || shape.sequences >= 4 * parallel.threads()
+}
+
+/// A part's tile memory.
+fn lent(shape: Shape, scratch: &mut [f32]) -> Lent<'_> {
+    Lent { each: shape.task_scratch(), of: scratch }
+}
+
+/// An operand divided by sequences.
+fn sequences<T: Rows>(shape: Shape, of: T) -> Several<T> {
+    Several { each: shape.length, of }
+}
+
+/// An operand of which each key head has `each` columns.
+fn heads<T>(each: usize, of: T) -> Several<Columns<T>>
+where
+    Columns<T>: Rows,
+{
+    Several { each, of: Columns(of) }
+}
+
+/// One head of one sequence.
+fn head(shape: Shape, of: View<'_>, sequence: usize, head: usize) -> View<'_> {
+    let columns = of.column_range(head * shape.head_dim, shape.head_dim);
+    columns.row_range(sequence * shape.length, shape.length)
+}
+
+fn head_mut<'a>(
+    shape: Shape,
+    of: &'a mut ViewMut<'_>,
+    sequence: usize,
+    head: usize,
+) -> ViewMut<'a> {
+    let columns = of.reborrow().column_range(head * shape.head_dim, shape.head_dim);
+    columns.row_range(sequence * shape.length, shape.length)
+}

@@ -1,0 +1,215 @@
+//! φ on a latent, and the division by the root mean square that an online norm still owes.
+//!
+//! Each function takes one latent, `[tokens, r]`; latents side by side are views of their columns.
+//! Forward z = φ(h), or z = φ(ρ·h) where ρ is owed. Backward, owed, with u = ρ·h and du = dz⊙φ'(u):
+//! dh = ρ·du and ds (+)= −(ρ²/2d)·Σ du⊙u, one number a token, summed over all latents of the norm:
+//! the first replaces it, the others add.
+
+use narrows_plan::model::Activation;
+
+use super::norm::Rms;
+use super::parallel::Same;
+use super::simd::{dot, sigmoid};
+use super::{Parallel, View, ViewMut, Write};
+
+/// φ as a type, so that loops are compiled for each.
+pub(super) trait Phi: Copy + Send + Sync {
+    /// φ(u).
+    fn value(u: f32) -> f32;
+    /// φ'(u).
+    fn slope(u: f32) -> f32;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Identity;
+
+#[derive(Clone, Copy)]
+pub(super) struct Silu;
+
+impl Phi for Identity {
+    #[inline(always)]
+    fn value(u: f32) -> f32 {
+        u
+    }
+
+    #[inline(always)]
+    fn slope(_: f32) -> f32 {
+        1.0
+    }
+}
+
+impl Phi for Silu {
+    #[inline(always)]
+    fn value(u: f32) -> f32 {
+        u * sigmoid(u)
+    }
+
+    #[inline(always)]
+    fn slope(u: f32) -> f32 {
+        let sigmoid = sigmoid(u);
+        sigmoid * (1.0 + u * (1.0 - sigmoid))
+    }
+}
+
+/// `LatentForward`: z = φ(h).
+pub fn forward(h: View<'_>, phi: Activation, z: ViewMut<'_>, parallel: Parallel) {
+    check(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
+    let work = (h, z);
+    match phi {
+        Activation::Identity => parallel.rows(h.rows(), work, forward_rows::<Identity>),
+        Activation::Silu => parallel.rows(h.rows(), work, forward_rows::<Silu>),
+    };
+}
+
+#[inline(always)]
+fn forward_rows<P: Phi>((h, mut z): (View<'_>, ViewMut<'_>)) {
+    for row in 0..h.rows() {
+        for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
+            *z = P::value(*h);
+        }
+    }
+}
+
+/// `LatentRecover`: z = φ(ρ·h).
+pub fn recover(
+    h: View<'_>,
+    s: &[f32],
+    rms: Rms,
+    phi: Activation,
+    z: ViewMut<'_>,
+    parallel: Parallel,
+) {
+    check(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
+    let work = (h, s, Same(rms), z);
+    match phi {
+        Activation::Identity => parallel.rows(h.rows(), work, recover_rows::<Identity>),
+        Activation::Silu => parallel.rows(h.rows(), work, recover_rows::<Silu>),
+    };
+}
+
+#[inline(always)]
+fn recover_rows<P: Phi>((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
+    for (row, s) in s.iter().enumerate() {
+        let rho = rms.inverse(*s);
+        for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
+            *z = P::value(rho * h);
+        }
+    }
+}
+
+/// `LatentRecover` in place: h becomes φ(ρ·h).
+pub fn recover_in_place(h: ViewMut<'_>, s: &[f32], rms: Rms, phi: Activation, parallel: Parallel) {
+    check(&[h.rows(), s.len()], &[]);
+    let (rows, work) = (h.rows(), (h, s, Same(rms)));
+    match phi {
+        Activation::Identity => parallel.rows(rows, work, recover_rows_in_place::<Identity>),
+        Activation::Silu => parallel.rows(rows, work, recover_rows_in_place::<Silu>),
+    };
+}
+
+#[inline(always)]
+fn recover_rows_in_place<P: Phi>((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
+    for (row, s) in s.iter().enumerate() {
+        let rho = rms.inverse(*s);
+        for h in h.row_mut(row) {
+            *h = P::value(rho * *h);
+        }
+    }
+}
+
+/// `LatentBackward`: dh = dz⊙φ'(h). Without φ, h is not read: dh is a copy.
+pub fn backward(dz: View<'_>, h: View<'_>, phi: Activation, dh: ViewMut<'_>, parallel: Parallel) {
+    let rows = dz.rows();
+    check(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
+    match phi {
+        Activation::Identity => parallel.rows(rows, (dz, dh), forward_rows::<Identity>),
+        Activation::Silu => {
+            check(&[rows, h.rows()], &[dz.columns(), h.columns()]);
+            parallel.rows(rows, (dz, h, dh), backward_rows::<Silu>)
+        }
+    };
+}
+
+#[inline(always)]
+fn backward_rows<P: Phi>((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
+    for row in 0..dz.rows() {
+        let read = dz.row(row).iter().zip(h.row(row));
+        for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
+            *dh = dz * P::slope(*h);
+        }
+    }
+}
+
+/// What [`recover_backward`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Owed<'a> {
+    /// Gradient of z, `[tokens, r]`.
+    pub dz: View<'a>,
+    /// With φ the latent h before the division, without φ the latent z after it.
+    pub saved: View<'a>,
+    /// Σx² of the norm's whole rows.
+    pub s: &'a [f32],
+    /// The norm's width and ε.
+    pub rms: Rms,
+    /// φ.
+    pub phi: Activation,
+}
+
+/// `LatentRecoverBackward`: dh = ρ·dz⊙φ', ds (+)= −(ρ²/2d)·Σ dz⊙φ'⊙ρ·h.
+pub fn recover_backward(
+    owed: Owed<'_>,
+    dh: ViewMut<'_>,
+    ds: &mut [f32],
+    write: Write,
+    parallel: Parallel,
+) {
+    let Owed { dz, saved, s, rms, phi } = owed;
+    let rows = dz.rows();
+    check(
+        &[rows, saved.rows(), dh.rows(), s.len(), ds.len()],
+        &[dz.columns(), saved.columns(), dh.columns()],
+    );
+    if write == Write::Replace {
+        ds.fill(0.0);
+    }
+    let work = (dz, saved, s, Same(rms), dh, ds);
+    match phi {
+        Activation::Identity => parallel.rows(rows, work, divided_back),
+        Activation::Silu => parallel.rows(rows, work, activated_back),
+    };
+}
+
+type OwedRows<'a> = (View<'a>, View<'a>, &'a [f32], Same<Rms>, ViewMut<'a>, &'a mut [f32]);
+
+#[inline(always)]
+fn divided_back((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
+        let rho = rms.inverse(*s);
+        let (dz, z) = (dz.row(row), z.row(row));
+        *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dz, z);
+        for (dh, dz) in dh.row_mut(row).iter_mut().zip(dz) {
+            *dh = rho * dz;
+        }
+    }
+}
+
+#[inline(always)]
+fn activated_back((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
+        let rho = rms.inverse(*s);
+        let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
+        for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
+            *dh = rho * dz * Silu::slope(rho * h);
+        }
+        // dh·h is du·u already: ρ·du · u/ρ.
+        *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dh, h);
+    }
+}
+
+fn check(rows: &[usize], columns: &[usize]) {
+    let equal = |sizes: &[usize]| sizes.windows(2).all(|pair| pair[0] == pair[1]);
+    assert!(equal(rows) && equal(columns), "rows {rows:?}, columns {columns:?}");
+}
+
+#[cfg(test)]
+mod tests;

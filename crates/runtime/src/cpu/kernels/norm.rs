@@ -1,0 +1,276 @@
+//! RMSNorm in the forms of DESIGN §3.3.
+//!
+//! Of a row x of whole width d, s = Σx² and ρ = (s/d + ε)^-½; the norm is y = γ⊙ρ·x. On a device
+//! that holds a shard of the features, x and γ are the shard and s is that of the whole row (after
+//! its reduction), except in the passes that make it.
+//!
+//! Backward, with t = Σ dy⊙γ⊙x of the whole row: dx = ρ·γ⊙dy − (ρ³·t/d)·x, dγ += Σ ρ·dy⊙x. Of the
+//! online norm y = γ⊙x with s known elsewhere: dx = γ⊙g + 2·ds·x, dγ += Σ g⊙x.
+//!
+//! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
+
+use super::parallel::{Body, Rows, Same, Sums, add_sums};
+use super::simd::{dot3, square_sum};
+use super::{Parallel, View, ViewMut, Write};
+
+/// What turns a sum of squares into 1/rms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rms {
+    /// Features of a whole row, d.
+    pub width: usize,
+    /// ε, added to the mean square.
+    pub epsilon: f32,
+}
+
+impl Rms {
+    /// ρ = (s/d + ε)^-½.
+    #[inline(always)]
+    pub fn inverse(self, s: f32) -> f32 {
+        1.0 / (s / self.width as f32 + self.epsilon).sqrt()
+    }
+}
+
+/// `NormForward`: y = γ⊙ρ·x, and s of the whole row.
+pub fn forward(
+    x: View<'_>,
+    scale: &[f32],
+    rms: Rms,
+    y: ViewMut<'_>,
+    s: &mut [f32],
+    parallel: Parallel,
+) {
+    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    parallel.rows(x.rows(), (x, y, s, Same(scale), Same(rms)), forward_rows);
+}
+
+type Forward<'a> = (View<'a>, ViewMut<'a>, &'a mut [f32], Same<&'a [f32]>, Same<Rms>);
+
+#[inline(always)]
+fn forward_rows((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
+    for (row, s) in s.iter_mut().enumerate() {
+        let x = x.row(row);
+        *s = square_sum(x);
+        scaled(x, scale, rms.inverse(*s), y.row_mut(row));
+    }
+}
+
+#[inline(always)]
+fn scaled(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
+    for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
+        *y = x * factor * scale;
+    }
+}
+
+/// `NormStatistic`: s = Σx² of the row shard.
+pub fn statistic(x: View<'_>, s: &mut [f32], parallel: Parallel) {
+    check(&[x.rows(), s.len()], &[]);
+    parallel.rows(x.rows(), (x, s), statistic_rows);
+}
+
+#[inline(always)]
+fn statistic_rows((x, s): (View<'_>, &mut [f32])) {
+    for (row, s) in s.iter_mut().enumerate() {
+        *s = square_sum(x.row(row));
+    }
+}
+
+/// `NormApply`: y = γ⊙ρ·x with s given.
+pub fn apply(x: View<'_>, scale: &[f32], s: &[f32], rms: Rms, y: ViewMut<'_>, parallel: Parallel) {
+    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    parallel.rows(x.rows(), (x, y, s, Same(scale), Same(rms)), apply_rows);
+}
+
+type Apply<'a> = (View<'a>, ViewMut<'a>, &'a [f32], Same<&'a [f32]>, Same<Rms>);
+
+#[inline(always)]
+fn apply_rows((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
+    for (row, s) in s.iter().enumerate() {
+        scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
+    }
+}
+
+/// `NormOnline`: y = γ⊙x, and s of the row shard.
+pub fn online(x: View<'_>, scale: &[f32], y: ViewMut<'_>, s: &mut [f32], parallel: Parallel) {
+    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    parallel.rows(x.rows(), (x, y, s, Same(scale)), online_rows);
+}
+
+#[inline(always)]
+fn online_rows((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
+    for (row, s) in s.iter_mut().enumerate() {
+        let x = x.row(row);
+        *s = square_sum(x);
+        scaled(x, scale, 1.0, y.row_mut(row));
+    }
+}
+
+/// `NormScale`: y = γ⊙x.
+pub fn scale(x: View<'_>, scale: &[f32], y: ViewMut<'_>, parallel: Parallel) {
+    check(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
+    parallel.rows(x.rows(), (x, y, Same(scale)), scale_rows);
+}
+
+#[inline(always)]
+fn scale_rows((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
+    for row in 0..x.rows() {
+        scaled(x.row(row), scale, 1.0, y.row_mut(row));
+    }
+}
+
+/// What every backward pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a> {
+    /// Gradient of the norm's output, `[tokens, features]`.
+    pub dy: View<'a>,
+    /// The norm's input, `[tokens, features]`.
+    pub x: View<'a>,
+    /// γ.
+    pub scale: &'a [f32],
+}
+
+/// What every backward pass writes.
+pub struct Gradients<'a> {
+    /// Gradient of the norm's input.
+    pub dx: ViewMut<'a>,
+    /// Whether it is added to what is there.
+    pub write: Write,
+    /// Gradient of γ; always added to.
+    pub dscale: &'a mut [f32],
+    /// [`Parallel::sums_scratch`] of the features.
+    pub scratch: &'a mut [f32],
+}
+
+/// `NormBackward`: whole rows.
+pub fn backward(saved: Saved<'_>, s: &[f32], rms: Rms, made: Gradients<'_>, parallel: Parallel) {
+    check(&[saved.x.rows(), s.len()], &[]);
+    match made.write {
+        Write::Replace => run(saved, (s, Same(rms)), made, parallel, whole_rows::<false>),
+        Write::Add => run(saved, (s, Same(rms)), made, parallel, whole_rows::<true>),
+    }
+}
+
+/// `NormBackwardStatistic`: t = Σ dy⊙γ⊙x of the row shard.
+pub fn backward_statistic(saved: Saved<'_>, t: &mut [f32], parallel: Parallel) {
+    let Saved { dy, x, scale } = saved;
+    check(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
+    parallel.rows(x.rows(), (dy, x, t, Same(scale)), backward_statistic_rows);
+}
+
+#[inline(always)]
+fn backward_statistic_rows(
+    (dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>),
+) {
+    for (row, t) in t.iter_mut().enumerate() {
+        *t = dot3(dy.row(row), x.row(row), scale);
+    }
+}
+
+/// `NormBackwardApply`: with s and t of the whole rows.
+pub fn backward_apply(
+    saved: Saved<'_>,
+    s: &[f32],
+    t: &[f32],
+    rms: Rms,
+    made: Gradients<'_>,
+    parallel: Parallel,
+) {
+    check(&[saved.x.rows(), s.len(), t.len()], &[]);
+    match made.write {
+        Write::Replace => run(saved, (s, t, Same(rms)), made, parallel, apply_back::<false>),
+        Write::Add => run(saved, (s, t, Same(rms)), made, parallel, apply_back::<true>),
+    }
+}
+
+/// `NormOnlineBackward`: the `dy` of `saved` is g, `ds` the gradient of s.
+pub fn online_backward(saved: Saved<'_>, ds: &[f32], made: Gradients<'_>, parallel: Parallel) {
+    check(&[saved.x.rows(), ds.len()], &[]);
+    match made.write {
+        Write::Replace => run(saved, (ds,), made, parallel, online_back::<false>),
+        Write::Add => run(saved, (ds,), made, parallel, online_back::<true>),
+    }
+}
+
+type Operands<'a> = (View<'a>, View<'a>, Same<&'a [f32]>, ViewMut<'a>);
+
+fn run<'a, R: Rows>(
+    saved: Saved<'a>,
+    statistics: R,
+    made: Gradients<'a>,
+    parallel: Parallel,
+    body: impl for<'b> Body<(Operands<'a>, R, Sums<'b>)>,
+) {
+    let Saved { dy, x, scale } = saved;
+    let Gradients { dx, dscale, scratch, .. } = made;
+    let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
+    check(&[x.rows(), dy.rows(), dx.rows()], &columns);
+    let sums = Sums::new(dscale, scratch, parallel);
+    let tasks = parallel.rows(x.rows(), ((dy, x, Same(scale), dx), statistics, sums), body);
+    add_sums(dscale, scratch, tasks);
+}
+
+#[inline(always)]
+fn whole_rows<const ADD: bool>(
+    ((dy, x, Same(scale), mut dx), (s, Same(rms)), sums): (
+        Operands<'_>,
+        (&[f32], Same<Rms>),
+        Sums<'_>,
+    ),
+) {
+    for (row, s) in s.iter().enumerate() {
+        let (dy, x) = (dy.row(row), x.row(row));
+        let rho = rms.inverse(*s);
+        let along = -rho * rho * rho * dot3(dy, x, scale) / rms.width as f32;
+        row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.own);
+    }
+}
+
+/// s, t and the norm.
+type BothSums<'a> = (&'a [f32], &'a [f32], Same<Rms>);
+
+#[inline(always)]
+fn apply_back<const ADD: bool>(
+    ((dy, x, Same(scale), mut dx), (s, t, Same(rms)), sums): (Operands<'_>, BothSums<'_>, Sums<'_>),
+) {
+    for (row, (s, t)) in s.iter().zip(t).enumerate() {
+        let rho = rms.inverse(*s);
+        let along = -rho * rho * rho * t / rms.width as f32;
+        let saved = (dy.row(row), x.row(row), scale);
+        row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.own);
+    }
+}
+
+#[inline(always)]
+fn online_back<const ADD: bool>(
+    ((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>),
+) {
+    for (row, ds) in ds.iter().enumerate() {
+        let saved = (dy.row(row), x.row(row), scale);
+        row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.own);
+    }
+}
+
+/// dx (+)= across·γ⊙dy + along·x, dγ += across·dy⊙x.
+#[inline(always)]
+fn row_back<const ADD: bool>(
+    (dy, x, scale): (&[f32], &[f32], &[f32]),
+    (across, along): (f32, f32),
+    dx: &mut [f32],
+    dscale: &mut [f32],
+) {
+    let saved = dy.iter().zip(x).zip(scale);
+    for ((dx, dscale), ((dy, x), scale)) in dx.iter_mut().zip(dscale).zip(saved) {
+        let across = across * dy;
+        let made = across * scale + along * x;
+        *dx = if ADD { *dx + made } else { made };
+        *dscale += across * x;
+    }
+}
+
+/// That operands have equal rows and equal columns.
+fn check(rows: &[usize], columns: &[usize]) {
+    let equal = |sizes: &[usize]| sizes.windows(2).all(|pair| pair[0] == pair[1]);
+    assert!(equal(rows) && equal(columns), "rows {rows:?}, columns {columns:?}");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,228 @@
+//! Loops for the widest vectors of the machine, and the functions they need in a form that
+//! vectorises.
+//!
+//! [`vectorized`] calls a function through `pulp`, which compiles it for AVX-512, AVX2 and the
+//! baseline, and picks one at run time. The function and all it calls must be `#[inline(always)]`
+//! functions, no large closures: only what is inlined is compiled for those vectors.
+
+/// Sums are kept in this many lanes, so that additions need not wait for each other.
+const LANES: usize = 32;
+
+struct Call<F, A>(F, A);
+
+impl<A, R, F: FnOnce(A) -> R> pulp::WithSimd for Call<F, A> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, _: S) -> R {
+        (self.0)(self.1)
+    }
+}
+
+/// Calls `body` as compiled for the widest vectors of this machine.
+pub fn vectorized<A, R>(body: impl FnOnce(A) -> R, arguments: A) -> R {
+    pulp::Arch::new().dispatch(Call(body, arguments))
+}
+
+/// eˣ with a relative error below 2·10⁻⁷. Below −87.3 it is 0, above 88.3 it is e^88.3, and of no
+/// number it is none.
+///
+/// x = n·ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ is that of Cephes' `expf`.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const LOW: f32 = -87.3;
+    const HIGH: f32 = 88.3;
+    /// 1.5·2²³: a number added to it is rounded to an integer, found in its lowest bits.
+    const MAGIC: f32 = 12_582_912.0;
+    // As comparisons, which leave a NaN as it is.
+    let small = x < LOW;
+    let x = if small { LOW } else { x };
+    let x = if x > HIGH { HIGH } else { x };
+    let shifted = x * std::f32::consts::LOG2_E + MAGIC;
+    let n = shifted - MAGIC;
+    let r = (x - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let mut p = 1.987_569_1e-4;
+    p = p * r + 1.398_2e-3;
+    p = p * r + 8.333_452e-3;
+    p = p * r + 4.166_579_6e-2;
+    p = p * r + 1.666_666_5e-1;
+    p = p * r + 0.5;
+    let e = (p * r) * r + r + 1.0;
+    // Bits 0x4B40_0000 + n, moved to the exponent: what MAGIC has there falls out at the top.
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
+    if small { 0.0 } else { e * power }
+}
+
+/// 1 / (1 + e⁻ˣ).
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// The sum of the lanes, pairwise.
+#[inline(always)]
+fn total(lanes: [f32; LANES]) -> f32 {
+    let mut lanes = lanes;
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// Σx².
+#[inline(always)]
+pub fn square_sum(x: &[f32]) -> f32 {
+    dot(x, x)
+}
+
+/// Σ xᵢyᵢ.
+#[inline(always)]
+pub fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let (x_chunks, y_chunks) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+    let rest = x_chunks.remainder().iter().zip(y_chunks.remainder());
+    let mut sum: f32 = rest.map(|(x, y)| x * y).sum();
+    let mut lanes = [0.0; LANES];
+    for (x, y) in x_chunks.zip(y_chunks) {
+        for lane in 0..LANES {
+            lanes[lane] += x[lane] * y[lane];
+        }
+    }
+    sum += total(lanes);
+    sum
+}
+
+/// Σ xᵢyᵢzᵢ.
+#[inline(always)]
+pub fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+    let chunks = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
+    let rest = chunks.0.remainder().iter().zip(chunks.1.remainder()).zip(chunks.2.remainder());
+    let mut sum: f32 = rest.map(|((x, y), z)| x * y * z).sum();
+    let mut lanes = [0.0; LANES];
+    for ((x, y), z) in chunks.0.zip(chunks.1).zip(chunks.2) {
+        for lane in 0..LANES {
+            lanes[lane] += x[lane] * y[lane] * z[lane];
+        }
+    }
+    sum += total(lanes);
+    sum
+}
+
+/// Σx.
+#[inline(always)]
+pub fn sum(x: &[f32]) -> f32 {
+    let chunks = x.chunks_exact(LANES);
+    let rest: f32 = chunks.remainder().iter().sum();
+    let mut lanes = [0.0; LANES];
+    for x in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += x[lane];
+        }
+    }
+    rest + total(lanes)
+}
+
+/// Σ e^(xᵢ − shift).
+#[inline(always)]
+pub fn exp_sum(x: &[f32], shift: f32) -> f32 {
+    let chunks = x.chunks_exact(LANES);
+    let mut rest = 0.0;
+    for x in chunks.remainder() {
+        rest += exp(x - shift);
+    }
+    let mut lanes = [0.0; LANES];
+    for x in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += exp(x[lane] - shift);
+        }
+    }
+    rest + total(lanes)
+}
+
+/// The largest; NaN if there is one, −∞ of nothing.
+#[inline(always)]
+pub fn maximum(x: &[f32]) -> f32 {
+    let chunks = x.chunks_exact(LANES);
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for (lane, x) in chunks.remainder().iter().enumerate() {
+        lanes[lane] = larger(lanes[lane], *x);
+    }
+    for x in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], x[lane]);
+        }
+    }
+    let mut largest = f32::NEG_INFINITY;
+    for lane in lanes {
+        largest = larger(largest, lane);
+    }
+    largest
+}
+
+/// The larger of two; NaN if either is.
+#[inline(always)]
+fn larger(x: f32, y: f32) -> f32 {
+    // `!(y <= x)` and not `y > x`: a NaN in y replaces x, and one in x stays.
+    #[allow(clippy::neg_cmp_op_on_partial_ord)]
+    if !(y <= x) && !x.is_nan() { y } else { x }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[inline(always)]
+    fn exps(values: &mut [f32]) {
+        for value in values {
+            *value = exp(*value);
+        }
+    }
+
+    #[test]
+    fn exp_is_exact_to_a_few_units() {
+        let inputs: Vec<f32> = (-872_000..883_000).map(|i| i as f32 * 1e-4).collect();
+        let mut outputs = inputs.clone();
+        vectorized(exps, &mut outputs[..]);
+        let worst = inputs
+            .iter()
+            .zip(&outputs)
+            .map(|(x, e)| (f64::from(*e) / f64::from(*x).exp() - 1.0).abs())
+            .fold(0.0, f64::max);
+        assert!(worst < 2e-7, "relative error {worst:e}");
+    }
+
+    #[test]
+    fn exp_at_the_ends() {
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-1e30), 0.0);
+        assert_eq!(exp(0.0), 1.0);
+        assert!(exp(1e30).is_finite() && exp(1e30) > 1e38);
+        assert!(exp(f32::NAN).is_nan());
+        assert_eq!((sigmoid(0.0), sigmoid(200.0)), (0.5, 1.0));
+        assert!(sigmoid(-200.0) < 1e-38);
+    }
+
+    #[test]
+    fn sums_of_every_length() {
+        for length in [0, 1, 31, 32, 33, 64, 100] {
+            let x: Vec<f32> = (0..length).map(|i| i as f32 - 3.0).collect();
+            let ones = vec![1.0; length];
+            let wanted: f32 = x.iter().sum();
+            assert_eq!(sum(&x), wanted);
+            assert_eq!((dot(&x, &ones), dot3(&x, &ones, &ones)), (wanted, wanted));
+            assert_eq!(maximum(&x), x.last().copied().unwrap_or(f32::NEG_INFINITY));
+        }
+    }
+
+    #[test]
+    fn a_nan_is_the_maximum_wherever_it_stands() {
+        for at in [0, 40, 69] {
+            let mut x = vec![1.0; 70];
+            x[at] = f32::NAN;
+            assert!(maximum(&x).is_nan(), "at {at}");
+        }
+    }
+}
