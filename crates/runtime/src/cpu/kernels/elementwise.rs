@@ -1,36 +1,54 @@
 //! Sums and zeros: `Add`, `AddInto`, `Fill`.
 
+use super::simd::Body;
 use super::{Parallel, ViewMut};
 
 /// `sum = x + y`, all of one length.
 pub fn add(x: &[f32], y: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert!(x.len() == sum.len() && y.len() == sum.len());
-    parallel.rows(sum.len(), (x, y, sum), add_part);
+    parallel.rows::<AddPart, _>(sum.len(), (x, y, sum));
 }
 
-#[inline(always)]
-fn add_part((x, y, sum): (&[f32], &[f32], &mut [f32])) {
-    for ((sum, x), y) in sum.iter_mut().zip(x).zip(y) {
-        *sum = x + y;
+struct AddPart;
+
+impl Body<(&[f32], &[f32], &mut [f32])> for AddPart {
+    #[inline(always)]
+    fn run((x, y, sum): (&[f32], &[f32], &mut [f32])) {
+        for ((sum, x), y) in sum.iter_mut().zip(x).zip(y) {
+            *sum = x + y;
+        }
     }
 }
 
 /// `sum += x`, of one length.
 pub fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert_eq!(x.len(), sum.len());
-    parallel.rows(sum.len(), (x, sum), add_into_part);
+    parallel.rows::<AddIntoPart, _>(sum.len(), (x, sum));
 }
 
-#[inline(always)]
-fn add_into_part((x, sum): (&[f32], &mut [f32])) {
-    for (sum, x) in sum.iter_mut().zip(x) {
-        *sum += x;
+struct AddIntoPart;
+
+impl Body<(&[f32], &mut [f32])> for AddIntoPart {
+    #[inline(always)]
+    fn run((x, sum): (&[f32], &mut [f32])) {
+        for (sum, x) in sum.iter_mut().zip(x) {
+            *sum += x;
+        }
     }
 }
 
 /// Zeros.
 pub fn fill(target: &mut [f32], parallel: Parallel) {
-    parallel.rows(target.len(), (target,), |(target,): (&mut [f32],)| target.fill(0.0));
+    parallel.rows::<FillPart, _>(target.len(), target);
+}
+
+struct FillPart;
+
+impl Body<&mut [f32]> for FillPart {
+    #[inline(always)]
+    fn run(target: &mut [f32]) {
+        target.fill(0.0);
+    }
 }
 
 /// Zeros in a range of columns.

@@ -4,23 +4,28 @@
 //! another device's), or some columns. A token outside the whole vocabulary is the caller's error.
 
 use super::parallel::{Columns, Same};
+use super::simd::Body;
 use super::{Parallel, View, ViewMut};
 
 /// `Gather`: the row of each token; zeros for tokens outside the shard.
 pub fn gather(tokens: &[u32], table: View<'_>, first: usize, out: ViewMut<'_>, parallel: Parallel) {
     assert!(out.rows() == tokens.len() && out.columns() == table.columns());
-    parallel.rows(tokens.len(), (tokens, out, Same(table), Same(first)), gather_rows);
+    parallel.rows::<GatherRows, _>(tokens.len(), (tokens, out, Same(table), Same(first)));
 }
 
 type Gather<'a> = (&'a [u32], ViewMut<'a>, Same<View<'a>>, Same<usize>);
 
-#[inline(always)]
-fn gather_rows((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
-    for (row, token) in tokens.iter().enumerate() {
-        let out = out.row_mut(row);
-        match local(*token, first, table.rows()) {
-            Some(at) => out.copy_from_slice(table.row(at)),
-            None => out.fill(0.0),
+struct GatherRows;
+
+impl Body<Gather<'_>> for GatherRows {
+    #[inline(always)]
+    fn run((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
+        for (row, token) in tokens.iter().enumerate() {
+            let out = out.row_mut(row);
+            match local(*token, first, table.rows()) {
+                Some(at) => out.copy_from_slice(table.row(at)),
+                None => out.fill(0.0),
+            }
         }
     }
 }
@@ -41,17 +46,21 @@ pub fn scatter_add(
 ) {
     assert!(dy.rows() == tokens.len() && dy.columns() == dtable.columns());
     let work = (Columns(dy), Columns(dtable), Same(tokens), Same(first));
-    parallel.rows(dy.columns(), work, scatter_columns);
+    parallel.rows::<ScatterColumns, _>(dy.columns(), work);
 }
 
 type Scatter<'a> = (Columns<View<'a>>, Columns<ViewMut<'a>>, Same<&'a [u32]>, Same<usize>);
 
-#[inline(always)]
-fn scatter_columns((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
-    for (row, token) in tokens.iter().enumerate() {
-        if let Some(at) = local(*token, first, dtable.rows()) {
-            for (sum, dy) in dtable.row_mut(at).iter_mut().zip(dy.row(row)) {
-                *sum += dy;
+struct ScatterColumns;
+
+impl Body<Scatter<'_>> for ScatterColumns {
+    #[inline(always)]
+    fn run((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
+        for (row, token) in tokens.iter().enumerate() {
+            if let Some(at) = local(*token, first, dtable.rows()) {
+                for (sum, dy) in dtable.row_mut(at).iter_mut().zip(dy.row(row)) {
+                    *sum += dy;
+                }
             }
         }
     }

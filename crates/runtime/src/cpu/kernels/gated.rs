@@ -2,9 +2,12 @@
 //!
 //! All operands are `[tokens, width]`; gate and up may be columns of one matrix.
 
+use std::marker::PhantomData;
+
 use narrows_plan::model::GatedProduct;
 
 use super::latent::{Identity, Phi, Silu};
+use super::simd::Body;
 use super::{Parallel, View, ViewMut};
 
 /// `GatedProduct`: y = φ(gate)⊙up.
@@ -20,17 +23,21 @@ pub fn forward(
     assert!(gate.columns() == y.columns() && up.columns() == y.columns());
     let work = (gate, up, y);
     match product {
-        GatedProduct::Plain => parallel.rows(rows, work, forward_rows::<Identity>),
-        GatedProduct::SwiGlu => parallel.rows(rows, work, forward_rows::<Silu>),
+        GatedProduct::Plain => parallel.rows::<ForwardRows<Identity>, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<ForwardRows<Silu>, _>(rows, work),
     };
 }
 
-#[inline(always)]
-fn forward_rows<P: Phi>((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
-    for row in 0..gate.rows() {
-        let read = gate.row(row).iter().zip(up.row(row));
-        for (y, (gate, up)) in y.row_mut(row).iter_mut().zip(read) {
-            *y = P::value(*gate) * up;
+struct ForwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for ForwardRows<P> {
+    #[inline(always)]
+    fn run((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
+        for row in 0..gate.rows() {
+            let read = gate.row(row).iter().zip(up.row(row));
+            for (y, (gate, up)) in y.row_mut(row).iter_mut().zip(read) {
+                *y = P::value(*gate) * up;
+            }
         }
     }
 }
@@ -61,34 +68,42 @@ pub fn backward(
     assert!(widths.iter().all(|width| *width == columns));
     let work = (dy, gate, up, dgate, dup);
     match product {
-        GatedProduct::Plain => parallel.rows(rows, work, plain_back),
-        GatedProduct::SwiGlu => parallel.rows(rows, work, swiglu_back),
+        GatedProduct::Plain => parallel.rows::<PlainBack, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<SwigluBack, _>(rows, work),
     };
 }
 
 type Rows<'a> = (View<'a>, View<'a>, View<'a>, ViewMut<'a>, ViewMut<'a>);
 
-#[inline(always)]
-fn plain_back((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
-    for row in 0..dy.rows() {
-        let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
-        let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
-        for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
-            *dgate = dy * up;
-            *dup = dy * gate;
+struct PlainBack;
+
+impl Body<Rows<'_>> for PlainBack {
+    #[inline(always)]
+    fn run((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+        for row in 0..dy.rows() {
+            let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
+            let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
+            for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
+                *dgate = dy * up;
+                *dup = dy * gate;
+            }
         }
     }
 }
 
-#[inline(always)]
-fn swiglu_back((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
-    for row in 0..dy.rows() {
-        let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
-        let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
-        for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
-            let sigmoid = super::simd::sigmoid(*gate);
-            *dgate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
-            *dup = dy * gate * sigmoid;
+struct SwigluBack;
+
+impl Body<Rows<'_>> for SwigluBack {
+    #[inline(always)]
+    fn run((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+        for row in 0..dy.rows() {
+            let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
+            let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
+            for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
+                let sigmoid = super::simd::sigmoid(*gate);
+                *dgate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
+                *dup = dy * gate * sigmoid;
+            }
         }
     }
 }

@@ -5,11 +5,13 @@
 //! dh = ρ·du and ds (+)= −(ρ²/2d)·Σ du⊙u, one number a token, summed over all latents of the norm:
 //! the first replaces it, the others add.
 
+use std::marker::PhantomData;
+
 use narrows_plan::model::Activation;
 
 use super::norm::Rms;
 use super::parallel::Same;
-use super::simd::{dot, sigmoid};
+use super::simd::{Body, dot, sigmoid};
 use super::{Parallel, View, ViewMut, Write};
 
 /// φ as a type, so that loops are compiled for each.
@@ -56,16 +58,20 @@ pub fn forward(h: View<'_>, phi: Activation, z: ViewMut<'_>, parallel: Parallel)
     check(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
     let work = (h, z);
     match phi {
-        Activation::Identity => parallel.rows(h.rows(), work, forward_rows::<Identity>),
-        Activation::Silu => parallel.rows(h.rows(), work, forward_rows::<Silu>),
+        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.rows::<ForwardRows<Silu>, _>(h.rows(), work),
     };
 }
 
-#[inline(always)]
-fn forward_rows<P: Phi>((h, mut z): (View<'_>, ViewMut<'_>)) {
-    for row in 0..h.rows() {
-        for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
-            *z = P::value(*h);
+struct ForwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, ViewMut<'_>)> for ForwardRows<P> {
+    #[inline(always)]
+    fn run((h, mut z): (View<'_>, ViewMut<'_>)) {
+        for row in 0..h.rows() {
+            for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
+                *z = P::value(*h);
+            }
         }
     }
 }
@@ -82,17 +88,21 @@ pub fn recover(
     check(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
     let work = (h, s, Same(rms), z);
     match phi {
-        Activation::Identity => parallel.rows(h.rows(), work, recover_rows::<Identity>),
-        Activation::Silu => parallel.rows(h.rows(), work, recover_rows::<Silu>),
+        Activation::Identity => parallel.rows::<RecoverRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.rows::<RecoverRows<Silu>, _>(h.rows(), work),
     };
 }
 
-#[inline(always)]
-fn recover_rows<P: Phi>((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
-    for (row, s) in s.iter().enumerate() {
-        let rho = rms.inverse(*s);
-        for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
-            *z = P::value(rho * h);
+struct RecoverRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, &[f32], Same<Rms>, ViewMut<'_>)> for RecoverRows<P> {
+    #[inline(always)]
+    fn run((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
+        for (row, s) in s.iter().enumerate() {
+            let rho = rms.inverse(*s);
+            for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
+                *z = P::value(rho * h);
+            }
         }
     }
 }
@@ -102,17 +112,21 @@ pub fn recover_in_place(h: ViewMut<'_>, s: &[f32], rms: Rms, phi: Activation, pa
     check(&[h.rows(), s.len()], &[]);
     let (rows, work) = (h.rows(), (h, s, Same(rms)));
     match phi {
-        Activation::Identity => parallel.rows(rows, work, recover_rows_in_place::<Identity>),
-        Activation::Silu => parallel.rows(rows, work, recover_rows_in_place::<Silu>),
+        Activation::Identity => parallel.rows::<RecoverRowsInPlace<Identity>, _>(rows, work),
+        Activation::Silu => parallel.rows::<RecoverRowsInPlace<Silu>, _>(rows, work),
     };
 }
 
-#[inline(always)]
-fn recover_rows_in_place<P: Phi>((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
-    for (row, s) in s.iter().enumerate() {
-        let rho = rms.inverse(*s);
-        for h in h.row_mut(row) {
-            *h = P::value(rho * *h);
+struct RecoverRowsInPlace<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(ViewMut<'_>, &[f32], Same<Rms>)> for RecoverRowsInPlace<P> {
+    #[inline(always)]
+    fn run((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
+        for (row, s) in s.iter().enumerate() {
+            let rho = rms.inverse(*s);
+            for h in h.row_mut(row) {
+                *h = P::value(rho * *h);
+            }
         }
     }
 }
@@ -122,20 +136,24 @@ pub fn backward(dz: View<'_>, h: View<'_>, phi: Activation, dh: ViewMut<'_>, par
     let rows = dz.rows();
     check(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
     match phi {
-        Activation::Identity => parallel.rows(rows, (dz, dh), forward_rows::<Identity>),
+        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(rows, (dz, dh)),
         Activation::Silu => {
             check(&[rows, h.rows()], &[dz.columns(), h.columns()]);
-            parallel.rows(rows, (dz, h, dh), backward_rows::<Silu>)
+            parallel.rows::<BackwardRows<Silu>, _>(rows, (dz, h, dh))
         }
     };
 }
 
-#[inline(always)]
-fn backward_rows<P: Phi>((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
-    for row in 0..dz.rows() {
-        let read = dz.row(row).iter().zip(h.row(row));
-        for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
-            *dh = dz * P::slope(*h);
+struct BackwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for BackwardRows<P> {
+    #[inline(always)]
+    fn run((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
+        for row in 0..dz.rows() {
+            let read = dz.row(row).iter().zip(h.row(row));
+            for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
+                *dh = dz * P::slope(*h);
+            }
         }
     }
 }
@@ -174,35 +192,43 @@ pub fn recover_backward(
     }
     let work = (dz, saved, s, Same(rms), dh, ds);
     match phi {
-        Activation::Identity => parallel.rows(rows, work, divided_back),
-        Activation::Silu => parallel.rows(rows, work, activated_back),
+        Activation::Identity => parallel.rows::<DividedBack, _>(rows, work),
+        Activation::Silu => parallel.rows::<ActivatedBack, _>(rows, work),
     };
 }
 
 type OwedRows<'a> = (View<'a>, View<'a>, &'a [f32], Same<Rms>, ViewMut<'a>, &'a mut [f32]);
 
-#[inline(always)]
-fn divided_back((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
-    for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
-        let rho = rms.inverse(*s);
-        let (dz, z) = (dz.row(row), z.row(row));
-        *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dz, z);
-        for (dh, dz) in dh.row_mut(row).iter_mut().zip(dz) {
-            *dh = rho * dz;
+struct DividedBack;
+
+impl Body<OwedRows<'_>> for DividedBack {
+    #[inline(always)]
+    fn run((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+        for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
+            let rho = rms.inverse(*s);
+            let (dz, z) = (dz.row(row), z.row(row));
+            *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dz, z);
+            for (dh, dz) in dh.row_mut(row).iter_mut().zip(dz) {
+                *dh = rho * dz;
+            }
         }
     }
 }
 
-#[inline(always)]
-fn activated_back((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
-    for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
-        let rho = rms.inverse(*s);
-        let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
-        for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
-            *dh = rho * dz * Silu::slope(rho * h);
+struct ActivatedBack;
+
+impl Body<OwedRows<'_>> for ActivatedBack {
+    #[inline(always)]
+    fn run((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+        for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
+            let rho = rms.inverse(*s);
+            let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
+            for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
+                *dh = rho * dz * Silu::slope(rho * h);
+            }
+            // dh·h is du·u already: ρ·du · u/ρ.
+            *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dh, h);
         }
-        // dh·h is du·u already: ρ·du · u/ρ.
-        *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dh, h);
     }
 }
 

@@ -5,11 +5,13 @@
 //!
 //! Shapes: v, z and their gradients `[tokens, r]`, γ and β `[r]`.
 
+use std::marker::PhantomData;
+
 use narrows_plan::model::Activation;
 
 use super::latent::{Identity, Phi, Silu};
 use super::parallel::{Same, Sums, add_sums};
-use super::simd::{dot, sum};
+use super::simd::{Body, dot, sum};
 use super::{Parallel, View, ViewMut};
 
 /// Scale, bias and ε, and the φ that follows.
@@ -31,19 +33,23 @@ pub fn forward(v: View<'_>, by: LayerNorm<'_>, z: ViewMut<'_>, parallel: Paralle
     assert!(by.scale.len() == v.columns() && by.bias.len() == v.columns());
     let work = (v, z, Same(by));
     match by.phi {
-        Activation::Identity => parallel.rows(v.rows(), work, forward_rows::<Identity>),
-        Activation::Silu => parallel.rows(v.rows(), work, forward_rows::<Silu>),
+        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(v.rows(), work),
+        Activation::Silu => parallel.rows::<ForwardRows<Silu>, _>(v.rows(), work),
     };
 }
 
-#[inline(always)]
-fn forward_rows<P: Phi>((v, mut z, Same(by)): (View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)) {
-    for row in 0..v.rows() {
-        let (v, z) = (v.row(row), z.row_mut(row));
-        let (inverse, shift) = normal(v, z, by.epsilon);
-        let weights = by.scale.iter().zip(by.bias);
-        for ((z, v), (scale, bias)) in z.iter_mut().zip(v).zip(weights) {
-            *z = P::value((v - shift) * inverse * scale + bias);
+struct ForwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)> for ForwardRows<P> {
+    #[inline(always)]
+    fn run((v, mut z, Same(by)): (View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)) {
+        for row in 0..v.rows() {
+            let (v, z) = (v.row(row), z.row_mut(row));
+            let (inverse, shift) = normal(v, z, by.epsilon);
+            let weights = by.scale.iter().zip(by.bias);
+            for ((z, v), (scale, bias)) in z.iter_mut().zip(v).zip(weights) {
+                *z = P::value((v - shift) * inverse * scale + bias);
+            }
         }
     }
 }
@@ -93,8 +99,8 @@ pub fn backward(saved: Saved<'_>, by: LayerNorm<'_>, made: Gradients<'_>, parall
     let sums = (Sums::new(dscale, first, parallel), Sums::new(dbias, second, parallel));
     let work = (dz, v, Same(by), dv, sums);
     let tasks = match by.phi {
-        Activation::Identity => parallel.rows(rows, work, backward_rows::<Identity>),
-        Activation::Silu => parallel.rows(rows, work, backward_rows::<Silu>),
+        Activation::Identity => parallel.rows::<BackwardRows<Identity>, _>(rows, work),
+        Activation::Silu => parallel.rows::<BackwardRows<Silu>, _>(rows, work),
     };
     add_sums(dscale, first, tasks);
     add_sums(dbias, second, tasks);
@@ -102,29 +108,33 @@ pub fn backward(saved: Saved<'_>, by: LayerNorm<'_>, made: Gradients<'_>, parall
 
 type Backward<'a> = (View<'a>, View<'a>, Same<LayerNorm<'a>>, ViewMut<'a>, (Sums<'a>, Sums<'a>));
 
-#[inline(always)]
-fn backward_rows<P: Phi>((dz, v, Same(by), mut dv, (dscale, dbias)): Backward<'_>) {
-    let width = v.columns();
-    let (dscale, dbias) = (dscale.own, dbias.own);
-    for row in 0..v.rows() {
-        let (v, dz, dv) = (v.row(row), dz.row(row), dv.row_mut(row));
-        let (inverse, mean) = normal(v, dv, by.epsilon);
-        // dv holds e = γ⊙du until its two means are known.
-        let weights = by.scale.iter().zip(by.bias);
-        let read = v.iter().zip(dz).zip(weights);
-        let made = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
-        for (((e, dscale), dbias), ((v, dz), (scale, bias))) in made.zip(read) {
-            let normed = (v - mean) * inverse;
-            let du = dz * P::slope(normed * scale + bias);
-            *dscale += du * normed;
-            *dbias += du;
-            *e = du * scale;
-        }
-        let e_mean = sum(dv) / width as f32;
-        // Σ e·x̂ = (Σ e·v − mean·Σ e)/√…, but centred first, since v may be far from 0.
-        let along = centred_dot(dv, v, mean) * inverse / width as f32;
-        for (dv, v) in dv.iter_mut().zip(v) {
-            *dv = (*dv - e_mean - (v - mean) * inverse * along) * inverse;
+struct BackwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<Backward<'_>> for BackwardRows<P> {
+    #[inline(always)]
+    fn run((dz, v, Same(by), mut dv, (dscale, dbias)): Backward<'_>) {
+        let width = v.columns();
+        let (dscale, dbias) = (dscale.own, dbias.own);
+        for row in 0..v.rows() {
+            let (v, dz, dv) = (v.row(row), dz.row(row), dv.row_mut(row));
+            let (inverse, mean) = normal(v, dv, by.epsilon);
+            // dv holds e = γ⊙du until its two means are known.
+            let weights = by.scale.iter().zip(by.bias);
+            let read = v.iter().zip(dz).zip(weights);
+            let made = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
+            for (((e, dscale), dbias), ((v, dz), (scale, bias))) in made.zip(read) {
+                let normed = (v - mean) * inverse;
+                let du = dz * P::slope(normed * scale + bias);
+                *dscale += du * normed;
+                *dbias += du;
+                *e = du * scale;
+            }
+            let e_mean = sum(dv) / width as f32;
+            // Σ e·x̂ = (Σ e·v − mean·Σ e)/√…, but centred first, since v may be far from 0.
+            let along = centred_dot(dv, v, mean) * inverse / width as f32;
+            for (dv, v) in dv.iter_mut().zip(v) {
+                *dv = (*dv - e_mean - (v - mean) * inverse * along) * inverse;
+            }
         }
     }
 }

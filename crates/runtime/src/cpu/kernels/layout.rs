@@ -14,6 +14,7 @@ use narrows_plan::Dim;
 
 use super::Parallel;
 use super::parallel::{First, Same, Several};
+use super::simd::Body;
 
 /// A value and the cut through it.
 #[derive(Clone, Copy, Debug)]
@@ -98,19 +99,23 @@ fn copy_out(form: Form<'_>, part: usize, whole: &[f32], out: &mut [f32], paralle
     let rows = form.rows();
     let out = Several { each: out.len() / rows, of: out };
     let whole = Several { each: whole.len() / rows, of: whole };
-    parallel.rows(rows, (out, whole, Same(form), Same(part)), copy_out_rows);
+    parallel.rows::<CopyOutRows, _>(rows, (out, whole, Same(form), Same(part)));
 }
 
 type CopyOut<'a> = (Several<&'a mut [f32]>, Several<&'a [f32]>, Same<Form<'a>>, Same<usize>);
 
-#[inline(always)]
-fn copy_out_rows((out, whole, Same(form), Same(part)): CopyOut<'_>) {
-    let rows =
-        out.of.chunks_exact_mut(out.each.max(1)).zip(whole.of.chunks_exact(whole.each.max(1)));
-    for (out, whole) in rows {
-        form.runs(part, |at, of, count| {
-            out[at..at + count].copy_from_slice(&whole[of..of + count]);
-        });
+struct CopyOutRows;
+
+impl Body<CopyOut<'_>> for CopyOutRows {
+    #[inline(always)]
+    fn run((out, whole, Same(form), Same(part)): CopyOut<'_>) {
+        let rows =
+            out.of.chunks_exact_mut(out.each.max(1)).zip(whole.of.chunks_exact(whole.each.max(1)));
+        for (out, whole) in rows {
+            form.runs(part, |at, of, count| {
+                out[at..at + count].copy_from_slice(&whole[of..of + count]);
+            });
+        }
     }
 }
 
@@ -125,21 +130,25 @@ pub fn unpack(form: Form<'_>, packed: &[f32], whole: &mut [f32], parallel: Paral
         Same(packed),
         Same(form),
     );
-    parallel.rows(rows, work, unpack_rows);
+    parallel.rows::<UnpackRows, _>(rows, work);
 }
 
 type Unpack<'a> = (First, Several<&'a mut [f32]>, Same<&'a [f32]>, Same<Form<'a>>);
 
-#[inline(always)]
-fn unpack_rows((First(first), whole, Same(packed), Same(form)): Unpack<'_>) {
-    let part_row = whole.each / form.parts;
-    for (row, whole) in whole.of.chunks_exact_mut(whole.each.max(1)).enumerate() {
-        for part in 0..form.parts {
-            let from = packed.len() / form.parts * part + (first + row) * part_row;
-            let packed = &packed[from..from + part_row];
-            form.runs(part, |at, of, count| {
-                whole[of..of + count].copy_from_slice(&packed[at..at + count]);
-            });
+struct UnpackRows;
+
+impl Body<Unpack<'_>> for UnpackRows {
+    #[inline(always)]
+    fn run((First(first), whole, Same(packed), Same(form)): Unpack<'_>) {
+        let part_row = whole.each / form.parts;
+        for (row, whole) in whole.of.chunks_exact_mut(whole.each.max(1)).enumerate() {
+            for part in 0..form.parts {
+                let from = packed.len() / form.parts * part + (first + row) * part_row;
+                let packed = &packed[from..from + part_row];
+                form.runs(part, |at, of, count| {
+                    whole[of..of + count].copy_from_slice(&packed[at..at + count]);
+                });
+            }
         }
     }
 }

@@ -8,19 +8,23 @@
 //! target's logit. The shard begins at token id `first`. The factor is 1 over the tokens of the step.
 
 use super::parallel::{Same, Several};
-use super::simd::{exp, exp_sum, maximum as largest};
+use super::simd::{Body, exp, exp_sum, maximum as largest};
 use super::{Parallel, View, ViewMut};
 
 /// `LossMaximum`: the largest logit of the shard.
 pub fn maximum(logits: View<'_>, maximum: &mut [f32], parallel: Parallel) {
     assert_eq!(logits.rows(), maximum.len());
-    parallel.rows(logits.rows(), (logits, maximum), maximum_rows);
+    parallel.rows::<MaximumRows, _>(logits.rows(), (logits, maximum));
 }
 
-#[inline(always)]
-fn maximum_rows((logits, maximum): (View<'_>, &mut [f32])) {
-    for (row, maximum) in maximum.iter_mut().enumerate() {
-        *maximum = largest(logits.row(row));
+struct MaximumRows;
+
+impl Body<(View<'_>, &mut [f32])> for MaximumRows {
+    #[inline(always)]
+    fn run((logits, maximum): (View<'_>, &mut [f32])) {
+        for (row, maximum) in maximum.iter_mut().enumerate() {
+            *maximum = largest(logits.row(row));
+        }
     }
 }
 
@@ -36,18 +40,22 @@ pub fn sum(
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
     let packed = Several { each: 2, of: packed };
-    parallel.rows(rows, (logits, maximum, targets, packed, Same(first)), sum_rows);
+    parallel.rows::<SumRows, _>(rows, (logits, maximum, targets, packed, Same(first)));
 }
 
 type Sum<'a> = (View<'a>, &'a [f32], &'a [u32], Several<&'a mut [f32]>, Same<usize>);
 
-#[inline(always)]
-fn sum_rows((logits, maximum, targets, packed, Same(first)): Sum<'_>) {
-    let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact_mut(2)).enumerate();
-    for (row, ((maximum, target), packed)) in rows {
-        let logits = logits.row(row);
-        packed[0] = exp_sum(logits, *maximum);
-        packed[1] = local(*target, first, logits.len()).map_or(0.0, |at| logits[at]);
+struct SumRows;
+
+impl Body<Sum<'_>> for SumRows {
+    #[inline(always)]
+    fn run((logits, maximum, targets, packed, Same(first)): Sum<'_>) {
+        let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact_mut(2)).enumerate();
+        for (row, ((maximum, target), packed)) in rows {
+            let logits = logits.row(row);
+            packed[0] = exp_sum(logits, *maximum);
+            packed[1] = local(*target, first, logits.len()).map_or(0.0, |at| logits[at]);
+        }
     }
 }
 
@@ -78,7 +86,7 @@ pub fn gradient(logits: ViewMut<'_>, reduced: Reduced<'_>, parallel: Parallel) -
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
     let work = (logits, maximum, Several { each: 2, of: packed }, targets, Same((first, factor)));
-    parallel.rows(rows, work, gradient_rows);
+    parallel.rows::<GradientRows, _>(rows, work);
     let loss = |(maximum, packed): (&f32, &[f32])| {
         f64::from(*maximum) + f64::from(packed[0]).ln() - f64::from(packed[1])
     };
@@ -87,17 +95,21 @@ pub fn gradient(logits: ViewMut<'_>, reduced: Reduced<'_>, parallel: Parallel) -
 
 type Gradient<'a> = (ViewMut<'a>, &'a [f32], Several<&'a [f32]>, &'a [u32], Same<(usize, f32)>);
 
-#[inline(always)]
-fn gradient_rows((mut logits, maximum, packed, targets, Same((first, factor))): Gradient<'_>) {
-    let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact(2)).enumerate();
-    for (row, ((maximum, target), packed)) in rows {
-        let logits = logits.row_mut(row);
-        let share = factor / packed[0];
-        for logit in logits.iter_mut() {
-            *logit = exp(*logit - maximum) * share;
-        }
-        if let Some(at) = local(*target, first, logits.len()) {
-            logits[at] -= factor;
+struct GradientRows;
+
+impl Body<Gradient<'_>> for GradientRows {
+    #[inline(always)]
+    fn run((mut logits, maximum, packed, targets, Same((first, factor))): Gradient<'_>) {
+        let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact(2)).enumerate();
+        for (row, ((maximum, target), packed)) in rows {
+            let logits = logits.row_mut(row);
+            let share = factor / packed[0];
+            for logit in logits.iter_mut() {
+                *logit = exp(*logit - maximum) * share;
+            }
+            if let Some(at) = local(*target, first, logits.len()) {
+                logits[at] -= factor;
+            }
         }
     }
 }

@@ -9,8 +9,8 @@
 //!
 //! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
 
-use super::parallel::{Body, Rows, Same, Sums, add_sums};
-use super::simd::{dot3, square_sum};
+use super::parallel::{Rows, Same, Sums, add_sums};
+use super::simd::{Body, dot3, square_sum};
 use super::{Parallel, View, ViewMut, Write};
 
 /// What turns a sum of squares into 1/rms.
@@ -40,17 +40,21 @@ pub fn forward(
     parallel: Parallel,
 ) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows(x.rows(), (x, y, s, Same(scale), Same(rms)), forward_rows);
+    parallel.rows::<ForwardRows, _>(x.rows(), (x, y, s, Same(scale), Same(rms)));
 }
 
 type Forward<'a> = (View<'a>, ViewMut<'a>, &'a mut [f32], Same<&'a [f32]>, Same<Rms>);
 
-#[inline(always)]
-fn forward_rows((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
-    for (row, s) in s.iter_mut().enumerate() {
-        let x = x.row(row);
-        *s = square_sum(x);
-        scaled(x, scale, rms.inverse(*s), y.row_mut(row));
+struct ForwardRows;
+
+impl Body<Forward<'_>> for ForwardRows {
+    #[inline(always)]
+    fn run((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
+        for (row, s) in s.iter_mut().enumerate() {
+            let x = x.row(row);
+            *s = square_sum(x);
+            scaled(x, scale, rms.inverse(*s), y.row_mut(row));
+        }
     }
 }
 
@@ -64,56 +68,72 @@ fn scaled(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
 /// `NormStatistic`: s = Σx² of the row shard.
 pub fn statistic(x: View<'_>, s: &mut [f32], parallel: Parallel) {
     check(&[x.rows(), s.len()], &[]);
-    parallel.rows(x.rows(), (x, s), statistic_rows);
+    parallel.rows::<StatisticRows, _>(x.rows(), (x, s));
 }
 
-#[inline(always)]
-fn statistic_rows((x, s): (View<'_>, &mut [f32])) {
-    for (row, s) in s.iter_mut().enumerate() {
-        *s = square_sum(x.row(row));
+struct StatisticRows;
+
+impl Body<(View<'_>, &mut [f32])> for StatisticRows {
+    #[inline(always)]
+    fn run((x, s): (View<'_>, &mut [f32])) {
+        for (row, s) in s.iter_mut().enumerate() {
+            *s = square_sum(x.row(row));
+        }
     }
 }
 
 /// `NormApply`: y = γ⊙ρ·x with s given.
 pub fn apply(x: View<'_>, scale: &[f32], s: &[f32], rms: Rms, y: ViewMut<'_>, parallel: Parallel) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows(x.rows(), (x, y, s, Same(scale), Same(rms)), apply_rows);
+    parallel.rows::<ApplyRows, _>(x.rows(), (x, y, s, Same(scale), Same(rms)));
 }
 
 type Apply<'a> = (View<'a>, ViewMut<'a>, &'a [f32], Same<&'a [f32]>, Same<Rms>);
 
-#[inline(always)]
-fn apply_rows((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
-    for (row, s) in s.iter().enumerate() {
-        scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
+struct ApplyRows;
+
+impl Body<Apply<'_>> for ApplyRows {
+    #[inline(always)]
+    fn run((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
+        for (row, s) in s.iter().enumerate() {
+            scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
+        }
     }
 }
 
 /// `NormOnline`: y = γ⊙x, and s of the row shard.
 pub fn online(x: View<'_>, scale: &[f32], y: ViewMut<'_>, s: &mut [f32], parallel: Parallel) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows(x.rows(), (x, y, s, Same(scale)), online_rows);
+    parallel.rows::<OnlineRows, _>(x.rows(), (x, y, s, Same(scale)));
 }
 
-#[inline(always)]
-fn online_rows((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
-    for (row, s) in s.iter_mut().enumerate() {
-        let x = x.row(row);
-        *s = square_sum(x);
-        scaled(x, scale, 1.0, y.row_mut(row));
+struct OnlineRows;
+
+impl Body<(View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)> for OnlineRows {
+    #[inline(always)]
+    fn run((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
+        for (row, s) in s.iter_mut().enumerate() {
+            let x = x.row(row);
+            *s = square_sum(x);
+            scaled(x, scale, 1.0, y.row_mut(row));
+        }
     }
 }
 
 /// `NormScale`: y = γ⊙x.
 pub fn scale(x: View<'_>, scale: &[f32], y: ViewMut<'_>, parallel: Parallel) {
     check(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows(x.rows(), (x, y, Same(scale)), scale_rows);
+    parallel.rows::<ScaleRows, _>(x.rows(), (x, y, Same(scale)));
 }
 
-#[inline(always)]
-fn scale_rows((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
-    for row in 0..x.rows() {
-        scaled(x.row(row), scale, 1.0, y.row_mut(row));
+struct ScaleRows;
+
+impl Body<(View<'_>, ViewMut<'_>, Same<&[f32]>)> for ScaleRows {
+    #[inline(always)]
+    fn run((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
+        for row in 0..x.rows() {
+            scaled(x.row(row), scale, 1.0, y.row_mut(row));
+        }
     }
 }
 
@@ -144,8 +164,8 @@ pub struct Gradients<'a> {
 pub fn backward(saved: Saved<'_>, s: &[f32], rms: Rms, made: Gradients<'_>, parallel: Parallel) {
     check(&[saved.x.rows(), s.len()], &[]);
     match made.write {
-        Write::Replace => run(saved, (s, Same(rms)), made, parallel, whole_rows::<false>),
-        Write::Add => run(saved, (s, Same(rms)), made, parallel, whole_rows::<true>),
+        Write::Replace => run::<WholeRows<false>, _>(saved, (s, Same(rms)), made, parallel),
+        Write::Add => run::<WholeRows<true>, _>(saved, (s, Same(rms)), made, parallel),
     }
 }
 
@@ -153,15 +173,17 @@ pub fn backward(saved: Saved<'_>, s: &[f32], rms: Rms, made: Gradients<'_>, para
 pub fn backward_statistic(saved: Saved<'_>, t: &mut [f32], parallel: Parallel) {
     let Saved { dy, x, scale } = saved;
     check(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
-    parallel.rows(x.rows(), (dy, x, t, Same(scale)), backward_statistic_rows);
+    parallel.rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, Same(scale)));
 }
 
-#[inline(always)]
-fn backward_statistic_rows(
-    (dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>),
-) {
-    for (row, t) in t.iter_mut().enumerate() {
-        *t = dot3(dy.row(row), x.row(row), scale);
+struct BackwardStatisticRows;
+
+impl Body<(View<'_>, View<'_>, &mut [f32], Same<&[f32]>)> for BackwardStatisticRows {
+    #[inline(always)]
+    fn run((dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>)) {
+        for (row, t) in t.iter_mut().enumerate() {
+            *t = dot3(dy.row(row), x.row(row), scale);
+        }
     }
 }
 
@@ -176,8 +198,8 @@ pub fn backward_apply(
 ) {
     check(&[saved.x.rows(), s.len(), t.len()], &[]);
     match made.write {
-        Write::Replace => run(saved, (s, t, Same(rms)), made, parallel, apply_back::<false>),
-        Write::Add => run(saved, (s, t, Same(rms)), made, parallel, apply_back::<true>),
+        Write::Replace => run::<ApplyBack<false>, _>(saved, (s, t, Same(rms)), made, parallel),
+        Write::Add => run::<ApplyBack<true>, _>(saved, (s, t, Same(rms)), made, parallel),
     }
 }
 
@@ -185,67 +207,78 @@ pub fn backward_apply(
 pub fn online_backward(saved: Saved<'_>, ds: &[f32], made: Gradients<'_>, parallel: Parallel) {
     check(&[saved.x.rows(), ds.len()], &[]);
     match made.write {
-        Write::Replace => run(saved, (ds,), made, parallel, online_back::<false>),
-        Write::Add => run(saved, (ds,), made, parallel, online_back::<true>),
+        Write::Replace => run::<OnlineBack<false>, _>(saved, (ds,), made, parallel),
+        Write::Add => run::<OnlineBack<true>, _>(saved, (ds,), made, parallel),
     }
 }
 
 type Operands<'a> = (View<'a>, View<'a>, Same<&'a [f32]>, ViewMut<'a>);
 
-fn run<'a, R: Rows>(
-    saved: Saved<'a>,
-    statistics: R,
-    made: Gradients<'a>,
-    parallel: Parallel,
-    body: impl for<'b> Body<(Operands<'a>, R, Sums<'b>)>,
-) {
+fn run<'a, B, R: Rows>(saved: Saved<'a>, statistics: R, made: Gradients<'a>, parallel: Parallel)
+where
+    B: for<'b> Body<(Operands<'a>, R, Sums<'b>)>,
+{
     let Saved { dy, x, scale } = saved;
     let Gradients { dx, dscale, scratch, .. } = made;
     let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
     check(&[x.rows(), dy.rows(), dx.rows()], &columns);
     let sums = Sums::new(dscale, scratch, parallel);
-    let tasks = parallel.rows(x.rows(), ((dy, x, Same(scale), dx), statistics, sums), body);
+    let tasks = parallel.rows::<B, _>(x.rows(), ((dy, x, Same(scale), dx), statistics, sums));
     add_sums(dscale, scratch, tasks);
 }
 
-#[inline(always)]
-fn whole_rows<const ADD: bool>(
-    ((dy, x, Same(scale), mut dx), (s, Same(rms)), sums): (
-        Operands<'_>,
-        (&[f32], Same<Rms>),
-        Sums<'_>,
-    ),
-) {
-    for (row, s) in s.iter().enumerate() {
-        let (dy, x) = (dy.row(row), x.row(row));
-        let rho = rms.inverse(*s);
-        let along = -rho * rho * rho * dot3(dy, x, scale) / rms.width as f32;
-        row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.own);
+struct WholeRows<const ADD: bool>;
+
+impl<const ADD: bool> Body<(Operands<'_>, (&[f32], Same<Rms>), Sums<'_>)> for WholeRows<ADD> {
+    #[inline(always)]
+    fn run(
+        ((dy, x, Same(scale), mut dx), (s, Same(rms)), sums): (
+            Operands<'_>,
+            (&[f32], Same<Rms>),
+            Sums<'_>,
+        ),
+    ) {
+        for (row, s) in s.iter().enumerate() {
+            let (dy, x) = (dy.row(row), x.row(row));
+            let rho = rms.inverse(*s);
+            let along = -rho * rho * rho * dot3(dy, x, scale) / rms.width as f32;
+            row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.own);
+        }
     }
 }
 
 /// s, t and the norm.
 type BothSums<'a> = (&'a [f32], &'a [f32], Same<Rms>);
 
-#[inline(always)]
-fn apply_back<const ADD: bool>(
-    ((dy, x, Same(scale), mut dx), (s, t, Same(rms)), sums): (Operands<'_>, BothSums<'_>, Sums<'_>),
-) {
-    for (row, (s, t)) in s.iter().zip(t).enumerate() {
-        let rho = rms.inverse(*s);
-        let along = -rho * rho * rho * t / rms.width as f32;
-        let saved = (dy.row(row), x.row(row), scale);
-        row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.own);
+struct ApplyBack<const ADD: bool>;
+
+impl<const ADD: bool> Body<(Operands<'_>, BothSums<'_>, Sums<'_>)> for ApplyBack<ADD> {
+    #[inline(always)]
+    fn run(
+        ((dy, x, Same(scale), mut dx), (s, t, Same(rms)), sums): (
+            Operands<'_>,
+            BothSums<'_>,
+            Sums<'_>,
+        ),
+    ) {
+        for (row, (s, t)) in s.iter().zip(t).enumerate() {
+            let rho = rms.inverse(*s);
+            let along = -rho * rho * rho * t / rms.width as f32;
+            let saved = (dy.row(row), x.row(row), scale);
+            row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.own);
+        }
     }
 }
 
-#[inline(always)]
-fn online_back<const ADD: bool>(
-    ((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>),
-) {
-    for (row, ds) in ds.iter().enumerate() {
-        let saved = (dy.row(row), x.row(row), scale);
-        row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.own);
+struct OnlineBack<const ADD: bool>;
+
+impl<const ADD: bool> Body<(Operands<'_>, (&[f32],), Sums<'_>)> for OnlineBack<ADD> {
+    #[inline(always)]
+    fn run(((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>)) {
+        for (row, ds) in ds.iter().enumerate() {
+            let saved = (dy.row(row), x.row(row), scale);
+            row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.own);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Parallel;
 use super::parallel::Same;
-use super::simd::square_sum as squares;
+use super::simd::{Body, square_sum as squares};
 
 /// Numbers of which the squares are summed in f32.
 const BLOCK: usize = 4096;
@@ -18,7 +18,7 @@ pub fn square_sum(gradient: &[f32], parallel: Parallel) -> f64 {
         let mut sums = [0.0; BLOCKS];
         let blocks = piece.len().div_ceil(BLOCK);
         let work = (Blocks(piece), &mut sums[..blocks]);
-        parallel.rows(blocks, work, square_blocks);
+        parallel.rows::<SquareBlocks, _>(blocks, work);
         total += sums.iter().map(|sum| f64::from(*sum)).sum::<f64>();
     }
     total
@@ -38,10 +38,14 @@ impl super::parallel::Rows for Blocks<'_> {
     }
 }
 
-#[inline(always)]
-fn square_blocks((Blocks(gradient), sums): (Blocks<'_>, &mut [f32])) {
-    for (sum, block) in sums.iter_mut().zip(gradient.chunks(BLOCK)) {
-        *sum = squares(block);
+struct SquareBlocks;
+
+impl Body<(Blocks<'_>, &mut [f32])> for SquareBlocks {
+    #[inline(always)]
+    fn run((Blocks(gradient), sums): (Blocks<'_>, &mut [f32])) {
+        for (sum, block) in sums.iter_mut().zip(gradient.chunks(BLOCK)) {
+            *sum = squares(block);
+        }
     }
 }
 
@@ -112,22 +116,26 @@ pub fn adamw(
     let (before, rest) = gradient.split_at_mut(start);
     let (mine, after) = rest.split_at_mut(count);
     let work = (weights, mine, first_moment, second_moment, Same(factors));
-    parallel.rows(count, work, adamw_part);
+    parallel.rows::<AdamwPart, _>(count, work);
     super::elementwise::fill(before, parallel);
     super::elementwise::fill(after, parallel);
 }
 
 type Part<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], Same<Factors>);
 
-#[inline(always)]
-fn adamw_part((weights, gradient, first, second, Same(by)): Part<'_>) {
-    let moments = first.iter_mut().zip(second);
-    for ((w, g), (m, v)) in weights.iter_mut().zip(gradient).zip(moments) {
-        let gradient = by.gradient * *g;
-        *m = by.betas.0 * *m + by.rests.0 * gradient;
-        *v = by.betas.1 * *v + by.rests.1 * gradient * gradient;
-        *w = by.keep * *w - by.step_size * *m / (v.sqrt() * by.root + by.epsilon);
-        *g = 0.0;
+struct AdamwPart;
+
+impl Body<Part<'_>> for AdamwPart {
+    #[inline(always)]
+    fn run((weights, gradient, first, second, Same(by)): Part<'_>) {
+        let moments = first.iter_mut().zip(second);
+        for ((w, g), (m, v)) in weights.iter_mut().zip(gradient).zip(moments) {
+            let gradient = by.gradient * *g;
+            *m = by.betas.0 * *m + by.rests.0 * gradient;
+            *v = by.betas.1 * *v + by.rests.1 * gradient * gradient;
+            *w = by.keep * *w - by.step_size * *m / (v.sqrt() * by.root + by.epsilon);
+            *g = 0.0;
+        }
     }
 }
 

@@ -3,12 +3,12 @@
 //! The work is a tuple of operands that all have the same rows: views, slices with one number a
 //! row, [`Same`] for what every task sees whole, [`Lent`] for scratch memory of which each task gets
 //! its own piece, [`Sums`] for a sum over rows. It is split into as many parts as there are threads,
-//! and each part goes to a plain function, compiled for the machine's vectors. With one thread
+//! and each part goes to a [`Body`], compiled for the machine's vectors. With one thread
 //! there is no split and no pool.
 
 use std::num::NonZeroUsize;
 
-use super::simd::vectorized;
+use super::simd::{Body, vectorized};
 use super::{View, ViewMut};
 
 /// Below this many numbers a second thread costs more than it saves.
@@ -53,30 +53,31 @@ impl Parallel {
         }
     }
 
-    /// Runs `body` on the parts of `work`, which has `rows` rows. Returns the number of parts.
-    pub(super) fn rows<W: Rows>(self, rows: usize, work: W, body: impl Body<W>) -> usize {
+    /// Runs `B` on the parts of `work`, which has `rows` rows. Returns the number of parts.
+    pub(super) fn rows<B: Body<W>, W: Rows>(self, rows: usize, work: W) -> usize {
         let pays = work.elements() >= ELEMENTS_MIN;
         let tasks = if pays { self.threads().min(rows).max(1) } else { 1 };
-        divide(tasks, rows, work, body);
+        divide(tasks, rows, work, vectorized::<B, W>);
         tasks
     }
 
-    /// The same, however little the operands hold: each row is much work.
-    pub(super) fn heavy_rows<W: Rows>(self, rows: usize, work: W, body: impl Body<W>) -> usize {
+    /// Runs `body` on the parts of `work`, however little the operands hold: each row is much work,
+    /// and the body calls what is vectorised.
+    pub(super) fn heavy_rows<W: Rows>(
+        self,
+        rows: usize,
+        work: W,
+        body: impl Fn(W) + Copy + Send + Sync,
+    ) -> usize {
         let tasks = self.threads().min(rows).max(1);
         divide(tasks, rows, work, body);
         tasks
     }
 }
 
-/// What runs on a part: a plain function, so that it is compiled for the vectors in use.
-pub(super) trait Body<W>: Fn(W) + Copy + Send + Sync {}
-
-impl<W, F: Fn(W) + Copy + Send + Sync> Body<W> for F {}
-
-fn divide<W: Rows>(tasks: usize, rows: usize, work: W, body: impl Body<W>) {
+fn divide<W: Rows>(tasks: usize, rows: usize, work: W, body: impl Fn(W) + Copy + Send + Sync) {
     if tasks == 1 {
-        return vectorized(body, work);
+        return body(work);
     }
     let left = tasks / 2;
     let row = cut(rows, left, tasks);
@@ -292,7 +293,16 @@ tuples! {
 mod tests {
     use super::*;
 
-    #[inline(always)]
+    struct Tell;
+
+    type Told<'a> = (First, &'a mut [f32], Sums<'a>);
+
+    impl Body<Told<'_>> for Tell {
+        fn run(work: Told<'_>) {
+            tell(work);
+        }
+    }
+
     fn tell((First(first), rows, Sums { own, .. }): (First, &mut [f32], Sums<'_>)) {
         for (at, row) in rows.iter_mut().enumerate() {
             *row = (first + at) as f32;
@@ -326,6 +336,6 @@ mod tests {
         assert_eq!(parallel.heavy_rows(0, none, tell), 1);
         let mut few = [0.0; 3];
         let work = (First(0), &mut few[..], Sums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.rows(3, work, tell), 1, "too little to divide");
+        assert_eq!(parallel.rows::<Tell, _>(3, work), 1, "too little to divide");
     }
 }

@@ -4,6 +4,7 @@
 //! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Backward turns the gradients back.
 
 use super::parallel::{First, Same};
+use super::simd::Body;
 use super::{Parallel, ViewMut};
 
 /// Cosines and sines of all positions, computed in f64 once a session.
@@ -59,20 +60,24 @@ pub fn backward(dx: ViewMut<'_>, table: &RotaryTable, positions: Positions, para
 fn run(x: ViewMut<'_>, table: &RotaryTable, positions: Positions, sign: f32, parallel: Parallel) {
     assert_eq!(x.columns() % table.head_dim, 0, "whole heads of {}", table.head_dim);
     let work = (First(0), x, Same(table), Same(positions), Same(sign));
-    parallel.rows(work.1.rows(), work, turn_rows);
+    parallel.rows::<TurnRows, _>(work.1.rows(), work);
 }
 
 type Rows<'a> = (First, ViewMut<'a>, Same<&'a RotaryTable>, Same<Positions>, Same<f32>);
 
-#[inline(always)]
-fn turn_rows((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
-    for row in 0..x.rows() {
-        let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
-        for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
-            let (a, b) = head.split_at_mut(table.head_dim / 2);
-            for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
-                let sin = sign * sin;
-                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+struct TurnRows;
+
+impl Body<Rows<'_>> for TurnRows {
+    #[inline(always)]
+    fn run((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
+        for row in 0..x.rows() {
+            let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
+            for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
+                let (a, b) = head.split_at_mut(table.head_dim / 2);
+                for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+                    let sin = sign * sin;
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
             }
         }
     }

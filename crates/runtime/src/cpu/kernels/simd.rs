@@ -1,27 +1,36 @@
 //! Loops for the widest vectors of the machine, and the functions they need in a form that
 //! vectorises.
 //!
-//! [`vectorized`] calls a function through `pulp`, which compiles it for AVX-512, AVX2 and the
-//! baseline, and picks one at run time. The function and all it calls must be `#[inline(always)]`
-//! functions, no large closures: only what is inlined is compiled for those vectors.
+//! [`vectorized`] runs a [`Body`] through `pulp`, which compiles it for AVX-512, AVX2 and the
+//! baseline, and picks one at run time. Only what is inlined is compiled for those vectors. That is
+//! why a body is a type and not a function or a closure: those are called through a shim which the
+//! compiler need not inline. All that a body calls in its loops must be `#[inline(always)]`.
+
+use std::marker::PhantomData;
 
 /// Sums are kept in this many lanes, so that additions need not wait for each other.
-const LANES: usize = 32;
+const LANES: usize = 64;
 
-struct Call<F, A>(F, A);
+/// A loop over operands `W`.
+pub trait Body<W> {
+    /// Runs it. Implementations are `#[inline(always)]`.
+    fn run(work: W);
+}
 
-impl<A, R, F: FnOnce(A) -> R> pulp::WithSimd for Call<F, A> {
-    type Output = R;
+struct Call<B, W>(PhantomData<B>, W);
+
+impl<W, B: Body<W>> pulp::WithSimd for Call<B, W> {
+    type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) -> R {
-        (self.0)(self.1)
+    fn with_simd<S: pulp::Simd>(self, _: S) {
+        B::run(self.1);
     }
 }
 
-/// Calls `body` as compiled for the widest vectors of this machine.
-pub fn vectorized<A, R>(body: impl FnOnce(A) -> R, arguments: A) -> R {
-    pulp::Arch::new().dispatch(Call(body, arguments))
+/// Runs `B` as compiled for the widest vectors of this machine.
+pub fn vectorized<B: Body<W>, W>(work: W) {
+    pulp::Arch::new().dispatch(Call::<B, W>(PhantomData, work));
 }
 
 /// eˣ with a relative error below 2·10⁻⁷. Below −87.3 it is 0, above 88.3 it is e^88.3, and of no
@@ -174,10 +183,14 @@ fn larger(x: f32, y: f32) -> f32 {
 mod tests {
     use super::*;
 
-    #[inline(always)]
-    fn exps(values: &mut [f32]) {
-        for value in values {
-            *value = exp(*value);
+    struct Exps;
+
+    impl Body<&mut [f32]> for Exps {
+        #[inline(always)]
+        fn run(values: &mut [f32]) {
+            for value in values {
+                *value = exp(*value);
+            }
         }
     }
 
@@ -185,7 +198,7 @@ mod tests {
     fn exp_is_exact_to_a_few_units() {
         let inputs: Vec<f32> = (-872_000..883_000).map(|i| i as f32 * 1e-4).collect();
         let mut outputs = inputs.clone();
-        vectorized(exps, &mut outputs[..]);
+        vectorized::<Exps, _>(&mut outputs[..]);
         let worst = inputs
             .iter()
             .zip(&outputs)

@@ -9,7 +9,7 @@
 
 use super::matrix::multiply;
 use super::parallel::{Lent, Same, Sums, add_sums};
-use super::simd::{dot, vectorized};
+use super::simd::{Body, dot, vectorized};
 use super::{Parallel, View, ViewMut, Write};
 
 /// Tokens at a time.
@@ -69,17 +69,22 @@ pub fn forward(
     let h = Tokens { each: gate.input(), of: h };
     let g = Tokens { each: gate.output(), of: g };
     let lent = Lent { each: 2 * TOKENS * gate.middle(), of: scratch };
-    parallel.rows(tokens, (h, g, Same(gate), Same(write), lent), forward_tokens);
+    parallel.rows::<ForwardTokens, _>(tokens, (h, g, Same(gate), Same(write), lent));
 }
 
 type Forward<'a> =
     (Tokens<&'a [f32]>, Tokens<&'a mut [f32]>, Same<Gate<'a>>, Same<Write>, Lent<'a>);
 
-fn forward_tokens((h, g, Same(gate), Same(write), lent): Forward<'_>) {
-    let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
-    for (h, g) in some {
-        let t = middle(gate, h, lent.of);
-        vectorized(left, (gate, t, g, write));
+struct ForwardTokens;
+
+impl Body<Forward<'_>> for ForwardTokens {
+    #[inline(always)]
+    fn run((h, g, Same(gate), Same(write), lent): Forward<'_>) {
+        let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
+        for (h, g) in some {
+            let t = middle(gate, h, lent.of);
+            vectorized::<Left, _>((gate, t, g, write));
+        }
     }
 }
 
@@ -94,17 +99,21 @@ fn middle<'a>(gate: Gate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
 }
 
 /// g (+)= Uᵀ·T.
-#[inline(always)]
-fn left((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
-    let n = gate.v.columns();
-    if write == Write::Replace {
-        g.fill(0.0);
-    }
-    for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output())) {
-        for (row, t) in t.chunks_exact(n).enumerate() {
-            for (u, g) in gate.u.row(row).iter().zip(g.chunks_exact_mut(n)) {
-                for (g, t) in g.iter_mut().zip(t) {
-                    *g += u * t;
+struct Left;
+
+impl Body<(Gate<'_>, &[f32], &mut [f32], Write)> for Left {
+    #[inline(always)]
+    fn run((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
+        let n = gate.v.columns();
+        if write == Write::Replace {
+            g.fill(0.0);
+        }
+        for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output())) {
+            for (row, t) in t.chunks_exact(n).enumerate() {
+                for (u, g) in gate.u.row(row).iter().zip(g.chunks_exact_mut(n)) {
+                    for (g, t) in g.iter_mut().zip(t) {
+                        *g += u * t;
+                    }
                 }
             }
         }
@@ -145,8 +154,8 @@ pub fn backward(
     let dg = Tokens { each: gate.output(), of: dg };
     let dh = Tokens { each: gate.input(), of: dh };
     let lent = Lent { each, of: tiles };
-    let tasks =
-        parallel.rows(tokens, ((h, dg, dh), Same(gate), Same(write), lent, sums), backward_tokens);
+    let tasks = parallel
+        .rows::<BackwardTokens, _>(tokens, ((h, dg, dh), Same(gate), Same(write), lent, sums));
     add_sums(du, first, tasks);
     add_sums(dv, second, tasks);
 }
@@ -154,39 +163,48 @@ pub fn backward(
 type Operands<'a> = (Tokens<&'a [f32]>, Tokens<&'a [f32]>, Tokens<&'a mut [f32]>);
 type Backward<'a> = (Operands<'a>, Same<Gate<'a>>, Same<Write>, Lent<'a>, (Sums<'a>, Sums<'a>));
 
-fn backward_tokens(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
-    let (b, n) = (gate.v.rows(), gate.v.columns());
-    let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
-    let dh = dh.of.chunks_mut(TOKENS * gate.input());
-    let some = h.of.chunks(TOKENS * gate.input()).zip(dg.of.chunks(TOKENS * gate.output()));
-    for ((h, dg), dh) in some.zip(dh) {
-        let t = middle(gate, h, t);
-        let rows = h.len() / b;
-        let dt = &mut dt[..rows * n];
-        vectorized(left_back, (gate, t, dg, &mut *dt, &mut *du.own));
-        let dt = View::new(dt, rows, n);
-        let dh = ViewMut::new(dh, rows, b);
-        multiply(dt.into(), gate.v.transposed(), dh, 1.0, write, Parallel::SERIAL);
-        let dv = ViewMut::new(dv.own, b, n);
-        let h = View::new(h, rows, b).transposed();
-        multiply(h, dt.into(), dv, 1.0, Write::Add, Parallel::SERIAL);
+struct BackwardTokens;
+
+impl Body<Backward<'_>> for BackwardTokens {
+    #[inline(always)]
+    fn run(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
+        let (b, n) = (gate.v.rows(), gate.v.columns());
+        let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
+        let dh = dh.of.chunks_mut(TOKENS * gate.input());
+        let some = h.of.chunks(TOKENS * gate.input()).zip(dg.of.chunks(TOKENS * gate.output()));
+        for ((h, dg), dh) in some.zip(dh) {
+            let t = middle(gate, h, t);
+            let rows = h.len() / b;
+            let dt = &mut dt[..rows * n];
+            vectorized::<LeftBack, _>((gate, t, dg, &mut *dt, &mut *du.own));
+            let dt = View::new(dt, rows, n);
+            let dh = ViewMut::new(dh, rows, b);
+            multiply(dt.into(), gate.v.transposed(), dh, 1.0, write, Parallel::SERIAL);
+            let dv = ViewMut::new(dv.own, b, n);
+            let h = View::new(h, rows, b).transposed();
+            multiply(h, dt.into(), dv, 1.0, Write::Add, Parallel::SERIAL);
+        }
     }
 }
 
 /// dT = U·dg, dU += T·dgᵀ.
-#[inline(always)]
-fn left_back((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
-    let (m, n) = (gate.u.columns(), gate.v.columns());
-    dt.fill(0.0);
-    let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
-    for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output())) {
-        let rows = t.chunks_exact(n).zip(dt.chunks_exact_mut(n)).zip(du.chunks_exact_mut(m));
-        for (row, ((t, dt), du)) in rows.enumerate() {
-            let columns = gate.u.row(row).iter().zip(du).zip(dg.chunks_exact(n));
-            for ((u, du), dg) in columns {
-                *du += dot(t, dg);
-                for (dt, dg) in dt.iter_mut().zip(dg) {
-                    *dt += u * dg;
+struct LeftBack;
+
+impl Body<(Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBack {
+    #[inline(always)]
+    fn run((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
+        let (m, n) = (gate.u.columns(), gate.v.columns());
+        dt.fill(0.0);
+        let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
+        for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output())) {
+            let rows = t.chunks_exact(n).zip(dt.chunks_exact_mut(n)).zip(du.chunks_exact_mut(m));
+            for (row, ((t, dt), du)) in rows.enumerate() {
+                let columns = gate.u.row(row).iter().zip(du).zip(dg.chunks_exact(n));
+                for ((u, du), dg) in columns {
+                    *du += dot(t, dg);
+                    for (dt, dg) in dt.iter_mut().zip(dg) {
+                        *dt += u * dg;
+                    }
                 }
             }
         }

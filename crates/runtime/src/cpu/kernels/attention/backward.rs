@@ -2,7 +2,7 @@
 
 use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{dot, exp, vectorized};
+use super::super::simd::{Body, dot, exp, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
 use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
 
@@ -133,7 +133,7 @@ fn one_head(
         let [q, dout] = [saved.q, saved.dout].map(|of| of.row_range(first, queries));
         let [out, lse] = [saved.out, saved.lse].map(|of| of.row_range(first, queries));
         let mut sums = [0.0; QUERIES];
-        vectorized(row_dots, (out, dout, &mut sums[..queries]));
+        vectorized::<RowDots, _>((out, dout, &mut sums[..queries]));
         for first_key in (0..first + queries).step_by(KEYS) {
             let keys = KEYS.min(first + queries - first_key);
             let [k, v] = [saved.k, saved.v].map(|of| of.row_range(first_key, keys));
@@ -146,7 +146,7 @@ fn one_head(
             let s = ViewMut::new(s_tile, queries, keys);
             let dp = ViewMut::new(dp_tile, queries, keys);
             let seen = first + 1 - first_key;
-            vectorized(probabilities, (s, dp, lse, &sums[..queries], seen, shape.scale()));
+            vectorized::<Probabilities, _>((s, dp, lse, &sums[..queries], seen, shape.scale()));
             let p = View::new(s_tile, queries, keys);
             let ds = View::new(dp_tile, queries, keys);
             let dv = made.dv.reborrow().row_range(first_key, keys);
@@ -160,10 +160,14 @@ fn one_head(
     }
 }
 
-#[inline(always)]
-fn row_dots((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
-    for (row, sum) in sums.iter_mut().enumerate() {
-        *sum = dot(x.row(row), y.row(row));
+struct RowDots;
+
+impl Body<(View<'_>, View<'_>, &mut [f32])> for RowDots {
+    #[inline(always)]
+    fn run((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            *sum = dot(x.row(row), y.row(row));
+        }
     }
 }
 
@@ -171,20 +175,24 @@ type Tiles<'a> = (ViewMut<'a>, ViewMut<'a>, View<'a>, &'a [f32], usize, f32);
 
 /// Turns scores into probabilities, and the gradients of probabilities into those of scores before
 /// their scale. Keys that come later than the query get zeros.
-#[inline(always)]
-fn probabilities((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
-    for (row, sum) in sums.iter().enumerate() {
-        let lse = lse.row(row)[0];
-        let (s, dp) = (s.row_mut(row), dp.row_mut(row));
-        let seen = (seen + row).min(s.len());
-        let (s, later) = s.split_at_mut(seen);
-        later.fill(0.0);
-        let (dp, later) = dp.split_at_mut(seen);
-        later.fill(0.0);
-        for (s, dp) in s.iter_mut().zip(dp) {
-            let p = exp(*s - lse);
-            *s = p;
-            *dp = scale * p * (*dp - sum);
+struct Probabilities;
+
+impl Body<Tiles<'_>> for Probabilities {
+    #[inline(always)]
+    fn run((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
+        for (row, sum) in sums.iter().enumerate() {
+            let lse = lse.row(row)[0];
+            let (s, dp) = (s.row_mut(row), dp.row_mut(row));
+            let seen = (seen + row).min(s.len());
+            let (s, later) = s.split_at_mut(seen);
+            later.fill(0.0);
+            let (dp, later) = dp.split_at_mut(seen);
+            later.fill(0.0);
+            for (s, dp) in s.iter_mut().zip(dp) {
+                let p = exp(*s - lse);
+                *s = p;
+                *dp = scale * p * (*dp - sum);
+            }
         }
     }
 }

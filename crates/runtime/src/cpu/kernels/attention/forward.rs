@@ -2,7 +2,7 @@
 
 use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{exp, maximum, sum, vectorized};
+use super::super::simd::{Body, exp, maximum, sum, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
 use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
 
@@ -89,7 +89,7 @@ fn one_head(
             // How many keys of the tile the first query sees.
             let seen = first + 1 - first_key;
             let s = ViewMut::new(tile, queries, keys);
-            vectorized(softmax, (s, seen, &mut *rows, out.reborrow(), first_key > 0));
+            vectorized::<Softmax, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
             let write = if first_key == 0 { Write::Replace } else { Write::Add };
             let p = View::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
@@ -97,7 +97,7 @@ fn one_head(
         }
         let out = out.reborrow().row_range(first, queries);
         let lse = lse.reborrow().row_range(first, queries);
-        vectorized(finish, (out, lse, &*rows));
+        vectorized::<Finish, _>((out, lse, &*rows));
     }
 }
 
@@ -110,43 +110,51 @@ struct Running {
 
 /// Turns scores into e^(s − maximum), with zeros for keys that come later than the query, and what
 /// was made of earlier keys to the new maximum.
-#[inline(always)]
-fn softmax(
-    (mut tile, seen, rows, mut out, rescale): (
-        ViewMut<'_>,
-        usize,
-        &mut [Running],
-        ViewMut<'_>,
-        bool,
-    ),
-) {
-    for (row, running) in rows.iter_mut().enumerate() {
-        let scores = tile.row_mut(row);
-        let (scores, later) = scores.split_at_mut((seen + row).min(scores.len()));
-        later.fill(0.0);
-        let here = maximum(scores);
-        let top = if here > running.maximum || here.is_nan() { here } else { running.maximum };
-        for score in scores.iter_mut() {
-            *score = exp(*score - top);
-        }
-        let shrink = exp(running.maximum - top);
-        running.sum = running.sum * shrink + sum(scores);
-        running.maximum = top;
-        if rescale {
-            for out in out.row_mut(row) {
-                *out *= shrink;
+struct Softmax;
+
+impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
+    #[inline(always)]
+    fn run(
+        (mut tile, seen, rows, mut out, rescale): (
+            ViewMut<'_>,
+            usize,
+            &mut [Running],
+            ViewMut<'_>,
+            bool,
+        ),
+    ) {
+        for (row, running) in rows.iter_mut().enumerate() {
+            let scores = tile.row_mut(row);
+            let (scores, later) = scores.split_at_mut((seen + row).min(scores.len()));
+            later.fill(0.0);
+            let here = maximum(scores);
+            let top = if here > running.maximum || here.is_nan() { here } else { running.maximum };
+            for score in scores.iter_mut() {
+                *score = exp(*score - top);
+            }
+            let shrink = exp(running.maximum - top);
+            running.sum = running.sum * shrink + sum(scores);
+            running.maximum = top;
+            if rescale {
+                for out in out.row_mut(row) {
+                    *out *= shrink;
+                }
             }
         }
     }
 }
 
-#[inline(always)]
-fn finish((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
-    for (row, running) in rows.iter().enumerate() {
-        let inverse = 1.0 / running.sum;
-        for out in out.row_mut(row) {
-            *out *= inverse;
+struct Finish;
+
+impl Body<(ViewMut<'_>, ViewMut<'_>, &[Running])> for Finish {
+    #[inline(always)]
+    fn run((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
+        for (row, running) in rows.iter().enumerate() {
+            let inverse = 1.0 / running.sum;
+            for out in out.row_mut(row) {
+                *out *= inverse;
+            }
+            lse.row_mut(row)[0] = running.maximum + running.sum.ln();
         }
-        lse.row_mut(row)[0] = running.maximum + running.sum.ln();
     }
 }
