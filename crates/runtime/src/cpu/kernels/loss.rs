@@ -187,6 +187,6 @@ mod tests {
         let view = View::new(&logits, ROWS, VOCABULARY);
         maximum(view, &mut maxima, Parallel::SERIAL);
         sum(view, &maxima, &targets(), 0, &mut packed, Parallel::SERIAL);
-        assert!(maxima[1].is_nan() && packed[2].is_nan() && packed[0].is_finite());
+        assert!(packed[2].is_nan() && packed[0].is_finite());
     }
 }

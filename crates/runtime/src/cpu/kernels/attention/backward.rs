@@ -4,7 +4,9 @@ use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
 use super::super::simd::{Body, dot, exp, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
-use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
+use super::{
+    KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
+};
 
 /// What [`backward`] reads.
 #[derive(Clone, Copy, Debug)]
@@ -87,32 +89,46 @@ fn part(whole: Shape, saved: Saved<'_>, mut made: Gradients<'_>, tiles: Lent<'_>
         kv_heads: saved.k.columns() / whole.head_dim,
         ..whole
     };
-    let (s, dp) = tiles.of[..tiles.each].split_at_mut(tiles.each / 2);
-    for sequence in 0..shape.sequences {
-        for query_head in 0..shape.heads {
-            let key_head = query_head / shape.group();
-            let first_of_group = query_head.is_multiple_of(shape.group());
-            let lse = saved.lse.column_range(query_head, 1);
-            let saved = Saved {
-                q: head(shape, saved.q, sequence, query_head),
-                k: head(shape, saved.k, sequence, key_head),
-                v: head(shape, saved.v, sequence, key_head),
-                out: head(shape, saved.out, sequence, query_head),
-                lse: lse.row_range(sequence * shape.length, shape.length),
-                dout: head(shape, saved.dout, sequence, query_head),
-            };
-            let mut made = Gradients {
-                dq: head_mut(shape, &mut made.dq, sequence, query_head),
-                dk: head_mut(shape, &mut made.dk, sequence, key_head),
-                dv: head_mut(shape, &mut made.dv, sequence, key_head),
-            };
-            if first_of_group {
-                zero(&mut made.dk);
-                zero(&mut made.dv);
-            }
-            one_head(shape, saved, made, (s, dp));
+    let scratch = Scratch::new(shape, tiles);
+    for (sequence, query_head) in shape.every_head() {
+        let key_head = query_head / shape.group();
+        let k = head(shape, saved.k, sequence, key_head);
+        let mut made = Gradients {
+            dq: head_mut(shape, &mut made.dq, sequence, query_head),
+            dk: head_mut(shape, &mut made.dk, sequence, key_head),
+            dv: head_mut(shape, &mut made.dv, sequence, key_head),
+        };
+        if query_head.is_multiple_of(shape.group()) {
+            zero(&mut made.dk);
+            zero(&mut made.dv);
+            let v = head(shape, saved.v, sequence, key_head);
+            vectorized::<Transpose, _>((k, &mut *scratch.transposed.0));
+            vectorized::<Transpose, _>((v, &mut *scratch.transposed.1));
         }
+        let lse = saved.lse.column_range(query_head, 1);
+        let read = Head {
+            q: head(shape, saved.q, sequence, query_head),
+            k,
+            k_transposed: View::new(scratch.transposed.0, shape.head_dim, shape.length),
+            v_transposed: View::new(scratch.transposed.1, shape.head_dim, shape.length),
+            out: head(shape, saved.out, sequence, query_head),
+            lse: lse.row_range(sequence * shape.length, shape.length),
+            dout: head(shape, saved.dout, sequence, query_head),
+        };
+        let tiles = (&mut *scratch.tiles.0, &mut *scratch.tiles.1);
+        one_head(shape, read, made, tiles);
     }
+}
+
+/// What of one head is read.
+struct Head<'a> {
+    q: View<'a>,
+    k: View<'a>,
+    k_transposed: View<'a>,
+    v_transposed: View<'a>,
+    out: View<'a>,
+    lse: View<'a>,
+    dout: View<'a>,
 }
 
 fn zero(of: &mut ViewMut<'_>) {
@@ -123,7 +139,7 @@ fn zero(of: &mut ViewMut<'_>) {
 
 fn one_head(
     shape: Shape,
-    saved: Saved<'_>,
+    saved: Head<'_>,
     mut made: Gradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {
@@ -136,13 +152,15 @@ fn one_head(
         vectorized::<RowDots, _>((out, dout, &mut sums[..queries]));
         for first_key in (0..first + queries).step_by(KEYS) {
             let keys = KEYS.min(first + queries - first_key);
-            let [k, v] = [saved.k, saved.v].map(|of| of.row_range(first_key, keys));
+            let k = saved.k.row_range(first_key, keys);
+            let [k_transposed, v_transposed] =
+                [saved.k_transposed, saved.v_transposed].map(|of| of.column_range(first_key, keys));
             let s_tile = &mut s_tile[..queries * keys];
             let dp_tile = &mut dp_tile[..queries * keys];
             let s = ViewMut::new(s_tile, queries, keys);
-            multiply(q.into(), k.transposed(), s, shape.scale(), Write::Replace, serial);
+            multiply(q.into(), k_transposed.into(), s, shape.scale(), Write::Replace, serial);
             let dp = ViewMut::new(dp_tile, queries, keys);
-            multiply(dout.into(), v.transposed(), dp, 1.0, Write::Replace, serial);
+            multiply(dout.into(), v_transposed.into(), dp, 1.0, Write::Replace, serial);
             let s = ViewMut::new(s_tile, queries, keys);
             let dp = ViewMut::new(dp_tile, queries, keys);
             let seen = first + 1 - first_key;

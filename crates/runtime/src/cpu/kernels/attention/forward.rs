@@ -4,7 +4,9 @@ use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
 use super::super::simd::{Body, exp, maximum, sum, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
-use super::{KEYS, QUERIES, Shape, by_sequences, head, head_mut, heads, lent, sequences};
+use super::{
+    KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
+};
 
 /// Forward: `out` and `lse` of all heads. `scratch` holds [`Shape::scratch`] numbers.
 pub fn forward(
@@ -51,22 +53,23 @@ fn part(
         kv_heads: k.columns() / whole.head_dim,
         ..whole
     };
-    for sequence in 0..shape.sequences {
-        for query_head in 0..shape.heads {
-            let key_head = query_head / shape.group();
-            let read = (
-                head(shape, q, sequence, query_head),
-                head(shape, k, sequence, key_head),
-                head(shape, v, sequence, key_head),
-            );
-            let out = head_mut(shape, &mut out, sequence, query_head);
-            let lse = lse.reborrow().column_range(query_head, 1);
-            let lse = lse.row_range(sequence * shape.length, shape.length);
-            one_head(shape, read, out, lse, tiles.of);
+    let scratch = Scratch::new(shape, tiles);
+    for (sequence, query_head) in shape.every_head() {
+        let key_head = query_head / shape.group();
+        if query_head.is_multiple_of(shape.group()) {
+            let k = head(shape, k, sequence, key_head);
+            vectorized::<Transpose, _>((k, &mut *scratch.transposed.0));
         }
+        let k = View::new(scratch.transposed.0, shape.head_dim, shape.length);
+        let read = (head(shape, q, sequence, query_head), k, head(shape, v, sequence, key_head));
+        let out = head_mut(shape, &mut out, sequence, query_head);
+        let lse = lse.reborrow().column_range(query_head, 1);
+        let lse = lse.row_range(sequence * shape.length, shape.length);
+        one_head(shape, read, out, lse, scratch.tiles.0);
     }
 }
 
+/// `k` is transposed, `[w, length]`.
 fn one_head(
     shape: Shape,
     (q, k, v): (View<'_>, View<'_>, View<'_>),
@@ -83,8 +86,8 @@ fn one_head(
             let keys = KEYS.min(first + queries - first_key);
             let tile = &mut scratch[..queries * keys];
             let s = ViewMut::new(tile, queries, keys);
-            let k = k.row_range(first_key, keys).transposed();
-            multiply(q.into(), k, s, shape.scale(), Write::Replace, Parallel::SERIAL);
+            let k = k.column_range(first_key, keys);
+            multiply(q.into(), k.into(), s, shape.scale(), Write::Replace, Parallel::SERIAL);
             let out = &mut out.reborrow().row_range(first, queries);
             // How many keys of the tile the first query sees.
             let seen = first + 1 - first_key;
@@ -128,7 +131,7 @@ impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
             let (scores, later) = scores.split_at_mut((seen + row).min(scores.len()));
             later.fill(0.0);
             let here = maximum(scores);
-            let top = if here > running.maximum || here.is_nan() { here } else { running.maximum };
+            let top = here.max(running.maximum);
             for score in scores.iter_mut() {
                 *score = exp(*score - top);
             }

@@ -9,6 +9,9 @@
 //! Backward makes P = exp(S − lse) of each tile anew. With D = Σ dout⊙out of each row:
 //! dv += Pᵀ·dout, dS = scale·P⊙(dout·vᵀ − D), dq += dS·k, dk += dSᵀ·q.
 //!
+//! A product whose operands both lie along the contracted features must be packed: k, and backward
+//! v too, are transposed once a head instead of once a tile.
+//!
 //! Query head h reads key head h·kv_heads/heads. Tokens are whole sequences one after the other.
 //! Shapes: q, out and their gradients `[tokens, heads·w]`; k, v and theirs `[tokens, kv_heads·w]`;
 //! lse `[tokens, heads]`. Each is a view, so that q, k and v may be columns of one matrix.
@@ -22,6 +25,7 @@ pub use backward::{Gradients, Saved, backward};
 pub use forward::forward;
 
 use super::parallel::{Columns, Lent, Rows, Several};
+use super::simd::Body;
 use super::{Parallel, View, ViewMut};
 
 /// Queries of a tile.
@@ -50,9 +54,13 @@ impl Shape {
         parallel.threads() * self.task_scratch()
     }
 
-    /// Two tiles.
+    /// Two tiles, and k and v of one head transposed.
     fn task_scratch(&self) -> usize {
-        2 * QUERIES * KEYS.min(self.length)
+        2 * self.tile() + 2 * self.length * self.head_dim
+    }
+
+    fn tile(&self) -> usize {
+        QUERIES * KEYS.min(self.length)
     }
 
     fn tokens(&self) -> usize {
@@ -62,6 +70,12 @@ impl Shape {
     /// Query heads of a key head.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
+    }
+
+    /// Sequences with their query heads.
+    fn every_head(self) -> impl Iterator<Item = (usize, usize)> {
+        let sequences = 0..self.sequences;
+        sequences.flat_map(move |sequence| (0..self.heads).map(move |head| (sequence, head)))
     }
 
     fn scale(&self) -> f32 {
@@ -98,6 +112,44 @@ where
     Columns<T>: Rows,
 {
     Several { each, of: Columns(of) }
+}
+
+/// Scratch memory of one task.
+struct Scratch<'a> {
+    /// Two tiles.
+    tiles: (&'a mut [f32], &'a mut [f32]),
+    /// Room for k and v of one head, `[w, length]`.
+    transposed: (&'a mut [f32], &'a mut [f32]),
+}
+
+impl<'a> Scratch<'a> {
+    fn new(shape: Shape, lent: Lent<'a>) -> Self {
+        let (tiles, transposed) = lent.of[..lent.each].split_at_mut(2 * shape.tile());
+        Scratch {
+            tiles: tiles.split_at_mut(shape.tile()),
+            transposed: transposed.split_at_mut(shape.length * shape.head_dim),
+        }
+    }
+}
+
+/// Writes the transpose of `of` to `to`.
+struct Transpose;
+
+impl Body<(View<'_>, &mut [f32])> for Transpose {
+    #[inline(always)]
+    fn run((of, to): (View<'_>, &mut [f32])) {
+        const BLOCK: usize = 16;
+        let (rows, columns) = (of.rows(), of.columns());
+        for first in (0..rows).step_by(BLOCK) {
+            let some = BLOCK.min(rows - first);
+            for column in 0..columns {
+                let to = &mut to[column * rows + first..][..some];
+                for (row, to) in to.iter_mut().enumerate() {
+                    *to = of.row(first + row)[column];
+                }
+            }
+        }
+    }
 }
 
 /// One head of one sequence.
