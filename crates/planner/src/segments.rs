@@ -20,7 +20,7 @@ use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
 use crate::request::Request;
-use crate::solve::eliminate::Plan;
+use crate::solve::eliminate::{Cheapest, Plan};
 use crate::solve::hull::{Hull, Sweeper};
 use crate::solve::{Limits, Status, exact};
 
@@ -172,16 +172,14 @@ impl<'a> Segments<'a> {
         if let Some(known) = lock(&self.fastest).get(&key) {
             return known.clone();
         }
-        let microbatches = context.workload.microbatches(&context.mesh);
         let solved = self
             .groupings(part)
             .par_iter()
-            .filter_map(|grouping| self.solve(part, *grouping, context))
-            .min_by(|a, b| {
-                let total = |solved: &Solved| solved.time.total(microbatches).0;
-                total(a).total_cmp(&total(b))
-            })
-            .map(Arc::new);
+            .filter_map(|grouping| Some((*grouping, self.solve(part, *grouping, context)?)))
+            .min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))
+            .map(|(grouping, cheapest)| {
+                Arc::new(self.finish(part, grouping, context, &cheapest.assignment))
+            });
         lock(&self.fastest).insert(key, solved.clone());
         solved
     }
@@ -310,26 +308,26 @@ impl<'a> Segments<'a> {
         Prices::new(&self.request.profile, self.request.executor, &context.mesh)
     }
 
-    fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Solved> {
+    fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Cheapest> {
         let prepared = self.prepared(part, grouping, context);
         let prices = self.prices(context);
         let price = |kernel: &Kernel| prices.kernel(kernel);
         self.solves.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let assignment = match &prepared.plan {
-            Some(plan) => plan.cheapest(&prepared.priced.times(context, &price))?.assignment,
-            None => self.solve_wide(&prepared.priced.table(context, &price, false))?,
-        };
-        Some(self.finish(part, grouping, context, &assignment))
+        match &prepared.plan {
+            Some(plan) => plan.cheapest(&prepared.priced.times(context, &price)),
+            None => self.solve_wide(&prepared.priced.table(context, &price, false)),
+        }
     }
 
     /// Solves a table that is too wide for elimination.
-    fn solve_wide(&self, table: &CostTable) -> Option<Assignment> {
+    fn solve_wide(&self, table: &CostTable) -> Option<Cheapest> {
         let limits = Limits { time: self.remaining(), gap: 0.0 };
         let outcome = exact(table, &limits).ok()?;
         if !matches!(outcome.status, Status::Optimal | Status::Infeasible) {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        outcome.assignment
+        let assignment = outcome.assignment?;
+        Some(Cheapest { cost: table.time(&assignment).0, assignment })
     }
 
     fn finish(
