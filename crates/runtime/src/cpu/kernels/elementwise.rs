@@ -1,6 +1,6 @@
 //! Sums and zeros: `Add`, `AddInto`, `Fill`.
 
-use super::simd::Body;
+use super::simd::{Body, Simd};
 use super::{Parallel, ViewMut};
 
 /// `sum = x + y`, all of one length.
@@ -13,7 +13,7 @@ struct AddPart;
 
 impl Body<(&[f32], &[f32], &mut [f32])> for AddPart {
     #[inline(always)]
-    fn run((x, y, sum): (&[f32], &[f32], &mut [f32])) {
+    fn run<S: Simd>((x, y, sum): (&[f32], &[f32], &mut [f32])) {
         for ((sum, x), y) in sum.iter_mut().zip(x).zip(y) {
             *sum = x + y;
         }
@@ -30,7 +30,7 @@ struct AddIntoPart;
 
 impl Body<(&[f32], &mut [f32])> for AddIntoPart {
     #[inline(always)]
-    fn run((x, sum): (&[f32], &mut [f32])) {
+    fn run<S: Simd>((x, sum): (&[f32], &mut [f32])) {
         for (sum, x) in sum.iter_mut().zip(x) {
             *sum += x;
         }
@@ -46,7 +46,7 @@ struct FillPart;
 
 impl Body<&mut [f32]> for FillPart {
     #[inline(always)]
-    fn run(target: &mut [f32]) {
+    fn run<S: Simd>(target: &mut [f32]) {
         target.fill(0.0);
     }
 }

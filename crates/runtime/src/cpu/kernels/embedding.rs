@@ -4,7 +4,7 @@
 //! another device's), or some columns. A token outside the whole vocabulary is the caller's error.
 
 use super::parallel::{Columns, Same};
-use super::simd::Body;
+use super::simd::{Body, Simd};
 use super::{Parallel, View, ViewMut};
 
 /// `Gather`: the row of each token; zeros for tokens outside the shard.
@@ -19,7 +19,7 @@ struct GatherRows;
 
 impl Body<Gather<'_>> for GatherRows {
     #[inline(always)]
-    fn run((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
+    fn run<S: Simd>((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
         for (row, token) in tokens.iter().enumerate() {
             let out = out.row_mut(row);
             match local(*token, first, table.rows()) {
@@ -55,7 +55,7 @@ struct ScatterColumns;
 
 impl Body<Scatter<'_>> for ScatterColumns {
     #[inline(always)]
-    fn run((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
+    fn run<S: Simd>((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
         for (row, token) in tokens.iter().enumerate() {
             if let Some(at) = local(*token, first, dtable.rows()) {
                 for (sum, dy) in dtable.row_mut(at).iter_mut().zip(dy.row(row)) {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use narrows_plan::model::GatedProduct;
 
 use super::latent::{Identity, Phi, Silu};
-use super::simd::Body;
+use super::simd::{Body, Simd};
 use super::{Parallel, View, ViewMut};
 
 /// `GatedProduct`: y = φ(gate)⊙up.
@@ -32,11 +32,11 @@ struct ForwardRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for ForwardRows<P> {
     #[inline(always)]
-    fn run((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
         for row in 0..gate.rows() {
             let read = gate.row(row).iter().zip(up.row(row));
             for (y, (gate, up)) in y.row_mut(row).iter_mut().zip(read) {
-                *y = P::value(*gate) * up;
+                *y = P::value::<S>(*gate) * up;
             }
         }
     }
@@ -79,7 +79,7 @@ struct PlainBack;
 
 impl Body<Rows<'_>> for PlainBack {
     #[inline(always)]
-    fn run((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
         for row in 0..dy.rows() {
             let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
@@ -95,12 +95,12 @@ struct SwigluBack;
 
 impl Body<Rows<'_>> for SwigluBack {
     #[inline(always)]
-    fn run((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
         for row in 0..dy.rows() {
             let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
             for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
-                let sigmoid = super::simd::sigmoid(*gate);
+                let sigmoid = super::simd::sigmoid::<S>(*gate);
                 *dgate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
                 *dup = dy * gate * sigmoid;
             }

@@ -11,15 +11,15 @@ use narrows_plan::model::Activation;
 
 use super::norm::Rms;
 use super::parallel::Same;
-use super::simd::{Body, dot, sigmoid};
+use super::simd::{Body, Simd, dot, sigmoid};
 use super::{Parallel, View, ViewMut, Write};
 
 /// φ as a type, so that loops are compiled for each.
 pub(super) trait Phi: Copy + Send + Sync {
     /// φ(u).
-    fn value(u: f32) -> f32;
+    fn value<S: Simd>(u: f32) -> f32;
     /// φ'(u).
-    fn slope(u: f32) -> f32;
+    fn slope<S: Simd>(u: f32) -> f32;
 }
 
 #[derive(Clone, Copy)]
@@ -30,25 +30,25 @@ pub(super) struct Silu;
 
 impl Phi for Identity {
     #[inline(always)]
-    fn value(u: f32) -> f32 {
+    fn value<S: Simd>(u: f32) -> f32 {
         u
     }
 
     #[inline(always)]
-    fn slope(_: f32) -> f32 {
+    fn slope<S: Simd>(_: f32) -> f32 {
         1.0
     }
 }
 
 impl Phi for Silu {
     #[inline(always)]
-    fn value(u: f32) -> f32 {
-        u * sigmoid(u)
+    fn value<S: Simd>(u: f32) -> f32 {
+        u * sigmoid::<S>(u)
     }
 
     #[inline(always)]
-    fn slope(u: f32) -> f32 {
-        let sigmoid = sigmoid(u);
+    fn slope<S: Simd>(u: f32) -> f32 {
+        let sigmoid = sigmoid::<S>(u);
         sigmoid * (1.0 + u * (1.0 - sigmoid))
     }
 }
@@ -67,10 +67,10 @@ struct ForwardRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(View<'_>, ViewMut<'_>)> for ForwardRows<P> {
     #[inline(always)]
-    fn run((h, mut z): (View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((h, mut z): (View<'_>, ViewMut<'_>)) {
         for row in 0..h.rows() {
             for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
-                *z = P::value(*h);
+                *z = P::value::<S>(*h);
             }
         }
     }
@@ -97,11 +97,11 @@ struct RecoverRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(View<'_>, &[f32], Same<Rms>, ViewMut<'_>)> for RecoverRows<P> {
     #[inline(always)]
-    fn run((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
+    fn run<S: Simd>((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
         for (row, s) in s.iter().enumerate() {
             let rho = rms.inverse(*s);
             for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
-                *z = P::value(rho * h);
+                *z = P::value::<S>(rho * h);
             }
         }
     }
@@ -121,11 +121,11 @@ struct RecoverRowsInPlace<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(ViewMut<'_>, &[f32], Same<Rms>)> for RecoverRowsInPlace<P> {
     #[inline(always)]
-    fn run((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
+    fn run<S: Simd>((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
         for (row, s) in s.iter().enumerate() {
             let rho = rms.inverse(*s);
             for h in h.row_mut(row) {
-                *h = P::value(rho * *h);
+                *h = P::value::<S>(rho * *h);
             }
         }
     }
@@ -148,11 +148,11 @@ struct BackwardRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for BackwardRows<P> {
     #[inline(always)]
-    fn run((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
         for row in 0..dz.rows() {
             let read = dz.row(row).iter().zip(h.row(row));
             for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
-                *dh = dz * P::slope(*h);
+                *dh = dz * P::slope::<S>(*h);
             }
         }
     }
@@ -203,11 +203,11 @@ struct DividedBack;
 
 impl Body<OwedRows<'_>> for DividedBack {
     #[inline(always)]
-    fn run((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    fn run<S: Simd>((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
             let rho = rms.inverse(*s);
             let (dz, z) = (dz.row(row), z.row(row));
-            *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dz, z);
+            *ds -= rho * rho / (2.0 * rms.width as f32) * dot::<S>(dz, z);
             for (dh, dz) in dh.row_mut(row).iter_mut().zip(dz) {
                 *dh = rho * dz;
             }
@@ -219,15 +219,15 @@ struct ActivatedBack;
 
 impl Body<OwedRows<'_>> for ActivatedBack {
     #[inline(always)]
-    fn run((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    fn run<S: Simd>((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
             let rho = rms.inverse(*s);
             let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
             for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
-                *dh = rho * dz * Silu::slope(rho * h);
+                *dh = rho * dz * Silu::slope::<S>(rho * h);
             }
             // dh·h is du·u already: ρ·du · u/ρ.
-            *ds -= rho * rho / (2.0 * rms.width as f32) * dot(dh, h);
+            *ds -= rho * rho / (2.0 * rms.width as f32) * dot::<S>(dh, h);
         }
     }
 }

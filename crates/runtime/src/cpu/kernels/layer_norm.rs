@@ -11,7 +11,7 @@ use narrows_plan::model::Activation;
 
 use super::latent::{Identity, Phi, Silu};
 use super::parallel::{Same, Sums, add_sums};
-use super::simd::{Body, dot, sum};
+use super::simd::{Body, Simd, dot, madd, sum};
 use super::{Parallel, View, ViewMut};
 
 /// Scale, bias and ε, and the φ that follows.
@@ -42,13 +42,13 @@ struct ForwardRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<(View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)> for ForwardRows<P> {
     #[inline(always)]
-    fn run((v, mut z, Same(by)): (View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)) {
+    fn run<S: Simd>((v, mut z, Same(by)): (View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)) {
         for row in 0..v.rows() {
             let (v, z) = (v.row(row), z.row_mut(row));
-            let (inverse, shift) = normal(v, z, by.epsilon);
+            let (inverse, shift) = normal::<S>(v, z, by.epsilon);
             let weights = by.scale.iter().zip(by.bias);
             for ((z, v), (scale, bias)) in z.iter_mut().zip(v).zip(weights) {
-                *z = P::value((v - shift) * inverse * scale + bias);
+                *z = P::value::<S>((v - shift) * inverse * scale + bias);
             }
         }
     }
@@ -56,13 +56,13 @@ impl<P: Phi> Body<(View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)> for ForwardRows<
 
 /// 1/√(variance + ε) and the mean. The variance is that of the centred numbers, kept in `scratch`.
 #[inline(always)]
-fn normal(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
+fn normal<S: Simd>(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
     let width = v.len() as f32;
     let mean = sum(v) / width;
     for (centred, v) in scratch.iter_mut().zip(v) {
         *centred = v - mean;
     }
-    let variance = dot(scratch, scratch) / width;
+    let variance = dot::<S>(scratch, scratch) / width;
     (1.0 / (variance + epsilon).sqrt(), mean)
 }
 
@@ -112,26 +112,26 @@ struct BackwardRows<P>(PhantomData<P>);
 
 impl<P: Phi> Body<Backward<'_>> for BackwardRows<P> {
     #[inline(always)]
-    fn run((dz, v, Same(by), mut dv, (dscale, dbias)): Backward<'_>) {
+    fn run<S: Simd>((dz, v, Same(by), mut dv, (dscale, dbias)): Backward<'_>) {
         let width = v.columns();
         let (dscale, dbias) = (dscale.own, dbias.own);
         for row in 0..v.rows() {
             let (v, dz, dv) = (v.row(row), dz.row(row), dv.row_mut(row));
-            let (inverse, mean) = normal(v, dv, by.epsilon);
+            let (inverse, mean) = normal::<S>(v, dv, by.epsilon);
             // dv holds e = γ⊙du until its two means are known.
             let weights = by.scale.iter().zip(by.bias);
             let read = v.iter().zip(dz).zip(weights);
             let made = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
             for (((e, dscale), dbias), ((v, dz), (scale, bias))) in made.zip(read) {
                 let normed = (v - mean) * inverse;
-                let du = dz * P::slope(normed * scale + bias);
+                let du = dz * P::slope::<S>(normed * scale + bias);
                 *dscale += du * normed;
                 *dbias += du;
                 *e = du * scale;
             }
             let e_mean = sum(dv) / width as f32;
             // Σ e·x̂ = (Σ e·v − mean·Σ e)/√…, but centred first, since v may be far from 0.
-            let along = centred_dot(dv, v, mean) * inverse / width as f32;
+            let along = centred_dot::<S>(dv, v, mean) * inverse / width as f32;
             for (dv, v) in dv.iter_mut().zip(v) {
                 *dv = (*dv - e_mean - (v - mean) * inverse * along) * inverse;
             }
@@ -141,7 +141,7 @@ impl<P: Phi> Body<Backward<'_>> for BackwardRows<P> {
 
 /// Σ xᵢ(yᵢ − shift).
 #[inline(always)]
-fn centred_dot(x: &[f32], y: &[f32], shift: f32) -> f32 {
+fn centred_dot<S: Simd>(x: &[f32], y: &[f32], shift: f32) -> f32 {
     const LANES: usize = 16;
     let mut lanes = [0.0; LANES];
     let chunks = (x.chunks_exact(LANES), y.chunks_exact(LANES));
@@ -151,7 +151,7 @@ fn centred_dot(x: &[f32], y: &[f32], shift: f32) -> f32 {
     }
     for (x, y) in chunks.0.zip(chunks.1) {
         for lane in 0..LANES {
-            lanes[lane] += x[lane] * (y[lane] - shift);
+            lanes[lane] = madd::<S>(x[lane], y[lane] - shift, lanes[lane]);
         }
     }
     total + sum(&lanes)

@@ -14,7 +14,7 @@ use narrows_plan::Dim;
 
 use super::Parallel;
 use super::parallel::{First, Same, Several};
-use super::simd::Body;
+use super::simd::{Body, Simd};
 
 /// A value and the cut through it.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ struct CopyOutRows;
 
 impl Body<CopyOut<'_>> for CopyOutRows {
     #[inline(always)]
-    fn run((out, whole, Same(form), Same(part)): CopyOut<'_>) {
+    fn run<S: Simd>((out, whole, Same(form), Same(part)): CopyOut<'_>) {
         let rows =
             out.of.chunks_exact_mut(out.each.max(1)).zip(whole.of.chunks_exact(whole.each.max(1)));
         for (out, whole) in rows {
@@ -139,7 +139,7 @@ struct UnpackRows;
 
 impl Body<Unpack<'_>> for UnpackRows {
     #[inline(always)]
-    fn run((First(first), whole, Same(packed), Same(form)): Unpack<'_>) {
+    fn run<S: Simd>((First(first), whole, Same(packed), Same(form)): Unpack<'_>) {
         let part_row = whole.each / form.parts;
         for (row, whole) in whole.of.chunks_exact_mut(whole.each.max(1)).enumerate() {
             for part in 0..form.parts {

@@ -8,7 +8,7 @@
 //! target's logit. The shard begins at token id `first`. The factor is 1 over the tokens of the step.
 
 use super::parallel::{Same, Several};
-use super::simd::{Body, exp, exp_sum, maximum as largest};
+use super::simd::{Body, Simd, exp, exp_sum, maximum as largest};
 use super::{Parallel, View, ViewMut};
 
 /// `LossMaximum`: the largest logit of the shard.
@@ -21,7 +21,7 @@ struct MaximumRows;
 
 impl Body<(View<'_>, &mut [f32])> for MaximumRows {
     #[inline(always)]
-    fn run((logits, maximum): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((logits, maximum): (View<'_>, &mut [f32])) {
         for (row, maximum) in maximum.iter_mut().enumerate() {
             *maximum = largest(logits.row(row));
         }
@@ -49,11 +49,11 @@ struct SumRows;
 
 impl Body<Sum<'_>> for SumRows {
     #[inline(always)]
-    fn run((logits, maximum, targets, packed, Same(first)): Sum<'_>) {
+    fn run<S: Simd>((logits, maximum, targets, packed, Same(first)): Sum<'_>) {
         let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact_mut(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row(row);
-            packed[0] = exp_sum(logits, *maximum);
+            packed[0] = exp_sum::<S>(logits, *maximum);
             packed[1] = local(*target, first, logits.len()).map_or(0.0, |at| logits[at]);
         }
     }
@@ -99,13 +99,13 @@ struct GradientRows;
 
 impl Body<Gradient<'_>> for GradientRows {
     #[inline(always)]
-    fn run((mut logits, maximum, packed, targets, Same((first, factor))): Gradient<'_>) {
+    fn run<S: Simd>((mut logits, maximum, packed, targets, Same((first, factor))): Gradient<'_>) {
         let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row_mut(row);
             let share = factor / packed[0];
             for logit in logits.iter_mut() {
-                *logit = exp(*logit - maximum) * share;
+                *logit = exp::<S>(*logit - maximum) * share;
             }
             if let Some(at) = local(*target, first, logits.len()) {
                 logits[at] -= factor;

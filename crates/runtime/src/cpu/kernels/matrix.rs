@@ -10,7 +10,7 @@
 
 use std::marker::PhantomData;
 
-use super::{Parallel, Write};
+use super::Write;
 
 /// `[rows, columns]` of f32, rows `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
@@ -214,15 +214,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// `C[m,n] (+)= factor · A[m,k] · B[k,n]`.
-pub fn multiply(
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    c: ViewMut<'_>,
-    factor: f32,
-    write: Write,
-    parallel: Parallel,
-) {
+/// `C[m,n] (+)= factor · A[m,k] · B[k,n]`, on the calling thread.
+pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, factor: f32, write: Write) {
     let (m, k, n) = (a.rows(), a.columns(), b.columns());
     assert_eq!(k, b.rows(), "[{m}, {k}] times [{}, {n}]", b.rows());
     assert_eq!((m, n), (c.rows, c.columns), "[{m}, {k}] times [{k}, {n}]");
@@ -252,7 +245,7 @@ pub fn multiply(
             false,
             false,
             false,
-            parallel.of_gemm(),
+            gemm::Parallelism::None,
         );
     }
 }

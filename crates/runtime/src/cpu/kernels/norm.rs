@@ -10,7 +10,7 @@
 //! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
 
 use super::parallel::{Rows, Same, Sums, add_sums};
-use super::simd::{Body, dot3, square_sum};
+use super::simd::{Body, Simd, dot3, square_sum};
 use super::{Parallel, View, ViewMut, Write};
 
 /// What turns a sum of squares into 1/rms.
@@ -49,10 +49,10 @@ struct ForwardRows;
 
 impl Body<Forward<'_>> for ForwardRows {
     #[inline(always)]
-    fn run((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
+    fn run<S: Simd>((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
-            *s = square_sum(x);
+            *s = square_sum::<S>(x);
             scaled(x, scale, rms.inverse(*s), y.row_mut(row));
         }
     }
@@ -75,9 +75,9 @@ struct StatisticRows;
 
 impl Body<(View<'_>, &mut [f32])> for StatisticRows {
     #[inline(always)]
-    fn run((x, s): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((x, s): (View<'_>, &mut [f32])) {
         for (row, s) in s.iter_mut().enumerate() {
-            *s = square_sum(x.row(row));
+            *s = square_sum::<S>(x.row(row));
         }
     }
 }
@@ -94,7 +94,7 @@ struct ApplyRows;
 
 impl Body<Apply<'_>> for ApplyRows {
     #[inline(always)]
-    fn run((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
+    fn run<S: Simd>((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
         for (row, s) in s.iter().enumerate() {
             scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
         }
@@ -111,10 +111,10 @@ struct OnlineRows;
 
 impl Body<(View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)> for OnlineRows {
     #[inline(always)]
-    fn run((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
+    fn run<S: Simd>((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
-            *s = square_sum(x);
+            *s = square_sum::<S>(x);
             scaled(x, scale, 1.0, y.row_mut(row));
         }
     }
@@ -130,7 +130,7 @@ struct ScaleRows;
 
 impl Body<(View<'_>, ViewMut<'_>, Same<&[f32]>)> for ScaleRows {
     #[inline(always)]
-    fn run((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
+    fn run<S: Simd>((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
         for row in 0..x.rows() {
             scaled(x.row(row), scale, 1.0, y.row_mut(row));
         }
@@ -180,9 +180,9 @@ struct BackwardStatisticRows;
 
 impl Body<(View<'_>, View<'_>, &mut [f32], Same<&[f32]>)> for BackwardStatisticRows {
     #[inline(always)]
-    fn run((dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>)) {
+    fn run<S: Simd>((dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>)) {
         for (row, t) in t.iter_mut().enumerate() {
-            *t = dot3(dy.row(row), x.row(row), scale);
+            *t = dot3::<S>(dy.row(row), x.row(row), scale);
         }
     }
 }
@@ -231,7 +231,7 @@ struct WholeRows<const ADD: bool>;
 
 impl<const ADD: bool> Body<(Operands<'_>, (&[f32], Same<Rms>), Sums<'_>)> for WholeRows<ADD> {
     #[inline(always)]
-    fn run(
+    fn run<S: Simd>(
         ((dy, x, Same(scale), mut dx), (s, Same(rms)), sums): (
             Operands<'_>,
             (&[f32], Same<Rms>),
@@ -241,7 +241,7 @@ impl<const ADD: bool> Body<(Operands<'_>, (&[f32], Same<Rms>), Sums<'_>)> for Wh
         for (row, s) in s.iter().enumerate() {
             let (dy, x) = (dy.row(row), x.row(row));
             let rho = rms.inverse(*s);
-            let along = -rho * rho * rho * dot3(dy, x, scale) / rms.width as f32;
+            let along = -rho * rho * rho * dot3::<S>(dy, x, scale) / rms.width as f32;
             row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.own);
         }
     }
@@ -254,7 +254,7 @@ struct ApplyBack<const ADD: bool>;
 
 impl<const ADD: bool> Body<(Operands<'_>, BothSums<'_>, Sums<'_>)> for ApplyBack<ADD> {
     #[inline(always)]
-    fn run(
+    fn run<S: Simd>(
         ((dy, x, Same(scale), mut dx), (s, t, Same(rms)), sums): (
             Operands<'_>,
             BothSums<'_>,
@@ -274,7 +274,9 @@ struct OnlineBack<const ADD: bool>;
 
 impl<const ADD: bool> Body<(Operands<'_>, (&[f32],), Sums<'_>)> for OnlineBack<ADD> {
     #[inline(always)]
-    fn run(((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>)) {
+    fn run<S: Simd>(
+        ((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>),
+    ) {
         for (row, ds) in ds.iter().enumerate() {
             let saved = (dy.row(row), x.row(row), scale);
             row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.own);

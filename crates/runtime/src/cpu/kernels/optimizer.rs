@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Parallel;
 use super::parallel::Same;
-use super::simd::{Body, square_sum as squares};
+use super::simd::{Body, Simd, square_sum as squares};
 
 /// Numbers of which the squares are summed in f32.
 const BLOCK: usize = 4096;
@@ -42,9 +42,9 @@ struct SquareBlocks;
 
 impl Body<(Blocks<'_>, &mut [f32])> for SquareBlocks {
     #[inline(always)]
-    fn run((Blocks(gradient), sums): (Blocks<'_>, &mut [f32])) {
+    fn run<S: Simd>((Blocks(gradient), sums): (Blocks<'_>, &mut [f32])) {
         for (sum, block) in sums.iter_mut().zip(gradient.chunks(BLOCK)) {
-            *sum = squares(block);
+            *sum = squares::<S>(block);
         }
     }
 }
@@ -127,7 +127,7 @@ struct AdamwPart;
 
 impl Body<Part<'_>> for AdamwPart {
     #[inline(always)]
-    fn run((weights, gradient, first, second, Same(by)): Part<'_>) {
+    fn run<S: Simd>((weights, gradient, first, second, Same(by)): Part<'_>) {
         let moments = first.iter_mut().zip(second);
         for ((w, g), (m, v)) in weights.iter_mut().zip(gradient).zip(moments) {
             let gradient = by.gradient * *g;

@@ -46,13 +46,6 @@ impl Parallel {
         (self.threads() - 1) * width
     }
 
-    pub(super) fn of_gemm(self) -> gemm::Parallelism {
-        match self.threads() {
-            1 => gemm::Parallelism::None,
-            threads => gemm::Parallelism::Rayon(threads),
-        }
-    }
-
     /// Runs `B` on the parts of `work`, which has `rows` rows. Returns the number of parts.
     pub(super) fn rows<B: Body<W>, W: Rows>(self, rows: usize, work: W) -> usize {
         let pays = work.elements() >= ELEMENTS_MIN;
@@ -292,13 +285,14 @@ tuples! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::kernels::simd::Simd;
 
     struct Tell;
 
     type Told<'a> = (First, &'a mut [f32], Sums<'a>);
 
     impl Body<Told<'_>> for Tell {
-        fn run(work: Told<'_>) {
+        fn run<S: Simd>(work: Told<'_>) {
             tell(work);
         }
     }

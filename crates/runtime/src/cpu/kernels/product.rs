@@ -89,7 +89,7 @@ fn each(
 fn divided(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, write: Write, parallel: Parallel) {
     let work = a.rows() * a.columns() * b.columns();
     if parallel.threads() == 1 || work < WORK_MIN {
-        return multiply(a, b, c, 1.0, write, Parallel::SERIAL);
+        return multiply(a, b, c, 1.0, write);
     }
     if c.rows() >= c.columns() {
         parallel.heavy_rows(c.rows(), (a, Same(b), c, Same(write)), part);
@@ -100,13 +100,13 @@ fn divided(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, write: Write, parallel:
 }
 
 fn part((a, Same(b), c, Same(write)): (Matrix<'_>, Same<Matrix<'_>>, ViewMut<'_>, Same<Write>)) {
-    multiply(a, b, c, 1.0, write, Parallel::SERIAL);
+    multiply(a, b, c, 1.0, write);
 }
 
 type ColumnParts<'a> = (Same<Matrix<'a>>, Columns<Matrix<'a>>, Columns<ViewMut<'a>>, Same<Write>);
 
 fn column_part((Same(a), Columns(b), Columns(c), Same(write)): ColumnParts<'_>) {
-    multiply(a, b, c, 1.0, write, Parallel::SERIAL);
+    multiply(a, b, c, 1.0, write);
 }
 
 impl Rows for Matrix<'_> {

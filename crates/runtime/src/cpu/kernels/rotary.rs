@@ -4,7 +4,7 @@
 //! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Backward turns the gradients back.
 
 use super::parallel::{First, Same};
-use super::simd::Body;
+use super::simd::{Body, Simd};
 use super::{Parallel, ViewMut};
 
 /// Cosines and sines of all positions, computed in f64 once a session.
@@ -69,7 +69,7 @@ struct TurnRows;
 
 impl Body<Rows<'_>> for TurnRows {
     #[inline(always)]
-    fn run((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
+    fn run<S: Simd>((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
         for row in 0..x.rows() {
             let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
             for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {

@@ -9,7 +9,7 @@
 
 use super::matrix::multiply;
 use super::parallel::{Lent, Same, Sums, add_sums};
-use super::simd::{Body, dot, vectorized};
+use super::simd::{Body, Simd, dot, vectorized};
 use super::{Parallel, View, ViewMut, Write};
 
 /// Tokens at a time.
@@ -79,7 +79,7 @@ struct ForwardTokens;
 
 impl Body<Forward<'_>> for ForwardTokens {
     #[inline(always)]
-    fn run((h, g, Same(gate), Same(write), lent): Forward<'_>) {
+    fn run<S: Simd>((h, g, Same(gate), Same(write), lent): Forward<'_>) {
         let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
         for (h, g) in some {
             let t = middle(gate, h, lent.of);
@@ -94,7 +94,7 @@ fn middle<'a>(gate: Gate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
     let t = &mut scratch[..rows * gate.v.columns()];
     let h = View::new(h, rows, gate.v.rows());
     let view = ViewMut::new(t, rows, gate.v.columns());
-    multiply(h.into(), gate.v.into(), view, 1.0, Write::Replace, Parallel::SERIAL);
+    multiply(h.into(), gate.v.into(), view, 1.0, Write::Replace);
     t
 }
 
@@ -103,7 +103,7 @@ struct Left;
 
 impl Body<(Gate<'_>, &[f32], &mut [f32], Write)> for Left {
     #[inline(always)]
-    fn run((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
+    fn run<S: Simd>((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
         let n = gate.v.columns();
         if write == Write::Replace {
             g.fill(0.0);
@@ -167,7 +167,7 @@ struct BackwardTokens;
 
 impl Body<Backward<'_>> for BackwardTokens {
     #[inline(always)]
-    fn run(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
+    fn run<S: Simd>(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
         let (b, n) = (gate.v.rows(), gate.v.columns());
         let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
         let dh = dh.of.chunks_mut(TOKENS * gate.input());
@@ -179,10 +179,10 @@ impl Body<Backward<'_>> for BackwardTokens {
             vectorized::<LeftBack, _>((gate, t, dg, &mut *dt, &mut *du.own));
             let dt = View::new(dt, rows, n);
             let dh = ViewMut::new(dh, rows, b);
-            multiply(dt.into(), gate.v.transposed(), dh, 1.0, write, Parallel::SERIAL);
+            multiply(dt.into(), gate.v.transposed(), dh, 1.0, write);
             let dv = ViewMut::new(dv.own, b, n);
             let h = View::new(h, rows, b).transposed();
-            multiply(h, dt.into(), dv, 1.0, Write::Add, Parallel::SERIAL);
+            multiply(h, dt.into(), dv, 1.0, Write::Add);
         }
     }
 }
@@ -192,7 +192,7 @@ struct LeftBack;
 
 impl Body<(Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBack {
     #[inline(always)]
-    fn run((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
+    fn run<S: Simd>((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
         let (m, n) = (gate.u.columns(), gate.v.columns());
         dt.fill(0.0);
         let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
@@ -201,7 +201,7 @@ impl Body<(Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBack {
             for (row, ((t, dt), du)) in rows.enumerate() {
                 let columns = gate.u.row(row).iter().zip(du).zip(dg.chunks_exact(n));
                 for ((u, du), dg) in columns {
-                    *du += dot(t, dg);
+                    *du += dot::<S>(t, dg);
                     for (dt, dg) in dt.iter_mut().zip(dg) {
                         *dt += u * dg;
                     }

@@ -2,7 +2,7 @@
 
 use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{Body, dot, exp, vectorized};
+use super::super::simd::{Body, Simd, dot, exp, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
 use super::{
     KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
@@ -143,7 +143,6 @@ fn one_head(
     mut made: Gradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {
-    let serial = Parallel::SERIAL;
     for first in (0..shape.length).step_by(QUERIES) {
         let queries = QUERIES.min(shape.length - first);
         let [q, dout] = [saved.q, saved.dout].map(|of| of.row_range(first, queries));
@@ -158,9 +157,9 @@ fn one_head(
             let s_tile = &mut s_tile[..queries * keys];
             let dp_tile = &mut dp_tile[..queries * keys];
             let s = ViewMut::new(s_tile, queries, keys);
-            multiply(q.into(), k_transposed.into(), s, shape.scale(), Write::Replace, serial);
+            multiply(q.into(), k_transposed.into(), s, shape.scale(), Write::Replace);
             let dp = ViewMut::new(dp_tile, queries, keys);
-            multiply(dout.into(), v_transposed.into(), dp, 1.0, Write::Replace, serial);
+            multiply(dout.into(), v_transposed.into(), dp, 1.0, Write::Replace);
             let s = ViewMut::new(s_tile, queries, keys);
             let dp = ViewMut::new(dp_tile, queries, keys);
             let seen = first + 1 - first_key;
@@ -168,12 +167,12 @@ fn one_head(
             let p = View::new(s_tile, queries, keys);
             let ds = View::new(dp_tile, queries, keys);
             let dv = made.dv.reborrow().row_range(first_key, keys);
-            multiply(p.transposed(), dout.into(), dv, 1.0, Write::Add, serial);
+            multiply(p.transposed(), dout.into(), dv, 1.0, Write::Add);
             let dk = made.dk.reborrow().row_range(first_key, keys);
-            multiply(ds.transposed(), q.into(), dk, 1.0, Write::Add, serial);
+            multiply(ds.transposed(), q.into(), dk, 1.0, Write::Add);
             let dq = made.dq.reborrow().row_range(first, queries);
             let write = if first_key == 0 { Write::Replace } else { Write::Add };
-            multiply(ds.into(), k.into(), dq, 1.0, write, serial);
+            multiply(ds.into(), k.into(), dq, 1.0, write);
         }
     }
 }
@@ -182,9 +181,9 @@ struct RowDots;
 
 impl Body<(View<'_>, View<'_>, &mut [f32])> for RowDots {
     #[inline(always)]
-    fn run((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
+    fn run<S: Simd>((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
         for (row, sum) in sums.iter_mut().enumerate() {
-            *sum = dot(x.row(row), y.row(row));
+            *sum = dot::<S>(x.row(row), y.row(row));
         }
     }
 }
@@ -197,7 +196,7 @@ struct Probabilities;
 
 impl Body<Tiles<'_>> for Probabilities {
     #[inline(always)]
-    fn run((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
+    fn run<S: Simd>((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
         for (row, sum) in sums.iter().enumerate() {
             let lse = lse.row(row)[0];
             let (s, dp) = (s.row_mut(row), dp.row_mut(row));
@@ -207,7 +206,7 @@ impl Body<Tiles<'_>> for Probabilities {
             let (dp, later) = dp.split_at_mut(seen);
             later.fill(0.0);
             for (s, dp) in s.iter_mut().zip(dp) {
-                let p = exp(*s - lse);
+                let p = exp::<S>(*s - lse);
                 *s = p;
                 *dp = scale * p * (*dp - sum);
             }

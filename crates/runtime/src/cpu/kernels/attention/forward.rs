@@ -2,7 +2,7 @@
 
 use super::super::matrix::multiply;
 use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{Body, exp, maximum, sum, vectorized};
+use super::super::simd::{Body, Simd, exp, maximum, sum, vectorized};
 use super::super::{Parallel, View, ViewMut, Write};
 use super::{
     KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
@@ -87,7 +87,7 @@ fn one_head(
             let tile = &mut scratch[..queries * keys];
             let s = ViewMut::new(tile, queries, keys);
             let k = k.column_range(first_key, keys);
-            multiply(q.into(), k.into(), s, shape.scale(), Write::Replace, Parallel::SERIAL);
+            multiply(q.into(), k.into(), s, shape.scale(), Write::Replace);
             let out = &mut out.reborrow().row_range(first, queries);
             // How many keys of the tile the first query sees.
             let seen = first + 1 - first_key;
@@ -96,7 +96,7 @@ fn one_head(
             let write = if first_key == 0 { Write::Replace } else { Write::Add };
             let p = View::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
-            multiply(p.into(), v.into(), out.reborrow(), 1.0, write, Parallel::SERIAL);
+            multiply(p.into(), v.into(), out.reborrow(), 1.0, write);
         }
         let out = out.reborrow().row_range(first, queries);
         let lse = lse.reborrow().row_range(first, queries);
@@ -117,7 +117,7 @@ struct Softmax;
 
 impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
     #[inline(always)]
-    fn run(
+    fn run<S: Simd>(
         (mut tile, seen, rows, mut out, rescale): (
             ViewMut<'_>,
             usize,
@@ -133,9 +133,9 @@ impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
             let here = maximum(scores);
             let top = here.max(running.maximum);
             for score in scores.iter_mut() {
-                *score = exp(*score - top);
+                *score = exp::<S>(*score - top);
             }
-            let shrink = exp(running.maximum - top);
+            let shrink = exp::<S>(running.maximum - top);
             running.sum = running.sum * shrink + sum(scores);
             running.maximum = top;
             if rescale {
@@ -151,7 +151,7 @@ struct Finish;
 
 impl Body<(ViewMut<'_>, ViewMut<'_>, &[Running])> for Finish {
     #[inline(always)]
-    fn run((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
+    fn run<S: Simd>((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
         for (row, running) in rows.iter().enumerate() {
             let inverse = 1.0 / running.sum;
             for out in out.row_mut(row) {

@@ -25,7 +25,7 @@ pub use backward::{Gradients, Saved, backward};
 pub use forward::forward;
 
 use super::parallel::{Columns, Lent, Rows, Several};
-use super::simd::Body;
+use super::simd::{Body, Simd};
 use super::{Parallel, View, ViewMut};
 
 /// Queries of a tile.
@@ -137,7 +137,7 @@ struct Transpose;
 
 impl Body<(View<'_>, &mut [f32])> for Transpose {
     #[inline(always)]
-    fn run((of, to): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((of, to): (View<'_>, &mut [f32])) {
         const BLOCK: usize = 16;
         let (rows, columns) = (of.rows(), of.columns());
         for first in (0..rows).step_by(BLOCK) {
