@@ -1,5 +1,7 @@
 //! `narrows plan`: the fastest plan.
 
+use narrows_plan::Mesh;
+use narrows_plan::strategy::Baseline;
 use narrows_planner::Request;
 use narrows_planner::predict::predict_program;
 use narrows_planner::search::Searched;
@@ -31,6 +33,7 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
     };
     let Request { model, profile, executor, .. } = request;
     let resolved = fitted.plan.resolve(model).map_err(|found| Failure::file(OURS, found))?;
+    warn_of_idle_strategy(request, fitted.plan.mesh);
     let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
     let findings = Findings {
         model,
@@ -43,6 +46,19 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
         search: Some(&searched.report),
     };
     deliver(&findings, answer)
+}
+
+/// A baseline says how to use a tensor axis. Where the fastest mesh has none, its plan is everybody's,
+/// and must not be taken for what the baseline is worth.
+fn warn_of_idle_strategy(request: &Request, mesh: Mesh) {
+    let baseline = request.rules.baseline;
+    if baseline != Baseline::Auto && mesh.tensor == 1 && request.tensor.is_none() {
+        let name = baseline.name();
+        output::warn(&format!(
+            "`{name}` decides nothing in this plan: the fastest mesh has no tensor axis, and there all \
+             strategies are one; --tensor fixes its size"
+        ));
+    }
 }
 
 /// Writes the plan where it was asked for, then reports.

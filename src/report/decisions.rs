@@ -33,8 +33,12 @@ pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan) {
         let Some(first) = layers.first().map(|(first, _)| *first) else { continue };
         let block = resolved.stages.iter().flatten().find(|block| block.layer == first);
         let Some(block) = block else { continue };
+        let blocks = match layers[..] {
+            [(first, end)] if end == first + 1 => "Block",
+            _ => "Blocks",
+        };
         let ranges: Vec<String> = layers.into_iter().map(range).collect();
-        page.heading(format!("Blocks {} (`{name}`)", ranges.join(", ")));
+        page.heading(format!("{blocks} {} (`{name}`)", ranges.join(", ")));
         page.line(grouping(decisions.grouping));
         page.table(&COLUMNS, &rows(&block.plan, context));
     }

@@ -33,7 +33,8 @@ struct Priced<'a> {
 #[derive(Serialize)]
 pub struct Search {
     status: &'static str,
-    gap: f64,
+    /// `null` when there is no plan to be at a distance from it.
+    gap: Option<f64>,
     /// No plan is faster; `null` when no plan exists.
     bound_s: Option<f64>,
     candidates_priced: u64,
@@ -58,13 +59,18 @@ impl Search {
     pub fn new(report: &SearchReport) -> Search {
         Search {
             status: report.status.name(),
-            gap: report.gap,
+            gap: Some(report.gap),
             bound_s: Some(report.bound.0).filter(|bound| bound.is_finite()),
             candidates_priced: report.candidates_priced,
             candidates_pruned: report.candidates_pruned,
             segment_solves: report.segment_solves,
             wall_time_s: report.wall_time.as_secs_f64(),
         }
+    }
+
+    /// The numbers of a report on a search that found no plan.
+    fn without_plan(report: &SearchReport) -> Search {
+        Search { gap: None, ..Search::new(report) }
     }
 }
 
@@ -99,7 +105,11 @@ pub fn explained<'a>(
         prediction: &given.prediction,
         ratio: best.map(|best| given.prediction.step_time_s / best.step_time_s),
     });
-    Explained { explanation, given, search: Search::new(report) }
+    let search = match explanation.chosen {
+        Some(_) => Search::new(report),
+        None => Search::without_plan(report),
+    };
+    Explained { explanation, given, search }
 }
 
 /// A priced plan.
@@ -117,5 +127,11 @@ pub fn found<'a>(findings: &Findings<'a>) -> Found<'a> {
 /// A search without a plan.
 pub fn nothing_found(request: &Request, report: &SearchReport) -> NothingFound {
     let (causes, hints) = infeasible::causes(request, report);
-    NothingFound { decisions: None, prediction: None, search: Search::new(report), causes, hints }
+    NothingFound {
+        decisions: None,
+        prediction: None,
+        search: Search::without_plan(report),
+        causes,
+        hints,
+    }
 }

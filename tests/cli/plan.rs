@@ -1,6 +1,6 @@
 //! What is planned, and the numbers that are published.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{json, refusal};
 
@@ -25,6 +25,71 @@ fn published_volumes() {
         let answer = json(&format!("plan --model {model} --strategy {strategy} {PUBLISHED}"));
         assert_eq!(forward_all_reduce(&answer), mib * MIB, "{model} {strategy}");
     }
+}
+
+/// Volumes follow the shapes: odd ranks that differ from linear to linear and block to block, and fewer
+/// key and value heads than query heads.
+#[test]
+fn volumes_of_unlike_linears() {
+    const LINEARS: [&str; 7] = ["q", "k", "v", "o", "gate", "up", "down"];
+    let (hidden, heads, kv_heads, head_dim, d_ff) = (192, 12, 4, 32, 344);
+    let model = |middle: [u64; 7], dense: bool| {
+        let mut overrides = serde_json::Map::new();
+        for (linear, rank) in LINEARS.iter().zip(middle) {
+            overrides.insert(linear.to_string(), json!({ "rank": rank }));
+        }
+        let pair = json!({"rank": 16, "activation": "silu"});
+        let blocks = match dense {
+            true => json!({"count": 3, "default": {"product": "swiglu", "all": "dense"}}),
+            false => json!({
+                "count": 3, "default": {"product": "plain", "all": pair}, "overrides": {"1": overrides}
+            }),
+        };
+        json!({
+            "format": "narrows-model/1", "hidden": hidden, "vocab": 512, "heads": heads,
+            "kv_heads": kv_heads, "head_dim": head_dim, "d_ff": d_ff, "blocks": blocks
+        })
+    };
+    let (query, key_value) = (heads * head_dim, kv_heads * head_dim);
+    let odd = [33, 7, 51, 77, 1, 63, 5];
+    let even = [32, 8, 52, 76, 4, 64, 20];
+    let sum = |ranks: [u64; 7]| ranks.iter().sum::<u64>();
+    let whole_outputs = 2 * hidden + query + 2 * key_value + 2 * d_ff;
+    let whole_inputs = 2 * hidden + query + d_ff;
+    for (model, strategy, forward, backward) in [
+        (model(odd, false), "btp", sum(odd), sum(odd)),
+        (model(even, false), "btp", sum(even), sum(even)),
+        (model(even, false), "vanilla-tp-published", whole_outputs, whole_inputs),
+        (model(even, true), "fullrank-tp", 2 * hidden, 2 * hidden),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.json");
+        std::fs::write(&path, model.to_string()).unwrap();
+        let path = path.display();
+        let flags = "--devices 4 --tensor 4 --global-batch 2 --micro-batch 2 --sequence-length 64";
+        let answer = json(&format!("plan --model {path} --strategy {strategy} {flags}"));
+        let volumes = &answer["prediction"]["block_collective_bytes"];
+        let bytes = |columns: u64| columns * 2 * 64 * 2;
+        for (pass, columns) in [("forward", forward), ("backward", backward)] {
+            let kinds = volumes[pass].as_object().expect("kinds");
+            assert_eq!(kinds["all_reduce"], bytes(columns), "{strategy} {pass}");
+            let more =
+                kinds.keys().find(|kind| !["all_reduce", "statistics"].contains(&kind.as_str()));
+            assert_eq!(more, None, "{strategy} {pass}");
+        }
+    }
+}
+
+#[test]
+fn a_baseline_without_a_tensor_axis_is_told_to_be_none() {
+    let warning = |flags: &str| {
+        let command = super::narrows(&format!("plan --model cola-tiny {flags}")).assert().success();
+        String::from_utf8(command.get_output().stderr.clone()).expect("UTF-8")
+    };
+    let flags = "--devices 2 --global-batch 2 --strategy btp";
+    assert!(warning(&format!("{flags} --data-parallel 2")).contains("`btp` decides nothing"));
+    assert_eq!(warning(&format!("{flags} --tensor 2")), "");
+    assert_eq!(warning("--devices 2 --data-parallel 2"), "");
 }
 
 #[test]
@@ -126,6 +191,7 @@ fn nothing_that_fits_ends_with_one_and_says_why() {
     let answer: Value = serde_json::from_slice(&output.get_output().stdout).expect("JSON");
     assert_eq!(answer["search"]["status"], "infeasible");
     assert!(answer["decisions"].is_null() && answer["prediction"].is_null());
+    assert!(answer["search"]["gap"].is_null() && answer["search"]["bound_s"].is_null());
     assert!(answer["causes"].as_array().is_some_and(|causes| !causes.is_empty()));
 }
 
