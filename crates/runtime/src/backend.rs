@@ -25,7 +25,7 @@ pub trait Backend {
 }
 
 /// Why a step did not end.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RunError {
     /// An operand lies outside its device's memory.
     #[error(
@@ -67,5 +67,69 @@ pub enum RunError {
         stage: usize,
         /// Where the waiting instruction comes from.
         origin: String,
+    },
+    /// A backend cannot execute an instruction.
+    #[error("stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: {why}")]
+    Unfit {
+        /// The pipeline stage.
+        stage: usize,
+        /// The pass.
+        phase: Phase,
+        /// The microbatch; 0 in the step phase.
+        microbatch: u64,
+        /// Where the instruction comes from.
+        origin: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The processor backend computes in f32 alone.
+    #[error(
+        "the program is in mixed bf16, and processors compute in f32 (try: a plan for cpu-local)"
+    )]
+    Precision,
+    /// The program and the model do not belong together.
+    #[error("the program is not one of `{model}`: sizes, constants or parameters differ")]
+    OtherModel {
+        /// The model's name.
+        model: String,
+    },
+    /// Threads could not be started, or one broke off.
+    #[error("the devices' threads: {why}")]
+    Threads {
+        /// What the system says.
+        why: String,
+    },
+    /// A step was given another number of tokens than the program runs.
+    #[error("a step takes {wanted} tokens and as many targets, not {tokens} and {targets}")]
+    BatchSize {
+        /// Tokens of the global batch.
+        wanted: u64,
+        /// Tokens given.
+        tokens: usize,
+        /// Targets given.
+        targets: usize,
+    },
+    /// A token id that the vocabulary does not have.
+    #[error(
+        "token {token} at position {position} of the batch is outside the vocabulary of {vocab}"
+    )]
+    Token {
+        /// The id.
+        token: u32,
+        /// Where in the global batch.
+        position: usize,
+        /// Tokens of the vocabulary.
+        vocab: u64,
+    },
+    /// Loss or gradients are infinite or no numbers.
+    #[error(
+        "step {step}: the loss is {loss} and the gradients are not finite; no weight was changed \
+         (try: a smaller learning rate, or a longer warm-up)"
+    )]
+    NotFinite {
+        /// The step that was not made.
+        step: u64,
+        /// Its loss.
+        loss: f64,
     },
 }

@@ -1,3 +1,28 @@
-//! The processor backend.
+//! The processor backend: devices are threads, each with its own arena, and collectives are made
+//! in memory.
+//!
+//! A [`Session`] holds the arenas of all devices of a program and runs steps on them. It is given
+//! weights by logical name and gives them back so; what lies where is the program's business alone.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`session`] | allocates, runs all devices for a step |
+//! | `device` | one device: its turns, its instructions, its links to others |
+//! | `execute/` | what each instruction computes, by calls of [`kernels`] |
+//! | `arena`, `exchange`, `pipe`, `barrier` | memory, collectives, transfers, waiting |
+//! | [`tensors`] | whole parameters, gradients and moments, in and out |
+//! | `weights` | which element of which logical parameter lies where |
 
+mod arena;
+mod barrier;
+mod device;
+mod exchange;
+mod execute;
 pub mod kernels;
+mod pipe;
+pub mod session;
+pub mod tensors;
+mod weights;
+
+pub use session::{Done, Session, StepInput};
+pub use tensors::{Tensors, Whole};

@@ -1,0 +1,385 @@
+//! One device: its memory, its links to the others of its groups, and its way through a step.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use narrows_plan::Dim;
+use narrows_plan::mesh::{Axis, Group, Mesh};
+use narrows_plan::program::{
+    Access, Action, BufferId, Constants, Hop, Instr, Phase, Region, StageProgram,
+};
+use narrows_plan::strategy::{Context, Zero};
+
+use super::arena::{Arena, Operands};
+use super::barrier::{Abort, Aborted};
+use super::exchange::Exchange;
+use super::execute;
+use super::kernels::Parallel;
+use super::kernels::rotary::RotaryTable;
+use super::pipe::Pipe;
+use crate::backend::RunError;
+use crate::optimizer::{Coefficients, Optimizer};
+use crate::order::slot;
+use crate::place;
+use crate::report::DeviceReport;
+
+/// Where a device is on the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Coordinates {
+    pub tensor: u64,
+    pub data: u64,
+    pub stage: u64,
+}
+
+/// The groups of all devices, and the pipes between neighbouring stages.
+pub struct Links {
+    groups: HashMap<(Axis, u64, u64), Exchange>,
+    pipes: HashMap<(u64, u64, u64, u64), Pipe>,
+    pub abort: Abort,
+}
+
+/// What all devices know in a step.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    /// The global batch's token ids, sequence after sequence.
+    pub tokens: &'a [u32],
+    /// What is to be predicted.
+    pub targets: &'a [u32],
+    /// How weights are updated; `None` leaves them, and the gradients, as they are.
+    pub update: Option<(&'a Optimizer, Coefficients, u64)>,
+}
+
+/// One device.
+pub struct Device<'a> {
+    pub at: Coordinates,
+    pub context: Context,
+    pub constants: Constants,
+    pub tied: bool,
+    pub stage: &'a StageProgram,
+    pub arena: &'a mut Arena,
+    pub scratch: &'a mut Vec<f32>,
+    pub rotary: Option<&'a RotaryTable>,
+    /// Whether weight decay applies, by the buffer of the weight.
+    pub decays: &'a HashMap<BufferId, bool>,
+    pub links: &'a Links,
+    pub parallel: Parallel,
+    pub step: Step<'a>,
+    pub report: DeviceReport,
+    /// The mean loss over the step's tokens, as far as this device has seen it.
+    pub loss: f64,
+}
+
+/// Why a device stopped.
+pub enum Stop {
+    /// Another device failed first.
+    Aborted,
+    /// This one did.
+    Failed(Box<RunError>),
+}
+
+impl From<Aborted> for Stop {
+    fn from(_: Aborted) -> Stop {
+        Stop::Aborted
+    }
+}
+
+impl Coordinates {
+    pub fn of(device: u64, mesh: &Mesh) -> Coordinates {
+        Coordinates {
+            tensor: device % mesh.tensor,
+            data: device / mesh.tensor % mesh.data,
+            stage: device / (mesh.tensor * mesh.data),
+        }
+    }
+
+    /// One's place along an axis.
+    pub fn along(&self, axis: Axis) -> u64 {
+        match axis {
+            Axis::Tensor => self.tensor,
+            Axis::Data => self.data,
+            Axis::Pipeline => self.stage,
+        }
+    }
+
+    /// What tells one's group along an axis from the others.
+    fn group(&self, axis: Axis, mesh: &Mesh) -> u64 {
+        match axis {
+            Axis::Tensor => self.data + mesh.data * self.stage,
+            Axis::Data => self.tensor + mesh.tensor * self.stage,
+            Axis::Pipeline => self.tensor + mesh.tensor * self.data,
+        }
+    }
+}
+
+impl Links {
+    /// For the devices of a mesh; `largest` is the most numbers a transfer may have.
+    pub fn new(mesh: &Mesh, largest: usize) -> Links {
+        let mut links =
+            Links { groups: HashMap::new(), pipes: HashMap::new(), abort: Abort::default() };
+        for device in 0..mesh.devices() {
+            let at = Coordinates::of(device, mesh);
+            for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
+                let size = mesh.size(axis);
+                let mut add = |size: u64| {
+                    let key = (axis, at.group(axis, mesh), size);
+                    links.groups.entry(key).or_insert_with(|| Exchange::new(size as usize));
+                };
+                add(size);
+                if axis == Axis::Pipeline && size > 2 {
+                    // The first and the last stage, which share a tied weight.
+                    add(2);
+                }
+            }
+            for other in [at.stage.wrapping_sub(1), at.stage + 1] {
+                if other < mesh.pipeline {
+                    let key = (at.tensor, at.data, at.stage, other);
+                    // 1F1B has at most two transfers under way in a direction.
+                    links.pipes.insert(key, Pipe::new(2, largest));
+                }
+            }
+        }
+        links
+    }
+
+    /// One's group, and one's number in it.
+    pub fn group(
+        &self,
+        at: &Coordinates,
+        group: &Group,
+        mesh: &Mesh,
+    ) -> Option<(&Exchange, usize)> {
+        let exchange = self.groups.get(&(group.axis, at.group(group.axis, mesh), group.size))?;
+        let mut me = at.along(group.axis);
+        if group.size != mesh.size(group.axis) {
+            me = u64::from(me > 0);
+        }
+        Some((exchange, me as usize))
+    }
+
+    fn pipe(&self, at: &Coordinates, from: u64, to: u64) -> Option<&Pipe> {
+        self.pipes.get(&(at.tensor, at.data, from, to))
+    }
+}
+
+/// An instruction with the ranges of its operands, ready to run.
+pub struct Ready<'i> {
+    pub instr: &'i Instr,
+    pub phase: Phase,
+    pub microbatch: u64,
+    slot: u64,
+}
+
+impl<'a> Device<'a> {
+    /// Executes the whole step.
+    pub fn run(&mut self) -> Result<(), Stop> {
+        let stage = self.stage;
+        for turn in &stage.schedule {
+            self.load_tokens(turn.microbatch);
+            let slot = slot(stage, turn.microbatch);
+            for instr in stage.phase(turn.phase) {
+                let ready = Ready { instr, phase: turn.phase, microbatch: turn.microbatch, slot };
+                self.execute(&ready)?;
+            }
+        }
+        for instr in &stage.step {
+            self.execute(&Ready { instr, phase: Phase::Step, microbatch: 0, slot: 0 })?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, ready: &Ready) -> Result<(), Stop> {
+        let instr = ready.instr;
+        let mut axis = None;
+        match &instr.action {
+            Action::Gemm(product) => execute::product::run(self, ready, product)?,
+            Action::Attention(attention) => execute::attention::run(self, ready, attention)?,
+            Action::Pass(pass) => execute::pass::run(self, ready, *pass)?,
+            Action::Collective(exchange) => {
+                axis = Some(exchange.axis);
+                execute::collective::run(self, ready, exchange)?;
+            }
+            Action::Send(hop) => self.send(ready, hop)?,
+            Action::Receive(hop) => self.receive(ready, hop)?,
+        }
+        self.report.count(instr.action.name(), axis, &instr.kernel());
+        Ok(())
+    }
+
+    fn send(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+        let to = u64::from(hop.stage);
+        let Some(pipe) = self.links.pipe(&self.at, self.at.stage, to) else {
+            return Err(self.unfit(ready, "names a stage that is no neighbour"));
+        };
+        let ranges = || ready.instr.reads.iter().map(|access| self.range(ready, access));
+        let sent: u64 = ranges().map(|range| 4 * range.len() as u64).sum();
+        pipe.send(ranges().map(|range| self.arena.slice(range)));
+        self.report.sent.0 += sent;
+        Ok(())
+    }
+
+    fn receive(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+        let from = u64::from(hop.stage);
+        let links = self.links;
+        let Some(pipe) = links.pipe(&self.at, from, self.at.stage) else {
+            return Err(self.unfit(ready, "names a stage that is no neighbour"));
+        };
+        let mut fits = true;
+        pipe.receive(&links.abort, |numbers| {
+            let mut rest = numbers;
+            for access in &ready.instr.writes {
+                let range = self.range(ready, access);
+                let Some((mine, others)) = rest.split_at_checked(range.len()) else {
+                    fits = false;
+                    return;
+                };
+                self.report.received.0 += 4 * range.len() as u64;
+                self.arena.slice_mut(range).copy_from_slice(mine);
+                rest = others;
+            }
+            fits &= rest.is_empty();
+        })?;
+        if fits { Ok(()) } else { Err(self.unfit(ready, "receives another number of bytes")) }
+    }
+
+    /// The operands of an instruction.
+    pub fn operands(&mut self, ready: &Ready) -> Result<Operands<'_>, Stop> {
+        self.operands_as(ready, |device, access| device.range(ready, access))
+    }
+
+    /// The same with other ranges than those the instruction names.
+    pub fn operands_as(
+        &mut self,
+        ready: &Ready,
+        range: impl Fn(&Device, &Access) -> Range<usize>,
+    ) -> Result<Operands<'_>, Stop> {
+        let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
+        ready.instr.reads.iter().for_each(|access| reads.push(range(self, access)));
+        ready.instr.writes.iter().for_each(|access| writes.push(range(self, access)));
+        if self.arena.operands(reads.list(), writes.list()).is_none() {
+            return Err(self.unfit(ready, "works on operands that overlap or lie outside"));
+        }
+        // Asked twice, because a borrow that may be returned cannot also be given up.
+        match self.arena.operands(reads.list(), writes.list()) {
+            Some(operands) => Ok(operands),
+            None => Err(Stop::Aborted),
+        }
+    }
+
+    /// The numbers of an operand, from the beginning of the arena. Parameters of which this
+    /// replica updates a part are seen as that part.
+    pub fn range(&self, ready: &Ready, access: &Access) -> Range<usize> {
+        let bytes = place::range(self.stage, access, ready.slot);
+        let buffer = self.stage.buffer(access.buffer);
+        let (seen, held) = (access.extent.bytes().0, buffer.extent.bytes().0);
+        let parted = ready.phase == Phase::Step
+            && matches!(buffer.region, Region::Weight | Region::Gradient)
+            && self.context.zero == Zero::One
+            && seen < held;
+        let skipped = if parted { seen * self.at.data } else { 0 };
+        let number = |byte: u64| usize::try_from((byte + skipped) / 4).unwrap_or(usize::MAX);
+        number(bytes.start)..number(bytes.end)
+    }
+
+    /// The whole buffer of an operand.
+    pub fn whole(&self, ready: &Ready, access: &Access) -> Range<usize> {
+        let extent = self.stage.buffer(access.buffer).extent;
+        self.range(ready, &Access { extent, ..*access })
+    }
+
+    /// An instruction that this backend cannot execute.
+    pub fn unfit(&self, ready: &Ready, why: &'static str) -> Stop {
+        Stop::Failed(Box::new(RunError::Unfit {
+            stage: self.at.stage as usize,
+            phase: ready.phase,
+            microbatch: ready.microbatch,
+            origin: ready.instr.origin.clone(),
+            why,
+        }))
+    }
+
+    /// Positions of each sequence that `rows` tokens of this device are, with the first of them;
+    /// and how many sequences.
+    pub fn tokens(&self, rows: u64) -> Tokens {
+        let work = &self.context.workload;
+        let whole = Tokens {
+            sequences: work.micro_batch as usize,
+            positions: work.sequence_length as usize,
+            first_sequence: 0,
+            first_position: 0,
+        };
+        if rows == self.context.tokens() {
+            return whole;
+        }
+        let (devices, me) = (self.context.tensor() as usize, self.at.tensor as usize);
+        match self.context.token_dim() {
+            Some(Dim::Position) => {
+                let positions = whole.positions / devices;
+                Tokens { positions, first_position: positions * me, ..whole }
+            }
+            _ => {
+                let sequences = whole.sequences / devices;
+                Tokens { sequences, first_sequence: sequences * me, ..whole }
+            }
+        }
+    }
+
+    /// Token ids and targets of this device's rows of a microbatch.
+    fn load_tokens(&mut self, microbatch: u64) {
+        let work = self.context.workload;
+        let microbatches = work.microbatches(&self.context.mesh);
+        let first = (self.at.data * microbatches + microbatch) * work.micro_batch;
+        let length = work.sequence_length as usize;
+        for buffer in &self.stage.buffers {
+            let ids = match (buffer.region, buffer.name.as_str()) {
+                (Region::Input, "tokens") => self.step.tokens,
+                (Region::Input, "targets") => self.step.targets,
+                _ => continue,
+            };
+            let tokens = self.tokens(buffer.extent.rows);
+            let begin = (buffer.offset / 4) as usize;
+            let target = self.arena.slice_mut(begin..begin + buffer.extent.rows as usize);
+            let target: &mut [u32] = bytemuck::cast_slice_mut(target);
+            for (row, ids_of_row) in target.chunks_exact_mut(tokens.positions).enumerate() {
+                let sequence = first as usize + tokens.first_sequence + row;
+                let from = sequence * length + tokens.first_position;
+                ids_of_row.copy_from_slice(&ids[from..from + tokens.positions]);
+            }
+        }
+    }
+}
+
+/// Which tokens of the microbatch a device's rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    pub sequences: usize,
+    pub positions: usize,
+    pub first_sequence: usize,
+    pub first_position: usize,
+}
+
+/// A few ranges, without an allocation.
+struct Ranges {
+    held: [Range<usize>; super::arena::OPERANDS_MAX],
+    count: usize,
+}
+
+impl Default for Ranges {
+    fn default() -> Ranges {
+        Ranges { held: std::array::from_fn(|_| 0..0), count: 0 }
+    }
+}
+
+impl Ranges {
+    /// One too many makes the arena refuse them all.
+    fn push(&mut self, range: Range<usize>) {
+        match self.held.get_mut(self.count) {
+            Some(held) => *held = range,
+            None => self.held[0] = usize::MAX..usize::MAX,
+        }
+        self.count = (self.count + 1).min(self.held.len());
+    }
+
+    fn list(&self) -> &[Range<usize>] {
+        &self.held[..self.count]
+    }
+}

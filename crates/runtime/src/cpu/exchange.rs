@@ -1,0 +1,243 @@
+//! Collectives in memory: the devices of a group post where their operands are, and each makes its
+//! own result from all of them, in the order of the members. So sums are the same every time, and
+//! no device moves what another could.
+#![allow(unsafe_code)]
+
+use std::sync::Mutex;
+
+use narrows_plan::program::Reduction;
+
+use super::barrier::{Abort, Aborted, Barrier};
+
+/// Where a member's operand is.
+#[derive(Clone, Copy)]
+struct Post {
+    source: *const f32,
+    target: *mut f32,
+    len: usize,
+}
+
+// SAFETY: the pointers are followed only between two meetings at the barrier, while every member
+// waits within its own call and touches nothing of its operands that others may touch.
+unsafe impl Send for Post {}
+
+/// The devices of one group.
+pub struct Exchange {
+    barrier: Barrier,
+    posts: Vec<Mutex<Post>>,
+}
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Everyone's sum or maximum, to all, in place.
+    AllReduce(Reduction),
+    /// Part i of the sum to member i: to a buffer of that size, or in place to part i of the whole.
+    ReduceScatter,
+    /// Part i of the whole is member i's.
+    AllGather,
+    /// Part i of member j becomes part j of member i.
+    AllToAll,
+}
+
+impl Exchange {
+    /// Of so many members.
+    pub fn new(members: usize) -> Exchange {
+        let none = Post { source: std::ptr::null(), target: std::ptr::null_mut(), len: 0 };
+        let posts = (0..members).map(|_| Mutex::new(none)).collect();
+        Exchange { barrier: Barrier::new(members), posts }
+    }
+
+    /// How many members.
+    pub fn members(&self) -> usize {
+        self.posts.len()
+    }
+
+    /// A collective of a whole buffer in place.
+    ///
+    /// # Errors
+    /// When another device failed.
+    pub fn in_place(
+        &self,
+        me: usize,
+        operand: &mut [f32],
+        kind: Kind,
+        abort: &Abort,
+    ) -> Result<(), Aborted> {
+        let (target, len) = (operand.as_mut_ptr(), operand.len());
+        self.post(me, Post { source: target, target, len });
+        self.meet(me, kind, true, abort)
+    }
+
+    /// A collective from one buffer to another.
+    ///
+    /// # Errors
+    /// When another device failed.
+    pub fn between(
+        &self,
+        me: usize,
+        source: &[f32],
+        target: &mut [f32],
+        kind: Kind,
+        abort: &Abort,
+    ) -> Result<(), Aborted> {
+        let len = source.len().max(target.len());
+        self.post(me, Post { source: source.as_ptr(), target: target.as_mut_ptr(), len });
+        self.meet(me, kind, false, abort)
+    }
+
+    fn post(&self, me: usize, post: Post) {
+        *self.posts[me].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = post;
+    }
+
+    fn posted(&self, member: usize) -> Post {
+        *self.posts[member].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn meet(&self, me: usize, kind: Kind, in_place: bool, abort: &Abort) -> Result<(), Aborted> {
+        self.barrier.wait(abort)?;
+        let mine = self.posted(me);
+        let members = self.members();
+        // Parts of an all-reduce may differ by one number; those of other kinds are equal.
+        let part = |at: usize| mine.len * at / members..mine.len * (at + 1) / members;
+        debug_assert!((0..members).all(|at| self.posted(at).len == mine.len));
+        // SAFETY: every member posted as many numbers. Before the next meeting, member i writes
+        // part i of its own buffer, and reads of others' buffers part i only (in place), or the
+        // buffers written are read by nobody.
+        unsafe {
+            match kind {
+                Kind::AllReduce(reduction) => {
+                    self.reduce(part(me), mine.target.add(part(me).start), reduction);
+                    self.barrier.wait(abort)?;
+                    self.gather(me, part, |at| self.posted(at).target.add(part(at).start));
+                }
+                Kind::ReduceScatter => {
+                    let offset = if in_place { part(me).start } else { 0 };
+                    self.reduce(part(me), mine.target.add(offset), Reduction::Sum);
+                }
+                Kind::AllGather => {
+                    let offset = |at: usize| if in_place { part(at).start } else { 0 };
+                    if !in_place {
+                        let count = part(me).len();
+                        std::ptr::copy(mine.source, mine.target.add(part(me).start), count);
+                    }
+                    self.gather(me, part, |at| self.posted(at).source.add(offset(at)));
+                }
+                Kind::AllToAll => {
+                    for at in 0..members {
+                        let from = self.posted(at).source.add(part(me).start);
+                        std::ptr::copy(from, mine.target.add(part(at).start), part(at).len());
+                    }
+                }
+            }
+        }
+        self.barrier.wait(abort)
+    }
+
+    /// Combines a part of all members' operands into `target`, in the order of the members.
+    ///
+    /// # Safety
+    /// `range` lies in every source, `target` has room for it, and nobody else touches either,
+    /// except to read the sources; `target` may be that part of one's own source.
+    unsafe fn reduce(&self, range: std::ops::Range<usize>, target: *mut f32, reduction: Reduction) {
+        /// Numbers at a time: few enough for the stack and the nearest cache.
+        const TILE: usize = 1024;
+        let mut tile = [0.0_f32; TILE];
+        for first in range.clone().step_by(TILE) {
+            let count = TILE.min(range.end - first);
+            for member in 0..self.members() {
+                // SAFETY: as the caller promises.
+                let other = unsafe {
+                    std::slice::from_raw_parts(self.posted(member).source.add(first), count)
+                };
+                match (member, reduction) {
+                    (0, _) => tile[..count].copy_from_slice(other),
+                    (_, Reduction::Sum) => {
+                        tile[..count].iter_mut().zip(other).for_each(|(sum, x)| *sum += x);
+                    }
+                    (_, Reduction::Maximum) => {
+                        tile[..count].iter_mut().zip(other).for_each(|(top, x)| *top = top.max(*x));
+                    }
+                }
+            }
+            // SAFETY: as the caller promises.
+            unsafe {
+                std::ptr::copy(tile.as_ptr(), target.add(first - range.start), count);
+            }
+        }
+    }
+
+    /// Copies every other member's part into one's own buffer.
+    ///
+    /// # Safety
+    /// `from(i)` has as many numbers as part i, which nobody writes meanwhile.
+    unsafe fn gather(
+        &self,
+        me: usize,
+        part: impl Fn(usize) -> std::ops::Range<usize>,
+        from: impl Fn(usize) -> *const f32,
+    ) {
+        let mine = self.posted(me);
+        for at in (0..self.members()).filter(|at| *at != me) {
+            // SAFETY: as the caller promises.
+            unsafe {
+                std::ptr::copy(from(at), mine.target.add(part(at).start), part(at).len());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a collective on every member's numbers.
+    fn run(inputs: &[Vec<f32>], len: usize, kind: Kind, in_place: bool) -> Vec<Vec<f32>> {
+        let (exchange, abort) = (Exchange::new(inputs.len()), Abort::default());
+        let (exchange, abort) = (&exchange, &abort);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = inputs
+                .iter()
+                .enumerate()
+                .map(|(me, input)| {
+                    scope.spawn(move || {
+                        let mut made = if in_place { input.clone() } else { vec![0.0; len] };
+                        for _ in 0..if in_place { 1 } else { 50 } {
+                            if in_place {
+                                exchange.in_place(me, &mut made, kind, abort).unwrap();
+                            } else {
+                                exchange.between(me, input, &mut made, kind, abort).unwrap();
+                            }
+                        }
+                        made
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn everyone_gets_the_sum_and_the_maximum() {
+        let inputs = [vec![1.0, 2.0, 3.0, 4.0, 5.0], vec![10.0, 0.0, -1.0, 1.0, 1.0]];
+        let sum = run(&inputs, 5, Kind::AllReduce(Reduction::Sum), true);
+        assert_eq!(sum, [[11.0, 2.0, 2.0, 5.0, 6.0]; 2]);
+        let most = run(&inputs, 5, Kind::AllReduce(Reduction::Maximum), true);
+        assert_eq!(most, [[10.0, 2.0, 3.0, 4.0, 5.0]; 2]);
+    }
+
+    #[test]
+    fn parts_are_scattered_gathered_and_exchanged() {
+        let inputs = [vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 20.0, 30.0, 40.0]];
+        let apart = run(&inputs, 2, Kind::ReduceScatter, false);
+        assert_eq!(apart, [[11.0, 22.0], [33.0, 44.0]]);
+        let in_place = run(&inputs, 4, Kind::ReduceScatter, true);
+        assert_eq!(in_place[0][..2], [11.0, 22.0]);
+        assert_eq!(in_place[1][2..], [33.0, 44.0]);
+        let parts = [vec![1.0, 2.0], vec![10.0, 20.0]];
+        assert_eq!(run(&parts, 4, Kind::AllGather, false), [[1.0, 2.0, 10.0, 20.0]; 2]);
+        assert_eq!(run(&inputs, 4, Kind::AllGather, true), [[1.0, 2.0, 30.0, 40.0]; 2]);
+        let turned = run(&inputs, 4, Kind::AllToAll, false);
+        assert_eq!(turned, [[1.0, 2.0, 10.0, 20.0], [3.0, 4.0, 30.0, 40.0]]);
+    }
+}

@@ -1,0 +1,136 @@
+//! Attention. q, k and v are columns of one, two or three operands, one after the other. With fewer
+//! key heads than devices every device holds all of them and uses the one of its queries.
+
+use narrows_plan::kernel::{Attention, Direction};
+use narrows_plan::program::Access;
+
+use super::super::device::{Device, Ready, Stop};
+use super::super::kernels::attention::{Gradients, Saved, Shape, backward, forward};
+use super::super::kernels::elementwise::fill_view;
+use super::super::kernels::{View, ViewMut};
+use super::{view, view_mut};
+
+/// Where queries, keys and values begin, counted over the columns of the operands together.
+struct Heads {
+    shape: Shape,
+    /// Features of all queries, and of all keys, held.
+    widths: (usize, usize),
+    /// The first feature of the keys that are used.
+    key: usize,
+}
+
+pub fn run(device: &mut Device, ready: &Ready, attention: &Attention) -> Result<(), Stop> {
+    let parallel = device.parallel;
+    let backwards = attention.direction == Direction::Backward;
+    let inputs = if backwards { ready.instr.writes.len() } else { ready.instr.reads.len() };
+    let accesses = &ready.instr.reads[..inputs];
+    let heads = heads(device, accesses, attention);
+    let shape = heads.shape;
+    let mut scratch = std::mem::take(device.scratch);
+    let needed = shape.scratch(parallel);
+    if scratch.len() < needed {
+        scratch.resize(needed, 0.0);
+    }
+    let mut operands = device.operands(ready)?;
+    let reads = &ready.instr.reads;
+    let read = [0, 1, 2].map(|port| operands.read(port));
+    let [q, k, v] = heads.split(accesses, &read);
+    if !backwards {
+        let writes = &ready.instr.writes;
+        let out = view_mut(operands.write(0), writes[0].extent);
+        let lse = view_mut(operands.write(1), writes[1].extent);
+        forward(shape, (q, k, v), (out, lse), &mut scratch, parallel);
+    } else {
+        let rest = |at: usize| view(operands.read(inputs + at), reads[inputs + at].extent);
+        let saved = Saved { q, k, v, out: rest(0), lse: rest(1), dout: rest(2) };
+        let made: [Option<&mut [f32]>; 3] =
+            std::array::from_fn(|at| (at < inputs).then(|| operands.write(at)));
+        let [dq, dk, dv] = heads.split_mut(&ready.instr.writes, made);
+        backward(shape, saved, Gradients { dq, dk, dv }, &mut scratch, parallel);
+    }
+    *device.scratch = scratch;
+    Ok(())
+}
+
+fn heads(device: &Device, accesses: &[Access], attention: &Attention) -> Heads {
+    let head_dim = attention.head_dim as usize;
+    let shape = Shape {
+        sequences: attention.sequences as usize,
+        length: attention.length as usize,
+        heads: attention.heads as usize,
+        kv_heads: attention.kv_heads as usize,
+        head_dim,
+    };
+    let all: usize = accesses.iter().map(|access| access.extent.columns as usize).sum();
+    let queries = shape.heads * head_dim;
+    let keys = (all - queries) / 2;
+    let held = keys / head_dim;
+    let mut key = 0;
+    if held > shape.kv_heads {
+        let all_queries = shape.heads * device.context.tensor() as usize;
+        let first = shape.heads * device.at.tensor as usize;
+        key = first / (all_queries / held) * head_dim;
+    }
+    Heads { shape, widths: (queries, keys), key }
+}
+
+impl Heads {
+    /// First column and count of q, k and v over all operands.
+    fn columns(&self) -> [(usize, usize); 3] {
+        let (queries, keys) = self.widths;
+        let used = self.shape.kv_heads * self.shape.head_dim;
+        [(0, queries), (queries + self.key, used), (queries + keys + self.key, used)]
+    }
+
+    fn split<'a>(&self, accesses: &[Access], read: &[&'a [f32]; 3]) -> [View<'a>; 3] {
+        self.columns().map(|(first, count)| {
+            let (port, first) = locate(accesses, first);
+            view(read[port], accesses[port].extent).column_range(first, count)
+        })
+    }
+
+    /// The gradients; of keys that are not used they are zero.
+    fn split_mut<'a>(
+        &self,
+        accesses: &[Access],
+        made: [Option<&'a mut [f32]>; 3],
+    ) -> [ViewMut<'a>; 3] {
+        let mut rest: [Option<ViewMut<'a>>; 3] = Default::default();
+        for ((rest, made), access) in rest.iter_mut().zip(made).zip(accesses) {
+            *rest = made.map(|numbers| view_mut(numbers, access.extent));
+        }
+        let mut taken = [0; 3];
+        self.columns().map(|(first, count)| {
+            let (port, first) = locate(accesses, first);
+            let width = accesses[port].extent.columns as usize;
+            let last_of_port = first + count + self.unused_after() >= width;
+            let whole = rest[port].take().expect("each operand is written once");
+            let (before, after) = whole.split_columns(first - taken[port]);
+            fill_view(before);
+            let (mine, after) = after.split_columns(count);
+            taken[port] = first + count;
+            if last_of_port {
+                fill_view(after);
+            } else {
+                rest[port] = Some(after);
+            }
+            mine
+        })
+    }
+
+    fn unused_after(&self) -> usize {
+        self.widths.1 - self.key - self.shape.kv_heads * self.shape.head_dim
+    }
+}
+
+/// The operand that a column is in, and which of its columns that is.
+fn locate(accesses: &[Access], mut column: usize) -> (usize, usize) {
+    for (port, access) in accesses.iter().enumerate() {
+        let width = access.extent.columns as usize;
+        if column < width {
+            return (port, column);
+        }
+        column -= width;
+    }
+    unreachable!("the check counts the heads of every attention")
+}

@@ -1,0 +1,71 @@
+//! RMSNorm in its variants. ε and the whole width are the model's; a device may hold a shard.
+
+use narrows_plan::program::PassOp;
+
+use super::super::device::{Device, Ready, Stop};
+use super::super::kernels::norm::{self, Gradients, Rms, Saved};
+use super::{view, view_mut, write};
+
+pub fn rms(device: &Device) -> Rms {
+    let constants = &device.constants;
+    Rms { width: constants.hidden as usize, epsilon: constants.norm_epsilon as f32 }
+}
+
+pub fn forward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+    let (rms, parallel) = (rms(device), device.parallel);
+    let (x_extent, y_extent) = (ready.instr.reads[0].extent, ready.instr.writes[0].extent);
+    let mut operands = device.operands(ready)?;
+    let x = view(operands.read(0), x_extent);
+    let (scale, s) = (operands.read(1), operands.read(2));
+    let made = operands.write(0);
+    if op == PassOp::NormStatistic {
+        norm::statistic(x, made, parallel);
+        return Ok(());
+    }
+    let y = view_mut(made, y_extent);
+    match op {
+        PassOp::NormForward => norm::forward(x, scale, rms, y, operands.write(1), parallel),
+        PassOp::NormApply => norm::apply(x, scale, s, rms, y, parallel),
+        PassOp::NormOnline => norm::online(x, scale, y, operands.write(1), parallel),
+        _ => norm::scale(x, scale, y, parallel),
+    }
+    Ok(())
+}
+
+pub fn backward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+    let (rms, parallel) = (rms(device), device.parallel);
+    let reads = &ready.instr.reads;
+    let extents = (reads[0].extent, reads[1].extent, ready.instr.writes[0].extent);
+    // dy, x, γ and one or two numbers a row, then the gradients that are added to.
+    let statistics = if op == PassOp::NormBackwardApply { 2 } else { 1 };
+    let add = reads.len() > 3 + statistics + 1;
+    let mut scratch = std::mem::take(device.scratch);
+    let needed = parallel.sums_scratch(extents.1.columns as usize);
+    if scratch.len() < needed {
+        scratch.resize(needed, 0.0);
+    }
+    let mut operands = device.operands(ready)?;
+    let saved = Saved {
+        dy: view(operands.read(0), extents.0),
+        x: view(operands.read(1), extents.1),
+        scale: operands.read(2),
+    };
+    if op == PassOp::NormBackwardStatistic {
+        norm::backward_statistic(saved, operands.write(0), parallel);
+    } else {
+        let (s, t) = (operands.read(3), operands.read(4));
+        let made = Gradients {
+            dx: view_mut(operands.write(0), extents.2),
+            write: write(add),
+            dscale: operands.write(1),
+            scratch: &mut scratch,
+        };
+        match op {
+            PassOp::NormBackward => norm::backward(saved, s, rms, made, parallel),
+            PassOp::NormBackwardApply => norm::backward_apply(saved, s, t, rms, made, parallel),
+            _ => norm::online_backward(saved, s, made, parallel),
+        }
+    }
+    *device.scratch = scratch;
+    Ok(())
+}

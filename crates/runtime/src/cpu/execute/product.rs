@@ -1,0 +1,64 @@
+//! Products. A tied head is stored as its transpose, the embedding.
+
+use narrows_plan::program::{Access, Product, ProductForm, Region};
+
+use super::super::device::{Device, Ready, Stop};
+use super::super::kernels::matrix::Matrix;
+use super::super::kernels::{View, product};
+use super::{view, view_mut, write};
+
+pub fn run(device: &mut Device, ready: &Ready, shape: &Product) -> Result<(), Stop> {
+    let (parallel, batch) = (device.parallel, shape.batch as usize);
+    let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
+    let output = writes[0].extent;
+    let weight = match shape.form {
+        ProductForm::WeightGradient => &writes[0],
+        _ => &reads[1],
+    };
+    let transposed = stored_transposed(device, weight);
+    let mut operands = device.operands(ready)?;
+    let (left, right) = (operands.read(0), operands.read(1));
+    let made = operands.write(0);
+    let write = write(shape.accumulate);
+    match shape.form {
+        ProductForm::Forward => {
+            let w = matrix(right, &reads[1], transposed);
+            let (x, y) = (view(left, reads[0].extent), view_mut(made, output));
+            product::forward(x, w, y, batch, write, parallel);
+        }
+        ProductForm::InputGradient => {
+            let w = matrix(right, &reads[1], transposed);
+            let (dy, dx) = (view(left, reads[0].extent), view_mut(made, output));
+            product::input_gradient(dy, w, dx, batch, write, parallel);
+        }
+        ProductForm::WeightGradient => {
+            let (x, dy) = (view(left, reads[0].extent), view(right, reads[1].extent));
+            if transposed {
+                let (rows, columns) = (output.columns as usize, output.rows as usize);
+                let dw = super::ViewMut::new(made, rows, columns);
+                product::weight_gradient(dy, x, dw, batch, write, parallel);
+            } else {
+                product::weight_gradient(x, dy, view_mut(made, output), batch, write, parallel);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn matrix<'a>(numbers: &'a [f32], access: &Access, transposed: bool) -> Matrix<'a> {
+    let (rows, columns) = (access.extent.rows as usize, access.extent.columns as usize);
+    if transposed {
+        View::new(numbers, columns, rows).transposed()
+    } else {
+        View::new(numbers, rows, columns).into()
+    }
+}
+
+fn stored_transposed(device: &Device, weight: &Access) -> bool {
+    let buffer = device.stage.buffer(weight.buffer);
+    let parameter = matches!(buffer.region, Region::Weight | Region::Gradient);
+    let head = |shard: &narrows_plan::program::Shard| {
+        shard.members.iter().any(|(name, _, _)| name == "head")
+    };
+    device.tied && parameter && buffer.shard.as_ref().is_some_and(head)
+}

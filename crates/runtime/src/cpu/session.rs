@@ -1,0 +1,347 @@
+//! A session: the memory of all devices, and what can be done with it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use narrows_plan::kernel::Attention;
+use narrows_plan::model::Model;
+use narrows_plan::program::{
+    Access, Action, BufferId, Constants, Instr, PassOp, Phase, Program, Region, StageProgram,
+};
+use narrows_plan::{CheckedProgram, Precision};
+
+use super::arena::Arena;
+use super::device::{Coordinates, Device, Links, Step, Stop};
+use super::execute;
+use super::kernels::Parallel;
+use super::kernels::rotary::RotaryTable;
+use super::tensors::numbers_of;
+use super::weights::Held;
+use crate::backend::RunError;
+use crate::optimizer::Optimizer;
+use crate::parameters::{Role, logical_parameters};
+use crate::report::{DeviceReport, Report};
+
+/// A program with its memory.
+pub struct Session {
+    pub(super) program: CheckedProgram,
+    pub(super) arenas: Vec<Arena>,
+    scratch: Vec<Vec<f32>>,
+    pools: Vec<Option<rayon::ThreadPool>>,
+    links: Links,
+    rotary: Option<RotaryTable>,
+    /// Whether weight decay applies, by stage and weight.
+    decays: Vec<HashMap<BufferId, bool>>,
+    /// Elements of every logical parameter.
+    pub(super) sizes: BTreeMap<String, usize>,
+    parallel: Parallel,
+    pub(super) steps: u64,
+}
+
+/// The token ids of a step: the global batch, sequence after sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct StepInput<'a> {
+    /// Inputs.
+    pub tokens: &'a [u32],
+    /// What is to be predicted at each of them.
+    pub targets: &'a [u32],
+}
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// Mean cross-entropy over the step's tokens, in nats.
+    pub loss: f64,
+    /// Norm of all gradients together, before clipping.
+    pub gradient_norm: f64,
+    /// What each device did.
+    pub report: Report,
+}
+
+impl Session {
+    /// Allocates the arenas of all devices; weights, gradients and moments are zeros. A device uses
+    /// `threads` threads.
+    ///
+    /// # Errors
+    /// When the program is not in f32, or is not of this model.
+    pub fn new(
+        model: &Model,
+        program: CheckedProgram,
+        threads: usize,
+    ) -> Result<Session, RunError> {
+        let whole = program.program();
+        if whole.context.precision != Precision::Full32 {
+            return Err(RunError::Precision);
+        }
+        if whole.constants != Constants::of(model) || whole.tied != model.tied {
+            return Err(RunError::OtherModel { model: model.name.clone() });
+        }
+        let logical: BTreeMap<String, (usize, Role)> = logical_parameters(model)
+            .into_iter()
+            .map(|parameter| {
+                let elements = parameter.elements() as usize;
+                (parameter.name, (elements, parameter.role))
+            })
+            .collect();
+        let decays = whole
+            .stages
+            .iter()
+            .map(|stage| decays(whole, stage, &logical))
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| RunError::OtherModel { model: model.name.clone() })?;
+        let mesh = whole.context.mesh;
+        let devices = 0..mesh.devices();
+        let stage = |device: u64| &whole.stages[Coordinates::of(device, &mesh).stage as usize];
+        let arenas = devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
+        let links = Links::new(&mesh, largest_transfer(whole));
+        let pool = |_| (threads > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(threads));
+        let pools = devices
+            .clone()
+            .map(|device| pool(device).map(|builder| builder.build()).transpose())
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| RunError::Threads { why: error.to_string() })?;
+        let rotary = head_dim(whole).map(|head_dim| {
+            let positions = whole.context.workload.sequence_length as usize;
+            RotaryTable::new(positions, head_dim as usize, whole.constants.rope_theta)
+        });
+        let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
+        let scratch = devices.map(|_| vec![]).collect();
+        let parallel = Parallel::new(threads);
+        let steps = 0;
+        Ok(Session {
+            program,
+            arenas,
+            scratch,
+            pools,
+            links,
+            rotary,
+            decays,
+            sizes,
+            parallel,
+            steps,
+        })
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Program {
+        self.program.program()
+    }
+
+    /// Bytes allocated for each device's buffers.
+    pub fn allocated(&self) -> Vec<u64> {
+        self.arenas.iter().map(Arena::bytes).collect()
+    }
+
+    /// Optimizer steps made.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// One optimizer step.
+    ///
+    /// # Errors
+    /// When the batch does not fit the program, a token is outside the vocabulary, or the gradients
+    /// are not finite: then no weight has changed.
+    pub fn step(&mut self, optimizer: &Optimizer, input: StepInput) -> Result<Done, RunError> {
+        let number = self.steps + 1;
+        let update = Some((optimizer, optimizer.coefficients(number), number));
+        let done = self.run(Step { tokens: input.tokens, targets: input.targets, update })?;
+        if !done.gradient_norm.is_finite() || !done.loss.is_finite() {
+            self.clear_gradients();
+            return Err(RunError::NotFinite { step: number, loss: done.loss });
+        }
+        self.steps = number;
+        Ok(done)
+    }
+
+    /// Loss and gradients of a batch, reduced over all axes; no weight changes, and the gradients
+    /// stay where they are until [`clear_gradients`](Session::clear_gradients).
+    ///
+    /// # Errors
+    /// As [`step`](Session::step).
+    pub fn gradients_only(&mut self, input: StepInput) -> Result<Done, RunError> {
+        self.clear_gradients();
+        self.run(Step { tokens: input.tokens, targets: input.targets, update: None })
+    }
+
+    /// Zeroes all gradients.
+    pub fn clear_gradients(&mut self) {
+        let program = self.program.program();
+        let mesh = program.context.mesh;
+        for (device, arena) in self.arenas.iter_mut().enumerate() {
+            let stage = &program.stages[Coordinates::of(device as u64, &mesh).stage as usize];
+            for buffer in stage.buffers.iter().filter(|b| b.region == Region::Gradient) {
+                arena.slice_mut(numbers_of(buffer)).fill(0.0);
+            }
+        }
+    }
+
+    fn check_batch(&self, step: &Step) -> Result<(), RunError> {
+        let program = self.program.program();
+        let work = program.context.workload;
+        let wanted = work.global_batch * work.sequence_length;
+        let found = (step.tokens.len(), step.targets.len());
+        if found != (wanted as usize, wanted as usize) {
+            return Err(RunError::BatchSize { wanted, tokens: found.0, targets: found.1 });
+        }
+        let vocab = program.constants.vocab;
+        let outside = |ids: &[u32]| ids.iter().position(|id| u64::from(*id) >= vocab);
+        let tokens = outside(step.tokens).map(|at| (at, step.tokens[at]));
+        match tokens.or_else(|| outside(step.targets).map(|at| (at, step.targets[at]))) {
+            Some((position, token)) => Err(RunError::Token { token, position, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    fn run(&mut self, step: Step) -> Result<Done, RunError> {
+        self.check_batch(&step)?;
+        let program = self.program.program();
+        let mesh = program.context.mesh;
+        let (links, rotary, decays) = (&self.links, self.rotary.as_ref(), &self.decays);
+        let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&self.pools);
+        let devices: Vec<(Device, &Option<rayon::ThreadPool>)> = memory
+            .enumerate()
+            .map(|(device, ((arena, scratch), pool))| {
+                let at = Coordinates::of(device as u64, &mesh);
+                let stage = &program.stages[at.stage as usize];
+                let report = DeviceReport {
+                    allocated: narrows_plan::Bytes(arena.bytes()),
+                    ..DeviceReport::default()
+                };
+                let device = Device {
+                    at,
+                    context: program.context,
+                    constants: program.constants,
+                    tied: program.tied,
+                    stage,
+                    arena,
+                    scratch,
+                    rotary,
+                    decays: &decays[at.stage as usize],
+                    links,
+                    parallel: self.parallel,
+                    step,
+                    report,
+                    loss: 0.0,
+                };
+                (device, pool)
+            })
+            .collect();
+        let outcomes = if devices.len() == 1 {
+            devices.into_iter().map(|(device, pool)| run_device(device, pool)).collect()
+        } else {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = devices
+                    .into_iter()
+                    .map(|(device, pool)| scope.spawn(move || run_device(device, pool)))
+                    .collect();
+                threads.into_iter().map(|thread| thread.join()).collect::<Result<Vec<_>, _>>()
+            })
+            .map_err(|_| RunError::Threads { why: "a device's thread panicked".into() })?
+        };
+        collect(program, outcomes)
+    }
+}
+
+/// What is left of a device when its step is over.
+struct Outcome {
+    at: Coordinates,
+    stopped: Option<Stop>,
+    report: DeviceReport,
+    loss: f64,
+    squares: f32,
+}
+
+fn run_device(mut device: Device, pool: &Option<rayon::ThreadPool>) -> Outcome {
+    let links = device.links;
+    // A panic would leave the others waiting.
+    let guard = RaiseOnDrop(links);
+    let done = match pool {
+        Some(pool) => pool.install(|| device.run()),
+        None => device.run(),
+    };
+    if done.is_ok() {
+        std::mem::forget(guard);
+    }
+    Outcome {
+        at: device.at,
+        stopped: done.err(),
+        squares: execute::step::square_sum_of(&device),
+        loss: device.loss,
+        report: device.report,
+    }
+}
+
+struct RaiseOnDrop<'a>(&'a Links);
+
+impl Drop for RaiseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.abort.raise();
+    }
+}
+
+fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> {
+    let mesh = program.context.mesh;
+    let mut loss = 0.0;
+    let mut squares = 0.0;
+    let mut stages = vec![DeviceReport::default(); mesh.pipeline as usize];
+    let last = mesh.pipeline - 1;
+    // Where tokens are split, each device of the tensor axis has the loss of its own.
+    let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
+    let split = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
+    for outcome in outcomes {
+        match outcome.stopped {
+            Some(Stop::Failed(error)) => return Err(*error),
+            Some(Stop::Aborted) => continue,
+            None => {}
+        }
+        if outcome.at.stage == last && (split || outcome.at.tensor == 0) {
+            loss += outcome.loss;
+        }
+        if outcome.at.tensor == 0 && outcome.at.data == 0 {
+            squares = f64::from(outcome.squares);
+            stages[outcome.at.stage as usize] = outcome.report;
+        }
+    }
+    Ok(Done { loss, gradient_norm: squares.sqrt(), report: Report { mesh, stages } })
+}
+
+/// `None` when a weight is not one of the model's.
+fn decays(
+    program: &Program,
+    stage: &StageProgram,
+    logical: &BTreeMap<String, (usize, Role)>,
+) -> Option<HashMap<BufferId, bool>> {
+    let mut made = HashMap::new();
+    for (id, buffer) in stage.buffers.iter().enumerate() {
+        if buffer.region != Region::Weight {
+            continue;
+        }
+        let held = Held::new(buffer, 0, program.context.tensor(), program.tied)?;
+        for name in held.names() {
+            let (_, role) = logical.get(&name)?;
+            made.insert(BufferId(id as u32), *role == Role::Matrix);
+        }
+    }
+    Some(made)
+}
+
+fn instructions(program: &Program) -> impl Iterator<Item = &Instr> {
+    let phases = [Phase::Forward, Phase::Backward, Phase::Step];
+    let stages = program.stages.iter();
+    stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
+}
+
+fn largest_transfer(program: &Program) -> usize {
+    let size = |side: &[Access]| side.iter().map(|a| a.extent.bytes().0 / 4).sum::<u64>() as usize;
+    let sends = instructions(program).filter(|instr| matches!(instr.action, Action::Send(_)));
+    sends.map(|instr| size(&instr.reads)).max().unwrap_or(0)
+}
+
+/// Features of a head, from the first rotation.
+fn head_dim(program: &Program) -> Option<u64> {
+    instructions(program).find_map(|instr| match &instr.action {
+        Action::Pass(PassOp::Rope { head_dim }) => Some(*head_dim),
+        Action::Attention(Attention { head_dim, .. }) => Some(*head_dim),
+        _ => None,
+    })
+}

@@ -1,0 +1,94 @@
+//! Which element of which logical parameter lies where in a buffer of weights, or of their
+//! gradients and states.
+
+use narrows_plan::emit::Split;
+use narrows_plan::program::{Buffer, Shard};
+
+use crate::parameters::logical_name;
+
+/// A parameter's buffer on one device of the tensor axis.
+pub struct Held<'a> {
+    buffer: &'a Buffer,
+    shard: &'a Shard,
+    tensor: u64,
+    devices: u64,
+    /// Whether the head is the embedding, and so stored as its transpose.
+    tied: bool,
+}
+
+/// A member of a buffer: rows and columns that this device holds, and where they are.
+struct Member {
+    name: String,
+    whole: (u64, u64),
+    held: (u64, u64),
+    first: (u64, u64),
+    /// Its first column in the buffer.
+    column: u64,
+    transposed: bool,
+}
+
+impl<'a> Held<'a> {
+    /// `None` for buffers that hold no parameter.
+    pub fn new(buffer: &'a Buffer, tensor: u64, devices: u64, tied: bool) -> Option<Held<'a>> {
+        let shard = buffer.shard.as_ref()?;
+        Some(Held { buffer, shard, tensor, devices, tied })
+    }
+
+    /// Calls `visit(name, element of the logical parameter, number of the buffer)` for all that is
+    /// held.
+    pub fn each(&self, mut visit: impl FnMut(&str, u64, u64)) {
+        let members = self.members();
+        let width: u64 = members.iter().map(|member| member.held.1).sum();
+        for member in &members {
+            for row in 0..member.held.0 {
+                for column in 0..member.held.1 {
+                    let (r, c) = (member.first.0 + row, member.first.1 + column);
+                    // Stored output-major, and the logical parameter is the transpose too.
+                    let (element, at) = if member.transposed {
+                        (c * member.whole.0 + r, column * member.held.0 + row)
+                    } else {
+                        (r * member.whole.1 + c, row * width + member.column + column)
+                    };
+                    visit(&member.name, element, at);
+                }
+            }
+        }
+    }
+
+    /// The logical parameters in it.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        self.members().into_iter().map(|member| member.name)
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let mut column = 0;
+        let offsets = &self.shard.offset_stride;
+        let members = self.shard.members.iter().zip(offsets);
+        members
+            .map(|((name, rows, columns), stride)| {
+                let part = |size: u64, split| {
+                    if self.shard.split == split { size / self.devices } else { size }
+                };
+                let begin = |split| {
+                    if self.shard.split == split { stride * self.tensor } else { 0 }
+                };
+                let transposed = self.tied && name == "head";
+                let name = match transposed {
+                    true => "embedding".to_string(),
+                    false => logical_name(&self.buffer.name, name),
+                };
+                let held = (part(*rows, Split::Rows), part(*columns, Split::Columns));
+                let first = (begin(Split::Rows), begin(Split::Columns));
+                let made =
+                    Member { name, whole: (*rows, *columns), held, first, column, transposed };
+                column += held.1;
+                made
+            })
+            .collect()
+    }
+
+    /// Whether every device of the tensor axis holds all of it.
+    pub fn whole(&self) -> bool {
+        self.shard.split == Split::Whole
+    }
+}
