@@ -43,10 +43,11 @@ pub fn adamw(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     let count = ready.instr.writes[0].extent.columns as usize;
     let parted = device.context.zero == Zero::One;
     let begin = if parted { device.at.data as usize * count } else { 0 };
-    // The part of the gradient that is read lies within the whole that is zeroed.
-    let gradient = ready.instr.reads[0];
+    // A part of the gradient that is read lies within the whole that is zeroed; where it is all of
+    // it, it is worked on in place.
+    let (read, zeroed) = (ready.instr.reads[0], ready.instr.writes[1]);
     let mut operands = device.operands_as(ready, |device, access| {
-        if access == &gradient { 0..0 } else { device.range(ready, access) }
+        if *access == read && read != zeroed { 0..0 } else { device.range(ready, access) }
     })?;
     let weights = operands.write(0);
     let gradient = operands.write(1);
