@@ -11,6 +11,7 @@
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 
 pub mod backend;
+pub mod checkpoint;
 pub mod cpu;
 pub mod data;
 pub mod null;

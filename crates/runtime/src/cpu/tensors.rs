@@ -38,6 +38,11 @@ impl Session {
         });
     }
 
+    /// Elements of every logical parameter.
+    pub(crate) fn sizes(&self) -> &BTreeMap<String, usize> {
+        &self.sizes
+    }
+
     /// Goes on as if so many optimizer steps had been made.
     pub fn set_steps(&mut self, steps: u64) {
         self.steps = steps;

@@ -1,0 +1,143 @@
+//! What a logical parameter is called in a checkpoint, and how it lies there.
+//!
+//! | logical name | name in the file | shape in the file |
+//! |---|---|---|
+//! | `embedding` | `model.embed_tokens.weight` | vocab, hidden |
+//! | `layer N norm1` | `model.layers.N.input_layernorm.weight` | hidden |
+//! | `layer N norm2` | `model.layers.N.post_attention_layernorm.weight` | hidden |
+//! | `layer N q` (dense) | `model.layers.N.self_attn.q_proj.weight` | d_out, d_in |
+//! | `layer N q.a` | `model.layers.N.self_attn.q_proj.cola_a` | d_in, r |
+//! | `layer N q.b` | `model.layers.N.self_attn.q_proj.cola_b` | r, d_out |
+//! | `layer N q.gate` | `model.layers.N.self_attn.q_proj.lax_gate` | r_prev, r |
+//! | `layer N q.gate.u`, `.v` | `model.layers.N.self_attn.q_proj.lax_gate_u`, `_v` | a, a; b, b |
+//! | `layer N q.latent_norm.scale` | `model.layers.N.self_attn.q_proj.lax_norm.weight` | r |
+//! | `layer N q.latent_norm.bias` | `model.layers.N.self_attn.q_proj.lax_norm.bias` | r |
+//! | `final_norm` | `model.norm.weight` | hidden |
+//! | `head`, unless tied | `lm_head.weight` | vocab, hidden |
+//!
+//! Likewise for k, v, o (`self_attn`) and gate, up, down (`mlp`). Dense matrices and the head are
+//! (in, out) with us and (out, in) in the file, as torch's `Linear` keeps them; everything else lies
+//! there as it does here. All pairs of factors have CoLA's names, whatever is between the factors.
+
+use narrows_plan::model::Model;
+
+use crate::parameters::{LogicalParameter, Role, logical_parameters};
+
+/// A parameter as it lies in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// The logical parameter.
+    pub parameter: LogicalParameter,
+    /// Its name in the file.
+    pub name: String,
+    /// Whether the file has the transpose.
+    pub transposed: bool,
+}
+
+impl Stored {
+    /// Its shape in the file.
+    pub fn shape(&self) -> Vec<u64> {
+        let LogicalParameter { rows, columns, role, .. } = self.parameter;
+        match (role, self.transposed) {
+            (Role::Vector, _) => vec![columns],
+            (Role::Matrix, false) => vec![rows, columns],
+            (Role::Matrix, true) => vec![columns, rows],
+        }
+    }
+}
+
+/// All parameters of a model as they lie in its checkpoints.
+///
+/// # Panics
+/// Never, unless a model had parameters that [`stored_name`] does not know.
+pub fn stored(model: &Model) -> Vec<Stored> {
+    let parameters = logical_parameters(model).into_iter();
+    let stored = parameters.map(|parameter| {
+        let (name, transposed) = stored_name(&parameter.name).expect("a parameter of a model");
+        Stored { parameter, name, transposed }
+    });
+    stored.collect()
+}
+
+/// The name in a file of a logical parameter, and whether it is transposed there; `None` for what is
+/// no logical name.
+///
+/// ```
+/// use narrows_runtime::checkpoint::names::stored_name;
+/// let name = |logical| stored_name(logical).unwrap();
+/// assert_eq!(name("layer 3 q.a"), ("model.layers.3.self_attn.q_proj.cola_a".into(), false));
+/// assert_eq!(name("layer 3 down"), ("model.layers.3.mlp.down_proj.weight".into(), true));
+/// assert_eq!(name("head"), ("lm_head.weight".into(), true));
+/// assert_eq!(stored_name("layer 3 z"), None);
+/// ```
+pub fn stored_name(logical: &str) -> Option<(String, bool)> {
+    match logical {
+        "embedding" => return Some(("model.embed_tokens.weight".into(), false)),
+        "final_norm" => return Some(("model.norm.weight".into(), false)),
+        "head" => return Some(("lm_head.weight".into(), true)),
+        _ => {}
+    }
+    let (layer, member) = logical.strip_prefix("layer ")?.split_once(' ')?;
+    let (within, transposed) = match member {
+        "norm1" => ("input_layernorm.weight".to_string(), false),
+        "norm2" => ("post_attention_layernorm.weight".to_string(), false),
+        _ => {
+            let (linear, part) = member.split_once('.').unwrap_or((member, ""));
+            let part = match part {
+                "" => "weight",
+                "a" => "cola_a",
+                "b" => "cola_b",
+                "gate" => "lax_gate",
+                "gate.u" => "lax_gate_u",
+                "gate.v" => "lax_gate_v",
+                "latent_norm.scale" => "lax_norm.weight",
+                "latent_norm.bias" => "lax_norm.bias",
+                _ => return None,
+            };
+            let half = match linear {
+                "q" | "k" | "v" | "o" => "self_attn",
+                "gate" | "up" | "down" => "mlp",
+                _ => return None,
+            };
+            (format!("{half}.{linear}_proj.{part}"), part == "weight")
+        }
+    };
+    Some((format!("model.layers.{layer}.{within}"), transposed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use narrows_plan::model::presets;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_parameter_has_a_name_of_its_own() {
+        for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
+            let model = presets::find(name).unwrap();
+            let stored = stored(&model);
+            let names: BTreeSet<_> = stored.iter().map(|stored| &stored.name).collect();
+            assert_eq!(names.len(), stored.len(), "{name}");
+            assert_eq!(names.iter().any(|name| name.contains("lm_head")), !model.tied, "{name}");
+            for stored in &stored {
+                let elements: u64 = stored.shape().iter().product();
+                assert_eq!(elements, stored.parameter.elements(), "{}", stored.name);
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_are_those_of_hugging_face() {
+        let shape = |model: &str, name: &str| {
+            let stored = stored(&presets::find(model).unwrap());
+            stored.iter().find(|stored| stored.name == name).map(Stored::shape)
+        };
+        let of_llama = |name| shape("llama-60m", name).unwrap();
+        assert_eq!(of_llama("model.embed_tokens.weight"), [32000, 512]);
+        assert_eq!(of_llama("lm_head.weight"), [32000, 512]);
+        assert_eq!(of_llama("model.layers.7.mlp.gate_proj.weight"), [1376, 512]);
+        assert_eq!(of_llama("model.layers.0.input_layernorm.weight"), [512]);
+        assert_eq!(shape("cola-60m", "model.layers.0.mlp.down_proj.cola_a"), Some(vec![1376, 128]));
+        assert_eq!(shape("cola-60m", "model.layers.0.mlp.down_proj.cola_b"), Some(vec![128, 512]));
+    }
+}

@@ -1,0 +1,193 @@
+//! What is in the folder of a run's checkpoints, and what is in a checkpoint.
+
+use std::fs;
+use std::path::Path;
+
+use narrows_runtime::checkpoint::names::stored;
+use narrows_runtime::checkpoint::{Checkpoint, Fault, TensorFault, latest, list, load, save};
+use safetensors::SafeTensors;
+
+use crate::support::*;
+
+fn at_step(checkpoint: &Checkpoint, step: u64) -> Checkpoint {
+    Checkpoint { step, ..checkpoint.clone() }
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let name = |entry: Result<fs::DirEntry, _>| entry.unwrap().file_name().into_string().unwrap();
+    let mut names: Vec<String> = fs::read_dir(dir).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn files_are_what_other_programs_expect() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
+    assert_eq!(
+        names(&path),
+        ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+    );
+    let bytes = fs::read(path.join("model.safetensors")).unwrap();
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(file.len(), stored(&model).len());
+    let at = |name: &str, index: usize| {
+        let data = file.tensor(name).unwrap().data().to_vec();
+        f32::from_le_bytes(data[4 * index..][..4].try_into().unwrap())
+    };
+    // Dense: (in, out) with us, (out, in) in the file. The head likewise.
+    let (row, column) = (3, 17);
+    let o = &checkpoint.weights["layer 1 o"];
+    assert_eq!(
+        at("model.layers.1.self_attn.o_proj.weight", column * 32 + row),
+        o[row * 32 + column]
+    );
+    let head = &checkpoint.weights["head"];
+    assert_eq!(at("lm_head.weight", column * 32 + row), head[row * 64 + column]);
+    // Factors and the embedding lie there as here.
+    let a = &checkpoint.weights["layer 2 k.a"];
+    assert_eq!(at("model.layers.2.self_attn.k_proj.cola_a", row * 16 + 5), a[row * 16 + 5]);
+    let embedding = &checkpoint.weights["embedding"];
+    assert_eq!(at("model.embed_tokens.weight", column * 32 + row), embedding[column * 32 + row]);
+    for name in ["lax_gate_u", "lax_gate_v", "lax_norm.weight", "lax_norm.bias"] {
+        file.tensor(&format!("model.layers.1.mlp.down_proj.{name}")).unwrap();
+    }
+    file.tensor("model.layers.2.mlp.up_proj.lax_gate").unwrap();
+    let moments = fs::read(path.join("optimizer.safetensors")).unwrap();
+    let moments = SafeTensors::deserialize(&moments).unwrap();
+    assert_eq!(moments.len(), 2 * file.len());
+    let moment = moments.tensor("model.layers.1.self_attn.o_proj.weight.first_moment").unwrap();
+    assert_eq!(moment.shape(), [32, 32]);
+    let state = fs::read_to_string(path.join("state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    assert_eq!(state["step"], 2);
+    assert_eq!(state["cursor"]["seed"], u64::MAX);
+    assert_eq!(state["made_under"]["mesh"]["tensor"], 1);
+}
+
+#[test]
+fn a_tied_head_is_not_in_the_file() {
+    let model = small_model(true);
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), &trained(&model), &model, keep(1)).unwrap();
+    let bytes = fs::read(path.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    assert!(file.tensor("lm_head.weight").is_err());
+    assert!(file.tensor("model.embed_tokens.weight").is_ok());
+}
+
+#[test]
+fn any_number_comes_back() {
+    let model = small_model(false);
+    let mut checkpoint = trained(&model);
+    checkpoint.optimizer.clip_norm = f64::INFINITY;
+    checkpoint.optimizer.peak_learning_rate = 0.1 + 0.2;
+    checkpoint.optimizer.epsilon = f64::MIN_POSITIVE / 4.0;
+    checkpoint.step = u64::MAX;
+    checkpoint.made_under = None;
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
+    assert!(load(&path, &model).unwrap() == checkpoint);
+    assert_eq!(latest(dir.path()).unwrap(), Some(path));
+}
+
+#[test]
+fn the_last_ones_are_kept() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("made/if/missing");
+    assert_eq!(latest(&dir).unwrap(), None);
+    for step in [98, 99, 100, 101] {
+        let path = save(&dir, &at_step(&checkpoint, step), &model, keep(2)).unwrap();
+        assert_eq!(latest(&dir).unwrap(), Some(path));
+    }
+    assert_eq!(names(&dir), ["step-00000100", "step-00000101"]);
+    // Later steps are of another course of training: not ours to remove.
+    save(&dir, &at_step(&checkpoint, 50), &model, keep(1)).unwrap();
+    save(&dir, &at_step(&checkpoint, 51), &model, keep(1)).unwrap();
+    assert_eq!(names(&dir), ["step-00000051", "step-00000100", "step-00000101"]);
+    let steps: Vec<u64> = list(&dir).unwrap().iter().map(|found| found.step).collect();
+    assert_eq!(steps, [101, 100, 51]);
+}
+
+#[test]
+fn a_step_can_be_saved_again() {
+    let model = small_model(false);
+    let mut checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
+    checkpoint.seed = 99;
+    let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
+    assert_eq!(load(&path, &model).unwrap().seed, 99);
+    assert_eq!(names(dir.path()), ["step-00000002"]);
+    // Killed between the two renames.
+    let aside = dir.path().join("step-00000002.replaced");
+    fs::rename(&path, &aside).unwrap();
+    fs::create_dir(dir.path().join(".narrows-checkpoint-abc.tmp")).unwrap();
+    assert_eq!(latest(dir.path()).unwrap(), Some(aside.clone()));
+    assert!(load(&aside, &model).unwrap() == checkpoint);
+    save(dir.path(), &at_step(&checkpoint, 3), &model, keep(2)).unwrap();
+    assert_eq!(names(dir.path()), ["step-00000002.replaced", "step-00000003"]);
+    save(dir.path(), &at_step(&checkpoint, 4), &model, keep(2)).unwrap();
+    assert_eq!(names(dir.path()), ["step-00000003", "step-00000004"]);
+}
+
+#[test]
+fn leftovers_are_removed_and_other_things_are_not() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for name in [".narrows-checkpoint-x1Y2.tmp", "step-1", "step-00000001x", "notes", "step-"] {
+        fs::create_dir(dir.join(name)).unwrap();
+        fs::write(dir.join(name).join("model.safetensors"), "half of it").unwrap();
+    }
+    assert_eq!(latest(dir).unwrap(), None);
+    save(dir, &checkpoint, &model, keep(1)).unwrap();
+    assert_eq!(names(dir), ["notes", "step-", "step-00000001x", "step-00000002", "step-1"]);
+}
+
+#[test]
+fn what_is_not_whole_is_passed_over() {
+    let model = small_model(false);
+    let checkpoint = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let whole = save(dir, &at_step(&checkpoint, 1), &model, keep(5)).unwrap();
+    let cut = save(dir, &at_step(&checkpoint, 2), &model, keep(5)).unwrap();
+    let bytes = fs::read(cut.join("optimizer.safetensors")).unwrap();
+    fs::write(cut.join("optimizer.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
+    fs::create_dir(dir.join("step-00000003")).unwrap();
+    assert_eq!(latest(dir).unwrap(), Some(whole.clone()));
+    fs::remove_file(whole.join("state.json")).unwrap();
+    let error = latest(dir).unwrap_err();
+    assert_eq!(error.path, dir.join("step-00000003/manifest.json"));
+    assert!(matches!(error.fault, Fault::Missing));
+}
+
+#[test]
+fn only_what_is_complete_is_saved() {
+    let model = small_model(false);
+    let whole = trained(&model);
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |checkpoint: &Checkpoint| {
+        let error = save(dir.path(), checkpoint, &model, keep(1)).unwrap_err();
+        assert!(names(dir.path()).is_empty());
+        error.fault
+    };
+    let mut other = whole.clone();
+    other.first_moments.remove("layer 1 o");
+    let missing = |fault: &TensorFault| *fault == TensorFault::Missing;
+    assert!(matches!(refused(&other), Fault::Tensor { fault, .. } if missing(&fault)));
+    let mut other = whole.clone();
+    other.weights.get_mut("head").unwrap().pop();
+    let short = TensorFault::Elements { expected: 2048, found: 2047 };
+    assert!(matches!(refused(&other), Fault::Tensor { fault, .. } if fault == short));
+    let other = Checkpoint { model_fingerprint: "of another".into(), ..whole };
+    assert!(matches!(refused(&other), Fault::OtherModel { .. }));
+}

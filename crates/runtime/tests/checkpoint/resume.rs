@@ -1,0 +1,123 @@
+//! Going on under the same plan, and under another.
+
+use narrows_plan::mesh::Mesh;
+use narrows_plan::strategy::Zero;
+use narrows_runtime::checkpoint::{Checkpoint, load, save};
+use narrows_runtime::cpu::{Tensors, Whole};
+
+use crate::support::*;
+
+fn cases(tied: bool) -> [(Mesh, Zero); 6] {
+    [
+        (mesh(1, 1, 1), Zero::Off),
+        (mesh(2, 1, 1), Zero::Off),
+        (mesh(1, 2, 1), Zero::Off),
+        (mesh(1, 1, 2), Zero::One),
+        if tied { (mesh(2, 2, 1), Zero::Off) } else { (mesh(4, 1, 1), Zero::Off) },
+        (mesh(2, 2, 2), Zero::One),
+    ]
+}
+
+fn bits(whole: &Whole) -> Vec<(&str, Vec<u32>)> {
+    let bits = |numbers: &Vec<f32>| numbers.iter().map(|number| number.to_bits()).collect();
+    whole.iter().map(|(name, numbers)| (&**name, bits(numbers))).collect()
+}
+
+fn parts(of: &Checkpoint) -> Vec<(&str, Vec<u32>)> {
+    [&of.weights, &of.first_moments, &of.second_moments].map(bits).concat()
+}
+
+fn assert_same(a: &Checkpoint, b: &Checkpoint, what: &str) {
+    assert_eq!(a.step, b.step, "{what}");
+    let (a, b) = (parts(a), parts(b));
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (a, b) in a.iter().zip(&b) {
+        assert!(a == b, "{what}: {} and {}", a.0, b.0);
+    }
+}
+
+#[test]
+fn the_same_plan_goes_on_bit_by_bit() {
+    const STEPS: u64 = 3;
+    for tied in [false, true] {
+        let model = small_model(tied);
+        for (seed, (mesh, zero)) in cases(tied).into_iter().enumerate() {
+            let what = format!("{mesh}, tied {tied}");
+            let plan = plan(&model, seed as u64, mesh, zero);
+            let mut straight = begun(&model, &plan);
+            let losses = train(&mut straight, 2 * STEPS);
+
+            let folder = tempfile::tempdir().unwrap();
+            let mut first = begun(&model, &plan);
+            train(&mut first, STEPS);
+            let saved = checkpoint_of(&first, &model);
+            let path = save(folder.path(), &saved, &model, keep(1)).unwrap();
+            let loaded = load(&path, &model).unwrap();
+            assert!(loaded == saved, "{what}");
+            let mut second = session(&model, &plan);
+            loaded.apply(&mut second).unwrap();
+            let rest = train(&mut second, STEPS);
+            assert_eq!(rest, losses[STEPS as usize..], "{what}");
+            let (a, b) = (checkpoint_of(&straight, &model), checkpoint_of(&second, &model));
+            assert_same(&a, &b, &what);
+        }
+    }
+}
+
+#[test]
+fn another_plan_goes_on_along_the_curve() {
+    const STEPS: u64 = 4;
+    for tied in [false, true] {
+        let model = small_model(tied);
+        let mut worst = 0.0_f64;
+        for (number, (mesh, zero)) in cases(tied).into_iter().enumerate() {
+            let before = plan(&model, 100 + number as u64, mesh, zero);
+            let mut straight = begun(&model, &before);
+            train(&mut straight, STEPS);
+            let saved = checkpoint_of(&straight, &model);
+            let losses = train(&mut straight, STEPS);
+            assert!(losses[3] < 4.1, "nothing is learned: {losses:?}");
+            // The next mesh, and another plan of the same.
+            let (next, next_zero) = cases(tied)[(number + 1) % cases(tied).len()];
+            for (seed, mesh, zero) in [(200, next, next_zero), (300, mesh, zero)] {
+                let mut other = session(&model, &plan(&model, seed + number as u64, mesh, zero));
+                saved.apply(&mut other).unwrap();
+                for (found, wanted) in train(&mut other, STEPS).iter().zip(&losses) {
+                    let off = (found - wanted).abs() / wanted;
+                    worst = worst.max(off);
+                    assert!(off < 1e-4, "{off:e} on {mesh} after {}", before.mesh);
+                }
+            }
+        }
+        println!("tied {tied}: losses are off by {worst:e} at most");
+    }
+}
+
+#[test]
+fn what_one_plan_gave_another_gives_back() {
+    for tied in [false, true] {
+        let model = small_model(tied);
+        let (mesh_before, zero) = cases(tied)[5];
+        let mut before = begun(&model, &plan(&model, 7, mesh_before, zero));
+        train(&mut before, 2);
+        let saved = checkpoint_of(&before, &model);
+        assert!(saved.second_moments.values().all(|v| v.iter().any(|number| *number > 0.0)));
+        for (seed, (mesh, zero)) in cases(tied).into_iter().enumerate() {
+            let mut after = session(&model, &plan(&model, seed as u64, mesh, zero));
+            saved.apply(&mut after).unwrap();
+            assert_same(&saved, &checkpoint_of(&after, &model), &format!("{mesh}, tied {tied}"));
+        }
+    }
+}
+
+#[test]
+fn a_session_of_another_model_is_left_alone() {
+    let saved = trained(&small_model(false));
+    let other = small_model(true);
+    let mut session = begun(&other, &plan(&other, 1, mesh(1, 1, 1), Zero::Off));
+    let before = session.gather(Tensors::Weights);
+    let fault = saved.apply(&mut session).unwrap_err();
+    assert_eq!(fault.to_string(), "is none of the model's");
+    assert_eq!(fault.place().unwrap(), "tensor `head`");
+    assert_eq!(session.gather(Tensors::Weights), before);
+}
