@@ -4,9 +4,10 @@
 //! device of its mesh and says in a [`Report`] what it did. The [`order`] in which a device meets
 //! its instructions, and the [`place`] of an operand in its arena, are the same for every backend.
 //!
-//! There is one backend: [`NullBackend`], which computes nothing and counts everything. Backends
-//! for processors and for CUDA come later; the oracle they are held against is [`mod@reference`], and
-//! what they must agree on lies in [`mod@parameters`] and [`mod@optimizer`].
+//! [`NullBackend`] computes nothing and counts everything; [`mod@cpu`] computes on processors, and
+//! [`mod@train`] trains with it. A backend for CUDA comes later. The oracle that those which compute
+//! are held against is [`mod@reference`], and what they must agree on lies in [`mod@parameters`] and
+//! [`mod@optimizer`].
 //!
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 
@@ -21,8 +22,10 @@ pub mod parameters;
 pub mod place;
 pub mod reference;
 pub mod report;
+pub mod train;
 
 pub use backend::{Backend, RunError};
 pub use null::NullBackend;
 pub use optimizer::Optimizer;
 pub use report::{CollectiveCount, DeviceId, DeviceReport, Report};
+pub use train::Trainer;

@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 use memmap2::Mmap;
 
 use super::error::{DataError, Fault};
-use super::header::{Header, Width};
+use super::header::{Header, Layout, Width};
+use super::write::Description;
 use super::{Digest, digest, hex};
 
 /// Tokens that a validation looks at in one go.
@@ -49,6 +50,25 @@ impl TokenFile {
     /// As for [`TokenFile::open`].
     pub fn from_bytes(name: &Path, bytes: Vec<u8>) -> Result<TokenFile, DataError> {
         TokenFile::new(name, Bytes::Held(bytes))
+    }
+
+    /// A text as a token file in memory: every byte is a token.
+    ///
+    /// # Errors
+    /// As for [`TokenFile::open`]; none that a text can cause.
+    pub fn from_text(name: &Path, text: &[u8]) -> Result<TokenFile, DataError> {
+        let Description { vocabulary, end_of_text, tokenizer } = Description::bytes();
+        let tokens: Vec<u8> = text.iter().flat_map(|byte| u16::from(*byte).to_le_bytes()).collect();
+        let header = Header {
+            layout: Layout::Narrows,
+            width: Width::of(vocabulary),
+            tokens: text.len() as u64,
+            vocabulary: Some(vocabulary),
+            end_of_text,
+            checksum: Some(digest(&tokens)),
+            tokenizer: Some(tokenizer),
+        };
+        TokenFile::from_bytes(name, [&header.encode()[..], &tokens].concat())
     }
 
     fn new(path: &Path, bytes: Bytes) -> Result<TokenFile, DataError> {

@@ -72,6 +72,11 @@ impl Sampler {
         &self.file
     }
 
+    /// Tokens of a sequence.
+    pub fn sequence_length(&self) -> u64 {
+        self.sampling.sequence_length
+    }
+
     /// Sequences of an epoch.
     pub fn windows(&self) -> u64 {
         self.windows

@@ -1,0 +1,112 @@
+//! What came of a step, and how it is written down.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use narrows_plan::Bytes;
+use serde::Serialize;
+
+use crate::report::{CollectiveCount, DeviceReport, Report};
+
+/// What came of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trained {
+    /// Its number, counted from 1.
+    pub step: u64,
+    /// Mean cross-entropy over its tokens, in nats, before the weights changed.
+    pub loss: f64,
+    /// Norm of all gradients together, before clipping.
+    pub gradient_norm: f64,
+    /// The learning rate it was made with.
+    pub learning_rate: f64,
+    /// Tokens it was made of.
+    pub tokens: u64,
+    /// How often all tokens were read before its first sequence.
+    pub epoch: u64,
+    /// Time for reading the tokens.
+    pub read: Duration,
+    /// Time of the whole step, the reading included.
+    pub time: Duration,
+    /// What each device did.
+    pub report: Report,
+}
+
+/// What was expected of every step of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Predicted {
+    /// Time of a step, in seconds.
+    pub step_time_s: f64,
+    /// Memory for the program's buffers, by device.
+    pub allocated: Vec<Bytes>,
+}
+
+/// Bytes by kind of collective and axis of the mesh.
+pub type ByKindAndAxis = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
+
+/// A line of a metrics file. Keys carry their units and stay what they are; lists have one entry for
+/// each device, in the order of their numbers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Record {
+    step: u64,
+    loss: f64,
+    grad_norm: f64,
+    learning_rate: f64,
+    tokens: u64,
+    epoch: u64,
+    tokens_per_s: f64,
+    step_time_s: f64,
+    /// The part of the step time that went into reading tokens.
+    data_time_s: f64,
+    /// `null` where nobody predicted anything.
+    predicted_step_time_s: Option<f64>,
+    allocated_bytes: Vec<u64>,
+    predicted_allocated_bytes: Option<Vec<u64>>,
+    /// The whole (unsharded) tensors' bytes.
+    collective_bytes: Vec<ByKindAndAxis>,
+    /// What a device sends when nothing is sent twice.
+    collective_sent_bytes: Vec<ByKindAndAxis>,
+    /// Bytes sent to neighbouring stages.
+    transfer_sent_bytes: Vec<u64>,
+}
+
+impl Record {
+    /// The line of a step.
+    pub fn new(trained: &Trained, predicted: Option<&Predicted>) -> Record {
+        let Trained { report, .. } = trained;
+        let step_time_s = trained.time.as_secs_f64();
+        Record {
+            step: trained.step,
+            loss: trained.loss,
+            grad_norm: trained.gradient_norm,
+            learning_rate: trained.learning_rate,
+            tokens: trained.tokens,
+            epoch: trained.epoch,
+            tokens_per_s: trained.tokens as f64 / step_time_s,
+            step_time_s,
+            data_time_s: trained.read.as_secs_f64(),
+            predicted_step_time_s: predicted.map(|predicted| predicted.step_time_s),
+            allocated_bytes: each(report, |device| device.allocated.0),
+            predicted_allocated_bytes: predicted
+                .map(|predicted| predicted.allocated.iter().map(|bytes| bytes.0).collect()),
+            collective_bytes: each(report, |device| device.collective_bytes(|c| c.payload)),
+            collective_sent_bytes: each(report, |device| device.collective_bytes(|c| c.sent)),
+            transfer_sent_bytes: each(report, |device| device.sent.0),
+        }
+    }
+}
+
+/// Something of every device.
+fn each<T>(report: &Report, of: impl Fn(&DeviceReport) -> T) -> Vec<T> {
+    report.devices().map(|device| of(report.device(device))).collect()
+}
+
+impl DeviceReport {
+    /// The bytes of its collectives, as they are written down.
+    pub fn collective_bytes(&self, bytes: impl Fn(&CollectiveCount) -> Bytes) -> ByKindAndAxis {
+        let mut made = ByKindAndAxis::new();
+        for ((kind, axis), count) in &self.collectives {
+            made.entry(kind.name()).or_default().insert(axis.name(), bytes(count).0);
+        }
+        made
+    }
+}
