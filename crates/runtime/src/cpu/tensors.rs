@@ -1,6 +1,7 @@
 //! Parameters, their gradients and moments, in and out of the arenas as whole tensors.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
@@ -22,8 +23,11 @@ impl Session {
             let value = parameter.initial(seed);
             let columns = parameter.columns;
             self.set(Tensors::Weights, |name| {
-                (name == parameter.name)
-                    .then_some(|element| value(element / columns, element % columns) as f32)
+                (name == parameter.name).then_some(|first: u64, numbers: &mut [f32]| {
+                    for (number, element) in numbers.iter_mut().zip(first..) {
+                        *number = value(element / columns, element % columns) as f32;
+                    }
+                })
             });
         }
     }
@@ -34,7 +38,11 @@ impl Session {
     /// When a tensor has fewer elements than its parameter.
     pub fn load(&mut self, tensors: Tensors, whole: &Whole) {
         self.set(tensors, |name| {
-            whole.get(name).map(|whole| |element: u64| whole[element as usize])
+            whole.get(name).map(|whole| {
+                |first: u64, numbers: &mut [f32]| {
+                    numbers.copy_from_slice(&whole[first as usize..][..numbers.len()]);
+                }
+            })
         });
     }
 
@@ -48,8 +56,12 @@ impl Session {
         self.steps = steps;
     }
 
-    /// Sets what is held of some parameters.
-    fn set<F: Fn(u64) -> f32>(&mut self, tensors: Tensors, values: impl Fn(&str) -> Option<F>) {
+    /// Sets what is held of some parameters: what `values` gives is called with the first element of
+    /// a run and the run's numbers.
+    fn set<F>(&mut self, tensors: Tensors, values: impl Fn(&str) -> Option<F>)
+    where
+        F: Fn(u64, &mut [f32]),
+    {
         let program = self.program.program();
         let mesh = program.context.mesh;
         for (device, arena) in self.arenas.iter_mut().enumerate() {
@@ -67,10 +79,12 @@ impl Session {
                 }
                 let window = Window::of(tensors, buffer, program, at.data);
                 let numbers = arena.slice_mut(numbers_of(buffer));
-                held.each(|name, element, number| {
+                held.each(|name, elements, number| {
                     let known = known.iter().find(|(known, _)| known == name);
-                    if let (Some((_, value)), Some(at)) = (known, window.place(number)) {
-                        numbers[at] = value(element);
+                    if let (Some((_, fill)), Some((first, at))) =
+                        (known, window.place(elements, number))
+                    {
+                        fill(first.start, &mut numbers[at]);
                     }
                 });
             }
@@ -95,12 +109,15 @@ impl Session {
                     continue;
                 }
                 let numbers = arena.slice(numbers_of(buffer));
-                held.each(|name, element, number| {
-                    let Some(at) = window.place(number) else { return };
-                    let size = self.sizes.get(name).copied().unwrap_or(0);
-                    let whole = made.entry(name.to_string()).or_insert_with(|| vec![0.0; size]);
-                    if let Some(target) = whole.get_mut(element as usize) {
-                        *target = numbers[at];
+                held.each(|name, elements, number| {
+                    let Some((elements, at)) = window.place(elements, number) else { return };
+                    if !made.contains_key(name) {
+                        let size = self.sizes.get(name).copied().unwrap_or(0);
+                        made.insert(name.to_string(), vec![0.0; size]);
+                    }
+                    let elements = elements.start as usize..elements.end as usize;
+                    if let Some(target) = made.get_mut(name).and_then(|w| w.get_mut(elements)) {
+                        target.copy_from_slice(&numbers[at]);
                     }
                 });
             }
@@ -135,7 +152,7 @@ impl Tensors {
 }
 
 /// The numbers of a resident buffer in its arena.
-pub(super) fn numbers_of(buffer: &Buffer) -> std::ops::Range<usize> {
+pub(super) fn numbers_of(buffer: &Buffer) -> Range<usize> {
     let begin = (buffer.offset / 4) as usize;
     begin..begin + (buffer.extent.bytes().0 / 4) as usize
 }
@@ -163,14 +180,23 @@ impl Window {
         self.part.is_none()
     }
 
-    /// Where a number of the shard is in the buffer, when this replica has it.
-    fn place(&self, number: u64) -> Option<usize> {
-        match self.part {
-            None => Some(number as usize),
-            Some((replica, each)) => {
-                let here = number / each.max(1) == replica;
-                here.then_some(if self.alone { number % each.max(1) } else { number } as usize)
-            }
+    /// Which elements of a run this replica has, and where in the buffer; the run begins at a number
+    /// of the shard.
+    fn place(&self, elements: Range<u64>, number: u64) -> Option<(Range<u64>, Range<usize>)> {
+        let Some((replica, each)) = self.part else {
+            let at = number as usize;
+            let length = (elements.end - elements.start) as usize;
+            return Some((elements, at..at + length));
+        };
+        let mine = replica * each..(replica + 1) * each;
+        let begin = number.max(mine.start);
+        let end = (number + elements.end - elements.start).min(mine.end);
+        if begin >= end {
+            return None;
         }
+        let first = elements.start + begin - number;
+        let at = (if self.alone { begin - mine.start } else { begin }) as usize;
+        let length = end - begin;
+        Some((first..first + length, at..at + length as usize))
     }
 }

@@ -1,6 +1,8 @@
 //! Which element of which logical parameter lies where in a buffer of weights, or of their
 //! gradients and states.
 
+use std::ops::Range;
+
 use narrows_plan::emit::Split;
 use narrows_plan::program::{Buffer, Shard};
 
@@ -34,23 +36,23 @@ impl<'a> Held<'a> {
         Some(Held { buffer, shard, tensor, devices, tied })
     }
 
-    /// Calls `visit(name, element of the logical parameter, number of the buffer)` for all that is
-    /// held.
-    pub fn each(&self, mut visit: impl FnMut(&str, u64, u64)) {
+    /// Calls `visit(name, elements of the logical parameter, number of the buffer)` for all that is
+    /// held, in runs: the first number of the buffer is that of the first element.
+    pub fn each(&self, mut visit: impl FnMut(&str, Range<u64>, u64)) {
         let members = self.members();
         let width: u64 = members.iter().map(|member| member.held.1).sum();
         for member in &members {
-            for row in 0..member.held.0 {
-                for column in 0..member.held.1 {
-                    let (r, c) = (member.first.0 + row, member.first.1 + column);
-                    // Stored output-major, and the logical parameter is the transpose too.
-                    let (element, at) = if member.transposed {
-                        (c * member.whole.0 + r, column * member.held.0 + row)
-                    } else {
-                        (r * member.whole.1 + c, row * width + member.column + column)
-                    };
-                    visit(&member.name, element, at);
-                }
+            // Stored output-major, and the logical parameter is the transpose too.
+            let (runs, length, whole, first, (at, apart)) = if member.transposed {
+                let (first, place) = ((member.first.1, member.first.0), (0, member.held.0));
+                (member.held.1, member.held.0, member.whole.0, first, place)
+            } else {
+                let place = (member.column, width);
+                (member.held.0, member.held.1, member.whole.1, member.first, place)
+            };
+            for run in 0..runs {
+                let begin = (first.0 + run) * whole + first.1;
+                visit(&member.name, begin..begin + length, at + run * apart);
             }
         }
     }
