@@ -7,14 +7,14 @@ use narrows_runtime::cpu::{Tensors, Whole};
 
 use crate::support::*;
 
-fn cases(tied: bool) -> [(Mesh, Zero); 6] {
+/// Few devices: they wait for each other, and a machine with other work lets them wait long.
+fn cases(tied: bool) -> [(Mesh, Zero); 5] {
     [
         (mesh(1, 1, 1), Zero::Off),
         (mesh(2, 1, 1), Zero::Off),
         (mesh(1, 2, 1), Zero::Off),
         (mesh(1, 1, 2), Zero::One),
-        if tied { (mesh(2, 2, 1), Zero::Off) } else { (mesh(4, 1, 1), Zero::Off) },
-        (mesh(2, 2, 2), Zero::One),
+        if tied { (mesh(2, 2, 1), Zero::Off) } else { (mesh(2, 1, 2), Zero::One) },
     ]
 }
 
@@ -66,7 +66,7 @@ fn the_same_plan_goes_on_bit_by_bit() {
 
 #[test]
 fn another_plan_goes_on_along_the_curve() {
-    const STEPS: u64 = 4;
+    const STEPS: u64 = 3;
     for tied in [false, true] {
         let model = small_model(tied);
         let mut worst = 0.0_f64;
@@ -76,7 +76,7 @@ fn another_plan_goes_on_along_the_curve() {
             train(&mut straight, STEPS);
             let saved = checkpoint_of(&straight, &model);
             let losses = train(&mut straight, STEPS);
-            assert!(losses[3] < 4.1, "nothing is learned: {losses:?}");
+            assert!(losses[2] < 4.1, "nothing is learned: {losses:?}");
             // The next mesh, and another plan of the same.
             let (next, next_zero) = cases(tied)[(number + 1) % cases(tied).len()];
             for (seed, mesh, zero) in [(200, next, next_zero), (300, mesh, zero)] {
@@ -97,12 +97,12 @@ fn another_plan_goes_on_along_the_curve() {
 fn what_one_plan_gave_another_gives_back() {
     for tied in [false, true] {
         let model = small_model(tied);
-        let (mesh_before, zero) = cases(tied)[5];
-        let mut before = begun(&model, &plan(&model, 7, mesh_before, zero));
+        let mut before = begun(&model, &plan(&model, 7, mesh(2, 2, 2), Zero::One));
         train(&mut before, 2);
         let saved = checkpoint_of(&before, &model);
         assert!(saved.second_moments.values().all(|v| v.iter().any(|number| *number > 0.0)));
-        for (seed, (mesh, zero)) in cases(tied).into_iter().enumerate() {
+        let more = [(mesh(4, 1, 1), Zero::Off), (mesh(4, 2, 2), Zero::One)];
+        for (seed, (mesh, zero)) in cases(tied).into_iter().chain(more).enumerate() {
             let mut after = session(&model, &plan(&model, seed as u64, mesh, zero));
             saved.apply(&mut after).unwrap();
             assert_same(&saved, &checkpoint_of(&after, &model), &format!("{mesh}, tied {tied}"));
