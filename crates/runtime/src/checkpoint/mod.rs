@@ -19,14 +19,14 @@
 //! ```no_run
 //! # use std::{num::NonZeroUsize, path::Path};
 //! # use narrows_runtime::checkpoint::{self, Checkpoint};
-//! # fn run(model: &narrows_plan::model::Model, session: &mut narrows_runtime::cpu::Session,
-//! #     optimizer: &narrows_runtime::Optimizer, cursor: narrows_runtime::data::Cursor,
+//! # fn run(
+//! #     model: &narrows_plan::model::Model, trainer: &mut narrows_runtime::Trainer,
 //! # ) -> Result<(), Box<dyn std::error::Error>> {
 //! let dir = Path::new("checkpoints");
 //! if let Some(path) = checkpoint::latest(dir)? {
-//!     checkpoint::load(&path, model)?.apply(session)?;
+//!     checkpoint::load(&path, model)?.resume(trainer)?;
 //! }
-//! let now = Checkpoint::of(session, model, optimizer, cursor, 1);
+//! let now = Checkpoint::of_run(trainer, model, 1);
 //! checkpoint::save(dir, &now, model, NonZeroUsize::new(3).unwrap())?;
 //! # Ok(())
 //! # }
@@ -48,6 +48,7 @@ use narrows_plan::model::Model;
 
 pub use error::{CheckpointError, Fault, TensorFault};
 pub use folder::{Found, latest, list};
+pub use session::ResumeError;
 pub use state::MadeUnder;
 
 use crate::cpu::Whole;

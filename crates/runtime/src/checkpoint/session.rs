@@ -1,4 +1,4 @@
-//! Checkpoints of sessions of the processor backend.
+//! Checkpoints of sessions of the processor backend, and of runs on them.
 
 use narrows_plan::model::Model;
 
@@ -6,10 +6,43 @@ use super::Checkpoint;
 use super::error::Fault;
 use super::tensors::check_sizes;
 use crate::cpu::{Session, Tensors};
-use crate::data::Cursor;
+use crate::data::{Cursor, DataError};
 use crate::optimizer::Optimizer;
+use crate::train::Trainer;
+
+/// Why a run does not go on from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The checkpoint is of another model.
+    #[error("{}{_0}", _0.place().map_or(String::new(), |place| format!("{place}: ")))]
+    Checkpoint(Fault),
+    /// The run reads other tokens, or in another order.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
 
 impl Checkpoint {
+    /// Where a run stands; `seed` is what its session was initialised with, and `model` the one it
+    /// was made for.
+    pub fn of_run(trainer: &Trainer, model: &Model, seed: u64) -> Checkpoint {
+        let (session, optimizer) = (trainer.session(), trainer.optimizer());
+        Checkpoint::of(session, model, optimizer, trainer.cursor(), seed)
+    }
+
+    /// Puts a run where the checkpoint stands. It may be under any plan of the model, and it keeps
+    /// the hyper-parameters it was begun with: those of the checkpoint are in
+    /// [`optimizer`](Checkpoint::optimizer).
+    ///
+    /// # Errors
+    /// When the run's model has other parameters, or its tokens are others or in another order: then
+    /// nothing was changed.
+    pub fn resume(&self, trainer: &mut Trainer) -> Result<(), ResumeError> {
+        trainer.sampler().resume(&self.cursor)?;
+        self.apply(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
+        trainer.resume(&self.cursor, self.step)?;
+        Ok(())
+    }
+
     /// Where a session stands. `cursor` says what it reads next, `seed` what it was
     /// [initialised](Session::initialise) with, and `model` is the one it was made for.
     pub fn of(

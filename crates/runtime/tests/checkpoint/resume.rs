@@ -1,9 +1,14 @@
 //! Going on under the same plan, and under another.
 
+use std::path::Path;
+use std::sync::Arc;
+
 use narrows_plan::mesh::Mesh;
 use narrows_plan::strategy::Zero;
-use narrows_runtime::checkpoint::{Checkpoint, load, save};
+use narrows_runtime::Trainer;
+use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
 use narrows_runtime::cpu::{Tensors, Whole};
+use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 
 use crate::support::*;
 
@@ -108,6 +113,35 @@ fn what_one_plan_gave_another_gives_back() {
             assert_same(&saved, &checkpoint_of(&after, &model), &format!("{mesh}, tied {tied}"));
         }
     }
+}
+
+/// The tokens go on with the next sequence, and are not those of another text.
+#[test]
+fn a_run_goes_on_where_its_tokens_were() {
+    let model = small_model(false);
+    let plan = plan(&model, 3, mesh(2, 1, 1), Zero::Off);
+    let run = |text: &[u8]| {
+        let text: Vec<u8> = text.iter().map(|byte| byte % 64).collect();
+        let file = Arc::new(TokenFile::from_text(Path::new("text"), &text).unwrap());
+        let sampling = Sampling { sequence_length: 8, vocabulary: 256, seed: 9 };
+        let sampler = Sampler::new(file, sampling).unwrap();
+        Trainer::new(begun(&model, &plan), sampler, optimizer()).unwrap()
+    };
+    // Less than two steps an epoch, so that the resumed one begins in the midst of the third.
+    let text = &b"It was the best of times, it was the worst of times, ".repeat(2);
+    let mut straight = run(text);
+    let losses: Vec<f64> = (0..6).map(|_| straight.step().unwrap().loss).collect();
+    let mut first = run(text);
+    (0..3).for_each(|_| drop(first.step().unwrap()));
+    let saved = Checkpoint::of_run(&first, &model, SEED);
+    assert_eq!((saved.step, saved.cursor.next_sequence), (3, 24));
+    let mut second = run(text);
+    saved.resume(&mut second).unwrap();
+    let rest: Vec<f64> = (0..3).map(|_| second.step().unwrap().loss).collect();
+    assert_eq!(rest, losses[3..]);
+    let mut other = run(&b"It was the age of wisdom, it was the age of foolishness".repeat(2));
+    assert!(matches!(saved.resume(&mut other), Err(ResumeError::Data(_))));
+    assert_eq!(other.session().steps(), 0);
 }
 
 #[test]
