@@ -1,0 +1,5 @@
+//! Planned programs on processors: every plan is one function of the tokens.
+
+mod curves;
+mod exact;
+mod subject;

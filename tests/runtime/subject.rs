@@ -1,0 +1,135 @@
+//! Small models, plans for them, and how far tensors are apart.
+
+use narrows_cost_model::{Profile, profile};
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::Mesh;
+use narrows_plan::model::{self, Model};
+use narrows_plan::strategy::Zero;
+use narrows_plan::{CheckedProgram, Plan};
+use narrows_planner::{Request, search};
+use narrows_runtime::cpu::{Session, Whole};
+use narrows_runtime::reference::{Batch, Float, Parameters};
+
+/// Sequences of a step.
+pub const SEQUENCES: u64 = 8;
+/// Tokens of a sequence.
+pub const LENGTH: u64 = 8;
+/// Tokens of the vocabulary.
+pub const VOCAB: u64 = 64;
+
+/// A model of width 64 with these blocks and as many key and value heads.
+pub fn model(name: &str, tied: bool, kv_heads: u64, blocks: &str) -> Model {
+    let text = format!(
+        r#"{{"format": "narrows-model/1", "name": "{name}", "hidden": 64, "vocab": {VOCAB},
+        "heads": 8, "kv_heads": {kv_heads}, "d_ff": 96, "tied": {tied},
+        "blocks": {{"count": 3, "default": {blocks}}}}}"#
+    );
+    model::read(name, &text).unwrap_or_else(|defects| panic!("{defects}"))
+}
+
+/// CoLA: SiLU in the latents, a plain product.
+pub fn cola() -> Model {
+    let blocks = r#"{"product": "plain", "all": {"rank": 16, "activation": "silu"}}"#;
+    model("tiny-cola", false, 8, blocks)
+}
+
+/// LLaMA.
+pub fn dense() -> Model {
+    model("tiny-llama", false, 8, r#"{"product": "swiglu", "all": "dense"}"#)
+}
+
+pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
+    Mesh { tensor, pipeline, data }
+}
+
+/// A request for a plan in f32 on a mesh.
+pub fn request(model: &Model, mesh: Mesh) -> Request {
+    Request {
+        tensor: Some(mesh.tensor),
+        pipeline: Some(mesh.pipeline),
+        data: Some(mesh.data),
+        zero: Some(Zero::Off),
+        ..Request::new(model.clone(), processors(), mesh.devices(), SEQUENCES, LENGTH)
+    }
+}
+
+pub fn processors() -> Profile {
+    profile::preset("cpu-local").unwrap_or_else(|defects| panic!("{defects}"))
+}
+
+/// The fastest plan, when there is one.
+pub fn plan(request: &Request) -> Option<Plan> {
+    search(request).best.map(|fitted| fitted.plan)
+}
+
+/// Lowers and checks a plan.
+pub fn checked(plan: &Plan, model: &Model) -> CheckedProgram {
+    let resolved = plan.resolve(model).unwrap_or_else(|defects| panic!("{defects}"));
+    CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// A session with the weights that a seed gives.
+pub fn session(plan: &Plan, model: &Model, seed: u64) -> Session {
+    let program = checked(plan, model);
+    let mut session = Session::new(model, program, 1).unwrap_or_else(|error| panic!("{error}"));
+    session.initialise(model, seed);
+    session
+}
+
+/// Inputs and targets of a step.
+pub struct Tokens {
+    pub inputs: Vec<u32>,
+    pub targets: Vec<u32>,
+}
+
+impl Tokens {
+    /// Sequences in which a token mostly decides the next, so that there is something to learn.
+    pub fn of_step(step: u64) -> Tokens {
+        let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66;
+        let mut next = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+            (state >> 33) % end
+        };
+        let (mut inputs, mut targets) = (vec![], vec![]);
+        for _ in 0..SEQUENCES {
+            let mut token = next(VOCAB);
+            for _ in 0..LENGTH {
+                inputs.push(token as u32);
+                token = if next(8) == 0 { next(VOCAB) } else { (token * 5 + 3) % VOCAB };
+                targets.push(token as u32);
+            }
+        }
+        Tokens { inputs, targets }
+    }
+
+    /// For the reference interpreter: all in one microbatch.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch {
+            tokens: &self.inputs,
+            targets: &self.targets,
+            sequences: SEQUENCES as usize,
+            length: LENGTH as usize,
+        }
+    }
+}
+
+/// The largest ‖a−b‖/‖b‖ of all tensors, and whose it is.
+///
+/// # Panics
+/// When a tensor is missing.
+pub fn furthest<T: Float>(found: &Whole, wanted: &Parameters<T>) -> (f64, String) {
+    let mut worst = (0.0, String::new());
+    for (name, wanted) in wanted.iter() {
+        let found = found.get(name).unwrap_or_else(|| panic!("no {name}"));
+        let wanted: Vec<f64> =
+            wanted.elements().iter().map(|x| x.to_f64().unwrap_or(f64::NAN)).collect();
+        assert_eq!(found.len(), wanted.len(), "{name}");
+        let off = found.iter().zip(&wanted).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
+        let size = wanted.iter().map(|b| b * b).sum::<f64>();
+        let error = (off / size.max(1e-30)).sqrt();
+        if error > worst.0 || error.is_nan() {
+            worst = (error, name.to_owned());
+        }
+    }
+    worst
+}
