@@ -3,7 +3,9 @@
 use std::fmt;
 
 use narrows_plan::{Defect, Defects};
+use narrows_runtime::RunError;
 use narrows_runtime::data::DataError;
+use narrows_runtime::train::TrainError;
 
 /// How a command ends when it does not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +14,8 @@ pub enum Ending {
     Failed,
     /// What was asked makes no sense: exit code 2.
     BadInput,
+    /// Somebody wanted it to end before it was done: exit code 130.
+    Stopped,
 }
 
 /// One thing that is wrong.
@@ -114,9 +118,36 @@ impl Failure {
         })
     }
 
+    /// A program that could not be executed.
+    pub fn execution(error: &RunError) -> Failure {
+        let problem = match error {
+            RunError::NotFinite { step, loss } => {
+                let problem = format!(
+                    "the loss is {loss} and the gradients are not finite; no weight was changed"
+                );
+                Problem::new(format!("step {step}"), problem)
+                    .hint("a smaller --learning-rate, or more --warm-up-steps")
+            }
+            _ => Problem::new("", error.to_string()),
+        };
+        Failure::failed(vec![problem])
+    }
+
     /// No plan, or a check that failed.
     pub fn failed(problems: Vec<Problem>) -> Failure {
         Failure { ending: Ending::Failed, problems }
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Failure {
+        match error {
+            TrainError::Data(error) => Failure::token_file(error),
+            TrainError::Run(error) => Failure::execution(&error),
+            TrainError::OtherLength { .. } => {
+                Failure::failed(vec![Problem::new("", error.to_string())])
+            }
+        }
     }
 }
 

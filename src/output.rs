@@ -57,6 +57,42 @@ fn json_text(value: &impl serde::Serialize) -> Outcome<String> {
     serde_json::to_string_pretty(value).map_err(|error| unwritable("-", &error.into()))
 }
 
+/// A file of lines, each of which is there as soon as it is written.
+pub struct Lines {
+    name: String,
+    file: Box<dyn Write>,
+}
+
+impl Lines {
+    /// Begins a file, or standard output. What is there under its name is lost.
+    pub fn create(output: &OsStr) -> Outcome<Lines> {
+        let name = output.to_string_lossy().into_owned();
+        let file: Box<dyn Write> = if is_stdout(output) {
+            Box::new(io::stdout())
+        } else {
+            Box::new(fs::File::create(output).map_err(|error| unwritable(&name, &error))?)
+        };
+        Ok(Lines { name, file })
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Writes a JSON document as a line.
+    pub fn write(&mut self, value: &impl serde::Serialize) -> Outcome<()> {
+        let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&self.name, &e.into()))?;
+        line.push(b'\n');
+        match self.file.write_all(&line).and_then(|()| self.file.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(unwritable(&self.name, &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 fn unwritable(place: &str, error: &io::Error) -> Failure {
     Failure::input(Problem::new(place, format!("cannot be written: {error}")))
 }

@@ -155,13 +155,17 @@ fn line_matches(expected: &str, printed: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// What README.md shows of an output: as many lines as before, and no wall time.
+/// What README.md shows of an output: as many lines as before, those that still match as they are,
+/// and no wall time.
 fn shown(expected: &[String], printed: &[String]) -> Vec<String> {
     let cut = |line: Option<&String>| line.filter(|line| *line == ANY).cloned();
-    let (_, compared) = parts(expected, printed);
+    let (kept, compared) = parts(expected, printed);
     let before = cut(expected.first()).filter(|_| expected.len() > 1);
     let after = cut(expected.last());
-    let lines = compared.iter().map(|line| without_wall_time(line));
+    let lines = compared.iter().enumerate().map(|(index, line)| match kept.get(index) {
+        Some(kept) if line_matches(kept, line) => kept.clone(),
+        _ => without_wall_time(line),
+    });
     before.into_iter().chain(lines).chain(after).collect()
 }
 

@@ -71,7 +71,7 @@ fn tokenizer(argument: Option<&OsString>) -> Outcome<Tokenizer> {
 }
 
 /// Whether an input is the file that will be replaced, also by another name of it.
-fn same_file(input: &OsString, output: &Path) -> bool {
+pub fn same_file(input: &OsString, output: &Path) -> bool {
     let input = if input::is_stdin(input) { Path::new("/dev/stdin") } else { Path::new(input) };
     match (fs::canonicalize(input), fs::canonicalize(output)) {
         (Ok(input), Ok(output)) => input == output && output.is_file(),

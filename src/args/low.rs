@@ -9,12 +9,14 @@ use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit};
 
+use super::run::RunArgs;
 use super::units;
 
 /// Plans the training of low-rank language models on many devices.
 ///
 /// Describe a model and the hardware; narrows proves which way of splitting the work is fastest and
-/// writes that plan down. Exit codes: 0 done, 1 no plan exists or a check failed, 2 bad input.
+/// writes that plan down. Exit codes: 0 done, 1 no plan exists, a check or a run failed, 2 bad
+/// input.
 #[derive(Debug, Parser)]
 #[command(name = "narrows", version, max_term_width = 100, arg_required_else_help = true)]
 pub struct LowArgs {
@@ -40,6 +42,17 @@ pub enum Command {
     Explain(PlanFileArgs),
     /// Prove a plan: layouts, collectives, transfers, lifetimes, memory
     Check(CheckArgs),
+    /// Train a model under a plan, or count what a plan does
+    ///
+    /// Without PLAN the fastest plan is searched and run. What is not said is then: cola-tiny on one
+    /// device of cpu-local, steps of 8 sequences of 128 tokens. Stopped by Ctrl-C or SIGTERM, it
+    /// finishes its step, reports, and exits with 130.
+    #[command(
+        mut_arg("hardware", |arg| arg.long_help(HARDWARE_OF_RUN)),
+        mut_arg("global_batch", |arg| arg.help(GLOBAL_BATCH_OF_RUN)),
+        mut_arg("sequence_length", |arg| arg.help(SEQUENCE_LENGTH_OF_RUN)),
+    )]
+    Run(RunArgs),
     /// Make a token file of texts, or say what one holds
     ///
     /// Texts are joined in the order given. Without --tokenizer every byte is a token.
@@ -47,6 +60,13 @@ pub enum Command {
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),
 }
+
+const HARDWARE_OF_RUN: &str = "On what: a preset such as cpu-local, a profile file, or `-` [default: cpu-local]\n\n\
+    For a plan file: the profile it names, unless given here.";
+const GLOBAL_BATCH_OF_RUN: &str = "Sequences in one optimizer step, over all devices [default: 8, \
+    rounded up to a multiple of the devices]";
+const SEQUENCE_LENGTH_OF_RUN: &str =
+    "Tokens in a sequence [default: 128, or the model's longest when that is less]";
 
 /// Flags of `plan`.
 #[derive(Debug, Args)]
@@ -315,7 +335,19 @@ mod tests {
 
     #[test]
     fn any_words_are_parsed_or_refused() {
-        let words = ["plan", "cost", "--model", "-", "--zero", "one", "--devices", "9e9", "=", "§"];
+        let words = [
+            "plan",
+            "run",
+            "--steps",
+            "--model",
+            "-",
+            "--zero",
+            "one",
+            "--devices",
+            "9e9",
+            "=",
+            "§",
+        ];
         arbtest::arbtest(|u| {
             let mut line = vec!["narrows".to_owned()];
             for _ in 0..u.int_in_range(0..=8)? {

@@ -16,11 +16,22 @@ use crate::output;
 
 use super::low::{Format, OutputArgs, RequestArgs, SubjectArgs};
 
-/// The hardware of who does not say.
-const HARDWARE: &str = "a100-80gb";
+/// What is meant by who does not say.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// The model; `None` when it has to be said.
+    pub model: Option<&'static str>,
+    /// The hardware.
+    pub hardware: &'static str,
+    /// Sequences of a step, rounded up to a multiple of the devices.
+    pub global_batch: u64,
+    /// Tokens of a sequence, or the model's longest when that is less.
+    pub sequence_length: u64,
+}
 
-/// The sequence length of the published measurements.
-const SEQUENCE_LENGTH: u64 = 4096;
+/// One sequence a device, as long as those of the published measurements.
+const DEFAULTS: Defaults =
+    Defaults { model: None, hardware: "a100-80gb", global_batch: 1, sequence_length: 4096 };
 
 /// A plan that was read, with what it is for.
 #[derive(Debug)]
@@ -64,19 +75,24 @@ pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
 
 /// The whole request of `plan`, and of other commands without a plan file.
 pub fn request(args: &RequestArgs) -> Outcome<Request> {
+    request_with(args, &DEFAULTS)
+}
+
+/// The same, with other defaults.
+pub fn request_with(args: &RequestArgs, defaults: &Defaults) -> Outcome<Request> {
     only_one_stdin(args.subject.model.iter().chain(&args.subject.hardware))?;
     let mut problems = Problems::default();
-    let model = problems.take(required_model(&args.subject));
-    let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(HARDWARE));
+    let model = problems.take(required_model(&args.subject, defaults));
+    let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(defaults.hardware));
     let profile = problems.take(input::profile(hardware));
     if let (Some(model), Some(profile)) = (model, profile) {
         let devices = args.devices.unwrap_or(1);
         let sizes = Sizes {
             devices,
-            global_batch: args.global_batch.unwrap_or(devices),
+            global_batch: args.global_batch.unwrap_or(round_up(defaults.global_batch, devices)),
             sequence_length: args
                 .sequence_length
-                .unwrap_or(SEQUENCE_LENGTH.min(model.max_sequence_length)),
+                .unwrap_or(defaults.sequence_length.min(model.max_sequence_length)),
         };
         let request = assemble(args, sizes, model, profile);
         let sense = request.validate().map_err(Failure::flags);
@@ -181,8 +197,13 @@ fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) ->
     }
 }
 
-fn required_model(args: &SubjectArgs) -> Outcome<Model> {
-    let Some(model) = &args.model else {
+/// The next multiple; the number itself where there is none, which the request's checks refuse.
+fn round_up(number: u64, of: u64) -> u64 {
+    if of == 0 { number } else { number.checked_next_multiple_of(of).unwrap_or(number) }
+}
+
+fn required_model(args: &SubjectArgs, defaults: &Defaults) -> Outcome<Model> {
+    let Some(model) = args.model.as_deref().or(defaults.model.map(OsStr::new)) else {
         let hint = "a preset such as cola-7b or llama-7b, or the path of a config.json";
         return Err(Failure::input(Problem::new("--model", "is missing").hint(hint)));
     };

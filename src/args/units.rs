@@ -55,6 +55,20 @@ fn bytes(text: &str) -> Result<Bytes, String> {
     if bytes == 0 { Err("0 bytes hold nothing".into()) } else { Ok(Bytes(bytes)) }
 }
 
+/// A number above zero.
+pub fn positive(text: &str) -> Result<f64, String> {
+    finite(text).filter(|number| *number > 0.0).ok_or_else(|| "not a number above 0".into())
+}
+
+/// Zero or a number above it.
+pub fn not_negative(text: &str) -> Result<f64, String> {
+    finite(text).filter(|number| *number >= 0.0).ok_or_else(|| "not 0 or a number above".into())
+}
+
+fn finite(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|number: &f64| number.is_finite())
+}
+
 /// Longest time limit: what no clock overflows on.
 const SECONDS_MAX: f64 = 1e9;
 

@@ -5,6 +5,7 @@ mod cost;
 mod data;
 mod explain;
 mod plan;
+mod run;
 mod schema;
 
 pub use explain::Given;
@@ -26,6 +27,8 @@ use crate::output;
 /// Exit codes that scripts rely on.
 const FAILED: u8 = 1;
 const BAD_INPUT: u8 = 2;
+/// What shells give for a program that Ctrl-C ended.
+const STOPPED: u8 = 130;
 
 /// Runs the command line.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -38,24 +41,26 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if asked { ExitCode::SUCCESS } else { BAD_INPUT.into() };
         }
     };
-    match run(&low.command) {
+    match execute(&low.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::tell(&failure.to_string());
             match failure.ending {
                 Ending::Failed => FAILED.into(),
                 Ending::BadInput => BAD_INPUT.into(),
+                Ending::Stopped => STOPPED.into(),
             }
         }
     }
 }
 
-fn run(command: &Command) -> Outcome<()> {
+fn execute(command: &Command) -> Outcome<()> {
     match command {
         Command::Plan(args) => plan::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Check(args) => check::run(args),
+        Command::Run(args) => run::run(args),
         Command::Data(args) => data::run(args),
         Command::Schema(args) => schema::run(args),
     }

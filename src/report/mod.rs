@@ -6,6 +6,7 @@ pub mod json;
 pub mod page;
 pub mod proof;
 pub mod rivals;
+pub mod run;
 pub mod text;
 pub mod tokens;
 

@@ -4,6 +4,7 @@ mod data;
 mod errors;
 mod files;
 mod plan;
+mod run;
 mod text;
 
 use assert_cmd::Command;

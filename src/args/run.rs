@@ -1,0 +1,250 @@
+//! The flags of `run`, and what they mean.
+
+use std::ffi::OsString;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::thread::available_parallelism;
+
+use clap::{Args, ValueEnum};
+use narrows_planner::Request;
+use narrows_runtime::Optimizer;
+
+use crate::errors::{Failure, Outcome, Problem};
+use crate::input;
+use crate::output;
+
+use super::data::same_file;
+use super::low::{Format, OutputArgs, RequestArgs};
+use super::resolve::{self, Answer, Defaults, PlanFile};
+use super::units;
+
+/// What is planned for who does not say: small enough to learn something on a processor in minutes.
+const DEFAULTS: Defaults = Defaults {
+    model: Some("cola-tiny"),
+    hardware: "cpu-local",
+    global_batch: GLOBAL_BATCH,
+    sequence_length: SEQUENCE_LENGTH,
+};
+
+/// Sequences of a step, rounded up to a multiple of the devices.
+const GLOBAL_BATCH: u64 = 8;
+
+/// Tokens of a sequence.
+const SEQUENCE_LENGTH: u64 = 128;
+
+/// Steps of a run whose warm-up is as long as it gets, over the warm-up.
+const STEPS_PER_WARM_UP: u64 = 10;
+
+/// The longest warm-up of who does not say.
+const WARM_UP_STEPS_MAX: u64 = 100;
+
+/// Flags of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// A plan file, or `-` [default: the fastest plan is searched]
+    #[arg(value_name = "PLAN")]
+    pub plan: Option<OsString>,
+    /// Token file to train on, as `narrows data` makes [default: a book that comes with the program]
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<OsString>,
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value = "200")]
+    pub steps: NonZeroU64,
+    /// Where weights begin and in which order sequences come
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub seed: u64,
+    /// Write one JSON object a step to this file, or `-`
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<OsString>,
+    /// What executes the plan
+    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
+    pub backend: BackendName,
+    /// Threads a device uses [default: the machine's cores, divided among the devices]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<NonZeroU64>,
+    /// Largest learning rate
+    #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = units::positive)]
+    pub learning_rate: f64,
+    /// Steps until the learning rate is at its largest; from there it falls to a tenth of that
+    /// [default: a tenth of the steps, at most 100]
+    #[arg(long, value_name = "N")]
+    pub warm_up_steps: Option<u64>,
+    /// Decoupled weight decay of matrices
+    #[arg(long, value_name = "LAMBDA", default_value_t = 0.1, value_parser = units::not_negative)]
+    pub weight_decay: f64,
+    /// Largest norm of all gradients together
+    #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = units::positive)]
+    pub clip_norm: f64,
+    /// What is planned.
+    #[command(flatten)]
+    pub request: RequestArgs,
+    /// Where the answer goes.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// What executes a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendName {
+    /// Processors: devices are threads
+    Cpu,
+    /// NVIDIA GPUs
+    Cuda,
+    /// Nothing is computed: what each device would do is counted
+    Null,
+}
+
+/// Where the tokens of a run come from.
+#[derive(Debug)]
+pub enum Tokens {
+    /// The text within the program, every byte a token.
+    Shipped,
+    /// A token file.
+    File(PathBuf),
+}
+
+/// What a run does with a plan.
+#[derive(Debug)]
+pub enum Task {
+    /// Counts what it would do.
+    Count,
+    /// Trains.
+    Train(Box<Training>),
+}
+
+/// Everything that training depends on, besides the plan.
+#[derive(Debug)]
+pub struct Training {
+    /// Where the tokens come from.
+    pub tokens: Tokens,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The seed of weights and of sequences.
+    pub seed: u64,
+    /// Where a line for each step goes.
+    pub metrics: Option<OsString>,
+    /// Threads of a device, if that was said.
+    pub threads: Option<u64>,
+    /// How weights change.
+    pub optimizer: Optimizer,
+}
+
+/// Which plan is run.
+#[derive(Debug)]
+pub enum Subject {
+    /// One that was read.
+    File(Box<PlanFile>),
+    /// The fastest.
+    Search(Box<Request>),
+}
+
+/// Everything that `run` depends on.
+#[derive(Debug)]
+pub struct Run {
+    /// Which plan.
+    pub subject: Subject,
+    /// What is done with it.
+    pub task: Task,
+    /// Where the answer goes.
+    pub answer: Answer,
+}
+
+/// What is asked of `run`.
+pub fn run(args: &RunArgs) -> Outcome<Run> {
+    let answer = resolve::answer(&args.output)?;
+    let task = task(args)?;
+    one_document_on_stdout(args, &answer)?;
+    no_input_is_overwritten(args)?;
+    let subject = match &args.plan {
+        Some(argument) => {
+            let mut file = resolve::plan_file(argument, &args.request.subject)?;
+            resolve::replace(&mut file, &args.request)?;
+            Subject::File(Box::new(file))
+        }
+        None => Subject::Search(Box::new(resolve::request_with(&args.request, &DEFAULTS)?)),
+    };
+    Ok(Run { subject, task, answer })
+}
+
+fn task(args: &RunArgs) -> Outcome<Task> {
+    match args.backend {
+        BackendName::Cpu => training(args).map(|training| Task::Train(Box::new(training))),
+        BackendName::Null => {
+            let measured = [("--metrics", args.metrics.is_some()), ("--data", args.data.is_some())];
+            match measured.into_iter().find(|(_, given)| *given) {
+                None => Ok(Task::Count),
+                Some((flag, _)) => {
+                    let problem = "the null backend computes nothing: it reads no tokens and has \
+                        nothing to measure";
+                    Err(Failure::input(Problem::new(flag, problem).hint("--backend cpu")))
+                }
+            }
+        }
+        BackendName::Cuda => {
+            let problem = "this build has no CUDA backend: it executes plans on processors alone";
+            let hint = "--backend cpu, or --backend null to count what the devices would do";
+            Err(Failure::input(Problem::new("--backend", problem).hint(hint)))
+        }
+    }
+}
+
+fn training(args: &RunArgs) -> Outcome<Training> {
+    let tokens = match &args.data {
+        None => Tokens::Shipped,
+        Some(file) if input::is_stdin(file) => {
+            let problem = "a token file is mapped into memory, and a stream cannot be";
+            let hint = "the name of a file";
+            return Err(Failure::input(Problem::new("--data", problem).hint(hint)));
+        }
+        Some(file) => Tokens::File(file.into()),
+    };
+    let steps = args.steps.get();
+    let warm_up = (steps / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
+    let schedule = (args.warm_up_steps.unwrap_or(warm_up), steps);
+    let optimizer = Optimizer {
+        weight_decay: args.weight_decay,
+        clip_norm: args.clip_norm,
+        ..Optimizer::new(args.learning_rate, schedule.0, schedule.1)
+    };
+    Ok(Training {
+        tokens,
+        steps,
+        seed: args.seed,
+        metrics: args.metrics.clone(),
+        threads: args.threads.map(NonZeroU64::get),
+        optimizer,
+    })
+}
+
+fn one_document_on_stdout(args: &RunArgs, answer: &Answer) -> Outcome<()> {
+    if !args.metrics.as_deref().is_some_and(output::is_stdout) {
+        return Ok(());
+    }
+    let other = match answer.format {
+        Format::Json => "JSON answer",
+        Format::Text if answer.plan_on_stdout() => "plan",
+        Format::Text => return Ok(()),
+    };
+    let problem = format!("the metrics and the {other} would both go to standard output");
+    Err(Failure::input(Problem::new("--metrics", problem).hint("the name of a file")))
+}
+
+/// A token file that is cut off while it is mapped would end the program.
+fn no_input_is_overwritten(args: &RunArgs) -> Outcome<()> {
+    let subject = &args.request.subject;
+    let inputs =
+        || args.data.iter().chain(&args.plan).chain(&subject.model).chain(&subject.hardware);
+    for (flag, output) in [("--metrics", &args.metrics), ("--output", &args.output.output)] {
+        let Some(output) = output else { continue };
+        if let Some(input) = inputs().find(|input| same_file(input, Path::new(output))) {
+            let problem = format!("`{}` is an input too", input.display());
+            return Err(Failure::input(Problem::new(flag, problem).hint("another name")));
+        }
+    }
+    Ok(())
+}
+
+/// The cores that this program may use.
+pub fn cores() -> u64 {
+    available_parallelism().map_or(1, |cores| cores.get() as u64)
+}

@@ -1,0 +1,224 @@
+//! Runs on the command line.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{json as answer, narrows, refusal, stdout};
+
+/// Sizes that a step takes no time with.
+const SMALL: &str = "run --global-batch 2 --sequence-length 16 --threads 1";
+
+/// Every line of a metrics file.
+fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.ends_with('\n'), "a whole line: {text}");
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_run_without_a_plan_trains_on_the_book() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    let found = answer(&format!("{SMALL} --steps 6 --metrics {}", metrics.display()));
+    for (key, value) in [
+        ("status", json!("done")),
+        ("backend", json!("cpu")),
+        ("model", json!("cola-tiny")),
+        ("mesh", json!({"tensor": 1, "pipeline": 1, "data": 1})),
+        ("threads_per_device", json!(1)),
+        ("seed", json!(1)),
+        ("data", json!("moby-dick.txt (within the program)")),
+        ("steps", json!(6)),
+        ("steps_asked", json!(6)),
+        ("tokens", json!(6 * 32)),
+        ("metrics", json!(metrics.to_str())),
+    ] {
+        assert_eq!(found[key], value, "{key}");
+    }
+    assert_eq!(found["allocated_bytes"], found["prediction"]["peak_memory_bytes"]);
+    let lines = lines(&metrics);
+    assert_eq!(lines.len(), 6);
+    for (line, step) in lines.iter().zip(1..) {
+        assert_eq!(line["step"], step);
+        assert_eq!(line["allocated_bytes"], found["allocated_bytes"]);
+        assert_eq!(line["predicted_allocated_bytes"], line["allocated_bytes"]);
+        assert_eq!(line["predicted_step_time_s"], found["prediction"]["step_time_s"]);
+        for key in ["loss", "grad_norm", "learning_rate", "tokens_per_s", "step_time_s"] {
+            assert!(line[key].as_f64().is_some_and(|value| value > 0.0), "{key} in {line}");
+        }
+    }
+    assert_eq!(lines[0]["loss"], found["loss_first"]);
+    assert_eq!(lines[5]["loss"], found["loss_last"]);
+    assert!(found["loss_last"].as_f64() < found["loss_first"].as_f64());
+}
+
+#[test]
+fn the_document_names_every_key_of_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    stdout(&format!("{SMALL} --steps 1 --devices 2 --tensor 2 --metrics {}", metrics.display()));
+    let document = fs::read_to_string("docs/metrics.md").unwrap();
+    let lines = lines(&metrics);
+    for key in lines[0].as_object().unwrap().keys() {
+        assert!(document.contains(&format!("| `{key}` |")), "docs/metrics.md lacks `{key}`");
+    }
+    let of_each = lines[0]["collective_bytes"].as_array().unwrap();
+    assert_eq!(of_each.len(), 2);
+    let moved = |device: &Value| {
+        let kinds = device.as_object().unwrap().values();
+        kinds.filter_map(|axes| axes["tensor"].as_u64()).sum::<u64>()
+    };
+    assert!(of_each.iter().all(|device| moved(device) > 0), "{of_each:?}");
+}
+
+#[test]
+fn a_plan_file_is_run_and_gives_the_same_losses() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, tokens) = (at("plan.json"), at("t.tokens"));
+    let small = "--model cola-tiny --hardware cpu-local --global-batch 2 --sequence-length 16";
+    stdout(&format!("plan {small} --devices 2 --tensor 2 --output {plan}"));
+    stdout(&format!("data data/moby-dick.txt --output {tokens}"));
+    let split = answer(&format!("run {plan} --data {tokens} --steps 3 --seed 5"));
+    assert_eq!((&split["mesh"]["tensor"], &split["data"]), (&json!(2), &json!(tokens)));
+    let alone = answer(&format!("{SMALL} --steps 3 --seed 5 --output {}", at("found.json")));
+    assert!(folder.path().join("found.json").exists());
+    for key in ["loss_first", "loss_last"] {
+        let (split, alone) = (split[key].as_f64().unwrap(), alone[key].as_f64().unwrap());
+        assert!((split / alone - 1.0).abs() < 1e-4, "{split} and {alone}");
+    }
+}
+
+#[test]
+fn a_report_for_people_has_both_times() {
+    let report = stdout(&format!("{SMALL} --steps 2"));
+    let parts =
+        ["Training cola-tiny on 1 device of 1 thread", "step 1  loss 5.", "Predicted and measured"];
+    for part in parts {
+        assert!(report.contains(part), "{part} in {report}");
+    }
+    let output = narrows(&format!("{SMALL} --steps 2 --metrics -")).assert().success();
+    let printed = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    let lines: Vec<Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2);
+}
+
+#[test]
+fn the_null_backend_counts() {
+    let line = "run --backend null --devices 4 --tensor 2 --pipeline 2 --data-parallel 1";
+    let counts = answer(line);
+    assert_eq!(counts["backend"], "null");
+    let stages = counts["stages"].as_array().unwrap();
+    assert_eq!(stages.len(), 2);
+    for stage in stages {
+        assert!(stage["allocated_bytes"].as_u64() > Some(0), "{stage}");
+        assert!(stage["collective_bytes"].as_object().is_some_and(|kinds| !kinds.is_empty()));
+        assert!(stage["transfer_sent_bytes"].as_u64() > Some(0), "{stage}");
+    }
+    assert!(stdout(line).contains("A step of cola-tiny on 4 devices, counted"));
+    // What only counts needs no processor that computes in a plan's precision.
+    let other = format!("{line} --hardware a100-80gb");
+    assert!(stdout(&other).contains("counted"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, tokens, wide) = (at("gpu.json"), at("t.tokens"), at("wide.json"));
+    stdout(&format!("plan --model cola-tiny --sequence-length 64 --output {plan}"));
+    let cpu = "--model cola-60m --hardware cpu-local --sequence-length 16";
+    stdout(&format!("plan {cpu} --output {wide}"));
+    fs::write(folder.path().join("few.txt"), "few").unwrap();
+    stdout(&format!("data {} --output {tokens}", at("few.txt")));
+    for (arguments, part) in [
+        ("run --backend cuda".to_owned(), "--backend: this build has no CUDA backend"),
+        ("run --backend null --metrics m.jsonl".into(), "--metrics: the null backend computes"),
+        ("run --steps 0".into(), "--steps"),
+        ("run --learning-rate 0".into(), "not a number above 0"),
+        ("run --clip-norm nan".into(), "not a number above 0"),
+        ("run --weight-decay=-1".into(), "not 0 or a number above"),
+        ("run --data -".into(), "--data: a token file is mapped"),
+        ("run --data nowhere.tokens".into(), "nowhere.tokens: cannot be read"),
+        ("run --data data/moby-dick.txt".into(), "is not how a token file begins"),
+        (format!("run --data {tokens}"), "t.tokens: has 3 tokens, too few for one sequence"),
+        (format!("run --metrics {}", folder.path().display()), "cannot be written"),
+        (format!("run --data {tokens} --metrics {tokens}"), "is an input too"),
+        ("run --metrics - --format json".into(), "the metrics and the JSON answer would both"),
+        ("run --metrics - --output -".into(), "the metrics and the plan would both"),
+        ("run --hardware a100-80gb".into(), "--hardware: plans for `a100-80gb` compute in"),
+        (format!("run {plan}"), "gpu.json: precision: the plan computes in mixed bf16"),
+        (format!("run {wide} --model cola-tiny"), "wide.json: model.fingerprint: the plan was"),
+        (format!("run {wide} --norm sync"), "--norm: restricts a search"),
+        ("run nowhere.json".into(), "nowhere.json: cannot be read"),
+    ] {
+        let message = refusal(&arguments, 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+}
+
+#[test]
+fn tokens_outside_the_vocabulary_are_located() {
+    let folder = tempfile::tempdir().unwrap();
+    // llm.c's layout says nothing of a vocabulary: GPT-2's ids, in a model of 256.
+    let mut bytes = vec![0; 1024];
+    for (at, number) in [20_240_520_u32, 1, 600].into_iter().enumerate() {
+        bytes[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes());
+    }
+    bytes.extend((0..600_u16).flat_map(|id| (id % 300).to_le_bytes()));
+    let path = folder.path().join("gpt2.bin");
+    fs::write(&path, bytes).unwrap();
+    let line = format!("{SMALL} --steps 50 --format json --data {}", path.display());
+    let message = refusal(&line, 2);
+    assert!(message.contains("gpt2.bin: byte ") && message.contains("(token "), "{message}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_a_run_and_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    let hot = "--steps 5 --learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30";
+    let line = format!("{SMALL} {hot} --format json --metrics {}", metrics.display());
+    let message = refusal(&line, 1);
+    for part in ["step 2: the loss is ", "metrics of the 1 step before it", "--learning-rate"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert_eq!(lines(&metrics).len(), 1);
+}
+
+#[test]
+fn more_devices_than_cores_are_warned_of() {
+    let output = narrows("run --devices 4 --tensor 4 --sequence-length 16 --steps 1 --threads 20")
+        .assert()
+        .success();
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("warning: 4 devices of 20 threads share "), "{message}");
+}
+
+/// Ctrl-C ends a run after its step.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_is_interrupted_reports_and_says_so() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let arguments = format!("{SMALL} --steps 1000000 --metrics -");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+        .args(arguments.split_whitespace())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("{\"step\":1,"));
+    let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(asked.success());
+    let steps = 1 + lines.map(Result::unwrap).count();
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{message}");
+    assert!(message.contains(&format!("stopped after step {steps} of 1000000")), "{message}");
+    assert!(message.contains("Predicted and measured"), "{message}");
+}
