@@ -16,6 +16,7 @@ pub mod checkpoint;
 pub mod cpu;
 pub mod data;
 pub mod null;
+pub mod numeric;
 pub mod optimizer;
 pub mod order;
 pub mod parameters;

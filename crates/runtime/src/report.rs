@@ -74,15 +74,25 @@ impl DeviceReport {
         self.instructions.values().sum()
     }
 
-    /// Counts one instruction's kernel as executed.
+    /// Counts one instruction's kernel, with the bytes it says.
     pub(crate) fn count(&mut self, name: &'static str, axis: Option<Axis>, kernel: &Kernel) {
-        *self.instructions.entry(name).or_default() += 1;
+        self.count_instruction(name);
         if let (Kernel::Collective(collective), Some(axis)) = (kernel, axis) {
-            let count = self.collectives.entry((collective.kind, axis)).or_default();
-            count.calls += 1;
-            count.payload += collective.payload;
-            count.sent += sent_by_each(collective);
+            self.count_collective(axis, collective);
         }
+    }
+
+    /// Counts an instruction.
+    pub(crate) fn count_instruction(&mut self, name: &'static str) {
+        *self.instructions.entry(name).or_default() += 1;
+    }
+
+    /// Counts the bytes of a collective.
+    pub(crate) fn count_collective(&mut self, axis: Axis, collective: &Collective) {
+        let count = self.collectives.entry((collective.kind, axis)).or_default();
+        count.calls += 1;
+        count.payload += collective.payload;
+        count.sent += sent_by_each(collective);
     }
 }
 

@@ -189,19 +189,15 @@ impl<'a> Device<'a> {
 
     fn execute(&mut self, ready: &Ready) -> Result<(), Stop> {
         let instr = ready.instr;
-        let mut axis = None;
         match &instr.action {
             Action::Gemm(product) => execute::product::run(self, ready, product)?,
             Action::Attention(attention) => execute::attention::run(self, ready, attention)?,
             Action::Pass(pass) => execute::pass::run(self, ready, *pass)?,
-            Action::Collective(exchange) => {
-                axis = Some(exchange.axis);
-                execute::collective::run(self, ready, exchange)?;
-            }
+            Action::Collective(exchange) => execute::collective::run(self, ready, exchange)?,
             Action::Send(hop) => self.send(ready, hop)?,
             Action::Receive(hop) => self.receive(ready, hop)?,
         }
-        self.report.count(instr.action.name(), axis, &instr.kernel());
+        self.report.count_instruction(instr.action.name());
         Ok(())
     }
 

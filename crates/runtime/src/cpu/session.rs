@@ -283,7 +283,7 @@ fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> 
     let mesh = program.context.mesh;
     let mut loss = 0.0;
     let mut squares = 0.0;
-    let mut stages = vec![DeviceReport::default(); mesh.pipeline as usize];
+    let mut stages: Vec<Option<DeviceReport>> = vec![None; mesh.pipeline as usize];
     let last = mesh.pipeline - 1;
     // Where tokens are split, each device of the tensor axis has the loss of its own.
     let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
@@ -299,9 +299,11 @@ fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> 
         }
         if outcome.at.tensor == 0 && outcome.at.data == 0 {
             squares = f64::from(outcome.squares);
-            stages[outcome.at.stage as usize] = outcome.report;
         }
+        let report = stages[outcome.at.stage as usize].get_or_insert(outcome.report.clone());
+        debug_assert_eq!(*report, outcome.report, "devices of a stage move and hold as much");
     }
+    let stages = stages.into_iter().map(Option::unwrap_or_default).collect();
     Ok(Done { loss, gradient_norm: squares.sqrt(), report: Report { mesh, stages } })
 }
 

@@ -1,0 +1,94 @@
+//! What a run moves and holds is what its program says: drawn plans on processors and on the null
+//! backend.
+
+#[path = "../../plan/tests/check_support/mod.rs"]
+mod check_support;
+
+use check_support::{Dice, describe, draw_plan, models};
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::model::{self, Model};
+use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{CheckedProgram, Precision};
+use narrows_runtime::cpu::{Session, StepInput};
+use narrows_runtime::numeric::Twin;
+use narrows_runtime::{Backend, NullBackend};
+
+fn context(dice: &mut Dice) -> Context {
+    let mesh = Mesh {
+        tensor: [1, 2, 4, 8][dice.below(4)],
+        pipeline: 1 + dice.below(2) as u64,
+        data: 1 + dice.below(2) as u64,
+    };
+    let micro_batch = [1, 2, 4][dice.below(3)];
+    let global_batch = micro_batch * mesh.data * (1 + dice.below(2) as u64);
+    let workload = Workload { global_batch, sequence_length: 8, micro_batch };
+    let zero = [Zero::Off, Zero::One][dice.below(2)];
+    Context { mesh, workload, precision: Precision::Full32, zero }
+}
+
+#[test]
+fn what_is_moved_and_held_is_what_the_program_says() {
+    let models: Vec<Model> = models().into_iter().filter(|m| m.hidden == 256).collect();
+    let mut dice = Dice(23);
+    let mut seen = 0;
+    while seen < 40 {
+        let model = dice.pick(&models).unwrap().clone();
+        let context = context(&mut dice);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        seen += 1;
+        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let program = lower(&twin.plan.resolve(&twin.model).unwrap());
+        let arenas: Vec<u64> = program.stages.iter().map(|stage| stage.arena.0).collect();
+        let program = CheckedProgram::check(program).unwrap();
+        let counted = NullBackend.run_step(&program).unwrap();
+        let mut session = Session::new(&twin.model, program, 1).unwrap();
+        session.initialise(&twin.model, 1);
+        let work = twin.plan.workload;
+        let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
+        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
+        assert_eq!(done.report, counted, "{}", describe(&twin.plan));
+        for device in counted.devices() {
+            let stage = device.stage(&counted.mesh);
+            assert_eq!(session.allocated()[device.0 as usize], arenas[stage]);
+        }
+    }
+}
+
+/// The twin of a plan of every kind of model is its model's function.
+#[test]
+fn twins_of_drawn_plans_are_equal_to_the_reference() {
+    let models = models();
+    let mut dice = Dice(29);
+    let (mut seen, mut worst) = (0, 0.0_f64);
+    while seen < 30 {
+        let model = dice.pick(&models).unwrap().clone();
+        let context = context(&mut dice);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        seen += 1;
+        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let found = twin.compare(1).unwrap_or_else(|error| panic!("{error}"));
+        worst = worst.max(found.gradient_off());
+        assert!(found.loss_off() < 1e-6, "{found:?}");
+        assert!(found.is_equal(), "{:?} of {}", found.gradients.first(), describe(&twin.plan));
+    }
+    println!("gradients off by {worst:e}");
+}
+
+/// Another ε of the norms is another function, and that is seen.
+#[test]
+fn another_function_is_told_apart() {
+    let model = model::presets::find("cola-tiny").unwrap();
+    let mut dice = Dice(31);
+    let plan = loop {
+        let context = context(&mut dice);
+        if let Some(plan) = draw_plan(&mut dice, &model, context) {
+            break plan;
+        }
+    };
+    let twin = Twin::of(&plan, &model).unwrap();
+    let other = Model { norm_epsilon: 1e-4, ..twin.model.clone() };
+    assert!(twin.compare(1).unwrap().is_equal());
+    let found = twin.compare_with(&other, 1).unwrap();
+    assert!(!found.is_equal() && found.gradient_off() > 1e-3, "{found:?}");
+}
