@@ -105,6 +105,12 @@ pub struct CheckArgs {
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
     #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
     pub memory_limit: MemoryLimit,
+    /// Also run a small twin of the plan, and compare loss and gradients with unsharded training
+    ///
+    /// The twin has the plan's mesh, stages and decisions, and small widths; its devices are threads
+    /// of this machine.
+    #[arg(long)]
+    pub numeric: bool,
     /// Form of the answer
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

@@ -1,12 +1,18 @@
 //! `narrows check`: a proof that a plan runs, or what is wrong with it.
 
 use narrows_plan::lower::lower;
+use narrows_runtime::numeric::Twin;
+use serde::Serialize;
 
 use crate::args::low::{CheckArgs, Format};
-use crate::args::resolve;
-use crate::errors::{Failure, Outcome};
+use crate::args::resolve::{self, PlanFile};
+use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
+use crate::report::numeric::Numeric;
 use crate::report::proof::{self, Proof};
+
+/// Of the twin's weights and tokens.
+const SEED: u64 = 1;
 
 /// Reads, resolves, lowers, checks.
 pub fn run(args: &CheckArgs) -> Outcome<()> {
@@ -16,13 +22,40 @@ pub fn run(args: &CheckArgs) -> Outcome<()> {
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());
     let proof = Proof::of(lower(&resolved), limit);
-    let problems = proof.problems(&file.name);
+    let mut problems = proof.problems(&file.name);
+    let numeric = match args.numeric && problems.is_empty() {
+        true => Some(numeric(&file)?),
+        false => None,
+    };
+    problems.extend(numeric.as_ref().and_then(|numeric| numeric.problem(&file.name)));
     match args.format {
-        Format::Json => output::print_json(&proof)?,
-        Format::Text if problems.is_empty() => output::print(&proof::text(&proof, &file))?,
+        Format::Json => output::print_json(&Answer { proof: &proof, numeric: numeric.as_ref() })?,
+        Format::Text if problems.is_empty() => {
+            output::print(&proof::text(&proof, &file))?;
+            numeric.as_ref().map_or(Ok(()), |numeric| output::print(&numeric.text()))?;
+        }
         Format::Text => {}
     }
     if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
+}
+
+/// What `--format json` prints.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(flatten)]
+    proof: &'a Proof,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numeric: Option<&'a Numeric>,
+}
+
+/// Runs the plan's twin.
+fn numeric(file: &PlanFile) -> Outcome<Numeric> {
+    let cannot = |why: String| {
+        Failure::failed(vec![Problem::new(&file.name, format!("its twin cannot be run: {why}"))])
+    };
+    let twin = Twin::of(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
+    let compared = twin.compare(SEED).map_err(|error| cannot(error.to_string()))?;
+    Ok(Numeric::of(&twin, &compared))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod decisions;
 pub mod infeasible;
 pub mod json;
+pub mod numeric;
 pub mod page;
 pub mod proof;
 pub mod rivals;

@@ -1,5 +1,6 @@
 //! The command line as scripts see it: flags, JSON keys, exit codes.
 
+mod check;
 mod data;
 mod errors;
 mod files;

@@ -1,0 +1,89 @@
+//! How far the small twin of a plan is from unsharded training.
+
+use narrows_runtime::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Twin};
+use serde::Serialize;
+
+use super::page::{Page, plural};
+use crate::errors::Problem;
+
+/// Gradients that are reported, the furthest first.
+const REPORTED: usize = 5;
+
+/// The outcome; its JSON form is `numeric` of `check --numeric --format json`.
+#[derive(Serialize)]
+pub struct Numeric {
+    equal: bool,
+    devices: u64,
+    blocks: u64,
+    hidden: u64,
+    loss: f64,
+    reference_loss: f64,
+    loss_relative_difference: f64,
+    loss_tolerance: f64,
+    gradients_compared: u64,
+    /// ‖a−b‖/‖b‖ of those that are furthest.
+    gradient_relative_differences: Vec<Difference>,
+    gradient_tolerance: f64,
+}
+
+#[derive(Serialize)]
+struct Difference {
+    name: String,
+    relative_difference: f64,
+}
+
+impl Numeric {
+    /// Of a twin that was compared.
+    pub fn of(twin: &Twin, found: &Comparison) -> Numeric {
+        let largest = found.gradients.iter().take(REPORTED);
+        let difference = |(name, off): &(String, f64)| Difference {
+            name: name.clone(),
+            relative_difference: *off,
+        };
+        Numeric {
+            equal: found.is_equal(),
+            devices: twin.plan.mesh.devices(),
+            blocks: twin.model.blocks.len() as u64,
+            hidden: twin.model.hidden,
+            loss: found.loss,
+            reference_loss: found.reference_loss,
+            loss_relative_difference: found.loss_off(),
+            loss_tolerance: LOSS_TOLERANCE,
+            gradients_compared: found.gradients.len() as u64,
+            gradient_relative_differences: largest.map(difference).collect(),
+            gradient_tolerance: GRADIENT_TOLERANCE,
+        }
+    }
+
+    /// That the plan is another function, when it is.
+    pub fn problem(&self, name: &str) -> Option<Problem> {
+        let problem = "the plan does not compute its model";
+        let because = [format!("because {}", self.differences())];
+        (!self.equal).then(|| Problem::new(name, problem).because(because))
+    }
+
+    fn differences(&self) -> String {
+        let gradient = self.gradient_relative_differences.first();
+        let gradient =
+            gradient.map_or(String::new(), |Difference { name, relative_difference }| {
+                format!(", and no gradient by more than {relative_difference:.1e} ({name})")
+            });
+        format!("its twin's loss is off by {:.1e}{gradient}", self.loss_relative_difference)
+    }
+
+    /// For people, when they are equal.
+    pub fn text(&self) -> String {
+        let mut page = Page::default();
+        page.heading("It computes its model");
+        page.paragraph(&format!(
+            "A twin of {} and width {} was run on {} as threads, and held against unsharded training \
+             in f64: {}, of {} compared.",
+            plural(self.blocks, "block"),
+            self.hidden,
+            plural(self.devices, "device"),
+            self.differences(),
+            plural(self.gradients_compared, "gradient"),
+        ));
+        page.finish()
+    }
+}
