@@ -1,0 +1,39 @@
+//! Runs a plan with nothing but `narrows-plan` and `narrows-runtime`: no search, no prices.
+//!
+//! `cargo run -p narrows-runtime --example run_plan -- PLAN.json MODEL [STEPS]`, where MODEL is a
+//! preset's name or a model file, trains on random tokens and prints the losses.
+
+use std::error::Error;
+use std::fs;
+
+use narrows_plan::lower::lower;
+use narrows_plan::model::{self, presets};
+use narrows_plan::{CheckedProgram, Plan};
+use narrows_runtime::Optimizer;
+use narrows_runtime::cpu::{Session, StepInput};
+use narrows_runtime::parameters::Stream;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [plan, name, rest @ ..] = &arguments[..] else {
+        return Err("usage: run_plan PLAN.json MODEL [STEPS]".into());
+    };
+    let steps: u64 = rest.first().map_or(Ok(5), |steps| steps.parse())?;
+    let plan = Plan::read(&fs::read_to_string(plan)?)?;
+    let model = match presets::find(name) {
+        Ok(model) => model,
+        Err(_) => model::read(name, &fs::read_to_string(name)?)?,
+    };
+    let program = CheckedProgram::check(lower(&plan.resolve(&model)?))?;
+    let mut session = Session::new(&model, program, 1)?;
+    session.initialise(&model, 1);
+    let count = plan.workload.global_batch * plan.workload.sequence_length;
+    let stream = Stream::new(1, "tokens");
+    let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % model.vocab) as u32).collect();
+    let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
+    for step in 1..=steps {
+        let done = session.step(&Optimizer::new(1e-3, 1, steps), input)?;
+        println!("step {step}: loss {:.6}", done.loss);
+    }
+    Ok(())
+}
