@@ -170,7 +170,8 @@ impl Division {
             })
             .collect();
         let turn = (block.time.forward + block.time.backward).0;
-        let cutoff = Cutoff { turns: vec![turn; blocks], time: f64::INFINITY };
+        let steps = vec![0.0; blocks];
+        let cutoff = Cutoff { turns: vec![turn; blocks], steps, time: f64::INFINITY };
         Some(Division { microbatches, extras, cutoff, allotments })
     }
 

@@ -61,14 +61,19 @@ pub fn op_bytes(
     SegmentBytes { resident, kept }
 }
 
-/// The bytes of a value's copies that are kept for the backward pass.
+/// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between
+/// blocks is one tensor, whichever of both keeps it: each pays half, so that it never counts for
+/// more than it is.
 pub fn flow_kept(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     let value = space.segment.value(id);
     let copies = flow.copies();
     let mut bytes = Bytes(0);
     for (layout, save) in copies.iter().zip(&flow.saves) {
         if *save == Save::Kept {
-            bytes += copy_bytes(value.width(), *layout, &space.context);
+            let copy = copy_bytes(value.width(), *layout, &space.context);
+            let shared = space.segment.carried(id).is_some_and(|carried| carried > 0)
+                && *layout == space.border.latents.forward;
+            bytes += if shared { Bytes(copy.0 / 2) } else { copy };
         }
     }
     if flow.saves[0] == Save::Kept {

@@ -108,6 +108,16 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
+    /// The least that decisions of the segment may spend once a step: a bound, since ops are taken
+    /// one by one.
+    pub fn least_step(&self, context: &Context, price: KernelPrice) -> Seconds {
+        let least = |id: OpId| {
+            let steps = op_steps(&self.space, context, id, price).into_iter();
+            Seconds(steps.map(|(_, step)| step.0).reduce(f64::min).unwrap_or(0.0))
+        };
+        self.space.segment.op_ids().map(least).sum()
+    }
+
     /// How many choices each node of the [`table`](PricedSpace::table) has.
     pub fn sizes(&self) -> Vec<usize> {
         self.ops.iter().chain(&self.flows).map(Vec::len).collect()

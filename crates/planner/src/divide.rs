@@ -9,7 +9,7 @@ use narrows_plan::program::slots_in_flight;
 use narrows_plan::strategy::{Border, Context};
 use narrows_plan::{Bytes, Seconds};
 
-use crate::segments::{Part, Segments, Solved};
+use crate::segments::{MANY, Part, Segments, Solved};
 use crate::stages::{Allotment, Cutoff, Extra, Partition, allot, partitions};
 
 /// The best allotment of a run of blocks, or that none fits.
@@ -45,23 +45,14 @@ impl<'a> Divider<'a> {
     pub fn partitions(&self, extras: &[Extra], incumbent: f64) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |stage, first, count| self.known_allotment(stage, first, count);
-        let turns = self
-            .segments
-            .layer_shapes()
-            .iter()
-            .filter_map(|shape| {
-                self.segments.fastest(block_part(*shape, self.border), self.context)
-            })
-            .map(|solved| (solved.time.forward + solved.time.backward - self.once(&solved)).0)
-            .collect();
-        partitions(extras, microbatches, &Cutoff { turns, time: incumbent }, &choice)
-    }
-
-    /// What another choice could save in a microbatch by spending more once a step: the fastest
-    /// choice minimises both together.
-    fn once(&self, solved: &Solved) -> Seconds {
-        let microbatches = self.context.workload.microbatches(&self.context.mesh);
-        Seconds(solved.time.step.0 / microbatches as f64)
+        let (mut turns, mut steps) = (vec![], vec![]);
+        for shape in self.segments.layer_shapes() {
+            let part = block_part(*shape, self.border);
+            turns.extend(self.segments.least_turn(part, self.context));
+            steps.push(self.segments.least_step(part, self.context));
+        }
+        let cutoff = Cutoff { turns, steps, time: incumbent };
+        partitions(extras, microbatches, &cutoff, &choice)
     }
 
     /// The fastest points for a run of blocks on a stage, remembered.
@@ -75,7 +66,19 @@ impl<'a> Divider<'a> {
         if let Some(known) = self.known.borrow().get(&(stage, first, count)) {
             return known.clone();
         }
-        let made = self.allot(stage, first, count).map(Arc::new);
+        let made = self.allot(self.context, stage, first, count).map(|mut allotment| {
+            // The least turn within the bytes is what a step of very many microbatches is made of.
+            let mut many = *self.context;
+            many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
+            // One stage is bounded by all of its step at once.
+            let several = self.context.mesh.pipeline > 1;
+            let least = several.then(|| self.allot(&many, stage, first, count)).flatten();
+            allotment.turn_least = least.map_or(Seconds(0.0), |least| {
+                let once = (least.step + least.slack).0 / MANY as f64;
+                least.forward + least.backward - Seconds(once)
+            });
+            Arc::new(allotment)
+        });
         self.known.borrow_mut().insert((stage, first, count), made.clone());
         made
     }
@@ -86,24 +89,30 @@ impl<'a> Divider<'a> {
     }
 
     /// The fastest points for a run of blocks on a stage.
-    fn allot(&self, stage: usize, first: usize, count: usize) -> Option<Allotment> {
+    fn allot(
+        &self,
+        context: &Context,
+        stage: usize,
+        first: usize,
+        count: usize,
+    ) -> Option<Allotment> {
         let segments = self.segments;
         let in_flight = in_flight(self.context, stage);
         let fastest: Option<Vec<Arc<Solved>>> =
-            self.parts(first, count).map(|part| segments.fastest(part, self.context)).collect();
+            self.parts(first, count).map(|part| segments.fastest(part, context)).collect();
         let fastest = Allotment::new(fastest?, in_flight);
         if fastest.bytes <= self.budgets[stage] {
             return Some(fastest);
         }
         // Blocks that are alike mix the points around their average; others may need any point.
-        let hull = |part, average| segments.hull(part, self.context, in_flight, average);
+        let hull = |part, average| segments.hull(part, context, in_flight, average);
         let hulls: Vec<_> = if segments.shapes() == 1 {
             let average = Some(self.budgets[stage] / count as u64);
             vec![hull(block_part(0, self.border), average); count]
         } else {
             self.parts(first, count).map(|part| hull(part, None)).collect()
         };
-        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        let microbatches = context.workload.microbatches(&context.mesh);
         allot(&hulls, in_flight, microbatches, self.budgets[stage])
     }
 

@@ -4,14 +4,15 @@
 
 use std::fmt;
 
-use narrows_plan::strategy::{Baseline, Save, Strategy, WeightRule, Zero};
+use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
 use serde::Serialize;
 
-use crate::fit::{Fitted, Refusal};
+use crate::fit::{Fitted, Fitter, Refusal};
 use crate::predict::{Prediction, predict};
 use crate::request::{MemoryLimit, Request};
 use crate::search::{ContextReport, Fate, SearchReport, Searched, search};
+use crate::segments::Segments;
 
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
@@ -87,12 +88,18 @@ pub fn explain(request: &Request, searched: &Searched) -> Explanation {
     Explanation { chosen: Some(chosen), alternatives, meshes, binds, causes: vec![], hints: vec![] }
 }
 
+/// The most devices of a node that a tensor axis can have and leave no device over.
+fn within_a_node(request: &Request) -> u64 {
+    let node = request.profile.devices_per_node().min(request.devices);
+    (1..=node).rev().find(|size| request.devices.is_multiple_of(*size)).unwrap_or(1)
+}
+
 /// What the plan is compared with: the published baselines on a tensor-parallel mesh, the dense
 /// twin, weights all sharded, the other sizes of the tensor axis.
 fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
     let mesh = best.decided.context.mesh;
     let tensor = match mesh.tensor {
-        1 => request.profile.devices_per_node().min(request.devices),
+        1 => within_a_node(request),
         more => more,
     };
     let on_mesh = |baseline: Baseline| {
@@ -243,18 +250,17 @@ fn memory_sentence(request: &Request, best: &Fitted) -> String {
     let limit = request.memory_bytes();
     let peak =
         best.program.program().stages.iter().map(|stage| stage.arena).max().unwrap_or_default();
-    let redone = best
-        .decided
-        .stages
-        .iter()
-        .flatten()
-        .any(|block| block.choice.flows.iter().any(|flow| flow.saves.contains(&Save::Redone)));
-    match (request.memory_limit, redone) {
-        (MemoryLimit::None, _) => format!("memory is not limited; the plan uses {peak}"),
-        (_, true) => {
-            format!("memory binds: {peak} of {limit}, so parts of the forward pass are redone")
-        }
-        (_, false) => format!("memory does not bind: {peak} of {limit}"),
+    if request.memory_limit == MemoryLimit::None {
+        return format!("memory is not limited; the plan uses {peak}");
+    }
+    let free = search(&Request { memory_limit: MemoryLimit::None, ..request.clone() });
+    match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
+        Some(free) => format!(
+            "memory binds: {peak} of {limit}; without a limit a step takes {} with {}",
+            free.time,
+            free.peak()
+        ),
+        None => format!("memory does not bind: {peak} of {limit}"),
     }
 }
 
@@ -274,20 +280,33 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         .contexts
         .iter()
         .filter_map(|context| match &context.fate {
-            Fate::Refused(Refusal::Memory { needed, .. }) => Some((*needed, context)),
+            Fate::Refused(Refusal::Memory { needed, lowered, .. }) => {
+                Some((*needed, *lowered, context))
+            }
             _ => None,
         })
-        .min_by_key(|(needed, _)| *needed);
-    if let Some((needed, context)) = smallest {
+        .min_by_key(|(needed, ..)| *needed);
+    if let Some((needed, lowered, context)) = smallest {
         let limit = request.memory_bytes();
+        let needs = match (lowered, needed > limit) {
+            // Between what bytes allow and what an arena of some plan was, there may be others.
+            (true, _) => format!("the smallest plan that was found needs {needed} a device"),
+            (false, true) => format!(
+                "weights, optimizer states and kept activations need at least {needed} a device"
+            ),
+            (false, false) => format!("every plan needs more than {limit} a device"),
+        };
         causes.push(format!(
-            "because weights, optimizer states and kept activations need at least {needed} a device \
-             on the most economical mesh ({}, microbatch {})",
+            "because {needs} on the most economical mesh ({}, microbatch {})",
             context.context.mesh, context.context.workload.micro_batch
         ));
         causes.push(format!("and because a device may hold {limit}"));
         causes.push("no plan fits".into());
-        hints.push(format!("--memory-limit {} or more, if the devices have it", needed.0));
+        if let Some((enough, mesh)) = enough_memory(request, report) {
+            let hint =
+                format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
+            hints.push(hint);
+        }
         hints.push("more devices, a smaller --micro-batch, or --recompute auto".into());
     } else if report.contexts.iter().any(|c| matches!(c.fate, Fate::Refused(_))) {
         causes.push(format!(
@@ -308,14 +327,45 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
     (causes, hints)
 }
 
+/// Whether it is proved that no plan exists, rather than that none was found that fits.
+pub fn is_proved(report: &SearchReport) -> bool {
+    let open = |context: &ContextReport| {
+        matches!(context.fate, Fate::Refused(Refusal::Memory { lowered: true, .. }))
+    };
+    !report.contexts.iter().any(open)
+}
+
+/// How many of the most economical meshes are lowered to learn what would be enough.
+const LOWERED_MAX: usize = 6;
+
+/// The memory that a plan needs which exists, and its mesh.
+fn enough_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
+    let segments = Segments::new(request, None);
+    let fitter = Fitter::new(request, &segments);
+    let mut refused: Vec<_> = report
+        .contexts
+        .iter()
+        .filter_map(|context| match &context.fate {
+            Fate::Refused(Refusal::Memory { needed, .. }) => Some((*needed, context.context)),
+            _ => None,
+        })
+        .collect();
+    refused.sort_by_key(|(needed, _)| *needed);
+    let smallest = refused.iter().take(LOWERED_MAX).filter_map(|(_, context)| {
+        let fitted = fitter.smallest(context)?;
+        Some((fitted.peak(), context.mesh))
+    });
+    smallest.min_by_key(|(peak, _)| *peak)
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::NoStrategy => write!(f, "some op has no legal strategy"),
-            Refusal::Memory { stage: Some(stage), needed, limit } => {
+            Refusal::Memory { stage: Some(stage), needed, limit, .. } => {
                 write!(f, "stage {stage} needs {needed}, a device may hold {limit}")
             }
-            Refusal::Memory { stage: None, needed, limit } => {
+            Refusal::Memory { stage: None, needed, limit, .. } => {
                 write!(f, "needs {}, a device may hold {limit}", at_least(*needed))
             }
         }

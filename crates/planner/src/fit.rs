@@ -2,9 +2,10 @@
 //!
 //! The arena of a stage is only known once it is lowered. A first attempt gives the blocks all the
 //! memory that weights at the ends leave; what the arena then exceeds the limit by is taken from the
-//! blocks' budget, and the stage is divided again.
+//! blocks' budget, and the stage is divided again; where that takes too much, half of it is given
+//! back. The bound of a context is that of the first attempt, with ends as fast as the fastest and as
+//! small as the smallest: what corrections then miss shows in the gap, and never as a proof.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::Prices;
@@ -16,15 +17,16 @@ use narrows_plan::emit::{
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::program::{Extent, Turn, one_forward_one_backward};
-use narrows_plan::strategy::{Border, Context};
+use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Kernel, Seconds};
 
 use crate::assemble::{Decided, assemble};
-use crate::divide::{Divider, block_part, in_flight};
+use crate::divide::{Divider, in_flight};
+use crate::ends::Ends;
 use crate::request::Request;
-use crate::search::tied_weights;
 use crate::segments::{Part, Segments, Solved};
 use crate::stages::{Extra, Partition};
+use crate::tried::Tried;
 
 /// A plan that fits, lowered and simulated.
 #[derive(Clone, Debug)]
@@ -37,6 +39,8 @@ pub struct Fitted {
     pub program: CheckedProgram,
     /// Its simulated step time.
     pub time: Seconds,
+    /// The same from the times that the blocks were divided by, before anything was lowered.
+    pub played: Seconds,
     /// What the solver expected: the same with one stage.
     pub objective: Seconds,
 }
@@ -54,23 +58,16 @@ pub enum Refusal {
         needed: Bytes,
         /// What there is.
         limit: Bytes,
+        /// Whether a plan that needs just that was lowered. Otherwise every plan needs more.
+        lowered: bool,
     },
 }
 
 /// Fits plans into contexts.
 pub struct Fitter<'a> {
-    request: &'a Request,
-    segments: &'a Segments<'a>,
+    pub(crate) request: &'a Request,
+    pub(crate) segments: &'a Segments<'a>,
     priced: AtomicU64,
-}
-
-/// Embedding and head of a context, for one layout of what segments hand on.
-#[derive(Clone)]
-struct Ends {
-    border: Border,
-    embedding: Arc<Solved>,
-    head: Arc<Solved>,
-    bound: Seconds,
 }
 
 /// How often a budget is corrected by what the arena needs.
@@ -79,8 +76,24 @@ const CORRECTIONS_MAX: usize = 12;
 /// How many partitions are improved by simulation.
 const TRIED_MAX: usize = 4;
 
-/// What came of one layout of the hidden state: the best plan, and a bound on all of them.
-type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
+/// What came of a context: the best plan, and a bound on all of them.
+pub type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
+
+/// What came of dividing the blocks among the stages.
+enum Divided<'a> {
+    /// Partitions, with what found them.
+    Found(Divider<'a>, Vec<Partition>),
+    /// None; the bytes by which even the smallest decisions are too large.
+    Nothing(Bytes),
+}
+
+impl Fitted {
+    /// The arena of the fullest stage.
+    pub fn peak(&self) -> Bytes {
+        let stages = self.program.program().stages.iter();
+        stages.map(|stage| stage.arena).max().unwrap_or_default()
+    }
+}
 
 impl<'a> Fitter<'a> {
     /// For one request.
@@ -96,93 +109,134 @@ impl<'a> Fitter<'a> {
     /// The fastest plan of a context that is faster than `incumbent`; `Ok(None)` when there is no
     /// faster one. Also a bound: no plan of this context is faster.
     pub fn fit(&self, context: &Context, incumbent: f64) -> Attempt {
-        let mut ends = self.ends(context);
+        let mut ends = Ends::all(self.request, self.segments, context);
         ends.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
-        let mut best: Result<Option<Fitted>, Refusal> = Err(Refusal::NoStrategy);
-        let mut proven = Seconds(f64::INFINITY);
-        let mut incumbent = incumbent;
-        for end in ends {
-            if end.bound.0 >= incumbent {
-                best = best.or(Ok(None));
+        let mut attempt = Tried::new(incumbent);
+        for end in &ends {
+            if end.bound.0 < attempt.incumbent {
+                self.fit_border(context, end, &mut attempt);
+            } else {
+                attempt.nothing_faster();
+            }
+        }
+        if attempt.is_open() {
+            attempt.last_resort(self.smallest(context), self.request.memory_bytes());
+        }
+        (attempt.best, Seconds(attempt.proven))
+    }
+
+    /// Fits a plan with this border. The fastest ends first; where memory keeps them from what all
+    /// ends together could reach, the others too.
+    fn fit_border(&self, context: &Context, fastest: &Ends, tried: &mut Tried) {
+        let unlimited = vec![Bytes(0); context.mesh.pipeline as usize];
+        let ideal = fastest.ideal(self.segments, context);
+        let mut extras = self.extras(context, &ideal);
+        // Other ends may spend less once a step.
+        let last = extras.len() - 1;
+        for (stage, end) in [(0, SegmentKind::Embedding), (last, SegmentKind::Head)] {
+            let part = Part::end(end, fastest.border, fastest.tied_weight);
+            let held = match end {
+                SegmentKind::Embedding => &ideal.embedding,
+                _ => &ideal.head,
+            };
+            let spared = held.time.step.0 - self.segments.least_step(part, context);
+            extras[stage].step_least = Seconds(extras[stage].step_least.0 - spared.max(0.0));
+        }
+        let bound = match self.divided(context, &ideal, &extras, &unlimited, tried.incumbent) {
+            Divided::Found(_, found) => found[0].bound.0,
+            Divided::Nothing(excess) => {
+                // Nothing that fits beats the incumbent, if there is one; else nothing fits.
+                if tried.incumbent.is_finite() {
+                    tried.nothing_faster();
+                } else {
+                    let limit = self.request.memory_bytes();
+                    let needed = limit + excess;
+                    tried.refuse(Refusal::Memory { stage: None, needed, limit, lowered: false });
+                }
+                return;
+            }
+        };
+        tried.proven = tried.proven.min(bound);
+        // No other ends have a better bound. Those of several stages differ a little by what is
+        // least of each alone.
+        let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };
+        let reached =
+            |first: Option<f64>| first.is_some_and(|first| first <= bound * (1.0 + close));
+        let first = self.fit_ends(context, fastest, tried);
+        if reached(first) && tried.found() {
+            return;
+        }
+        for ends in fastest.pairs(self.segments, context) {
+            if ends.bound.0 >= tried.incumbent {
                 continue;
             }
-            let (fitted, bound) = self.fit_ends(context, &end, incumbent);
-            proven = Seconds(proven.0.min(bound.0));
-            match fitted {
-                Ok(Some(fitted)) => {
-                    incumbent = incumbent.min(fitted.time.0);
-                    best = Ok(Some(fitted));
-                }
-                Ok(None) => best = best.or(Ok(None)),
-                Err(refusal) => best = best.map_err(|known| known.gentler(refusal)),
+            let first = self.fit_ends(context, &ends, tried);
+            if reached(first) && tried.found() {
+                return;
             }
         }
-        (best, proven)
     }
 
-    /// Every layout of the hidden state with its best ends, and a bound without memory limits.
-    fn ends(&self, context: &Context) -> Vec<Ends> {
-        let microbatches = context.workload.microbatches(&context.mesh);
-        let mut found = vec![];
-        for border in self.segments.borders(context) {
-            let Some(blocks) = self.blocks(context, border) else { continue };
-            let total = |solved: &Arc<Solved>| solved.time.total(microbatches);
-            let blocks_time: Seconds = blocks.iter().map(total).sum();
-            for tied_weight in tied_weights(self.request) {
-                let part = |kind| Part::end(kind, border, tied_weight);
-                let embedding = self.segments.fastest(part(SegmentKind::Embedding), context);
-                let head = self.segments.fastest(part(SegmentKind::Head), context);
-                let (Some(embedding), Some(head)) = (embedding, head) else { continue };
-                let all = blocks_time + total(&embedding) + total(&head);
-                let stages = context.mesh.pipeline as f64;
-                found.push(Ends { border, embedding, head, bound: Seconds(all.0 / stages) });
-            }
-        }
-        found
-    }
-
-    /// The fastest decisions of every block.
-    fn blocks(&self, context: &Context, border: Border) -> Option<Vec<Arc<Solved>>> {
-        self.segments
-            .layer_shapes()
-            .iter()
-            .map(|&shape| self.segments.fastest(block_part(shape, border), context))
-            .collect()
-    }
-
-    fn fit_ends(&self, context: &Context, ends: &Ends, incumbent: f64) -> Attempt {
-        let limit = self.request.memory_bytes();
-        let stages = context.mesh.pipeline as usize;
-        let mut slack = vec![Bytes(0); stages];
+    /// Fits a plan with these ends. Returns the bound on those that the blocks' bytes allow.
+    fn fit_ends(&self, context: &Context, ends: &Ends, tried: &mut Tried) -> Option<f64> {
         let extras = self.extras(context, ends);
+        let mut slack = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
-        let mut refusal = Refusal::Memory { stage: None, needed: limit, limit };
+        // Between what leads to too large an arena and what leaves nothing.
+        let (mut low, mut high) = (slack.clone(), None);
         for _ in 0..CORRECTIONS_MAX {
-            let budgets = self.budgets(context, ends, &slack);
-            let Some(budgets) = budgets else { break };
-            let divider = Divider::new(self.segments, context, ends.border, budgets);
-            let (found, priced) = divider.partitions(&extras, incumbent);
-            self.priced.fetch_add(priced, Ordering::Relaxed);
-            let bound = found.first().map_or(Seconds(f64::INFINITY), |p| p.bound);
-            let first_bound = *first_bound.get_or_insert(bound);
-            if found.is_empty() && incumbent.is_finite() {
-                // Nothing that fits beats the incumbent; whether anything fits does not matter.
-                return (Ok(None), first_bound);
-            }
-            if found.is_empty() {
-                let needed = limit + divider.excess();
-                refusal = Refusal::Memory { stage: None, needed, limit };
-                break;
-            }
-            match self.best_of(ends, found, &extras, &divider, incumbent) {
-                Ok(fitted) => return (Ok(fitted), first_bound),
-                Err((stage, needed)) => {
-                    refusal = Refusal::Memory { stage: Some(stage), needed, limit };
-                    slack[stage] += needed - limit;
+            match self.divided(context, ends, &extras, &slack, tried.incumbent) {
+                Divided::Nothing(_) if slack == low => break,
+                Divided::Nothing(_) => high = Some(slack.clone()),
+                Divided::Found(divider, found) => {
+                    first_bound.get_or_insert(found[0].bound.0);
+                    match self.best_of(ends, found, &extras, &divider, tried.incumbent) {
+                        Ok(Some(fitted)) => {
+                            tried.take(fitted);
+                            return first_bound;
+                        }
+                        Ok(None) => break,
+                        Err((stage, needed)) => {
+                            low.clone_from(&slack);
+                            if high.is_none() {
+                                slack[stage] += needed - self.request.memory_bytes();
+                                continue;
+                            }
+                        }
+                    }
                 }
             }
+            if let Some(high) = &high {
+                let between = |(low, high): (&Bytes, &Bytes)| Bytes(low.0 + (high.0 - low.0) / 2);
+                slack = low.iter().zip(high).map(between).collect();
+            }
         }
-        (Err(refusal), Seconds(f64::INFINITY))
+        tried.left_open(self.request.memory_bytes());
+        first_bound
+    }
+
+    /// Divides the blocks among the stages, with so many bytes less than the limit.
+    fn divided(
+        &self,
+        context: &'a Context,
+        ends: &Ends,
+        extras: &[Extra],
+        slack: &[Bytes],
+        incumbent: f64,
+    ) -> Divided<'a> {
+        let limit = self.request.memory_bytes();
+        let budgets = match self.budgets(context, ends, slack) {
+            Ok(budgets) => budgets,
+            Err(needed) => return Divided::Nothing(needed.saturating_sub(limit)),
+        };
+        let divider = Divider::new(self.segments, context, ends.border, budgets);
+        let (found, priced) = divider.partitions(extras, incumbent);
+        self.priced.fetch_add(priced, Ordering::Relaxed);
+        if found.is_empty() {
+            Divided::Nothing(divider.excess())
+        } else {
+            Divided::Found(divider, found)
+        }
     }
 
     /// The partition with the shortest simulated step, lowered. An arena over the limit is an
@@ -222,7 +276,8 @@ impl<'a> Fitter<'a> {
         }
     }
 
-    fn realise(&self, context: &Context, ends: &Ends, partition: Partition) -> Fitted {
+    pub(crate) fn realise(&self, context: &Context, ends: &Ends, partition: Partition) -> Fitted {
+        let played = play(context, &partition, &self.extras(context, ends));
         let decided = Decided {
             context: *context,
             border: ends.border,
@@ -240,11 +295,17 @@ impl<'a> Fitter<'a> {
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
         let price = |kernel: &Kernel| prices.kernel(kernel);
         let time = simulate(&program, &price).step_time;
-        Fitted { decided, plan, program, time, objective: partition.bound }
+        Fitted { decided, plan, program, time, played, objective: partition.bound }
     }
 
-    /// What is left for the blocks of each stage; `None` when a stage's ends alone are too large.
-    fn budgets(&self, context: &Context, ends: &Ends, slack: &[Bytes]) -> Option<Vec<Bytes>> {
+    /// What is left for the blocks of each stage; what a stage's ends alone need, when that is all
+    /// or more.
+    fn budgets(
+        &self,
+        context: &Context,
+        ends: &Ends,
+        slack: &[Bytes],
+    ) -> Result<Vec<Bytes>, Bytes> {
         let limit = self.request.memory_bytes();
         let last = slack.len() - 1;
         slack
@@ -259,7 +320,7 @@ impl<'a> Fitter<'a> {
                 if stage == last {
                     fixed += ends.head.bytes.resident;
                 }
-                (fixed < limit).then(|| limit - fixed)
+                if fixed < limit { Ok(limit - fixed) } else { Err(fixed) }
             })
             .collect()
     }
@@ -278,6 +339,7 @@ impl<'a> Fitter<'a> {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),
                     step: once,
+                    step_least: once,
                 };
                 if stage == 0 {
                     extra.add(&ends.embedding);
@@ -289,6 +351,7 @@ impl<'a> Fitter<'a> {
                     extra.step += tied_gradient(&ends.head, context)
                         .map_or(Seconds(0.0), |extent| price(&tied_reduce(extent, context)));
                 }
+                extra.step_least = extra.step;
                 extra
             })
             .collect()
@@ -313,7 +376,7 @@ impl Extra {
 
 impl Refusal {
     /// Of two refusals, the one that is closer to being a plan.
-    fn gentler(self, other: Refusal) -> Refusal {
+    pub(crate) fn gentler(self, other: Refusal) -> Refusal {
         match (&self, &other) {
             (Refusal::NoStrategy, _) => other,
             (Refusal::Memory { needed: a, .. }, Refusal::Memory { needed: b, .. }) if b < a => {

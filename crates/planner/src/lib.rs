@@ -7,14 +7,17 @@
 pub mod assemble;
 pub mod candidates;
 pub mod divide;
+mod ends;
 pub mod explain;
 pub mod fit;
 pub mod predict;
 pub mod request;
 pub mod search;
 pub mod segments;
+mod smallest;
 pub mod solve;
 pub mod stages;
+mod tried;
 
 pub use request::{GroupingRule, MemoryLimit, Request};
 pub use search::search;

@@ -10,10 +10,10 @@
 use std::time::Instant;
 
 use narrows_cost_model::Prices;
+use narrows_plan::Seconds;
 use narrows_plan::emit::{OpParameter, ParameterRole, Split, parameter_reduce, parameter_update};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{Border, Context, TiedWeight};
-use narrows_plan::{Mesh, Seconds};
 use rayon::prelude::*;
 
 use crate::candidates::contexts;
@@ -237,23 +237,16 @@ fn report(
     }
 }
 
-/// Microbatches of a bounding solve: so many that once-a-step work does not decide.
-const MANY: u64 = 1 << 20;
-
 /// A lower bound on the step time in a context, or why nothing can exist there.
 fn bound(request: &Request, segments: &Segments, context: &Context) -> Result<Seconds, Refusal> {
     if let Some(refusal) = too_large(request, context) {
         return Err(refusal);
     }
     let mesh = context.mesh;
-    let mut many = *context;
-    many.mesh = Mesh { tensor: mesh.tensor, pipeline: 1, data: mesh.pipeline * mesh.data };
-    many.zero = narrows_plan::strategy::Zero::Off;
-    many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
     let turn = segments
         .borders(context)
         .into_iter()
-        .filter_map(|border| least_turn(segments, &many, border))
+        .filter_map(|border| least_turn(segments, context, border))
         .min_by(f64::total_cmp)
         .ok_or(Refusal::NoStrategy)?;
     let microbatches = context.workload.microbatches(&mesh) as f64;
@@ -288,11 +281,7 @@ fn least_step(request: &Request, context: &Context) -> f64 {
 
 /// The least forward and backward time of a microbatch over the whole model.
 fn least_turn(segments: &Segments, context: &Context, border: Border) -> Option<f64> {
-    let turn = |part| {
-        let solved = segments.fastest(part, context)?;
-        let once = solved.time.step.0 / MANY as f64;
-        Some((solved.time.forward + solved.time.backward).0 - once)
-    };
+    let turn = |part| segments.least_turn(part, context);
     let mut shape_turns = vec![None; segments.shapes()];
     for &shape in segments.layer_shapes() {
         if shape_turns[shape].is_none() {
@@ -320,7 +309,7 @@ fn average_stage(request: &Request, context: &Context) -> OpParameter {
 fn too_large(request: &Request, context: &Context) -> Option<Refusal> {
     let needed = average_stage(request, context).resident_bytes(context);
     let limit = request.memory_bytes();
-    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit })
+    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit, lowered: false })
 }
 
 /// How the weight of tied ends may lie; one `None` for untied ones.

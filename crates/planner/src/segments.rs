@@ -91,6 +91,7 @@ pub struct Segments<'a> {
     crossing: Vec<u64>,
     carried: Vec<Carried>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
+    steps: Mutex<HashMap<Key, f64>>,
     spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<Prepared>>>,
     plans: Plans,
     sweepers: Mutex<HashMap<Key, Sweepers>>,
@@ -123,6 +124,7 @@ impl<'a> Segments<'a> {
             crossing,
             carried,
             fastest: Mutex::default(),
+            steps: Mutex::default(),
             spaces: Mutex::default(),
             plans: Plans::default(),
             sweepers: Mutex::default(),
@@ -182,6 +184,37 @@ impl<'a> Segments<'a> {
             });
         lock(&self.fastest).insert(key, solved.clone());
         solved
+    }
+
+    /// The least forward and backward time of a microbatch, whatever happens once a step and
+    /// whatever the memory; `None` when the part has no legal decisions.
+    pub fn least_turn(&self, part: Part, context: &Context) -> Option<f64> {
+        let mut many = *context;
+        many.mesh.data *= many.mesh.pipeline;
+        many.mesh.pipeline = 1;
+        many.zero = Zero::Off;
+        many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
+        let solved = self.fastest(Part { tied_weight: None, ..part }, &many)?;
+        // Another choice could save at most this in a microbatch by spending it once a step.
+        let once = solved.time.step.0 / MANY as f64;
+        Some((solved.time.forward + solved.time.backward).0 - once)
+    }
+
+    /// The least that a block may spend once a step.
+    pub fn least_step(&self, part: Part, context: &Context) -> f64 {
+        let key = Key { part, context: *context, in_flight: None };
+        if let Some(known) = lock(&self.steps).get(&key) {
+            return *known;
+        }
+        let prices = self.prices(context);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let mut least = f64::INFINITY;
+        for grouping in self.groupings(part) {
+            let priced = &self.prepared(part, grouping, context).priced;
+            least = least.min(priced.least_step(context, &price).0);
+        }
+        lock(&self.steps).insert(key, least);
+        least
     }
 
     /// Points of the lower convex hull of time against bytes of a block with `in_flight`
@@ -350,6 +383,9 @@ impl<'a> Segments<'a> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 }
+
+/// Microbatches of a bounding solve: so many that once-a-step work does not decide.
+pub(crate) const MANY: u64 = 1 << 20;
 
 fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<Carried> {
     let inner = &layers[..layers.len() - 1];

@@ -14,9 +14,14 @@
 //! after the last microbatch's. The first stage ends last of all, and has its step phase still to
 //! run. Both are attained by equal stages.
 //!
+//! Blocks are decided by their least m·t + u. Another decision could have a smaller t and spend more
+//! once a step, so the bound takes the least t that the stage's bytes allow, the least u₀ there is,
+//! and the least m·t + u where these are one stage's.
+//!
 //! Partitions are enumerated by this bound, exactly, with labels (Σt, bound so far) of which only
 //! the undominated are kept; the best are then simulated.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_plan::{Bytes, Seconds};
@@ -38,6 +43,9 @@ pub struct Allotment {
     pub bytes: Bytes,
     /// How much faster, over a step, a perfect division of the same bytes could be.
     pub slack: Seconds,
+    /// The least forward and backward time of a microbatch within the same bytes, whatever is spent
+    /// once a step.
+    pub turn_least: Seconds,
 }
 
 impl Allotment {
@@ -50,6 +58,7 @@ impl Allotment {
             made.step += block.time.step;
             made.bytes += block.bytes.total(in_flight);
         }
+        made.turn_least = made.forward + made.backward;
         Allotment { blocks, ..made }
     }
 }
@@ -110,6 +119,8 @@ pub struct Extra {
     pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
+    /// What is spent once a step at least, were the ends decided otherwise.
+    pub step_least: Seconds,
 }
 
 /// A division of the blocks among the stages.
@@ -134,27 +145,122 @@ struct StagePlace {
     microbatches: u64,
 }
 
-/// The least time until a stage has run all its passes and the stages before it theirs: `before`
-/// and `after` are the turns of the other stages, `turn` its own.
+/// The least time of a step because of one stage, without the first one's step phase: `before` and
+/// `after` are the turns of the other stages, `turn` its own.
 fn stage_bound(place: &StagePlace, before: f64, turn: f64, after: f64) -> f64 {
     let microbatches = place.microbatches as f64;
-    let warm_up = (place.stages - place.stage) as f64;
     let busy = before + microbatches * turn;
-    if microbatches > warm_up {
-        busy.max(before + 2.0 * after + (microbatches - warm_up + 1.0) * turn)
-    } else {
-        busy
+    match place.late() {
+        Some(late) => busy.max(before + 2.0 * after + late * turn),
+        None => busy,
     }
+}
+
+impl StagePlace {
+    /// Turns that are left when the first microbatch has come back: m − w + 1, where m > w.
+    fn late(&self) -> Option<f64> {
+        let warm_up = (self.stages - self.stage) as u64;
+        (self.microbatches > warm_up).then(|| (self.microbatches - warm_up + 1) as f64)
+    }
+}
+
+/// What stages and blocks take at least, summed up.
+struct Least {
+    /// Turns of the transfers and ends of the stages before s.
+    extras: Vec<f64>,
+    /// Turns of the blocks before b.
+    turns: Vec<f64>,
+    /// What they spend once a step.
+    steps: Vec<f64>,
+    microbatches: u64,
+}
+
+impl Least {
+    fn new(extras: &[Extra], microbatches: u64, cutoff: &Cutoff) -> Least {
+        let sums = |times: &mut dyn Iterator<Item = f64>| {
+            let mut sum = 0.0;
+            let next = times.map(|time| {
+                sum += time;
+                sum
+            });
+            std::iter::once(0.0).chain(next).collect::<Vec<f64>>()
+        };
+        Least {
+            extras: sums(&mut extras.iter().map(|extra| (extra.forward + extra.backward).0)),
+            turns: sums(&mut cutoff.turns.iter().copied()),
+            steps: sums(&mut cutoff.steps.iter().copied()),
+            microbatches,
+        }
+    }
+
+    /// The least step phase of a stage with these blocks.
+    fn step(&self, extra: &Extra, run: &Range<usize>) -> f64 {
+        extra.step_least.0 + self.steps[run.end] - self.steps[run.start]
+    }
+
+    /// The least time of a step because stage `stage` has the blocks of `run`; `first` is the least
+    /// step phase of the first stage.
+    fn of_stage(
+        &self,
+        stage: usize,
+        run: Range<usize>,
+        allotment: &Allotment,
+        extra: &Extra,
+        first: f64,
+    ) -> f64 {
+        let stages = self.extras.len() - 1;
+        let microbatches = self.microbatches as f64;
+        let before = self.extras[stage] + self.turns[run.start];
+        let to = self.extras[stage + 1] + self.turns[run.end];
+        let after = self.extras[stages] + self.turns[self.turns.len() - 1] - to;
+        let turn = (extra.forward + extra.backward + allotment.turn_least).0.max(to - before);
+        let place = StagePlace { stage, stages, microbatches: self.microbatches };
+        let bound = stage_bound(&place, before, turn, after) + first;
+        // All of its turns and its step phase are least together.
+        let all = microbatches * allotment.turn(extra) + (allotment.step + extra.step).0;
+        let mut bound = bound.max(all - allotment.slack.0);
+        if let Some(late) = place.late()
+            && stage == 0
+        {
+            // m·t + u is at least all; so is what remains of it when some turns are past.
+            let share = late / microbatches;
+            let rest = share * (all - allotment.slack.0) + (1.0 - share) * first;
+            bound = bound.max(2.0 * after + rest);
+        }
+        bound
+    }
+}
+
+/// The least time of a step with these counts, however the blocks are decided within their bytes:
+/// what [`partitions`] finds the best of. `None` when a stage does not fit.
+pub fn division_bound(
+    counts: &[usize],
+    extras: &[Extra],
+    microbatches: u64,
+    cutoff: &Cutoff,
+    choice: StageChoice,
+) -> Option<f64> {
+    let least = Least::new(extras, microbatches, cutoff);
+    let first = least.step(&extras[0], &(0..counts[0]));
+    let (mut begin, mut bound) = (0, 0.0_f64);
+    for (stage, (count, extra)) in counts.iter().zip(extras).enumerate() {
+        let allotment = choice(stage, begin, *count)?;
+        let run = begin..begin + count;
+        bound = bound.max(least.of_stage(stage, run, &allotment, extra, first));
+        begin += count;
+    }
+    Some(bound)
 }
 
 /// A division of the first blocks among the first stages.
 #[derive(Clone, Debug)]
 struct Label {
-    /// Σt of the stages so far.
+    /// Σt of the stages so far, as allotted: of two labels the one with less leads to shorter steps
+    /// than the bound tells.
     turns: f64,
-    /// The bound so far, without the step phase.
+    /// The bound so far.
     bound: f64,
-    /// The first stage's step phase.
+    /// The first stage's least step phase.
     step: f64,
     counts: Vec<usize>,
 }
@@ -164,6 +270,8 @@ struct Label {
 pub struct Cutoff {
     /// The least forward and backward time of each block, whatever the memory.
     pub turns: Vec<f64>,
+    /// The least that each block may spend once a step.
+    pub steps: Vec<f64>,
     /// The step time to beat.
     pub time: f64,
 }
@@ -192,22 +300,17 @@ pub fn partitions(
     let (blocks, stages) = (cutoff.turns.len(), extras.len());
     // The most blocks that the stages from s on can have, were all blocks the quickest.
     let quickest = cutoff.turns.iter().copied().fold(f64::INFINITY, f64::min);
-    let ideal = Cutoff { turns: vec![quickest; blocks], time: cutoff.time };
+    let ideal = Cutoff { turns: vec![quickest; blocks], steps: vec![], time: cutoff.time };
     let mut most_later = vec![0; stages + 1];
     for stage in (0..stages).rev() {
         most_later[stage] = most_later[stage + 1] + ideal.most(0, &extras[stage], microbatches);
     }
-    // Transfers and ends of the stages from s on.
-    let mut extras_after = vec![0.0; stages + 1];
-    for (stage, extra) in extras.iter().enumerate().rev() {
-        extras_after[stage] = extras_after[stage + 1] + (extra.forward + extra.backward).0;
-    }
+    let sums = Least::new(extras, microbatches, cutoff);
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
     labels[0].push(Label { turns: 0.0, bound: 0.0, step: 0.0, counts: vec![] });
     for (stage, extra) in extras.iter().enumerate() {
         let later = stages - stage - 1;
-        let place = StagePlace { stage, stages, microbatches };
         let mut next: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
         for (used, list) in labels.iter().enumerate().filter(|(_, list)| !list.is_empty()) {
             let left = blocks - used;
@@ -215,19 +318,15 @@ pub fn partitions(
             let least = left.saturating_sub(most_later[stage + 1]).max(1);
             for count in least..=most {
                 let Some(allotment) = choice(stage, used, count) else { break };
-                let after =
-                    extras_after[stage + 1] + cutoff.turns[used + count..].iter().sum::<f64>();
-                let turn = allotment.turn_at_least(extra, microbatches);
+                let run = used..used + count;
                 for label in list {
                     priced += 1;
-                    let step = match stage {
-                        0 => (allotment.step + extra.step).0,
-                        _ => label.step,
-                    };
-                    let bound = label.bound.max(stage_bound(&place, label.turns, turn, after));
-                    if bound + step < cutoff.time {
+                    let step = if stage == 0 { sums.step(extra, &run) } else { label.step };
+                    let here = sums.of_stage(stage, run.clone(), &allotment, extra, step);
+                    let bound = label.bound.max(here);
+                    if bound < cutoff.time {
                         let counts = label.counts.iter().copied().chain([count]).collect();
-                        let turns = label.turns + turn;
+                        let turns = label.turns + allotment.turn(extra);
                         next[used + count].push(Label { turns, bound, step, counts });
                     }
                 }
@@ -238,7 +337,7 @@ pub fn partitions(
     }
     let made = labels[blocks].iter().filter_map(|label| {
         Partition::of(label.counts.clone(), choice)
-            .map(|partition| Partition { bound: Seconds(label.bound + label.step), ..partition })
+            .map(|partition| Partition { bound: Seconds(label.bound), ..partition })
     });
     (made.collect(), priced)
 }
@@ -255,23 +354,20 @@ impl Partition {
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
-    /// No step with this partition is shorter.
+    /// No step of these very blocks is shorter.
     pub fn bound_of(&self, extras: &[Extra], microbatches: u64) -> f64 {
-        let turns: Vec<f64> = self
-            .stages
-            .iter()
-            .zip(extras)
-            .map(|(stage, extra)| stage.turn_at_least(extra, microbatches))
-            .collect();
+        let turns: Vec<f64> =
+            self.stages.iter().zip(extras).map(|(stage, extra)| stage.turn(extra)).collect();
         let all: f64 = turns.iter().sum();
+        // The first stage ends its passes last of all, and has its step phase still to run.
+        let first = (self.stages[0].step + extras[0].step).0;
         let (mut before, mut bound) = (0.0, 0.0_f64);
         for (stage, turn) in turns.iter().enumerate() {
             let place = StagePlace { stage, stages: turns.len(), microbatches };
-            let after = all - before - turn;
-            bound = bound.max(stage_bound(&place, before, *turn, after));
+            bound = bound.max(stage_bound(&place, before, *turn, all - before - turn));
             before += turn;
         }
-        bound + (self.stages[0].step + extras[0].step).0
+        bound + first
     }
 
     /// Moves single blocks between stages while that makes `time` smaller: the bound's best
@@ -312,10 +408,7 @@ impl Partition {
 
 /// A label that is no better than another in anything can never lead to a better end.
 fn keep_undominated(list: &mut Vec<Label>) {
-    list.sort_by(|a, b| {
-        let end = |label: &Label| label.bound + label.step;
-        end(a).total_cmp(&end(b)).then(a.turns.total_cmp(&b.turns))
-    });
+    list.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.turns.total_cmp(&b.turns)));
     let mut kept: Vec<Label> = vec![];
     for label in list.drain(..) {
         let dominated = kept.iter().any(|other| {
@@ -329,9 +422,8 @@ fn keep_undominated(list: &mut Vec<Label>) {
 }
 
 impl Allotment {
-    /// Forward and backward of a microbatch, were its budget perfectly divided.
-    fn turn_at_least(&self, extra: &Extra, microbatches: u64) -> f64 {
-        let turn = self.forward + extra.forward + self.backward + extra.backward;
-        turn.0 - self.slack.0 / microbatches as f64
+    /// Forward and backward of a microbatch.
+    fn turn(&self, extra: &Extra) -> f64 {
+        (self.forward + extra.forward + self.backward + extra.backward).0
     }
 }

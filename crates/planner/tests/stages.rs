@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_cost_model::simulate::{StageTime, run_schedule};
 use narrows_plan::Seconds;
 use narrows_plan::program::{Turn, one_forward_one_backward};
-use narrows_planner::stages::{Allotment, Cutoff, Extra, Partition, partitions};
+use narrows_planner::stages::{Allotment, Cutoff, Extra, Partition, division_bound, partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -87,7 +87,8 @@ fn the_best_partition_is_the_best_of_all_of_them() {
         }
         let mut extras = vec![];
         for _ in 0..stages {
-            extras.push(Extra { forward: time(99)?, backward: time(99)?, step: time(9)? });
+            let (forward, backward, step) = (time(99)?, time(99)?, time(9)?);
+            extras.push(Extra { forward, backward, step, step_least: step });
         }
         let choice = |_: usize, first: usize, count: usize| {
             let run = &times[first..first + count];
@@ -95,16 +96,17 @@ fn the_best_partition_is_the_best_of_all_of_them() {
                 forward: run.iter().map(|time| time.forward).sum(),
                 backward: run.iter().map(|time| time.backward).sum(),
                 step: run.iter().map(|time| time.step).sum(),
+                turn_least: run.iter().map(|time| time.forward + time.backward).sum(),
                 ..Allotment::default()
             }))
         };
         let turns = times.iter().map(|time| (time.forward + time.backward).0).collect();
-        let cutoff = Cutoff { turns, time: f64::INFINITY };
+        let steps = times.iter().map(|time| time.step.0).collect();
+        let cutoff = Cutoff { turns, steps, time: f64::INFINITY };
         let (found, _) = partitions(&extras, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)
             .into_iter()
-            .filter_map(|counts| Partition::of(counts, &choice))
-            .map(|partition| partition.bound_of(&extras, microbatches))
+            .filter_map(|counts| division_bound(&counts, &extras, microbatches, &cutoff, &choice))
             .fold(f64::INFINITY, f64::min);
         let best = found.first().map_or(f64::INFINITY, |partition| partition.bound.0);
         assert!((best - least).abs() <= 1e-9 * least.max(1.0), "{best} is not {least}");

@@ -1,0 +1,98 @@
+//! The plan that needs the least memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use narrows_plan::strategy::Context;
+use narrows_plan::{Bytes, Seconds};
+
+use crate::divide::{block_part, in_flight};
+use crate::ends::Ends;
+use crate::fit::{Fitted, Fitter};
+use crate::segments::Solved;
+use crate::stages::{Allotment, Partition};
+
+/// How many points of the blocks' hulls are lowered, from the smallest up: what is redone needs
+/// memory for a while, so keeping the least is not always the smallest arena.
+const LEVELS_MAX: usize = 5;
+
+impl Fitter<'_> {
+    /// The plan of a context that needs the least memory, as far as bytes tell: every block and both
+    /// ends at their smallest, and the blocks divided so that no stage needs more than it must.
+    pub fn smallest(&self, context: &Context) -> Option<Fitted> {
+        let all = Ends::all(self.request, self.segments, context);
+        let fitted = all.iter().filter_map(|ends| {
+            let ends = ends.pairs(self.segments, context).pop()?;
+            let levels = (0..LEVELS_MAX).filter_map(|level| {
+                let stages = self.smallest_stages(context, &ends, level)?;
+                let counts = stages.iter().map(|stage| stage.blocks.len()).collect();
+                let partition = Partition { bound: Seconds(0.0), counts, stages };
+                Some(self.realise(context, &ends, partition))
+            });
+            levels.min_by_key(Fitted::peak)
+        });
+        fitted.min_by_key(Fitted::peak)
+    }
+
+    /// The blocks `level` points above their smallest, divided to need the least on the fullest stage.
+    fn smallest_stages(
+        &self,
+        context: &Context,
+        ends: &Ends,
+        level: usize,
+    ) -> Option<Vec<Arc<Allotment>>> {
+        let stages = context.mesh.pipeline as usize;
+        let shapes = self.segments.layer_shapes();
+        let mut blocks: Vec<Vec<Arc<Solved>>> = vec![];
+        for stage in 0..stages {
+            let in_flight = in_flight(context, stage);
+            let smallest = |shape: &usize| {
+                let part = block_part(*shape, ends.border);
+                let hull = self.segments.hull(part, context, in_flight, None);
+                hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
+            };
+            blocks.push(shapes.iter().map(smallest).collect::<Option<_>>()?);
+        }
+        let bytes = |stage: usize, block: usize| {
+            blocks[stage][block].bytes.total(in_flight(context, stage))
+        };
+        let fixed = |stage: usize| {
+            let first = if stage == 0 {
+                ends.embedding.bytes.total(in_flight(context, 0))
+            } else {
+                Bytes(0)
+            };
+            first + if stage + 1 == stages { ends.head.bytes.resident } else { Bytes(0) }
+        };
+        // Fills each stage up to a cap, leaving a block for each stage after it.
+        let fill = |cap: Bytes| {
+            let (mut ranges, mut first) = (vec![], 0);
+            for stage in 0..stages {
+                let last = shapes.len() - (stages - stage - 1);
+                let mut used = fixed(stage);
+                let mut end = first;
+                while end < last && (end == first || used + bytes(stage, end) <= cap) {
+                    used += bytes(stage, end);
+                    end += 1;
+                }
+                if used > cap {
+                    return None;
+                }
+                ranges.push(first..end);
+                first = end;
+            }
+            (first == shapes.len()).then_some(ranges)
+        };
+        let all: Bytes = (0..shapes.len()).map(|block| bytes(0, block)).sum();
+        let (mut low, mut high) = (0, (all + fixed(0) + fixed(stages - 1)).0);
+        fill(Bytes(high))?;
+        while high - low > high / 1024 + 1 {
+            let middle = low + (high - low) / 2;
+            if fill(Bytes(middle)).is_some() { high = middle } else { low = middle }
+        }
+        let allot = |(stage, range): (usize, Range<usize>)| {
+            Arc::new(Allotment::new(blocks[stage][range].to_vec(), in_flight(context, stage)))
+        };
+        Some(fill(Bytes(high))?.into_iter().enumerate().map(allot).collect())
+    }
+}

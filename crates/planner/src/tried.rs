@@ -1,0 +1,75 @@
+//! What has come of fitting a context so far.
+
+use narrows_plan::Bytes;
+
+use crate::fit::{Fitted, Refusal};
+
+/// The best plan so far, and what is proved.
+pub(crate) struct Tried {
+    pub best: Result<Option<Fitted>, Refusal>,
+    /// No plan of the context is faster.
+    pub proven: f64,
+    /// What a plan must beat.
+    pub incumbent: f64,
+    /// Whether plans may exist that fit, and none was found.
+    open: bool,
+}
+
+impl Tried {
+    pub fn new(incumbent: f64) -> Tried {
+        let (best, proven) = (Err(Refusal::NoStrategy), f64::INFINITY);
+        Tried { best, proven, incumbent, open: false }
+    }
+
+    /// A plan that is faster than all before.
+    pub fn take(&mut self, fitted: Fitted) {
+        self.incumbent = self.incumbent.min(fitted.time.0);
+        self.best = Ok(Some(fitted));
+    }
+
+    pub fn found(&self) -> bool {
+        matches!(self.best, Ok(Some(_)))
+    }
+
+    /// What remained could not beat the incumbent.
+    pub fn nothing_faster(&mut self) {
+        if self.best.is_err() {
+            self.best = Ok(None);
+        }
+    }
+
+    /// Nothing exists here.
+    pub fn refuse(&mut self, refusal: Refusal) {
+        if let Err(known) = &mut self.best {
+            let before = std::mem::replace(known, Refusal::NoStrategy);
+            *known = before.gentler(refusal);
+        }
+    }
+
+    /// By their bytes some decisions fit, but every arena that was tried was too large.
+    pub fn left_open(&mut self, limit: Bytes) {
+        if self.incumbent.is_finite() {
+            return self.nothing_faster();
+        }
+        self.open = true;
+        let needed = Bytes(limit.0.saturating_add(1));
+        self.refuse(Refusal::Memory { stage: None, needed, limit, lowered: false });
+    }
+
+    /// Whether the smallest plan there is should decide.
+    pub fn is_open(&self) -> bool {
+        self.open && self.best.is_err()
+    }
+
+    /// The smallest plan: it fits, or it says what would be enough.
+    pub fn last_resort(&mut self, smallest: Option<Fitted>, limit: Bytes) {
+        let Some(smallest) = smallest else { return };
+        let needed = smallest.peak();
+        if needed <= limit {
+            return self.take(smallest);
+        }
+        let fullest = smallest.program.program().stages.iter().map(|stage| stage.arena);
+        let stage = fullest.enumerate().max_by_key(|(_, arena)| *arena).map(|(stage, _)| stage);
+        self.best = Err(Refusal::Memory { stage, needed, limit, lowered: true });
+    }
+}
