@@ -160,24 +160,25 @@ impl<'a> Fitter<'a> {
         // No other ends have a better bound. Those of several stages differ a little by what is
         // least of each alone.
         let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };
-        let reached =
+        let settled =
             |first: Option<f64>| first.is_some_and(|first| first <= bound * (1.0 + close));
+        // Where there is a plan to beat already, arenas are not worth trying every pair.
         let first = self.fit_ends(context, fastest, tried);
-        if reached(first) && tried.found() {
+        if settled(first) || (first.is_none() && tried.incumbent.is_finite()) {
             return;
         }
         for ends in fastest.pairs(self.segments, context) {
             if ends.bound.0 >= tried.incumbent {
                 continue;
             }
-            let first = self.fit_ends(context, &ends, tried);
-            if reached(first) && tried.found() {
+            if settled(self.fit_ends(context, &ends, tried)) {
                 return;
             }
         }
     }
 
-    /// Fits a plan with these ends. Returns the bound on those that the blocks' bytes allow.
+    /// Fits a plan with these ends. Returns the bound on those that the blocks' bytes allow, unless
+    /// every arena that was tried is too large.
     fn fit_ends(&self, context: &Context, ends: &Ends, tried: &mut Tried) -> Option<f64> {
         let extras = self.extras(context, ends);
         let mut slack = vec![Bytes(0); context.mesh.pipeline as usize];
@@ -195,7 +196,10 @@ impl<'a> Fitter<'a> {
                             tried.take(fitted);
                             return first_bound;
                         }
-                        Ok(None) => break,
+                        Ok(None) => {
+                            tried.nothing_faster();
+                            return first_bound;
+                        }
                         Err((stage, needed)) => {
                             low.clone_from(&slack);
                             if high.is_none() {
@@ -212,7 +216,7 @@ impl<'a> Fitter<'a> {
             }
         }
         tried.left_open(self.request.memory_bytes());
-        first_bound
+        None
     }
 
     /// Divides the blocks among the stages, with so many bytes less than the limit.

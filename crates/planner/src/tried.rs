@@ -27,10 +27,6 @@ impl Tried {
         self.best = Ok(Some(fitted));
     }
 
-    pub fn found(&self) -> bool {
-        matches!(self.best, Ok(Some(_)))
-    }
-
     /// What remained could not beat the incumbent.
     pub fn nothing_faster(&mut self) {
         if self.best.is_err() {
