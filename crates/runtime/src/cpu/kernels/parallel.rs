@@ -1,8 +1,8 @@
 //! Divides the rows of a kernel's operands among tasks.
 //!
 //! The work is a tuple of operands that all have the same rows: views, slices with one number a
-//! row, [`Same`] for what every task sees whole, [`Lent`] for scratch memory of which each task gets
-//! its own piece, [`Sums`] for a sum over rows. It is split into as many parts as there are threads,
+//! row, `Same` for what every task sees whole, `Lent` for scratch memory of which each task gets
+//! its own piece, `Sums` for a sum over rows. It is split into as many parts as there are threads,
 //! and each part goes to a [`Body`], compiled for the machine's vectors. With one thread
 //! there is no split and no pool.
 
