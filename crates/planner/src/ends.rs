@@ -71,6 +71,18 @@ impl Ends {
         }
     }
 
+    /// What they hold on a stage.
+    pub fn bytes(&self, context: &Context, stage: usize) -> Bytes {
+        let mut held = Bytes(0);
+        if stage == 0 {
+            held += self.embedding.bytes.total(in_flight(context, stage));
+        }
+        if stage as u64 + 1 == context.mesh.pipeline {
+            held += self.head.bytes.resident;
+        }
+        held
+    }
+
     /// All pairs of points on the hulls of both ends, the fastest first and the smallest
     /// last.
     pub fn pairs(&self, segments: &Segments, context: &Context) -> Vec<Ends> {
@@ -88,8 +100,7 @@ impl Ends {
         let mut pairs = vec![];
         for embedding in &embeddings {
             for head in &heads {
-                let pair = (embedding.clone(), head.clone());
-                let (embedding, head) = pair;
+                let (embedding, head) = (embedding.clone(), head.clone());
                 let mut ends = Ends { embedding, head, ..self.clone() };
                 let more = total(&ends) - total(self);
                 ends.bound.0 += more.max(0.0) / context.mesh.pipeline as f64;

@@ -21,7 +21,7 @@ use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Kernel, Seconds};
 
 use crate::assemble::{Decided, assemble};
-use crate::divide::{Divider, in_flight};
+use crate::divide::Divider;
 use crate::ends::Ends;
 use crate::request::Request;
 use crate::segments::{Part, Segments, Solved};
@@ -311,19 +311,11 @@ impl<'a> Fitter<'a> {
         slack: &[Bytes],
     ) -> Result<Vec<Bytes>, Bytes> {
         let limit = self.request.memory_bytes();
-        let last = slack.len() - 1;
         slack
             .iter()
             .enumerate()
             .map(|(stage, slack)| {
-                let in_flight = in_flight(context, stage);
-                let mut fixed = *slack;
-                if stage == 0 {
-                    fixed += ends.embedding.bytes.total(in_flight);
-                }
-                if stage == last {
-                    fixed += ends.head.bytes.resident;
-                }
+                let fixed = *slack + ends.bytes(context, stage);
                 if fixed < limit { Ok(limit - fixed) } else { Err(fixed) }
             })
             .collect()

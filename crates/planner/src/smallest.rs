@@ -56,14 +56,7 @@ impl Fitter<'_> {
         let bytes = |stage: usize, block: usize| {
             blocks[stage][block].bytes.total(in_flight(context, stage))
         };
-        let fixed = |stage: usize| {
-            let first = if stage == 0 {
-                ends.embedding.bytes.total(in_flight(context, 0))
-            } else {
-                Bytes(0)
-            };
-            first + if stage + 1 == stages { ends.head.bytes.resident } else { Bytes(0) }
-        };
+        let fixed = |stage: usize| ends.bytes(context, stage);
         // Fills each stage up to a cap, leaving a block for each stage after it.
         let fill = |cap: Bytes| {
             let (mut ranges, mut first) = (vec![], 0);
