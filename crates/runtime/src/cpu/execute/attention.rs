@@ -8,7 +8,7 @@ use super::super::device::{Device, Ready, Stop};
 use super::super::kernels::attention::{Gradients, Saved, Shape, backward, forward};
 use super::super::kernels::elementwise::fill_view;
 use super::super::kernels::{View, ViewMut};
-use super::{view, view_mut};
+use super::{view, view_mut, with_scratch};
 
 /// Where queries, keys and values begin, counted over the columns of the operands together.
 struct Heads {
@@ -26,30 +26,25 @@ pub fn run(device: &mut Device, ready: &Ready, attention: &Attention) -> Result<
     let accesses = &ready.instr.reads[..inputs];
     let heads = heads(device, accesses, attention);
     let shape = heads.shape;
-    let mut scratch = std::mem::take(device.scratch);
-    let needed = shape.scratch(parallel);
-    if scratch.len() < needed {
-        scratch.resize(needed, 0.0);
-    }
-    let mut operands = device.operands(ready)?;
-    let reads = &ready.instr.reads;
-    let read = [0, 1, 2].map(|port| operands.read(port));
-    let [q, k, v] = heads.split(accesses, &read);
-    if !backwards {
-        let writes = &ready.instr.writes;
-        let out = view_mut(operands.write(0), writes[0].extent);
-        let lse = view_mut(operands.write(1), writes[1].extent);
-        forward(shape, (q, k, v), (out, lse), &mut scratch, parallel);
-    } else {
+    with_scratch(device, shape.scratch(parallel), |device, scratch| {
+        let mut operands = device.operands(ready)?;
+        let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
+        let read = [0, 1, 2].map(|port| operands.read(port));
+        let [q, k, v] = heads.split(accesses, &read);
+        if !backwards {
+            let out = view_mut(operands.write(0), writes[0].extent);
+            let lse = view_mut(operands.write(1), writes[1].extent);
+            forward(shape, (q, k, v), (out, lse), scratch, parallel);
+            return Ok(());
+        }
         let rest = |at: usize| view(operands.read(inputs + at), reads[inputs + at].extent);
         let saved = Saved { q, k, v, out: rest(0), lse: rest(1), dout: rest(2) };
         let made: [Option<&mut [f32]>; 3] =
             std::array::from_fn(|at| (at < inputs).then(|| operands.write(at)));
-        let [dq, dk, dv] = heads.split_mut(&ready.instr.writes, made);
-        backward(shape, saved, Gradients { dq, dk, dv }, &mut scratch, parallel);
-    }
-    *device.scratch = scratch;
-    Ok(())
+        let [dq, dk, dv] = heads.split_mut(writes, made);
+        backward(shape, saved, Gradients { dq, dk, dv }, scratch, parallel);
+        Ok(())
+    })
 }
 
 fn heads(device: &Device, accesses: &[Access], attention: &Attention) -> Heads {

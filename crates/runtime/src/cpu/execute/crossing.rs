@@ -3,10 +3,10 @@
 use narrows_plan::model::Activation;
 
 use super::super::device::{Device, Ready, Stop};
+use super::super::kernels::View;
 use super::super::kernels::layer_norm::{self, LayerNorm};
 use super::super::kernels::tensor_gate::{self, Gate};
-use super::super::kernels::{Parallel, View};
-use super::{view, view_mut, write};
+use super::{view, view_mut, with_scratch, write};
 
 /// ε of the LayerNorm over a crossed latent: PyTorch's default, with which LaX is published.
 const EPSILON: f32 = 1e-5;
@@ -52,16 +52,10 @@ fn gate(weight: &[f32], (a, b): (usize, usize)) -> Gate<'_> {
     Gate { u: View::new(u, a, a), v: View::new(v, b, b) }
 }
 
-/// Numbers of scratch memory of a gate of these sizes.
-fn gate_scratch((a, b): (usize, usize), parallel: Parallel) -> usize {
-    let weights = vec![0.0; a * a + b * b];
-    gate(&weights, (a, b)).scratch(parallel)
-}
-
 pub fn tensor_gate(device: &mut Device, ready: &Ready, sides: (u64, u64)) -> Result<(), Stop> {
     let (sides, parallel) = ((sides.0 as usize, sides.1 as usize), device.parallel);
     let tokens = ready.instr.reads[0].extent.rows as usize;
-    with_scratch(device, gate_scratch(sides, parallel), |device, scratch| {
+    with_scratch(device, Gate::scratch_of(sides, sides, parallel), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let (h, by) = (operands.read(0), gate(operands.read(1), sides));
         let g = operands.write(0);
@@ -78,7 +72,7 @@ pub fn tensor_gate_backward(
     let (sides, parallel) = ((sides.0 as usize, sides.1 as usize), device.parallel);
     let tokens = ready.instr.reads[0].extent.rows as usize;
     let add = ready.instr.reads.len() > 4;
-    with_scratch(device, gate_scratch(sides, parallel), |device, scratch| {
+    with_scratch(device, Gate::scratch_of(sides, sides, parallel), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let (dg, h, by) = (operands.read(0), operands.read(1), gate(operands.read(2), sides));
         let dh = operands.write(0);
@@ -87,19 +81,4 @@ pub fn tensor_gate_backward(
         tensor_gate::backward(tokens, by, (h, dg), made, scratch, parallel);
         Ok(())
     })
-}
-
-/// Runs with at least so many numbers of the device's scratch memory.
-fn with_scratch(
-    device: &mut Device,
-    needed: usize,
-    work: impl FnOnce(&mut Device, &mut [f32]) -> Result<(), Stop>,
-) -> Result<(), Stop> {
-    let mut scratch = std::mem::take(device.scratch);
-    if scratch.len() < needed {
-        scratch.resize(needed, 0.0);
-    }
-    let done = work(device, &mut scratch);
-    *device.scratch = scratch;
-    done
 }

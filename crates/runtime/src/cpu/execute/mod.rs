@@ -12,6 +12,7 @@ pub mod step;
 
 use narrows_plan::program::Extent;
 
+use super::device::{Device, Stop};
 use super::kernels::{View, ViewMut, Write};
 
 /// A read operand as a matrix of its extent.
@@ -27,4 +28,19 @@ fn view_mut(numbers: &mut [f32], extent: Extent) -> ViewMut<'_> {
 /// Whether a result is added to what is there.
 fn write(add: bool) -> Write {
     if add { Write::Add } else { Write::Replace }
+}
+
+/// Runs with at least so many numbers of the device's scratch memory.
+fn with_scratch(
+    device: &mut Device,
+    needed: usize,
+    work: impl FnOnce(&mut Device, &mut [f32]) -> Result<(), Stop>,
+) -> Result<(), Stop> {
+    let mut scratch = std::mem::take(device.scratch);
+    if scratch.len() < needed {
+        scratch.resize(needed, 0.0);
+    }
+    let done = work(device, &mut scratch);
+    *device.scratch = scratch;
+    done
 }

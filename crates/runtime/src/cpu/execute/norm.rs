@@ -4,7 +4,7 @@ use narrows_plan::program::PassOp;
 
 use super::super::device::{Device, Ready, Stop};
 use super::super::kernels::norm::{self, Gradients, Rms, Saved};
-use super::{view, view_mut, write};
+use super::{view, view_mut, with_scratch, write};
 
 pub fn rms(device: &Device) -> Rms {
     let constants = &device.constants;
@@ -39,33 +39,29 @@ pub fn backward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), St
     // dy, x, γ and one or two numbers a row, then the gradients that are added to.
     let statistics = if op == PassOp::NormBackwardApply { 2 } else { 1 };
     let add = reads.len() > 3 + statistics + 1;
-    let mut scratch = std::mem::take(device.scratch);
-    let needed = parallel.sums_scratch(extents.1.columns as usize);
-    if scratch.len() < needed {
-        scratch.resize(needed, 0.0);
-    }
-    let mut operands = device.operands(ready)?;
-    let saved = Saved {
-        dy: view(operands.read(0), extents.0),
-        x: view(operands.read(1), extents.1),
-        scale: operands.read(2),
-    };
-    if op == PassOp::NormBackwardStatistic {
-        norm::backward_statistic(saved, operands.write(0), parallel);
-    } else {
+    with_scratch(device, parallel.sums_scratch(extents.1.columns as usize), |device, scratch| {
+        let mut operands = device.operands(ready)?;
+        let saved = Saved {
+            dy: view(operands.read(0), extents.0),
+            x: view(operands.read(1), extents.1),
+            scale: operands.read(2),
+        };
+        if op == PassOp::NormBackwardStatistic {
+            norm::backward_statistic(saved, operands.write(0), parallel);
+            return Ok(());
+        }
         let (s, t) = (operands.read(3), operands.read(4));
         let made = Gradients {
             dx: view_mut(operands.write(0), extents.2),
             write: write(add),
             dscale: operands.write(1),
-            scratch: &mut scratch,
+            scratch,
         };
         match op {
             PassOp::NormBackward => norm::backward(saved, s, rms, made, parallel),
             PassOp::NormBackwardApply => norm::backward_apply(saved, s, t, rms, made, parallel),
             _ => norm::online_backward(saved, s, made, parallel),
         }
-    }
-    *device.scratch = scratch;
-    Ok(())
+        Ok(())
+    })
 }

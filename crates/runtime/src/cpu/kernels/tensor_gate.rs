@@ -42,8 +42,14 @@ impl Gate<'_> {
 
     /// Numbers of scratch memory that both directions need.
     pub fn scratch(&self, parallel: Parallel) -> usize {
-        let weights = self.u.rows() * self.u.columns() + self.v.rows() * self.v.columns();
-        parallel.threads() * 2 * TOKENS * self.middle() + parallel.sums_scratch(weights)
+        let rows = (self.u.rows(), self.v.rows());
+        let columns = (self.u.columns(), self.v.columns());
+        Gate::scratch_of(rows, columns, parallel)
+    }
+
+    /// The same of a gate with U `[a, m]` and V `[b, n]`.
+    pub fn scratch_of((a, b): (usize, usize), (m, n): (usize, usize), parallel: Parallel) -> usize {
+        parallel.threads() * 2 * TOKENS * a * n + parallel.sums_scratch(a * m + b * n)
     }
 
     fn check(&self, tokens: usize, h: usize, g: usize) {
