@@ -4,6 +4,7 @@ use std::fmt;
 
 use narrows_plan::{Defect, Defects};
 use narrows_runtime::RunError;
+use narrows_runtime::checkpoint::CheckpointError;
 use narrows_runtime::data::DataError;
 use narrows_runtime::train::TrainError;
 
@@ -115,6 +116,16 @@ impl Failure {
             field: fault.place().unwrap_or_default(),
             hints: fault.hint().into_iter().collect(),
             ..Problem::new(file.display().to_string(), fault.to_string())
+        })
+    }
+
+    /// Bad input: a checkpoint that cannot be read or written.
+    pub fn checkpoint(error: CheckpointError) -> Failure {
+        let CheckpointError { path, fault } = error;
+        Failure::input(Problem {
+            field: fault.place().unwrap_or_default(),
+            hints: fault.hint().map(str::to_owned).into_iter().collect(),
+            ..Problem::new(path.display().to_string(), fault.to_string())
         })
     }
 

@@ -8,6 +8,8 @@ mod args;
 mod commands;
 mod errors;
 mod input;
+mod lines;
+mod memory;
 mod output;
 mod report;
 mod tokenize;

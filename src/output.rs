@@ -57,49 +57,14 @@ fn json_text(value: &impl serde::Serialize) -> Outcome<String> {
     serde_json::to_string_pretty(value).map_err(|error| unwritable("-", &error.into()))
 }
 
-/// A file of lines, each of which is there as soon as it is written.
-pub struct Lines {
-    name: String,
-    file: Box<dyn Write>,
-}
-
-impl Lines {
-    /// Begins a file, or standard output. What is there under its name is lost.
-    pub fn create(output: &OsStr) -> Outcome<Lines> {
-        let name = output.to_string_lossy().into_owned();
-        let file: Box<dyn Write> = if is_stdout(output) {
-            Box::new(io::stdout())
-        } else {
-            Box::new(fs::File::create(output).map_err(|error| unwritable(&name, &error))?)
-        };
-        Ok(Lines { name, file })
-    }
-
-    /// What messages call it.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Writes a JSON document as a line.
-    pub fn write(&mut self, value: &impl serde::Serialize) -> Outcome<()> {
-        let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&self.name, &e.into()))?;
-        line.push(b'\n');
-        match self.file.write_all(&line).and_then(|()| self.file.flush()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Err(unwritable(&self.name, &error))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-fn unwritable(place: &str, error: &io::Error) -> Failure {
+/// That something cannot be written.
+pub fn unwritable(place: &str, error: &io::Error) -> Failure {
     Failure::input(Problem::new(place, format!("cannot be written: {error}")))
 }
 
 /// Writes beside the file and renames, so that its readers see the old text or the new one. What is
 /// not a plain file (a pipe, `/dev/null`) is written to; a link is followed.
-fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+pub fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let target = match fs::metadata(path) {
         Ok(existing) if existing.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         Ok(existing) if !existing.is_file() => {

@@ -1,8 +1,11 @@
 //! The command line, in two steps: [`low`] is what was typed, [`resolve`] is what it means,
-//! and [`data`] and [`run`] what the flags of the commands of that name mean.
+//! [`data`] and [`run`] what the flags of the commands of that name mean, and [`checkpoint`] and
+//! [`trace`] those of checkpoints and traces.
 
+pub mod checkpoint;
 pub mod data;
 pub mod low;
 pub mod resolve;
 pub mod run;
+pub mod trace;
 pub mod units;

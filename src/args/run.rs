@@ -13,9 +13,11 @@ use crate::errors::{Failure, Outcome, Problem};
 use crate::input;
 use crate::output;
 
+use super::checkpoint::{CheckpointArgs, Checkpoints};
 use super::data::same_file;
 use super::low::{Format, OutputArgs, RequestArgs};
 use super::resolve::{self, Answer, Defaults, PlanFile};
+use super::trace::{TraceArgs, Tracing};
 use super::units;
 
 /// What is planned for who does not say: small enough to learn something on a processor in minutes.
@@ -47,7 +49,7 @@ pub struct RunArgs {
     /// Token file to train on, as `narrows data` makes [default: a book that comes with the program]
     #[arg(long, value_name = "FILE")]
     pub data: Option<OsString>,
-    /// Optimizer steps
+    /// Optimizer steps, those before a checkpoint that is resumed included
     #[arg(long, value_name = "N", default_value = "200")]
     pub steps: NonZeroU64,
     /// Where weights begin and in which order sequences come
@@ -56,6 +58,12 @@ pub struct RunArgs {
     /// Write one JSON object a step to this file, or `-`
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<OsString>,
+    /// Where a run is kept.
+    #[command(flatten)]
+    pub checkpoints: CheckpointArgs,
+    /// What is traced.
+    #[command(flatten)]
+    pub trace: TraceArgs,
     /// What executes the plan
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
@@ -127,6 +135,10 @@ pub struct Training {
     pub threads: Option<u64>,
     /// How weights change.
     pub optimizer: Optimizer,
+    /// Where checkpoints go, if anywhere.
+    pub checkpoints: Option<Checkpoints>,
+    /// What is traced, if anything.
+    pub tracing: Option<Tracing>,
 }
 
 /// Which plan is run.
@@ -170,12 +182,17 @@ fn task(args: &RunArgs) -> Outcome<Task> {
     match args.backend {
         BackendName::Cpu => training(args).map(|training| Task::Train(Box::new(training))),
         BackendName::Null => {
-            let measured = [("--metrics", args.metrics.is_some()), ("--data", args.data.is_some())];
+            let measured = [
+                ("--metrics", args.metrics.is_some()),
+                ("--data", args.data.is_some()),
+                ("--trace", args.trace.trace.is_some()),
+                ("--checkpoint-dir", args.checkpoints.checkpoint_dir.is_some()),
+            ];
             match measured.into_iter().find(|(_, given)| *given) {
                 None => Ok(Task::Count),
                 Some((flag, _)) => {
                     let problem = "the null backend computes nothing: it reads no tokens and has \
-                        nothing to measure";
+                        nothing to measure or to keep";
                     Err(Failure::input(Problem::new(flag, problem).hint("--backend cpu")))
                 }
             }
@@ -213,6 +230,8 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         metrics: args.metrics.clone(),
         threads: args.threads.map(NonZeroU64::get),
         optimizer,
+        checkpoints: args.checkpoints.resolve(),
+        tracing: args.trace.resolve(steps)?,
     })
 }
 
@@ -234,7 +253,12 @@ fn no_input_is_overwritten(args: &RunArgs) -> Outcome<()> {
     let subject = &args.request.subject;
     let inputs =
         || args.data.iter().chain(&args.plan).chain(&subject.model).chain(&subject.hardware);
-    for (flag, output) in [("--metrics", &args.metrics), ("--output", &args.output.output)] {
+    let outputs = [
+        ("--metrics", &args.metrics),
+        ("--output", &args.output.output),
+        ("--trace", &args.trace.trace),
+    ];
+    for (flag, output) in outputs {
         let Some(output) = output else { continue };
         if let Some(input) = inputs().find(|input| same_file(input, Path::new(output))) {
             let problem = format!("`{}` is an input too", input.display());

@@ -5,7 +5,7 @@ mod cost;
 mod data;
 mod explain;
 mod plan;
-mod run;
+pub mod run;
 mod schema;
 
 pub use explain::Given;

@@ -5,11 +5,13 @@ pub mod infeasible;
 pub mod json;
 pub mod numeric;
 pub mod page;
+pub mod parts;
 pub mod proof;
 pub mod rivals;
 pub mod run;
 pub mod text;
 pub mod tokens;
+pub mod trace;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::decisions::ResolvedPlan;

@@ -7,9 +7,10 @@ use narrows_plan::decisions::BorderLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::search::{SearchReport, SearchStatus};
+use narrows_runtime::parts::Part;
 
 use super::page::{Align, Page, count, percent, plural, thousands};
-use super::{Findings, decisions, limited};
+use super::{Findings, decisions, limited, parts};
 use crate::args::low::executor_name;
 use crate::output;
 
@@ -135,16 +136,8 @@ fn memory(peak: Bytes, limit: Option<Bytes>) -> String {
 }
 
 fn breakdown(page: &mut Page, findings: &Findings) {
-    let parts = &findings.prediction.breakdown_s;
-    let named = [
-        ("products", parts.gemm),
-        ("attention", parts.attention),
-        ("element-wise", parts.elementwise),
-        ("collectives, exposed", parts.collective_exposed),
-        ("pipeline bubble", parts.bubble),
-        ("optimizer", parts.optimizer),
-        ("other", parts.other),
-    ];
+    let breakdown = &findings.prediction.breakdown_s;
+    let named = Part::ALL.map(|part| (parts::title(part), parts::predicted(breakdown, part)));
     let step_time = findings.prediction.step_time_s;
     let rows: Vec<Vec<String>> = named
         .iter()

@@ -1,12 +1,14 @@
 //! The command line as scripts see it: flags, JSON keys, exit codes.
 
 mod check;
+mod checkpoints;
 mod data;
 mod errors;
 mod files;
 mod plan;
 mod run;
 mod text;
+mod trace;
 
 use assert_cmd::Command;
 use serde_json::Value;

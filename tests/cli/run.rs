@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use super::{json as answer, narrows, refusal, stdout};
 
 /// Sizes that a step takes no time with.
-const SMALL: &str = "run --global-batch 2 --sequence-length 16 --threads 1";
+pub const SMALL: &str = "run --global-batch 2 --sequence-length 16 --threads 1";
 
 /// Every line of a metrics file.
-fn lines(path: &Path) -> Vec<Value> {
+pub fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.ends_with('\n'), "a whole line: {text}");
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -187,6 +187,43 @@ fn a_loss_that_is_no_number_ends_a_run_and_loses_nothing() {
         assert!(message.contains(part), "{part} in {message}");
     }
     assert_eq!(lines(&metrics).len(), 1);
+}
+
+#[test]
+fn what_the_machine_cannot_hold_is_refused_before_it_is_allocated() {
+    let large = "run --model cola-30b --memory-limit none --global-batch 1 --sequence-length 16";
+    let message = refusal(&format!("{large} --steps 1 --format json"), 1);
+    for part in ["memory: training cola-30b takes ", " are free", "hint: a smaller model"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+}
+
+#[test]
+fn the_parts_of_a_step_are_predicted_and_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = folder.path().join("m.jsonl");
+    let line =
+        format!("{SMALL} --steps 3 --devices 2 --pipeline 2 --metrics {}", metrics.display());
+    let found = answer(&line);
+    let parts = |value: &Value| -> Vec<(String, f64)> {
+        let parts = value.as_object().unwrap().iter();
+        parts.map(|(name, time)| (name.clone(), time.as_f64().unwrap())).collect()
+    };
+    let names = |parts: &[(String, f64)]| parts.iter().map(|(name, _)| name.clone()).collect();
+    let (measured, predicted) =
+        (parts(&found["breakdown_s"]), parts(&found["prediction"]["breakdown_s"]));
+    let (left, right): (Vec<String>, Vec<String>) = (names(&measured), names(&predicted));
+    assert_eq!(left, right);
+    let lines = lines(&metrics);
+    for value in lines.iter().chain([&found]) {
+        let sum: f64 = parts(&value["breakdown_s"]).iter().map(|(_, time)| time).sum();
+        let step = value["step_time_s"].as_f64().unwrap();
+        assert!((sum / step - 1.0).abs() < 1e-6, "{sum} and {step}");
+    }
+    assert_eq!(lines[0]["predicted_breakdown_s"], found["prediction"]["breakdown_s"]);
+    for name in ["gemm", "attention", "elementwise", "bubble", "optimizer", "other"] {
+        assert!(found["breakdown_s"][name].as_f64() > Some(0.0), "{name}: {measured:?}");
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub mod numeric;
 pub mod optimizer;
 pub mod order;
 pub mod parameters;
+pub mod parts;
 pub mod place;
 pub mod reference;
 pub mod report;

@@ -151,9 +151,15 @@ fn a_record_says_what_was_expected_too() {
     let trained = trainer.step().unwrap();
     let allocated = trainer.session().allocated();
     let expected: Vec<Bytes> = allocated.iter().copied().map(Bytes).collect();
-    let predicted = Predicted { step_time_s: 0.25, allocated: expected };
+    let predicted =
+        Predicted { step_time_s: 0.25, breakdown_s: [("gemm", 0.25)].into(), allocated: expected };
     let record = serde_json::to_value(Record::new(&trained, Some(&predicted))).unwrap();
     assert_eq!(record["predicted_step_time_s"], 0.25);
+    assert_eq!(record["predicted_breakdown_s"]["gemm"], 0.25);
+    let parts = record["breakdown_s"].as_object().unwrap();
+    let sum: f64 = parts.values().filter_map(|part| part.as_f64()).sum();
+    assert!((sum / record["step_time_s"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{parts:?}");
+    assert!(parts["gemm"].as_f64() > Some(0.0) && parts["collective_exposed"].as_f64() > Some(0.0));
     assert_eq!(record["allocated_bytes"], serde_json::json!(allocated));
     assert_eq!(record["allocated_bytes"], record["predicted_allocated_bytes"]);
     assert_eq!(record["collective_bytes"][0], record["collective_bytes"][1]);

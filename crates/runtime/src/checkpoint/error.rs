@@ -170,6 +170,20 @@ impl Fault {
         }
     }
 
+    /// Whether the files are not as they were written, so that an older checkpoint may do.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self,
+            Fault::Missing
+                | Fault::NotPlain
+                | Fault::TooLong { .. }
+                | Fault::Field { .. }
+                | Fault::Length { .. }
+                | Fault::Checksum { .. }
+                | Fault::Header { .. }
+        )
+    }
+
     /// What to try.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

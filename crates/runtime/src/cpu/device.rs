@@ -12,6 +12,7 @@ use narrows_plan::strategy::{Context, Zero};
 
 use super::arena::{Arena, Operands};
 use super::barrier::{Abort, Aborted};
+use super::clock::Clock;
 use super::exchange::Exchange;
 use super::execute;
 use super::kernels::Parallel;
@@ -20,6 +21,7 @@ use super::pipe::Pipe;
 use crate::backend::RunError;
 use crate::optimizer::{Coefficients, Optimizer};
 use crate::order::slot;
+use crate::parts::Part;
 use crate::place;
 use crate::report::DeviceReport;
 
@@ -62,11 +64,32 @@ pub struct Device<'a> {
     /// Whether weight decay applies, by the buffer of the weight.
     pub decays: &'a HashMap<BufferId, bool>,
     pub links: &'a Links,
+    /// What the time of each instruction counts as.
+    pub parts: &'a StageParts,
+    pub clock: &'a mut Clock,
     pub parallel: Parallel,
     pub step: Step<'a>,
     pub report: DeviceReport,
     /// The mean loss over the step's tokens, as far as this device has seen it.
     pub loss: f64,
+}
+
+/// What the time of a stage's instructions counts as: forward, backward and step.
+pub struct StageParts([Vec<Part>; 3]);
+
+impl StageParts {
+    pub fn new(stage: &StageProgram) -> StageParts {
+        let phases = [Phase::Forward, Phase::Backward, Phase::Step];
+        StageParts(phases.map(|phase| stage.phase(phase).iter().map(Part::of).collect()))
+    }
+
+    fn phase(&self, phase: Phase) -> &[Part] {
+        match phase {
+            Phase::Forward => &self.0[0],
+            Phase::Backward => &self.0[1],
+            Phase::Step => &self.0[2],
+        }
+    }
 }
 
 /// Why a device stopped.
@@ -175,14 +198,18 @@ impl<'a> Device<'a> {
         let stage = self.stage;
         for turn in &stage.schedule {
             self.load_tokens(turn.microbatch);
-            let slot = slot(stage, turn.microbatch);
-            for instr in stage.phase(turn.phase) {
-                let ready = Ready { instr, phase: turn.phase, microbatch: turn.microbatch, slot };
-                self.execute(&ready)?;
-            }
+            self.clock.read(Part::Other);
+            self.pass(turn.phase, turn.microbatch, slot(stage, turn.microbatch))?;
         }
-        for instr in &stage.step {
-            self.execute(&Ready { instr, phase: Phase::Step, microbatch: 0, slot: 0 })?;
+        self.pass(Phase::Step, 0, 0)
+    }
+
+    fn pass(&mut self, phase: Phase, microbatch: u64, slot: u64) -> Result<(), Stop> {
+        let (stage, parts) = (self.stage, self.parts);
+        for (instr, part) in stage.phase(phase).iter().zip(parts.phase(phase)) {
+            let begun = self.clock.last();
+            self.execute(&Ready { instr, phase, microbatch, slot })?;
+            self.clock.end_instruction(*part, begun);
         }
         Ok(())
     }
@@ -221,6 +248,7 @@ impl<'a> Device<'a> {
         };
         let mut fits = true;
         pipe.receive(&links.abort, |numbers| {
+            self.clock.read(Part::Bubble);
             let mut rest = numbers;
             for access in &ready.instr.writes {
                 let range = self.range(ready, access);

@@ -8,21 +8,26 @@
 //! |---|---|
 //! | [`session`] | allocates, runs all devices for a step |
 //! | `device` | one device: its turns, its instructions, its links to others |
+//! | `clock` | what a device's time is spent on |
 //! | `execute/` | what each instruction computes, by calls of [`kernels`] |
 //! | `arena`, `exchange`, `pipe`, `barrier` | memory, collectives, transfers, waiting |
+//! | [`memory`] | what will be allocated |
 //! | [`tensors`] | whole parameters, gradients and moments, in and out |
 //! | `weights` | which element of which logical parameter lies where |
 
 mod arena;
 mod barrier;
+mod clock;
 mod device;
 mod exchange;
 mod execute;
 pub mod kernels;
+pub mod memory;
 mod pipe;
 pub mod session;
 pub mod tensors;
 mod weights;
 
+pub use clock::Lap;
 pub use session::{Done, Session, StepInput};
 pub use tensors::{Tensors, Whole};

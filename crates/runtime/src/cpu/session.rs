@@ -1,6 +1,7 @@
 //! A session: the memory of all devices, and what can be done with it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
 
 use narrows_plan::kernel::Attention;
 use narrows_plan::model::Model;
@@ -10,7 +11,8 @@ use narrows_plan::program::{
 use narrows_plan::{CheckedProgram, Precision};
 
 use super::arena::Arena;
-use super::device::{Coordinates, Device, Links, Step, Stop};
+use super::clock::{Clock, Lap};
+use super::device::{Coordinates, Device, Links, StageParts, Step, Stop};
 use super::execute;
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
@@ -19,7 +21,8 @@ use super::weights::Held;
 use crate::backend::RunError;
 use crate::optimizer::Optimizer;
 use crate::parameters::{Role, logical_parameters};
-use crate::report::{DeviceReport, Report};
+use crate::parts::{Part, Parts};
+use crate::report::{DeviceId, DeviceReport, Report};
 
 /// A program with its memory.
 pub struct Session {
@@ -33,6 +36,9 @@ pub struct Session {
     decays: Vec<HashMap<BufferId, bool>>,
     /// Elements of every logical parameter.
     pub(super) sizes: BTreeMap<String, usize>,
+    /// What the time of instructions counts as, by stage.
+    parts: Vec<StageParts>,
+    clocks: Vec<Clock>,
     parallel: Parallel,
     pub(super) steps: u64,
 }
@@ -55,6 +61,8 @@ pub struct Done {
     pub gradient_norm: f64,
     /// What each device did.
     pub report: Report,
+    /// What its time was spent on: means over the devices, which add up to all of it.
+    pub time: Parts,
 }
 
 impl Session {
@@ -104,7 +112,9 @@ impl Session {
             RotaryTable::new(positions, head_dim as usize, whole.constants.rope_theta)
         });
         let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
-        let scratch = devices.map(|_| vec![]).collect();
+        let scratch = devices.clone().map(|_| vec![]).collect();
+        let clocks = devices.map(|_| Clock::new()).collect();
+        let parts = whole.stages.iter().map(StageParts::new).collect();
         let parallel = Parallel::new(threads);
         let steps = 0;
         Ok(Session {
@@ -116,6 +126,8 @@ impl Session {
             rotary,
             decays,
             sizes,
+            parts,
+            clocks,
             parallel,
             steps,
         })
@@ -134,6 +146,22 @@ impl Session {
     /// Optimizer steps made.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Keeps when every instruction of a step was executed, from now on.
+    pub fn keep_laps(&mut self) {
+        let program = self.program.program();
+        let mesh = program.context.mesh;
+        for (device, clock) in self.clocks.iter_mut().enumerate() {
+            let stage = DeviceId(device as u64).stage(&mesh);
+            clock.keep_laps(crate::order::step(&program.stages[stage]).count());
+        }
+    }
+
+    /// When a device executed the instructions of the last step, in the [order](crate::order::step) in
+    /// which it met them; empty unless they are [kept](Session::keep_laps).
+    pub fn laps(&self, device: DeviceId) -> &[Lap] {
+        self.clocks.get(device.0 as usize).map_or(&[], Clock::laps)
     }
 
     /// One optimizer step.
@@ -194,13 +222,16 @@ impl Session {
 
     fn run(&mut self, step: Step) -> Result<Done, RunError> {
         self.check_batch(&step)?;
+        let begun = Instant::now();
         let program = self.program.program();
         let mesh = program.context.mesh;
         let (links, rotary, decays) = (&self.links, self.rotary.as_ref(), &self.decays);
-        let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&self.pools);
+        self.clocks.iter_mut().for_each(|clock| clock.start(begun));
+        let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&mut self.clocks);
+        let memory = memory.zip(&self.pools);
         let devices: Vec<(Device, &Option<rayon::ThreadPool>)> = memory
             .enumerate()
-            .map(|(device, ((arena, scratch), pool))| {
+            .map(|(device, (((arena, scratch), clock), pool))| {
                 let at = Coordinates::of(device as u64, &mesh);
                 let stage = &program.stages[at.stage as usize];
                 let report = DeviceReport {
@@ -218,6 +249,8 @@ impl Session {
                     rotary,
                     decays: &decays[at.stage as usize],
                     links,
+                    parts: &self.parts[at.stage as usize],
+                    clock,
                     parallel: self.parallel,
                     step,
                     report,
@@ -238,7 +271,14 @@ impl Session {
             })
             .map_err(|_| RunError::Threads { why: "a device's thread panicked".into() })?
         };
-        collect(program, outcomes)
+        let ended = Instant::now();
+        let waited = if self.clocks.len() > 1 { Part::Bubble } else { Part::Other };
+        let mut time = Parts::default();
+        for clock in &mut self.clocks {
+            time.join(&clock.stop(waited, ended));
+        }
+        let done = collect(program, outcomes)?;
+        Ok(Done { time: time.over(self.clocks.len()), ..done })
     }
 }
 
@@ -304,7 +344,8 @@ fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> 
         debug_assert_eq!(*report, outcome.report, "devices of a stage move and hold as much");
     }
     let stages = stages.into_iter().map(Option::unwrap_or_default).collect();
-    Ok(Done { loss, gradient_norm: squares.sqrt(), report: Report { mesh, stages } })
+    let (report, time) = (Report { mesh, stages }, Parts::default());
+    Ok(Done { loss, gradient_norm: squares.sqrt(), report, time })
 }
 
 /// `None` when a weight is not one of the model's.
@@ -333,7 +374,8 @@ fn instructions(program: &Program) -> impl Iterator<Item = &Instr> {
     stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
 }
 
-fn largest_transfer(program: &Program) -> usize {
+/// The most numbers that a transfer has.
+pub(super) fn largest_transfer(program: &Program) -> usize {
     let size = |side: &[Access]| side.iter().map(|a| a.extent.bytes().0 / 4).sum::<u64>() as usize;
     let sends = instructions(program).filter(|instr| matches!(instr.action, Action::Send(_)));
     sends.map(|instr| size(&instr.reads)).max().unwrap_or(0)

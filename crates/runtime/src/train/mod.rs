@@ -17,6 +17,7 @@ use crate::backend::RunError;
 use crate::cpu::{Session, StepInput};
 use crate::data::{Cursor, DataError, Sampler};
 use crate::optimizer::Optimizer;
+use crate::parts::Part;
 
 pub use record::{ByKindAndAxis, Predicted, Record, Trained};
 
@@ -101,6 +102,10 @@ impl Trainer {
         let done = self.session.step(&self.optimizer, input)?;
         self.next_sequence += self.session.program().context.workload.global_batch;
         let step = self.session.steps();
+        // A clock that stood still would make infinitely many tokens a second.
+        let time = begin.elapsed().max(Duration::from_nanos(1));
+        let mut parts = done.time;
+        parts.add(Part::Other, time.saturating_sub(parts.total()));
         Ok(Trained {
             step,
             loss: done.loss,
@@ -109,8 +114,8 @@ impl Trainer {
             tokens: self.tokens.len() as u64,
             epoch: self.sampler.epoch(first_sequence),
             read,
-            // A clock that stood still would make infinitely many tokens a second.
-            time: begin.elapsed().max(Duration::from_nanos(1)),
+            time,
+            parts,
             report: done.report,
         })
     }

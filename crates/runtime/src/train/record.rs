@@ -6,6 +6,7 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use serde::Serialize;
 
+use crate::parts::Parts;
 use crate::report::{CollectiveCount, DeviceReport, Report};
 
 /// What came of a step.
@@ -27,6 +28,8 @@ pub struct Trained {
     pub read: Duration,
     /// Time of the whole step, the reading included.
     pub time: Duration,
+    /// What that was spent on: means over the devices, which add up to it.
+    pub parts: Parts,
     /// What each device did.
     pub report: Report,
 }
@@ -36,6 +39,8 @@ pub struct Trained {
 pub struct Predicted {
     /// Time of a step, in seconds.
     pub step_time_s: f64,
+    /// What it is spent on, in seconds by the names of [`Part`](crate::parts::Part).
+    pub breakdown_s: BTreeMap<&'static str, f64>,
     /// Memory for the program's buffers, by device.
     pub allocated: Vec<Bytes>,
 }
@@ -59,6 +64,9 @@ pub struct Record {
     data_time_s: f64,
     /// `null` where nobody predicted anything.
     predicted_step_time_s: Option<f64>,
+    /// What the step time was spent on.
+    breakdown_s: Parts,
+    predicted_breakdown_s: Option<BTreeMap<&'static str, f64>>,
     allocated_bytes: Vec<u64>,
     predicted_allocated_bytes: Option<Vec<u64>>,
     /// The whole (unsharded) tensors' bytes.
@@ -85,6 +93,8 @@ impl Record {
             step_time_s,
             data_time_s: trained.read.as_secs_f64(),
             predicted_step_time_s: predicted.map(|predicted| predicted.step_time_s),
+            breakdown_s: trained.parts,
+            predicted_breakdown_s: predicted.map(|predicted| predicted.breakdown_s.clone()),
             allocated_bytes: each(report, |device| device.allocated.0),
             predicted_allocated_bytes: predicted
                 .map(|predicted| predicted.allocated.iter().map(|bytes| bytes.0).collect()),

@@ -1,0 +1,42 @@
+//! What a session will allocate, known from its program before anything is.
+//!
+//! ```text
+//! arenas of all devices                                        what the plan says
+//! + transfers: two for each direction between neighbouring stages
+//! + whole weights, and twice as many moments, while they are drawn, loaded or gathered
+//! ```
+//! all in f32. Left out is what is small beside them: tables of positions, a few rows of scratch memory
+//! for each thread, the tokens of a step.
+
+use narrows_plan::Bytes;
+use narrows_plan::model::Model;
+use narrows_plan::program::Program;
+
+use super::session::largest_transfer;
+use crate::parameters::logical_parameters;
+
+/// Whole tensors that are in memory at once besides the arenas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gathered {
+    /// The weights, when they are drawn.
+    Weights,
+    /// Weights and moments too, for a checkpoint.
+    WeightsAndMoments,
+}
+
+/// Bytes that running a program takes at least.
+pub fn needed(model: &Model, program: &Program, gathered: Gathered) -> Bytes {
+    let mesh = program.context.mesh;
+    let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
+    let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();
+    let directions = 2 * u128::from(mesh.pipeline - 1);
+    let transfers = 2 * directions * 4 * largest_transfer(program) as u128;
+    let elements: u128 =
+        logical_parameters(model).iter().map(|parameter| u128::from(parameter.elements())).sum();
+    let copies = match gathered {
+        Gathered::Weights => 1,
+        Gathered::WeightsAndMoments => 3,
+    };
+    let all = devices * (arenas + transfers) + copies * 4 * elements;
+    Bytes(u64::try_from(all).unwrap_or(u64::MAX))
+}

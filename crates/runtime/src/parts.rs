@@ -1,0 +1,123 @@
+//! What the time of a step is spent on, as measured.
+//!
+//! The same parts as those of a predicted step, told apart the same way: by the instruction. What an
+//! instruction takes counts as a whole, so a collective's part holds the time that a device waits
+//! in it for the others of its group. What is spent outside of instructions, and what only waiting is:
+//!
+//! | part | besides instructions |
+//! |---|---|
+//! | `bubble` | waiting for another stage's transfer, and for the last device at the end of a step |
+//! | `other` | transfers themselves, reading tokens, starting and ending a step |
+
+use std::time::Duration;
+
+use narrows_plan::Kernel;
+use narrows_plan::kernel::PassKind;
+use narrows_plan::mesh::Axis;
+use narrows_plan::program::{Action, Instr};
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+/// A part of a step's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Products.
+    Gemm,
+    /// Attention.
+    Attention,
+    /// Fused passes.
+    Elementwise,
+    /// Collectives: nothing hides them here.
+    CollectiveExposed,
+    /// Waiting for other stages.
+    Bubble,
+    /// Gradient norm and AdamW.
+    Optimizer,
+    /// Transfers between stages, and what is no instruction.
+    Other,
+}
+
+/// The time of a step by part. It is written as seconds by the parts' names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Parts([Duration; Part::ALL.len()]);
+
+impl Part {
+    /// All of them, in the order in which they are told.
+    pub const ALL: [Part; 7] = [
+        Part::Gemm,
+        Part::Attention,
+        Part::Elementwise,
+        Part::CollectiveExposed,
+        Part::Bubble,
+        Part::Optimizer,
+        Part::Other,
+    ];
+
+    /// The key it is written under.
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Gemm => "gemm",
+            Part::Attention => "attention",
+            Part::Elementwise => "elementwise",
+            Part::CollectiveExposed => "collective_exposed",
+            Part::Bubble => "bubble",
+            Part::Optimizer => "optimizer",
+            Part::Other => "other",
+        }
+    }
+
+    /// What an instruction's time is spent on.
+    pub fn of(instr: &Instr) -> Part {
+        match (instr.kernel(), &instr.action) {
+            (Kernel::Gemm(_), _) => Part::Gemm,
+            (Kernel::Attention(_), _) => Part::Attention,
+            (Kernel::Pass(pass), _) if pass.kind == PassKind::Optimizer => Part::Optimizer,
+            (Kernel::Pass(_), _) => Part::Elementwise,
+            (Kernel::Transfer(_), _) => Part::Other,
+            // The square sum's collectives belong to the optimizer.
+            (Kernel::Collective(_), Action::Collective(exchange))
+                if exchange.axis == Axis::Pipeline =>
+            {
+                Part::Optimizer
+            }
+            (Kernel::Collective(_), _) => Part::CollectiveExposed,
+        }
+    }
+}
+
+impl Parts {
+    /// The time of a part.
+    pub fn get(&self, part: Part) -> Duration {
+        self.0[part as usize]
+    }
+
+    /// All parts together.
+    pub fn total(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
+    /// Adds to a part.
+    pub fn add(&mut self, part: Part, time: Duration) {
+        self.0[part as usize] += time;
+    }
+
+    /// Adds another's parts.
+    pub fn join(&mut self, other: &Parts) {
+        Part::ALL.iter().for_each(|part| self.add(*part, other.get(*part)));
+    }
+
+    /// Means, of what was added up over so many devices.
+    pub fn over(self, devices: usize) -> Parts {
+        let devices = u32::try_from(devices).unwrap_or(u32::MAX).max(1);
+        Parts(self.0.map(|time| time / devices))
+    }
+}
+
+impl Serialize for Parts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(Part::ALL.len()))?;
+        for part in Part::ALL {
+            map.serialize_entry(part.name(), &self.get(part).as_secs_f64())?;
+        }
+        map.end()
+    }
+}

@@ -1,0 +1,127 @@
+//! `narrows run`: trains a model under a plan, or counts what the plan does.
+
+mod checkpoints;
+mod trace;
+mod train;
+
+use narrows_cost_model::Prices;
+use narrows_plan::lower::lower;
+use narrows_plan::model::Model;
+use narrows_plan::{CheckedProgram, Plan, Precision};
+use narrows_planner::Request;
+use narrows_planner::predict::{Prediction, predict_program};
+use narrows_runtime::{Backend, NullBackend};
+
+use super::cost::{Priced, price};
+use crate::args::low::Format;
+use crate::args::resolve::{Answer, PlanFile};
+use crate::args::run::{Run, RunArgs, Subject, Task, run as resolve};
+use crate::errors::{Failure, Outcome, Problem};
+use crate::output;
+use crate::report::run::Counts;
+use crate::report::{infeasible, proof};
+pub use checkpoints::Kept;
+
+/// A plan that is about to be run.
+struct Planned {
+    model: Model,
+    plan: Plan,
+    program: CheckedProgram,
+    prediction: Prediction,
+    prices: Prices,
+}
+
+/// Where the words for people go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Voice {
+    Stdout,
+    /// Standard output belongs to a plan or to metrics.
+    Stderr,
+    /// One JSON document is all that is said.
+    Silent,
+}
+
+/// Plans, unless a plan was given, and runs the plan.
+pub fn run(args: &RunArgs) -> Outcome<()> {
+    let Run { subject, task, answer } = resolve(args)?;
+    if let Task::Train(training) = &task {
+        checkpoints::admit(training.checkpoints.as_ref())?;
+    }
+    let planned = match subject {
+        Subject::File(file) => read(*file, &task, args)?,
+        Subject::Search(request) => searched(&request, &task, &answer)?,
+    };
+    if let Some(file) = &answer.output {
+        output::write_plan(file, &planned.plan)?;
+    }
+    match task {
+        Task::Count => count(&planned, &answer),
+        Task::Train(training) => train::train(planned, &training, &answer),
+    }
+}
+
+fn read(file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
+    if matches!(task, Task::Train(_)) && file.plan.precision != Precision::Full32 {
+        let problem = "the plan computes in mixed bf16, and processors compute in f32 alone";
+        let problem = Problem { field: "precision".into(), ..Problem::new(&file.name, problem) };
+        let hint = "a plan that `narrows plan --hardware cpu-local` makes";
+        return Err(Failure::input(problem.hint(hint)));
+    }
+    let Priced { plan, resolved, prediction } = price(&file, args.request.executor)?;
+    let program = CheckedProgram::check(lower(&resolved))
+        .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;
+    let prices = Prices::new(&file.profile, args.request.executor, &plan.mesh);
+    Ok(Planned { model: file.model, plan, program, prediction, prices })
+}
+
+fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned> {
+    let Request { model, profile, executor, .. } = request;
+    if matches!(task, Task::Train(_)) && profile.precision() != Precision::Full32 {
+        let name = profile.name();
+        let problem =
+            format!("plans for `{name}` compute in mixed bf16, and processors in f32 alone");
+        let problem = Problem::new("--hardware", problem).hint("--hardware cpu-local");
+        return Err(Failure::input(problem));
+    }
+    let found = super::searched(request, answer.format);
+    let Some(fitted) = found.best else {
+        return Err(infeasible::failure(request, &found.report));
+    };
+    let resolved =
+        fitted.plan.resolve(model).map_err(|defects| Failure::file("the plan found", defects))?;
+    let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
+    let (plan, program) = (fitted.plan, fitted.program);
+    let prices = Prices::new(profile, *executor, &plan.mesh);
+    Ok(Planned { model: model.clone(), plan, program, prediction, prices })
+}
+
+fn count(planned: &Planned, answer: &Answer) -> Outcome<()> {
+    let mut backend = NullBackend;
+    let report = backend.run_step(&planned.program).map_err(|error| Failure::execution(&error))?;
+    let counts = Counts::of(backend.name(), &planned.model, &report);
+    match voice(answer, None) {
+        Voice::Silent => output::print_json(&counts),
+        voice => voice.say(&counts.text()),
+    }
+}
+
+fn voice(answer: &Answer, metrics: Option<&std::ffi::OsStr>) -> Voice {
+    match answer.format {
+        Format::Json => Voice::Silent,
+        Format::Text if answer.plan_on_stdout() || metrics.is_some_and(output::is_stdout) => {
+            Voice::Stderr
+        }
+        Format::Text => Voice::Stdout,
+    }
+}
+
+impl Voice {
+    fn say(self, text: &str) -> Outcome<()> {
+        match self {
+            Voice::Stdout => output::print(text)?,
+            Voice::Stderr => output::tell(text),
+            Voice::Silent => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! The trace of a run: its measured steps beside the one that was expected.
+
+use std::io;
+
+use narrows_cost_model::Prices;
+use narrows_cost_model::simulate::simulate;
+use narrows_plan::CheckedProgram;
+use narrows_runtime::Trainer;
+use narrows_runtime::train::Trained;
+
+use crate::args::trace::Tracing;
+use crate::errors::Outcome;
+use crate::output;
+use crate::report::trace::{Event, Measured, expected, measured};
+
+/// Collects the events of a run's steps.
+pub struct Tracer<'a> {
+    asked: &'a Tracing,
+    expected: Vec<Event>,
+    measured: Vec<Measured>,
+    last_step: u64,
+}
+
+impl<'a> Tracer<'a> {
+    /// With what is expected of a step at these prices.
+    pub fn new(asked: &'a Tracing, program: &CheckedProgram, prices: &Prices) -> Tracer<'a> {
+        let price = |kernel: &narrows_plan::Kernel| prices.kernel(kernel);
+        let timeline = simulate(program, &price);
+        let expected = expected(program.program(), &timeline, &price);
+        Tracer { asked, expected, measured: vec![], last_step: 0 }
+    }
+
+    /// Sees a step that was made.
+    pub fn after(&mut self, trainer: &Trainer, trained: &Trained) {
+        self.last_step = trained.step;
+        if self.asked.steps.as_ref().is_some_and(|steps| steps.contains(&trained.step)) {
+            self.measured.push(Measured::of(trainer, trained.step));
+        }
+    }
+
+    /// Writes the file. Says so where none of the steps that were asked for was made.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn finish(mut self, trainer: &Trainer) -> Outcome<()> {
+        let name = self.asked.file.display().to_string();
+        if self.asked.steps.is_none() && self.last_step > 0 {
+            self.measured.push(Measured::of(trainer, self.last_step));
+        }
+        if self.measured.is_empty() {
+            output::warn(&format!("no step that {name} is about was made: it has none measured"));
+        }
+        let mut events = measured(trainer.session().program(), &self.measured);
+        events.append(&mut self.expected);
+        let document = serde_json::json!({ "displayTimeUnit": "ms", "traceEvents": events });
+        serde_json::to_string(&document)
+            .map_err(io::Error::from)
+            .and_then(|text| output::write_whole(&self.asked.file, &text))
+            .map_err(|error| output::unwritable(&name, &error))
+    }
+}

@@ -1,0 +1,227 @@
+//! Trains under a plan, and says how it goes.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use narrows_plan::model::Model;
+use narrows_plan::program::Program;
+use narrows_plan::{Bytes, Plan};
+use narrows_runtime::cpu::Session;
+use narrows_runtime::cpu::memory::{Gathered, needed};
+use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
+use narrows_runtime::{DeviceId, Trainer};
+
+use super::checkpoints::Keeper;
+use super::trace::Tracer;
+use super::{Planned, Voice, voice};
+use crate::args::resolve::Answer;
+use crate::args::run::{Tokens, Training, cores};
+use crate::commands::{STOPPED, TICK};
+use crate::errors::{Ending, Failure, Outcome, Problem};
+use crate::lines::Lines;
+use crate::memory;
+use crate::output;
+use crate::report::page::plural;
+use crate::report::parts;
+use crate::report::run::{Beginning, Course, Summary, progress_line};
+
+/// The text that a run without a token file reads.
+const SHIPPED: &[u8] = include_bytes!("../../../data/moby-dick.txt");
+
+/// What reports call it.
+const SHIPPED_NAME: &str = "moby-dick.txt (within the program)";
+
+/// How often a run in text form says where it is.
+const LINES_OF_PROGRESS: u64 = 10;
+
+/// Trains the model of a plan.
+pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<()> {
+    let Planned { model, plan, program, prediction, prices } = planned;
+    let mesh = plan.mesh;
+    let devices = mesh.devices();
+    let threads = training.threads.unwrap_or((cores() / devices).max(1));
+    warn_of_cores(devices, threads);
+    let sampler = sampler(&model, &plan, training)?;
+    let voice = voice(answer, training.metrics.as_deref());
+    enough_memory(&model, program.program(), training)?;
+    let asked = training.tracing.as_ref();
+    let mut tracer = asked.map(|asked| Tracer::new(asked, &program, &prices));
+    let mut session = Session::new(&model, program, usize::try_from(threads).unwrap_or(usize::MAX))
+        .map_err(|error| Failure::execution(&error))?;
+    session.initialise(&model, training.seed);
+    if tracer.is_some() {
+        session.keep_laps();
+    }
+    let mut trainer = Trainer::new(session, sampler, training.optimizer)?;
+    let mut keeper = Keeper::new(training.checkpoints.as_ref(), &model, training.seed);
+    keeper.resume(&mut trainer, training.steps)?;
+    let begun_at = trainer.session().steps();
+    let mut metrics = training.metrics.as_deref().map(|file| lines(file, &keeper)).transpose()?;
+    let stage_bytes = &prediction.peak_memory_bytes;
+    let allocated = (0..devices).map(|id| Bytes(stage_bytes[DeviceId(id).stage(&mesh)])).collect();
+    let breakdown_s = parts::by_name(&prediction.breakdown_s);
+    let predicted = Predicted { step_time_s: prediction.step_time_s, breakdown_s, allocated };
+    let beginning =
+        Beginning { model: &model, plan: &plan, prediction: &prediction, threads, training };
+    voice.say(&beginning.text(trainer.sampler(), keeper.resumed()))?;
+    let stop = stop_on_signals();
+    let progress = progress(begun_at, training.steps, voice);
+    let every = (training.steps / LINES_OF_PROGRESS).max(1);
+    let mut course = Course::default();
+    let watch = |trainer: &Trainer, trained: &Trained| {
+        if let Some(lines) = &mut metrics {
+            lines.write(&Record::new(trained, Some(&predicted)))?;
+        }
+        course.add(trained);
+        if let Some(tracer) = &mut tracer {
+            tracer.after(trainer, trained);
+        }
+        progress.set_message(format!("loss {:.4}", trained.loss));
+        progress.inc(1);
+        if trained.step == begun_at + 1 || trained.step.is_multiple_of(every) {
+            let line = progress_line(trained, training.steps);
+            progress.suspend(|| voice.say(&line))?;
+        }
+        let next = if stop.load(Ordering::Relaxed) { Next::Stop } else { Next::Continue };
+        if next == Next::Continue {
+            keeper.on_the_way(trainer, training.steps)?;
+        }
+        Ok::<_, Failure>(next)
+    };
+    let ended = trainer.train(training.steps, watch);
+    progress.finish_and_clear();
+    let ended = ended.and_then(|ended| keeper.save(&trainer).map(|()| ended));
+    let ended =
+        ended.map_err(|failure| with_what_is_kept(failure, metrics.as_ref(), &keeper, &course))?;
+    let summary = Summary::of(&beginning, &trainer, &course, ended).with_files(
+        metrics.as_ref(),
+        keeper.resumed(),
+        keeper.last(),
+    );
+    if let Some(tracer) = tracer {
+        tracer.finish(&trainer)?;
+    }
+    match voice {
+        Voice::Silent => output::print_json(&summary)?,
+        voice => voice.say(&summary.text())?,
+    }
+    if ended == Ended::Stopped {
+        let (made, asked) = (trainer.session().steps(), training.steps);
+        let way_on = keeper.way_on().map_or(String::new(), |way_on| format!("; {way_on}"));
+        output::tell(&format!("stopped after step {made} of {asked}, as asked{way_on}\n"));
+        return Err(Failure { ending: Ending::Stopped, problems: vec![] });
+    }
+    Ok(())
+}
+
+/// A file of metrics: a new one, unless the run goes on.
+fn lines(file: &OsStr, keeper: &Keeper) -> Outcome<Lines> {
+    match keeper.resumed() {
+        Some(kept) => Lines::resume(file, kept.step),
+        None => Lines::create(file),
+    }
+}
+
+fn sampler(model: &Model, plan: &Plan, training: &Training) -> Outcome<Sampler> {
+    let file = match &training.tokens {
+        Tokens::Shipped => TokenFile::from_text(Path::new(SHIPPED_NAME), SHIPPED),
+        Tokens::File(path) => TokenFile::open(path),
+    }
+    .map_err(Failure::token_file)?;
+    let sampling = Sampling {
+        sequence_length: plan.workload.sequence_length,
+        vocabulary: u32::try_from(model.vocab).unwrap_or(u32::MAX),
+        seed: training.seed,
+    };
+    Sampler::new(Arc::new(file), sampling).map_err(|error| TrainError::from(error).into())
+}
+
+/// Says what is left of a run that ended in an error.
+fn with_what_is_kept(
+    mut failure: Failure,
+    metrics: Option<&Lines>,
+    keeper: &Keeper,
+    course: &Course,
+) -> Failure {
+    if let Some(problem) = failure.problems.first_mut() {
+        if let Some(lines) = metrics {
+            let (steps, file) = (plural(course.steps(), "step"), lines.name());
+            problem.because.push(format!("the metrics of the {steps} before it are in {file}"));
+        }
+        problem.because.extend(keeper.way_on());
+    }
+    failure
+}
+
+/// A machine out of memory ends programs without a word, so it is asked first.
+fn enough_memory(model: &Model, program: &Program, training: &Training) -> Outcome<()> {
+    let gathered = match training.checkpoints {
+        Some(_) => Gathered::WeightsAndMoments,
+        None => Gathered::Weights,
+    };
+    let needed = needed(model, program, gathered);
+    let Some(available) = memory::available().filter(|available| needed > *available) else {
+        return Ok(());
+    };
+    let mesh = program.context.mesh;
+    let largest = program.stages.iter().map(|stage| stage.arena.0).max().unwrap_or(0);
+    let problem = format!("training {} takes {needed}, and {available} are free", model.name);
+    let each = format!(
+        "because {} share this machine's memory, and a device's buffers take up to {}",
+        plural(mesh.devices(), "device"),
+        Bytes(largest)
+    );
+    let problem = Problem::new("memory", problem)
+        .because([each])
+        .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
+        .hint("--backend null counts what the devices would do, and allocates nothing");
+    Err(Failure::failed(vec![problem]))
+}
+
+fn warn_of_cores(devices: u64, threads: u64) {
+    let cores = cores();
+    if devices.saturating_mul(threads) <= cores {
+        return;
+    }
+    let each = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
+    output::warn(&format!(
+        "{devices} devices{each} share {cores} cores: they take turns, and steps take longer than \
+         predicted"
+    ));
+}
+
+/// Whether somebody wants the run to end. It ends after its step; who asks twice does not wait.
+fn stop_on_signals() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&stop);
+    let handler = move || {
+        if asked.swap(true, Ordering::Relaxed) {
+            // A checkpoint that is being written has no name yet, so the folder stays whole.
+            std::process::exit(STOPPED.into());
+        }
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        output::warn(&format!("Ctrl-C will not wait for the end of a step: {error}"));
+    }
+    stop
+}
+
+/// A bar, drawn on standard error, and only when that is a terminal.
+fn progress(begun_at: u64, steps: u64, voice: Voice) -> ProgressBar {
+    if voice == Voice::Silent {
+        return ProgressBar::hidden();
+    }
+    let progress = ProgressBar::new(steps).with_position(begun_at);
+    // The steps before were not made in this run's time.
+    progress.reset_eta();
+    let template = "{spinner} {wide_bar} step {pos} of {len}, {msg}, {eta} to go";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        progress.set_style(style);
+    }
+    progress.enable_steady_tick(TICK);
+    progress
+}

@@ -1,0 +1,69 @@
+//! What the time of a step is spent on, predicted and measured, under one list of names.
+
+use std::collections::BTreeMap;
+
+use narrows_cost_model::simulate::Breakdown;
+use narrows_runtime::parts::Part;
+
+/// What people call a part.
+pub fn title(part: Part) -> &'static str {
+    match part {
+        Part::Gemm => "products",
+        Part::Attention => "attention",
+        Part::Elementwise => "element-wise",
+        Part::CollectiveExposed => "collectives, exposed",
+        Part::Bubble => "pipeline bubble",
+        Part::Optimizer => "optimizer",
+        Part::Other => "other",
+    }
+}
+
+/// The predicted time of a part, in seconds.
+pub fn predicted(breakdown: &Breakdown, part: Part) -> f64 {
+    match part {
+        Part::Gemm => breakdown.gemm,
+        Part::Attention => breakdown.attention,
+        Part::Elementwise => breakdown.elementwise,
+        Part::CollectiveExposed => breakdown.collective_exposed,
+        Part::Bubble => breakdown.bubble,
+        Part::Optimizer => breakdown.optimizer,
+        Part::Other => breakdown.other,
+    }
+}
+
+/// All predicted times, in seconds, by the names they are written under.
+pub fn by_name(breakdown: &Breakdown) -> BTreeMap<&'static str, f64> {
+    Part::ALL.into_iter().map(|part| (part.name(), predicted(breakdown, part))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_cost_model::simulate::simulate;
+    use narrows_plan::Seconds;
+    use narrows_plan::model::presets;
+    use narrows_planner::Request;
+    use narrows_planner::search::search;
+
+    use super::*;
+
+    /// Where every kernel takes a second, a breakdown counts instructions.
+    #[test]
+    fn instructions_count_as_the_part_that_they_are_predicted_in() {
+        let model = presets::find("cola-tiny").unwrap();
+        let profile = profile::preset("cpu-local").unwrap();
+        let (tensor, pipeline, data) = (Some(2), Some(1), Some(2));
+        let request = Request { tensor, pipeline, data, ..Request::new(model, profile, 4, 4, 16) };
+        let program = search(&request).best.expect("a plan").program;
+        let predicted_counts = by_name(&simulate(&program, &|_| Seconds(1.0)).breakdown);
+        let mut counts: BTreeMap<&str, f64> =
+            Part::ALL.iter().map(|part| (part.name(), 0.0)).collect();
+        for moment in narrows_runtime::order::step(&program.program().stages[0]) {
+            *counts.get_mut(Part::of(moment.instr).name()).unwrap() += 1.0;
+        }
+        assert_eq!(counts, predicted_counts);
+        let written = serde_json::to_value(Breakdown::default()).unwrap();
+        let names: Vec<&String> = written.as_object().unwrap().keys().collect();
+        assert_eq!(names, Part::ALL.map(Part::name), "one set of keys");
+    }
+}

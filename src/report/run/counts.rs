@@ -1,0 +1,75 @@
+//! What the devices of a run would do.
+
+use narrows_plan::Bytes;
+use narrows_plan::mesh::Mesh;
+use narrows_plan::model::Model;
+use narrows_runtime::DeviceReport;
+use narrows_runtime::report::Report;
+use narrows_runtime::train::ByKindAndAxis;
+use serde::Serialize;
+
+use crate::report::page::{Align, Page, plural, thousands};
+
+/// What the devices would do; its JSON form is what `run --backend null --format json` prints.
+#[derive(Serialize)]
+pub struct Counts {
+    backend: &'static str,
+    model: String,
+    mesh: Mesh,
+    /// All devices of a stage do the same amount of everything.
+    stages: Vec<StageCounts>,
+}
+
+/// What each device of a stage would do in a step.
+#[derive(Serialize)]
+struct StageCounts {
+    instructions: std::collections::BTreeMap<&'static str, u64>,
+    collectives: u64,
+    collective_bytes: ByKindAndAxis,
+    collective_sent_bytes: ByKindAndAxis,
+    transfer_sent_bytes: u64,
+    transfer_received_bytes: u64,
+    allocated_bytes: u64,
+}
+
+impl Counts {
+    /// Those of a report.
+    pub fn of(backend: &'static str, model: &Model, report: &Report) -> Counts {
+        let stage = |device: &DeviceReport| StageCounts {
+            instructions: device.instructions.clone(),
+            collectives: device.collectives.values().map(|count| count.calls).sum(),
+            collective_bytes: device.collective_bytes(|count| count.payload),
+            collective_sent_bytes: device.collective_bytes(|count| count.sent),
+            transfer_sent_bytes: device.sent.0,
+            transfer_received_bytes: device.received.0,
+            allocated_bytes: device.allocated.0,
+        };
+        let stages = report.stages.iter().map(stage).collect();
+        Counts { backend, model: model.name.clone(), mesh: report.mesh, stages }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut page = Page::default();
+        let devices = plural(self.mesh.devices(), "device");
+        page.heading(format!("A step of {} on {devices}, counted", self.model));
+        page.line(self.mesh);
+        page.heading("Each device of a stage");
+        let row = |(index, stage): (usize, &StageCounts)| {
+            let sent = stage.collective_sent_bytes.values().flat_map(|axes| axes.values()).sum();
+            vec![
+                index.to_string(),
+                thousands(stage.instructions.values().sum()),
+                thousands(stage.collectives),
+                Bytes(sent).to_string(),
+                Bytes(stage.transfer_sent_bytes).to_string(),
+                Bytes(stage.allocated_bytes).to_string(),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
+        let columns =
+            ["stage", "instructions", "collectives", "sent in them", "sent to stages", "memory"];
+        page.table(&columns.map(|name| (name, Align::Right)), &rows);
+        page.finish()
+    }
+}

@@ -1,0 +1,260 @@
+//! What a run does, did, or would do.
+
+mod counts;
+mod course;
+
+use narrows_cost_model::simulate::Breakdown;
+use narrows_plan::mesh::Mesh;
+use narrows_plan::model::Model;
+use narrows_plan::{Bytes, Plan, Seconds};
+use narrows_planner::predict::Prediction;
+use narrows_runtime::Trainer;
+use narrows_runtime::data::Sampler;
+use narrows_runtime::parts::{Part, Parts};
+use narrows_runtime::train::{Ended, Trained};
+use serde::Serialize;
+
+use super::page::{Align, Page, plural, thousands};
+use super::parts;
+use crate::args::checkpoint::Origin;
+use crate::args::run::Training;
+use crate::commands::run::Kept;
+use crate::lines::Lines;
+
+pub use counts::Counts;
+pub use course::Course;
+use course::curve;
+
+/// What is known before the first step.
+#[derive(Clone, Copy)]
+pub struct Beginning<'a> {
+    /// What is trained.
+    pub model: &'a Model,
+    /// Under which plan.
+    pub plan: &'a Plan,
+    /// What is expected of a step.
+    pub prediction: &'a Prediction,
+    /// Threads of a device.
+    pub threads: u64,
+    /// How it is trained.
+    pub training: &'a Training,
+}
+
+impl Beginning<'_> {
+    /// For people.
+    pub fn text(&self, sampler: &Sampler, resumed: Option<&Kept>) -> String {
+        let Beginning { model, plan, prediction, threads, training } = self;
+        let mut page = Page::default();
+        let mesh = plan.mesh;
+        let devices = plural(mesh.devices(), "device");
+        let threads = plural(*threads, "thread");
+        page.heading(format!("Training {} on {devices} of {threads}", model.name));
+        let work = plan.workload;
+        let (file, tokens) = (sampler.file().path().display(), sampler.file().tokens());
+        let step_time = Seconds(prediction.step_time_s);
+        let mut fields = vec![
+            ("plan", mesh.to_string()),
+            ("data", format!("{} tokens of {file}", thousands(tokens))),
+            (
+                "steps",
+                format!(
+                    "{} of {}, each of {} tokens",
+                    thousands(training.steps),
+                    plural(work.global_batch, "sequence"),
+                    thousands(work.sequence_length)
+                ),
+            ),
+            ("predicted", format!("{step_time} a step on `{}`", plan.hardware.name)),
+        ];
+        fields.extend(self.begins_at(resumed).map(|at| ("begins", at)));
+        page.fields(&fields);
+        page.heading("Loss");
+        page.finish()
+    }
+
+    /// Where a run that may be resumed begins.
+    fn begins_at(&self, resumed: Option<&Kept>) -> Option<String> {
+        let checkpoints = self.training.checkpoints.as_ref()?;
+        match (checkpoints.origin, resumed) {
+            (_, Some(Kept { step, path })) => {
+                Some(format!("after step {step}: {}", path.display()))
+            }
+            (Origin::LastCheckpoint, None) => {
+                let dir = checkpoints.dir.display();
+                Some(format!("with the first step: there is no checkpoint in {dir}"))
+            }
+            (Origin::FirstStep, None) => None,
+        }
+    }
+}
+
+/// Where a run is.
+pub fn progress_line(trained: &Trained, steps: u64) -> String {
+    let width = steps.to_string().len();
+    let Trained { step, loss, gradient_norm, time, tokens, .. } = trained;
+    let speed = thousands((*tokens as f64 / time.as_secs_f64()) as u64);
+    format!(
+        "  step {step:>width$}  loss {loss:.4}  gradient {gradient_norm:.3}  {speed} tokens/s\n"
+    )
+}
+
+/// How a run went; its JSON form is what `run --format json` prints.
+#[derive(Serialize)]
+pub struct Summary {
+    status: &'static str,
+    backend: &'static str,
+    model: String,
+    mesh: Mesh,
+    threads_per_device: u64,
+    seed: u64,
+    data: String,
+    /// Made in this run.
+    steps: u64,
+    steps_asked: u64,
+    tokens: u64,
+    loss_first: Option<f64>,
+    loss_last: Option<f64>,
+    tokens_per_s: f64,
+    /// The median of the measured ones.
+    step_time_s: f64,
+    /// What the time of that step was spent on.
+    breakdown_s: Parts,
+    wall_time_s: f64,
+    prediction: Expected,
+    /// By device.
+    allocated_bytes: Vec<u64>,
+    /// Where a line for each step is.
+    metrics: Option<String>,
+    /// The step that the run went on from; `null` when it began at its first.
+    resumed_step: Option<u64>,
+    /// The last checkpoint that is there.
+    checkpoint: Option<String>,
+    #[serde(skip)]
+    curve: Vec<f64>,
+}
+
+/// What was expected of a step.
+#[derive(Serialize)]
+struct Expected {
+    step_time_s: f64,
+    step_time_interval_s: [f64; 2],
+    breakdown_s: Breakdown,
+    tokens_per_s: f64,
+    /// By stage.
+    peak_memory_bytes: Vec<u64>,
+}
+
+impl Summary {
+    /// That of a run that ended.
+    pub fn of(beginning: &Beginning, trainer: &Trainer, course: &Course, ended: Ended) -> Summary {
+        let Beginning { model, plan, prediction, threads, training } = beginning;
+        let (time, breakdown_s) = course.median();
+        Summary {
+            status: match ended {
+                Ended::Done => "done",
+                Ended::Stopped => "stopped",
+            },
+            backend: "cpu",
+            model: model.name.clone(),
+            mesh: plan.mesh,
+            threads_per_device: *threads,
+            seed: training.seed,
+            data: trainer.sampler().file().path().display().to_string(),
+            steps: course.steps(),
+            steps_asked: training.steps,
+            tokens: course.tokens,
+            loss_first: course.losses.first().copied(),
+            loss_last: course.losses.last().copied(),
+            tokens_per_s: course.tokens_per_s(),
+            step_time_s: time.as_secs_f64(),
+            breakdown_s,
+            wall_time_s: course.time().as_secs_f64(),
+            prediction: Expected {
+                step_time_s: prediction.step_time_s,
+                step_time_interval_s: prediction.step_time_interval_s,
+                breakdown_s: prediction.breakdown_s,
+                tokens_per_s: prediction.tokens_per_s,
+                peak_memory_bytes: prediction.peak_memory_bytes.clone(),
+            },
+            allocated_bytes: trainer.session().allocated(),
+            metrics: None,
+            resumed_step: None,
+            checkpoint: None,
+            curve: course.losses.clone(),
+        }
+    }
+
+    /// With the files it left, and the one it began with.
+    pub fn with_files(
+        mut self,
+        metrics: Option<&Lines>,
+        resumed: Option<&Kept>,
+        last: Option<&Kept>,
+    ) -> Summary {
+        self.metrics = metrics.map(|lines| lines.name().to_owned());
+        self.resumed_step = resumed.map(|kept| kept.step);
+        self.checkpoint = last.map(|kept| kept.path.display().to_string());
+        self
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut page = Page::default();
+        if !self.curve.is_empty() {
+            page.line(curve(&self.curve));
+        }
+        page.heading(format!("{} in {}", plural(self.steps, "step"), Seconds(self.wall_time_s)));
+        let first_and_last = match (self.loss_first, self.loss_last) {
+            (Some(first), Some(last)) => format!("{first:.4} at first, {last:.4} at last"),
+            _ => "no step was made".into(),
+        };
+        page.fields(&[("loss", first_and_last)]);
+        let speed = |tokens_per_s: f64| thousands(tokens_per_s.round() as u64);
+        let (expected, memory) = (&self.prediction, |bytes: &[u64]| {
+            Bytes(bytes.iter().copied().max().unwrap_or(0)).to_string()
+        });
+        let row = |name: &str, predicted: String, measured: String| {
+            vec![name.to_owned(), predicted, measured]
+        };
+        if self.steps == 0 {
+            page.line("All steps were made before.");
+            return self.files(page).finish();
+        }
+        page.heading("Predicted and measured");
+        let mut rows = vec![row(
+            "step time",
+            Seconds(expected.step_time_s).to_string(),
+            Seconds(self.step_time_s).to_string(),
+        )];
+        rows.extend(Part::ALL.into_iter().filter_map(|part| {
+            let predicted = parts::predicted(&expected.breakdown_s, part);
+            let measured = self.breakdown_s.get(part).as_secs_f64();
+            (predicted > 0.0 || measured > 0.0).then(|| {
+                let name = format!("  {}", parts::title(part));
+                row(&name, Seconds(predicted).to_string(), Seconds(measured).to_string())
+            })
+        }));
+        rows.push(row("tokens/s", speed(expected.tokens_per_s), speed(self.tokens_per_s)));
+        rows.push(row(
+            "memory of a device",
+            memory(&expected.peak_memory_bytes),
+            memory(&self.allocated_bytes),
+        ));
+        page.table(
+            &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
+            &rows,
+        );
+        self.files(page).finish()
+    }
+
+    /// Which files there are.
+    fn files(&self, mut page: Page) -> Page {
+        if let Some(file) = self.metrics.as_ref().filter(|file| *file != "-") {
+            page.line(format!("A line for each step is in {file}."));
+        }
+        if let Some(path) = &self.checkpoint {
+            page.line(format!("The last checkpoint is {path}."));
+        }
+        page
+    }
+}

@@ -1,0 +1,217 @@
+//! Events of a trace, in the form that Perfetto and chrome://tracing read.
+//!
+//! A process is a device, or, of what was expected, a stage: its devices do the same. It has three
+//! threads: the passes of the step, one within the other, and under them the instructions, what is computed
+//! apart from what is communicated. Times are microseconds from the beginning of the first step that was
+//! traced; the step that was expected begins there too.
+
+use std::time::Duration;
+
+use narrows_cost_model::segment::KernelPrice;
+use narrows_cost_model::simulate::Timeline;
+use narrows_plan::program::{Action, Instr, Phase, Program};
+use narrows_runtime::cpu::Lap;
+use narrows_runtime::order::{self, Moment};
+use narrows_runtime::parts::Part;
+use narrows_runtime::{DeviceId, Trainer};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+const PASSES: u64 = 0;
+const COMPUTE: u64 = 1;
+const COMMUNICATION: u64 = 2;
+
+/// Where processes of what was expected begin to be numbered.
+const EXPECTED: u64 = 1_000_000;
+
+/// An event, under the names of the format.
+#[derive(Debug, Serialize)]
+pub struct Event {
+    name: String,
+    /// What kind of event: `X` has a length, `M` names something.
+    ph: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    cat: &'static str,
+    ts: f64,
+    dur: f64,
+    pid: u64,
+    tid: u64,
+    args: Value,
+}
+
+/// A step that was measured: laps by device.
+pub struct Measured {
+    step: u64,
+    laps: Vec<Vec<Lap>>,
+}
+
+/// Where events are put.
+#[derive(Clone, Copy)]
+struct Process {
+    pid: u64,
+    step: u64,
+}
+
+impl Measured {
+    /// The last step of a run.
+    pub fn of(trainer: &Trainer, step: u64) -> Measured {
+        let session = trainer.session();
+        let devices = (0..session.program().context.mesh.devices()).map(DeviceId);
+        Measured { step, laps: devices.map(|device| session.laps(device).to_vec()).collect() }
+    }
+
+    /// When its last device was done.
+    fn end(&self) -> Duration {
+        let ends = self.laps.iter().filter_map(|laps| laps.last());
+        ends.map(|lap| lap.end).max().unwrap_or_default()
+    }
+}
+
+/// The events of measured steps, one after the other.
+pub fn measured(program: &Program, steps: &[Measured]) -> Vec<Event> {
+    let mesh = program.context.mesh;
+    let mut events = vec![];
+    for device in (0..mesh.devices()).map(DeviceId) {
+        let stage = device.stage(&mesh);
+        let name = format!("measured: device {} (stage {stage})", device.0);
+        events.extend(named(device.0, &name));
+        let mut begin = Duration::ZERO;
+        for measured in steps {
+            let process = Process { pid: device.0, step: measured.step };
+            let spans = measured.laps[device.0 as usize]
+                .iter()
+                .map(|lap| (micros(begin + lap.begin), micros(begin + lap.end)));
+            let moments = order::step(&program.stages[stage]).zip(spans);
+            let end = micros(begin + measured.end());
+            process.step(moments, (micros(begin), end), &mut events);
+            begin += measured.end();
+        }
+    }
+    events
+}
+
+/// The events of the step that was expected.
+pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> Vec<Event> {
+    let mut events = vec![];
+    for (stage, stage_program) in program.stages.iter().enumerate() {
+        let process = Process { pid: EXPECTED + stage as u64, step: 0 };
+        events.extend(named(process.pid, &format!("predicted: each device of stage {stage}")));
+        let mut moments = vec![];
+        for span in timeline.spans.iter().filter(|span| span.stage == stage) {
+            let mut begin = span.begin.0;
+            for instr in stage_program.phase(span.phase) {
+                let end = begin + price(&instr.kernel()).0;
+                let (phase, microbatch) = (span.phase, span.microbatch);
+                let slot = order::slot(stage_program, microbatch);
+                moments.push((Moment { instr, phase, microbatch, slot }, (1e6 * begin, 1e6 * end)));
+                begin = end;
+            }
+        }
+        process.step(moments.into_iter(), (0.0, 1e6 * timeline.step_time.0), &mut events);
+    }
+    events
+}
+
+impl Process {
+    /// A step: itself, its passes, its instructions.
+    fn step<'a>(
+        self,
+        moments: impl Iterator<Item = (Moment<'a>, (f64, f64))>,
+        whole: (f64, f64),
+        events: &mut Vec<Event>,
+    ) {
+        let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
+        events.push(self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
+        let mut pass: Option<(Phase, u64, (f64, f64))> = None;
+        for (moment, span) in moments {
+            let Moment { instr, phase, microbatch, .. } = moment;
+            pass = match pass {
+                Some((before, of, (begin, _))) if (before, of) == (phase, microbatch) => {
+                    Some((phase, microbatch, (begin, span.1)))
+                }
+                done => {
+                    events.extend(done.map(|done| self.pass(done)));
+                    Some((phase, microbatch, span))
+                }
+            };
+            events.push(self.instruction(instr, phase, microbatch, span));
+        }
+        events.extend(pass.map(|pass| self.pass(pass)));
+    }
+
+    fn pass(self, (phase, microbatch, span): (Phase, u64, (f64, f64))) -> Event {
+        let (title, args) = match phase {
+            Phase::Step => ("update".into(), json!({ "step": self.step })),
+            _ => (
+                format!("{} {microbatch}", phase_name(phase)),
+                json!({ "step": self.step, "microbatch": microbatch }),
+            ),
+        };
+        self.event(title, "pass", PASSES, span, args)
+    }
+
+    fn instruction(self, instr: &Instr, phase: Phase, microbatch: u64, span: (f64, f64)) -> Event {
+        let thread = match instr.action {
+            Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
+            _ => COMPUTE,
+        };
+        let (block, op) = block_and_op(&instr.origin);
+        let args = json!({
+            "instruction": instr.action.name(),
+            "block": block,
+            "op": op,
+            "phase": phase_name(phase),
+            "microbatch": microbatch,
+            "step": self.step,
+        });
+        self.event(instr.origin.clone(), Part::of(instr).name(), thread, span, args)
+    }
+
+    fn event(
+        self,
+        name: String,
+        cat: &'static str,
+        tid: u64,
+        (begin, end): (f64, f64),
+        args: Value,
+    ) -> Event {
+        Event { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
+    }
+}
+
+/// `layer 3 q.a` is the op `q.a` of block 3; the ends of the model are in no block.
+fn block_and_op(origin: &str) -> (Option<u64>, &str) {
+    let inner = origin.strip_prefix("layer ").and_then(|rest| rest.split_once(' '));
+    match inner.and_then(|(block, op)| Some((block.parse().ok()?, op))) {
+        Some((block, op)) => (Some(block), op),
+        None => (None, origin),
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Step => "step",
+    }
+}
+
+/// The names of a process and of its threads.
+fn named(pid: u64, name: &str) -> [Event; 5] {
+    let meta = |what: &str, tid: u64, args: Value| {
+        let (name, ph, cat) = (what.to_owned(), "M", "");
+        Event { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
+    };
+    let thread = |tid: u64, name: &str| meta("thread_name", tid, json!({ "name": name }));
+    [
+        meta("process_name", PASSES, json!({ "name": name })),
+        meta("process_sort_index", PASSES, json!({ "sort_index": pid })),
+        thread(PASSES, "passes"),
+        thread(COMPUTE, "compute"),
+        thread(COMMUNICATION, "communication"),
+    ]
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}

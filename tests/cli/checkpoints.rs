@@ -1,0 +1,263 @@
+//! Checkpoints on the command line: written, resumed, and refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::run::{SMALL, lines};
+use super::{json as answer, narrows, refusal, stdout};
+
+/// A folder for the files of a run.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Files {
+        Files(tempfile::tempdir().unwrap())
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The checkpoint of a step.
+    fn step(&self, step: u64) -> PathBuf {
+        self.at(&format!("kept/step-{step:08}"))
+    }
+
+    /// Flags of a run that is kept and measured here.
+    fn kept(&self, steps: u64) -> String {
+        let (dir, metrics) = (self.at("kept"), self.at("m.jsonl"));
+        let (dir, metrics) = (dir.display(), metrics.display());
+        format!("{SMALL} --steps {steps} --metrics {metrics} --checkpoint-dir {dir}")
+    }
+
+    fn curve(&self) -> Vec<[u64; 4]> {
+        curve(&self.at("m.jsonl"))
+    }
+}
+
+/// What a run computed in each step, bit by bit.
+fn curve(metrics: &Path) -> Vec<[u64; 4]> {
+    let number = |line: &Value, key: &str| line[key].as_f64().unwrap().to_bits();
+    lines(metrics)
+        .iter()
+        .map(|line| {
+            let step = line["step"].as_u64().unwrap();
+            let keys = ["loss", "grad_norm", "learning_rate"];
+            let [loss, norm, rate] = keys.map(|key| number(line, key));
+            [step, loss, norm, rate]
+        })
+        .collect()
+}
+
+/// A run of so many steps that nothing interrupts.
+fn uninterrupted(steps: u64) -> Vec<[u64; 4]> {
+    let files = Files::new();
+    let metrics = files.at("m.jsonl");
+    stdout(&format!("{SMALL} --steps {steps} --metrics {}", metrics.display()));
+    curve(&metrics)
+}
+
+#[test]
+fn a_resumed_run_is_one_run() {
+    let files = Files::new();
+    let found = answer(&format!("{} --checkpoint-every 4 --keep 2", files.kept(10)));
+    assert_eq!(found["checkpoint"].as_str(), files.step(10).to_str());
+    assert!(found["resumed_step"].is_null());
+    let whole = files.curve();
+    assert_eq!(whole.len(), 10);
+    assert!(files.step(8).exists() && !files.step(4).exists(), "two are kept");
+    // As if it had been killed in step 9: two steps were measured and are lost.
+    fs::remove_dir_all(files.step(10)).unwrap();
+    let found = answer(&format!("{} --resume", files.kept(10)));
+    assert_eq!((&found["resumed_step"], &found["steps"]), (&8.into(), &2.into()));
+    assert_eq!(files.curve(), whole, "each step once, bit by bit");
+    // Another plan is another order of sums.
+    fs::remove_dir_all(files.step(10)).unwrap();
+    let split = "--devices 2 --tensor 2 --strategy btp --resume";
+    let report = stdout(&format!("{} {split}", files.kept(10)));
+    assert!(report.contains("begins     after step 8: "), "{report}");
+    for (found, expected) in files.curve().iter().zip(&whole) {
+        let [found, expected] = [found, expected].map(|step| f64::from_bits(step[1]));
+        assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
+    }
+    // Nothing is left to be done, and nothing is.
+    let found = answer(&format!("{} --resume", files.kept(10)));
+    assert_eq!((&found["status"], &found["steps"]), (&"done".into(), &0.into()));
+    assert_eq!(files.curve().len(), 10);
+}
+
+#[test]
+fn an_empty_folder_is_resumed_at_the_first_step() {
+    let files = Files::new();
+    let report = stdout(&format!("{} --resume", files.kept(1)));
+    assert!(report.contains("with the first step: there is no checkpoint in "), "{report}");
+    assert!(report.contains("The last checkpoint is "), "{report}");
+    assert!(files.step(1).exists());
+}
+
+#[test]
+fn what_is_not_the_runs_is_refused() {
+    let files = Files::new();
+    stdout(&files.kept(2));
+    let message = refusal(&files.kept(2), 2);
+    assert!(message.contains("kept: holds checkpoints already, the last of step 2"), "{message}");
+    assert!(message.contains("hint: --resume to go on"), "{message}");
+    fs::write(files.at("other.txt"), "another text ".repeat(100)).unwrap();
+    let tokens = files.at("other.tokens").display().to_string();
+    stdout(&format!("data {} --output {tokens}", files.at("other.txt").display()));
+    let before = fs::read(files.at("m.jsonl")).unwrap();
+    let kept = files.kept(4);
+    for (arguments, part) in [
+        (
+            format!("{kept} --resume --seed 2"),
+            "state.json: field `cursor`: the cursor is for seed 1",
+        ),
+        (format!("{kept} --resume --data {tokens}"), "the cursor is for tokens with SHA-256"),
+        (kept.replace("length 16", "length 8") + " --resume", "for sequences of length 16"),
+        (
+            format!("{kept} --resume --model cola-60m"),
+            "state.json: field `model`: the checkpoint is of",
+        ),
+        (files.kept(1) + " --resume", "--steps counts all steps: 2 or more"),
+        (kept.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
+        ("run --resume".into(), "--checkpoint-dir"),
+        ("run --keep 0 --checkpoint-dir x".into(), "--keep"),
+        ("run --checkpoint-dir Cargo.toml".into(), "Cargo.toml: cannot be listed"),
+        ("run --backend null --checkpoint-dir x".into(), "--checkpoint-dir: the null backend"),
+    ] {
+        let message = refusal(&arguments, 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+    assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a refusal changes nothing");
+    // Other hyper-parameters are allowed, and named.
+    let output = narrows(&format!("{kept} --resume --weight-decay 0")).assert().success();
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("--steps 2, now 4; --weight-decay 0.1, now 0"), "{message}");
+}
+
+#[test]
+fn damage_is_located() {
+    let files = Files::new();
+    stdout(&format!("{} --checkpoint-every 1", files.kept(3)));
+    let optimizer = files.step(3).join("optimizer.safetensors");
+    let whole = fs::read(&optimizer).unwrap();
+    let mut flipped = whole.clone();
+    flipped[whole.len() / 2] ^= 1;
+    fs::write(&optimizer, flipped).unwrap();
+    let resume = files.kept(4) + " --resume";
+    let message = refusal(&resume, 2);
+    for part in ["optimizer.safetensors: the file has SHA-256", "moved out of the folder"] {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    fs::write(&optimizer, &whole[..whole.len() / 2]).unwrap();
+    let output = narrows(&resume).assert().success();
+    let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("step-00000003 is not whole: the run goes on from"), "{message}");
+    for step in [1, 2, 4] {
+        let _ = fs::remove_dir_all(files.step(step));
+    }
+    fs::write(files.step(3).join("optimizer.safetensors"), "short").unwrap();
+    let message = refusal(&resume, 2);
+    assert!(
+        message.contains("optimizer.safetensors: the file has 5 bytes, and the manif"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_step_that_fails_says_what_is_kept() {
+    let files = Files::new();
+    let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
+    let message = refusal(&format!("{} {hot} --checkpoint-every 1", files.kept(5)), 1);
+    for part in ["step 2: the loss is ", "the checkpoint of step 1 is ", "--resume goes on from it"]
+    {
+        assert!(message.contains(part), "{part} in {message}");
+    }
+    assert!(files.step(1).exists() && !files.step(2).exists());
+    let other = Files::new();
+    let message = refusal(&format!("{} {hot}", other.kept(5)), 1);
+    assert!(message.contains("no checkpoint was written to "), "{message}");
+}
+
+#[cfg(target_os = "linux")]
+mod signals {
+    use std::process::{Child, Command, Output, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A run that has made its first step.
+    fn begun(arguments: &str, metrics: &Path) -> Child {
+        let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
+            .args(arguments.split_whitespace())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !fs::read_to_string(metrics).is_ok_and(|text| text.contains('\n')) {
+            assert!(Instant::now() < deadline, "no step in a minute");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        child
+    }
+
+    fn send(signal: &str, child: &Child) {
+        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    fn ended(child: Child) -> (Output, String) {
+        let output = child.wait_with_output().unwrap();
+        let message = String::from_utf8(output.stderr.clone()).unwrap();
+        (output, message)
+    }
+
+    #[test]
+    fn a_run_that_is_stopped_goes_on_as_if_it_had_not_been() {
+        const STEPS: u64 = 60;
+        let expected = uninterrupted(STEPS);
+        for signal in ["-TERM", "-INT"] {
+            let files = Files::new();
+            let child = begun(&files.kept(STEPS), &files.at("m.jsonl"));
+            send(signal, &child);
+            let (output, message) = ended(child);
+            assert_eq!(output.status.code(), Some(130), "{signal}: {message}");
+            let made = files.curve().len() as u64;
+            assert!((1..STEPS).contains(&made), "{made}");
+            for part in [
+                format!("stopped after step {made} of {STEPS}, as asked; the checkpoint of step"),
+                format!("{}: the same command with --resume", files.step(made).display()),
+            ] {
+                assert!(message.contains(&part), "{part} in {message}");
+            }
+            stdout(&format!("{} --resume", files.kept(STEPS)));
+            assert!(files.curve() == expected, "{signal}: N + M steps are not the same as N + M");
+        }
+    }
+
+    #[test]
+    fn who_asks_twice_or_kills_harms_nothing() {
+        for signals in [&["-INT", "-INT"][..], &["-KILL"]] {
+            let files = Files::new();
+            let kept = |steps| format!("{} --checkpoint-every 1", files.kept(steps));
+            let mut child = begun(&kept(1_000_000), &files.at("m.jsonl"));
+            for signal in signals {
+                if child.try_wait().unwrap().is_none() {
+                    send(signal, &child);
+                }
+            }
+            let (output, message) = ended(child);
+            assert!(matches!(output.status.code(), Some(130) | None), "{message}");
+            let text = fs::read_to_string(files.at("m.jsonl")).unwrap();
+            let steps = 2 + text.lines().count() as u64;
+            let found = answer(&format!("{} --resume", kept(steps)));
+            assert_eq!(found["status"], "done");
+            let numbers: Vec<u64> = files.curve().iter().map(|step| step[0]).collect();
+            assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());
+        }
+    }
+}

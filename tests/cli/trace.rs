@@ -1,0 +1,122 @@
+//! Traces: what a viewer is given holds together.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use serde_json::Value;
+
+use super::run::SMALL;
+use super::{json as answer, refusal, stdout};
+
+/// Rounding of microseconds written with a fraction.
+const SLACK: f64 = 0.01;
+
+fn number(event: &Value, key: &str) -> f64 {
+    event[key].as_f64().unwrap_or_else(|| panic!("{key} in {event}"))
+}
+
+/// Events with a length, by process and thread.
+fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<Value>> {
+    let mut threads: BTreeMap<(u64, u64), Vec<Value>> = BTreeMap::new();
+    for event in trace["traceEvents"].as_array().unwrap() {
+        if event["ph"] == "X" {
+            let key = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+            threads.entry(key).or_default().push(event.clone());
+        }
+    }
+    threads
+}
+
+/// Each event ends before the next begins, or holds it.
+fn check_nesting(events: &[Value]) {
+    let mut spans: Vec<(f64, f64)> =
+        events.iter().map(|e| (number(e, "ts"), number(e, "ts") + number(e, "dur"))).collect();
+    spans.sort_by(|a, b| (a.0, -a.1).partial_cmp(&(b.0, -b.1)).unwrap());
+    let mut open: Vec<(f64, f64)> = vec![];
+    for (begin, end) in spans {
+        assert!(begin <= end, "{begin} to {end}");
+        while open.last().is_some_and(|outer| outer.1 <= begin + SLACK) {
+            open.pop();
+        }
+        let fits = open.last().is_none_or(|outer| end <= outer.1 + SLACK);
+        assert!(fits, "{begin} to {end} in {:?}", open.last());
+        open.push((begin, end));
+    }
+}
+
+#[test]
+fn a_trace_has_every_instruction_once_measured_and_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (trace, metrics) = (at("trace.json"), at("m.jsonl"));
+    let mesh = "--devices 4 --tensor 2 --pipeline 2 --micro-batch 1";
+    let line = format!("{SMALL} {mesh} --steps 3 --trace {trace} --metrics {metrics}");
+    answer(&line);
+    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let counts =
+        answer(&format!("run --backend null --global-batch 2 --sequence-length 16 {mesh}"));
+    let last = fs::read_to_string(&metrics).unwrap();
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    let step_us = 1e6 * number(&last, "step_time_s");
+    let predicted_us = 1e6 * number(&last, "predicted_step_time_s");
+    let threads = threads(&written);
+    threads.values().for_each(|events| check_nesting(events));
+    let names: Vec<&str> = written["traceEvents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names.len(), 4 + 2, "{names:?}");
+    let processes = (0..4).map(|device| (device, device / 2, step_us));
+    let expected = (0..2).map(|stage| (1_000_000 + stage, stage, predicted_us));
+    for (pid, stage, length_us) in processes.chain(expected) {
+        let of = |tid: u64| threads.get(&(pid, tid)).cloned().unwrap_or_default();
+        let instructions = [of(1), of(2)].concat();
+        let mut found: BTreeMap<String, u64> = BTreeMap::new();
+        for event in &instructions {
+            let name = event["args"]["instruction"].as_str().unwrap();
+            *found.entry(name.into()).or_default() += 1;
+        }
+        let counted = serde_json::to_value(found).unwrap();
+        assert_eq!(counted, counts["stages"][stage as usize]["instructions"], "process {pid}");
+        let busy: f64 = instructions.iter().map(|event| number(event, "dur")).sum();
+        assert!(busy <= length_us * 1.0001, "process {pid}: {busy} of {length_us}");
+        let steps: Vec<Value> = of(0).into_iter().filter(|e| e["cat"] == "step").collect();
+        let [step] = &steps[..] else { panic!("one step, not {steps:?}") };
+        assert!(number(step, "dur") <= length_us * 1.0001, "{step}");
+        // A device is in an instruction nearly all the time: where it waits, it waits in one.
+        let measured = pid < 1_000_000;
+        assert!(!measured || busy > 0.5 * number(step, "dur"), "process {pid}: {busy} of {step}");
+        let passes = of(0).iter().filter(|event| event["cat"] == "pass").count();
+        assert_eq!(passes, 2 + 2 + 1, "two microbatches, there and back, and the update");
+    }
+    let block = written["traceEvents"].as_array().unwrap().iter();
+    let blocks: Vec<u64> = block.filter_map(|event| event["args"]["block"].as_u64()).collect();
+    assert!(blocks.contains(&0) && blocks.contains(&1), "{blocks:?}");
+}
+
+#[test]
+fn steps_are_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let line = format!("{SMALL} --steps 4 --trace {}", trace.display());
+    stdout(&format!("{line} --trace-steps 2-3"));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let threads = threads(&written);
+    threads.values().for_each(|events| check_nesting(events));
+    let steps = threads[&(0, 0)].iter().filter(|event| event["cat"] == "step");
+    let names: Vec<&str> = steps.map(|event| event["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["step 2", "step 3"]);
+    for (arguments, part) in [
+        (format!("{line} --trace-steps 4-5"), "--trace-steps: the run has 4 steps, and no step 5"),
+        (format!("{line} --trace-steps 3-2"), "the first step is after the last"),
+        ("run --trace-steps 1".into(), "--trace"),
+        ("run --trace -".into(), "--trace: a trace is written to a file of its own"),
+        ("run --backend null --trace t.json".into(), "--trace: the null backend"),
+    ] {
+        let message = refusal(&arguments, 2);
+        assert!(message.contains(part), "{arguments}: {message}");
+    }
+}
