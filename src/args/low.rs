@@ -52,7 +52,7 @@ pub enum Command {
         mut_arg("global_batch", |arg| arg.help(GLOBAL_BATCH_OF_RUN)),
         mut_arg("sequence_length", |arg| arg.help(SEQUENCE_LENGTH_OF_RUN)),
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Make a token file of texts, or say what one holds
     ///
     /// Texts are joined in the order given. Without --tokenizer every byte is a token.

@@ -167,16 +167,17 @@ fn enough_memory(model: &Model, program: &Program, training: &Training) -> Outco
     let Some(available) = memory::available().filter(|available| needed > *available) else {
         return Ok(());
     };
-    let mesh = program.context.mesh;
     let largest = program.stages.iter().map(|stage| stage.arena.0).max().unwrap_or(0);
     let problem = format!("training {} takes {needed}, and {available} are free", model.name);
-    let each = format!(
-        "because {} share this machine's memory, and a device's buffers take up to {}",
-        plural(mesh.devices(), "device"),
-        Bytes(largest)
-    );
+    let buffers = match program.context.mesh.devices() {
+        1 => format!("because its buffers take {}", Bytes(largest)),
+        devices => {
+            let largest = Bytes(largest);
+            format!("because the buffers of each of {devices} devices take up to {largest}")
+        }
+    };
     let problem = Problem::new("memory", problem)
-        .because([each])
+        .because([buffers])
         .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
         .hint("--backend null counts what the devices would do, and allocates nothing");
     Err(Failure::failed(vec![problem]))
