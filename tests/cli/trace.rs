@@ -51,7 +51,7 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     let (trace, metrics) = (at("trace.json"), at("m.jsonl"));
     let mesh = "--devices 4 --tensor 2 --pipeline 2 --micro-batch 1";
     let line = format!("{SMALL} {mesh} --steps 3 --trace {trace} --metrics {metrics}");
-    answer(&line);
+    assert_eq!(answer(&line)["trace"], trace);
     let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
     let counts =
         answer(&format!("run --backend null --global-batch 2 --sequence-length 16 {mesh}"));

@@ -101,6 +101,7 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
         metrics.as_ref(),
         keeper.resumed(),
         keeper.last(),
+        asked,
     );
     if let Some(tracer) = tracer {
         tracer.finish(&trainer)?;

@@ -18,6 +18,7 @@ use super::page::{Align, Page, plural, thousands};
 use super::parts;
 use crate::args::checkpoint::Origin;
 use crate::args::run::Training;
+use crate::args::trace::Tracing;
 use crate::commands::run::Kept;
 use crate::lines::Lines;
 
@@ -129,6 +130,8 @@ pub struct Summary {
     resumed_step: Option<u64>,
     /// The last checkpoint that is there.
     checkpoint: Option<String>,
+    /// Where the instructions of steps are traced.
+    trace: Option<String>,
     #[serde(skip)]
     curve: Vec<f64>,
 }
@@ -180,6 +183,7 @@ impl Summary {
             metrics: None,
             resumed_step: None,
             checkpoint: None,
+            trace: None,
             curve: course.losses.clone(),
         }
     }
@@ -190,9 +194,11 @@ impl Summary {
         metrics: Option<&Lines>,
         resumed: Option<&Kept>,
         last: Option<&Kept>,
+        tracing: Option<&Tracing>,
     ) -> Summary {
         self.metrics = metrics.map(|lines| lines.name().to_owned());
         self.resumed_step = resumed.map(|kept| kept.step);
+        self.trace = tracing.map(|tracing| tracing.file.display().to_string());
         self.checkpoint = last.map(|kept| kept.path.display().to_string());
         self
     }
@@ -251,6 +257,9 @@ impl Summary {
     fn files(&self, mut page: Page) -> Page {
         if let Some(file) = self.metrics.as_ref().filter(|file| *file != "-") {
             page.line(format!("A line for each step is in {file}."));
+        }
+        if let Some(file) = &self.trace {
+            page.line(format!("A trace for Perfetto is in {file}."));
         }
         if let Some(path) = &self.checkpoint {
             page.line(format!("The last checkpoint is {path}."));
