@@ -3,3 +3,4 @@
 mod curves;
 mod exact;
 mod subject;
+mod traffic;
