@@ -69,10 +69,10 @@ fn models() -> Vec<Model> {
     let paper = r#", "crossing": {"form": "paper", "gate": "dense"}"#;
     vec![
         subject::cola(),
-        model("svd", false, 4, &blocks("swiglu", "identity", "")),
-        model("shared-kv", false, 2, &blocks("plain", "silu", "")),
-        model("lax-released", true, 8, &blocks("plain", "silu", released)),
-        model("lax-paper", false, 8, &blocks("plain", "silu", paper)),
+        model("svd", false, 4, 3, &blocks("swiglu", "identity", "")),
+        model("shared-kv", false, 2, 3, &blocks("plain", "silu", "")),
+        model("lax-released", true, 8, 3, &blocks("plain", "silu", released)),
+        model("lax-paper", false, 8, 3, &blocks("plain", "silu", paper)),
         subject::dense(),
     ]
 }

@@ -17,12 +17,12 @@ pub const LENGTH: u64 = 8;
 /// Tokens of the vocabulary.
 pub const VOCAB: u64 = 64;
 
-/// A model of width 64 with these blocks and as many key and value heads.
-pub fn model(name: &str, tied: bool, kv_heads: u64, blocks: &str) -> Model {
+/// A model of width 64 with so many of these blocks, and as many key and value heads.
+pub fn model(name: &str, tied: bool, kv_heads: u64, count: u64, blocks: &str) -> Model {
     let text = format!(
         r#"{{"format": "narrows-model/1", "name": "{name}", "hidden": 64, "vocab": {VOCAB},
         "heads": 8, "kv_heads": {kv_heads}, "d_ff": 96, "tied": {tied},
-        "blocks": {{"count": 3, "default": {blocks}}}}}"#
+        "blocks": {{"count": {count}, "default": {blocks}}}}}"#
     );
     model::read(name, &text).unwrap_or_else(|defects| panic!("{defects}"))
 }
@@ -30,12 +30,12 @@ pub fn model(name: &str, tied: bool, kv_heads: u64, blocks: &str) -> Model {
 /// CoLA: SiLU in the latents, a plain product.
 pub fn cola() -> Model {
     let blocks = r#"{"product": "plain", "all": {"rank": 16, "activation": "silu"}}"#;
-    model("tiny-cola", false, 8, blocks)
+    model("tiny-cola", false, 8, 2, blocks)
 }
 
 /// LLaMA.
 pub fn dense() -> Model {
-    model("tiny-llama", false, 8, r#"{"product": "swiglu", "all": "dense"}"#)
+    model("tiny-llama", false, 8, 2, r#"{"product": "swiglu", "all": "dense"}"#)
 }
 
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
