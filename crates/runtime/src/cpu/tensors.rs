@@ -200,3 +200,6 @@ impl Window {
         Some((first..first + length, at..at + length as usize))
     }
 }
+
+#[cfg(test)]
+mod tests;
