@@ -40,6 +40,15 @@ pub enum Kind {
     AllToAll,
 }
 
+/// What a member did in a collective, counted where it was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Numbers of the whole, unsharded tensor that passed through the members' hands.
+    pub whole: usize,
+    /// Numbers read from the memory of other members.
+    pub taken: usize,
+}
+
 impl Exchange {
     /// Of so many members.
     pub fn new(members: usize) -> Exchange {
@@ -63,7 +72,7 @@ impl Exchange {
         operand: &mut [f32],
         kind: Kind,
         abort: &Abort,
-    ) -> Result<(), Aborted> {
+    ) -> Result<Moved, Aborted> {
         let (target, len) = (operand.as_mut_ptr(), operand.len());
         self.post(me, Post { source: target, target, len });
         self.meet(me, kind, true, abort)
@@ -80,7 +89,7 @@ impl Exchange {
         target: &mut [f32],
         kind: Kind,
         abort: &Abort,
-    ) -> Result<(), Aborted> {
+    ) -> Result<Moved, Aborted> {
         let len = source.len().max(target.len());
         self.post(me, Post { source: source.as_ptr(), target: target.as_mut_ptr(), len });
         self.meet(me, kind, false, abort)
@@ -94,7 +103,7 @@ impl Exchange {
         *self.posts[member].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn meet(&self, me: usize, kind: Kind, in_place: bool, abort: &Abort) -> Result<(), Aborted> {
+    fn meet(&self, me: usize, kind: Kind, in_place: bool, abort: &Abort) -> Result<Moved, Aborted> {
         self.barrier.wait(abort)?;
         let mine = self.posted(me);
         let members = self.members();
@@ -104,16 +113,20 @@ impl Exchange {
         // SAFETY: every member posted as many numbers. Before the next meeting, member i writes
         // part i of its own buffer, and reads of others' buffers part i only (in place), or the
         // buffers written are read by nobody.
-        unsafe {
+        let moved = unsafe {
             match kind {
                 Kind::AllReduce(reduction) => {
-                    self.reduce(part(me), mine.target.add(part(me).start), reduction);
+                    let read = self.reduce(part(me), mine.target.add(part(me).start), reduction);
                     self.barrier.wait(abort)?;
-                    self.gather(me, part, |at| self.posted(at).target.add(part(at).start));
+                    let gathered =
+                        self.gather(me, part, |at| self.posted(at).target.add(part(at).start));
+                    let own = part(me).len();
+                    Moved { whole: own + gathered, taken: read - own + gathered }
                 }
                 Kind::ReduceScatter => {
                     let offset = if in_place { part(me).start } else { 0 };
-                    self.reduce(part(me), mine.target.add(offset), Reduction::Sum);
+                    let read = self.reduce(part(me), mine.target.add(offset), Reduction::Sum);
+                    Moved { whole: read, taken: read - part(me).len() }
                 }
                 Kind::AllGather => {
                     let offset = |at: usize| if in_place { part(at).start } else { 0 };
@@ -121,28 +134,42 @@ impl Exchange {
                         let count = part(me).len();
                         std::ptr::copy(mine.source, mine.target.add(part(me).start), count);
                     }
-                    self.gather(me, part, |at| self.posted(at).source.add(offset(at)));
+                    let gathered =
+                        self.gather(me, part, |at| self.posted(at).source.add(offset(at)));
+                    Moved { whole: part(me).len() + gathered, taken: gathered }
                 }
                 Kind::AllToAll => {
+                    let mut read = 0;
                     for at in 0..members {
                         let from = self.posted(at).source.add(part(me).start);
                         std::ptr::copy(from, mine.target.add(part(at).start), part(at).len());
+                        read += part(at).len();
                     }
+                    // Every member has read as much: a part of the whole.
+                    Moved { whole: read * members, taken: read - part(me).len() }
                 }
             }
-        }
-        self.barrier.wait(abort)
+        };
+        self.barrier.wait(abort)?;
+        Ok(moved)
     }
 
-    /// Combines a part of all members' operands into `target`, in the order of the members.
+    /// Combines a part of all members' operands into `target`, in the order of the members. Returns
+    /// how many numbers were read.
     ///
     /// # Safety
     /// `range` lies in every source, `target` has room for it, and nobody else touches either,
     /// except to read the sources; `target` may be that part of one's own source.
-    unsafe fn reduce(&self, range: std::ops::Range<usize>, target: *mut f32, reduction: Reduction) {
+    unsafe fn reduce(
+        &self,
+        range: std::ops::Range<usize>,
+        target: *mut f32,
+        reduction: Reduction,
+    ) -> usize {
         /// Numbers at a time: few enough for the stack and the nearest cache.
         const TILE: usize = 1024;
         let mut tile = [0.0_f32; TILE];
+        let mut read = 0;
         for first in range.clone().step_by(TILE) {
             let count = TILE.min(range.end - first);
             for member in 0..self.members() {
@@ -150,6 +177,7 @@ impl Exchange {
                 let other = unsafe {
                     std::slice::from_raw_parts(self.posted(member).source.add(first), count)
                 };
+                read += other.len();
                 match (member, reduction) {
                     (0, _) => tile[..count].copy_from_slice(other),
                     (_, Reduction::Sum) => {
@@ -165,9 +193,10 @@ impl Exchange {
                 std::ptr::copy(tile.as_ptr(), target.add(first - range.start), count);
             }
         }
+        read
     }
 
-    /// Copies every other member's part into one's own buffer.
+    /// Copies every other member's part into one's own buffer. Returns how many numbers they were.
     ///
     /// # Safety
     /// `from(i)` has as many numbers as part i, which nobody writes meanwhile.
@@ -176,14 +205,17 @@ impl Exchange {
         me: usize,
         part: impl Fn(usize) -> std::ops::Range<usize>,
         from: impl Fn(usize) -> *const f32,
-    ) {
+    ) -> usize {
         let mine = self.posted(me);
+        let mut copied = 0;
         for at in (0..self.members()).filter(|at| *at != me) {
             // SAFETY: as the caller promises.
             unsafe {
                 std::ptr::copy(from(at), mine.target.add(part(at).start), part(at).len());
             }
+            copied += part(at).len();
         }
+        copied
     }
 }
 
@@ -193,6 +225,16 @@ mod tests {
 
     /// Runs a collective on every member's numbers.
     fn run(inputs: &[Vec<f32>], len: usize, kind: Kind, in_place: bool) -> Vec<Vec<f32>> {
+        run_counted(inputs, len, kind, in_place).into_iter().map(|(made, _)| made).collect()
+    }
+
+    /// The same, with what each member moved.
+    fn run_counted(
+        inputs: &[Vec<f32>],
+        len: usize,
+        kind: Kind,
+        in_place: bool,
+    ) -> Vec<(Vec<f32>, Moved)> {
         let (exchange, abort) = (Exchange::new(inputs.len()), Abort::default());
         let (exchange, abort) = (&exchange, &abort);
         std::thread::scope(|scope| {
@@ -202,14 +244,15 @@ mod tests {
                 .map(|(me, input)| {
                     scope.spawn(move || {
                         let mut made = if in_place { input.clone() } else { vec![0.0; len] };
+                        let mut moved = Moved::default();
                         for _ in 0..if in_place { 1 } else { 50 } {
-                            if in_place {
-                                exchange.in_place(me, &mut made, kind, abort).unwrap();
+                            moved = if in_place {
+                                exchange.in_place(me, &mut made, kind, abort).unwrap()
                             } else {
-                                exchange.between(me, input, &mut made, kind, abort).unwrap();
-                            }
+                                exchange.between(me, input, &mut made, kind, abort).unwrap()
+                            };
                         }
-                        made
+                        (made, moved)
                     })
                 })
                 .collect();
@@ -239,5 +282,27 @@ mod tests {
         assert_eq!(run(&inputs, 4, Kind::AllGather, true), [[1.0, 2.0, 30.0, 40.0]; 2]);
         let turned = run(&inputs, 4, Kind::AllToAll, false);
         assert_eq!(turned, [[1.0, 2.0, 10.0, 20.0], [3.0, 4.0, 30.0, 40.0]]);
+    }
+
+    /// As much as in a ring, where nothing is sent twice.
+    #[test]
+    fn what_is_moved_is_counted() {
+        let inputs = vec![vec![1.0; 12]; 4];
+        let moved = |inputs: &[Vec<f32>], len, kind, in_place| {
+            let all = run_counted(inputs, len, kind, in_place);
+            assert!(all.iter().all(|(_, moved)| *moved == all[0].1), "{all:?}");
+            (all[0].1.whole, all[0].1.taken)
+        };
+        let sum = Kind::AllReduce(Reduction::Sum);
+        assert_eq!(moved(&inputs, 12, sum, true), (12, 2 * 9));
+        assert_eq!(moved(&inputs, 3, Kind::ReduceScatter, false), (12, 9));
+        assert_eq!(moved(&inputs, 12, Kind::ReduceScatter, true), (12, 9));
+        assert_eq!(moved(&inputs, 48, Kind::AllGather, false), (48, 36));
+        assert_eq!(moved(&inputs, 12, Kind::AllGather, true), (12, 9));
+        assert_eq!(moved(&inputs, 12, Kind::AllToAll, false), (48, 9));
+        // Unequal parts: together they take what four members do.
+        let uneven = run_counted(&vec![vec![1.0; 5]; 4], 5, sum, true);
+        assert!(uneven.iter().all(|(_, moved)| moved.whole == 5));
+        assert_eq!(uneven.iter().map(|(_, moved)| moved.taken).sum::<usize>(), 2 * 3 * 5);
     }
 }

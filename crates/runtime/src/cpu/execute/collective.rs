@@ -1,4 +1,4 @@
-//! Collectives, over any axis. What they move is counted from the operands that were moved.
+//! Collectives, over any axis. What they move is counted where it is moved.
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::{Collective, CollectiveKind};
@@ -6,6 +6,7 @@ use narrows_plan::program::Exchange;
 
 use super::super::device::{Device, Ready, Stop};
 use super::super::exchange::Kind;
+use crate::report::sent_by_each;
 
 pub fn run(device: &mut Device, ready: &Ready, exchange: &Exchange) -> Result<(), Stop> {
     let links = device.links;
@@ -20,25 +21,27 @@ pub fn run(device: &mut Device, ready: &Ready, exchange: &Exchange) -> Result<()
     };
     let count = ready.instr.writes.len();
     let in_place = ready.instr.reads.first() == ready.instr.writes.first();
-    let members = group.members() as u64;
+    let members = group.members();
+    let payload_of = |numbers: usize| Collective {
+        kind: exchange.kind,
+        payload: Bytes(4 * numbers as u64),
+        group: exchange.group,
+    };
     let mut numbers = 0;
     let mut operands = device.operands(ready)?;
     for port in 0..count {
         let made = operands.write(port);
-        if in_place {
-            numbers += made.len() as u64;
-            group.in_place(me, made, kind, &links.abort)?;
+        let moved = if in_place {
+            group.in_place(me, made, kind, &links.abort)?
         } else {
-            let source = operands.read(port);
-            // The whole tensor is the longer side; members exchange parts of equal shards.
-            let shards = if kind == Kind::AllToAll { members } else { 1 };
-            numbers += source.len().max(made.len()) as u64 * shards;
-            group.between(me, source, made, kind, &links.abort)?;
-        }
+            group.between(me, operands.read(port), made, kind, &links.abort)?
+        };
+        let equal_parts = moved.whole.is_multiple_of(members * members);
+        let taken = Bytes(4 * moved.taken as u64);
+        debug_assert!(!equal_parts || sent_by_each(&payload_of(moved.whole)) == taken);
+        numbers += moved.whole;
     }
-    let group = exchange.group;
-    debug_assert_eq!(group.size, members);
-    let moved = Collective { kind: exchange.kind, payload: Bytes(4 * numbers), group };
-    device.report.count_collective(exchange.axis, &moved);
+    debug_assert_eq!(exchange.group.size, members as u64);
+    device.report.count_collective(exchange.axis, &payload_of(numbers));
     Ok(())
 }
