@@ -15,10 +15,18 @@ use narrows_runtime::parameters::Stream;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [plan, name, rest @ ..] = &arguments[..] else {
+    let [plan, model, rest @ ..] = &arguments[..] else {
         return Err("usage: run_plan PLAN.json MODEL [STEPS]".into());
     };
-    let steps: u64 = rest.first().map_or(Ok(5), |steps| steps.parse())?;
+    let steps = rest.first().map_or(Ok(5), |steps| steps.parse())?;
+    for (step, loss) in run(plan, model, steps)?.into_iter().enumerate() {
+        println!("step {}: loss {loss:.6}", step + 1);
+    }
+    Ok(())
+}
+
+/// The losses of so many steps on the same random tokens.
+pub fn run(plan: &str, name: &str, steps: u64) -> Result<Vec<f64>, Box<dyn Error>> {
     let plan = Plan::read(&fs::read_to_string(plan)?)?;
     let model = match presets::find(name) {
         Ok(model) => model,
@@ -31,9 +39,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let stream = Stream::new(1, "tokens");
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % model.vocab) as u32).collect();
     let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
-    for step in 1..=steps {
-        let done = session.step(&Optimizer::new(1e-3, 1, steps), input)?;
-        println!("step {step}: loss {:.6}", done.loss);
-    }
-    Ok(())
+    let step = |_| Ok(session.step(&Optimizer::new(1e-3, 1, steps), input)?.loss);
+    (0..steps).map(step).collect()
 }
