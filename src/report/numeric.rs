@@ -30,6 +30,8 @@ pub struct Numeric {
 struct Difference {
     name: String,
     relative_difference: f64,
+    /// More than `gradient_tolerance` where the gradient is ill-conditioned.
+    tolerance: f64,
 }
 
 impl Numeric {
@@ -39,6 +41,7 @@ impl Numeric {
         let difference = |(name, off): &(String, f64)| Difference {
             name: name.clone(),
             relative_difference: *off,
+            tolerance: found.tolerance(name),
         };
         Numeric {
             equal: found.is_equal(),
@@ -65,7 +68,7 @@ impl Numeric {
     fn differences(&self) -> String {
         let gradient = self.gradient_relative_differences.first();
         let gradient =
-            gradient.map_or(String::new(), |Difference { name, relative_difference }| {
+            gradient.map_or(String::new(), |Difference { name, relative_difference, .. }| {
                 format!(", and no gradient by more than {relative_difference:.1e} ({name})")
             });
         format!("its twin's loss is off by {:.1e}{gradient}", self.loss_relative_difference)
@@ -85,5 +88,28 @@ impl Numeric {
             plural(self.gradients_compared, "gradient"),
         ));
         page.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_plan::model::{Model, presets};
+    use narrows_planner::Request;
+
+    use super::*;
+
+    #[test]
+    fn a_plan_of_another_function_is_a_problem() {
+        let model = presets::find("cola-tiny").unwrap();
+        let profile = narrows_cost_model::profile::preset("a100-80gb").unwrap();
+        let request = Request::new(model.clone(), profile, 2, 4, 64);
+        let plan = narrows_planner::search(&request).best.unwrap().plan;
+        let twin = Twin::of(&plan, &model).unwrap();
+        let same = Numeric::of(&twin, &twin.compare(1).unwrap());
+        assert!(same.problem("plan.json").is_none());
+        let other = Model { rope_theta: 100.0, ..twin.model.clone() };
+        let numeric = Numeric::of(&twin, &twin.compare_with(&other, 1).unwrap());
+        assert!(numeric.problem("plan.json").is_some());
+        assert!(!numeric.equal && numeric.gradient_relative_differences[0].tolerance < 1e-3);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule, Zero};
+use narrows_plan::strategy::{NormRule, Recompute, Rules, WeightRule, Zero};
 use narrows_planner::{GroupingRule, Request};
 use narrows_runtime::cpu::{StepInput, Tensors};
 use narrows_runtime::reference::{Parameters, Reference};
@@ -83,16 +83,6 @@ fn unlike() -> Vec<Model> {
     models().into_iter().filter(|model| few.contains(&model.name.as_str())).collect()
 }
 
-/// Every baseline that a model can have.
-fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
-    let low_rank = model.is_low_rank();
-    Baseline::ALL.into_iter().filter(move |baseline| match baseline {
-        Baseline::Auto => true,
-        Baseline::FullrankTp => !low_rank,
-        _ => low_rank,
-    })
-}
-
 /// Every norm, grouping and recompute rule, one at a time beside the defaults.
 fn variations() -> Vec<(String, Rules, GroupingRule)> {
     let auto = (Rules::ALL, GroupingRule::Auto);
@@ -115,7 +105,7 @@ fn hold_on(models: Vec<Model>, mesh: Mesh, micro_batch: u64, weights: WeightRule
     let mut worst = Worst::default();
     for model in models {
         let subject = Subject::new(model);
-        for baseline in baselines(&subject.model) {
+        for baseline in super::subject::baselines(&subject.model) {
             for (name, rules, grouping) in variations() {
                 let what = format!("{} {} {name}, {mesh}", subject.model.name, baseline.name());
                 let request = Request {

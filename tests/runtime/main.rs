@@ -4,3 +4,4 @@ mod curves;
 mod exact;
 mod subject;
 mod traffic;
+mod twins;

@@ -4,7 +4,7 @@ use narrows_cost_model::{Profile, profile};
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::{self, Model};
-use narrows_plan::strategy::Zero;
+use narrows_plan::strategy::{Baseline, Zero};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_planner::{Request, search};
 use narrows_runtime::cpu::{Session, Whole};
@@ -36,6 +36,16 @@ pub fn cola() -> Model {
 /// LLaMA.
 pub fn dense() -> Model {
     model("tiny-llama", false, 8, 2, r#"{"product": "swiglu", "all": "dense"}"#)
+}
+
+/// Every baseline that a model can have.
+pub fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
+    let low_rank = model.is_low_rank();
+    Baseline::ALL.into_iter().filter(move |baseline| match baseline {
+        Baseline::Auto => true,
+        Baseline::FullrankTp => !low_rank,
+        _ => low_rank,
+    })
 }
 
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {

@@ -11,7 +11,7 @@ use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
 use narrows_runtime::cpu::{Session, StepInput};
-use narrows_runtime::numeric::Twin;
+use narrows_runtime::numeric::{GRADIENT_TOLERANCE, Twin};
 use narrows_runtime::{Backend, NullBackend};
 
 fn context(dice: &mut Dice) -> Context {
@@ -71,6 +71,10 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
         worst = worst.max(found.gradient_off());
         assert!(found.loss_off() < 1e-6, "{found:?}");
         assert!(found.is_equal(), "{:?} of {}", found.gradients.first(), describe(&twin.plan));
+        let beyond = found.gradients.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
+        for (name, off) in beyond {
+            println!("{name} off by {off:.1e}, reference by {:.1e}", found.conditions[name]);
+        }
     }
     println!("gradients off by {worst:e}");
 }
@@ -91,4 +95,38 @@ fn another_function_is_told_apart() {
     assert!(twin.compare(1).unwrap().is_equal());
     let found = twin.compare_with(&other, 1).unwrap();
     assert!(!found.is_equal() && found.gradient_off() > 1e-3, "{found:?}");
+}
+
+/// A program that is sound and wrong: nothing in it says which of two equal linears is which.
+#[test]
+fn a_program_with_exchanged_weights_is_told_apart() {
+    let model = model::presets::find("llama-60m").unwrap();
+    let mut dice = Dice(37);
+    let mut seen = 0;
+    for _ in 0..40 {
+        let context = context(&mut dice);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        let twin = Twin::of(&plan, &model).unwrap();
+        let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());
+        for stage in &mut program.stages {
+            for buffer in &mut stage.buffers {
+                let Some(shard) = &mut buffer.shard else { continue };
+                for (name, _, _) in &mut shard.members {
+                    *name = match name.as_str() {
+                        "up" => "gate".into(),
+                        "gate" => "up".into(),
+                        _ => continue,
+                    };
+                }
+            }
+        }
+        let Ok(program) = CheckedProgram::check(program) else { continue };
+        seen += 1;
+        let found = twin.compare_program(program, &twin.model, 1).unwrap();
+        assert!(!found.is_equal() && found.gradient_off() > 1e-2, "{found:?}");
+        if seen == 5 {
+            return;
+        }
+    }
+    panic!("{seen} programs to run");
 }

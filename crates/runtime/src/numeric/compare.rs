@@ -1,21 +1,33 @@
 //! One step of a twin against the reference interpreter.
 
+use std::collections::BTreeMap;
+
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 
 use super::Twin;
 use crate::backend::RunError;
-use crate::cpu::{Session, StepInput, Tensors};
-use crate::parameters::Stream;
-use crate::reference::{Batch, Parameters, Reference, ReferenceError};
+use crate::cpu::{Session, StepInput, Tensors, Whole};
+use crate::parameters::{Initial, LogicalParameter, Stream, logical_parameters};
+use crate::reference::{Batch, Float, Parameters, Reference, ReferenceError};
 
 /// What the loss may be off by, relatively.
 pub const LOSS_TOLERANCE: f64 = 1e-5;
 
-/// What every gradient may be off by, in norm. Those of keys are sums that nearly cancel: at small
-/// widths drawn plans were seen to be off by 1.02e-5.
-pub const GRADIENT_TOLERANCE: f64 = 1e-4;
+/// What every gradient may be off by, in norm, unless it is worse conditioned than that: see
+/// [`Comparison::tolerance`].
+pub const GRADIENT_TOLERANCE: f64 = 1e-5;
+
+/// What no gradient may be off by, however conditioned.
+pub const GRADIENT_TOLERANCE_MAX: f64 = 1e-3;
+
+/// How many times what rounding does to the reference it may do to a program, which rounds in another
+/// order. Most that was seen is five times as much, over presets, strategies, meshes and seeds.
+const ROUNDINGS: f64 = 16.0;
+
+/// How far weights that begin as constants are from them, as a standard deviation.
+const OFF: f64 = 0.1;
 
 /// How far a twin is from the reference.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +38,10 @@ pub struct Comparison {
     pub reference_loss: f64,
     /// ‖a−b‖/‖b‖ of every gradient, the largest first.
     pub gradients: Vec<(String, f64)>,
+    /// Where gradients are off by more than [`GRADIENT_TOLERANCE`]: how far each of the reference's
+    /// moves when weights change by the roundings of single precision, or when the reference itself
+    /// is run in it, whichever is more.
+    pub conditions: BTreeMap<String, f64>,
 }
 
 /// Why a twin could not be compared.
@@ -56,9 +72,20 @@ impl Comparison {
         self.gradients.first().map_or(0.0, |(_, off)| *off)
     }
 
-    /// Whether all differences are within [`LOSS_TOLERANCE`] and [`GRADIENT_TOLERANCE`].
+    /// What a gradient may be off by. Some gradients of small models are ill-conditioned: they move by
+    /// more than 10⁻⁵ of their norm when each weight moves by 2⁻²⁴ of its own, which no arithmetic in
+    /// f32 can see, or they are sums that cancel (attention's queries and keys), and the unsharded
+    /// reference in f32 misses them by as much. Those may be off by a few times that.
+    pub fn tolerance(&self, name: &str) -> f64 {
+        let moved = self.conditions.get(name).map_or(0.0, |moved| ROUNDINGS * moved);
+        moved.clamp(GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX)
+    }
+
+    /// Whether all differences are within [`LOSS_TOLERANCE`] and each gradient's
+    /// [`tolerance`](Self::tolerance).
     pub fn is_equal(&self) -> bool {
-        self.loss_off() <= LOSS_TOLERANCE && self.gradient_off() <= GRADIENT_TOLERANCE
+        let equal = |(name, off): &(String, f64)| *off <= self.tolerance(name);
+        self.loss_off() <= LOSS_TOLERANCE && self.gradients.iter().all(equal)
     }
 }
 
@@ -77,10 +104,24 @@ impl Twin {
     /// # Errors
     /// As [`compare`](Twin::compare).
     pub fn compare_with(&self, other: &Model, seed: u64) -> Result<Comparison, NumericError> {
+        let program = CheckedProgram::check(lower(&self.plan.resolve(&self.model)?))?;
+        self.compare_program(program, other, seed)
+    }
+
+    /// The same with a program for the twin that its plan need not have led to.
+    ///
+    /// # Errors
+    /// As [`compare`](Twin::compare).
+    pub fn compare_program(
+        &self,
+        program: CheckedProgram,
+        other: &Model,
+        seed: u64,
+    ) -> Result<Comparison, NumericError> {
         let Twin { model, plan } = self;
-        let program = CheckedProgram::check(lower(&plan.resolve(model)?))?;
         let mut session = Session::new(model, program, 1)?;
-        session.initialise(model, seed);
+        let weights = weights(model, seed);
+        session.load(Tensors::Weights, &weights);
         let work = plan.workload;
         let ids = |what: &str| -> Vec<u32> {
             let stream = Stream::new(seed, what);
@@ -91,14 +132,15 @@ impl Twin {
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
         let found = session.gather(Tensors::Gradients);
 
-        let reference = Reference::new(other, Parameters::<f64>::initial(other, seed))?;
         let batch = Batch {
             tokens: &tokens,
             targets: &targets,
             sequences: work.global_batch as usize,
             length: work.sequence_length as usize,
         };
-        let (reference_loss, wanted) = reference.loss_and_gradients(&[batch])?;
+        let exact = in_f64(other, &weights, None);
+        let (reference_loss, wanted) =
+            Reference::new(other, exact)?.loss_and_gradients(&[batch])?;
         let mut gradients: Vec<(String, f64)> = wanted
             .iter()
             .map(|(name, wanted)| {
@@ -108,16 +150,77 @@ impl Twin {
             .collect();
         // What is no number is the largest difference of all.
         gradients.sort_by(|(_, a), (_, b)| b.total_cmp(a));
-        Ok(Comparison { loss: done.loss, reference_loss, gradients })
+        let mut conditions = BTreeMap::new();
+        if gradients.first().is_some_and(|(_, off)| *off > GRADIENT_TOLERANCE) {
+            let mut moved_to = |name: &str, moved: f64| {
+                let most = conditions.entry(name.to_owned()).or_insert(0.0_f64);
+                *most = most.max(moved);
+            };
+            for rounding in 0..2 {
+                let near = in_f64(other, &weights, Some(Stream::new(rounding, "rounding")));
+                let (_, near) = Reference::new(other, near)?.loss_and_gradients(&[batch])?;
+                for ((name, wanted), (_, near)) in wanted.iter().zip(near.iter()) {
+                    moved_to(name, apart(near.elements(), wanted.elements()));
+                }
+            }
+            let (_, rough) =
+                Reference::new(other, in_f32(other, &weights))?.loss_and_gradients(&[batch])?;
+            for ((name, wanted), (_, rough)) in wanted.iter().zip(rough.iter()) {
+                moved_to(name, apart(rough.elements(), wanted.elements()));
+            }
+        }
+        Ok(Comparison { loss: done.loss, reference_loss, gradients, conditions })
     }
 }
 
+/// Weights in double precision; each off by about 2⁻²⁴ of itself where roundings are given.
+fn in_f64(model: &Model, weights: &Whole, roundings: Option<Stream>) -> Parameters<f64> {
+    let mut count = 0;
+    Parameters::from_fn(model, |parameter| {
+        let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
+        let first = count;
+        count += parameter.elements();
+        move |row, column| {
+            let n = row * columns + column;
+            let off = roundings.map_or(0.0, |stream| stream.normal(first + n as u64));
+            f64::from(numbers[n]) * (1.0 + off * 2.0_f64.powi(-24))
+        }
+    })
+}
+
+/// Weights at which nothing is special. A training run begins with scales of 1, biases of 0 and gates
+/// that are the identity, where a program that leaves one out is not told from one that does not; here
+/// each is off by something. They are numbers of single precision on both sides.
+fn weights(model: &Model, seed: u64) -> Whole {
+    let numbers = |parameter: &LogicalParameter| -> Vec<f32> {
+        let initial = parameter.initial(seed);
+        let off = Stream::new(seed, &format!("{} off", parameter.name));
+        let spread = match parameter.initial {
+            Initial::Normal { .. } => 0.0,
+            Initial::Zeros | Initial::Ones | Initial::Identity => OFF,
+        };
+        let element =
+            |n: u64| initial(n / parameter.columns, n % parameter.columns) + spread * off.normal(n);
+        (0..parameter.elements()).map(|n| element(n) as f32).collect()
+    };
+    let named = |parameter: LogicalParameter| (parameter.name.clone(), numbers(&parameter));
+    logical_parameters(model).into_iter().map(named).collect()
+}
+
+fn in_f32(model: &Model, weights: &Whole) -> Parameters<f32> {
+    Parameters::from_fn(model, |parameter| {
+        let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
+        move |row, column| numbers[row * columns + column]
+    })
+}
+
 /// ‖a−b‖/‖b‖; infinite when a has another size.
-fn apart(found: &[f32], wanted: &[f64]) -> f64 {
+fn apart<T: Float>(found: &[T], wanted: &[f64]) -> f64 {
     if found.len() != wanted.len() {
         return f64::INFINITY;
     }
-    let off: f64 = found.iter().zip(wanted).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+    let off: f64 =
+        found.iter().zip(wanted).map(|(a, b)| (a.to_f64().unwrap_or(f64::NAN) - b).powi(2)).sum();
     let size: f64 = wanted.iter().map(|b| b * b).sum();
     if off == 0.0 { 0.0 } else { (off / size).sqrt() }
 }

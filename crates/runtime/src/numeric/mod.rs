@@ -28,7 +28,9 @@ use narrows_plan::decisions::Origin;
 use narrows_plan::model::Model;
 use narrows_plan::{Defects, Plan, Precision};
 
-pub use compare::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, NumericError};
+pub use compare::{
+    Comparison, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX, LOSS_TOLERANCE, NumericError,
+};
 
 /// A small plan of a small model, with the structure of a large plan of a large one.
 ///
