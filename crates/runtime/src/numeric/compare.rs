@@ -141,11 +141,12 @@ impl Twin {
         let exact = in_f64(other, &weights, None);
         let (reference_loss, wanted) =
             Reference::new(other, exact)?.loss_and_gradients(&[batch])?;
+        let all = wanted.norm();
         let mut gradients: Vec<(String, f64)> = wanted
             .iter()
             .map(|(name, wanted)| {
                 let found = found.get(name).map_or(&[][..], Vec::as_slice);
-                (name.to_owned(), apart(found, wanted.elements()))
+                (name.to_owned(), apart(found, wanted.elements(), all))
             })
             .collect();
         // What is no number is the largest difference of all.
@@ -160,13 +161,13 @@ impl Twin {
                 let near = in_f64(other, &weights, Some(Stream::new(rounding, "rounding")));
                 let (_, near) = Reference::new(other, near)?.loss_and_gradients(&[batch])?;
                 for ((name, wanted), (_, near)) in wanted.iter().zip(near.iter()) {
-                    moved_to(name, apart(near.elements(), wanted.elements()));
+                    moved_to(name, apart(near.elements(), wanted.elements(), all));
                 }
             }
             let (_, rough) =
                 Reference::new(other, in_f32(other, &weights))?.loss_and_gradients(&[batch])?;
             for ((name, wanted), (_, rough)) in wanted.iter().zip(rough.iter()) {
-                moved_to(name, apart(rough.elements(), wanted.elements()));
+                moved_to(name, apart(rough.elements(), wanted.elements(), all));
             }
         }
         Ok(Comparison { loss: done.loss, reference_loss, gradients, conditions })
@@ -214,13 +215,17 @@ fn in_f32(model: &Model, weights: &Whole) -> Parameters<f32> {
     })
 }
 
-/// ‖a−b‖/‖b‖; infinite when a has another size.
-fn apart<T: Float>(found: &[T], wanted: &[f64]) -> f64 {
+/// ‖a−b‖/‖b‖; infinite when a has another size. What is nothing beside `all` gradients (one token has
+/// no gradient of queries and keys) is held against these: ‖a−b‖/‖all‖.
+fn apart<T: Float>(found: &[T], wanted: &[f64], all: f64) -> f64 {
+    /// A norm that is rounding, even in f64.
+    const NOTHING: f64 = 1e-12;
     if found.len() != wanted.len() {
         return f64::INFINITY;
     }
-    let off: f64 =
-        found.iter().zip(wanted).map(|(a, b)| (a.to_f64().unwrap_or(f64::NAN) - b).powi(2)).sum();
-    let size: f64 = wanted.iter().map(|b| b * b).sum();
-    if off == 0.0 { 0.0 } else { (off / size).sqrt() }
+    let differences = found.iter().zip(wanted).map(|(a, b)| a.to_f64().unwrap_or(f64::NAN) - b);
+    let off = differences.map(|off| off * off).sum::<f64>().sqrt();
+    let size = wanted.iter().map(|b| b * b).sum::<f64>().sqrt();
+    let size = if size > NOTHING * all { size } else { all };
+    if off == 0.0 { 0.0 } else { off / size }
 }
