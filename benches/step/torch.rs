@@ -1,0 +1,91 @@
+//! `torch_step.py` as a process that makes a step when told.
+
+use std::error::Error;
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::times::Times;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/step/torch_step.py");
+
+/// How PyTorch runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Eager,
+    Compile,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Eager => "eager",
+            Mode::Compile => "compile",
+        })
+    }
+}
+
+/// The process.
+pub struct Torch {
+    process: Child,
+    told: ChildStdin,
+    said: BufReader<ChildStdout>,
+    pub parameters: u64,
+    pub version: String,
+}
+
+impl Torch {
+    /// Starts it for (sequences, length), and takes its first step, for which it may compile.
+    pub fn start(
+        python: &str,
+        mode: Mode,
+        threads: usize,
+        (sequences, length): (u64, u64),
+    ) -> Result<Torch, Box<dyn Error>> {
+        let mut process = Command::new(python)
+            .args([SCRIPT, &mode.to_string(), &threads.to_string()])
+            .args([sequences.to_string(), length.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| format!("{python}: {error}"))?;
+        let told = process.stdin.take().ok_or("no input")?;
+        let said = BufReader::new(process.stdout.take().ok_or("no output")?);
+        let mut torch = Torch { process, told, said, parameters: 0, version: String::new() };
+        let first = torch.line().map_err(|_| format!("{python} has no torch that runs"))?;
+        let (parameters, version) = first.split_once(' ').ok_or("says something else")?;
+        torch.parameters = parameters.parse()?;
+        torch.version = version.trim().to_string();
+        torch.step().map_err(|_| "its first step fails")?;
+        Ok(torch)
+    }
+
+    /// One step.
+    pub fn step(&mut self) -> Result<Times, Box<dyn Error>> {
+        self.told.write_all(b"step\n")?;
+        let line = self.line()?;
+        let numbers: Vec<f64> =
+            line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        match numbers[..] {
+            [wall_s, processor_s, loss] => Ok(Times { wall_s, processor_s, loss }),
+            _ => Err(format!("torch_step.py said {line}").into()),
+        }
+    }
+
+    fn line(&mut self) -> Result<String, Box<dyn Error>> {
+        let mut line = String::new();
+        match self.said.read_line(&mut line)? {
+            0 => Err("torch_step.py ended".into()),
+            _ => Ok(line),
+        }
+    }
+}
+
+impl Drop for Torch {
+    fn drop(&mut self) {
+        // It waits for a line, and nothing of it is needed any more.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
