@@ -85,13 +85,17 @@ fn each(
     }
 }
 
-/// A product, divided among threads along the longer side of the result.
+/// Below this many columns a thread the innermost loops of a product run short.
+const COLUMNS_MIN: usize = 64;
+
+/// A product, divided among threads along the columns of the result, or the rows where columns are
+/// few: B is what gets packed, and threads that have rows pack all of it each.
 fn divided(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, write: Write, parallel: Parallel) {
     let work = a.rows() * a.columns() * b.columns();
     if parallel.threads() == 1 || work < WORK_MIN {
         return multiply(a, b, c, 1.0, write);
     }
-    if c.rows() >= c.columns() {
+    if c.columns() < COLUMNS_MIN * parallel.threads() && c.rows() > c.columns() {
         parallel.heavy_rows(c.rows(), (a, Same(b), c, Same(write)), part);
     } else {
         let b = Columns(b);
