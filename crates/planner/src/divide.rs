@@ -83,6 +83,17 @@ impl<'a> Divider<'a> {
         made
     }
 
+    /// As many blocks on every stage, or one more on the first ones, as fast as their bytes allow.
+    pub fn evenly(&self) -> Option<Partition> {
+        let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
+        let counts: Vec<usize> = (0..stages)
+            .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
+            .collect();
+        let choice =
+            |stage, first, count| self.allot(self.context, stage, first, count).map(Arc::new);
+        Partition::of(counts, &choice)
+    }
+
     fn parts(&self, first: usize, count: usize) -> impl Iterator<Item = Part> {
         let shapes = &self.segments.layer_shapes()[first..first + count];
         shapes.iter().map(|&shape| block_part(shape, self.border))

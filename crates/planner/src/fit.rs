@@ -14,7 +14,6 @@ use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
     Crossing, gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
 };
-use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::program::{Extent, Turn, one_forward_one_backward};
 use narrows_plan::strategy::Context;
@@ -23,8 +22,9 @@ use narrows_plan::{Bytes, Kernel, Seconds};
 use crate::assemble::{Decided, assemble};
 use crate::divide::Divider;
 use crate::ends::Ends;
+use crate::outlook::{Outlook, Reach};
 use crate::request::Request;
-use crate::segments::{Part, Segments, Solved};
+use crate::segments::{Segments, Solved};
 use crate::stages::{Extra, Partition};
 use crate::tried::Tried;
 
@@ -80,7 +80,7 @@ const TRIED_MAX: usize = 4;
 pub type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
 
 /// What came of dividing the blocks among the stages.
-enum Divided<'a> {
+pub(crate) enum Divided<'a> {
     /// Partitions, with what found them.
     Found(Divider<'a>, Vec<Partition>),
     /// None; the bytes by which even the smallest decisions are too large.
@@ -108,15 +108,15 @@ impl<'a> Fitter<'a> {
 
     /// The fastest plan of a context that is faster than `incumbent`; `Ok(None)` when there is no
     /// faster one. Also a bound: no plan of this context is faster.
-    pub fn fit(&self, context: &Context, incumbent: f64) -> Attempt {
-        let mut ends = Ends::all(self.request, self.segments, context);
-        ends.sort_by(|a, b| a.bound.0.total_cmp(&b.bound.0));
+    pub fn fit(&self, context: &Context, outlook: &Outlook, incumbent: f64) -> Attempt {
         let mut attempt = Tried::new(incumbent);
-        for end in &ends {
-            if end.bound.0 < attempt.incumbent {
-                self.fit_border(context, end, &mut attempt);
-            } else {
-                attempt.nothing_faster();
+        for (ends, reach) in &outlook.borders {
+            match reach {
+                Reach::Bound(bound) if bound.0 < attempt.incumbent => {
+                    self.fit_border(context, ends, bound.0, &mut attempt);
+                }
+                Reach::Bound(_) | Reach::NothingFaster => attempt.nothing_faster(),
+                Reach::Refused(refusal) => attempt.refuse(refusal.clone()),
             }
         }
         if attempt.is_open() {
@@ -127,35 +127,7 @@ impl<'a> Fitter<'a> {
 
     /// Fits a plan with this border. The fastest ends first; where memory keeps them from what all
     /// ends together could reach, the others too.
-    fn fit_border(&self, context: &Context, fastest: &Ends, tried: &mut Tried) {
-        let unlimited = vec![Bytes(0); context.mesh.pipeline as usize];
-        let ideal = fastest.ideal(self.segments, context);
-        let mut extras = self.extras(context, &ideal);
-        // Other ends may spend less once a step.
-        let last = extras.len() - 1;
-        for (stage, end) in [(0, SegmentKind::Embedding), (last, SegmentKind::Head)] {
-            let part = Part::end(end, fastest.border, fastest.tied_weight);
-            let held = match end {
-                SegmentKind::Embedding => &ideal.embedding,
-                _ => &ideal.head,
-            };
-            let spared = held.time.step.0 - self.segments.least_step(part, context);
-            extras[stage].step_least = Seconds(extras[stage].step_least.0 - spared.max(0.0));
-        }
-        let bound = match self.divided(context, &ideal, &extras, &unlimited, tried.incumbent) {
-            Divided::Found(_, found) => found[0].bound.0,
-            Divided::Nothing(excess) => {
-                // Nothing that fits beats the incumbent, if there is one; else nothing fits.
-                if tried.incumbent.is_finite() {
-                    tried.nothing_faster();
-                } else {
-                    let limit = self.request.memory_bytes();
-                    let needed = limit + excess;
-                    tried.refuse(Refusal::Memory { stage: None, needed, limit, lowered: false });
-                }
-                return;
-            }
-        };
+    fn fit_border(&self, context: &Context, fastest: &Ends, bound: f64, tried: &mut Tried) {
         tried.proven = tried.proven.min(bound);
         // No other ends have a better bound. Those of several stages differ a little by what is
         // least of each alone.
@@ -220,7 +192,7 @@ impl<'a> Fitter<'a> {
     }
 
     /// Divides the blocks among the stages, with so many bytes less than the limit.
-    fn divided(
+    pub(crate) fn divided(
         &self,
         context: &'a Context,
         ends: &Ends,
@@ -304,7 +276,7 @@ impl<'a> Fitter<'a> {
 
     /// What is left for the blocks of each stage; what a stage's ends alone need, when that is all
     /// or more.
-    fn budgets(
+    pub(crate) fn budgets(
         &self,
         context: &Context,
         ends: &Ends,
@@ -322,7 +294,7 @@ impl<'a> Fitter<'a> {
     }
 
     /// What each stage runs besides its blocks.
-    fn extras(&self, context: &Context, ends: &Ends) -> Vec<Extra> {
+    pub(crate) fn extras(&self, context: &Context, ends: &Ends) -> Vec<Extra> {
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
         let price = |template: &narrows_plan::emit::Template| prices.kernel(&template.kernel());
         let stages = context.mesh.pipeline;
@@ -385,7 +357,7 @@ impl Refusal {
 
 /// Plays a partition's schedule with the times it was divided by: what simulating the lowered
 /// program gives, without lowering it.
-fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
+pub(crate) fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
     let stages = context.mesh.pipeline;
     let microbatches = context.workload.microbatches(&context.mesh);
     let times: Vec<StageTime> = partition

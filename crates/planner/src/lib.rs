@@ -10,6 +10,8 @@ pub mod divide;
 mod ends;
 pub mod explain;
 pub mod fit;
+mod opening;
+mod outlook;
 pub mod predict;
 pub mod request;
 pub mod search;

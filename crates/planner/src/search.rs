@@ -4,8 +4,9 @@
 //! 2. Each gets a bound: with T the least forward and backward time of a microbatch, u the least
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
 //!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages in the best proportion would reach.
-//! 3. In order of their bounds, contexts are fitted: partitioned, lowered, placed and simulated,
-//!    until the next bound is no better than what was found.
+//! 3. The most promising contexts get a better bound, from dividing the blocks among the stages
+//!    within the bytes there are. Those that stay the most promising are fitted: lowered, placed and
+//!    simulated, until no bound is better than what was found.
 
 use std::time::Instant;
 
@@ -19,6 +20,7 @@ use rayon::prelude::*;
 use crate::candidates::contexts;
 use crate::divide::block_part;
 use crate::fit::{Fitted, Fitter, Refusal};
+use crate::outlook::Outlook;
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segments::{Part, Segments};
@@ -105,9 +107,11 @@ pub struct Searched {
 struct Bounded {
     context: Context,
     bound: Result<Seconds, Refusal>,
+    /// What its bytes allow, once that was asked.
+    outlook: Option<Outlook>,
 }
 
-/// How many contexts are fitted side by side.
+/// How many contexts are followed up side by side.
 const CHUNK: usize = 4;
 
 /// What became of a context, with its plan and what it proves.
@@ -124,6 +128,24 @@ impl Ending {
 }
 
 impl Bounded {
+    /// The bound; infinite where nothing exists.
+    fn least(&self) -> f64 {
+        self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
+    }
+
+    /// Whether more must be known before it is worth fitting.
+    fn is_vague(&self) -> bool {
+        self.bound.is_ok() && self.outlook.is_none()
+    }
+
+    /// Bounds the context by what its bytes allow.
+    fn look(&mut self, fitter: &Fitter, incumbent: f64) {
+        let outlook = fitter.outlook(&self.context, incumbent);
+        let seen = outlook.bound(incumbent);
+        self.bound = seen.map(|seen| Seconds(seen.0.max(self.least())));
+        self.outlook = Some(outlook);
+    }
+
     /// Fits the context, unless its bound or the deadline says that it need not or cannot be.
     fn end(&self, fitter: &Fitter, incumbent: f64, deadline: Option<Instant>) -> Ending {
         let bound = match &self.bound {
@@ -135,10 +157,10 @@ impl Bounded {
         if bound >= incumbent {
             return Ending::without_plan(Fate::Pruned, f64::INFINITY);
         }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        let Some(outlook) = self.outlook.as_ref().filter(|_| in_time(deadline)) else {
             return Ending::without_plan(Fate::NotReached, bound);
-        }
-        let (fitted, least) = fitter.fit(&self.context, incumbent);
+        };
+        let (fitted, least) = fitter.fit(&self.context, outlook, incumbent);
         match fitted {
             Ok(Some(fitted)) => {
                 Ending { fate: Fate::Solved(fitted.time), fitted: Some(fitted), proven: least.0 }
@@ -159,44 +181,68 @@ pub fn search(request: &Request) -> Searched {
     let mut bounded: Vec<Bounded> = contexts(request)
         .into_par_iter()
         .map(|context| {
-            let late = half_time.is_some_and(|half_time| Instant::now() >= half_time);
-            let bound = match late {
-                false => bound(request, &segments, &context),
-                true => quick_bound(request, &context),
+            let bound = match in_time(half_time) {
+                true => bound(request, &segments, &context),
+                false => quick_bound(request, &context),
             };
-            Bounded { context, bound }
+            Bounded { context, bound, outlook: None }
         })
         .collect();
-    let key = |b: &Bounded| b.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0);
-    bounded.sort_by(|a, b| key(a).total_cmp(&key(b)));
 
     let fitter = Fitter::new(request, &segments);
-    let mut best: Option<Fitted> = None;
+    bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
+    let opened: Vec<(Context, f64)> =
+        bounded.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.least())).collect();
+    let mut best = if in_time(half_time) { fitter.opening(&opened) } else { None };
     let mut reports = vec![];
     let mut proven = f64::INFINITY;
     let mut out_of_time = false;
-    // Chunks are fitted side by side against the same incumbent, so that the outcome does not
+    // Chunks are followed up side by side against the same incumbent, so that the outcome does not
     // depend on the number of threads.
-    for chunk in bounded.chunks(CHUNK) {
+    while !bounded.is_empty() {
+        bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
         let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
+        let size = CHUNK.min(bounded.len());
+        let late = !in_time(deadline);
+        let mut vague: Vec<&mut Bounded> = bounded[..size]
+            .iter_mut()
+            .filter(|bounded| bounded.is_vague() && bounded.least() < to_beat && !late)
+            .collect();
+        if !vague.is_empty() {
+            vague.par_iter_mut().for_each(|bounded| bounded.look(&fitter, to_beat));
+            continue;
+        }
+        let chunk: Vec<Bounded> = bounded.drain(..size).collect();
         let ends: Vec<Ending> =
             chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat, deadline)).collect();
-        for (Bounded { context, bound }, ending) in chunk.iter().zip(ends) {
+        for (Bounded { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
             proven = proven.min(ending.proven);
             out_of_time |= matches!(ending.fate, Fate::NotReached);
             let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
             best = ending.fitted.filter(|fitted| fitted.time.0 < incumbent).or(best);
             // Fitting proves more than the bound that put the context in its place.
             let refined = ending.proven.min(to_beat);
-            let bound = bound.as_ref().ok().map(|bound| match ending.fate {
+            let bound = bound.ok().map(|bound| match ending.fate {
                 Fate::Pruned if refined.is_finite() => Seconds(bound.0.max(refined)),
-                _ => *bound,
+                _ => bound,
             });
-            reports.push(ContextReport { context: *context, bound, fate: ending.fate });
+            reports.push(ContextReport { context, bound, fate: ending.fate });
+        }
+    }
+    if let Some(best) = &best {
+        // What the search opened with may stay unbeaten.
+        let of_best = |report: &&mut ContextReport| report.context == best.decided.context;
+        if let Some(report) = reports.iter_mut().find(of_best) {
+            report.fate = Fate::Solved(best.time);
         }
     }
     let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
     Searched { best, report }
+}
+
+/// Whether there is time left.
+fn in_time(deadline: Option<Instant>) -> bool {
+    deadline.is_none_or(|deadline| Instant::now() < deadline)
 }
 
 /// What proof and limits amount to. Two times closer than this are the same.
