@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use narrows_cost_model::profile;
+use narrows_cost_model::{Executor, Prices, profile};
 use narrows_plan::graph::SegmentKind;
+use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::slots_in_flight;
 use narrows_plan::strategy::{Border, Context, TiedWeight};
+use narrows_plan::{DType, Mesh};
 use narrows_planner::candidates::contexts;
 use narrows_planner::divide::block_part;
 use narrows_planner::segments::{Part, Segments};
@@ -197,6 +199,20 @@ fn print_ratios() {
     axis("blocks", &BLOCKS.map(|blocks| (blocks.to_string(), Shape { blocks, ..COLA_7B })));
     axis("devices", &DEVICES.map(|devices| (devices.to_string(), Shape { devices, ..COLA_7B })));
     axis("rank", &RANKS.map(|rank| (rank.to_string(), Shape { rank, ..COLA_7B })));
+}
+
+/// One price, of products that all differ.
+#[divan::bench]
+fn price_of_a_product(bencher: Bencher) {
+    let profile = profile::preset("a100-80gb").expect("a profile");
+    let prices =
+        Prices::new(&profile, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1 });
+    let (input, output) = (DType::Bf16, DType::F32);
+    let product = |n| Gemm { m: 4096, n, k: 1024, batch: 1, accumulate: true, input, output };
+    let kernels: Vec<Kernel> = (256..1280).map(|n| Kernel::Gemm(product(n))).collect();
+    bencher
+        .counter(ItemsCount::new(kernels.len()))
+        .bench_local(|| kernels.iter().map(|kernel| prices.kernel(kernel).0).sum::<f64>());
 }
 
 struct Cost {

@@ -23,6 +23,7 @@ use narrows_planner::search::{Searched, search};
 use crate::args::low::{Command, Format, LowArgs};
 use crate::errors::{Ending, Outcome};
 use crate::output;
+use crate::report::page::plural;
 
 /// Exit codes that scripts rely on.
 const FAILED: u8 = 1;
@@ -72,7 +73,7 @@ const TICK: Duration = Duration::from_millis(120);
 /// Searches, and shows on a terminal that it does.
 fn searched(request: &Request, format: Format) -> Searched {
     let Request { model, devices, .. } = request;
-    let doing = format!("planning {} on {devices} devices", model.name);
+    let doing = format!("planning {} on {}", model.name, plural(*devices, "device"));
     waiting(&doing, format, || search(request))
 }
 

@@ -243,21 +243,3 @@ fn an_eager_executor_pays_for_every_operator() {
     let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel(&pass).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }
-
-#[test]
-fn a_price_is_made_in_well_under_a_microsecond() {
-    let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Captured, &MESHES[0]);
-    let (input, output) = (DType::Bf16, DType::F32);
-    let count = 20_000;
-    let started = std::time::Instant::now();
-    let total: f64 = (0..count)
-        .map(|i| {
-            let gemm =
-                Gemm { m: 4096, n: 256 + i, k: 1024, batch: 1, accumulate: true, input, output };
-            prices.kernel(&Kernel::Gemm(gemm)).0
-        })
-        .sum();
-    let each = started.elapsed().as_secs_f64() / count as f64;
-    println!("{:.0} ns a product", each * 1e9);
-    assert!(total > 0.0 && each < 20e-6, "generous, for slow machines and debug builds: {each}");
-}

@@ -298,6 +298,7 @@ fn text_that_is_no_model() {
         ("{}\n{}", "line 2 column"),
         ("[]", "not a JSON object"),
         ("{}", "neither a `format` nor a `model_type`"),
+        (r#"{"format": "narrows-plan/1"}"#, "the file is a plan, and no model"),
         ("{\"hidden\": 1e999}", "number out of range"),
     ] {
         let defects = model::read("t", text).unwrap_err();

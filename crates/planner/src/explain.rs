@@ -269,9 +269,13 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
     let mut causes = vec![];
     let mut hints = vec![];
     if report.contexts.is_empty() {
+        let devices = match request.devices {
+            1 => "1 device".into(),
+            devices => format!("{devices} devices"),
+        };
         causes.push(format!(
-            "no mesh of {} devices with these axes divides {} sequences into microbatches",
-            request.devices, request.global_batch
+            "no mesh of {devices} with these axes divides {} sequences into microbatches",
+            request.global_batch
         ));
         hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
         return (causes, hints);
@@ -353,9 +357,11 @@ fn enough_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mes
     refused.sort_by_key(|(needed, _)| *needed);
     let smallest = refused.iter().take(LOWERED_MAX).filter_map(|(_, context)| {
         let fitted = fitter.smallest(context)?;
-        Some((fitted.peak(), context.mesh))
+        Some((fitted.peak(), *context))
     });
-    smallest.min_by_key(|(peak, _)| *peak)
+    let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
+    let narrower = fitter.smallest_of_narrower(&context).map(|fitted| fitted.peak());
+    Some((narrower.map_or(peak, |narrower| narrower.min(peak)), context.mesh))
 }
 
 impl fmt::Display for Refusal {

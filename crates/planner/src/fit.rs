@@ -6,6 +6,7 @@
 //! back. The bound of a context is that of the first attempt, with ends as fast as the fastest and as
 //! small as the smallest: what corrections then miss shows in the gap, and never as a proof.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::Prices;
@@ -78,6 +79,13 @@ const TRIED_MAX: usize = 4;
 
 /// What came of a context: the best plan, and a bound on all of them.
 pub type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
+
+/// Partitions whose arenas are too large: budgets that differ a little lead to the same blocks.
+#[derive(Default)]
+struct Refused {
+    /// By the blocks of each stage: the first stage that is too large, and its arena.
+    arenas: HashMap<Vec<Vec<*const Solved>>, (usize, Bytes)>,
+}
 
 /// What came of dividing the blocks among the stages.
 pub(crate) enum Divided<'a> {
@@ -157,13 +165,15 @@ impl<'a> Fitter<'a> {
         let mut first_bound = None;
         // Between what leads to too large an arena and what leaves nothing.
         let (mut low, mut high) = (slack.clone(), None);
+        let mut refused = Refused::default();
         for _ in 0..CORRECTIONS_MAX {
             match self.divided(context, ends, &extras, &slack, tried.incumbent) {
                 Divided::Nothing(_) if slack == low => break,
                 Divided::Nothing(_) => high = Some(slack.clone()),
                 Divided::Found(divider, found) => {
                     first_bound.get_or_insert(found[0].bound.0);
-                    match self.best_of(ends, found, &extras, &divider, tried.incumbent) {
+                    let to_beat = tried.incumbent;
+                    match self.best_of(ends, found, &extras, &divider, to_beat, &mut refused) {
                         Ok(Some(fitted)) => {
                             tried.take(fitted);
                             return first_bound;
@@ -224,6 +234,7 @@ impl<'a> Fitter<'a> {
         extras: &[Extra],
         divider: &Divider,
         incumbent: f64,
+        refused: &mut Refused,
     ) -> Result<Option<Fitted>, (usize, Bytes)> {
         let context = divider.context();
         let microbatches = context.workload.microbatches(&context.mesh);
@@ -243,11 +254,19 @@ impl<'a> Fitter<'a> {
             }
         }
         let Some((_, partition)) = best else { return Ok(None) };
+        let blocks = partition.blocks();
+        if let Some(known) = refused.arenas.get(&blocks) {
+            return Err(*known);
+        }
         let fitted = self.realise(context, ends, partition);
         let limit = self.request.memory_bytes();
         let lowered = &fitted.program.program().stages;
         match lowered.iter().position(|stage| stage.arena > limit) {
-            Some(stage) => Err((stage, lowered[stage].arena)),
+            Some(stage) => {
+                let arena = lowered[stage].arena;
+                refused.arenas.insert(blocks, (stage, arena));
+                Err((stage, arena))
+            }
             None => Ok(Some(fitted)),
         }
     }

@@ -29,12 +29,12 @@ impl Fitter<'_> {
             played.par_extend(open.par_iter().filter_map(|(context, _)| self.even(context)));
         }
         played.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let made = played
+        let mut made = played
             .into_iter()
             .take(OPENED_MAX)
             .map(|(_, context, ends, partition)| self.realise(context, &ends, partition));
         let limit = self.request.memory_bytes();
-        made.filter(|fitted| fitted.peak() <= limit).next()
+        made.find(|fitted| fitted.peak() <= limit)
     }
 
     /// The fastest even division of a context's blocks, with its time.

@@ -229,6 +229,9 @@ pub fn search(request: &Request) -> Searched {
             reports.push(ContextReport { context, bound, fate: ending.fate });
         }
     }
+    if best.is_none() {
+        best = last_resort(request, &fitter, &reports);
+    }
     if let Some(best) = &best {
         // What the search opened with may stay unbeaten.
         let of_best = |report: &&mut ContextReport| report.context == best.decided.context;
@@ -238,6 +241,24 @@ pub fn search(request: &Request) -> Searched {
     }
     let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
     Searched { best, report }
+}
+
+/// How many contexts are tried once more when no plan fits.
+const LAST_TRIED_MAX: usize = 2;
+
+/// The smallest plans under narrower rules, where plans by all rules were a little too large.
+fn last_resort(request: &Request, fitter: &Fitter, reports: &[ContextReport]) -> Option<Fitted> {
+    let lowered = |report: &ContextReport| match &report.fate {
+        Fate::Refused(Refusal::Memory { needed, lowered: true, .. }) => {
+            Some((*needed, report.context))
+        }
+        _ => None,
+    };
+    let mut smallest: Vec<_> = reports.iter().filter_map(lowered).collect();
+    smallest.sort_by_key(|(needed, _)| *needed);
+    let tried = smallest.iter().take(LAST_TRIED_MAX);
+    let mut fitted = tried.filter_map(|(_, context)| fitter.smallest_of_narrower(context));
+    fitted.find(|fitted| fitted.peak() <= request.memory_bytes())
 }
 
 /// Whether there is time left.

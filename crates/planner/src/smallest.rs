@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use narrows_plan::strategy::Context;
+use narrows_plan::strategy::{Context, NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Seconds};
 
 use crate::divide::{block_part, in_flight};
 use crate::ends::Ends;
 use crate::fit::{Fitted, Fitter};
-use crate::segments::Solved;
+use crate::request::Request;
+use crate::segments::{Segments, Solved};
 use crate::stages::{Allotment, Partition};
 
 /// How many points of the blocks' hulls are lowered, from the smallest up: what is redone needs
@@ -32,6 +33,16 @@ impl Fitter<'_> {
             levels.min_by_key(Fitted::peak)
         });
         fitted.min_by_key(Fitted::peak)
+    }
+
+    /// The smallest plan under narrower rules: bytes do not tell what a block that redoes a lot holds
+    /// for a while, and the search for few bytes redoes more than the arena rewards.
+    pub fn smallest_of_narrower(&self, context: &Context) -> Option<Fitted> {
+        let narrower = narrower(self.request).into_iter().filter_map(|request| {
+            let segments = Segments::new(&request, None);
+            Fitter::new(&request, &segments).smallest(context)
+        });
+        narrower.min_by_key(Fitted::peak)
     }
 
     /// The blocks `level` points above their smallest, divided to need the least on the fullest stage.
@@ -88,4 +99,18 @@ impl Fitter<'_> {
         };
         Some(fill(Bytes(high))?.into_iter().enumerate().map(allot).collect())
     }
+}
+
+/// The request with fewer things left to decide: one way of redoing, or one norm.
+fn narrower(request: &Request) -> Vec<Request> {
+    let rules = request.rules;
+    let mut made = vec![];
+    if rules.recompute == Recompute::Auto {
+        let redone = [Recompute::Latents, Recompute::Block];
+        made.extend(redone.map(|recompute| Rules { recompute, ..rules }));
+    }
+    if rules.norm == NormRule::Auto {
+        made.extend([NormRule::Sync, NormRule::Online].map(|norm| Rules { norm, ..rules }));
+    }
+    made.into_iter().map(|rules| Request { rules, ..request.clone() }).collect()
 }

@@ -354,6 +354,13 @@ impl Partition {
         Some(Partition { bound: Seconds(0.0), counts, stages })
     }
 
+    /// Which solutions the blocks of each stage are: equal for two partitions of one search that lead
+    /// to the same program.
+    pub fn blocks(&self) -> Vec<Vec<*const Solved>> {
+        let of_stage = |stage: &Arc<Allotment>| stage.blocks.iter().map(Arc::as_ptr).collect();
+        self.stages.iter().map(of_stage).collect()
+    }
+
     /// No step of these very blocks is shorter.
     pub fn bound_of(&self, extras: &[Extra], microbatches: u64) -> f64 {
         let turns: Vec<f64> =

@@ -59,6 +59,20 @@ fn no_restricted_search_refutes_a_bound() {
 }
 
 /// The ends need not be the fastest ones.
+/// The arena of a block that redoes a lot is larger than its bytes tell, and the plan with the fewest
+/// bytes is not the smallest one.
+#[test]
+fn a_plan_of_narrower_rules_is_found_where_nothing_else_fits() {
+    let limit = MemoryLimit::Bytes(Bytes(14_383_104));
+    let model = presets::find("cola-tiny").unwrap();
+    let limited = Request { memory_limit: limit, ..request(model, 2, 4, 128) };
+    let rules = Rules { recompute: Recompute::Latents, ..Rules::ALL };
+    let restricted = search(&Request { rules, ..limited.clone() });
+    assert!(restricted.best.is_some(), "the case is no case any more");
+    let best = search(&limited).best.expect("what exists under narrower rules exists");
+    assert!(best.peak() <= Bytes(14_383_104));
+}
+
 #[test]
 fn ends_give_way_to_memory() {
     let text = r#"{"format": "narrows-model/1", "hidden": 256, "vocab": 4096, "heads": 4,

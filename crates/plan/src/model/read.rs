@@ -22,6 +22,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     };
     let name = model_name(name_for_messages);
     if fields.contains_key("format") {
+        a_model(&fields)?;
         nothing_missing(&fields)?;
         let mut file: ModelFile = parse(text)?;
         file.name.get_or_insert(name);
@@ -30,6 +31,19 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
         hugging_face::resolve(name, &fields)
     } else {
         Err(neither("the file has neither a `format` nor a `model_type`"))
+    }
+}
+
+/// A file of another kind is told by its `format`, not by all that a model would have.
+fn a_model(fields: &Map<String, Value>) -> Result<(), Defects> {
+    let format = fields.get("format").and_then(Value::as_str).unwrap_or_default();
+    let kind = format.strip_prefix("narrows-").and_then(|format| format.split('/').next());
+    match kind {
+        Some(kind) if kind != "model" => {
+            let problem = format!("is `{format}`: the file is a {kind}, and no model");
+            Err(Defect::new("format", problem).hint("\"narrows-model/1\"").into())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! φ on the latents, and the division by the root mean square that an online norm still owes.
 //!
-//! Forward z = φ(ρ·h). Without φ it works in place, or costs nothing where nothing is owed.
-//! Backward, owed: du = ρ·dz⊙φ', ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the norm.
+//! Forward y = φ(z), z = ρ·h. Without φ it works in place, or costs nothing where nothing is owed.
+//! Backward, owed: dz = dy⊙φ'(z), du = ρ·dz, ds −= (ρ²/2d)·Σ dz⊙z, summed over the latents of the
+//! norm.
 
 use crate::graph::{LatentOp, Op};
 use crate::model::Activation;
