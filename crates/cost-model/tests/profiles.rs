@@ -86,6 +86,11 @@ fn defects_name_their_field() {
         ("/executors/eager/provenance/date", json!("May"), "executors.eager.provenance.date"),
         ("/device/provenance/source", json!(" "), "device.provenance.source"),
         ("/name", json!("A 100"), "name"),
+        (
+            "/gemm/provenance",
+            json!({"kind": "published", "source": "s", "date": "2026-11-21", "assumed": ["magic"]}),
+            "gemm.provenance.assumed",
+        ),
         // From here on serde finds the defect.
         ("/gemm/efficiency_max", json!("high"), "gemm.efficiency_max"),
         ("/gemm/tiles/1", json!({"rows": 1, "depth": 2}), "gemm.tiles[1].depth"),
@@ -146,7 +151,10 @@ fn what_nobody_measured_is_labelled() {
     for group in ["gemm", "attention", "passes", "links.intra_node", "links.inter_node"] {
         assert!(h100.assumed().iter().any(|path| path == group), "{group}");
     }
-    assert!(!preset("a100-80gb").unwrap().assumed().contains(&"gemm".to_string()));
+    let a100 = preset("a100-80gb").unwrap().assumed();
+    assert!(!a100.contains(&"gemm".to_string()));
+    assert!(a100.contains(&"gemm.memory_efficiency".to_string()), "{a100:?}");
+    assert!(a100.contains(&"links.intra_node.fill_half_bytes".to_string()), "{a100:?}");
 }
 
 #[test]

@@ -52,6 +52,9 @@ pub struct Provenance {
     pub source: String,
     /// The day they were written down, `YYYY-MM-DD`.
     pub date: String,
+    /// Fields of the group that it does not hold for: their values are assumed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
 }
 
 /// How a group of numbers was obtained.

@@ -95,7 +95,8 @@ impl Profile {
         &self.fingerprint
     }
 
-    /// The groups of numbers that nobody measured on this hardware: their paths, in file order.
+    /// What nobody measured on this hardware: the paths of groups of numbers, and of single numbers
+    /// in groups that are otherwise measured, in file order.
     pub fn assumed(&self) -> Vec<String> {
         let mut paths = Vec::new();
         let value = serde_json::to_value(&self.file).unwrap_or_default();
@@ -150,11 +151,15 @@ fn strip_prose(value: &mut serde_json::Value) {
 
 fn collect_assumed(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     let serde_json::Value::Object(fields) = value else { return };
-    if fields.get("provenance").is_some_and(|p| p["kind"] == "assumed") {
-        found.push(path.to_string());
+    let dot = if path.is_empty() { "" } else { "." };
+    if let Some(provenance) = fields.get("provenance") {
+        if provenance["kind"] == "assumed" {
+            found.push(path.to_string());
+        }
+        let single = provenance["assumed"].as_array().into_iter().flatten();
+        found.extend(single.filter_map(|field| Some(format!("{path}{dot}{}", field.as_str()?))));
     }
     for (key, child) in fields {
-        let dot = if path.is_empty() { "" } else { "." };
         collect_assumed(child, &format!("{path}{dot}{key}"), found);
     }
 }

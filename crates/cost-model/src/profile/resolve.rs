@@ -43,6 +43,7 @@ impl ProfileFile {
             check.latency(&format!("{path}.launch_gap_s"), launching.launch_gap_s);
             check.provenance(&path, &launching.provenance);
         }
+        check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
         check.defects.into_result(()).map(|()| Profile::new(self))
     }
 }
@@ -127,6 +128,29 @@ impl Check {
         if !is_date(&provenance.date) {
             let problem = format!("`{}` is not a day in the form YYYY-MM-DD", provenance.date);
             self.defect(&format!("{group}.provenance.date"), problem);
+        }
+    }
+
+    /// Every provenance that makes an exception must name a field beside it.
+    fn assumed_fields(&mut self, value: &serde_json::Value, path: &str) {
+        let serde_json::Value::Object(fields) = value else { return };
+        let numbers: Vec<&str> =
+            fields.iter().filter(|(_, value)| value.is_number()).map(|(key, _)| &**key).collect();
+        let provenance = fields.get("provenance").unwrap_or(&serde_json::Value::Null);
+        let named = provenance["assumed"].as_array().into_iter().flatten();
+        for name in named.filter_map(|name| name.as_str()) {
+            let place = format!("{path}.provenance.assumed");
+            if provenance["kind"] == "assumed" {
+                let problem = format!("names `{name}`, where all of the group is assumed");
+                self.defect(&place, problem);
+            } else if !numbers.contains(&name) {
+                let problem = format!("`{name}` is no number of this group");
+                self.defects.push(Defect::new(place, problem).hint(numbers.join(", ")));
+            }
+        }
+        let dot = if path.is_empty() { "" } else { "." };
+        for (key, child) in fields {
+            self.assumed_fields(child, &format!("{path}{dot}{key}"));
         }
     }
 
