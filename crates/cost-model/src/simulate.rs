@@ -201,6 +201,13 @@ impl Breakdown {
             + self.other
     }
 
+    /// Every part so many times as long.
+    pub fn times(&self, factor: f64) -> Breakdown {
+        let mut all = Breakdown::default();
+        all.add(self, factor);
+        all
+    }
+
     fn add(&mut self, other: &Breakdown, times: f64) {
         self.gemm += other.gemm * times;
         self.attention += other.attention * times;

@@ -88,7 +88,8 @@ pub fn predict_program(
     let price = |kernel: &Kernel| prices.kernel(kernel);
     let timeline = simulate(program, &price);
     let program = program.program();
-    let step = timeline.step_time;
+    let factor = profile.launching(executor).step_factor;
+    let step = timeline.step_time * factor;
     let half_width = relative_half_width(program, &prices);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
     let peak = profile.peak_flops_per_s(context.compute()) * context.mesh.devices() as f64;
@@ -100,7 +101,7 @@ pub fn predict_program(
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
-        breakdown_s: timeline.breakdown,
+        breakdown_s: timeline.breakdown.times(factor),
         block_collective_bytes: block_collectives(resolved),
         assumed: profile.assumed(),
     }

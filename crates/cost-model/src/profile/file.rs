@@ -287,6 +287,18 @@ pub struct Launching {
     pub launch_gap_s: f64,
     /// Whether a pass is one kernel; otherwise it is run operator by operator.
     pub fuses_passes: bool,
+    /// What a step takes, as a multiple of its kernels measured alone: clocks under sustained load,
+    /// the host, the allocator.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub step_factor: f64,
     /// Where these numbers come from.
     pub provenance: Provenance,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn is_one(factor: &f64) -> bool {
+    *factor == 1.0
 }

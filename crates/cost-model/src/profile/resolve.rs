@@ -41,6 +41,7 @@ impl ProfileFile {
         {
             let path = format!("executors.{name}");
             check.latency(&format!("{path}.launch_gap_s"), launching.launch_gap_s);
+            check.within(&format!("{path}.step_factor"), launching.step_factor, 0.5..=5.0);
             check.provenance(&path, &launching.provenance);
         }
         check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
