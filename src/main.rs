@@ -13,6 +13,7 @@ mod memory;
 mod output;
 mod report;
 mod tokenize;
+mod validate;
 
 fn main() -> std::process::ExitCode {
     commands::main(std::env::args_os())

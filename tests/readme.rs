@@ -179,6 +179,9 @@ fn without_wall_time(line: &str) -> String {
 fn copy_files(from: &Path, to: &Path) {
     fs::create_dir(to).expect("a folder");
     for entry in fs::read_dir(from).expect("a folder of inputs").flatten() {
+        if entry.path().is_dir() {
+            continue;
+        }
         fs::copy(entry.path(), to.join(entry.file_name())).expect("an input");
     }
 }

@@ -57,6 +57,16 @@ pub enum Command {
     ///
     /// Texts are joined in the order given. Without --tokenizer every byte is a token.
     Data(DataArgs),
+    /// Compare predictions with measurements
+    ///
+    /// Without --measurements: the published figures that come with the program.
+    Validate(ValidateArgs),
+    /// Turn rows of comma-separated values into measurements of GPT steps
+    ///
+    /// The first line names the columns: global batch, micro batch, hidden size, attention heads,
+    /// # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
+    /// time (ms). What rows do not say, the flags do.
+    Convert(ConvertArgs),
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),
 }
@@ -138,6 +148,47 @@ pub struct DataArgs {
     pub format: Format,
 }
 
+/// Flags of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// A file of measurements, or `-`; may be given again [default: the published figures]
+    #[arg(long, value_name = "FILE")]
+    pub measurements: Vec<OsString>,
+    /// Form of the answer
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// Flags of `convert`.
+#[derive(Debug, Args)]
+pub struct ConvertArgs {
+    /// A file of rows, or `-`
+    #[arg(value_name = "ROWS")]
+    pub rows: OsString,
+    /// What the measurements are called
+    #[arg(long, default_value = "rows")]
+    pub name: String,
+    /// Who measured them
+    #[arg(long, default_value = "not said")]
+    pub source: String,
+    /// A preset of hardware
+    #[arg(long, value_name = "NAME", default_value = "a100-80gb-8")]
+    pub hardware: String,
+    /// What the backward pass computed again
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = named(&RECOMPUTE))]
+    pub recompute: Recompute,
+    /// Rows of the embedding
+    #[arg(long, value_name = "N", default_value_t = 51_200)]
+    pub vocabulary: u64,
+}
+
+impl ConvertArgs {
+    /// The name of what was computed again.
+    pub fn recompute_name(&self) -> &'static str {
+        name_of(&RECOMPUTE, &self.recompute)
+    }
+}
+
 /// Flags of `schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
@@ -155,6 +206,8 @@ pub enum SchemaKind {
     Profile,
     /// Plans
     Plan,
+    /// Measurements
+    Measurements,
 }
 
 /// The form of an answer.

@@ -9,3 +9,4 @@ pub mod resolve;
 pub mod run;
 pub mod trace;
 pub mod units;
+pub mod validate;

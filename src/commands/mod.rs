@@ -1,12 +1,14 @@
 //! One file a command. A command resolves its arguments, asks the planner, and reports.
 
 mod check;
+mod convert;
 mod cost;
 mod data;
 mod explain;
 mod plan;
 pub mod run;
 mod schema;
+mod validate;
 
 pub use explain::Given;
 
@@ -63,6 +65,8 @@ fn execute(command: &Command) -> Outcome<()> {
         Command::Check(args) => check::run(args),
         Command::Run(args) => run::run(args),
         Command::Data(args) => data::run(args),
+        Command::Convert(args) => convert::run(args),
+        Command::Validate(args) => validate::run(args),
         Command::Schema(args) => schema::run(args),
     }
 }

@@ -12,6 +12,7 @@ pub mod run;
 pub mod text;
 pub mod tokens;
 pub mod trace;
+pub mod validation;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::decisions::ResolvedPlan;

@@ -9,6 +9,7 @@ mod plan;
 mod run;
 mod text;
 mod trace;
+mod validate;
 
 use assert_cmd::Command;
 use serde_json::Value;

@@ -12,8 +12,15 @@ macro_rules! presets {
     };
 }
 
-const PRESETS: [(&str, &str); 6] =
-    presets!["a100-80gb", "a100-80gb-8", "a100-40gb", "h100-sxm", "h200-sxm", "cpu-local"];
+const PRESETS: [(&str, &str); 7] = presets![
+    "a100-80gb",
+    "a100-80gb-8",
+    "a100-80gb-8-4nic",
+    "a100-40gb",
+    "h100-sxm",
+    "h200-sxm",
+    "cpu-local"
+];
 
 /// The names that [`preset`] knows.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {

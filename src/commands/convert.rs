@@ -1,0 +1,31 @@
+//! `narrows convert`: rows of comma-separated values as measurements.
+
+use narrows_cost_model::measured::{Assumed, Source, from_rows};
+
+use crate::args::low::ConvertArgs;
+use crate::errors::{Failure, Outcome};
+use crate::input;
+use crate::output;
+
+/// Reads rows and prints measurements.
+pub fn run(args: &ConvertArgs) -> Outcome<()> {
+    let (name, text) = input::text(&args.rows)?;
+    let source = Source {
+        citation: args.source.clone(),
+        conditions: format!(
+            "Not said by the rows: recomputation `{}`, a vocabulary of {}, hardware `{}`.",
+            args.recompute_name(),
+            args.vocabulary,
+            args.hardware
+        ),
+    };
+    let assumed = Assumed {
+        name: args.name.clone(),
+        source,
+        hardware: args.hardware.clone(),
+        vocabulary: args.vocabulary,
+        recompute: args.recompute,
+    };
+    let file = from_rows(&text, &assumed).map_err(|defects| Failure::file(&name, defects))?;
+    output::print_json(&file)
+}

@@ -1,0 +1,172 @@
+//! Predicted beside measured: a table for each kind of figure, then the errors in sum.
+
+use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings};
+use narrows_plan::Seconds;
+use serde::Serialize;
+
+use super::page::{Align, Page, plural};
+use crate::args::low::executor_name;
+use crate::validate::{Compared, Summary, overall, sources, tables};
+
+/// More figures than this in one table are summed up only.
+const SHOWN_MAX: usize = 60;
+
+/// The report for people.
+pub fn text(files: &[MeasurementsFile], compared: &[Compared]) -> String {
+    let mut page = Page::default();
+    for table in tables(compared) {
+        page.heading(&table.name);
+        if table.figures.len() <= SHOWN_MAX {
+            figures(&mut page, &table);
+        } else {
+            let many = plural(table.figures.len() as u64, "figure");
+            page.line(format!("{many}: --format json prints them"));
+        }
+    }
+    for (title, summaries) in [
+        ("Errors by table", tables(compared)),
+        ("Errors by source", sources(compared)),
+        ("Errors overall", overall(compared)),
+    ] {
+        page.heading(title);
+        errors(&mut page, &summaries);
+    }
+    page.heading("Sources");
+    for (name, source) in files.iter().flat_map(|file| &file.sources) {
+        page.paragraph(&format!("{name}: {}. {}", source.citation, source.conditions));
+    }
+    page.finish()
+}
+
+fn figures(page: &mut Page, table: &Summary) {
+    let row = |one: &&Compared| {
+        let error = (one.predicted_s / one.measured_s - 1.0) * 100.0;
+        vec![
+            one.measurement.name.clone(),
+            executor_name(one.measurement.executor).to_string(),
+            Seconds(one.measured_s).to_string(),
+            Seconds(one.predicted_s).to_string(),
+            format!("{error:+.1} %"),
+        ]
+    };
+    let rows: Vec<_> = table.figures.iter().map(row).collect();
+    let columns = [
+        ("figure", Align::Left),
+        ("executor", Align::Left),
+        ("measured", Align::Right),
+        ("predicted", Align::Right),
+        ("error", Align::Right),
+    ];
+    page.table(&columns, &rows);
+}
+
+fn errors(page: &mut Page, summaries: &[Summary]) {
+    let row = |summary: &Summary| {
+        let Errors {
+            figures,
+            mean_absolute_percent: mean,
+            median_absolute_percent: median,
+            worst_absolute_percent: worst,
+            mean_signed_percent: sign,
+        } = summary.errors;
+        let Orderings { pairs, right } = summary.orderings;
+        let order = if pairs == 0 { String::new() } else { format!("{right} of {pairs}") };
+        vec![
+            summary.name.clone(),
+            figures.to_string(),
+            format!("{mean:.2} %"),
+            format!("{median:.2} %"),
+            format!("{worst:.2} %"),
+            format!("{sign:+.2} %"),
+            order,
+        ]
+    };
+    let rows: Vec<_> = summaries.iter().map(row).collect();
+    let columns = [
+        ("", Align::Left),
+        ("figures", Align::Right),
+        ("mean", Align::Right),
+        ("median", Align::Right),
+        ("worst", Align::Right),
+        ("signed", Align::Right),
+        ("in the right order", Align::Right),
+    ];
+    page.table(&columns, &rows);
+}
+
+/// The report for programs.
+#[derive(Serialize)]
+pub struct Document<'a> {
+    figures: Vec<Figure<'a>>,
+    tables: Vec<Sum>,
+    sources: Vec<Sum>,
+    overall: Vec<Sum>,
+    citations: Vec<Citation<'a>>,
+}
+
+#[derive(Serialize)]
+struct Figure<'a> {
+    file: &'a str,
+    table: &'a str,
+    source: &'a str,
+    name: &'a str,
+    hardware: &'a str,
+    executor: &'static str,
+    race: Option<&'a str>,
+    fitted: bool,
+    measured_s: f64,
+    predicted_s: f64,
+    error_percent: f64,
+}
+
+#[derive(Serialize)]
+struct Sum {
+    name: String,
+    #[serde(flatten)]
+    errors: Errors,
+    orderings: Orderings,
+}
+
+#[derive(Serialize)]
+struct Citation<'a> {
+    file: &'a str,
+    name: &'a str,
+    citation: &'a str,
+    conditions: &'a str,
+}
+
+/// The JSON document.
+pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> Document<'a> {
+    let figure = |one: &'a Compared<'a>| Figure {
+        file: one.file,
+        table: &one.measurement.table,
+        source: &one.measurement.source,
+        name: &one.measurement.name,
+        hardware: &one.measurement.hardware,
+        executor: executor_name(one.measurement.executor),
+        race: one.measurement.race.as_deref(),
+        fitted: one.measurement.fitted,
+        measured_s: one.measured_s,
+        predicted_s: one.predicted_s,
+        error_percent: (one.predicted_s / one.measured_s - 1.0) * 100.0,
+    };
+    let sums = |summaries: Vec<Summary>| {
+        let sum = |Summary { name, errors, orderings, .. }| Sum { name, errors, orderings };
+        summaries.into_iter().map(sum).collect()
+    };
+    let cited = |file: &'a MeasurementsFile| {
+        file.sources.iter().map(|(name, source)| Citation {
+            file: &file.name,
+            name,
+            citation: &source.citation,
+            conditions: &source.conditions,
+        })
+    };
+    Document {
+        figures: compared.iter().map(figure).collect(),
+        tables: sums(tables(compared)),
+        sources: sums(sources(compared)),
+        overall: sums(overall(compared)),
+        citations: files.iter().flat_map(cited).collect(),
+    }
+}
