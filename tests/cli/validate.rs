@@ -67,3 +67,13 @@ fn damaged_measurements_are_refused_with_their_place() {
     let message = refusal(&format!("convert {}", path.display()), 2);
     assert!(message.contains("line 2, column `iteration time (ms)`"), "{message}");
 }
+
+/// What a step adds to its kernels is in every time that is reported.
+#[test]
+fn eager_bounds_and_predictions_are_times_of_steps() {
+    let document = answer("plan --model cola-tiny --devices 2 --tensor 2 --executor eager");
+    let (step, bound) = (&document["prediction"]["step_time_s"], &document["search"]["bound_s"]);
+    let ratio = step.as_f64().unwrap() / bound.as_f64().unwrap();
+    assert_eq!(document["search"]["status"], "optimal");
+    assert!((ratio - 1.0).abs() < 1e-6, "{ratio}");
+}

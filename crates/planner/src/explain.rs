@@ -257,7 +257,7 @@ fn memory_sentence(request: &Request, best: &Fitted) -> String {
     match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
         Some(free) => format!(
             "memory binds: {peak} of {limit}; without a limit a step takes {} with {}",
-            free.time,
+            free.time * request.profile.launching(request.executor).step_factor,
             free.peak()
         ),
         None => format!("memory does not bind: {peak} of {limit}"),

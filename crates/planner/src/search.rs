@@ -240,6 +240,7 @@ pub fn search(request: &Request) -> Searched {
         }
     }
     let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
+    let report = report.of_steps(request.profile.launching(request.executor).step_factor);
     Searched { best, report }
 }
 
@@ -301,6 +302,20 @@ fn report(
         segment_solves: segments.solves(),
         wall_time: begin.elapsed(),
         contexts,
+    }
+}
+
+impl SearchReport {
+    /// Times of steps, as predictions give them, instead of times of their kernels.
+    fn of_steps(mut self, factor: f64) -> SearchReport {
+        self.bound = self.bound * factor;
+        for context in &mut self.contexts {
+            context.bound = context.bound.map(|bound| bound * factor);
+            if let Fate::Solved(time) = &mut context.fate {
+                *time = *time * factor;
+            }
+        }
+        self
     }
 }
 
