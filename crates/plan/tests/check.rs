@@ -115,3 +115,20 @@ fn complaints_say_what_where_and_why() {
     assert!(outside.contains("ends outside the arena"), "{outside}");
     println!("{doubled}\n{removed}\n{outside}");
 }
+
+/// Whoever has a plan and a model, and no planner, is told too.
+#[test]
+fn a_sequence_longer_than_the_models_is_refused() {
+    let mut model = presets::find("cola-tiny").unwrap();
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+    let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
+    let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
+    let plan = draw_plan(&mut Dice(3), &model, context).unwrap();
+    model.max_sequence_length = 64;
+    plan.resolve(&model).unwrap();
+    model.max_sequence_length = 63;
+    let defects = plan.resolve(&model).unwrap_err();
+    assert_eq!(defects.0.len(), 1);
+    assert_eq!(defects.0[0].field, "workload.sequence_length");
+    assert!(defects.to_string().contains("64 tokens are more than the 63"), "{defects}");
+}

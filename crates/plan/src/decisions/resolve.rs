@@ -95,6 +95,9 @@ impl Plan {
     /// Resolves every name and layout of the plan against its model, and reports every defect.
     pub fn resolve(&self, model: &Model) -> Result<ResolvedPlan, Defects> {
         let context = self.context()?;
+        if context.workload.sequence_length > model.max_sequence_length {
+            return Err(too_long(&context, model).into());
+        }
         let shapes = BlockShape::all(model);
         let border = self.border(&shapes, model, &context)?;
         let mut defects = Defects::default();
@@ -167,6 +170,15 @@ impl ResolvedPlan {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.carried)
     }
+}
+
+fn too_long(context: &Context, model: &Model) -> Defect {
+    let problem = format!(
+        "{} tokens are more than the {} that `{}` is made for",
+        context.workload.sequence_length, model.max_sequence_length, model.name
+    );
+    let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
+    Defect::new("workload.sequence_length", problem).hint(hint)
 }
 
 fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects) {
