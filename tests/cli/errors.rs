@@ -42,6 +42,10 @@ fn bad_files_are_located() {
         (b"\xff\xfe", "not UTF-8"),
         (br#"{"format": "narrows-model/1"}"#, "bad.json: hidden: is missing"),
         (br#"{"model_type": "bert"}"#, "bad.json: "),
+        (
+            br#"{"model_type": "llama", "hidden_size": 8, "hidden_size": 16}"#,
+            "bad.json: hidden_size: is there more than once",
+        ),
     ] {
         fs::write(&path, text).unwrap();
         let message = refusal(&format!("plan --model {name}"), 2);

@@ -307,3 +307,23 @@ fn text_that_is_no_model() {
     let deep = "[".repeat(100_000);
     assert!(model::read("t", &deep).unwrap_err().to_string().contains("recursion limit"));
 }
+
+/// Readers disagree on which of two values counts.
+#[test]
+fn keys_are_not_repeated() {
+    let twice = |value: Value, at: &str, again: &str| {
+        let text = value.to_string();
+        assert_eq!(text.matches(at).count(), 1, "{at} in {text}");
+        let defects = model::read("x.json", &text.replace(at, &format!("{again}, {at}")));
+        let defects = defects.unwrap_err();
+        defects.0.iter().map(|defect| format!("{}: {}", defect.field, defect.problem)).collect()
+    };
+    let found: Vec<String> = twice(llama(), r#""hidden_size":"#, r#""hidden_size": 8"#);
+    assert_eq!(found, ["hidden_size: is there more than once"]);
+    let scaled = with(llama(), &[("/rope_scaling", json!({"factor": [{"a": 1}]}))]);
+    let found = twice(scaled, r#""a":1"#, r#""a": 2, "a": 3"#);
+    assert_eq!(found, ["rope_scaling.factor[0].a: is there more than once"]);
+    let overridden = with(ours(), &[("/blocks/overrides", json!({"0": {"q": "dense"}}))]);
+    let found = twice(overridden, r#""0":"#, r#""0": {"k": "dense"}"#);
+    assert_eq!(found, ["blocks.overrides.0: is there more than once"]);
+}

@@ -14,6 +14,7 @@ mod hugging_face;
 mod layers;
 pub mod presets;
 mod read;
+mod repeated;
 mod resolve;
 
 pub use file::{

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Model, ModelFile, hugging_face};
+use super::{Model, ModelFile, hugging_face, repeated};
 use crate::defect::{Defect, Defects};
 
 /// Reads a model from the text of a file: our own format (it has a `format`) or a Hugging Face
@@ -20,6 +20,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     let Value::Object(fields) = parse::<Value>(text)? else {
         return Err(neither("the file is not a JSON object"));
     };
+    repeated::check(text)?;
     let name = model_name(name_for_messages);
     if fields.contains_key("format") {
         a_model(&fields)?;

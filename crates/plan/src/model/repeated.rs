@@ -1,0 +1,102 @@
+//! Keys that an object of a JSON text has more than once. Readers take the last of them without a
+//! word, and another program may take the first.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::{Defect, Defects};
+
+/// Reports every key that is repeated in a text, which must be JSON.
+pub fn check(text: &str) -> Result<(), Defects> {
+    let mut found = vec![];
+    let walk = Walk { path: String::new(), found: &mut found };
+    // What is no JSON is said by whoever reads it.
+    let _ = walk.deserialize(&mut serde_json::Deserializer::from_str(text));
+    let mut defects = Defects::default();
+    for field in found {
+        defects.push(Defect::new(field, "is there more than once").hint("one of them, not both"));
+    }
+    defects.into_result(())
+}
+
+/// Walks through a value, and remembers the paths of repeated keys.
+struct Walk<'a> {
+    path: String,
+    found: &'a mut Vec<String>,
+}
+
+impl Walk<'_> {
+    fn at(&mut self, key: &str) -> Walk<'_> {
+        let path =
+            if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
+        Walk { path, found: self.found }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Walk<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("any JSON value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        let mut seen: HashSet<String> = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let value = self.at(&key);
+            if seen.contains(&key) && !value.found.contains(&value.path) {
+                value.found.push(value.path);
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            map.next_value_seed(value)?;
+            seen.insert(key);
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let mut at = 0;
+        while let Some(()) = seq.next_element_seed(Walk {
+            path: format!("{}[{at}]", self.path),
+            found: &mut *self.found,
+        })? {
+            at += 1;
+        }
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
