@@ -69,6 +69,18 @@ impl Report {
 }
 
 impl DeviceReport {
+    /// That of a device which has done nothing yet.
+    pub(crate) fn of(arena: Bytes) -> DeviceReport {
+        DeviceReport { allocated: arena, ..DeviceReport::default() }
+    }
+
+    /// Counts from zero again, in the memory of the counts before.
+    pub(crate) fn restart(&mut self) {
+        self.instructions.values_mut().for_each(|count| *count = 0);
+        self.collectives.values_mut().for_each(|count| *count = CollectiveCount::default());
+        (self.sent, self.received) = (Bytes(0), Bytes(0));
+    }
+
     /// Instructions of all names.
     pub fn instruction_count(&self) -> u64 {
         self.instructions.values().sum()

@@ -4,20 +4,19 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use narrows_plan::Dim;
-use narrows_plan::mesh::{Axis, Group, Mesh};
+use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{
     Access, Action, BufferId, Constants, Hop, Instr, Phase, Region, StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 
 use super::arena::{Arena, Operands};
-use super::barrier::{Abort, Aborted};
+use super::barrier::Aborted;
 use super::clock::Clock;
-use super::exchange::Exchange;
 use super::execute;
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
-use super::pipe::Pipe;
+use super::links::Links;
 use crate::backend::RunError;
 use crate::optimizer::{Coefficients, Optimizer};
 use crate::order::slot;
@@ -31,13 +30,6 @@ pub struct Coordinates {
     pub tensor: u64,
     pub data: u64,
     pub stage: u64,
-}
-
-/// The groups of all devices, and the pipes between neighbouring stages.
-pub struct Links {
-    groups: HashMap<(Axis, u64, u64), Exchange>,
-    pipes: HashMap<(u64, u64, u64, u64), Pipe>,
-    pub abort: Abort,
 }
 
 /// What all devices know in a step.
@@ -69,7 +61,7 @@ pub struct Device<'a> {
     pub clock: &'a mut Clock,
     pub parallel: Parallel,
     pub step: Step<'a>,
-    pub report: DeviceReport,
+    pub report: &'a mut DeviceReport,
     /// The mean loss over the step's tokens, as far as this device has seen it.
     pub loss: f64,
 }
@@ -125,62 +117,12 @@ impl Coordinates {
     }
 
     /// What tells one's group along an axis from the others.
-    fn group(&self, axis: Axis, mesh: &Mesh) -> u64 {
+    pub fn group(&self, axis: Axis, mesh: &Mesh) -> u64 {
         match axis {
             Axis::Tensor => self.data + mesh.data * self.stage,
             Axis::Data => self.tensor + mesh.tensor * self.stage,
             Axis::Pipeline => self.tensor + mesh.tensor * self.data,
         }
-    }
-}
-
-impl Links {
-    /// For the devices of a mesh; `largest` is the most numbers a transfer may have.
-    pub fn new(mesh: &Mesh, largest: usize) -> Links {
-        let mut links =
-            Links { groups: HashMap::new(), pipes: HashMap::new(), abort: Abort::default() };
-        for device in 0..mesh.devices() {
-            let at = Coordinates::of(device, mesh);
-            for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
-                let size = mesh.size(axis);
-                let mut add = |size: u64| {
-                    let key = (axis, at.group(axis, mesh), size);
-                    links.groups.entry(key).or_insert_with(|| Exchange::new(size as usize));
-                };
-                add(size);
-                if axis == Axis::Pipeline && size > 2 {
-                    // The first and the last stage, which share a tied weight.
-                    add(2);
-                }
-            }
-            for other in [at.stage.wrapping_sub(1), at.stage + 1] {
-                if other < mesh.pipeline {
-                    let key = (at.tensor, at.data, at.stage, other);
-                    // 1F1B has at most two transfers under way in a direction.
-                    links.pipes.insert(key, Pipe::new(2, largest));
-                }
-            }
-        }
-        links
-    }
-
-    /// One's group, and one's number in it.
-    pub fn group(
-        &self,
-        at: &Coordinates,
-        group: &Group,
-        mesh: &Mesh,
-    ) -> Option<(&Exchange, usize)> {
-        let exchange = self.groups.get(&(group.axis, at.group(group.axis, mesh), group.size))?;
-        let mut me = at.along(group.axis);
-        if group.size != mesh.size(group.axis) {
-            me = u64::from(me > 0);
-        }
-        Some((exchange, me as usize))
-    }
-
-    fn pipe(&self, at: &Coordinates, from: u64, to: u64) -> Option<&Pipe> {
-        self.pipes.get(&(at.tensor, at.data, from, to))
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! arenas of all devices                                        what the plan says
-//! + transfers: two for each direction between neighbouring stages
+//! + transfers, either way between neighbouring stages: one for each microbatch in flight
 //! + whole weights, and twice as many moments, while they are drawn, loaded or gathered
 //! ```
 //! all in f32. Left out is what is small beside them: tables of positions, a few rows of scratch memory
@@ -12,7 +12,7 @@ use narrows_plan::Bytes;
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 
-use super::session::largest_transfer;
+use super::links::ways;
 use crate::parameters::logical_parameters;
 
 /// Whole tensors that are in memory at once besides the arenas.
@@ -29,8 +29,7 @@ pub fn needed(model: &Model, program: &Program, gathered: Gathered) -> Bytes {
     let mesh = program.context.mesh;
     let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();
-    let directions = 2 * u128::from(mesh.pipeline - 1);
-    let transfers = 2 * directions * 4 * largest_transfer(program) as u128;
+    let transfers: u128 = ways(program).map(|way| u128::from(way.bytes())).sum();
     let elements: u128 =
         logical_parameters(model).iter().map(|parameter| u128::from(parameter.elements())).sum();
     let copies = match gathered {

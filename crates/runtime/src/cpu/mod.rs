@@ -7,7 +7,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`session`] | allocates, runs all devices for a step |
-//! | `device` | one device: its turns, its instructions, its links to others |
+//! | `device` | one device: its turns, its instructions |
+//! | `crew`, `links` | the threads of devices, and what ties them together |
 //! | `clock` | what a device's time is spent on |
 //! | `execute/` | what each instruction computes, by calls of [`kernels`] |
 //! | `arena`, `exchange`, `pipe`, `barrier` | memory, collectives, transfers, waiting |
@@ -18,10 +19,12 @@
 mod arena;
 mod barrier;
 mod clock;
+mod crew;
 mod device;
 mod exchange;
 mod execute;
 pub mod kernels;
+mod links;
 pub mod memory;
 mod pipe;
 pub mod session;

@@ -15,13 +15,21 @@ struct Held {
     pending: VecDeque<Vec<f32>>,
     /// To be sent with.
     free: Vec<Vec<f32>>,
+    /// Numbers that there is room for, in both and in what is just being filled or emptied.
+    numbers: usize,
 }
 
 impl Pipe {
     /// With room for `transfers` of `numbers` each before anything is allocated.
     pub fn new(transfers: usize, numbers: usize) -> Pipe {
         let free = (0..transfers).map(|_| Vec::with_capacity(numbers)).collect();
-        Pipe { held: Mutex::new(Held { pending: VecDeque::with_capacity(transfers), free }) }
+        let pending = VecDeque::with_capacity(transfers);
+        Pipe { held: Mutex::new(Held { pending, free, numbers: transfers * numbers }) }
+    }
+
+    /// Bytes of the copies it keeps.
+    pub fn bytes(&self) -> u64 {
+        4 * self.lock().numbers as u64
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -32,8 +40,11 @@ impl Pipe {
     pub fn send<'a>(&self, operands: impl Iterator<Item = &'a [f32]>) {
         let mut buffer = self.lock().free.pop().unwrap_or_default();
         buffer.clear();
+        let room = buffer.capacity();
         operands.for_each(|operand| buffer.extend_from_slice(operand));
-        self.lock().pending.push_back(buffer);
+        let mut held = self.lock();
+        held.numbers += buffer.capacity() - room;
+        held.pending.push_back(buffer);
     }
 
     /// Waits for the next transfer, and passes it to `take`.

@@ -6,16 +6,17 @@ use std::time::Instant;
 use narrows_plan::kernel::Attention;
 use narrows_plan::model::Model;
 use narrows_plan::program::{
-    Access, Action, BufferId, Constants, Instr, PassOp, Phase, Program, Region, StageProgram,
+    Action, BufferId, Constants, Instr, PassOp, Phase, Program, Region, StageProgram,
 };
-use narrows_plan::{CheckedProgram, Precision};
+use narrows_plan::{Bytes, CheckedProgram, Precision};
 
 use super::arena::Arena;
 use super::clock::{Clock, Lap};
-use super::device::{Coordinates, Device, Links, StageParts, Step, Stop};
-use super::execute;
+use super::crew::{Crew, Outcome};
+use super::device::{Coordinates, Device, StageParts, Step, Stop};
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
+use super::links::Links;
 use super::tensors::numbers_of;
 use super::weights::Held;
 use crate::backend::RunError;
@@ -29,7 +30,9 @@ pub struct Session {
     pub(super) program: CheckedProgram,
     pub(super) arenas: Vec<Arena>,
     scratch: Vec<Vec<f32>>,
-    pools: Vec<Option<rayon::ThreadPool>>,
+    /// What each device did in a step.
+    reports: Vec<DeviceReport>,
+    crew: Crew,
     links: Links,
     rotary: Option<RotaryTable>,
     /// Whether weight decay applies, by stage and weight.
@@ -99,13 +102,12 @@ impl Session {
         let mesh = whole.context.mesh;
         let devices = 0..mesh.devices();
         let stage = |device: u64| &whole.stages[Coordinates::of(device, &mesh).stage as usize];
-        let arenas = devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
-        let links = Links::new(&mesh, largest_transfer(whole));
-        let pool = |_| (threads > 1).then(|| rayon::ThreadPoolBuilder::new().num_threads(threads));
-        let pools = devices
-            .clone()
-            .map(|device| pool(device).map(|builder| builder.build()).transpose())
-            .collect::<Result<Vec<_>, _>>()
+        let arenas: Vec<Arena> =
+            devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
+        let report = |arena: &Arena| DeviceReport::of(Bytes(arena.bytes()));
+        let reports = arenas.iter().map(report).collect();
+        let links = Links::new(whole);
+        let crew = Crew::new(mesh.devices() as usize, threads)
             .map_err(|error| RunError::Threads { why: error.to_string() })?;
         let rotary = head_dim(whole).map(|head_dim| {
             let positions = whole.context.workload.sequence_length as usize;
@@ -121,7 +123,8 @@ impl Session {
             program,
             arenas,
             scratch,
-            pools,
+            reports,
+            crew,
             links,
             rotary,
             decays,
@@ -141,6 +144,18 @@ impl Session {
     /// Bytes allocated for each device's buffers.
     pub fn allocated(&self) -> Vec<u64> {
         self.arenas.iter().map(Arena::bytes).collect()
+    }
+
+    /// Bytes that each device holds besides, to compute and to send with: scratch memory of its
+    /// kernels, which its first step makes as large as it takes, and copies of what it sends to other
+    /// stages.
+    pub fn scratch(&self) -> Vec<u64> {
+        let mesh = self.program.program().context.mesh;
+        let of = |(device, scratch): (usize, &Vec<f32>)| {
+            let at = Coordinates::of(device as u64, &mesh);
+            4 * scratch.capacity() as u64 + self.links.bytes(&at)
+        };
+        self.scratch.iter().enumerate().map(of).collect()
     }
 
     /// Optimizer steps made.
@@ -228,22 +243,18 @@ impl Session {
         let (links, rotary, decays) = (&self.links, self.rotary.as_ref(), &self.decays);
         self.clocks.iter_mut().for_each(|clock| clock.start(begun));
         let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&mut self.clocks);
-        let memory = memory.zip(&self.pools);
-        let devices: Vec<(Device, &Option<rayon::ThreadPool>)> = memory
+        let devices: Vec<Device> = memory
+            .zip(&mut self.reports)
             .enumerate()
-            .map(|(device, (((arena, scratch), clock), pool))| {
+            .map(|(device, (((arena, scratch), clock), report))| {
                 let at = Coordinates::of(device as u64, &mesh);
-                let stage = &program.stages[at.stage as usize];
-                let report = DeviceReport {
-                    allocated: narrows_plan::Bytes(arena.bytes()),
-                    ..DeviceReport::default()
-                };
-                let device = Device {
+                report.restart();
+                Device {
                     at,
                     context: program.context,
                     constants: program.constants,
                     tied: program.tied,
-                    stage,
+                    stage: &program.stages[at.stage as usize],
                     arena,
                     scratch,
                     rotary,
@@ -255,71 +266,22 @@ impl Session {
                     step,
                     report,
                     loss: 0.0,
-                };
-                (device, pool)
+                }
             })
             .collect();
-        let outcomes = if devices.len() == 1 {
-            devices.into_iter().map(|(device, pool)| run_device(device, pool)).collect()
-        } else {
-            std::thread::scope(|scope| {
-                let threads: Vec<_> = devices
-                    .into_iter()
-                    .map(|(device, pool)| scope.spawn(move || run_device(device, pool)))
-                    .collect();
-                threads.into_iter().map(|thread| thread.join()).collect::<Result<Vec<_>, _>>()
-            })
-            .map_err(|_| RunError::Threads { why: "a device's thread panicked".into() })?
-        };
+        let outcomes = self.crew.run(devices)?;
         let ended = Instant::now();
+        let done = collect(program, outcomes)?;
         let waited = if self.clocks.len() > 1 { Part::Bubble } else { Part::Other };
         let mut time = Parts::default();
         for clock in &mut self.clocks {
             time.join(&clock.stop(waited, ended));
         }
-        let done = collect(program, outcomes)?;
         Ok(Done { time: time.over(self.clocks.len()), ..done })
     }
 }
 
-/// What is left of a device when its step is over.
-struct Outcome {
-    at: Coordinates,
-    stopped: Option<Stop>,
-    report: DeviceReport,
-    loss: f64,
-    squares: f32,
-}
-
-fn run_device(mut device: Device, pool: &Option<rayon::ThreadPool>) -> Outcome {
-    let links = device.links;
-    // A panic would leave the others waiting.
-    let guard = RaiseOnDrop(links);
-    let done = match pool {
-        Some(pool) => pool.install(|| device.run()),
-        None => device.run(),
-    };
-    if done.is_ok() {
-        std::mem::forget(guard);
-    }
-    Outcome {
-        at: device.at,
-        stopped: done.err(),
-        squares: execute::step::square_sum_of(&device),
-        loss: device.loss,
-        report: device.report,
-    }
-}
-
-struct RaiseOnDrop<'a>(&'a Links);
-
-impl Drop for RaiseOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.abort.raise();
-    }
-}
-
-fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> {
+fn collect(program: &Program, outcomes: Vec<Outcome<'_>>) -> Result<Done, RunError> {
     let mesh = program.context.mesh;
     let mut loss = 0.0;
     let mut squares = 0.0;
@@ -340,8 +302,9 @@ fn collect(program: &Program, outcomes: Vec<Outcome>) -> Result<Done, RunError> 
         if outcome.at.tensor == 0 && outcome.at.data == 0 {
             squares = f64::from(outcome.squares);
         }
-        let report = stages[outcome.at.stage as usize].get_or_insert(outcome.report.clone());
-        debug_assert_eq!(*report, outcome.report, "devices of a stage move and hold as much");
+        let report =
+            stages[outcome.at.stage as usize].get_or_insert_with(|| outcome.report.clone());
+        debug_assert_eq!(report, outcome.report, "devices of a stage move and hold as much");
     }
     let stages = stages.into_iter().map(Option::unwrap_or_default).collect();
     let (report, time) = (Report { mesh, stages }, Parts::default());
@@ -372,13 +335,6 @@ fn instructions(program: &Program) -> impl Iterator<Item = &Instr> {
     let phases = [Phase::Forward, Phase::Backward, Phase::Step];
     let stages = program.stages.iter();
     stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
-}
-
-/// The most numbers that a transfer has.
-pub(super) fn largest_transfer(program: &Program) -> usize {
-    let size = |side: &[Access]| side.iter().map(|a| a.extent.bytes().0 / 4).sum::<u64>() as usize;
-    let sends = instructions(program).filter(|instr| matches!(instr.action, Action::Send(_)));
-    sends.map(|instr| size(&instr.reads)).max().unwrap_or(0)
 }
 
 /// Features of a head, from the first rotation.
