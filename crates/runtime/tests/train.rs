@@ -162,7 +162,32 @@ fn a_record_says_what_was_expected_too() {
     assert!(parts["gemm"].as_f64() > Some(0.0) && parts["collective_exposed"].as_f64() > Some(0.0));
     assert_eq!(record["allocated_bytes"], serde_json::json!(allocated));
     assert_eq!(record["allocated_bytes"], record["predicted_allocated_bytes"]);
+    assert_eq!(record["scratch_bytes"], serde_json::json!(trainer.session().scratch()));
     assert_eq!(record["collective_bytes"][0], record["collective_bytes"][1]);
     let alone = serde_json::to_value(Record::new(&trained, None)).unwrap();
     assert!(alone["predicted_step_time_s"].is_null());
+}
+
+/// Scratch memory is for attention at least; two stages keep copies of hidden states besides.
+#[test]
+fn what_is_held_besides_the_arenas_is_told() {
+    let model = model();
+    let held = |mesh| {
+        let mut trainer = trainer(mesh, Zero::Off, 4, 1);
+        let before = trainer.session().scratch();
+        let scratch = trainer.step().unwrap().scratch;
+        assert_eq!(scratch, trainer.session().scratch());
+        assert_eq!(trainer.step().unwrap().scratch, scratch, "the first step makes it as large");
+        (before, scratch)
+    };
+    let (before, scratch) = held(mesh(1, 1, 1));
+    assert_eq!(before, [0]);
+    // Two tiles of scores, and k and v of a head.
+    let head = 2 * LENGTH * LENGTH + 2 * LENGTH * model.head_dim;
+    assert!(scratch[0] >= 4 * head, "{scratch:?}");
+    let (before, scratch) = held(mesh(1, 2, 1));
+    // Two microbatches are in flight at most, each of two sequences.
+    let hidden = 4 * 2 * LENGTH * model.hidden;
+    assert_eq!(before, [2 * hidden; 2]);
+    assert!(scratch.iter().all(|bytes| *bytes >= 2 * hidden + 4 * head), "{scratch:?}");
 }

@@ -124,6 +124,8 @@ pub struct Summary {
     prediction: Expected,
     /// By device.
     allocated_bytes: Vec<u64>,
+    /// Besides, by device.
+    scratch_bytes: Vec<u64>,
     /// Where a line for each step is.
     metrics: Option<String>,
     /// The step that the run went on from; `null` when it began at its first.
@@ -180,6 +182,7 @@ impl Summary {
                 peak_memory_bytes: prediction.peak_memory_bytes.clone(),
             },
             allocated_bytes: trainer.session().allocated(),
+            scratch_bytes: trainer.session().scratch(),
             metrics: None,
             resumed_step: None,
             checkpoint: None,

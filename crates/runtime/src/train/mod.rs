@@ -117,6 +117,7 @@ impl Trainer {
             time,
             parts,
             report: done.report,
+            scratch: self.session.scratch(),
         })
     }
 

@@ -32,6 +32,8 @@ pub struct Trained {
     pub parts: Parts,
     /// What each device did.
     pub report: Report,
+    /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::cpu::Session::scratch).
+    pub scratch: Vec<u64>,
 }
 
 /// What was expected of every step of a run.
@@ -69,6 +71,8 @@ pub struct Record {
     predicted_breakdown_s: Option<BTreeMap<&'static str, f64>>,
     allocated_bytes: Vec<u64>,
     predicted_allocated_bytes: Option<Vec<u64>>,
+    /// What a device holds besides, to compute and to send with.
+    scratch_bytes: Vec<u64>,
     /// The whole (unsharded) tensors' bytes.
     collective_bytes: Vec<ByKindAndAxis>,
     /// What a device sends when nothing is sent twice.
@@ -98,6 +102,7 @@ impl Record {
             allocated_bytes: each(report, |device| device.allocated.0),
             predicted_allocated_bytes: predicted
                 .map(|predicted| predicted.allocated.iter().map(|bytes| bytes.0).collect()),
+            scratch_bytes: trained.scratch.clone(),
             collective_bytes: each(report, |device| device.collective_bytes(|c| c.payload)),
             collective_sent_bytes: each(report, |device| device.collective_bytes(|c| c.sent)),
             transfer_sent_bytes: each(report, |device| device.sent.0),
