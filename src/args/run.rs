@@ -37,7 +37,7 @@ const GLOBAL_BATCH: u64 = 8;
 /// Tokens of a sequence.
 const SEQUENCE_LENGTH: u64 = 128;
 
-/// Steps of a run whose warm-up is as long as it gets, over the warm-up.
+/// Steps of a schedule, over those of the warm-up of who does not say.
 const STEPS_PER_WARM_UP: u64 = 10;
 
 /// The longest warm-up of who does not say.
@@ -55,6 +55,9 @@ pub struct RunArgs {
     /// Optimizer steps, those before a checkpoint that is resumed included
     #[arg(long, value_name = "N", default_value = "200")]
     pub steps: NonZeroU64,
+    /// Steps until the learning rate has fallen to its last [default: --steps]
+    #[arg(long, value_name = "N")]
+    pub decay_steps: Option<NonZeroU64>,
     /// Where weights begin and in which order sequences come
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
@@ -77,7 +80,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = units::positive)]
     pub learning_rate: f64,
     /// Steps until the learning rate is at its largest; from there it falls to a tenth of that
-    /// [default: a tenth of the steps, at most 100]
+    /// [default: a tenth of --decay-steps, at most 100]
     #[arg(long, value_name = "N")]
     pub warm_up_steps: Option<u64>,
     /// Decoupled weight decay of matrices
@@ -219,8 +222,9 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         Some(file) => Tokens::File(file.into()),
     };
     let steps = args.steps.get();
-    let warm_up = (steps / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
-    let schedule = (args.warm_up_steps.unwrap_or(warm_up), steps);
+    let decay = args.decay_steps.map_or(steps, NonZeroU64::get);
+    let warm_up = (decay / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
+    let schedule = (args.warm_up_steps.unwrap_or(warm_up), decay);
     let optimizer = Optimizer {
         weight_decay: args.weight_decay,
         clip_norm: args.clip_norm,

@@ -89,6 +89,29 @@ fn a_resumed_run_is_one_run() {
     assert_eq!(files.curve().len(), 10);
 }
 
+/// With a schedule of its own length, a run may be made in pieces that nobody planned.
+#[test]
+fn a_run_in_two_pieces_is_one_run() {
+    const STEPS: u64 = 6;
+    let expected = uninterrupted(2 * STEPS);
+    let files = Files::new();
+    let decay = format!("--decay-steps {}", 2 * STEPS);
+    stdout(&format!("{} {decay}", files.kept(STEPS)));
+    let resume = format!("{} {decay} --resume", files.kept(2 * STEPS));
+    let output = narrows(&resume).assert().success();
+    let warned = String::from_utf8(output.get_output().stderr.clone()).unwrap();
+    assert!(!warned.contains("the curve is not that of one run"), "{warned}");
+    assert_eq!(files.curve(), expected, "bit by bit");
+    let weights = |files: &Files| fs::read(files.step(2 * STEPS).join("model.safetensors"));
+    let whole = Files::new();
+    stdout(&whole.kept(2 * STEPS));
+    assert!(weights(&files).unwrap() == weights(&whole).unwrap(), "the same weights");
+    // Without it, the rate falls to its last in each piece.
+    let other = Files::new();
+    stdout(&other.kept(STEPS));
+    assert_ne!(other.curve(), expected[..STEPS as usize]);
+}
+
 #[test]
 fn an_empty_folder_is_resumed_at_the_first_step() {
     let files = Files::new();
@@ -135,7 +158,7 @@ fn what_is_not_the_runs_is_refused() {
     // Other hyper-parameters are allowed, and named.
     let output = narrows(&format!("{kept} --resume --weight-decay 0")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("--steps 2, now 4; --weight-decay 0.1, now 0"), "{message}");
+    assert!(message.contains("--decay-steps 2, now 4; --weight-decay 0.1, now 0"), "{message}");
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn warn_of_another_course(path: &Path, before: &Optimizer, now: &Optimizer) {
         [
             ("--learning-rate", optimizer.peak_learning_rate.to_string()),
             ("--warm-up-steps", optimizer.warm_up_steps.to_string()),
-            ("--steps", optimizer.total_steps.to_string()),
+            ("--decay-steps", optimizer.total_steps.to_string()),
             ("--weight-decay", optimizer.weight_decay.to_string()),
             ("--clip-norm", optimizer.clip_norm.to_string()),
         ]
