@@ -263,6 +263,24 @@ mod signals {
     }
 
     #[test]
+    fn two_runs_are_not_let_into_one_folder() {
+        let files = Files::new();
+        let kept = |steps| format!("{} --checkpoint-every 1", files.kept(steps));
+        let child = begun(&kept(1_000_000), &files.at("m.jsonl"));
+        let other = kept(1_000_000).replace("m.jsonl", "other.jsonl");
+        let message = refusal(&format!("{other} --resume"), 2);
+        for part in ["kept: another run keeps its checkpoints there", "hint: another folder"] {
+            assert!(message.contains(part), "{part} in {message}");
+        }
+        assert!(!files.at("other.jsonl").exists());
+        send("-KILL", &child);
+        ended(child);
+        assert!(files.at("kept/.narrows-lock").exists());
+        let steps = 2 + fs::read_to_string(files.at("m.jsonl")).unwrap().lines().count() as u64;
+        assert_eq!(answer(&format!("{} --resume", kept(steps)))["status"], "done");
+    }
+
+    #[test]
     fn who_asks_twice_or_kills_harms_nothing() {
         for signals in [&["-INT", "-INT"][..], &["-KILL"]] {
             let files = Files::new();

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
-use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, ResumeError};
+use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, Lock, ResumeError};
 use narrows_runtime::{Optimizer, Trainer};
 
 use crate::args::checkpoint::{Checkpoints, Origin};
@@ -28,20 +28,25 @@ pub struct Kept {
     pub path: PathBuf,
 }
 
-/// That the folder can be written to, and holds no other run's checkpoints: asked before anything that
-/// takes time.
-pub fn admit(asked: Option<&Checkpoints>) -> Outcome<()> {
-    let Some(Checkpoints { dir, origin, .. }) = asked else { return Ok(()) };
+/// That the folder can be written to, and is no other run's: asked before anything that takes time.
+/// Nobody else may use it for as long as what is returned lives.
+pub fn admit(asked: Option<&Checkpoints>) -> Outcome<Option<Lock>> {
+    let Some(asked) = asked else { return Ok(None) };
+    is_of_no_other_run(asked)?;
+    let lock = checkpoint::lock(&asked.dir).map_err(Failure::checkpoint)?;
+    // Another may have ended just before.
+    is_of_no_other_run(asked)?;
+    Ok(Some(lock))
+}
+
+fn is_of_no_other_run(Checkpoints { dir, origin, .. }: &Checkpoints) -> Outcome<()> {
     let found = checkpoint::list(dir).map_err(Failure::checkpoint)?;
-    if let (Origin::FirstStep, Some(last)) = (origin, found.first()) {
-        let problem = format!("holds checkpoints already, the last of step {}", last.step);
-        let problem = Problem::new(dir.display().to_string(), problem)
-            .hint("--resume to go on from there")
-            .hint("--checkpoint-dir with another folder, for another run");
-        return Err(Failure::input(problem));
-    }
-    let writable = std::fs::create_dir_all(dir).and_then(|()| tempfile::tempfile_in(dir));
-    writable.map(drop).map_err(|error| output::unwritable(&dir.display().to_string(), &error))
+    let (Origin::FirstStep, Some(last)) = (origin, found.first()) else { return Ok(()) };
+    let problem = format!("holds checkpoints already, the last of step {}", last.step);
+    let problem = Problem::new(dir.display().to_string(), problem)
+        .hint("--resume to go on from there")
+        .hint("--checkpoint-dir with another folder, for another run");
+    Err(Failure::input(problem))
 }
 
 impl<'a> Keeper<'a> {

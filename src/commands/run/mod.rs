@@ -44,9 +44,10 @@ enum Voice {
 /// Plans, unless a plan was given, and runs the plan.
 pub fn run(args: &RunArgs) -> Outcome<()> {
     let Run { subject, task, answer } = resolve(args)?;
-    if let Task::Train(training) = &task {
-        checkpoints::admit(training.checkpoints.as_ref())?;
-    }
+    let _held_until_the_end = match &task {
+        Task::Train(training) => checkpoints::admit(training.checkpoints.as_ref())?,
+        Task::Count => None,
+    };
     let planned = match subject {
         Subject::File(file) => read(*file, &task, args)?,
         Subject::Search(request) => searched(&request, &task, &answer)?,

@@ -26,6 +26,9 @@ pub enum Fault {
         /// Why it failed.
         source: io::Error,
     },
+    /// Another run holds the folder.
+    #[error("another run keeps its checkpoints there, and has not ended")]
+    Locked,
     /// A file of a checkpoint that is not there.
     #[error("is missing")]
     Missing,
@@ -200,6 +203,7 @@ impl Fault {
                 "the checkpoint is damaged or was edited: copy it again, or resume from an older \
                  one",
             ),
+            Fault::Locked => Some("another folder, or the same one when that run has ended"),
             Fault::Foreign { .. } => Some("a folder that `narrows run --checkpoint-dir` wrote"),
             Fault::Newer { .. } => {
                 Some("the version of this program that wrote it, or a later one")

@@ -5,6 +5,7 @@
 //! | `step-00000123` | a checkpoint; renamed to this when it was whole, so it is, unless damaged since |
 //! | `step-00000123.replaced` | what that was before another run wrote it again |
 //! | `.narrows-checkpoint-….tmp` | being written or being removed; of no use to anybody |
+//! | `.narrows-lock` | what a run holds [locked](super::lock); of no use by itself |
 //!
 //! A checkpoint gets its name by a rename, and loses it by one before its files are removed. Where
 //! the name is taken, what has it steps aside first: for that moment it is found as `.replaced`. So

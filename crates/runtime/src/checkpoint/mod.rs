@@ -34,6 +34,7 @@
 
 pub mod error;
 mod folder;
+mod lock;
 mod manifest;
 pub mod names;
 mod session;
@@ -48,6 +49,7 @@ use narrows_plan::model::Model;
 
 pub use error::{CheckpointError, Fault, TensorFault};
 pub use folder::{Found, latest, list};
+pub use lock::{Lock, lock};
 pub use session::ResumeError;
 pub use state::MadeUnder;
 
@@ -95,7 +97,7 @@ pub struct Checkpoint {
 
 /// Writes a checkpoint into the folder of a run's checkpoints, which is made if it is not there, and
 /// removes the oldest ones before it, so that `keep` of them are left with the new one. The folder is
-/// one run's alone: two that write at once remove each other's unfinished files.
+/// one run's alone: two that write at once remove each other's unfinished files, so a run [`lock`]s it.
 ///
 /// # Errors
 /// When the checkpoint is not of this model, and when a file cannot be written: then the checkpoints
