@@ -120,3 +120,30 @@ fn steps_are_chosen() {
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
+
+/// The steps before the one that fails are what there is to look at.
+#[test]
+fn a_run_that_fails_leaves_its_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
+    let steps = |flags: &str| {
+        let trace = folder.path().join("trace.json");
+        let line = format!("{SMALL} {hot} --steps 5 {flags} --trace {}", trace.display());
+        let message = refusal(&line, 1);
+        let written = fs::read_to_string(&trace).ok();
+        let _ = fs::remove_file(&trace);
+        (message, written)
+    };
+    for flags in ["", "--trace-steps 1-3"] {
+        let (message, written) = steps(flags);
+        assert!(message.contains("the trace of 1 step before it is in "), "{message}");
+        let written: Value = serde_json::from_str(&written.unwrap()).unwrap();
+        let threads = threads(&written);
+        threads.values().for_each(|events| check_nesting(events));
+        let steps = threads[&(0, 0)].iter().filter(|event| event["cat"] == "step");
+        let names: Vec<&str> = steps.map(|event| event["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["step 1"]);
+    }
+    let (message, written) = steps("--trace-steps 3-4");
+    assert!(written.is_none() && !message.contains("trace"), "{message}");
+}

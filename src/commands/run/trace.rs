@@ -11,6 +11,7 @@ use narrows_runtime::train::Trained;
 use crate::args::trace::Tracing;
 use crate::errors::Outcome;
 use crate::output;
+use crate::report::page::plural;
 use crate::report::trace::{Event, Measured, expected, measured};
 
 /// Collects the events of a run's steps.
@@ -18,7 +19,6 @@ pub struct Tracer<'a> {
     asked: &'a Tracing,
     expected: Vec<Event>,
     measured: Vec<Measured>,
-    last_step: u64,
 }
 
 impl<'a> Tracer<'a> {
@@ -27,15 +27,32 @@ impl<'a> Tracer<'a> {
         let price = |kernel: &narrows_plan::Kernel| prices.kernel(kernel);
         let timeline = simulate(program, &price);
         let expected = expected(program.program(), &timeline, &price);
-        Tracer { asked, expected, measured: vec![], last_step: 0 }
+        Tracer { asked, expected, measured: vec![] }
     }
 
     /// Sees a step that was made.
     pub fn after(&mut self, trainer: &Trainer, trained: &Trained) {
-        self.last_step = trained.step;
-        if self.asked.steps.as_ref().is_some_and(|steps| steps.contains(&trained.step)) {
-            self.measured.push(Measured::of(trainer, trained.step));
+        match &self.asked.steps {
+            Some(steps) if !steps.contains(&trained.step) => return,
+            Some(_) => {}
+            // The last one that is made, and who knows which that is.
+            None => self.measured.clear(),
         }
+        self.measured.push(Measured::of(trainer, trained.step));
+    }
+
+    /// Writes the file of a run that failed, if any step that was asked for was made before. Gives
+    /// what is in it, as a sentence.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn rescue(self, trainer: &Trainer) -> Outcome<Option<String>> {
+        if self.measured.is_empty() {
+            return Ok(None);
+        }
+        let (steps, file) = (self.measured.len() as u64, self.asked.file.display());
+        let what = format!("the trace of {} before it is in {file}", plural(steps, "step"));
+        self.finish(trainer).map(|()| Some(what))
     }
 
     /// Writes the file. Says so where none of the steps that were asked for was made.
@@ -44,9 +61,6 @@ impl<'a> Tracer<'a> {
     /// When it cannot be written.
     pub fn finish(mut self, trainer: &Trainer) -> Outcome<()> {
         let name = self.asked.file.display().to_string();
-        if self.asked.steps.is_none() && self.last_step > 0 {
-            self.measured.push(Measured::of(trainer, self.last_step));
-        }
         if self.measured.is_empty() {
             output::warn(&format!("no step that {name} is about was made: it has none measured"));
         }

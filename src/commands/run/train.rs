@@ -95,8 +95,13 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
     let ended = trainer.train(training.steps, watch);
     progress.finish_and_clear();
     let ended = ended.and_then(|ended| keeper.save(&trainer).map(|()| ended));
-    let ended =
-        ended.map_err(|failure| with_what_is_kept(failure, metrics.as_ref(), &keeper, &course))?;
+    let ended = match ended {
+        Ok(ended) => ended,
+        Err(failure) => {
+            let traced = tracer.map(|tracer| tracer.rescue(&trainer));
+            return Err(with_what_is_kept(failure, metrics.as_ref(), traced, &keeper, &course));
+        }
+    };
     let summary = Summary::of(&beginning, &trainer, &course, ended).with_files(
         metrics.as_ref(),
         keeper.resumed(),
@@ -145,16 +150,23 @@ fn sampler(model: &Model, plan: &Plan, training: &Training) -> Outcome<Sampler> 
 fn with_what_is_kept(
     mut failure: Failure,
     metrics: Option<&Lines>,
+    traced: Option<Outcome<Option<String>>>,
     keeper: &Keeper,
     course: &Course,
 ) -> Failure {
+    let (traced, untraced) = match traced.transpose() {
+        Ok(traced) => (traced.flatten(), vec![]),
+        Err(failure) => (None, failure.problems),
+    };
     if let Some(problem) = failure.problems.first_mut() {
         if let Some(lines) = metrics {
             let (steps, file) = (plural(course.steps(), "step"), lines.name());
             problem.because.push(format!("the metrics of the {steps} before it are in {file}"));
         }
+        problem.because.extend(traced);
         problem.because.extend(keeper.way_on());
     }
+    failure.problems.extend(untraced);
     failure
 }
 
