@@ -91,6 +91,48 @@ fn a_plan_file_is_run_and_gives_the_same_losses() {
     }
 }
 
+/// Three ways to the same bytes: what was done, what would be, and what was predicted.
+#[test]
+fn what_is_measured_is_what_is_counted_and_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plan, metrics) = (at("plan.json"), at("m.jsonl"));
+    let small = "--model cola-tiny --hardware cpu-local --global-batch 4 --sequence-length 16";
+    let mesh = "--devices 4 --tensor 2 --pipeline 2 --micro-batch 1 --strategy btp";
+    stdout(&format!("plan {small} {mesh} --output {plan}"));
+    let found = answer(&format!("run {plan} --steps 2 --threads 1 --metrics {metrics}"));
+    let counted = answer(&format!("run {plan} --backend null"));
+    let predicted = answer(&format!("cost {plan}"));
+    let lines = lines(Path::new(&metrics));
+    assert_eq!(lines.len(), 2);
+    for line in &lines {
+        for device in 0..4 {
+            let (stage, of) = (device / 2, |key: &str| &line[key][device]);
+            let counts = &counted["stages"][stage];
+            for key in ["allocated_bytes", "collective_bytes", "collective_sent_bytes"] {
+                assert_eq!(of(key), &counts[key], "{key} of device {device}");
+            }
+            assert_eq!(of("transfer_sent_bytes"), &counts["transfer_sent_bytes"]);
+            assert_eq!(of("allocated_bytes"), &predicted["prediction"]["peak_memory_bytes"][stage]);
+            assert!(of("collective_bytes")["all_reduce"]["tensor"].as_u64() > Some(0));
+            assert!(of("transfer_sent_bytes").as_u64() > Some(0));
+            assert!(
+                of("scratch_bytes").as_u64() > of("transfer_sent_bytes").as_u64().map(|b| b / 4)
+            );
+        }
+        assert_eq!(line["scratch_bytes"], found["scratch_bytes"]);
+    }
+    // What a step moves on the tensor axis is at least what is predicted of all blocks.
+    let blocks = &predicted["prediction"]["block_collective_bytes"];
+    let sum = |of: &Value| of.as_object().unwrap().values().filter_map(Value::as_u64).sum::<u64>();
+    let block: u64 = ["forward", "backward", "redo"].iter().map(|pass| sum(&blocks[pass])).sum();
+    let moved = |device: usize| {
+        let kinds = lines[0]["collective_bytes"][device].as_object().unwrap().values();
+        kinds.filter_map(|axes| axes["tensor"].as_u64()).sum::<u64>()
+    };
+    assert!(block > 0 && moved(0) + moved(2) >= 4 * 4 * block, "{block}");
+}
+
 #[test]
 fn a_report_for_people_has_both_times() {
     let report = stdout(&format!("{SMALL} --steps 2"));
