@@ -131,7 +131,10 @@ fn overrides_of_our_format() {
     let twice =
         ours().to_string().replace(r#""default""#, r#""overrides": {"1": {}, "1": {}}, "default""#);
     let defects = model::read("t", &twice).unwrap_err();
-    assert!(defects.to_string().contains("blocks.overrides: `1` is written twice"), "{defects}");
+    assert!(
+        defects.to_string().contains("blocks.overrides.1: is there more than once"),
+        "{defects}"
+    );
 }
 
 #[test]
