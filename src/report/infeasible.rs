@@ -14,7 +14,7 @@ pub fn failure(request: &Request, report: &SearchReport) -> Failure {
     let subject = format!("for {} on {devices} of {}", model.name, profile.name());
     let problem = match report.status {
         SearchStatus::TimeLimit => format!("no plan was found in time {subject}"),
-        _ if explain::is_proved(report) => format!("no plan exists {subject}"),
+        SearchStatus::Infeasible => format!("no plan exists {subject}"),
         _ => format!("no plan was found that fits, {subject}"),
     };
     let (mut causes, hints) = causes(request, report);

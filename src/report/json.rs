@@ -35,7 +35,7 @@ pub struct Search {
     status: &'static str,
     /// `null` when there is no plan to be at a distance from it.
     gap: Option<f64>,
-    /// No plan is faster; `null` when no plan exists.
+    /// No plan is faster; `null` when none was found.
     bound_s: Option<f64>,
     candidates_priced: u64,
     candidates_pruned: u64,
@@ -70,7 +70,7 @@ impl Search {
 
     /// The numbers of a report on a search that found no plan.
     fn without_plan(report: &SearchReport) -> Search {
-        Search { gap: None, ..Search::new(report) }
+        Search { gap: None, bound_s: None, ..Search::new(report) }
     }
 }
 

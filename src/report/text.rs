@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use narrows_plan::decisions::BorderLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
-use narrows_planner::search::{SearchReport, SearchStatus};
+use narrows_planner::search::{Fate, SearchReport, SearchStatus};
 use narrows_runtime::parts::Part;
 
 use super::page::{Align, Page, count, percent, plural, thousands};
@@ -178,12 +178,15 @@ fn volumes(page: &mut Page, findings: &Findings) {
 
 /// One line about a search.
 pub fn how_it_went(search: &SearchReport) -> String {
+    let found = search.contexts.iter().any(|context| matches!(context.fate, Fate::Solved(_)));
     let SearchReport { candidates_priced: priced, candidates_pruned: pruned, .. } = search;
     let ended = match search.status {
         SearchStatus::Optimal => "proven the fastest of the space".to_owned(),
+        SearchStatus::GapLimit if !found => "no plan was found that fits".to_owned(),
         SearchStatus::GapLimit => {
             format!("no plan is more than {} faster", percent(search.gap))
         }
+        SearchStatus::TimeLimit if !found => "time ran out; no plan was found".to_owned(),
         SearchStatus::TimeLimit => {
             format!("time ran out; no plan is more than {} faster", percent(search.gap))
         }

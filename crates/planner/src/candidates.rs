@@ -6,22 +6,7 @@ use narrows_plan::strategy::{Context, Zero};
 use crate::request::Request;
 
 /// Every context the request allows, in no particular order.
-///
-/// A tensor axis that divides neither the heads nor the sequences of a microbatch leaves attention
-/// whole on every device: it is only tried when it is asked for, or nothing else is left.
 pub fn contexts(request: &Request) -> Vec<Context> {
-    let all = all_contexts(request);
-    let splits = |context: &Context| {
-        let tensor = context.mesh.tensor;
-        request.tensor == Some(tensor)
-            || request.model.heads.is_multiple_of(tensor)
-            || context.workload.micro_batch.is_multiple_of(tensor)
-    };
-    let useful: Vec<Context> = all.iter().copied().filter(splits).collect();
-    if useful.is_empty() { all } else { useful }
-}
-
-fn all_contexts(request: &Request) -> Vec<Context> {
     let mut made = vec![];
     let blocks = request.model.blocks.len() as u64;
     for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= blocks) {

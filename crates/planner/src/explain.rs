@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::fit::{Fitted, Fitter, Refusal};
 use crate::predict::{Prediction, predict};
 use crate::request::{MemoryLimit, Request};
-use crate::search::{ContextReport, Fate, SearchReport, Searched, search};
+use crate::search::{ContextReport, Fate, SearchReport, SearchStatus, Searched, search};
 use crate::segments::Segments;
 
 /// The explanation of a search's result.
@@ -42,6 +42,10 @@ pub struct Alternative {
     pub prediction: Option<Prediction>,
     /// Its step time over the chosen plan's.
     pub ratio: Option<f64>,
+    /// How the search for it ended, where there was one.
+    pub status: Option<&'static str>,
+    /// How much faster a plan of its kind could be.
+    pub gap: Option<f64>,
     /// Why it cannot run.
     pub refusal: Option<String>,
 }
@@ -106,9 +110,8 @@ fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
         let mut rival = request.clone();
         rival.rules.baseline = baseline;
         rival.tensor = Some(tensor);
-        if mesh.tensor == tensor {
-            (rival.pipeline, rival.data) = (Some(mesh.pipeline), Some(mesh.data));
-        } else {
+        // The other axes are the rival's to choose, unless they are fixed for all.
+        if mesh.tensor != tensor {
             (rival.pipeline, rival.data) = (None, None);
         }
         rival
@@ -146,8 +149,14 @@ fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
 fn priced(name: String, rival: &Request, time: Seconds) -> Alternative {
     let searched = search(rival);
     match &searched.best {
-        Some(fitted) => alternative(&name, rival, fitted, Some(time)),
+        Some(fitted) => Alternative {
+            status: Some(searched.report.status.name()),
+            gap: Some(searched.report.gap),
+            ..alternative(&name, rival, fitted, Some(time))
+        },
         None => Alternative {
+            status: Some(searched.report.status.name()),
+            gap: None,
             name,
             summary: String::new(),
             prediction: None,
@@ -169,6 +178,8 @@ fn alternative(
         summary: summary(fitted),
         prediction: prediction.map(|(prediction, _)| prediction),
         ratio: than.map(|time| fitted.time.0 / time.0),
+        status: None,
+        gap: None,
         refusal: None,
     }
 }
@@ -208,6 +219,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
     let (step_time_s, fate) = match &report.fate {
         Fate::Solved(time) => (Some(time.0), "solved".to_string()),
         Fate::Pruned => (None, "pruned: its bound is no better than the plan".into()),
+        Fate::Unbeaten => (None, "searched: nothing faster than the plan was found".into()),
         Fate::NotReached => (None, "not reached".into()),
         Fate::Refused(refusal) => (None, refusal.to_string()),
     };
@@ -274,7 +286,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             devices => format!("{devices} devices"),
         };
         causes.push(format!(
-            "no mesh of {devices} with these axes divides {} sequences into microbatches",
+            "because no mesh of {devices} with these axes divides {} sequences into microbatches",
             request.global_batch
         ));
         hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
@@ -305,7 +317,8 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             context.context.mesh, context.context.workload.micro_batch
         ));
         causes.push(format!("and because a device may hold {limit}"));
-        causes.push("no plan fits".into());
+        let proved = report.status == SearchStatus::Infeasible;
+        causes.push(if proved { "no plan fits" } else { "no plan was found that fits" }.into());
         if let Some((enough, mesh)) = enough_memory(request, report) {
             let hint =
                 format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
@@ -313,6 +326,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         }
         hints.push("more devices, a smaller --micro-batch, or --recompute auto".into());
     } else if report.contexts.iter().any(|c| matches!(c.fate, Fate::Refused(_))) {
+        causes.extend(without_strategy(request, report));
         causes.push(format!(
             "because on every mesh some op has no legal strategy under `--strategy {}`{}",
             request.rules.baseline.name(),
@@ -322,7 +336,12 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             }
         ));
         causes.push("no plan exists".into());
-        hints.push("a tensor axis that divides heads, ranks and widths, or --weights any".into());
+        hints.push(match request.rules.weights {
+            WeightRule::Sharded => {
+                "a tensor axis that divides heads, ranks and widths, or --weights any".into()
+            }
+            WeightRule::Any => "a tensor axis that divides heads, ranks and widths".into(),
+        });
     }
     if report.contexts.iter().any(|context| matches!(context.fate, Fate::NotReached)) {
         causes.push("though some meshes were not reached in time".into());
@@ -331,12 +350,23 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
     (causes, hints)
 }
 
-/// Whether it is proved that no plan exists, rather than that none was found that fits.
-pub fn is_proved(report: &SearchReport) -> bool {
-    let open = |context: &ContextReport| {
-        matches!(context.fate, Fate::Refused(Refusal::Memory { lowered: true, .. }))
-    };
-    !report.contexts.iter().any(open)
+/// How many ops are named that have no strategy.
+const NAMED_MAX: usize = 4;
+
+/// Which ops of the first mesh have no strategy.
+fn without_strategy(request: &Request, report: &SearchReport) -> Option<String> {
+    let refused =
+        |report: &&ContextReport| matches!(report.fate, Fate::Refused(Refusal::NoStrategy));
+    let context = report.contexts.iter().find(refused)?.context;
+    let names = Segments::new(request, None).without_strategy(&context);
+    if names.is_empty() {
+        return None;
+    }
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let named = names.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("`, `");
+    let more = if more > 0 { format!(" and {more} others") } else { String::new() };
+    let tensor = context.mesh.tensor;
+    Some(format!("because `{named}`{more} cannot be split as asked over {tensor} devices"))
 }
 
 /// How many of the most economical meshes are lowered to learn what would be enough.

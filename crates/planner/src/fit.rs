@@ -127,7 +127,7 @@ impl<'a> Fitter<'a> {
                 Reach::Refused(refusal) => attempt.refuse(refusal.clone()),
             }
         }
-        if attempt.is_open() {
+        if attempt.is_open() && !self.segments.is_late() {
             attempt.last_resort(self.smallest(context), self.request.memory_bytes());
         }
         (attempt.best, Seconds(attempt.proven))
@@ -148,6 +148,9 @@ impl<'a> Fitter<'a> {
             return;
         }
         for ends in fastest.pairs(self.segments, context) {
+            if self.segments.is_late() {
+                return;
+            }
             if ends.bound.0 >= tried.incumbent {
                 continue;
             }
@@ -166,7 +169,10 @@ impl<'a> Fitter<'a> {
         // Between what leads to too large an arena and what leaves nothing.
         let (mut low, mut high) = (slack.clone(), None);
         let mut refused = Refused::default();
-        for _ in 0..CORRECTIONS_MAX {
+        for correction in 0..CORRECTIONS_MAX {
+            if correction > 0 && self.segments.is_late() {
+                break;
+            }
             match self.divided(context, ends, &extras, &slack, tried.incumbent) {
                 Divided::Nothing(_) if slack == low => break,
                 Divided::Nothing(_) => high = Some(slack.clone()),

@@ -10,6 +10,7 @@ pub mod divide;
 mod ends;
 pub mod explain;
 pub mod fit;
+mod impossible;
 mod opening;
 mod outlook;
 pub mod predict;

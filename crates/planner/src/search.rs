@@ -51,11 +51,12 @@ pub struct SearchReport {
 pub enum SearchStatus {
     /// The plan is proven the fastest of the space.
     Optimal,
-    /// A plan was found; no plan is faster than the bound, but the two differ.
+    /// No plan is faster than the bound, but the plan found is slower; or none was found that fits,
+    /// and one may exist.
     GapLimit,
     /// Time ran out first.
     TimeLimit,
-    /// No plan exists.
+    /// It is proved that no plan exists.
     Infeasible,
 }
 
@@ -82,6 +83,17 @@ pub struct ContextReport {
     pub fate: Fate,
 }
 
+impl ContextReport {
+    /// Whether it is proved that no plan exists here, rather than that none was found that fits.
+    pub fn is_proved_empty(&self) -> bool {
+        match self.fate {
+            Fate::Refused(Refusal::Memory { lowered, .. }) => !lowered,
+            Fate::Refused(Refusal::NoStrategy) => true,
+            _ => false,
+        }
+    }
+}
+
 /// How a context ended.
 #[derive(Clone, Debug)]
 pub enum Fate {
@@ -89,6 +101,8 @@ pub enum Fate {
     Solved(Seconds),
     /// Its bound is no better than another context's plan.
     Pruned,
+    /// Its bound is better, but no plan in it was found to be faster than another context's.
+    Unbeaten,
     /// Nothing legal, or nothing that fits.
     Refused(Refusal),
     /// The time limit came first.
@@ -165,6 +179,7 @@ impl Bounded {
             Ok(Some(fitted)) => {
                 Ending { fate: Fate::Solved(fitted.time), fitted: Some(fitted), proven: least.0 }
             }
+            Ok(None) if least.0 < incumbent => Ending::without_plan(Fate::Unbeaten, least.0),
             Ok(None) => Ending::without_plan(Fate::Pruned, least.0),
             Err(refusal) => Ending::without_plan(Fate::Refused(refusal), least.0),
         }
@@ -229,8 +244,11 @@ pub fn search(request: &Request) -> Searched {
             reports.push(ContextReport { context, bound, fate: ending.fate });
         }
     }
-    if best.is_none() {
-        best = last_resort(request, &fitter, &reports);
+    if in_time(deadline) {
+        best = match best {
+            None => last_resort(request, &fitter, &reports),
+            Some(best) => Some(narrowed(request, &fitter, &reports, best, proven)),
+        };
     }
     if let Some(best) = &best {
         // What the search opened with may stay unbeaten.
@@ -262,6 +280,40 @@ fn last_resort(request: &Request, fitter: &Fitter, reports: &[ContextReport]) ->
     fitted.find(|fitted| fitted.peak() <= request.memory_bytes())
 }
 
+/// Where memory binds and a plan may be faster, what fewer decisions lead to in the most promising
+/// contexts.
+fn narrowed(
+    request: &Request,
+    fitter: &Fitter,
+    reports: &[ContextReport],
+    mut best: Fitted,
+    proven: f64,
+) -> Fitted {
+    let filled = best.peak().as_f64() / request.memory_bytes().as_f64();
+    if filled < BINDING || proven >= best.time.0 * (1.0 - WORTH_NARROWING) {
+        return best;
+    }
+    let searched =
+        |report: &&ContextReport| matches!(report.fate, Fate::Solved(_) | Fate::Unbeaten);
+    let bound = |report: &ContextReport| report.bound.map_or(f64::INFINITY, |bound| bound.0);
+    let mut open: Vec<&ContextReport> = reports.iter().filter(searched).collect();
+    open.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
+    for report in open.into_iter().take(LAST_TRIED_MAX) {
+        if bound(report) < best.time.0
+            && let Some(faster) = fitter.faster_of_narrower(&report.context, best.time.0)
+        {
+            best = faster;
+        }
+    }
+    best
+}
+
+/// The share of the memory from which on it is taken to bind.
+const BINDING: f64 = 0.8;
+
+/// The gap from which on narrower rules are searched.
+const WORTH_NARROWING: f64 = 0.01;
+
 /// Whether there is time left.
 fn in_time(deadline: Option<Instant>) -> bool {
     deadline.is_none_or(|deadline| Instant::now() < deadline)
@@ -281,10 +333,12 @@ fn report(
 ) -> SearchReport {
     let time = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
     let bound = proven.min(time);
+    debug_assert!(proven * (1.0 - ROUNDING) <= time, "a plan beats the bound {proven}: {time}");
     let gap = if time.is_finite() { (time - bound) / time } else { 0.0 };
     let status = match best {
         None if out_of_time => SearchStatus::TimeLimit,
-        None => SearchStatus::Infeasible,
+        None if contexts.iter().all(ContextReport::is_proved_empty) => SearchStatus::Infeasible,
+        None => SearchStatus::GapLimit,
         Some(_) if gap <= ROUNDING && !segments.has_unproven() => SearchStatus::Optimal,
         Some(_) if out_of_time => SearchStatus::TimeLimit,
         Some(_) => SearchStatus::GapLimit,

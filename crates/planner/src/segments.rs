@@ -70,8 +70,8 @@ struct Key {
 type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
 
 /// A part's space, ready to be solved in any context that shares its tensor axis and microbatch.
-struct Prepared {
-    priced: PricedSpace,
+pub(crate) struct Prepared {
+    pub(crate) priced: PricedSpace,
     segment: Arc<Segment>,
     /// None when the links are too far from a tree.
     plan: Option<Arc<Plan>>,
@@ -153,6 +153,16 @@ impl<'a> Segments<'a> {
         &self.carried
     }
 
+    /// When solving must end.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether there is no time left.
+    pub fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
     /// How many shapes there are.
     pub fn shapes(&self) -> usize {
         self.shapes.len()
@@ -190,8 +200,11 @@ impl<'a> Segments<'a> {
     /// whatever the memory; `None` when the part has no legal decisions.
     pub fn least_turn(&self, part: Part, context: &Context) -> Option<f64> {
         let mut many = *context;
-        many.mesh.data *= many.mesh.pipeline;
-        many.mesh.pipeline = 1;
+        // A block knows of no stages. Ends do: on two stages, each has a tied weight of its own.
+        if part.kind == SegmentKind::Block {
+            many.mesh.data *= many.mesh.pipeline;
+            many.mesh.pipeline = 1;
+        }
         many.zero = Zero::Off;
         many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
         let solved = self.fastest(Part { tied_weight: None, ..part }, &many)?;
@@ -288,7 +301,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The groupings that differ for a part.
-    fn groupings(&self, part: Part) -> Vec<Grouping> {
+    pub(crate) fn groupings(&self, part: Part) -> Vec<Grouping> {
         if part.kind != SegmentKind::Block {
             return vec![Grouping::ALL[0]];
         }
@@ -313,7 +326,12 @@ impl<'a> Segments<'a> {
     }
 
     /// The space of a part, priced for its tensor axis and microbatch.
-    fn prepared(&self, part: Part, grouping: Grouping, context: &Context) -> Arc<Prepared> {
+    pub(crate) fn prepared(
+        &self,
+        part: Part,
+        grouping: Grouping,
+        context: &Context,
+    ) -> Arc<Prepared> {
         let mut shared = *context;
         // Neither the microbatches of a step nor ZeRO nor the stages show in a microbatch's times.
         shared.mesh.data *= shared.mesh.pipeline;

@@ -39,10 +39,26 @@ impl Fitter<'_> {
     /// for a while, and the search for few bytes redoes more than the arena rewards.
     pub fn smallest_of_narrower(&self, context: &Context) -> Option<Fitted> {
         let narrower = narrower(self.request).into_iter().filter_map(|request| {
-            let segments = Segments::new(&request, None);
+            let segments = Segments::new(&request, self.segments.deadline());
             Fitter::new(&request, &segments).smallest(context)
         });
         narrower.min_by_key(Fitted::peak)
+    }
+
+    /// A plan of a context under narrower rules that is faster than `incumbent`: where memory binds,
+    /// correcting budgets by arenas may miss what fewer decisions lead to at once.
+    pub fn faster_of_narrower(&self, context: &Context, incumbent: f64) -> Option<Fitted> {
+        let mut best: Option<Fitted> = None;
+        for request in narrower(self.request) {
+            let least = best.as_ref().map_or(incumbent, |fitted| fitted.time.0);
+            let segments = Segments::new(&request, self.segments.deadline());
+            let fitter = Fitter::new(&request, &segments);
+            let outlook = fitter.outlook(context, least);
+            if let (Ok(Some(faster)), _) = fitter.fit(context, &outlook, least) {
+                best = Some(faster);
+            }
+        }
+        best
     }
 
     /// The blocks `level` points above their smallest, divided to need the least on the fullest stage.

@@ -69,7 +69,12 @@ impl Baseline {
             (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
             (_, Op::Linear(linear)) if matches!(factor(linear), Factor::Gate) => return true,
             // Fewer key and value heads than devices: nothing is left to split.
-            (_, Op::Linear(linear)) if few_heads(linear, devices) => &[Replicate, Row],
+            // The published vanilla form does not split heads, and loses nothing.
+            (_, Op::Linear(linear))
+                if self != Baseline::VanillaTpPublished && few_heads(linear, devices) =>
+            {
+                &[Replicate, Row]
+            }
             (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
             (Baseline::Btp, Op::Linear(linear)) => match factor(linear) {
                 Factor::First => &[Row, OwedRow],

@@ -1,0 +1,28 @@
+//! What stands in the way where no strategy is legal.
+
+use narrows_plan::graph::OpId;
+use narrows_plan::strategy::Context;
+
+use crate::divide::block_part;
+use crate::segments::Segments;
+
+impl Segments<'_> {
+    /// The ops of blocks that cannot be done at all in a context, whatever their neighbours do.
+    pub fn without_strategy(&self, context: &Context) -> Vec<String> {
+        let mut names = vec![];
+        for border in self.borders(context) {
+            for part in (0..self.shapes()).map(|shape| block_part(shape, border)) {
+                for grouping in self.groupings(part) {
+                    let prepared = self.prepared(part, grouping, context);
+                    let space = &prepared.priced.space;
+                    let none = |op: &OpId| space.ops[op.0 as usize].is_empty();
+                    let ops = space.segment.op_ids().filter(none);
+                    names.extend(ops.map(|op| space.segment.op(op).name.clone()));
+                }
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+}
