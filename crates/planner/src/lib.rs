@@ -5,6 +5,7 @@
 //! division ([`stages`]), memory by lowering. Nothing here knows a baseline by name.
 
 pub mod assemble;
+mod bound;
 pub mod candidates;
 pub mod divide;
 mod ends;
