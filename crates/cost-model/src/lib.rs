@@ -3,6 +3,7 @@
 //! A profile says what a device and its links can do; `price` turns a kernel
 //! into seconds with it, and a whole search space into a [`CostTable`].
 
+pub mod fit;
 pub mod gpt;
 pub mod measured;
 pub mod memory;

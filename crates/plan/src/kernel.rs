@@ -2,12 +2,18 @@
 //!
 //! Every instruction of a program has exactly one kernel, and strategies are priced by the kernels
 //! they emit; that is why a plan's price and its program's simulated time are the same number.
+//!
+//! The JSON form is that of measurements in a profile.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::mesh::Group;
 use crate::{Bytes, DType, Flops};
 
 /// One unit of work on one device (or on one group, for a collective).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Kernel {
     /// A dense product.
     Gemm(Gemm),
@@ -22,7 +28,8 @@ pub enum Kernel {
 }
 
 /// `C[m,n] (+)= A[m,k]·B[k,n]`, `batch` times with one launch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Gemm {
     /// Rows of the result.
     pub m: u64,
@@ -55,7 +62,8 @@ impl Gemm {
 }
 
 /// The direction of a pass over the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum Direction {
     /// Towards the loss.
     Forward,
@@ -64,7 +72,8 @@ pub enum Direction {
 }
 
 /// Causal attention over whole sequences.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Attention {
     /// Forward or backward.
     pub direction: Direction,
@@ -96,20 +105,26 @@ impl Attention {
 }
 
 /// A memory-bound pass: every byte is read or written once by the fused kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Pass {
     /// What the pass does.
     pub kind: PassKind,
     /// Bytes read and written by one fused kernel.
+    #[serde(rename = "traffic_bytes")]
     pub traffic: Bytes,
     /// Bytes read and written when an executor without fusion runs it operator by operator.
+    #[serde(rename = "unfused_traffic_bytes")]
     pub unfused_traffic: Bytes,
     /// Kernels an executor without fusion launches for it.
     pub unfused_launches: u32,
 }
 
 /// What a [`Pass`] does; the breakdown of a prediction groups by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum PassKind {
     /// RMSNorm, any variant, forward or backward.
     Norm,
@@ -132,7 +147,10 @@ pub enum PassKind {
 }
 
 /// What a collective does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
 pub enum CollectiveKind {
     /// Partial → replicated.
     AllReduce,
@@ -157,18 +175,21 @@ impl CollectiveKind {
 }
 
 /// A collective. `payload` is the unsharded tensor's bytes, whatever the kind.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Collective {
     /// What it does.
     pub kind: CollectiveKind,
     /// Bytes of the whole (unsharded) tensors it moves, statistics included.
+    #[serde(rename = "payload_bytes")]
     pub payload: Bytes,
     /// Who takes part.
     pub group: Group,
 }
 
 /// A point-to-point transfer.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Transfer {
     /// Bytes one device sends.
     pub bytes: Bytes,

@@ -45,7 +45,8 @@ pub struct Mesh {
 }
 
 /// A communication group, as far as its price can depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Group {
     /// The axis along which the members lie.
     pub axis: Axis,

@@ -41,9 +41,8 @@ pub(crate) fn quick_bound(request: &Request, context: &Context) -> Result<Second
         return Err(refusal);
     }
     let flops = model_flops(&request.model, request.sequence_length);
-    let peak = request.profile.peak_flops_per_s(context.compute());
-    let share = request.global_batch as f64 / context.mesh.devices() as f64;
-    Ok(Seconds(flops * share / peak))
+    let peak = request.profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
+    Ok(Seconds(flops * request.global_batch as f64 / peak))
 }
 
 /// The least a stage of average size spends once a step: its share of the gradients reduced in one

@@ -92,7 +92,7 @@ pub fn predict_program(
     let step = timeline.step_time * factor;
     let half_width = relative_half_width(program, &prices);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
-    let peak = profile.peak_flops_per_s(context.compute()) * context.mesh.devices() as f64;
+    let peak = profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
     let flops =
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {

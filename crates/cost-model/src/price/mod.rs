@@ -10,6 +10,7 @@
 pub mod attention;
 pub mod collective;
 pub mod gemm;
+pub mod measured;
 pub mod nccl;
 pub mod pass;
 pub mod topology;
@@ -20,6 +21,7 @@ use crate::profile::{Executor, Profile};
 use attention::AttentionPrice;
 use collective::LinkPrice;
 use gemm::GemmPrice;
+use measured::{Correction, NEAR};
 use pass::PassPrice;
 use topology::Topology;
 
@@ -47,6 +49,10 @@ pub struct Prices {
     pass: PassPrice,
     links: LinkPrice,
     half_widths: HalfWidths,
+    /// What a device has of a machine that was measured as a whole; 1 where devices are whole.
+    sharing: f64,
+    peak_flops_per_s: f64,
+    correction: Option<Correction>,
 }
 
 /// Relative 90 % half-widths by kind of kernel.
@@ -64,7 +70,7 @@ impl Prices {
     pub fn new(profile: &Profile, executor: Executor, mesh: &Mesh) -> Self {
         let file = profile.file();
         let topology = Topology::new(profile.devices_per_node(), mesh.devices());
-        Prices {
+        let mut prices = Prices {
             launch_gap: Seconds(profile.launching(executor).launch_gap_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
             attention: AttentionPrice::new(&file.attention, &file.device, &file.passes),
@@ -77,7 +83,19 @@ impl Prices {
                 intra_node: file.links.relative_error.half_width_90,
                 inter_node: file.links.inter_node.relative_error.half_width_90,
             },
+            sharing: 1.0,
+            peak_flops_per_s: profile.peak_flops_per_s(profile.precision().compute()),
+            correction: None,
+        };
+        if let Some(measured) = &file.measured {
+            let curves = |kernel: &Kernel, devices: u64| {
+                prices.curves(kernel, devices as f64).unwrap_or_default().0
+            };
+            let correction = Correction::new(measured, mesh.devices(), curves);
+            prices.sharing = mesh.devices() as f64;
+            prices.correction = Some(correction);
         }
+        prices
     }
 
     /// The time a kernel takes on its device, launch gap included. Finite and never negative.
@@ -85,18 +103,43 @@ impl Prices {
     /// A collective or transfer among fewer than two devices, or of nothing, is never launched and
     /// costs nothing.
     pub fn kernel(&self, kernel: &Kernel) -> Seconds {
-        match kernel {
+        let Some(curves) = self.curves(kernel, self.sharing) else { return Seconds(0.0) };
+        let Some(correction) = &self.correction else { return curves };
+        let least = match kernel {
+            Kernel::Gemm(gemm) => gemm.flops().0 / self.peak_flops_per_s,
+            Kernel::Attention(attention) => attention.flops().0 / self.peak_flops_per_s,
+            _ => 0.0,
+        };
+        Seconds((curves.0 * correction.factor(kernel)).max(least))
+    }
+
+    /// The price by the profile's curves alone, for one of so many devices that share a machine.
+    /// `None` for what is never launched.
+    fn curves(&self, kernel: &Kernel, sharing: f64) -> Option<Seconds> {
+        let alone = match kernel {
             Kernel::Gemm(gemm) => self.launch_gap + self.gemm.price(gemm),
             Kernel::Attention(attention) => self.launch_gap + self.attention.price(attention),
             Kernel::Pass(pass) => self.pass.price(pass, self.launch_gap),
             Kernel::Collective(c) if c.group.size > 1 && c.payload.0 > 0 => {
-                self.launch_gap + self.links.collective(c)
+                return Some(self.launch_gap + self.links.collective(c));
             }
             Kernel::Transfer(t) if t.group.size > 1 && t.bytes.0 > 0 => {
-                self.launch_gap + self.links.transfer(t)
+                return Some(self.launch_gap + self.links.transfer(t));
             }
-            Kernel::Collective(_) | Kernel::Transfer(_) => Seconds(0.0),
-        }
+            Kernel::Collective(_) | Kernel::Transfer(_) => return None,
+        };
+        Some(alone * sharing)
+    }
+
+    /// The measurements that correct these prices, if the machine was measured.
+    pub fn correction(&self) -> Option<&Correction> {
+        self.correction.as_ref()
+    }
+
+    /// Whether a machine was measured, and nothing like this kernel on it.
+    pub fn unmeasured(&self, kernel: &Kernel) -> bool {
+        self.correction.as_ref().is_some_and(|known| known.distance(kernel) > NEAR)
+            && self.curves(kernel, 1.0).is_some()
     }
 
     /// The time between the end of a kernel and the start of the next one.
@@ -114,12 +157,15 @@ impl Prices {
                 self.half_widths.intra_node
             }
         };
-        match kernel {
+        let half_width = match kernel {
             Kernel::Gemm(_) => self.half_widths.gemm,
             Kernel::Attention(_) => self.half_widths.attention,
             Kernel::Pass(_) => self.half_widths.pass,
             Kernel::Collective(collective) => link(&collective.group),
             Kernel::Transfer(transfer) => link(&transfer.group),
-        }
+        };
+        // Each doubling beyond what was measured adds as much again.
+        let beyond = self.correction.as_ref().map_or(0.0, |known| known.distance(kernel) - NEAR);
+        if beyond > 0.0 { (half_width * (1.0 + beyond)).min(1.0) } else { half_width }
     }
 }

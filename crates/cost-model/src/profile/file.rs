@@ -7,6 +7,8 @@ use narrows_plan::{Bytes, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::measured::Measured;
+
 /// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
 /// [`Profile`](super::Profile).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -32,6 +34,9 @@ pub struct ProfileFile {
     pub links: Links,
     /// How kernels are launched.
     pub executors: Executors,
+    /// What kernels took on the machine itself; prices are corrected by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<Measured>,
 }
 
 /// The form of a profile file.

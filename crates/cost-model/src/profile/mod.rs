@@ -5,6 +5,7 @@
 //! name. A profile holds hardware only: no number in it is indexed by a model or a strategy.
 
 mod file;
+mod measured;
 mod presets;
 mod resolve;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use file::*;
+pub use measured::*;
 pub use presets::{preset, preset_names};
 
 /// How kernels are launched.
@@ -74,6 +76,12 @@ impl Profile {
             DType::Bf16 => self.file.device.peak_flops_per_s.bf16,
             DType::F32 | DType::U32 => self.file.device.peak_flops_per_s.f32,
         }
+    }
+
+    /// The peak rate of so many devices together. Those of a measured machine share it.
+    pub fn peak_flops_per_s_of(&self, devices: u64, input: DType) -> f64 {
+        let machines = if self.file.measured.is_some() { 1.0 } else { devices as f64 };
+        self.peak_flops_per_s(input) * machines
     }
 
     /// Devices of one node.

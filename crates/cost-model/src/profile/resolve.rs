@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use narrows_plan::{Defect, Defects};
 
 use super::file::*;
+use super::measured::Measured;
 use super::{Executor, Profile};
 
 /// Operations per second: from a microcontroller to a thousand times an H100.
@@ -17,6 +18,10 @@ const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
 const SHARE: RangeInclusive<f64> = 1e-4..=1.0;
 /// Seconds of a latency.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
+/// Seconds of a measured kernel: more than nothing, less than three hours.
+const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
+/// Every one of them is looked at for every price.
+const POINTS_MAX: usize = 20_000;
 /// Relative half-widths.
 const HALF_WIDTH: RangeInclusive<f64> = 0.0..=1.0;
 
@@ -45,6 +50,9 @@ impl ProfileFile {
             check.provenance(&path, &launching.provenance);
         }
         check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
+        if let Some(measured) = &self.measured {
+            check.measured(measured);
+        }
         check.defects.into_result(()).map(|()| Profile::new(self))
     }
 }
@@ -235,6 +243,25 @@ impl Check {
                 self.defect(&format!("{here}.efficiency"), problem);
             }
         }
+    }
+
+    fn measured(&mut self, measured: &Measured) {
+        self.count("measured.threads", measured.threads, 65_536);
+        if measured.points.is_empty() || measured.points.len() > POINTS_MAX {
+            let count = measured.points.len();
+            let problem = format!("{count} points: name one at least, and {POINTS_MAX} at most");
+            self.defect("measured.points", problem);
+        }
+        for (index, point) in measured.points.iter().enumerate() {
+            let path = format!("measured.points[{index}]");
+            self.within(&format!("{path}.time_s"), point.time_s, TIME_S);
+            self.within(&format!("{path}.spread"), point.spread, 0.0..=1e6);
+            if !(1..=65_536).contains(&point.devices) {
+                let problem = format!("{} does not lie between 1 and 65536", point.devices);
+                self.defect(&format!("{path}.devices"), problem);
+            }
+        }
+        self.provenance("measured", &measured.provenance);
     }
 
     fn links(&mut self, links: &Links) {

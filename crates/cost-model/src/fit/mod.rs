@@ -1,0 +1,251 @@
+//! From measurements to a profile.
+//!
+//! Peak and bandwidth are what the fastest product and the fastest pass reached. The other numbers of a
+//! group minimise, by a search along one of them after the other ([`search`]), the mean of
+//!
+//! ```text
+//! |ln(measured / priced)|
+//! ```
+//! over the measurements of the group. What is left is corrected by the measurements themselves
+//! ([`price::measured`](crate::price::measured)), and the interval of a group is the distance
+//! within which nine measurements in ten lie of what all the others make of them.
+
+mod search;
+
+use narrows_plan::kernel::{Direction, Gemm};
+use narrows_plan::{Bytes, Defects, Kernel, Mesh};
+
+use crate::price::Prices;
+use crate::price::measured::Class;
+use crate::profile::{
+    CurvePoint, Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind,
+    RelativeError, preset,
+};
+use search::{Parameter, improve};
+
+/// The profile whose form and whose unmeasured numbers a measured one takes over.
+const BASE: &str = "cpu-local";
+/// Shorter than this, a product or a pass says more about its start than about the machine.
+const LONG_S: f64 = 20e-6;
+/// Intervals are never narrower: the machine of tomorrow is not quite that of today.
+const HALF_WIDTH_MIN: f64 = 0.03;
+/// Points of attention's curves lie at least a factor of two apart, so that no curve can rise too fast.
+const LENGTHS: [u64; 10] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+
+/// The machine that was measured.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// The profile's name.
+    pub name: String,
+    /// What a reader should know.
+    pub description: String,
+    /// Its memory.
+    pub memory: Bytes,
+    /// Threads that its devices share.
+    pub threads: u32,
+    /// The command, and on what it ran.
+    pub source: String,
+    /// The day, `YYYY-MM-DD`.
+    pub date: String,
+}
+
+/// The profile of a machine on which these were measured.
+///
+/// # Errors
+/// When the measurements make no profile, such as none at all.
+pub fn profile(machine: &Machine, points: Vec<Point>) -> Result<Profile, Defects> {
+    let mut file = preset(BASE)?.file().clone();
+    let measured = Provenance {
+        kind: ProvenanceKind::Measured,
+        source: machine.source.clone(),
+        date: machine.date.clone(),
+        assumed: vec![],
+    };
+    let threads = machine.threads;
+    let (name, description) = (machine.name.clone(), machine.description.clone());
+    (file.name, file.description) = (name, description);
+    file.device.memory_bytes = machine.memory;
+    file.device.compute_units = 1;
+    let has = |class| points.iter().any(|point| Class::of(&point.kernel) == class);
+    rates(&mut file, &points);
+    file.device.provenance = measured.clone();
+    if has(Class::Gemm) {
+        file.gemm.efficiency_max = 1.0;
+        file.gemm.provenance = measured.clone();
+    }
+    if has(Class::Pass) {
+        file.passes.provenance = measured.clone();
+        let starts = points.iter().filter(|point| Class::of(&point.kernel) == Class::Pass);
+        let least = starts.map(|point| point.time_s).fold(f64::INFINITY, f64::min);
+        let captured = &mut file.executors.captured;
+        captured.launch_gap_s = (least / 2.0).min(1e-5);
+        captured.provenance = measured.clone();
+    }
+    for class in [Class::Pass, Class::Gemm, Class::Attention, Class::Link] {
+        let of_class: Vec<Point> =
+            points.iter().filter(|point| Class::of(&point.kernel) == class).cloned().collect();
+        if of_class.is_empty() {
+            continue;
+        }
+        if class == Class::Attention {
+            curves(&mut file, &of_class);
+            file.attention.provenance = measured.clone();
+        }
+        if class == Class::Link {
+            let assumed = vec!["fill_half_bytes".to_owned()];
+            file.links.intra_node.provenance = Provenance { assumed, ..measured.clone() };
+        }
+        improve(&mut file, parameters(class), |file| error(file, &of_class));
+    }
+    file.measured = Some(Measured { threads, points, provenance: measured.clone() });
+    intervals(file, &measured)
+}
+
+/// What is fitted for a class.
+fn parameters(class: Class) -> &'static [Parameter] {
+    match class {
+        Class::Gemm => &[
+            Parameter { at: |f| &mut f.gemm.memory_efficiency, range: (1e-3, 1.0) },
+            Parameter { at: |f| &mut f.gemm.exposed_epilogue, range: (1e-3, 100.0) },
+            Parameter { at: |f| &mut f.gemm.tile_overhead_elements, range: (1e-2, 1e3) },
+            Parameter { at: |f| &mut f.gemm.efficiency_max, range: (1e-2, 1.0) },
+            Parameter { at: |f| &mut f.gemm.start_s, range: (1e-8, 1e-3) },
+        ],
+        Class::Attention => &[
+            Parameter { at: |f| &mut f.attention.start_s, range: (1e-8, 1e-3) },
+            Parameter { at: |f| &mut f.attention.head_dim_half, range: (1.0, 1024.0) },
+        ],
+        Class::Pass => &[
+            Parameter { at: |f| &mut f.passes.efficiency, range: (1e-3, 1.0) },
+            Parameter { at: |f| &mut f.passes.start_s, range: (1e-8, 1e-3) },
+        ],
+        Class::Link => &[
+            Parameter { at: |f| &mut f.links.intra_node.efficiency, range: (1e-3, 1.0) },
+            Parameter { at: |f| &mut f.links.intra_node.fill_s, range: (1e-8, 1e-2) },
+        ],
+    }
+}
+
+/// Peak and bandwidth: what was reached, on one device or on several together.
+fn rates(file: &mut ProfileFile, points: &[Point]) {
+    let together = |rate: f64, point: &Point| rate * point.devices as f64 / point.time_s;
+    let long = || points.iter().filter(|point| point.time_s >= LONG_S);
+    let flops = |point: &Point| match &point.kernel {
+        Kernel::Gemm(gemm) => together(gemm.flops().0, point),
+        _ => 0.0,
+    };
+    let bytes = |point: &Point| match &point.kernel {
+        Kernel::Pass(pass) => together(pass.traffic.as_f64(), point),
+        _ => 0.0,
+    };
+    let peak = long().map(flops).fold(0.0, f64::max);
+    if peak > 0.0 {
+        let old = &file.device.peak_flops_per_s;
+        let share_of_bf16 = old.bf16 / old.f32;
+        file.device.peak_flops_per_s.f32 = peak;
+        file.device.peak_flops_per_s.bf16 = peak * share_of_bf16;
+    }
+    let bandwidth = long().map(bytes).fold(0.0, f64::max);
+    if bandwidth > 0.0 {
+        file.device.memory_bandwidth_bytes_per_s = bandwidth;
+        file.passes.efficiency = 0.5;
+        file.links.intra_node.bandwidth_bytes_per_s = bandwidth;
+    }
+}
+
+/// Attention's efficiency by length: the mean of the logarithms of what was reached there.
+fn curves(file: &mut ProfileFile, points: &[Point]) {
+    let peak = file.device.peak_flops_per_s.f32;
+    let half = file.attention.head_dim_half;
+    for wanted in [Direction::Forward, Direction::Backward] {
+        let mut curve: Vec<CurvePoint> = vec![];
+        for length in LENGTHS {
+            let reached: Vec<f64> = points
+                .iter()
+                .filter_map(|point| match &point.kernel {
+                    Kernel::Attention(a)
+                        if a.direction == wanted && nearest(a.length) == length =>
+                    {
+                        let (dim, reference) = (a.head_dim as f64, 128.0);
+                        let head = (dim / (dim + half) * (reference + half) / reference).min(1.0);
+                        let rate = a.flops().0 * point.devices as f64 / point.time_s;
+                        Some((rate / (peak * head)).ln())
+                    }
+                    _ => None,
+                })
+                .collect();
+            if reached.is_empty() {
+                continue;
+            }
+            let mean = (reached.iter().sum::<f64>() / reached.len() as f64).exp();
+            let most = curve.last().map_or(1.0, |last| last.efficiency * 1.9);
+            curve.push(CurvePoint { length, efficiency: mean.clamp(1e-4, most.min(1.0)) });
+        }
+        if curve.is_empty() {
+            continue;
+        }
+        match wanted {
+            Direction::Forward => file.attention.forward = curve,
+            Direction::Backward => file.attention.backward = curve,
+        }
+    }
+}
+
+fn nearest(length: u64) -> u64 {
+    let apart = |of: u64| ((of as f64).ln() - (length.max(1) as f64).ln()).abs();
+    LENGTHS.into_iter().min_by(|a, b| apart(*a).total_cmp(&apart(*b))).unwrap_or(length)
+}
+
+/// Mean distance of the curves from these measurements.
+fn error(file: &ProfileFile, points: &[Point]) -> f64 {
+    let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let prices = Prices::new(&profile, Executor::Captured, &mesh);
+    let distance = |point: &Point| {
+        let sharing = match Class::of(&point.kernel) {
+            Class::Link => 1.0,
+            _ => point.devices as f64,
+        };
+        let priced = prices.kernel(&point.kernel).0 * sharing;
+        if priced > 0.0 { (point.time_s / priced).ln().abs() } else { 0.0 }
+    };
+    points.iter().map(distance).sum::<f64>() / points.len().max(1) as f64
+}
+
+/// Puts in how far prices may be off, from what each measurement is to the others.
+fn intervals(mut file: ProfileFile, measured: &Provenance) -> Result<Profile, Defects> {
+    let profile = file.clone().resolve()?;
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let prices = Prices::new(&profile, Executor::Captured, &mesh);
+    let Some(correction) = prices.correction() else { return Ok(profile) };
+    for class in Class::ALL {
+        let mut apart: Vec<f64> = correction
+            .left_out(class)
+            .into_iter()
+            .map(|residual| residual.exp_m1().abs())
+            .collect();
+        apart.sort_by(f64::total_cmp);
+        let Some(half_width) = apart.get(apart.len() * 9 / 10) else { continue };
+        let error = RelativeError {
+            half_width_90: half_width.clamp(HALF_WIDTH_MIN, 1.0),
+            provenance: Provenance {
+                source: format!("each measurement against the others; {}", measured.source),
+                ..measured.clone()
+            },
+        };
+        match class {
+            Class::Gemm => file.gemm.relative_error = error,
+            Class::Attention => file.attention.relative_error = error,
+            Class::Pass => file.passes.relative_error = error,
+            Class::Link => file.links.relative_error = error,
+        }
+    }
+    file.resolve()
+}
+
+/// Whether a product is skinny: one of its sizes is far below the others.
+pub fn is_skinny(gemm: &Gemm) -> bool {
+    let mut sizes = [gemm.m, gemm.n, gemm.k];
+    sizes.sort_unstable();
+    sizes[0].saturating_mul(4) <= sizes[1]
+}
