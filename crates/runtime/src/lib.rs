@@ -15,6 +15,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod cpu;
 pub mod data;
+pub mod measure;
 pub mod null;
 pub mod numeric;
 pub mod optimizer;
