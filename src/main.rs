@@ -2,9 +2,10 @@
 //!
 //! What was typed ([`args::low`]) is resolved in one place ([`args::resolve`]); each command is one
 //! file under [`commands`]; what it found is printed by [`report`]; texts become tokens
-//! in [`tokenize`]. Nothing here prices or searches.
+//! in [`tokenize`]; this machine is measured by [`calibrate`]. Nothing here prices or searches.
 
 mod args;
+mod calibrate;
 mod commands;
 mod errors;
 mod input;

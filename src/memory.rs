@@ -12,6 +12,14 @@ pub fn available() -> Option<Bytes> {
     Some(Bytes(machine.min(left_in_group().unwrap_or(u64::MAX))))
 }
 
+/// Memory of this machine, or what its container may take; `None` where the system does not say.
+pub fn total() -> Option<Bytes> {
+    let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
+    Some(Bytes(machine.min(limit)))
+}
+
 /// A field of `/proc/meminfo`, in bytes.
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -57,6 +57,18 @@ fn json_text(value: &impl serde::Serialize) -> Outcome<String> {
     serde_json::to_string_pretty(value).map_err(|error| unwritable("-", &error.into()))
 }
 
+/// Finds out early whether a file can be written, where what is written takes long to make.
+pub fn writable(path: &Path) -> Outcome<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let tried = match fs::metadata(path) {
+        Ok(existing) if existing.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(existing) if !existing.is_file() => Ok(()),
+        _ => temporary(folder, path).map(drop),
+    };
+    tried.map_err(|error| unwritable(&path.display().to_string(), &error))
+}
+
 /// That something cannot be written.
 pub fn unwritable(place: &str, error: &io::Error) -> Failure {
     Failure::input(Problem::new(place, format!("cannot be written: {error}")))

@@ -107,6 +107,7 @@ fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
         .args(arguments)
         .current_dir(folder)
         .env("NO_COLOR", "1")
+        .env("XDG_CACHE_HOME", folder)
         .output()
         .expect("the program runs");
     let printed = [output.stdout, output.stderr].concat();

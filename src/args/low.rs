@@ -9,6 +9,7 @@ use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit};
 
+use super::calibrate::CalibrateArgs;
 use super::run::RunArgs;
 use super::units;
 
@@ -45,7 +46,8 @@ pub enum Command {
     /// Train a model under a plan, or count what a plan does
     ///
     /// Without PLAN the fastest plan is searched and run. What is not said is then: cola-tiny on one
-    /// device of cpu-local, steps of 8 sequences of 128 tokens. Stopped by Ctrl-C or SIGTERM, it
+    /// device of this machine, which is measured for some seconds the first time, unless `calibrate`
+    /// did; steps of 8 sequences of 128 tokens. Stopped by Ctrl-C or SIGTERM, it
     /// finishes its step, reports, and exits with 130.
     #[command(
         mut_arg("hardware", |arg| arg.long_help(HARDWARE_OF_RUN)),
@@ -67,11 +69,17 @@ pub enum Command {
     /// # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
     /// time (ms). What rows do not say, the flags do.
     Convert(ConvertArgs),
+    /// Measure this machine, and write its hardware profile
+    ///
+    /// Steps of small models under plans of every kind are timed, instruction by instruction. Whatever
+    /// else runs meanwhile is measured too. `run` uses the profile from then on.
+    Calibrate(CalibrateArgs),
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),
 }
 
-const HARDWARE_OF_RUN: &str = "On what: a preset such as cpu-local, a profile file, or `-` [default: cpu-local]\n\n\
+const HARDWARE_OF_RUN: &str = "On what: a preset such as cpu-local, a profile file, or `-` [default: this machine, measured; \
+    cpu-local with --backend null]\n\n\
     For a plan file: the profile it names, unless given here.";
 const GLOBAL_BATCH_OF_RUN: &str = "Sequences in one optimizer step, over all devices [default: 8, \
     rounded up to a multiple of the devices]";

@@ -1,7 +1,8 @@
 //! The command line, in two steps: [`low`] is what was typed, [`resolve`] is what it means,
-//! [`data`] and [`run`] what the flags of the commands of that name mean, and [`checkpoint`] and
+//! [`calibrate`], [`data`] and [`run`] what the flags of the commands of that name mean, and [`checkpoint`] and
 //! [`trace`] those of checkpoints and traces.
 
+pub mod calibrate;
 pub mod checkpoint;
 pub mod data;
 pub mod low;

@@ -10,6 +10,7 @@ use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
 use narrows_plan::{Defect, Mesh, Plan};
 use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
+use crate::calibrate::{cache, machine};
 use crate::errors::{Ending, Failure, Outcome, Problem, Problems};
 use crate::input;
 use crate::output;
@@ -247,13 +248,24 @@ pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile
     });
     let profile = problems.take(match &subject.hardware {
         Some(hardware) => input::profile(hardware),
-        None => named(&name, "hardware", &plan.hardware, input::profile),
+        None => match kept(&plan.hardware) {
+            Some(profile) => Ok(profile),
+            None => named(&name, "hardware", &plan.hardware, input::profile),
+        },
     });
     let (Some(model), Some(profile)) = (model, profile) else {
         return Err(problems.failure().unwrap_or_else(|| Failure::failed(vec![])));
     };
     same_model(&name, &plan, &model)?;
     Ok(PlanFile { name, plan, model, profile })
+}
+
+/// This machine's measured profile, if it is what a plan names.
+fn kept(origin: &Origin) -> Option<Profile> {
+    if origin.name != machine::NAME {
+        return None;
+    }
+    cache::load(super::run::cores())
 }
 
 /// What a plan names, if it is a preset.

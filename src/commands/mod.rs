@@ -1,5 +1,6 @@
 //! One file a command. A command resolves its arguments, asks the planner, and reports.
 
+mod calibrate;
 mod check;
 mod convert;
 mod cost;
@@ -67,6 +68,7 @@ fn execute(command: &Command) -> Outcome<()> {
         Command::Data(args) => data::run(args),
         Command::Convert(args) => convert::run(args),
         Command::Validate(args) => validate::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Schema(args) => schema::run(args),
     }
 }

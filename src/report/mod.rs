@@ -1,5 +1,6 @@
 //! What is printed: for people ([`text`]) and for programs ([`json`]).
 
+pub mod calibration;
 pub mod decisions;
 pub mod infeasible;
 pub mod json;

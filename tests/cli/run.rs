@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::{json as answer, narrows, refusal, stdout};
 
 /// Sizes that a step takes no time with.
-pub const SMALL: &str = "run --global-batch 2 --sequence-length 16 --threads 1";
+pub const SMALL: &str =
+    "run --hardware cpu-local --global-batch 2 --sequence-length 16 --threads 1";
 
 /// Every line of a metrics file.
 pub fn lines(path: &Path) -> Vec<Value> {

@@ -4,7 +4,7 @@ mod checkpoints;
 mod trace;
 mod train;
 
-use narrows_cost_model::Prices;
+use narrows_cost_model::{Prices, Profile};
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
@@ -12,10 +12,11 @@ use narrows_planner::Request;
 use narrows_planner::predict::{Prediction, predict_program};
 use narrows_runtime::{Backend, NullBackend};
 
+use super::calibrate;
 use super::cost::{Priced, price};
 use crate::args::low::Format;
 use crate::args::resolve::{Answer, PlanFile};
-use crate::args::run::{Run, RunArgs, Subject, Task, run as resolve};
+use crate::args::run::{Run, RunArgs, Subject, Task, Training, cores, run as resolve};
 use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
 use crate::report::run::Counts;
@@ -50,7 +51,14 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
     };
     let planned = match subject {
         Subject::File(file) => read(*file, &task, args)?,
-        Subject::Search(request) => searched(&request, &task, &answer)?,
+        Subject::Search(mut request) => {
+            if let Task::Train(training) = &task
+                && args.request.subject.hardware.is_none()
+            {
+                request.profile = this_machine(training, request.devices, &answer)?;
+            }
+            searched(&request, &task, &answer)?
+        }
     };
     if let Some(file) = &answer.output {
         output::write_plan(file, &planned.plan)?;
@@ -59,6 +67,13 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
         Task::Count => count(&planned, &answer),
         Task::Train(training) => train::train(planned, &training, &answer),
     }
+}
+
+/// What nobody named is measured: this machine, with the threads that its devices will have.
+fn this_machine(training: &Training, devices: u64, answer: &Answer) -> Outcome<Profile> {
+    let threads =
+        training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()));
+    calibrate::of_this_machine(threads, answer.format)
 }
 
 fn read(file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {

@@ -1,0 +1,131 @@
+//! Measures a machine by running plans on it, and holds predictions against it.
+//!
+//! Every plan is run in each of several rounds, so that whatever else the machine does meets all of them
+//! alike. Of every instruction the shortest time counts, for kernels as for steps
+//! ([`narrows_runtime::measure`]).
+
+pub mod cache;
+pub mod compare;
+pub mod machine;
+pub mod works;
+
+use std::collections::HashMap;
+
+use narrows_cost_model::profile::Point;
+use narrows_plan::{CheckedProgram, Kernel};
+use narrows_planner::search::search;
+use narrows_runtime::cpu::Session;
+use narrows_runtime::measure::{Effort, Minima, Sample, time};
+
+use crate::errors::{Failure, Outcome};
+use works::Work;
+
+/// A plan that is run in rounds.
+pub struct Subject {
+    /// What was asked.
+    pub work: Work,
+    /// Its program.
+    pub program: CheckedProgram,
+    /// What each round took.
+    pub rounds: Vec<Minima>,
+}
+
+/// How often everything is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rounds {
+    /// How many rounds.
+    pub rounds: usize,
+    /// Steps of each plan in a round.
+    pub effort: Effort,
+}
+
+impl Subject {
+    /// Plans the work. `None` when its restrictions leave no plan.
+    pub fn plan(work: Work) -> Option<Subject> {
+        let program = search(&work.request).best?.program;
+        Some(Subject { work, program, rounds: vec![] })
+    }
+
+    /// Runs it for a round.
+    ///
+    /// # Errors
+    /// When it cannot be executed.
+    pub fn round(&mut self, threads: u64, effort: Effort) -> Outcome<()> {
+        let model = &self.work.request.model;
+        let failure = |error| Failure::execution(&error);
+        let each = (threads / self.work.request.devices).max(1) as usize;
+        let mut session = Session::new(model, self.program.clone(), each).map_err(failure)?;
+        session.initialise(model, 1);
+        self.rounds.push(time(&mut session, effort).map_err(failure)?);
+        Ok(())
+    }
+
+    /// The shortest of all rounds, instruction by instruction.
+    pub fn best(&self) -> Option<Minima> {
+        let mut best = self.rounds.first()?.clone();
+        self.rounds.iter().for_each(|round| best.join(round));
+        Some(best)
+    }
+}
+
+/// Runs all of them in rounds. `watch` is told before each run.
+///
+/// # Errors
+/// When one cannot be executed.
+pub fn run(
+    subjects: &mut [Subject],
+    threads: u64,
+    rounds: Rounds,
+    mut watch: impl FnMut(&Subject),
+) -> Outcome<()> {
+    for _ in 0..rounds.rounds {
+        for subject in &mut *subjects {
+            watch(subject);
+            subject.round(threads, rounds.effort)?;
+        }
+    }
+    Ok(())
+}
+
+/// What one kernel took in all plans together.
+#[derive(Default)]
+struct Sum {
+    seconds: f64,
+    instructions: f64,
+    /// The least of each plan's rounds, and the most.
+    least: f64,
+    most: f64,
+}
+
+/// What kernels took: means over their instructions in all plans.
+pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point> {
+    let mut sums: HashMap<(Kernel, u64), Sum> = HashMap::new();
+    let mut order: Vec<(Kernel, u64)> = vec![];
+    for subject in subjects {
+        let devices = subject.work.request.devices;
+        let Some(best) = subject.best() else { continue };
+        let program = subject.program.program();
+        let rounds: Vec<Vec<Sample>> =
+            subject.rounds.iter().map(|round| round.samples(program)).collect();
+        for (index, sample) in best.samples(program).iter().enumerate() {
+            let key = (sample.kernel.clone(), devices);
+            let sum = sums.entry(key.clone()).or_insert_with(|| {
+                order.push(key);
+                Sum::default()
+            });
+            let weight = sample.instructions as f64;
+            sum.seconds += sample.seconds * weight;
+            sum.instructions += weight;
+            let all = rounds.iter().map(|round| round[index].seconds);
+            sum.least += all.clone().fold(f64::INFINITY, f64::min) * weight;
+            sum.most += all.fold(0.0, f64::max) * weight;
+        }
+    }
+    let made = order.into_iter().filter_map(|(kernel, devices)| {
+        let sum = sums.remove(&(kernel.clone(), devices))?;
+        let time_s = sum.seconds / sum.instructions;
+        let spread = (sum.most / sum.least.max(1e-12) - 1.0).clamp(0.0, 1e6);
+        (time_s > 1e-10).then_some(Point { kernel, devices, time_s, spread })
+    });
+    made.collect()
+}

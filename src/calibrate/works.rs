@@ -1,0 +1,217 @@
+//! What is run to measure a machine, and to hold its profile against.
+//!
+//! Kernels are measured where plans have them: in steps of small models under plans of every kind. A
+//! model's blocks are alike, so two of them have the shapes of all. The plans to compare with are of
+//! whole models, of other batches and lengths, and of a model whose widths were not measured.
+
+use narrows_plan::model::{Model, presets, read};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
+use narrows_planner::{GroupingRule, MemoryLimit, Request};
+
+use narrows_cost_model::Profile;
+
+use crate::errors::{Failure, Outcome};
+
+/// Blocks of the models that are measured.
+const BLOCKS: usize = 2;
+
+/// A width that no preset has, with a dense block among low-rank ones.
+const OTHER_WIDTHS: &str = r#"{
+  "format": "narrows-model/1", "name": "cola-384", "hidden": 384, "vocab": 512, "heads": 6, "kv_heads": 6,
+  "d_ff": 1024, "max_sequence_length": 1024, "norm_epsilon": 1e-5, "rope_theta": 10000, "tied": false,
+  "blocks": {"count": 3, "default": {"product": "plain", "all": {"rank": 96, "activation": "silu"}}}
+}"#;
+
+/// How a model is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Division {
+    what: &'static str,
+    tensor: u64,
+    pipeline: u64,
+    data: u64,
+    rules: Rules,
+    grouping: GroupingRule,
+    /// Microbatches of a step.
+    turns: u64,
+}
+
+/// One plan to run: a request that fixes everything about its mesh.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// For reports.
+    pub name: String,
+    /// Whether its model is one whose widths are measured.
+    pub familiar: bool,
+    /// What is planned.
+    pub request: Request,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// A few seconds: the default model of `run`.
+    Quick,
+    /// Some minutes.
+    Whole,
+}
+
+const ALONE: Division = Division {
+    what: "one device",
+    tensor: 1,
+    pipeline: 1,
+    data: 1,
+    rules: Rules::ALL,
+    grouping: GroupingRule::Auto,
+    turns: 1,
+};
+
+/// Every way on one device that changes kernels.
+fn alone() -> Vec<Division> {
+    let (on, off) = (GroupingRule::On, GroupingRule::Off);
+    let redo = |recompute| Rules { recompute, ..Rules::ALL };
+    vec![
+        Division { what: "grouped", grouping: on, ..ALONE },
+        Division { what: "ungrouped", grouping: off, ..ALONE },
+        Division { what: "latents kept", rules: redo(Recompute::Latents), ..ALONE },
+        Division { what: "2 microbatches", turns: 2, ..ALONE },
+    ]
+}
+
+/// Every way on several devices.
+fn together(devices: u64, low_rank: bool) -> Vec<Division> {
+    let (on, off) = (GroupingRule::On, GroupingRule::Off);
+    let along = Division { tensor: devices, ..ALONE };
+    let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
+    let named = |baseline| Rules { baseline, ..Rules::ALL };
+    let btp = |norm| Rules { norm, ..named(Baseline::Btp) };
+    let mut all = vec![
+        Division { what: "tensor", ..along },
+        Division { what: "tensor, weights sharded", rules: sharded, ..along },
+        Division { what: "data", data: devices, ..ALONE },
+        Division { what: "pipeline", pipeline: devices, turns: 2, ..ALONE },
+    ];
+    if low_rank {
+        let published = named(Baseline::VanillaTpPublished);
+        all.extend([
+            Division { what: "vanilla-tp", rules: named(Baseline::VanillaTp), ..along },
+            Division { what: "vanilla-tp-published", rules: published, ..along },
+            Division { what: "btp, online", rules: btp(NormRule::Online), grouping: on, ..along },
+            Division { what: "btp, sync", rules: btp(NormRule::Sync), grouping: on, ..along },
+            Division { what: "btp, ungrouped", rules: btp(NormRule::Auto), grouping: off, ..along },
+        ]);
+    } else {
+        let rules = named(Baseline::FullrankTp);
+        all.push(Division { what: "fullrank-tp", rules, ..along });
+    }
+    all
+}
+
+/// What is run to measure, with up to so many devices.
+///
+/// # Errors
+/// When a preset is not there.
+pub fn to_measure(
+    amount: Amount,
+    also: Option<&Model>,
+    devices: u64,
+    profile: &Profile,
+) -> Outcome<Vec<Work>> {
+    let tiny = preset("cola-tiny")?;
+    let mut works = vec![];
+    let mut add = |model: &Model, batch: u64, length: u64, quick: bool| {
+        let mut model = model.clone();
+        model.blocks.truncate(BLOCKS);
+        let mut divisions = alone();
+        for count in powers_of_two(devices) {
+            divisions.extend(together(count, model.is_low_rank()));
+        }
+        if quick {
+            let dull = ["latents kept", "vanilla-tp-published", "btp, ungrouped", "tensor"];
+            divisions.retain(|division| !dull.contains(&division.what));
+        }
+        works.extend(divisions.iter().filter_map(|d| work(&model, batch, length, d, profile)));
+    };
+    match amount {
+        Amount::Quick => add(&tiny, 8, 128, true),
+        Amount::Whole => {
+            add(&tiny, 8, 128, false);
+            add(&tiny, 2, 128, true);
+            add(&tiny.dense_twin(), 2, 128, true);
+            add(&preset("cola-60m")?, 2, 64, true);
+        }
+    }
+    if let Some(model) = also {
+        add(model, 4, 256.min(model.max_sequence_length), amount == Amount::Quick);
+    }
+    Ok(works)
+}
+
+/// The plans to hold a profile against.
+///
+/// # Errors
+/// When a preset is not there.
+pub fn to_compare(devices: u64, profile: &Profile) -> Outcome<Vec<Work>> {
+    let tiny = preset("cola-tiny")?;
+    let other = read("cola-384", OTHER_WIDTHS).map_err(|d| Failure::file("cola-384", d))?;
+    let mut small = preset("cola-60m")?;
+    small.blocks.truncate(4);
+    let mut works = vec![];
+    let mut add = |model: &Model, batch: u64, length: u64, familiar: bool, all: bool| {
+        let mut divisions = alone();
+        divisions.extend(together(2.min(devices), model.is_low_rank()));
+        if devices < 2 {
+            divisions.truncate(alone().len());
+        }
+        if !all {
+            let some = ["grouped", "ungrouped", "tensor", "btp, online", "fullrank-tp", "data"];
+            divisions.retain(|division| some.contains(&division.what));
+        }
+        let made = divisions.iter().filter_map(|d| work(model, batch, length, d, profile));
+        works.extend(made.map(|work| Work { familiar, ..work }));
+    };
+    add(&tiny, 4, 128, true, true);
+    add(&tiny, 4, 96, true, false);
+    add(&tiny, 8, 64, true, false);
+    add(&tiny.dense_twin(), 2, 128, true, false);
+    add(&other, 4, 96, false, true);
+    add(&small, 2, 64, true, false);
+    Ok(works)
+}
+
+fn work(
+    model: &Model,
+    batch: u64,
+    length: u64,
+    division: &Division,
+    profile: &Profile,
+) -> Option<Work> {
+    let Division { what, tensor, pipeline, data, rules, grouping, turns } = *division;
+    let micro_batch =
+        batch.checked_div(data * turns).filter(|size| size * data * turns == batch)?;
+    if micro_batch == 0 || pipeline > model.blocks.len() as u64 {
+        return None;
+    }
+    let devices = tensor * pipeline * data;
+    let request = Request {
+        micro_batch: Some(micro_batch),
+        tensor: Some(tensor),
+        pipeline: Some(pipeline),
+        data: Some(data),
+        rules,
+        grouping,
+        memory_limit: MemoryLimit::None,
+        ..Request::new(model.clone(), profile.clone(), devices, batch, length)
+    };
+    request.validate().ok()?;
+    let name = format!("{} {batch}×{length} on {devices}: {what}", model.name);
+    Some(Work { name, familiar: true, request })
+}
+
+fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
+    std::iter::successors(Some(2), |count: &u64| count.checked_mul(2))
+        .take_while(move |c| *c <= most)
+}
+
+fn preset(name: &str) -> Outcome<Model> {
+    presets::find(name).map_err(|defect| Failure::flags(defect.into()))
+}
