@@ -47,7 +47,13 @@ pub(crate) fn quick_bound(request: &Request, context: &Context) -> Result<Second
 
 /// The least a stage of average size spends once a step: its share of the gradients reduced in one
 /// collective over the data axis, and AdamW over what it updates.
+///
+/// Corrected by measurements, one large collective may be dearer than the small ones it stands for:
+/// then nothing is known.
 fn least_step(request: &Request, context: &Context) -> f64 {
+    if request.profile.file().measured.is_some() {
+        return 0.0;
+    }
     let parameter = average_stage(request, context);
     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
     parameter_reduce(&parameter, context)
