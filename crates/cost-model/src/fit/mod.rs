@@ -1,7 +1,7 @@
 //! From measurements to a profile.
 //!
 //! Peak and bandwidth are what the fastest product and the fastest pass reached. The other numbers of a
-//! group minimise, by a search along one of them after the other ([`search`]), the mean of
+//! group minimise, by a search along one of them after the other (`search`), the mean of
 //!
 //! ```text
 //! |ln(measured / priced)|
