@@ -15,9 +15,7 @@ pub fn available() -> Option<Bytes> {
 /// Memory of this machine, or what its container may take; `None` where the system does not say.
 pub fn total() -> Option<Bytes> {
     let machine = field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")?;
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
-    Some(Bytes(machine.min(limit)))
+    Some(Bytes(machine.min(of_group("memory.max").unwrap_or(u64::MAX))))
 }
 
 /// A field of `/proc/meminfo`, in bytes.
@@ -27,16 +25,18 @@ fn field(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// A number that the container's group says; `None` where it has none, or no limit.
+fn of_group(name: &str) -> Option<u64> {
+    fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
+}
+
 /// What a container's limit leaves.
 fn left_in_group() -> Option<u64> {
-    let read = |name: &str| -> Option<u64> {
-        fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse().ok()
-    };
     // Cached files count as used there, and would be given back: they are not counted against us.
-    let used = read("memory.current")?;
+    let used = of_group("memory.current")?;
     let statistics = fs::read_to_string("/sys/fs/cgroup/memory.stat").unwrap_or_default();
     let cached = statistics.lines().find_map(|line| line.strip_prefix("file ")?.parse().ok());
-    Some(read("memory.max")?.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
+    Some(of_group("memory.max")?.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
 }
 
 #[cfg(test)]

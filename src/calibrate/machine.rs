@@ -7,6 +7,7 @@ use narrows_cost_model::fit::Machine;
 use narrows_plan::Bytes;
 
 use crate::memory;
+use crate::report::page::plural;
 
 /// The name of a measured profile.
 pub const NAME: &str = "cpu-measured";
@@ -28,8 +29,7 @@ pub fn title(threads: u64) -> String {
         _ => String::new(),
     };
     let name = name.unwrap_or(std::env::consts::ARCH);
-    let plural = if threads == 1 { "thread" } else { "threads" };
-    format!("{name}{model}, {threads} {plural}")
+    format!("{name}{model}, {}", plural(threads, "thread"))
 }
 
 /// Everything a profile says of this machine.

@@ -260,8 +260,7 @@ fn binds(request: &Request, best: &Fitted, chosen: &Alternative) -> Vec<String> 
 
 fn memory_sentence(request: &Request, best: &Fitted) -> String {
     let limit = request.memory_bytes();
-    let peak =
-        best.program.program().stages.iter().map(|stage| stage.arena).max().unwrap_or_default();
+    let peak = best.peak();
     if request.memory_limit == MemoryLimit::None {
         return format!("memory is not limited; the plan uses {peak}");
     }

@@ -332,7 +332,7 @@ impl<'a> Fitter<'a> {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),
                     step: once,
-                    step_least: once,
+                    ..Extra::default()
                 };
                 if stage == 0 {
                     extra.add(&ends.embedding);

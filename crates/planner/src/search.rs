@@ -157,7 +157,7 @@ impl Bounded {
     }
 
     /// Fits the context, unless its bound or the deadline says that it need not or cannot be.
-    fn end(&self, fitter: &Fitter, incumbent: f64, deadline: Option<Instant>) -> Ending {
+    fn end(&self, fitter: &Fitter, incumbent: f64) -> Ending {
         let bound = match &self.bound {
             Err(refusal) => {
                 return Ending::without_plan(Fate::Refused(refusal.clone()), f64::INFINITY);
@@ -167,7 +167,7 @@ impl Bounded {
         if bound >= incumbent {
             return Ending::without_plan(Fate::Pruned, f64::INFINITY);
         }
-        let Some(outlook) = self.outlook.as_ref().filter(|_| in_time(deadline)) else {
+        let Some(outlook) = self.outlook.as_ref().filter(|_| !fitter.segments.is_late()) else {
             return Ending::without_plan(Fate::NotReached, bound);
         };
         let (fitted, least) = fitter.fit(&self.context, outlook, incumbent);
@@ -188,13 +188,14 @@ pub fn search(request: &Request) -> Searched {
     let deadline = request.time_limit.map(|limit| begin + limit);
     // Half of the time at most goes into bounds, so that some is left to fit plans.
     let half_time = request.time_limit.map(|limit| begin + limit / 2);
+    let half_over = || half_time.is_some_and(|half_time| Instant::now() >= half_time);
     let segments = Segments::new(request, deadline);
     let mut bounded: Vec<Bounded> = contexts(request)
         .into_par_iter()
         .map(|context| {
-            let bound = match in_time(half_time) {
-                true => bound(request, &segments, &context),
-                false => quick_bound(request, &context),
+            let bound = match half_over() {
+                false => bound(request, &segments, &context),
+                true => quick_bound(request, &context),
             };
             Bounded { context, bound, outlook: None }
         })
@@ -204,7 +205,7 @@ pub fn search(request: &Request) -> Searched {
     bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
     let opened: Vec<(Context, f64)> =
         bounded.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.least())).collect();
-    let mut best = if in_time(half_time) { fitter.opening(&opened) } else { None };
+    let mut best = if half_over() { None } else { fitter.opening(&opened) };
     let mut reports = vec![];
     let mut proven = f64::INFINITY;
     let mut out_of_time = false;
@@ -214,7 +215,7 @@ pub fn search(request: &Request) -> Searched {
         bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
         let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
         let size = CHUNK.min(bounded.len());
-        let late = !in_time(deadline);
+        let late = segments.is_late();
         let mut vague: Vec<&mut Bounded> = bounded[..size]
             .iter_mut()
             .filter(|bounded| bounded.is_vague() && bounded.least() < to_beat && !late)
@@ -225,7 +226,7 @@ pub fn search(request: &Request) -> Searched {
         }
         let chunk: Vec<Bounded> = bounded.drain(..size).collect();
         let ends: Vec<Ending> =
-            chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat, deadline)).collect();
+            chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat)).collect();
         for (Bounded { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
             proven = proven.min(ending.proven);
             out_of_time |= matches!(ending.fate, Fate::NotReached);
@@ -240,7 +241,7 @@ pub fn search(request: &Request) -> Searched {
             reports.push(ContextReport { context, bound, fate: ending.fate });
         }
     }
-    if in_time(deadline) {
+    if !segments.is_late() {
         best = match best {
             None => last_resort(request, &fitter, &reports),
             Some(best) => Some(narrowed(request, &fitter, &reports, best, proven)),
@@ -309,11 +310,6 @@ const BINDING: f64 = 0.8;
 
 /// The gap from which on narrower rules are searched.
 const WORTH_NARROWING: f64 = 0.01;
-
-/// Whether there is time left.
-fn in_time(deadline: Option<Instant>) -> bool {
-    deadline.is_none_or(|deadline| Instant::now() < deadline)
-}
 
 /// What proof and limits amount to. Two times closer than this are the same.
 const ROUNDING: f64 = 1e-9;
