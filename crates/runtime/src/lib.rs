@@ -14,6 +14,7 @@
 pub mod backend;
 pub mod checkpoint;
 pub mod cpu;
+pub mod cuda;
 pub mod data;
 pub mod measure;
 pub mod null;

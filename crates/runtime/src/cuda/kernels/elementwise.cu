@@ -1,0 +1,85 @@
+// Sums, zeros and changes of format, over memory without rows; and the sum of what blocks left.
+#include "reduce.cuh"
+
+// The first number of this thread, and how far it is to its next.
+DEVICE u64 first_of_thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
+DEVICE u64 all_threads() { return u64(gridDim.x) * blockDim.x; }
+
+// As `each`, for counts beyond 32 bits.
+template <int V, class Body>
+DEVICE void each_of_all(u64 elements, Body body) {
+    const u64 vectors = elements / V;
+    for (u64 at = first_of_thread(); at < vectors; at += all_threads()) body(Count<V>(), at * V);
+    if constexpr (V > 1) {
+        for (u64 at = vectors * V + first_of_thread(); at < elements; at += all_threads()) {
+            body(Count<1>(), at);
+        }
+    }
+}
+
+template <class From, class To, int V>
+DEVICE void cast_all(const From* from, To* to, u64 elements) {
+    each_of_all<V>(elements, [&](auto count, u64 at) {
+        float values[decltype(count)::value];
+        load(from + at, values);
+        store(to + at, values);
+    });
+}
+
+template <class T, int V>
+DEVICE void add_all(const T* x, const T* y, T* sum, u64 elements) {
+    each_of_all<V>(elements, [&](auto count, u64 at) {
+        constexpr int COUNT = decltype(count)::value;
+        float of_x[COUNT], of_y[COUNT];
+        load(x + at, of_x);
+        load(y + at, of_y);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) of_x[i] += of_y[i];
+        store(sum + at, of_x);
+    });
+}
+
+#define SUMS(T, V, ending)                                                              \
+    KERNEL(256, 4, add_##ending, const T* x, const T* y, T* sum, u64 elements) {        \
+        add_all<T, V>(x, y, sum, elements);                                             \
+    }                                                                                   \
+    KERNEL(256, 4, add_into_##ending, const T* x, T* sum, u64 elements) {               \
+        add_all<T, V>(x, sum, sum, elements);                                           \
+    }                                                                                   \
+    KERNEL(256, 4, fill_##ending, T* to, u64 elements) {                                \
+        each_of_all<V>(elements, [&](auto count, u64 at) {                              \
+            const float zeros[decltype(count)::value] = {};                             \
+            store(to + at, zeros);                                                      \
+        });                                                                             \
+    }
+EACH_FORMAT(SUMS)
+
+#define CASTS(V, ending)                                                                     \
+    KERNEL(256, 4, cast_f32_to_bf16_##ending, const float* from, bf16* to, u64 elements) {   \
+        cast_all<float, bf16, V>(from, to, elements);                                        \
+    }                                                                                        \
+    KERNEL(256, 4, cast_bf16_to_f32_##ending, const bf16* from, float* to, u64 elements) {   \
+        cast_all<bf16, float, V>(from, to, elements);                                        \
+    }
+CASTS(8, v8)
+CASTS(1, v1)
+
+// into[c] += the sum of parts[p, c] over p, in the order of p mod 8, then p. A block is (32, 8).
+KERNEL(256, 4, sum_parts, const float* parts, float* into, u32 count, u32 columns) {
+    SHARED(float[8][32], sums);
+    const u32 column = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0.0f;
+    if (column < columns) {
+        for (u32 part = threadIdx.y; part < count; part += 8) {
+            sum += parts[u64(part) * columns + column];
+        }
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && column < columns) {
+        float all = 0.0f;
+#pragma unroll
+        for (int y = 0; y < 8; y++) all += sums[y][threadIdx.x];
+        into[column] += all;
+    }
+}

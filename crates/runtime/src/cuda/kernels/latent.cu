@@ -1,0 +1,108 @@
+// φ on latents, and the division by the root mean square that an online norm still owes: the closed
+// forms of cpu/kernels/latent.rs.
+//
+// h is [rows, columns] and holds up to four latents side by side; latent i has a result of its own,
+// [rows, w_i]. All is contiguous. Without φ, h → ρ·h; with it, h → SiLU(ρ·h). In place where a result
+// is h itself: a thread reads what it writes, and nothing else.
+#include "activation.cuh"
+#include "reduce.cuh"
+
+constexpr int SECTIONS = 4;
+
+template <class T, int V>
+DEVICE void latents(const T* h, T* const (&z)[SECTIONS], const u32 (&widths)[SECTIONS],
+                    const float* s, u32 rows, u32 columns, float width, float epsilon, u32 phi) {
+    const RowTeam team = row_team(rows);
+    if (!team.live) return;
+    const float rho = s ? inverse_rms(s[team.row], width, epsilon) : 1.0f;
+    h += team.row * columns;
+#pragma unroll
+    for (int section = 0; section < SECTIONS; section++) {
+        T* to = z[section] + team.row * widths[section];
+        each<V>(widths[section], team.lane, team.lanes, [&](auto count, u32 column) {
+            constexpr int COUNT = decltype(count)::value;
+            float values[COUNT];
+            load(h + column, values);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const float u = rho * values[i];
+                values[i] = phi ? silu(u) : u;
+            }
+            store(to + column, values);
+        });
+        h += widths[section];
+    }
+}
+
+// dh = ρ·dz⊙φ'(ρ·h); with OWED also ds (+)= −(ρ²/2d)·Σ dh·h over all latents. Without φ, OWED reads
+// z = ρ·h in h's place, and what is summed is dz·z; without OWED too, nothing is read but dz.
+template <class T, int V, bool OWED>
+DEVICE void latents_back(const T* const (&dz)[SECTIONS], const T* h, const T* const (&z)[SECTIONS],
+                         const u32 (&widths)[SECTIONS], const float* s, T* dh, float* ds, u32 rows,
+                         u32 columns, float width, float epsilon, u32 phi, u32 add) {
+    const RowTeam team = row_team(rows);
+    float along = 0.0f, rho = 1.0f;
+    if (team.live) {
+        if constexpr (OWED) rho = inverse_rms(s[team.row], width, epsilon);
+        u64 first = team.row * columns;
+#pragma unroll
+        for (int section = 0; section < SECTIONS; section++) {
+            const u64 row = team.row * widths[section];
+            each<V>(widths[section], team.lane, team.lanes, [&](auto count, u32 column) {
+                constexpr int COUNT = decltype(count)::value;
+                float of_dz[COUNT], saved[COUNT], made[COUNT];
+                load(dz[section] + row + column, of_dz);
+                if (phi) {
+                    load(h + first + column, saved);
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) {
+                        made[i] = rho * of_dz[i] * silu_slope(rho * saved[i]);
+                        if constexpr (OWED) along += made[i] * saved[i];
+                    }
+                } else {
+                    if constexpr (OWED) load(z[section] + row + column, saved);
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) {
+                        made[i] = rho * of_dz[i];
+                        if constexpr (OWED) along += of_dz[i] * saved[i];
+                    }
+                }
+                store(dh + first + column, made);
+            });
+            first += widths[section];
+        }
+    }
+    if constexpr (OWED) {
+        along = over_row<Sum>(along);
+        if (team.live && team.lane == 0) {
+            const float before = add ? ds[team.row] : 0.0f;
+            ds[team.row] = before - rho * rho / (2.0f * width) * along;
+        }
+    }
+}
+
+#define LATENTS(T, V, ending)                                                                      \
+    KERNEL(256, 4, latent_##ending, const T* h, T* z0, T* z1, T* z2, T* z3, u32 w0, u32 w1,        \
+           u32 w2, u32 w3, u32 rows, u32 columns, u32 phi) {                                       \
+        latents<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, nullptr, rows, columns, 1, 0, phi);   \
+    }                                                                                              \
+    KERNEL(256, 4, latent_recover_##ending, const T* h, T* z0, T* z1, T* z2, T* z3, u32 w0,        \
+           u32 w1, u32 w2, u32 w3, const float* s, u32 rows, u32 columns, u32 phi, float width,    \
+           float epsilon) {                                                                        \
+        latents<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s, rows, columns, width, epsilon,     \
+                      phi);                                                                        \
+    }                                                                                              \
+    KERNEL(256, 4, latent_backward_##ending, const T* dz0, const T* dz1, const T* dz2,             \
+           const T* dz3, u32 w0, u32 w1, u32 w2, u32 w3, const T* h, T* dh, u32 rows,              \
+           u32 columns, u32 phi) {                                                                 \
+        latents_back<T, V, false>({dz0, dz1, dz2, dz3}, h, {h, h, h, h}, {w0, w1, w2, w3},         \
+                                  nullptr, dh, nullptr, rows, columns, 1, 0, phi, 0);              \
+    }                                                                                              \
+    KERNEL(256, 4, latent_recover_backward_##ending, const T* dz0, const T* dz1, const T* dz2,     \
+           const T* dz3, u32 w0, u32 w1, u32 w2, u32 w3, const T* h, const T* z0, const T* z1,     \
+           const T* z2, const T* z3, const float* s, T* dh, float* ds, u32 rows, u32 columns,      \
+           u32 phi, float width, float epsilon, u32 add) {                                         \
+        latents_back<T, V, true>({dz0, dz1, dz2, dz3}, h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s,   \
+                                 dh, ds, rows, columns, width, epsilon, phi, add);                 \
+    }
+EACH_FORMAT(LATENTS)

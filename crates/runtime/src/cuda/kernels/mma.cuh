@@ -1,0 +1,62 @@
+// The matrix instructions of a warp, for bf16 with f32 sums (sm_80 and later), and copies from
+// global to shared memory that the threads do not wait for. Which lane holds what of a matrix is in
+// the PTX manual, "Matrix fragments for mma.m16n8k16"; the shim does the same on processors.
+#pragma once
+#include "device.cuh"
+
+// Two bf16 of a fragment, the first in the lower half.
+DEVICE u32 pair_of_bf16(float first, float second) {
+    return u32(round_to_bf16(second)) << 16 | round_to_bf16(first);
+}
+
+#ifdef NARROWS_SHIM
+#include "shim_mma.h"
+#else
+
+// c += a·b, with a [16, 16] by rows, b [16, 8] by columns, c [16, 8].
+DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four matrices of 8×8 numbers of 16 bits from shared memory: lanes 8i to 8i + 7 say where the rows
+// of matrix i begin, each aligned to 16 bytes.
+DEVICE void load_matrices(u32 (&to)[4], const void* row) {
+    const u32 address = u32(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// The same, each matrix transposed.
+DEVICE void load_matrices_transposed(u32 (&to)[4], const void* row) {
+    const u32 address = u32(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+// Begins to copy 16 bytes to shared memory, or zeros where there is nothing to copy.
+DEVICE void begin_copy(void* to, const void* from, bool there) {
+    const u32 address = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+
+// What this thread has begun since the last call is one group.
+DEVICE void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most PENDING of this thread's groups, the latest, are still on their way. Other threads
+// see what was copied after a barrier.
+template <int PENDING>
+DEVICE void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+#endif

@@ -1,0 +1,160 @@
+// RMSNorm in the forms of DESIGN §3.3: the closed forms of cpu/kernels/norm.rs.
+//
+// Shapes: x, y and their gradients [rows, columns], gamma [columns], s, t, ds [rows], all contiguous.
+// A row is read twice, and the second time from cache: it is at most a few KiB.
+#include "reduce.cuh"
+
+template <class T, int V, bool STATISTIC, bool NORMED, bool WRITTEN>
+DEVICE void norm_rows(const T* x, const T* gamma, T* y, const float* given, float* s, u32 rows,
+                      u32 columns, float width, float epsilon) {
+    const RowTeam team = row_team(rows);
+    x += team.row * columns;
+    float squares = 0.0f;
+    if constexpr (STATISTIC) {
+        if (team.live) {
+            each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
+                float of_x[decltype(count)::value];
+                load(x + column, of_x);
+#pragma unroll
+                for (float value : of_x) squares += value * value;
+            });
+        }
+        squares = over_row<Sum>(squares);
+        if (team.live && team.lane == 0) s[team.row] = squares;
+    }
+    if (!WRITTEN || !team.live) return;
+    if constexpr (NORMED && !STATISTIC) squares = given[team.row];
+    const float rho = NORMED ? inverse_rms(squares, width, epsilon) : 1.0f;
+    y += team.row * columns;
+    each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
+        constexpr int COUNT = decltype(count)::value;
+        float of_x[COUNT], scale[COUNT];
+        load(x + column, of_x);
+        load(gamma + column, scale);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) of_x[i] = of_x[i] * rho * scale[i];
+        store(y + column, of_x);
+    });
+}
+
+// t = sum of dy·gamma·x over the row.
+template <class T, int V>
+DEVICE float along_row(const T* dy, const T* x, const T* gamma, u32 columns) {
+    float t = 0.0f;
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+        constexpr int COUNT = decltype(count)::value;
+        float of_dy[COUNT], of_x[COUNT], scale[COUNT];
+        load(dy + column, of_dy);
+        load(x + column, of_x);
+        load(gamma + column, scale);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) t += of_dy[i] * of_x[i] * scale[i];
+    });
+    return t;
+}
+
+enum Back { WHOLE, APPLY, ONLINE };
+
+// dx (+)= across·gamma·dy + along·x, and this block's summand of dgamma = sum of across·dy·x.
+// Block b takes rows b, b + blocks, …; `parts` is [blocks, columns].
+template <class T, int V, Back BACK>
+DEVICE void norm_rows_back(const T* dy, const T* x, const T* gamma, const float* s, const float* t,
+                           T* dx, float* parts, u32 rows, u32 columns, float width, float epsilon,
+                           u32 add) {
+    DYNAMIC_SHARED(dgamma);
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+        const float zeros[decltype(count)::value] = {};
+        store(dgamma + column, zeros);
+    });
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        const T *row_dy = dy + row * columns, *row_x = x + row * columns;
+        T* row_dx = dx + row * columns;
+        float across = 1.0f, along;
+        if constexpr (BACK == ONLINE) {
+            along = 2.0f * s[row];
+        } else {
+            across = inverse_rms(s[row], width, epsilon);
+            float whole;
+            if constexpr (BACK == WHOLE) {
+                whole = over_row<Sum>(along_row<T, V>(row_dy, row_x, gamma, columns));
+            } else {
+                whole = t[row];
+            }
+            along = -across * across * across * whole / width;
+        }
+        each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+            constexpr int COUNT = decltype(count)::value;
+            float of_dy[COUNT], of_x[COUNT], scale[COUNT], made[COUNT], sums[COUNT];
+            load(row_dy + column, of_dy);
+            load(row_x + column, of_x);
+            load(gamma + column, scale);
+            load(dgamma + column, sums);
+            if (add) {
+                load(row_dx + column, made);
+            } else {
+#pragma unroll
+                for (float& value : made) value = 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const float moved = across * of_dy[i];
+                made[i] += moved * scale[i] + along * of_x[i];
+                sums[i] += moved * of_x[i];
+            }
+            store(row_dx + column, made);
+            store(dgamma + column, sums);
+        });
+    }
+    parts += u64(blockIdx.x) * columns;
+    each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
+        float sums[decltype(count)::value];
+        load(dgamma + column, sums);
+        store(parts + column, sums);
+    });
+}
+
+#define NORMS(T, V, ending)                                                                        \
+    KERNEL(256, 4, norm_##ending, const T* x, const T* gamma, T* y, float* s, u32 rows,            \
+           u32 columns, float width, float epsilon) {                                              \
+        norm_rows<T, V, true, true, true>(x, gamma, y, nullptr, s, rows, columns, width, epsilon); \
+    }                                                                                              \
+    KERNEL(256, 4, norm_statistic_##ending, const T* x, float* s, u32 rows, u32 columns) {         \
+        norm_rows<T, V, true, false, false>(x, x, nullptr, nullptr, s, rows, columns, 1, 0);       \
+    }                                                                                              \
+    KERNEL(256, 4, norm_apply_##ending, const T* x, const T* gamma, const float* s, T* y,          \
+           u32 rows, u32 columns, float width, float epsilon) {                                    \
+        norm_rows<T, V, false, true, true>(x, gamma, y, s, nullptr, rows, columns, width, epsilon);\
+    }                                                                                              \
+    KERNEL(256, 4, norm_online_##ending, const T* x, const T* gamma, T* y, float* s, u32 rows,     \
+           u32 columns) {                                                                          \
+        norm_rows<T, V, true, false, true>(x, gamma, y, nullptr, s, rows, columns, 1, 0);          \
+    }                                                                                              \
+    KERNEL(256, 4, norm_scale_##ending, const T* x, const T* gamma, T* y, u32 rows, u32 columns) { \
+        norm_rows<T, V, false, false, true>(x, gamma, y, nullptr, nullptr, rows, columns, 1, 0);   \
+    }                                                                                              \
+    KERNEL(256, 4, norm_backward_statistic_##ending, const T* dy, const T* x, const T* gamma,      \
+           float* t, u32 rows, u32 columns) {                                                      \
+        const RowTeam team = row_team(rows);                                                       \
+        const u64 at = team.row * columns;                                                         \
+        float sum = team.live ? along_row<T, V>(dy + at, x + at, gamma, columns) : 0.0f;           \
+        sum = over_row<Sum>(sum);                                                                  \
+        if (team.live && team.lane == 0) t[team.row] = sum;                                        \
+    }                                                                                              \
+    KERNEL(256, 4, norm_backward_##ending, const T* dy, const T* x, const T* gamma,                \
+           const float* s, T* dx, float* parts, u32 rows, u32 columns, float width, float epsilon, \
+           u32 add) {                                                                              \
+        norm_rows_back<T, V, WHOLE>(dy, x, gamma, s, nullptr, dx, parts, rows, columns, width,     \
+                                    epsilon, add);                                                 \
+    }                                                                                              \
+    KERNEL(256, 4, norm_backward_apply_##ending, const T* dy, const T* x, const T* gamma,          \
+           const float* s, const float* t, T* dx, float* parts, u32 rows, u32 columns,             \
+           float width, float epsilon, u32 add) {                                                  \
+        norm_rows_back<T, V, APPLY>(dy, x, gamma, s, t, dx, parts, rows, columns, width, epsilon,  \
+                                    add);                                                          \
+    }                                                                                              \
+    KERNEL(256, 4, norm_online_backward_##ending, const T* dy, const T* x, const T* gamma,         \
+           const float* ds, T* dx, float* parts, u32 rows, u32 columns, u32 add) {                 \
+        norm_rows_back<T, V, ONLINE>(dy, x, gamma, ds, nullptr, dx, parts, rows, columns, 1, 0,    \
+                                     add);                                                         \
+    }
+EACH_FORMAT(NORMS)

@@ -1,0 +1,23 @@
+//! The CUDA backend, as far as it is built: kernels, and which of them an instruction is.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `kernels/` | the kernels, in CUDA C++17, one file a family, for bf16 and f32 |
+//! | [`source`] | the families, and the text that is given to a compiler |
+//! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
+//! | [`bounds`] | that launches touch nothing but the operands of their instruction |
+//! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
+//!
+//! Nothing here needs a GPU. The launches of an instruction are data: a device executes them, the
+//! shim runs them in tests, where they are held against the kernels of [`crate::cpu`], and
+//! [`bounds`] counts which bytes they touch.
+//!
+//! A result depends on the shapes alone, never on the device or on what ran first: sums over rows
+//! are made in parts whose number follows from the shape, then added in order, and no kernel adds
+//! floats atomically.
+
+pub mod bounds;
+pub mod launch;
+pub mod source;
+
+pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};

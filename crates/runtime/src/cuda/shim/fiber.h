@@ -1,0 +1,77 @@
+// A fiber: a stack of its own that is switched to and from by hand. On processors without a switch
+// written here, ucontext does it, with a system call each time.
+#pragma once
+#include <cstdlib>
+
+constexpr unsigned long FIBER_STACK = 64 * 1024;
+
+struct Stack {
+    char* memory = nullptr;
+    char* allocated() {
+        if (!memory) memory = static_cast<char*>(aligned_alloc(64, FIBER_STACK));
+        if (!memory) abort();
+        return memory;
+    }
+};
+
+#if defined(__x86_64__)
+
+struct Fiber {
+    void* top = nullptr;
+    Stack stack;
+};
+
+// Saves what a call must keep on this stack, and takes up the other's.
+extern "C" void narrows_switch_stacks(void** from, void* to);
+asm(R"(
+    .text
+    .local narrows_switch_stacks
+    .type narrows_switch_stacks, @function
+narrows_switch_stacks:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size narrows_switch_stacks, . - narrows_switch_stacks
+)");
+
+inline void start_fiber(Fiber& fiber, void (*begin)()) {
+    void** top = reinterpret_cast<void**>(fiber.stack.allocated() + FIBER_STACK);
+    *--top = nullptr;  // So that the stack is aligned as after a call.
+    *--top = reinterpret_cast<void*>(begin);
+    for (int saved = 0; saved < 6; saved++) *--top = nullptr;
+    fiber.top = top;
+}
+
+inline void switch_fiber(Fiber& from, Fiber& to) { narrows_switch_stacks(&from.top, to.top); }
+
+#else
+#include <ucontext.h>
+
+struct Fiber {
+    ucontext_t context;
+    Stack stack;
+};
+
+inline void start_fiber(Fiber& fiber, void (*begin)()) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.allocated();
+    fiber.context.uc_stack.ss_size = FIBER_STACK;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, begin, 0);
+}
+
+inline void switch_fiber(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
+
+#endif

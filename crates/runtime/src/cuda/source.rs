@@ -1,0 +1,66 @@
+//! The kernels' text, for whoever compiles it: NVRTC for a GPU, a C++ compiler for the shim.
+
+/// Kernels that are compiled together: one file of `kernels/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// RMSNorm in its variants.
+    Norm,
+    /// φ on latents, with what an online norm owes them.
+    Latent,
+    /// The product of gate and up.
+    Gated,
+    /// Sums, zeros, changes of format, and the sum of what blocks left.
+    Elementwise,
+}
+
+/// A file that kernels include, by the name they include it under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// As in `#include "name"`.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+/// What the kernels include.
+pub const HEADERS: [Header; 4] = [
+    Header { name: "activation.cuh", text: include_str!("kernels/activation.cuh") },
+    Header { name: "device.cuh", text: include_str!("kernels/device.cuh") },
+    Header { name: "mma.cuh", text: include_str!("kernels/mma.cuh") },
+    Header { name: "reduce.cuh", text: include_str!("kernels/reduce.cuh") },
+];
+
+/// What a C++ compiler needs besides, with `NARROWS_SHIM` defined.
+pub const SHIM: [Header; 3] = [
+    Header { name: "shim.h", text: include_str!("shim/shim.h") },
+    Header { name: "shim_mma.h", text: include_str!("shim/shim_mma.h") },
+    Header { name: "fiber.h", text: include_str!("shim/fiber.h") },
+];
+
+/// What NVRTC is told besides the architecture. Lambdas are taken for host code otherwise.
+pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 4] = [Family::Norm, Family::Latent, Family::Gated, Family::Elementwise];
+
+    /// The file's name, without its ending.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Norm => "norm",
+            Family::Latent => "latent",
+            Family::Gated => "gated",
+            Family::Elementwise => "elementwise",
+        }
+    }
+
+    /// The file's text.
+    pub fn text(self) -> &'static str {
+        match self {
+            Family::Norm => include_str!("kernels/norm.cu"),
+            Family::Latent => include_str!("kernels/latent.cu"),
+            Family::Gated => include_str!("kernels/gated.cu"),
+            Family::Elementwise => include_str!("kernels/elementwise.cu"),
+        }
+    }
+}
