@@ -5,6 +5,7 @@
 
 pub mod fit;
 pub mod gpt;
+pub mod interval;
 pub mod measured;
 pub mod memory;
 pub mod price;

@@ -11,7 +11,7 @@
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::kernel::PassKind;
 use narrows_plan::mesh::Axis;
-use narrows_plan::program::{Action, Instr, Phase, StageProgram};
+use narrows_plan::program::{Action, Instr, Phase, StageProgram, Turn};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
 
@@ -92,10 +92,18 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
 }
 
 /// Plays the stages' schedules. Returns the step time and every pass.
-pub fn run_schedule(
-    times: &[StageTime],
-    schedules: &[&[narrows_plan::program::Turn]],
-) -> (Seconds, Vec<Span>) {
+pub fn run_schedule(times: &[StageTime], schedules: &[&[Turn]]) -> (Seconds, Vec<Span>) {
+    let mut spans = vec![];
+    let step_time = play(times, schedules, |span| spans.push(span));
+    (step_time, spans)
+}
+
+/// The same for the step time alone.
+pub fn schedule_time(times: &[StageTime], schedules: &[&[Turn]]) -> Seconds {
+    play(times, schedules, |_| {})
+}
+
+fn play(times: &[StageTime], schedules: &[&[Turn]], mut each: impl FnMut(Span)) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |turns| turns.len());
     // When each pass was done, by stage, direction and microbatch; negative while it is not.
@@ -103,7 +111,6 @@ pub fn run_schedule(
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
     let mut next = vec![0_usize; stages];
-    let mut spans = vec![];
     loop {
         let mut progressed = false;
         for stage in 0..stages {
@@ -134,13 +141,7 @@ pub fn run_schedule(
                 next[stage] += 1;
                 progressed = true;
                 let (phase, microbatch) = (turn.phase, turn.microbatch);
-                spans.push(Span {
-                    stage,
-                    phase,
-                    microbatch,
-                    begin: Seconds(begin),
-                    end: Seconds(end),
-                });
+                each(Span { stage, phase, microbatch, begin: Seconds(begin), end: Seconds(end) });
             }
         }
         if !progressed {
@@ -151,10 +152,10 @@ pub fn run_schedule(
     for stage in 0..stages {
         let begin = Seconds(clock[stage]);
         let end = begin + times[stage].step;
-        spans.push(Span { stage, phase: Phase::Step, microbatch: 0, begin, end });
+        each(Span { stage, phase: Phase::Step, microbatch: 0, begin, end });
         step_time = step_time.max(end.0);
     }
-    (Seconds(step_time), spans)
+    Seconds(step_time)
 }
 
 /// A stage's kernels, priced and sorted.

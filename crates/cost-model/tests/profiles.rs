@@ -91,7 +91,17 @@ fn defects_name_their_field() {
             json!({"kind": "published", "source": "s", "date": "2026-11-21", "assumed": ["magic"]}),
             "gemm.provenance.assumed",
         ),
+        ("/gemm/relative_error/residuals/3", json!(99.0), "gemm.relative_error.residuals[3]"),
+        (
+            "/executors/eager/step_error/half_width_90",
+            json!(-1),
+            "executors.eager.step_error.half_width_90",
+        ),
+        ("/refits/draws/0", json!([0.9]), "refits.draws[0]"),
+        ("/refits/draws/1/0", json!(2.0), "refits.draws[1]"),
+        ("/refits/kernels", json!([]), "refits.kernels"),
         // From here on serde finds the defect.
+        ("/refits/numbers/0", json!("gemm.magic"), "refits.numbers[0]"),
         ("/gemm/efficiency_max", json!("high"), "gemm.efficiency_max"),
         ("/gemm/tiles/1", json!({"rows": 1, "depth": 2}), "gemm.tiles[1].depth"),
         ("/links/library", json!("gloo"), "links.library"),

@@ -11,14 +11,17 @@
 //! for the host. Operators are counted in [`kernels`], bytes too. What is fitted is in [`Framework`]:
 //! numbers of the framework and its host, none of them indexed by a model, a mesh or a row.
 
+pub mod fit;
+pub mod interval;
 pub mod kernels;
 
-use narrows_plan::program::one_forward_one_backward;
+use narrows_plan::program::{Turn, one_forward_one_backward};
 use narrows_plan::strategy::Recompute;
 use narrows_plan::{Kernel, Mesh, Seconds};
 
 use crate::measured::{Step, Subject};
-use crate::simulate::{StageTime, run_schedule};
+use crate::profile::ProfileFile;
+use crate::simulate::{StageTime, schedule_time};
 use crate::{Executor, Prices, Profile};
 use kernels::{Shape, Work};
 
@@ -59,88 +62,140 @@ pub const FRAMEWORK: Framework = Framework {
 /// Bytes of a gradient when replicas add theirs up.
 const GRADIENT_BYTES: u64 = 2;
 
-/// The step's time in seconds; `None` when the step is no GPT's.
-pub fn step_s(step: &Step, mesh: Mesh, profile: &Profile, framework: &Framework) -> Option<f64> {
-    let Subject::Gpt(gpt) = step.model else { return None };
-    let workload = step.workload;
-    let (sequences, length) = (workload.micro_batch, workload.sequence_length);
-    let shape = Shape { gpt, mesh, sequences, length };
-    let prices = Prices::new(profile, Executor::Eager, &mesh);
-    let pricer = Pricer { prices, framework, mesh };
-    let recompute = step.recompute != Recompute::None;
-    let stages: Vec<StageTime> =
-        (0..mesh.pipeline).map(|stage| pricer.stage(&shape, stage, recompute)).collect();
-    let microbatches = workload.microbatches(&mesh);
-    let schedules: Vec<_> = (0..mesh.pipeline)
-        .map(|stage| one_forward_one_backward(stage, mesh.pipeline, microbatches))
-        .collect();
-    let schedules: Vec<_> = schedules.iter().map(|turns| turns.as_slice()).collect();
-    let (time, _) = run_schedule(&stages, &schedules);
-    Some(time.0 + framework.step_s)
+/// What a step takes under any framework: its device's times by kind of kernel, and what is launched.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    stages: Vec<Stage>,
+    schedules: Vec<Vec<Turn>>,
+    tensor: u64,
 }
 
-struct Pricer<'a> {
-    prices: Prices,
-    framework: &'a Framework,
-    mesh: Mesh,
+#[derive(Clone, Copy, Debug, Default)]
+struct Stage {
+    forward: Sums,
+    backward: Sums,
+    /// Seconds of a transfer to the next stage.
+    hop_s: f64,
+    /// Seconds of the reductions of gradients.
+    reductions_s: f64,
 }
 
-impl Pricer<'_> {
-    fn device_s(&self, work: &Work) -> f64 {
-        work.kernels.iter().map(|kernel| self.kernel_s(kernel)).sum()
-    }
+/// One pass of a stage, launch gaps left out: those are the host's, which is counted on its own.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    products_s: f64,
+    passes_s: f64,
+    collectives_s: f64,
+    operators: f64,
+    /// Blocks and the like, each with operators that are not counted.
+    works: f64,
+}
 
-    fn host_s(&self, work: &Work) -> f64 {
-        let lockstep = 1.0 + self.framework.lockstep * (self.mesh.tensor - 1) as f64;
-        let operators = work.kernels.len() as f64 + self.framework.idle_operators;
-        operators * self.framework.operator_s * lockstep
-    }
-
-    fn together(&self, device_s: f64, host_s: f64) -> f64 {
-        let p = self.framework.overlap;
-        (device_s.powf(p) + host_s.powf(p)).powf(1.0 / p)
-    }
-
-    /// The gap between kernels is the host's, which is counted on its own.
-    fn kernel_s(&self, kernel: &Kernel) -> f64 {
-        let busy = (self.prices.kernel(kernel) - self.prices.launch_gap()).0.max(0.0);
-        busy * match kernel {
-            Kernel::Gemm(_) | Kernel::Attention(_) => self.framework.product_factor,
-            Kernel::Pass(_) => self.framework.pass_factor,
-            Kernel::Collective(_) | Kernel::Transfer(_) => self.framework.collective_factor,
-        }
-    }
-
-    fn stage(&self, shape: &Shape, stage: u64, recompute: bool) -> StageTime {
-        let blocks = (shape.gpt.layers / self.mesh.pipeline) as f64;
-        let (first, last) = (stage == 0, stage + 1 == self.mesh.pipeline);
-        let (forward, backward) = (shape.block_forward(), shape.block_backward());
-        let mut device = [self.device_s(&forward), self.device_s(&backward)];
-        let mut host = [self.host_s(&forward), self.host_s(&backward)];
-        if recompute {
-            device[1] += device[0];
-            host[1] += host[0];
-        }
-        let mut device = device.map(|seconds| seconds * blocks);
-        let mut host = host.map(|seconds| seconds * blocks);
-        if first {
-            let works = [shape.embedding_forward(), shape.embedding_backward()];
-            for (pass, work) in works.iter().enumerate() {
-                device[pass] += self.device_s(work);
-                host[pass] += self.host_s(work);
+impl Sums {
+    fn of(work: &Work, prices: &Prices) -> Sums {
+        let mut sums = Sums { operators: work.kernels.len() as f64, works: 1.0, ..Sums::default() };
+        for kernel in &work.kernels {
+            let busy = busy_s(kernel, prices);
+            match kernel {
+                Kernel::Gemm(_) | Kernel::Attention(_) => sums.products_s += busy,
+                Kernel::Pass(_) => sums.passes_s += busy,
+                Kernel::Collective(_) | Kernel::Transfer(_) => sums.collectives_s += busy,
             }
+        }
+        sums
+    }
+
+    fn add(&mut self, other: &Sums, times: f64) {
+        self.products_s += other.products_s * times;
+        self.passes_s += other.passes_s * times;
+        self.collectives_s += other.collectives_s * times;
+        self.operators += other.operators * times;
+        self.works += other.works * times;
+    }
+
+    fn time_s(&self, tensor: u64, framework: &Framework) -> f64 {
+        let device = self.products_s * framework.product_factor
+            + self.passes_s * framework.pass_factor
+            + self.collectives_s * framework.collective_factor;
+        let lockstep = 1.0 + framework.lockstep * (tensor - 1) as f64;
+        let operators = self.operators + self.works * framework.idle_operators;
+        let host = operators * framework.operator_s * lockstep;
+        let p = framework.overlap;
+        (device.powf(p) + host.powf(p)).powf(1.0 / p)
+    }
+}
+
+fn busy_s(kernel: &Kernel, prices: &Prices) -> f64 {
+    (prices.kernel(kernel) - prices.launch_gap()).0.max(0.0)
+}
+
+impl Counted {
+    /// Counts a step; `None` when it is no GPT's.
+    pub fn new(step: &Step, mesh: Mesh, profile: &Profile) -> Option<Counted> {
+        Counted::of(step, mesh, profile.file())
+    }
+
+    /// The same for numbers that were checked.
+    pub(crate) fn of(step: &Step, mesh: Mesh, file: &ProfileFile) -> Option<Counted> {
+        let Subject::Gpt(gpt) = step.model else { return None };
+        let workload = step.workload;
+        let (sequences, length) = (workload.micro_batch, workload.sequence_length);
+        let shape = Shape { gpt, mesh, sequences, length };
+        let prices = Prices::of(file, Executor::Eager, &mesh);
+        let recompute = step.recompute != Recompute::None;
+        let microbatches = workload.microbatches(&mesh);
+        Some(Counted {
+            stages: (0..mesh.pipeline)
+                .map(|stage| Stage::of(&shape, stage, recompute, &prices))
+                .collect(),
+            schedules: (0..mesh.pipeline)
+                .map(|stage| one_forward_one_backward(stage, mesh.pipeline, microbatches))
+                .collect(),
+            tensor: mesh.tensor,
+        })
+    }
+
+    /// The step's time in seconds.
+    pub fn step_s(&self, framework: &Framework) -> f64 {
+        let time = |stage: &Stage| {
+            let hop = stage.hop_s * framework.collective_factor;
+            let [forward, backward] = [stage.forward, stage.backward]
+                .map(|sums| Seconds(sums.time_s(self.tensor, framework) + hop));
+            let step = Seconds(stage.reductions_s * framework.collective_factor);
+            StageTime { forward, backward, step }
+        };
+        let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
+        let schedules: Vec<_> = self.schedules.iter().map(|turns| turns.as_slice()).collect();
+        schedule_time(&stages, &schedules).0 + framework.step_s
+    }
+}
+
+impl Stage {
+    fn of(shape: &Shape, stage: u64, recompute: bool, prices: &Prices) -> Stage {
+        let blocks = (shape.gpt.layers / shape.mesh.pipeline) as f64;
+        let (first, last) = (stage == 0, stage + 1 == shape.mesh.pipeline);
+        let count = |work: Work| Sums::of(&work, prices);
+        let (mut forward, mut backward) = (Sums::default(), Sums::default());
+        forward.add(&count(shape.block_forward()), blocks);
+        backward.add(&count(shape.block_backward()), blocks);
+        if recompute {
+            backward.add(&count(shape.block_forward()), blocks);
+        }
+        if first {
+            forward.add(&count(shape.embedding_forward()), 1.0);
+            backward.add(&count(shape.embedding_backward()), 1.0);
         }
         if last {
-            let works = [shape.head_forward(), shape.head_backward()];
-            for (pass, work) in works.iter().enumerate() {
-                device[pass] += self.device_s(work);
-                host[pass] += self.host_s(work);
-            }
+            forward.add(&count(shape.head_forward()), 1.0);
+            backward.add(&count(shape.head_backward()), 1.0);
         }
-        let hop = self.kernel_s(&shape.transfer());
-        let [forward, backward] =
-            [0, 1].map(|pass| Seconds(self.together(device[pass], host[pass]) + hop));
-        let reductions = self.device_s(&shape.gradient_reductions(stage, GRADIENT_BYTES));
-        StageTime { forward, backward, step: Seconds(reductions) }
+        let reductions = count(shape.gradient_reductions(stage, GRADIENT_BYTES));
+        let (hop_s, reductions_s) = (busy_s(&shape.transfer(), prices), reductions.collectives_s);
+        Stage { forward, backward, hop_s, reductions_s }
     }
+}
+
+/// The step's time in seconds; `None` when the step is no GPT's.
+pub fn step_s(step: &Step, mesh: Mesh, profile: &Profile, framework: &Framework) -> Option<f64> {
+    Some(Counted::new(step, mesh, profile)?.step_s(framework))
 }

@@ -13,16 +13,18 @@ pub mod gemm;
 pub mod measured;
 pub mod nccl;
 pub mod pass;
+pub mod shapes;
 pub mod topology;
 
-use narrows_plan::{Kernel, Mesh, Seconds};
+use narrows_plan::{DType, Kernel, Mesh, Seconds};
 
-use crate::profile::{Executor, Profile};
+use crate::profile::{Executor, Profile, ProfileFile, RelativeError};
 use attention::AttentionPrice;
 use collective::LinkPrice;
 use gemm::GemmPrice;
-use measured::{Correction, NEAR};
+use measured::Correction;
 use pass::PassPrice;
+use shapes::{NEAR, Shapes, scale};
 use topology::Topology;
 
 /// The prices of one executor on one mesh of one kind of hardware.
@@ -48,44 +50,72 @@ pub struct Prices {
     attention: AttentionPrice,
     pass: PassPrice,
     links: LinkPrice,
-    half_widths: HalfWidths,
+    half_widths: [f64; 5],
     /// What a device has of a machine that was measured as a whole; 1 where devices are whole.
     sharing: f64,
     peak_flops_per_s: f64,
     correction: Option<Correction>,
+    /// What was measured of a profile that is not corrected.
+    shapes: Option<Shapes>,
 }
 
-/// Relative 90 % half-widths by kind of kernel.
-#[derive(Clone, Copy, Debug)]
-struct HalfWidths {
-    gemm: f64,
-    attention: f64,
-    pass: f64,
-    intra_node: f64,
-    inter_node: f64,
+/// What a kernel's price, and its error, comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Products.
+    Gemm,
+    /// Attention.
+    Attention,
+    /// Passes.
+    Pass,
+    /// Links inside a node.
+    IntraNode,
+    /// Links between nodes.
+    InterNode,
+}
+
+impl Source {
+    /// All of them, in their order.
+    pub const ALL: [Source; 5] =
+        [Source::Gemm, Source::Attention, Source::Pass, Source::IntraNode, Source::InterNode];
 }
 
 impl Prices {
     /// Prices for `mesh`, whose devices fill nodes in the order of their numbers.
     pub fn new(profile: &Profile, executor: Executor, mesh: &Mesh) -> Self {
-        let file = profile.file();
-        let topology = Topology::new(profile.devices_per_node(), mesh.devices());
+        Prices::of(profile.file(), executor, mesh)
+    }
+
+    /// The same for numbers that were checked.
+    pub(crate) fn of(file: &ProfileFile, executor: Executor, mesh: &Mesh) -> Self {
+        let per_node = u64::from(file.links.devices_per_node);
+        let topology = Topology::new(per_node, mesh.devices());
+        let launching = match executor {
+            Executor::Captured => &file.executors.captured,
+            Executor::Eager => &file.executors.eager,
+        };
+        let errors = [
+            &file.gemm.relative_error,
+            &file.attention.relative_error,
+            &file.passes.relative_error,
+            &file.links.relative_error,
+            &file.links.inter_node.relative_error,
+        ];
+        let peak = &file.device.peak_flops_per_s;
         let mut prices = Prices {
-            launch_gap: Seconds(profile.launching(executor).launch_gap_s),
+            launch_gap: Seconds(launching.launch_gap_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
             attention: AttentionPrice::new(&file.attention, &file.device, &file.passes),
-            pass: PassPrice::new(&file.passes, &file.device, profile.fuses_passes(executor)),
+            pass: PassPrice::new(&file.passes, &file.device, launching.fuses_passes),
             links: LinkPrice::new(&file.links, topology),
-            half_widths: HalfWidths {
-                gemm: file.gemm.relative_error.half_width_90,
-                attention: file.attention.relative_error.half_width_90,
-                pass: file.passes.relative_error.half_width_90,
-                intra_node: file.links.relative_error.half_width_90,
-                inter_node: file.links.inter_node.relative_error.half_width_90,
-            },
+            half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             sharing: 1.0,
-            peak_flops_per_s: profile.peak_flops_per_s(profile.precision().compute()),
+            peak_flops_per_s: match file.precision.compute() {
+                DType::Bf16 => peak.bf16,
+                DType::F32 | DType::U32 => peak.f32,
+            },
             correction: None,
+            shapes: file.refits.as_ref().map(|refits| Shapes::of(&refits.kernels)),
         };
         if let Some(measured) = &file.measured {
             let curves = |kernel: &Kernel, devices: u64| {
@@ -105,12 +135,25 @@ impl Prices {
     pub fn kernel(&self, kernel: &Kernel) -> Seconds {
         let Some(curves) = self.curves(kernel, self.sharing) else { return Seconds(0.0) };
         let Some(correction) = &self.correction else { return curves };
-        let least = match kernel {
+        Seconds((curves.0 * correction.factor(kernel)).max(self.least_s(kernel)))
+    }
+
+    /// The times that so many draws of the measurements would give, in seconds; `None` where there are
+    /// none that correct prices.
+    pub fn drawn(&self, kernel: &Kernel, draws: usize) -> Option<Vec<f64>> {
+        let correction = self.correction.as_ref()?;
+        let (curves, least) = (self.curves(kernel, self.sharing)?.0, self.least_s(kernel));
+        let factors = correction.drawn_factors(kernel, draws);
+        Some(factors.into_iter().map(|factor| (curves * factor).max(least)).collect())
+    }
+
+    /// What no measurement nearby makes shorter: the time at the peak rate.
+    fn least_s(&self, kernel: &Kernel) -> f64 {
+        match kernel {
             Kernel::Gemm(gemm) => gemm.flops().0 / self.peak_flops_per_s,
             Kernel::Attention(attention) => attention.flops().0 / self.peak_flops_per_s,
             _ => 0.0,
-        };
-        Seconds((curves.0 * correction.factor(kernel)).max(least))
+        }
     }
 
     /// The price by the profile's curves alone, for one of so many devices that share a machine.
@@ -136,10 +179,37 @@ impl Prices {
         self.correction.as_ref()
     }
 
-    /// Whether a machine was measured, and nothing like this kernel on it.
+    /// Whether shapes were measured, and none like this kernel among them.
     pub fn unmeasured(&self, kernel: &Kernel) -> bool {
-        self.correction.as_ref().is_some_and(|known| known.distance(kernel) > NEAR)
-            && self.curves(kernel, 1.0).is_some()
+        self.knows_shapes() && self.distance(kernel) > NEAR && self.curves(kernel, 1.0).is_some()
+    }
+
+    /// Whether the profile knows of any shape that was measured.
+    pub fn knows_shapes(&self) -> bool {
+        self.correction.is_some() || self.shapes.is_some()
+    }
+
+    /// How many octaves the nearest measured shape lies away; infinitely many, when nothing of its class
+    /// was measured. Published figures are of one node.
+    pub fn distance(&self, kernel: &Kernel) -> f64 {
+        match (&self.correction, &self.shapes) {
+            (Some(correction), _) => correction.distance(kernel),
+            (None, Some(_)) if self.source(kernel) == Source::InterNode => f64::INFINITY,
+            (None, Some(shapes)) => shapes.distance(kernel, 1),
+            (None, None) => f64::INFINITY,
+        }
+    }
+
+    /// What the kernel's price comes from.
+    pub fn source(&self, kernel: &Kernel) -> Source {
+        let group = match kernel {
+            Kernel::Gemm(_) => return Source::Gemm,
+            Kernel::Attention(_) => return Source::Attention,
+            Kernel::Pass(_) => return Source::Pass,
+            Kernel::Collective(collective) => &collective.group,
+            Kernel::Transfer(transfer) => &transfer.group,
+        };
+        if self.links.crosses_nodes(group) { Source::InterNode } else { Source::IntraNode }
     }
 
     /// The time between the end of a kernel and the start of the next one.
@@ -150,22 +220,7 @@ impl Prices {
     /// Nine measurements of `kernel` in ten lie within its price · (1 ± this), as far as the
     /// profile knows; [`Profile::assumed`] says which half-widths nobody measured.
     pub fn relative_half_width(&self, kernel: &Kernel) -> f64 {
-        let link = |group| {
-            if self.links.crosses_nodes(group) {
-                self.half_widths.inter_node
-            } else {
-                self.half_widths.intra_node
-            }
-        };
-        let half_width = match kernel {
-            Kernel::Gemm(_) => self.half_widths.gemm,
-            Kernel::Attention(_) => self.half_widths.attention,
-            Kernel::Pass(_) => self.half_widths.pass,
-            Kernel::Collective(collective) => link(&collective.group),
-            Kernel::Transfer(transfer) => link(&transfer.group),
-        };
-        // Each doubling beyond what was measured adds as much again.
-        let beyond = self.correction.as_ref().map_or(0.0, |known| known.distance(kernel) - NEAR);
-        if beyond > 0.0 { (half_width * (1.0 + beyond)).min(1.0) } else { half_width }
+        let half_width = self.half_widths[self.source(kernel) as usize];
+        (half_width * scale(self.distance(kernel))).min(1.0)
     }
 }

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::measured::Measured;
+use super::refits::Refits;
 
 /// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
 /// [`Profile`](super::Profile).
@@ -37,6 +38,9 @@ pub struct ProfileFile {
     /// What kernels took on the machine itself; prices are corrected by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
+    /// How certain the numbers are that were fitted to figures of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refits: Option<Refits>,
 }
 
 /// The form of a profile file.
@@ -114,12 +118,17 @@ pub struct PeakFlops {
     pub f32: f64,
 }
 
-/// A symmetric interval around a price.
+/// How far measurements lie from a price.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeError {
     /// Nine measurements in ten lie within price · (1 ± this).
     pub half_width_90: f64,
+    /// ln(measured / priced) of measurements that the price had not seen, over the scale of their distance
+    /// from those it had; at most 99, else their quantiles. Where they are fewer than ten, the error is taken
+    /// as normal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub residuals: Vec<f64>,
     /// Where the number comes from.
     pub provenance: Provenance,
 }
@@ -296,6 +305,9 @@ pub struct Launching {
     /// the host, the allocator.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub step_factor: f64,
+    /// How far steps lie from that, beyond what their kernels are off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_error: Option<RelativeError>,
     /// Where these numbers come from.
     pub provenance: Provenance,
 }

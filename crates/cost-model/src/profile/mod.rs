@@ -7,6 +7,7 @@
 mod file;
 mod measured;
 mod presets;
+mod refits;
 mod resolve;
 
 use narrows_plan::{Bytes, DType, Defect, Defects, Precision};
@@ -16,6 +17,7 @@ use sha2::{Digest, Sha256};
 pub use file::*;
 pub use measured::*;
 pub use presets::{preset, preset_names};
+pub use refits::*;
 
 /// How kernels are launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]

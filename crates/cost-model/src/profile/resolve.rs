@@ -8,6 +8,7 @@ use narrows_plan::{Defect, Defects};
 
 use super::file::*;
 use super::measured::Measured;
+use super::refits::Refits;
 use super::{Executor, Profile};
 
 /// Operations per second: from a microcontroller to a thousand times an H100.
@@ -24,6 +25,10 @@ const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
 const POINTS_MAX: usize = 20_000;
 /// Relative half-widths.
 const HALF_WIDTH: RangeInclusive<f64> = 0.0..=1.0;
+/// Logarithms of a ratio: up to a factor of 22,000.
+const RESIDUAL: RangeInclusive<f64> = -10.0..=10.0;
+/// Every draw is priced for every prediction.
+const DRAWS_MAX: usize = 1000;
 
 impl ProfileFile {
     /// Checks every number.
@@ -48,10 +53,16 @@ impl ProfileFile {
             check.latency(&format!("{path}.launch_gap_s"), launching.launch_gap_s);
             check.within(&format!("{path}.step_factor"), launching.step_factor, 0.5..=5.0);
             check.provenance(&path, &launching.provenance);
+            if let Some(error) = &launching.step_error {
+                check.error(&format!("{path}.step_error"), error);
+            }
         }
         check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
         if let Some(measured) = &self.measured {
             check.measured(measured);
+        }
+        if let Some(refits) = &self.refits {
+            check.refits(refits, &self);
         }
         check.defects.into_result(()).map(|()| Profile::new(self))
     }
@@ -165,6 +176,9 @@ impl Check {
 
     fn error(&mut self, path: &str, error: &RelativeError) {
         self.within(&format!("{path}.half_width_90"), error.half_width_90, HALF_WIDTH);
+        for (index, residual) in error.residuals.iter().enumerate() {
+            self.within(&format!("{path}.residuals[{index}]"), *residual, RESIDUAL);
+        }
         self.provenance(path, &error.provenance);
     }
 
@@ -262,6 +276,36 @@ impl Check {
             }
         }
         self.provenance("measured", &measured.provenance);
+    }
+
+    /// Every draw's numbers must make a profile as good as the own ones do.
+    fn refits(&mut self, refits: &Refits, file: &ProfileFile) {
+        let (draws, kernels) = (refits.draws.len(), refits.kernels.len());
+        for (name, count, max) in [("draws", draws, DRAWS_MAX), ("kernels", kernels, POINTS_MAX)] {
+            if !(1..=max).contains(&count) {
+                let problem = format!("{count} {name}: name one at least, and {max} at most");
+                self.defect(&format!("refits.{name}"), problem);
+            }
+        }
+        for (index, draw) in refits.draws.iter().enumerate() {
+            if draw.len() != refits.numbers.len() {
+                let problem = format!("{} numbers of {}", draw.len(), refits.numbers.len());
+                self.defect(&format!("refits.draws[{index}]"), problem);
+            }
+        }
+        if !self.defects.0.is_empty() {
+            return;
+        }
+        for (index, drawn) in refits.files(file).enumerate() {
+            let mut check = Check { defects: Defects::default() };
+            check.gemm(&drawn.gemm);
+            check.links(&drawn.links);
+            for defect in check.defects.0 {
+                let problem = format!("{}: {}", defect.field, defect.problem);
+                self.defect(&format!("refits.draws[{index}]"), problem);
+            }
+        }
+        self.provenance("refits", &refits.provenance);
     }
 
     fn links(&mut self, links: &Links) {

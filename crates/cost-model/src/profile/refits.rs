@@ -1,0 +1,77 @@
+//! Fits repeated on draws of their measurements, within a profile: how certain its numbers are.
+//!
+//! Written by the fit that made the numbers; [`interval`](crate::interval) has the mathematics.
+
+use narrows_plan::Kernel;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::file::{ProfileFile, Provenance};
+
+/// Fits repeated on draws of their measurements.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Refits {
+    /// The numbers that were fitted, by their paths.
+    pub numbers: Vec<Fitted>,
+    /// Their values, a list for each draw.
+    pub draws: Vec<Vec<f64>>,
+    /// The kernels that were measured, once each.
+    pub kernels: Vec<Kernel>,
+    /// What was drawn from.
+    pub provenance: Provenance,
+}
+
+/// The numbers that can be fitted again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Fitted {
+    /// [`GemmCurve::efficiency_max`](super::GemmCurve::efficiency_max)
+    #[serde(rename = "gemm.efficiency_max")]
+    EfficiencyMax,
+    /// [`GemmCurve::exposed_epilogue`](super::GemmCurve::exposed_epilogue)
+    #[serde(rename = "gemm.exposed_epilogue")]
+    ExposedEpilogue,
+    /// [`GemmCurve::tile_overhead_elements`](super::GemmCurve::tile_overhead_elements)
+    #[serde(rename = "gemm.tile_overhead_elements")]
+    TileOverhead,
+    /// [`GemmCurve::start_s`](super::GemmCurve::start_s)
+    #[serde(rename = "gemm.start_s")]
+    GemmStart,
+    /// [`IntraNode::efficiency`](super::IntraNode::efficiency)
+    #[serde(rename = "links.intra_node.efficiency")]
+    LinkEfficiency,
+    /// [`IntraNode::fill_s`](super::IntraNode::fill_s)
+    #[serde(rename = "links.intra_node.fill_s")]
+    LinkFill,
+}
+
+impl Fitted {
+    /// Where the number is.
+    pub fn of(self, file: &mut ProfileFile) -> &mut f64 {
+        match self {
+            Fitted::EfficiencyMax => &mut file.gemm.efficiency_max,
+            Fitted::ExposedEpilogue => &mut file.gemm.exposed_epilogue,
+            Fitted::TileOverhead => &mut file.gemm.tile_overhead_elements,
+            Fitted::GemmStart => &mut file.gemm.start_s,
+            Fitted::LinkEfficiency => &mut file.links.intra_node.efficiency,
+            Fitted::LinkFill => &mut file.links.intra_node.fill_s,
+        }
+    }
+}
+
+impl Refits {
+    /// The profile with each draw's numbers for its own.
+    pub(crate) fn files<'a>(
+        &'a self,
+        file: &'a ProfileFile,
+    ) -> impl Iterator<Item = ProfileFile> + 'a {
+        let own = ProfileFile { refits: None, measured: None, ..file.clone() };
+        self.draws.iter().map(move |draw| {
+            let mut file = own.clone();
+            for (number, value) in self.numbers.iter().zip(draw) {
+                *number.of(&mut file) = *value;
+            }
+            file
+        })
+    }
+}
