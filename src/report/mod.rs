@@ -13,6 +13,7 @@ pub mod run;
 pub mod text;
 pub mod tokens;
 pub mod trace;
+pub mod unmeasured;
 pub mod validation;
 
 use narrows_cost_model::{Executor, Profile};

@@ -10,7 +10,7 @@ use narrows_planner::search::{Fate, SearchReport, SearchStatus};
 use narrows_runtime::parts::Part;
 
 use super::page::{Align, Page, count, percent, plural, thousands};
-use super::{Findings, decisions, limited, parts};
+use super::{Findings, decisions, limited, parts, unmeasured};
 use crate::args::low::executor_name;
 use crate::output;
 
@@ -122,6 +122,7 @@ fn price(page: &mut Page, findings: &Findings) {
         let assumed = prediction.assumed.join(", ");
         page.paragraph(&format!("Not measured on this hardware: {assumed}"));
     }
+    unmeasured::tell(page, prediction);
 }
 
 fn memory(peak: Bytes, limit: Option<Bytes>) -> String {

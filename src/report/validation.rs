@@ -1,10 +1,11 @@
 //! Predicted beside measured: a table for each kind of figure, then the errors in sum.
 
+use narrows_cost_model::interval::Coverage;
 use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, plural};
+use super::page::{Align, Page, percent, plural};
 use crate::args::low::executor_name;
 use crate::validate::{Compared, Summary, overall, sources, tables};
 
@@ -47,6 +48,7 @@ fn figures(page: &mut Page, table: &Summary) {
             Seconds(one.measured_s).to_string(),
             Seconds(one.predicted_s).to_string(),
             format!("{error:+.1} %"),
+            format!("{} to {}", Seconds(one.interval_s[0]), Seconds(one.interval_s[1])),
         ]
     };
     let rows: Vec<_> = table.figures.iter().map(row).collect();
@@ -56,6 +58,7 @@ fn figures(page: &mut Page, table: &Summary) {
         ("measured", Align::Right),
         ("predicted", Align::Right),
         ("error", Align::Right),
+        ("90 % between", Align::Left),
     ];
     page.table(&columns, &rows);
 }
@@ -70,6 +73,8 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
             mean_signed_percent: sign,
         } = summary.errors;
         let Orderings { pairs, right } = summary.orderings;
+        let Coverage { figures: of, inside } = summary.coverage;
+        let share = percent(summary.coverage.share().unwrap_or_default());
         let order = if pairs == 0 { String::new() } else { format!("{right} of {pairs}") };
         vec![
             summary.name.clone(),
@@ -79,6 +84,7 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
             format!("{worst:.2} %"),
             format!("{sign:+.2} %"),
             order,
+            format!("{inside} of {of} ({share})"),
         ]
     };
     let rows: Vec<_> = summaries.iter().map(row).collect();
@@ -90,6 +96,7 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
         ("worst", Align::Right),
         ("signed", Align::Right),
         ("in the right order", Align::Right),
+        ("in the 90 % interval", Align::Right),
     ];
     page.table(&columns, &rows);
 }
@@ -117,6 +124,8 @@ struct Figure<'a> {
     measured_s: f64,
     predicted_s: f64,
     error_percent: f64,
+    interval_s: [f64; 2],
+    inside: bool,
 }
 
 #[derive(Serialize)]
@@ -125,6 +134,13 @@ struct Sum {
     #[serde(flatten)]
     errors: Errors,
     orderings: Orderings,
+    coverage_90: Covered,
+}
+
+#[derive(Serialize)]
+struct Covered {
+    inside: usize,
+    share: Option<f64>,
 }
 
 #[derive(Serialize)]
@@ -149,9 +165,14 @@ pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> 
         measured_s: one.measured_s,
         predicted_s: one.predicted_s,
         error_percent: (one.predicted_s / one.measured_s - 1.0) * 100.0,
+        interval_s: one.interval_s,
+        inside: (one.interval_s[0]..=one.interval_s[1]).contains(&one.measured_s),
     };
     let sums = |summaries: Vec<Summary>| {
-        let sum = |Summary { name, errors, orderings, .. }| Sum { name, errors, orderings };
+        let sum = |Summary { name, errors, orderings, coverage, .. }| {
+            let coverage_90 = Covered { inside: coverage.inside, share: coverage.share() };
+            Sum { name, errors, orderings, coverage_90 }
+        };
         summaries.into_iter().map(sum).collect()
     };
     let cited = |file: &'a MeasurementsFile| {

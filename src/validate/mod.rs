@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::gpt::{self, FRAMEWORK};
+use narrows_cost_model::interval::{Coverage, Spread};
 use narrows_cost_model::measured::{
-    self, Errors, Measured, Measurement, MeasurementsFile, Orderings, Race, Step, Subject,
+    self, Errors, KernelRun, Measured, Measurement, MeasurementsFile, Orderings, Race, Step,
+    Subject,
 };
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
@@ -30,6 +32,14 @@ pub struct Compared<'a> {
     pub measured_s: f64,
     /// Its predicted time.
     pub predicted_s: f64,
+    /// The 90 % interval of the prediction.
+    pub interval_s: [f64; 2],
+}
+
+/// A predicted time and its interval, in seconds.
+struct Predicted {
+    time_s: f64,
+    interval_s: [f64; 2],
 }
 
 /// Figures that are summed up together.
@@ -40,6 +50,8 @@ pub struct Summary<'a> {
     pub errors: Errors,
     /// Whether the faster one comes out faster.
     pub orderings: Orderings,
+    /// How many lie within their intervals.
+    pub coverage: Coverage,
     /// The figures.
     pub figures: Vec<&'a Compared<'a>>,
 }
@@ -59,14 +71,18 @@ pub fn compare(files: &[MeasurementsFile]) -> Outcome<Vec<Compared<'_>>> {
                 profiles.insert(name, found);
             }
             let profile = &profiles[name];
-            let predicted_s = match &measurement.measured {
-                Measured::Kernels(runs) => measured::predicted_s(measurement, runs, profile),
-                Measured::Step(step) => step_s(step, measurement, profile).map_err(|defects| {
-                    Failure::file(&file.name, moved(defects, &at("measured.step")))
-                })?,
+            let predicted = match &measurement.measured {
+                Measured::Kernels(runs) => kernels(measurement, runs, profile),
+                Measured::Step(step) => {
+                    self::step(step, measurement, profile).map_err(|defects| {
+                        Failure::file(&file.name, moved(defects, &at("measured.step")))
+                    })?
+                }
             };
             let measured_s = measurement.measured_s(profile);
-            compared.push(Compared { file: &file.name, measurement, measured_s, predicted_s });
+            let Predicted { time_s: predicted_s, interval_s } = predicted;
+            let file = &file.name;
+            compared.push(Compared { file, measurement, measured_s, predicted_s, interval_s });
         }
     }
     if compared.is_empty() {
@@ -89,11 +105,22 @@ fn model(subject: &Subject) -> Result<Model, Defects> {
     }
 }
 
+/// What kernels that run one after the other should take.
+fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> Predicted {
+    let time_s = measured::predicted_s(measurement, runs, profile);
+    let kernels = measured::kernels(runs, measurement.mesh).into_iter().map(|kernel| (kernel, 1.0));
+    let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
+    let interval = spread.of_kernels(&kernels.collect::<Vec<_>>());
+    Predicted { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
+}
+
 /// What a step should take. Its memory is what it was when somebody ran it: there is no limit.
-fn step_s(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<f64, Defects> {
+fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Predicted, Defects> {
     let mesh = measurement.mesh;
-    if let Some(seconds) = gpt::step_s(step, mesh, profile, &FRAMEWORK) {
-        return Ok(seconds);
+    if let Some(time_s) = gpt::step_s(step, mesh, profile, &FRAMEWORK) {
+        let certainty = gpt::interval::certainty()?;
+        let interval_s = certainty.interval_s(step, mesh, profile, &FRAMEWORK);
+        return Ok(Predicted { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
     }
     let work = step.workload;
     let (model, profile) = (model(&step.model)?, profile.clone());
@@ -122,7 +149,8 @@ fn step_s(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<f
     };
     let Request { model, profile, executor, .. } = &request;
     let resolved = fitted.plan.resolve(model)?;
-    Ok(predict_program(model, profile, *executor, &resolved, &fitted.program).step_time_s)
+    let predicted = predict_program(model, profile, *executor, &resolved, &fitted.program);
+    Ok(Predicted { time_s: predicted.step_time_s, interval_s: predicted.step_time_interval_s })
 }
 
 /// Sums up the figures of each table, in the order in which they first appear, and all together.
@@ -165,5 +193,6 @@ fn summary<'a>(name: String, figures: Vec<&'a Compared<'a>>) -> Option<Summary<'
         Some(Race { job, measured_s: one.measured_s, predicted_s: one.predicted_s })
     };
     let races: Vec<Race> = figures.iter().filter_map(race).collect();
-    Some(Summary { name, errors, orderings: Orderings::of(&races), figures })
+    let coverage = Coverage::of(figures.iter().map(|one| (one.measured_s, one.interval_s)));
+    Some(Summary { name, errors, orderings: Orderings::of(&races), coverage, figures })
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{json, refusal};
+use super::{json, refusal, stdout};
 
 /// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
 const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
@@ -126,6 +126,12 @@ fn json_has_every_key_that_scripts_rely_on() {
     let interval = prediction["step_time_interval_s"].as_array().expect("two times");
     assert_eq!(interval.len(), 2);
     assert!(number(&interval[0]) <= step_time && step_time <= number(&interval[1]));
+    assert_eq!(prediction["shapes_measured"], true);
+    for one in prediction["unmeasured"].as_array().expect("a list") {
+        assert!(one["kernel"].is_object() && (0.0..1.0).contains(&number(&one["share"])));
+        let far = &one["distance_octaves"];
+        assert!(far.is_null() || number(far) > 1.0, "{one}");
+    }
     let tokens = 16.0 * 4096.0;
     assert!((number(&prediction["tokens_per_s"]) * step_time - tokens).abs() < 1e-3);
     assert!((0.0..1.0).contains(&number(&prediction["mfu"])));
@@ -150,6 +156,17 @@ fn json_has_every_key_that_scripts_rely_on() {
     for key in ["gap", "candidates_priced", "candidates_pruned", "wall_time_s"] {
         number(&search[key]);
     }
+}
+
+#[test]
+fn shapes_that_nobody_measured_are_named_in_a_handful_of_lines() {
+    let text = stdout("plan --model cola-1b --devices 4");
+    let (_, named) = text.split_once("Shapes more than a factor of two").expect("a table");
+    let table: Vec<&str> = named.lines().skip(3).take_while(|line| !line.is_empty()).collect();
+    assert_eq!(table.len(), 6, "{named}");
+    assert!(table[5].contains("shapes more") && table[5].contains("of the time"), "{named}");
+    let assumed = stdout("plan --model cola-1b --devices 4 --hardware h100-sxm");
+    assert!(!assumed.contains("Shapes more than") && assumed.contains("No shape of this plan"));
 }
 
 #[test]

@@ -20,7 +20,17 @@ fn published_figures_are_predicted() {
     for key in ["mean", "median", "worst"] {
         assert!(overall[format!("{key}_absolute_percent")].as_f64().is_some(), "{key}");
     }
+    let coverage = &overall["coverage_90"];
+    let inside = figures.iter().filter(|figure| figure["inside"] == true).count();
+    assert_eq!(coverage["inside"].as_u64(), Some(inside as u64));
+    assert!(coverage["share"].as_f64().unwrap() > 0.8, "{coverage}");
+    for figure in figures {
+        let [low, high] = [0, 1].map(|end| figure["interval_s"][end].as_f64().unwrap());
+        let predicted = figure["predicted_s"].as_f64().unwrap();
+        assert!(low < predicted && predicted < high, "{figure}");
+    }
     let text = stdout("validate");
+    assert!(text.contains("in the 90 % interval"), "{text}");
     assert!(text.contains("Errors by source") && text.contains("arXiv 2512.12131"), "{text}");
 }
 

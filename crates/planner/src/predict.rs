@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use indexmap::IndexMap;
+use narrows_cost_model::interval::{Spread, Unmeasured};
 use narrows_cost_model::simulate::{Breakdown, simulate};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::check::{CheckErrors, CheckedProgram};
@@ -24,7 +26,7 @@ use serde::Serialize;
 pub struct Prediction {
     /// Time of a step.
     pub step_time_s: f64,
-    /// 90 % interval of it, from the profile's half-widths.
+    /// 90 % interval of it, by the bootstrap of [`narrows_cost_model::interval`].
     pub step_time_interval_s: [f64; 2],
     /// Tokens of the global batch over the step time.
     pub tokens_per_s: f64,
@@ -38,6 +40,11 @@ pub struct Prediction {
     pub block_collective_bytes: BlockCollectives,
     /// What the prices rest on: parts of the profile that nobody measured.
     pub assumed: Vec<String>,
+    /// Whether any shape was measured on this hardware; without, nothing can be far from it.
+    pub shapes_measured: bool,
+    /// Kernels of the step that lie further than a factor of two from every measured shape, those
+    /// with the largest share of the time first.
+    pub unmeasured: Vec<Unmeasured>,
 }
 
 /// Unsharded bytes by kind of collective. `statistics` are the norms' and the softmax's sums.
@@ -90,50 +97,41 @@ pub fn predict_program(
     let program = program.program();
     let factor = profile.launching(executor).step_factor;
     let step = timeline.step_time * factor;
-    let half_width = relative_half_width(program, &prices);
+    let kernels = kernels(program);
+    let spread = Spread::new(profile, executor, &context.mesh);
+    let interval = spread.of_step(&kernels);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
     let peak = profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
     let flops =
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {
         step_time_s: step.0,
-        step_time_interval_s: [step.0 * (1.0 - half_width), step.0 * (1.0 + half_width)],
+        step_time_interval_s: interval.map(|ratio| step.0 * ratio),
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
         breakdown_s: timeline.breakdown.times(factor),
         block_collective_bytes: block_collectives(resolved),
         assumed: profile.assumed(),
+        shapes_measured: spread.knows_shapes(),
+        unmeasured: spread.unmeasured(&kernels),
     }
 }
 
-/// Errors of one kind of kernel go together, those of different kinds do not: half-widths add up
-/// within a kind and in squares across kinds.
-fn relative_half_width(program: &Program, prices: &Prices) -> f64 {
-    let mut by_kind: BTreeMap<u8, f64> = BTreeMap::new();
-    let mut total = 0.0;
+/// The kernels of all stages, each with how often a step runs it.
+fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
+    let mut found: IndexMap<Kernel, f64> = IndexMap::new();
     let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
     for stage in &program.stages {
         let lists =
             [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1.0)];
         for (list, times) in lists {
             for instr in list {
-                let kernel = instr.kernel();
-                let time = prices.kernel(&kernel).0 * times;
-                let kind = match kernel {
-                    Kernel::Gemm(_) => 0,
-                    Kernel::Attention(_) => 1,
-                    Kernel::Pass(_) => 2,
-                    Kernel::Collective(_) => 3,
-                    Kernel::Transfer(_) => 4,
-                };
-                total += time;
-                *by_kind.entry(kind).or_default() += time * prices.relative_half_width(&kernel);
+                *found.entry(instr.kernel()).or_default() += times;
             }
         }
     }
-    let squares: f64 = by_kind.values().map(|width| width * width).sum();
-    if total > 0.0 { squares.sqrt() / total } else { 0.0 }
+    found.into_iter().collect()
 }
 
 /// FLOPs of one sequence, forward and backward: six for every weight of a product and token, and
