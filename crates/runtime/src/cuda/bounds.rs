@@ -13,7 +13,7 @@ use std::ops::Range;
 use narrows_plan::program::{Access, Action, PassOp, Phase, Region};
 use narrows_plan::strategy::Zero;
 
-use super::launch::{Argument, Device, Launch, Launches, Memory, Span, Touch};
+use super::launch::{Argument, COEFFICIENTS, Device, Launch, Launches, Memory, Span, Touch};
 use crate::order::Moment;
 use crate::place;
 
@@ -82,24 +82,49 @@ pub fn check(
                     touched.written += if span.touch == Touch::Read { 0 } else { bytes };
                 }
                 Memory::Scratch => {
-                    let known = if span.touch == Touch::Write {
-                        launches.scratch_bytes
-                    } else {
-                        scratch_written
-                    };
+                    let all = launches.scratch_bytes;
+                    let known = if span.touch == Touch::Write { all } else { scratch_written };
                     if last.end > known {
+                        let outside = format!("argument {at} takes {first:?} to {last:?}");
                         return Err(refuse(format!(
-                            "argument {at} takes {} bytes of scratch memory, of {known}: {span:?}",
-                            last.end - first.start
+                            "{outside} of {known} bytes of scratch memory"
                         )));
                     }
                     scratch_end = scratch_end.max(last.end);
                 }
+                Memory::Rotary => within_table(device, moment, &last, span).map_err(refuse)?,
+                Memory::Coefficients => {
+                    within_size(&last, 4 * COEFFICIENTS, Touch::Read, span).map_err(refuse)?;
+                }
+                Memory::Loss => within_size(&last, 8, Touch::Update, span).map_err(refuse)?,
             }
         }
         scratch_written = scratch_end;
     }
     Ok(touched)
+}
+
+/// Within memory of so many bytes that is touched in one way.
+fn within_size(last: &Range<u64>, size: u64, touch: Touch, span: &Span) -> Result<(), String> {
+    if last.end <= size && span.touch == touch {
+        return Ok(());
+    }
+    Err(format!("{span:?} of {size} bytes, which are only for {touch:?}"))
+}
+
+/// Within the rotary table of the model's heads.
+fn within_table(
+    device: &Device,
+    moment: &Moment,
+    last: &Range<u64>,
+    span: &Span,
+) -> Result<(), String> {
+    let head_dim = match moment.instr.action {
+        Action::Pass(PassOp::Rope { head_dim } | PassOp::RopeBackward { head_dim }) => head_dim,
+        _ => 0,
+    };
+    let size = 4 * head_dim * device.context.workload.sequence_length;
+    within_size(last, size, Touch::Read, span)
 }
 
 fn granted(launch: &Launch) -> Result<(), String> {

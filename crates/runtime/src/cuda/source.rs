@@ -7,8 +7,20 @@ pub enum Family {
     Norm,
     /// φ on latents, with what an online norm owes them.
     Latent,
+    /// What a latent that crosses between blocks passes through.
+    Crossing,
+    /// The rotary embedding.
+    Rotary,
     /// The product of gate and up.
     Gated,
+    /// The embedding, and the sum of its gradients.
+    Embedding,
+    /// Cross-entropy over a shard of the vocabulary.
+    Loss,
+    /// Copies around reshards.
+    Layout,
+    /// The norm of gradients, and AdamW.
+    Optimizer,
     /// Sums, zeros, changes of format, and the sum of what blocks left.
     Elementwise,
 }
@@ -42,14 +54,31 @@ pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 4] = [Family::Norm, Family::Latent, Family::Gated, Family::Elementwise];
+    pub const ALL: [Family; 10] = [
+        Family::Norm,
+        Family::Latent,
+        Family::Crossing,
+        Family::Rotary,
+        Family::Gated,
+        Family::Embedding,
+        Family::Loss,
+        Family::Layout,
+        Family::Optimizer,
+        Family::Elementwise,
+    ];
 
     /// The file's name, without its ending.
     pub fn name(self) -> &'static str {
         match self {
             Family::Norm => "norm",
             Family::Latent => "latent",
+            Family::Crossing => "crossing",
+            Family::Rotary => "rotary",
             Family::Gated => "gated",
+            Family::Embedding => "embedding",
+            Family::Loss => "loss",
+            Family::Layout => "layout",
+            Family::Optimizer => "optimizer",
             Family::Elementwise => "elementwise",
         }
     }
@@ -59,7 +88,13 @@ impl Family {
         match self {
             Family::Norm => include_str!("kernels/norm.cu"),
             Family::Latent => include_str!("kernels/latent.cu"),
+            Family::Crossing => include_str!("kernels/crossing.cu"),
+            Family::Rotary => include_str!("kernels/rotary.cu"),
             Family::Gated => include_str!("kernels/gated.cu"),
+            Family::Embedding => include_str!("kernels/embedding.cu"),
+            Family::Loss => include_str!("kernels/loss.cu"),
+            Family::Layout => include_str!("kernels/layout.cu"),
+            Family::Optimizer => include_str!("kernels/optimizer.cu"),
             Family::Elementwise => include_str!("kernels/elementwise.cu"),
         }
     }

@@ -12,6 +12,7 @@ use narrows_plan::program::{
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
+use narrows_runtime::cuda::launch::COEFFICIENTS;
 use narrows_runtime::cuda::{Argument, Device, Launches, Memory, bounds, launch};
 use narrows_runtime::order::Moment;
 
@@ -32,6 +33,8 @@ pub struct Case {
     pub phase: Phase,
     pub decays: HashMap<BufferId, bool>,
     pub stage: StageProgram,
+    pub rotary: Vec<f32>,
+    pub coefficients: [f32; COEFFICIENTS as usize],
     op: PassOp,
     reads: Vec<Access>,
     writes: Vec<Access>,
@@ -39,9 +42,12 @@ pub struct Case {
 }
 
 /// The arena afterwards.
+#[derive(PartialEq)]
 pub struct Outcome {
     arena: Vec<u8>,
     buffers: Vec<Buffer>,
+    /// The step's loss, which was 1 before.
+    pub loss: f64,
 }
 
 impl Case {
@@ -70,6 +76,8 @@ impl Case {
             phase: Phase::Forward,
             decays: HashMap::new(),
             stage,
+            rotary: vec![],
+            coefficients: [f32::NAN; COEFFICIENTS as usize],
             op,
             reads: vec![],
             writes: vec![],
@@ -84,6 +92,12 @@ impl Case {
             _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
         });
         self.place(shape, dtype, bytes)
+    }
+
+    /// A buffer of token ids, one a row.
+    pub fn ids(&mut self, ids: &[u32]) -> BufferId {
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.place((ids.len() as u64, 1), DType::U32, Some(bytes))
     }
 
     fn place(
@@ -132,6 +146,12 @@ impl Case {
         self
     }
 
+    /// The same with extents of their own.
+    pub fn accesses(&mut self, reads: Vec<Access>, writes: Vec<Access>) -> &mut Case {
+        (self.reads, self.writes) = (reads, writes);
+        self
+    }
+
     fn instr(&self) -> Instr {
         Instr {
             action: Action::Pass(self.op),
@@ -166,26 +186,36 @@ impl Case {
         let descending = self.execute(&launches, Order::Descending)?;
         for buffer in &self.stage.buffers {
             let bytes = bytes_of(buffer);
-            let same = ascending[bytes.clone()] == descending[bytes];
+            let same = ascending.arena[bytes.clone()] == descending.arena[bytes];
             assert!(same, "{} depends on the order of threads", buffer.name);
         }
-        assert_eq!(ascending, descending);
-        self.assert_untouched(&launches, &ascending);
-        Some(Outcome { arena: ascending, buffers: self.stage.buffers.clone() })
+        assert!(ascending == descending);
+        self.assert_untouched(&launches, &ascending.arena);
+        Some(ascending)
     }
 
-    fn execute(&self, launches: &Launches, order: Order) -> Option<Vec<u8>> {
+    fn execute(&self, launches: &Launches, order: Order) -> Option<Outcome> {
         let mut arena = Aligned::of(&self.arena);
         let mut scratch = Aligned::of(&vec![NOTHING; (launches.scratch_bytes + ROOM) as usize]);
+        let mut rotary = Aligned::of(bytemuck::cast_slice(&self.rotary));
+        let mut coefficients = self.coefficients;
+        let mut loss = [1.0];
         for launch in &launches.launches {
             let kernels = shim::kernels(launch.family)?;
-            let mut memory = Memories { arena: arena.bytes(), scratch: scratch.bytes() };
+            let mut memory = Memories {
+                arena: arena.bytes(),
+                scratch: scratch.bytes(),
+                rotary: bytemuck::cast_slice_mut(rotary.bytes()),
+                coefficients: &mut coefficients,
+                loss: &mut loss,
+            };
             let done = kernels.run(launch, &mut memory, order);
             done.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
         }
         let beyond = &scratch.bytes()[launches.scratch_bytes as usize..];
         assert!(beyond.iter().all(|byte| *byte == NOTHING), "more scratch memory is written");
-        Some(arena.bytes().to_vec())
+        let (arena, buffers) = (arena.bytes().to_vec(), self.stage.buffers.clone());
+        Some(Outcome { arena, buffers, loss: loss[0] })
     }
 
     /// That nothing changed but what the launches say they write.

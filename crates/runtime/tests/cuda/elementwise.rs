@@ -57,7 +57,7 @@ fn casts() {
         ] {
             assert_eq!(launch.kernel.ends_with("v8"), shift == 0, "{}", launch.kernel);
             let Some(kernels) = shim::kernels(launch.family) else { return };
-            let mut memory = Memories { arena: &mut arena, scratch: &mut [] };
+            let mut memory = Memories { arena: &mut arena, ..Memories::default() };
             kernels.run(&launch, &mut memory, Order::Ascending).unwrap();
         }
         let got = arena[back as usize..].chunks_exact(4).take(numbers.len());

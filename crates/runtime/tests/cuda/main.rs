@@ -1,12 +1,20 @@
 //! The CUDA kernels without a GPU: on processors through the shim, held against the processor
 //! backend's kernels; and compiled by NVRTC where there is one.
 
+#[path = "../../../plan/tests/check_support/mod.rs"]
+mod check_support;
+
 mod case;
+mod copies;
+mod crossing;
 mod elementwise;
+mod ends;
 mod gated;
 mod latent;
 mod norm;
 mod numbers;
 mod nvrtc;
 mod probes;
+mod programs;
 mod shim;
+mod step;

@@ -31,7 +31,7 @@ fn run(
         shared_bytes: 0,
         arguments,
     };
-    Some(kernels.run(&launch, &mut Memories { arena, scratch: &mut [] }, order))
+    Some(kernels.run(&launch, &mut Memories { arena, ..Memories::default() }, order))
 }
 
 #[test]

@@ -24,9 +24,13 @@ pub enum Order {
 }
 
 /// Memory that launches work on.
+#[derive(Default)]
 pub struct Memories<'a> {
     pub arena: &'a mut [u8],
     pub scratch: &'a mut [u8],
+    pub rotary: &'a mut [f32],
+    pub coefficients: &'a mut [f32],
+    pub loss: &'a mut [f64],
 }
 
 /// As shim.h has it.
@@ -136,6 +140,12 @@ fn compiled(compiler: &str, name: &str, text: &str) -> PathBuf {
 }
 
 impl Kernels {
+    /// Whether there is a kernel of this name.
+    pub fn has(&self, kernel: &str) -> bool {
+        // SAFETY: every kernel of the shim has this signature, and it is not called.
+        unsafe { lock(&self.0).get::<Entry>(kernel.as_bytes()).is_ok() }
+    }
+
     /// Runs a launch.
     ///
     /// # Errors
@@ -182,6 +192,9 @@ fn bits(argument: &Argument, memory: &mut Memories) -> (u8, u64) {
             let memory = match span.memory {
                 Memory::Arena => &mut *memory.arena,
                 Memory::Scratch => &mut *memory.scratch,
+                Memory::Rotary => bytemuck::cast_slice_mut(memory.rotary),
+                Memory::Coefficients => bytemuck::cast_slice_mut(memory.coefficients),
+                Memory::Loss => bytemuck::cast_slice_mut(memory.loss),
             };
             let begin = usize::try_from(span.begin).expect("an address");
             (b'p', memory[begin..].as_mut_ptr() as u64)

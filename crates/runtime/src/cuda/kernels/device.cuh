@@ -111,6 +111,13 @@ DEVICE void store(T* to, const float (&from)[COUNT]) {
     }
 }
 
+// COUNT numbers as they are.
+template <class T, int COUNT>
+DEVICE void copy(const T* from, T* to) {
+    using Piece = typename Word<sizeof(T) * COUNT>::type;
+    *reinterpret_cast<Piece*>(to) = *reinterpret_cast<const Piece*>(from);
+}
+
 template <int COUNT>
 struct Count {
     static constexpr int value = COUNT;
@@ -125,6 +132,18 @@ DEVICE void each(u32 columns, u32 lane, u32 lanes, Body body) {
     for (u32 column = lane * V; column < whole; column += lanes * V) body(Count<V>(), column);
     if constexpr (V > 1) {
         for (u32 column = whole + lane; column < columns; column += lanes) body(Count<1>(), column);
+    }
+}
+
+// The same over memory without rows, whose numbers may exceed 32 bits, for all threads of the grid.
+template <int V, class Body>
+DEVICE void each_of_all(u64 elements, Body body) {
+    const u64 first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
+    const u64 threads = u64(gridDim.x) * blockDim.x;
+    const u64 vectors = elements / V;
+    for (u64 at = first; at < vectors; at += threads) body(Count<V>(), at * V);
+    if constexpr (V > 1) {
+        for (u64 at = vectors * V + first; at < elements; at += threads) body(Count<1>(), at);
     }
 }
 

@@ -1,22 +1,6 @@
 // Sums, zeros and changes of format, over memory without rows; and the sum of what blocks left.
 #include "reduce.cuh"
 
-// The first number of this thread, and how far it is to its next.
-DEVICE u64 first_of_thread() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
-DEVICE u64 all_threads() { return u64(gridDim.x) * blockDim.x; }
-
-// As `each`, for counts beyond 32 bits.
-template <int V, class Body>
-DEVICE void each_of_all(u64 elements, Body body) {
-    const u64 vectors = elements / V;
-    for (u64 at = first_of_thread(); at < vectors; at += all_threads()) body(Count<V>(), at * V);
-    if constexpr (V > 1) {
-        for (u64 at = vectors * V + first_of_thread(); at < elements; at += all_threads()) {
-            body(Count<1>(), at);
-        }
-    }
-}
-
 template <class From, class To, int V>
 DEVICE void cast_all(const From* from, To* to, u64 elements) {
     each_of_all<V>(elements, [&](auto count, u64 at) {

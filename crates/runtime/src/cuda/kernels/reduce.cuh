@@ -45,3 +45,16 @@ DEVICE float over_row(float x) {
 DEVICE float inverse_rms(float s, float width, float epsilon) {
     return 1.0f / sqrtf(s / width + epsilon);
 }
+
+// The sum over all threads of a block of one dimension, in f64; thread 0 gets it. Each thread's
+// numbers are summed first, then the threads' in halves.
+DEVICE double over_block(double x) {
+    SHARED(double[256], of_threads);
+    of_threads[threadIdx.x] = x;
+    __syncthreads();
+    for (u32 half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) of_threads[threadIdx.x] += of_threads[threadIdx.x + half];
+        __syncthreads();
+    }
+    return of_threads[0];
+}

@@ -5,12 +5,16 @@
 //! in the arena, the scratch memory that the launches of one instruction share, and a few tables
 //! that belong to a session. Nothing is executed and nothing is read.
 
+mod copies;
+mod crossing;
 mod elementwise;
+mod ends;
 mod gated;
 mod latent;
 mod norm;
 mod operand;
 mod shape;
+mod step;
 
 use std::collections::HashMap;
 
@@ -18,10 +22,13 @@ use narrows_plan::program::{Action, BufferId, Constants, PassOp, StageProgram};
 use narrows_plan::strategy::Context;
 
 use crate::order::Moment;
+use copies::Way;
 
 pub use super::source::Family;
+pub use copies::rotary_table;
 pub use elementwise::{Cast, cast};
 pub use operand::{Argument, Memory, Span, Touch};
+pub use step::{COEFFICIENTS, coefficients};
 
 /// What launches depend on besides the instruction: the device's place, and its program.
 #[derive(Clone, Copy, Debug)]
@@ -123,10 +130,23 @@ impl Site<'_> {
             LatentRecoverBackward { activation } => latent::recover_backward(self, activation),
             GatedProduct { product } => gated::forward(self, product),
             GatedProductBackward { product } => gated::backward(self, product),
+            LatentNorm { activation } => crossing::norm(self, activation),
+            LatentNormBackward { activation } => crossing::norm_backward(self, activation),
+            TensorGate { a, b } => crossing::tensor_gate(self, (a, b)),
+            TensorGateBackward { a, b } => crossing::tensor_gate_backward(self, (a, b)),
+            Rope { head_dim } => copies::rope(self, head_dim, 1.0),
+            RopeBackward { head_dim } => copies::rope(self, head_dim, -1.0),
             Add => elementwise::add(self),
             AddInto => elementwise::add_into(self),
             Fill => elementwise::fill(self),
-            _ => Err("there is none for this pass".to_string()),
+            Gather => ends::gather(self),
+            ScatterAdd => ends::scatter_add(self),
+            LossMaximum | LossSum | LossGradient => ends::loss(self),
+            Pack { dim } => copies::copy(self, dim, Way::Pack),
+            Unpack { dim } => copies::copy(self, dim, Way::Unpack),
+            Slice { dim } => copies::copy(self, dim, Way::Slice),
+            SquareSum => step::square_sum(self),
+            AdamW => step::adamw(self),
         }
     }
 }

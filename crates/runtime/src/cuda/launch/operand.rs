@@ -16,6 +16,13 @@ pub enum Memory {
     Arena,
     /// Memory that the launches of one instruction share.
     Scratch,
+    /// Cosines and sines of all positions, made once a session:
+    /// [`rotary_table`](super::rotary_table).
+    Rotary,
+    /// The optimizer's numbers of the step: [`coefficients`](super::coefficients).
+    Coefficients,
+    /// The step's loss as this device has seen it, one f64. Zeroed before a step.
+    Loss,
 }
 
 /// What a kernel does there.

@@ -34,6 +34,19 @@ impl Format {
         Ok(Format { dtype, vector: if all { wide } else { 1 } })
     }
 
+    /// As [`Format::of`] for kernels that take four numbers at a time, of formats that differ.
+    pub fn of_four(dtype: DType, operands: &[Operand]) -> Made<Format> {
+        let all = operands.iter().all(|operand| operand.aligned(4));
+        Ok(Format { vector: if all { 4 } else { 1 }, ..Format::of(dtype, &[])? })
+    }
+
+    /// One number at a time, unless something else allows vectors too.
+    pub fn narrow_unless(&mut self, allowed: bool) {
+        if !allowed {
+            self.vector = 1;
+        }
+    }
+
     /// The name of a kernel for it.
     pub fn name(&self, kernel: &str) -> String {
         format!("{kernel}_{}_v{}", self.dtype.name(), self.vector)
@@ -85,6 +98,19 @@ impl Launch {
         let of_block = (THREADS / lanes).max(1);
         let blocks = small(rows.div_ceil(of_block))?;
         Ok(self.grid([blocks, 1, 1]).block([small(lanes)?, small(of_block)?, 1]))
+    }
+
+    /// A row of blocks for each of so many sums, for all columns of it.
+    pub(super) fn over_columns(self, sums: u64, columns: u64, format: Format) -> Made<Launch> {
+        let vectors = columns.div_ceil(format.vector).max(1);
+        let lanes = vectors.next_multiple_of(32).min(THREADS / 2);
+        let pieces = small(vectors.div_ceil(lanes).min(1 << 10))?;
+        Ok(self.grid([small(sums)?, pieces, 1]).block([small(lanes)?, 1, 1]))
+    }
+
+    /// One block as large as they are.
+    pub(super) fn one_block(self) -> Launch {
+        self.grid([1, 1, 1]).block([THREADS as u32, 1, 1])
     }
 
     /// Threads for every vector of memory without rows. They go round where that is too many.

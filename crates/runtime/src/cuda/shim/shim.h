@@ -354,3 +354,5 @@ inline u32 __float_as_uint(float value) {
     memcpy(&bits, &value, 4);
     return bits;
 }
+
+inline u32 min(u32 a, u32 b) { return a < b ? a : b; }

@@ -1,0 +1,92 @@
+// Cross-entropy over a shard of the vocabulary, in the three passes of cpu/kernels/loss.rs.
+//
+// logits [rows, columns] begin at token id `first`; maximum [rows]; packed [rows, 2]: the sum of
+// exp(logit − maximum) and the target's logit, 0 where another device has it.
+#include "reduce.cuh"
+
+template <class T, int V>
+DEVICE float largest(const T* logits, u32 columns, const RowTeam& team) {
+    float most = Larger::nothing();
+    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
+        float values[decltype(number)::value];
+        load(logits + column, values);
+#pragma unroll
+        for (float value : values) most = fmaxf(most, value);
+    });
+    return most;
+}
+
+template <class T, int V>
+DEVICE float exp_sum(const T* logits, float maximum, u32 columns, const RowTeam& team) {
+    float sum = 0.0f;
+    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
+        float values[decltype(number)::value];
+        load(logits + column, values);
+#pragma unroll
+        for (float value : values) sum += expf(value - maximum);
+    });
+    return sum;
+}
+
+// (softmax − onehot)·factor in place of the logits.
+template <class T, int V>
+DEVICE void loss_rows(T* logits, const float* maximum, const float* packed, const u32* targets,
+                      u32 rows, u32 columns, u32 first, float factor) {
+    const RowTeam team = row_team(rows);
+    if (!team.live) return;
+    const u32 target = targets[team.row] - first;  // Another device's is beyond all columns.
+    const float most = maximum[team.row], share = factor / packed[2 * team.row];
+    logits += team.row * columns;
+    each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
+        constexpr int COUNT = decltype(number)::value;
+        float values[COUNT];
+        load(logits + column, values);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            values[i] = expf(values[i] - most) * share - (column + i == target ? factor : 0.0f);
+        }
+        store(logits + column, values);
+    });
+}
+
+// The loss of these rows times the factor, also added to the step's: one block, in f64.
+KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* loss, double* step,
+       u32 rows, float factor) {
+    double sum = 0.0;
+    for (u32 row = threadIdx.x; row < rows; row += blockDim.x) {
+        sum += double(maximum[row]) + log(double(packed[2 * row])) - double(packed[2 * row + 1]);
+    }
+    sum = over_block(sum) * double(factor);
+    if (threadIdx.x == 0) {
+        *loss = float(sum);
+        *step += sum;
+    }
+}
+
+#define LOSS(T, V, ending)                                                                        \
+    KERNEL(256, 4, loss_maximum_##ending, const T* logits, float* maximum, u32 rows,              \
+           u32 columns) {                                                                         \
+        const RowTeam team = row_team(rows);                                                      \
+        float most = Larger::nothing();                                                           \
+        if (team.live) most = largest<T, V>(logits + team.row * columns, columns, team);          \
+        most = over_row<Larger>(most);                                                            \
+        if (team.live && team.lane == 0) maximum[team.row] = most;                                \
+    }                                                                                             \
+    KERNEL(256, 4, loss_sum_##ending, const T* logits, const float* maximum, const u32* targets,  \
+           float* packed, u32 rows, u32 columns, u32 first) {                                     \
+        const RowTeam team = row_team(rows);                                                      \
+        logits += team.row * columns;                                                             \
+        float sum = 0.0f;                                                                         \
+        if (team.live) sum = exp_sum<T, V>(logits, maximum[team.row], columns, team);             \
+        sum = over_row<Sum>(sum);                                                                 \
+        if (team.live && team.lane == 0) {                                                        \
+            const u32 target = targets[team.row] - first;                                         \
+            packed[2 * team.row] = sum;                                                           \
+            packed[2 * team.row + 1] = target < columns ? widen(logits[target]) : 0.0f;           \
+        }                                                                                         \
+    }                                                                                             \
+    KERNEL(256, 4, loss_gradient_##ending, T* logits, const float* maximum, const float* packed,  \
+           const u32* targets, u32 rows, u32 columns, u32 first, float factor) {                  \
+        loss_rows<T, V>(logits, maximum, packed, targets, rows, columns, first, factor);          \
+    }
+EACH_FORMAT(LOSS)

@@ -1,0 +1,42 @@
+// The rotary embedding on half-rotated pairs, in place: of a head of width w, features i and i + w/2
+// turn by the angle that the table has for the row's position and i.
+//
+// x is the first `columns` of rows that begin `stride` apart. The table is [positions, w], f32: w/2
+// cosines, then w/2 sines. Row r has position first + r mod count. Backward is sign −1.
+#include "device.cuh"
+
+template <class T, int V>
+DEVICE void turn_rows(T* x, const float* table, u32 rows, u32 columns, u32 stride, u32 head_dim,
+                      u32 first, u32 count, float sign) {
+    const RowTeam team = row_team(rows);
+    if (!team.live) return;
+    const u32 half = head_dim / 2;
+    const float* cosines = table + u64(first + team.row % count) * head_dim;
+    x += team.row * stride;
+    // V divides half, so that a vector of pairs is within a head.
+    each<V>(columns / 2, team.lane, team.lanes, [&](auto number, u32 pair) {
+        constexpr int COUNT = decltype(number)::value;
+        const u32 head = pair / half, i = pair - head * half;
+        T* lower = x + head * head_dim + i;
+        float a[COUNT], b[COUNT], cosine[COUNT], sine[COUNT];
+        load(lower, a);
+        load(lower + half, b);
+        load(cosines + i, cosine);
+        load(cosines + half + i, sine);
+#pragma unroll
+        for (int at = 0; at < COUNT; at++) {
+            const float turned = a[at] * cosine[at] - b[at] * sign * sine[at];
+            b[at] = b[at] * cosine[at] + a[at] * sign * sine[at];
+            a[at] = turned;
+        }
+        store(lower, a);
+        store(lower + half, b);
+    });
+}
+
+#define ROTARY(T, V, ending)                                                                     \
+    KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 columns, u32 stride,   \
+           u32 head_dim, u32 first, u32 count, float sign) {                                     \
+        turn_rows<T, V>(x, table, rows, columns, stride, head_dim, first, count, sign);          \
+    }
+EACH_FORMAT(ROTARY)
