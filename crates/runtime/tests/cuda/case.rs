@@ -12,6 +12,7 @@ use narrows_plan::program::{
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
+use narrows_runtime::cuda::bounds::Touched;
 use narrows_runtime::cuda::launch::COEFFICIENTS;
 use narrows_runtime::cuda::{Argument, Device, Launches, Memory, bounds, launch};
 use narrows_runtime::order::Moment;
@@ -161,8 +162,8 @@ impl Case {
         }
     }
 
-    /// The launches, which are within bounds.
-    pub fn launches(&self) -> Result<Launches, String> {
+    /// Calls `work` with the instruction on its device.
+    fn on_device<R>(&self, work: impl FnOnce(&Device, &Moment) -> R) -> R {
         let instr = self.instr();
         let moment = Moment { instr: &instr, phase: self.phase, microbatch: 0, slot: 0 };
         let device = Device {
@@ -173,8 +174,19 @@ impl Case {
             data: self.data,
             decays: &self.decays,
         };
-        let made = launch::pass(&device, &moment).map_err(|error| error.to_string())?;
-        bounds::check(&device, &moment, &made).unwrap_or_else(|error| panic!("{error}"));
+        work(&device, &moment)
+    }
+
+    /// What launches of this instruction touch.
+    pub fn check(&self, launches: &Launches) -> Result<Touched, String> {
+        let check = |device: &Device, moment: &Moment| bounds::check(device, moment, launches);
+        self.on_device(check).map_err(|error| error.to_string())
+    }
+
+    /// The launches, which are within bounds.
+    pub fn launches(&self) -> Result<Launches, String> {
+        let made = self.on_device(launch::pass).map_err(|error| error.to_string())?;
+        self.check(&made).unwrap_or_else(|error| panic!("{error}"));
         Ok(made)
     }
 

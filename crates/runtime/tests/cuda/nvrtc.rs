@@ -17,6 +17,8 @@ use narrows_runtime::cuda::source::{Family, HEADERS, NVRTC_OPTIONS};
 use super::probes;
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
+/// Not a processor: the compiler stops before machine code.
+const ASSEMBLY: &str = "compute_80";
 /// With 256 threads a block, four blocks of a multiprocessor have 64 registers a thread.
 const REGISTERS_MAX: u32 = 64;
 const CHILD: &str = "NARROWS_NVRTC_CHILD";
@@ -44,6 +46,7 @@ fn kernels_compile_and_fit() {
         println!("{}", compile(&library, text(name), architecture));
         return;
     }
+    let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
     for name in Family::ALL.map(Family::name).into_iter().chain(["probes"]) {
         for architecture in ARCHITECTURES {
             let log = in_child(&library, name, architecture);
@@ -60,6 +63,15 @@ fn kernels_compile_and_fit() {
                     && usage.stack_bytes == 0;
                 assert!(fits, "{architecture}: {usage:?}");
             }
+        }
+        // What is named for its vectors moves 16 bytes at a time.
+        for kernel in in_child(&library, name, ASSEMBLY).split(".entry ").skip(1) {
+            let entry = kernel.split('(').next().unwrap_or_default();
+            let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
+            assert!(
+                wide || !has_vectors(entry),
+                "{entry} accesses memory in small pieces: {kernel}"
+            );
         }
     }
 }
@@ -148,7 +160,7 @@ type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_i
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// Compiles to machine code, and returns the assembler's report.
+/// Compiles to machine code, and returns the assembler's report; or to PTX, and returns that.
 fn compile(library: &Path, text: &str, architecture: &str) -> String {
     let string = |text: &str| CString::new(text).expect("no zero bytes");
     let folder = library.parent().expect("a folder");
@@ -162,6 +174,7 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
 
     let headers: Vec<CString> = HEADERS.iter().map(|header| string(header.text)).collect();
     let names: Vec<CString> = HEADERS.iter().map(|header| string(header.name)).collect();
+    let assembly = architecture == ASSEMBLY;
     let architecture = format!("--gpu-architecture={architecture}");
     let options: Vec<CString> = NVRTC_OPTIONS
         .into_iter()
@@ -180,8 +193,6 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
         let create = nvrtc.get::<Create>(b"nvrtcCreateProgram").expect("a function");
         let compile = nvrtc.get::<Compile>(b"nvrtcCompileProgram").expect("a function");
         let cubin_size = nvrtc.get::<Size>(b"nvrtcGetCUBINSize").expect("a function");
-        let log_size = nvrtc.get::<Size>(b"nvrtcGetProgramLogSize").expect("a function");
-        let get_log = nvrtc.get::<Get>(b"nvrtcGetProgramLog").expect("a function");
         let mut program = ptr::null_mut();
         let count = HEADERS.len() as c_int;
         let (texts, names) = (header_texts.as_ptr(), header_names.as_ptr());
@@ -189,12 +200,22 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
             create(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), count, texts, names);
         assert_eq!(made, 0, "NVRTC takes the source");
         let failed = compile(program, options.len() as c_int, options.as_ptr());
-        let (mut bytes, mut cubin) = (0, 0);
-        assert_eq!(log_size(program, &mut bytes), 0);
-        let mut log = vec![0u8; bytes.max(1)];
-        assert_eq!(get_log(program, log.as_mut_ptr().cast()), 0);
-        let log = CStr::from_bytes_until_nul(&log).expect("a text").to_string_lossy().into_owned();
+        let text = |size: &[u8], get: &[u8]| -> String {
+            let size = nvrtc.get::<Size>(size).expect("a function");
+            let get = nvrtc.get::<Get>(get).expect("a function");
+            let mut bytes = 0;
+            assert_eq!(size(program, &mut bytes), 0);
+            let mut text = vec![0u8; bytes.max(1)];
+            assert_eq!(get(program, text.as_mut_ptr().cast()), 0);
+            let text = CStr::from_bytes_until_nul(&text).expect("a text");
+            text.to_string_lossy().into_owned()
+        };
+        let log = text(b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog");
         assert_eq!(failed, 0, "{log}");
+        if assembly {
+            return text(b"nvrtcGetPTXSize", b"nvrtcGetPTX");
+        }
+        let mut cubin = 0;
         assert_eq!(cubin_size(program, &mut cubin), 0);
         assert!(cubin > 0, "machine code, not PTX");
         log

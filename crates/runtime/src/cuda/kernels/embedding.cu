@@ -2,9 +2,8 @@
 //
 // The table is [table_rows, columns], from token id `first`; other tokens are another device's.
 // Gradients are added token by token in the order of their places, whatever the device does: the
-// tokens are sorted first, and one block sums all rows of one token. A thread sorts by counting how
-// many tokens belong before its own: tokens² comparisons, 0.1 ms for 16384 tokens on an A100 if it
-// makes two a clock in each of its lanes.
+// tokens are sorted first, and one row of blocks sums all rows of one token. A thread sorts by
+// counting how many tokens belong before its own: tokens² comparisons of a few instructions each.
 #include "reduce.cuh"
 
 template <class T, int V>

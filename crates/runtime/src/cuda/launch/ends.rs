@@ -49,7 +49,8 @@ pub(super) fn scatter_add(site: &Site) -> Made<Launches> {
         "scatter_order",
         vec![tokens.read(), order.write(), runs.write(), Argument::U32(count)],
     )
-    .over_all(dy.rows, 1)?;
+    .grid([small(dy.rows.div_ceil(64))?, 1, 1])
+    .block([64, 1, 1]);
 
     let format = Format::of(dy.dtype, &[dy, table])?;
     let mut arguments = vec![tokens.read(), order.read(), runs.read(), dy.read(), table.update()];

@@ -7,10 +7,9 @@ use super::{Argument, Family, Launch, Launches, Made, Memory};
 
 /// Threads of a block, at most: what the kernels are compiled for.
 const THREADS: u64 = 256;
-/// Blocks that a sum over rows is divided among, at most, and the rows below which that does not
-/// pay. With four blocks of a multiprocessor, 512 fill an A100 once, and leave a device of 132
-/// multiprocessors as many to do.
-const PARTS: u64 = 512;
+/// Blocks that a sum over rows is divided among, at most: what an A100 of 108 multiprocessors runs at
+/// once with four of them each, and most of what an H100 does. Below so many rows a block does not pay.
+const PARTS: u64 = 432;
 const ROWS_OF_PART: u64 = 8;
 /// Bytes of shared memory that a block has on every device since the A100.
 const SHARED_MAX: u64 = 160 * 1024;
