@@ -254,19 +254,19 @@ fn bytes_of(buffer: &Buffer) -> std::ops::Range<usize> {
 }
 
 /// Memory that begins where device memory does.
-struct Aligned {
+pub struct Aligned {
     held: Vec<u128>,
     size: usize,
 }
 
 impl Aligned {
-    fn of(bytes: &[u8]) -> Aligned {
+    pub fn of(bytes: &[u8]) -> Aligned {
         let mut aligned = Aligned { held: vec![0; bytes.len().div_ceil(16)], size: bytes.len() };
         aligned.bytes().copy_from_slice(bytes);
         aligned
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub fn bytes(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.held)[..self.size]
     }
 }

@@ -1,0 +1,395 @@
+//! The devices of one stage, as far as a test needs them: passes are launches that the shim runs,
+//! products and attention are the processor's on numbers of the operands' formats, collectives are
+//! made in the order of the devices.
+
+use std::collections::{BTreeMap, HashMap};
+
+use narrows_plan::emit::Split;
+use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
+use narrows_plan::program::{
+    Access, Action, Buffer, Exchange, Instr, Phase, Product, ProductForm, Program, Reduction,
+    Region,
+};
+use narrows_plan::{DType, Dim};
+use narrows_runtime::cpu::kernels::attention::{self, Gradients, Saved, Shape};
+use narrows_runtime::cpu::kernels::matrix::Matrix;
+use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut, Write, product};
+use narrows_runtime::cuda::launch::{self, rotary_table};
+use narrows_runtime::cuda::{Device, bounds};
+use narrows_runtime::order::{self, Moment};
+use narrows_runtime::parameters::logical_name;
+use narrows_runtime::place;
+
+use super::case::Aligned;
+use super::numbers::{bf16_bits, of_bf16};
+use super::shim::{self, Memories, Order};
+
+const SERIAL: Parallel = Parallel::SERIAL;
+
+/// Whole tensors by the logical name of their parameter, row-major.
+pub type Whole = BTreeMap<String, Vec<f32>>;
+
+pub struct Machine<'a> {
+    program: &'a Program,
+    arenas: Vec<Aligned>,
+    /// The loss that each device has seen.
+    pub losses: Vec<[f64; 1]>,
+    rotary: Vec<f32>,
+}
+
+impl<'a> Machine<'a> {
+    /// Memory that is not a number, but for weights and for gradients, which are zero.
+    pub fn new(program: &'a Program, weights: &Whole) -> Machine<'a> {
+        let devices = program.context.tensor();
+        let stage = &program.stages[0];
+        let arena = || Aligned::of(&vec![0xff; stage.arena.0 as usize]);
+        let head_dim = stage.forward.iter().find_map(|instr| match &instr.action {
+            Action::Attention(attention) => Some(attention.head_dim),
+            _ => None,
+        });
+        let positions = program.context.workload.sequence_length;
+        let theta = program.constants.rope_theta;
+        let mut machine = Machine {
+            program,
+            arenas: (0..devices).map(|_| arena()).collect(),
+            losses: vec![[0.0]; devices as usize],
+            rotary: rotary_table(positions, head_dim.unwrap_or(2), theta),
+        };
+        for device in 0..devices as usize {
+            for buffer in &stage.buffers {
+                match buffer.region {
+                    Region::Weight => machine
+                        .each_number(device, buffer, |name, element| Some(weights[name][element])),
+                    Region::Gradient => machine.each_number(device, buffer, |_, _| Some(0.0)),
+                    _ => {}
+                }
+            }
+        }
+        machine
+    }
+
+    /// The gradients of all parameters.
+    pub fn gradients(&mut self, like: &Whole) -> Whole {
+        let mut found: Whole =
+            like.iter().map(|(name, of)| (name.clone(), vec![f32::NAN; of.len()])).collect();
+        let stage = &self.program.stages[0];
+        for device in 0..self.arenas.len() {
+            for buffer in stage.buffers.iter().filter(|buffer| buffer.region == Region::Gradient) {
+                let numbers = self.read(device, buffer.offset, buffer.extent.columns, DType::F32);
+                let mut at = numbers.into_iter();
+                self.each_number(device, buffer, |name, element| {
+                    found.get_mut(name).expect("a parameter")[element] =
+                        at.next().expect("a number");
+                    None
+                });
+            }
+        }
+        found
+    }
+
+    /// Visits the numbers of a parameter's buffer in order, with the name and the element that each
+    /// is; what is given back is put there.
+    fn each_number(
+        &mut self,
+        device: usize,
+        buffer: &Buffer,
+        mut visit: impl FnMut(&str, usize) -> Option<f32>,
+    ) {
+        let Some(shard) = &buffer.shard else { return };
+        let devices = self.program.context.tensor();
+        let part = |size: u64, split| if shard.split == split { size / devices } else { size };
+        let members: Vec<_> = shard
+            .members
+            .iter()
+            .zip(&shard.offset_stride)
+            .map(|((name, rows, columns), stride)| {
+                // A tied head is stored as its transpose.
+                let tied = self.program.tied && name == "head";
+                let name = if tied { "embedding".into() } else { logical_name(&buffer.name, name) };
+                let held = (part(*rows, Split::Rows), part(*columns, Split::Columns));
+                let begin = |split| if shard.split == split { stride * device as u64 } else { 0 };
+                let first = (begin(Split::Rows), begin(Split::Columns));
+                let turn = |(a, b): (u64, u64)| if tied { (b, a) } else { (a, b) };
+                (name, turn(held), turn(first), turn((*rows, *columns)).1)
+            })
+            .collect();
+        let rows = members[0].1.0;
+        let mut at = buffer.offset;
+        for row in 0..rows {
+            for (name, held, first, whole) in &members {
+                for column in 0..held.1 {
+                    let element = (first.0 + row) * whole + first.1 + column;
+                    if let Some(number) = visit(name, element as usize) {
+                        self.put(device, at, buffer.extent.dtype, &[number]);
+                    }
+                    at += buffer.extent.dtype.width();
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, device: usize, begin: u64, count: u64, dtype: DType) -> Vec<f32> {
+        let bytes = &self.arenas[device].bytes()[begin as usize..][..dtype.bytes(count).0 as usize];
+        match dtype {
+            DType::Bf16 => {
+                bytes.chunks_exact(2).map(|b| of_bf16(u16::from_le_bytes([b[0], b[1]]))).collect()
+            }
+            _ => bytemuck::cast_slice(bytes).to_vec(),
+        }
+    }
+
+    fn put(&mut self, device: usize, begin: u64, dtype: DType, numbers: &[f32]) {
+        let bytes: Vec<u8> = match dtype {
+            DType::Bf16 => numbers.iter().flat_map(|x| bf16_bits(*x).to_le_bytes()).collect(),
+            _ => bytemuck::cast_slice(numbers).to_vec(),
+        };
+        self.arenas[device].bytes()[begin as usize..][..bytes.len()].copy_from_slice(&bytes);
+    }
+
+    fn operand(&mut self, device: usize, access: &Access, slot: u64) -> Vec<f32> {
+        let begin = place::range(&self.program.stages[0], access, slot).start;
+        let extent = access.extent;
+        self.read(device, begin, extent.rows * extent.columns, extent.dtype)
+    }
+
+    fn result(&mut self, device: usize, access: &Access, slot: u64, numbers: &[f32]) {
+        let begin = place::range(&self.program.stages[0], access, slot).start;
+        self.put(device, begin, access.extent.dtype, numbers);
+    }
+
+    /// Forward and backward of all microbatches, and the reductions of gradients. `None` where
+    /// nothing compiles kernels for processors.
+    pub fn run(&mut self, tokens: &[u32], targets: &[u32]) -> Option<()> {
+        let program = self.program;
+        let mut loaded = None;
+        for moment in order::step(&program.stages[0]) {
+            if moment.phase != Phase::Step && loaded != Some((moment.phase, moment.microbatch)) {
+                loaded = Some((moment.phase, moment.microbatch));
+                self.load(moment.microbatch, tokens, targets);
+            }
+            match &moment.instr.action {
+                Action::Collective(exchange) => self.exchange(exchange, &moment),
+                Action::Pass(_) if moment.phase == Phase::Step => {}
+                action => {
+                    for device in 0..self.arenas.len() {
+                        match action {
+                            Action::Gemm(of) => self.product(device, of, &moment),
+                            Action::Attention(of) => self.attention(device, of, &moment),
+                            _ => self.pass(device, &moment)?,
+                        }
+                    }
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Token ids and targets of every device's rows.
+    fn load(&mut self, microbatch: u64, tokens: &[u32], targets: &[u32]) {
+        let context = self.program.context;
+        let (work, devices) = (context.workload, context.tensor());
+        let first = microbatch * work.tokens();
+        for buffer in &self.program.stages[0].buffers {
+            let ids = match (buffer.region, buffer.name.as_str()) {
+                (Region::Input, "tokens") => tokens,
+                (Region::Input, "targets") => targets,
+                _ => continue,
+            };
+            for device in 0..devices {
+                let mine = |token: u64| match context.token_dim() {
+                    _ if buffer.extent.rows == context.tokens() => true,
+                    Some(Dim::Position) => {
+                        let position = token % work.sequence_length;
+                        position / (work.sequence_length / devices) == device
+                    }
+                    _ => token / (context.tokens() / devices) == device,
+                };
+                let ids: Vec<f32> = (0..context.tokens())
+                    .filter(|token| mine(*token))
+                    .map(|token| f32::from_bits(ids[(first + token) as usize]))
+                    .collect();
+                self.put(device as usize, buffer.offset, DType::U32, &ids);
+            }
+        }
+    }
+
+    fn pass(&mut self, at: usize, moment: &Moment) -> Option<()> {
+        let program = self.program;
+        let decays = HashMap::new();
+        let device = Device {
+            context: &program.context,
+            constants: &program.constants,
+            stage: &program.stages[0],
+            tensor: at as u64,
+            data: 0,
+            decays: &decays,
+        };
+        let made = launch::pass(&device, moment).unwrap_or_else(|error| panic!("{error}"));
+        bounds::check(&device, moment, &made).unwrap_or_else(|error| panic!("{error}"));
+        let mut scratch = Aligned::of(&vec![0xff; made.scratch_bytes as usize]);
+        for launch in &made.launches {
+            let mut memory = Memories {
+                arena: self.arenas[at].bytes(),
+                scratch: scratch.bytes(),
+                rotary: &mut self.rotary,
+                coefficients: &mut [],
+                loss: &mut self.losses[at],
+            };
+            let done = shim::kernels(launch.family)?.run(launch, &mut memory, Order::Ascending);
+            done.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
+        }
+        Some(())
+    }
+
+    fn product(&mut self, device: usize, of: &Product, moment: &Moment) {
+        let Instr { reads, writes, .. } = moment.instr;
+        let weight = if of.form == ProductForm::WeightGradient { &writes[0] } else { &reads[1] };
+        let shard = &self.program.stages[0].buffer(weight.buffer).shard;
+        let head =
+            shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
+        let transposed = self.program.tied && head;
+        let [left, right] = [0, 1].map(|port| self.operand(device, &reads[port], moment.slot));
+        let mut made = self.operand(device, &writes[0], moment.slot);
+        let sides = |access: &Access| (access.extent.rows as usize, access.extent.columns as usize);
+        let view = |numbers, access| View::new(numbers, sides(access).0, sides(access).1);
+        let w: Matrix = match (of.form, transposed) {
+            (ProductForm::WeightGradient, _) | (_, false) => view(&right, &reads[1]).into(),
+            (_, true) => {
+                let (rows, columns) = sides(&reads[1]);
+                View::new(&right, columns, rows).transposed()
+            }
+        };
+        let write = if of.accumulate { Write::Add } else { Write::Replace };
+        let (rows, columns) = sides(&writes[0]);
+        let (x, batch) = (view(&left, &reads[0]), of.batch as usize);
+        let y = ViewMut::new(&mut made, rows, columns);
+        match of.form {
+            ProductForm::Forward => product::forward(x, w, y, batch, write, SERIAL),
+            ProductForm::InputGradient => product::input_gradient(x, w, y, batch, write, SERIAL),
+            ProductForm::WeightGradient if transposed => {
+                let y = ViewMut::new(&mut made, columns, rows);
+                product::weight_gradient(view(&right, &reads[1]), x, y, batch, write, SERIAL);
+            }
+            ProductForm::WeightGradient => {
+                product::weight_gradient(x, view(&right, &reads[1]), y, batch, write, SERIAL);
+            }
+        }
+        self.result(device, &writes[0], moment.slot, &made);
+    }
+
+    /// The operands' columns side by side, worked on as one matrix.
+    fn attention(&mut self, device: usize, of: &Attention, moment: &Moment) {
+        let Instr { reads, writes, .. } = moment.instr;
+        let backward = of.direction == Direction::Backward;
+        let inputs = if backward { writes.len() } else { reads.len() };
+        let width = |access: &Access| access.extent.columns as usize;
+        let all: usize = reads[..inputs].iter().map(width).sum();
+        let rows = reads[0].extent.rows as usize;
+        let mut whole = vec![0.0; rows * all];
+        let mut first = 0;
+        for access in &reads[..inputs] {
+            let numbers = self.operand(device, access, moment.slot);
+            copy_columns((&numbers, width(access), 0), (&mut whole, all, first), width(access));
+            first += width(access);
+        }
+        let shape = Shape {
+            sequences: of.sequences as usize,
+            length: of.length as usize,
+            heads: of.heads as usize,
+            kv_heads: of.kv_heads as usize,
+            head_dim: of.head_dim as usize,
+        };
+        let queries = shape.heads * shape.head_dim;
+        let keys = (all - queries) / 2;
+        let used = shape.kv_heads * shape.head_dim;
+        // With fewer key heads than devices, all are held and the one of one's queries is used.
+        let held = keys / shape.head_dim;
+        let key = if held > shape.kv_heads {
+            let heads = shape.heads * self.arenas.len();
+            shape.heads * device / (heads / held) * shape.head_dim
+        } else {
+            0
+        };
+        let columns = [(0, queries), (queries + key, used), (queries + keys + key, used)];
+        let view = View::new(&whole, rows, all);
+        let [q, k, v] = columns.map(|(first, count)| view.column_range(first, count));
+        let mut scratch = vec![0.0; shape.scratch(SERIAL)];
+        if !backward {
+            let (mut out, mut lse) = (vec![0.0; rows * queries], vec![0.0; rows * shape.heads]);
+            let made =
+                (ViewMut::new(&mut out, rows, queries), ViewMut::new(&mut lse, rows, shape.heads));
+            attention::forward(shape, (q, k, v), made, &mut scratch, SERIAL);
+            self.result(device, &writes[0], moment.slot, &out);
+            self.result(device, &writes[1], moment.slot, &lse);
+            return;
+        }
+        let [out, lse, dout] =
+            [0, 1, 2].map(|at| self.operand(device, &reads[inputs + at], moment.slot));
+        let saved = Saved {
+            q,
+            k,
+            v,
+            out: View::new(&out, rows, queries),
+            lse: View::new(&lse, rows, shape.heads),
+            dout: View::new(&dout, rows, queries),
+        };
+        let mut made = columns.map(|(_, count)| vec![0.0; rows * count]);
+        let [dq, dk, dv] = &mut made;
+        let made_views = Gradients {
+            dq: ViewMut::new(dq, rows, queries),
+            dk: ViewMut::new(dk, rows, used),
+            dv: ViewMut::new(dv, rows, used),
+        };
+        attention::backward(shape, saved, made_views, &mut scratch, SERIAL);
+        whole.fill(0.0);
+        for (made, (first, count)) in made.iter().zip(columns) {
+            copy_columns((made, count, 0), (&mut whole, all, first), count);
+        }
+        let mut first = 0;
+        for access in writes {
+            let mut numbers = vec![0.0; rows * width(access)];
+            copy_columns((&whole, all, first), (&mut numbers, width(access), 0), width(access));
+            self.result(device, access, moment.slot, &numbers);
+            first += width(access);
+        }
+    }
+
+    /// Sums are made in f32 and rounded once.
+    fn exchange(&mut self, exchange: &Exchange, moment: &Moment) {
+        let Instr { reads, writes, .. } = moment.instr;
+        let devices = self.arenas.len();
+        for (from, to) in reads.iter().zip(writes) {
+            let sent: Vec<Vec<f32>> =
+                (0..devices).map(|device| self.operand(device, from, moment.slot)).collect();
+            let combined = || -> Vec<f32> {
+                let combine = |a: f32, b: f32| match exchange.reduction {
+                    Reduction::Sum => a + b,
+                    Reduction::Maximum => a.max(b),
+                };
+                let at = |i: usize| sent.iter().map(|sent| sent[i]).reduce(combine).expect("one");
+                (0..sent[0].len()).map(at).collect()
+            };
+            let part = sent[0].len() / devices;
+            for device in 0..devices {
+                let mine = device * part..(device + 1) * part;
+                let made: Vec<f32> = match exchange.kind {
+                    CollectiveKind::AllReduce => combined(),
+                    CollectiveKind::ReduceScatter => combined()[mine].to_vec(),
+                    CollectiveKind::AllGather => sent.concat(),
+                    CollectiveKind::AllToAll => {
+                        sent.iter().flat_map(|sent| sent[mine.clone()].to_vec()).collect()
+                    }
+                };
+                self.result(device, to, moment.slot, &made);
+            }
+        }
+    }
+}
+
+/// Columns of one matrix to those of another, each given with its width and the first column.
+fn copy_columns(from: (&[f32], usize, usize), to: (&mut [f32], usize, usize), count: usize) {
+    let rows = to.0.chunks_exact_mut(to.1).zip(from.0.chunks_exact(from.1));
+    for (into, of) in rows {
+        into[to.2..to.2 + count].copy_from_slice(&of[from.2..from.2 + count]);
+    }
+}
