@@ -15,6 +15,7 @@ mod latent;
 mod machine;
 mod norm;
 mod numbers;
+#[cfg(unix)]
 mod nvrtc;
 mod probes;
 mod programs;

@@ -14,7 +14,7 @@ struct Stack {
     }
 };
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__ELF__)
 
 struct Fiber {
     void* top = nullptr;
