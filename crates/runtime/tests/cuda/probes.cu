@@ -33,6 +33,19 @@ KERNEL(256, 1, reads_too_early, u32* out) {
     out[threadIdx.x] = values[(threadIdx.x + 1) % blockDim.x];
 }
 
+// With one barrier where two are needed: the second value may replace the first before all have read
+// it.
+KERNEL(256, 1, writes_too_early, u32* out) {
+    SHARED(u32[256], values);
+    u32 sum = 0;
+    for (u32 round = 0; round < 2; round++) {
+        values[threadIdx.x] = threadIdx.x + 1000 * round;
+        __syncthreads();
+        sum += values[(threadIdx.x + 37) % blockDim.x];
+    }
+    out[threadIdx.x] = sum;
+}
+
 KERNEL(256, 1, reads_in_time, u32* out) {
     SHARED(u32[256], values);
     values[threadIdx.x] = threadIdx.x;

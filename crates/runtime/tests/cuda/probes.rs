@@ -74,8 +74,10 @@ fn both_orders_show_races() {
         };
         [Order::Ascending, Order::Descending].into_iter().map(run).collect()
     };
-    let Some(early) = both("reads_too_early") else { return };
-    assert_ne!(early[0], early[1]);
+    for racing in ["reads_too_early", "writes_too_early"] {
+        let Some(made) = both(racing) else { return };
+        assert_ne!(made[0], made[1], "{racing}");
+    }
     let in_time = both("reads_in_time").unwrap();
     assert_eq!(in_time[0], in_time[1]);
     let numbers: &[u8] = &in_time[0][..16];

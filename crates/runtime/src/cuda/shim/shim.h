@@ -4,8 +4,9 @@
 // mma, ldmatrix) are barriers of the warp. Blocks run one after the other. What no test on a GPU
 // reports is an error here: threads that wait at different barriers, a thread that ended while
 // others wait for it, lanes left out of a mask, arguments that are not those the kernel declares.
-// Shared memory holds NaNs when a block begins. Fibers and blocks run in either order: a kernel
-// that lacks a barrier, or whose blocks depend on each other, differs between the two.
+// Shared memory holds NaNs when a block begins. Fibers and blocks run in either order, one always
+// as far as it can before the next: a kernel that lacks a barrier, or whose blocks depend on each
+// other, differs between the two.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -99,6 +100,8 @@ struct Block {
     // Arrays of the block, by their declaration.
     std::vector<std::pair<const void*, std::vector<uint4>>> arrays;
     bool failed = false;
+    // Whether the running thread let others of its warp go.
+    bool warp_released = false;
     char error[512];
     void (*body)(void*) = nullptr;
     void* of = nullptr;
@@ -134,6 +137,7 @@ inline __attribute__((noinline)) void wait_for_warp(Barrier at) {
         }
     }
     for (u32 lane = 0; lane < 32; lane++) first[lane].state = State::ready;
+    block.warp_released = true;
 }
 
 // Every lane's value, in the order of lanes, `SLOT` bytes apart.
@@ -219,19 +223,22 @@ inline void run_block(bool descending) {
         start_fiber(thread.fiber, begin_thread);
     }
     for (;;) {
-        bool moved = false;
         u32 done = 0, waiting = 0;
-        for (u32 at = 0; at < count; at++) {
+        // The first thread that can go on always does, as far as it can: what others have not read
+        // yet it may overwrite, what they have not written yet it may read.
+        for (u32 at = 0; at < count;) {
             Thread& thread = block.threads[descending ? count - 1 - at : at];
-            if (thread.state == State::ready) {
-                block.current = &thread;
-                threadIdx = thread.index;
-                switch_fiber(block.scheduler, thread.fiber);
-                moved = true;
-                if (block.failed) return;
+            if (thread.state != State::ready) {
+                at++;
+                continue;
             }
+            block.current = &thread;
+            block.warp_released = false;
+            threadIdx = thread.index;
+            switch_fiber(block.scheduler, thread.fiber);
+            if (block.failed) return;
+            if (block.warp_released) at = at / 32 * 32;
         }
-        if (moved) continue;
         const Barrier& first = block.threads[0].barrier;
         for (Thread& thread : block.threads) {
             done += thread.state == State::done;
