@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::times::Times;
@@ -35,16 +36,18 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// Starts it for (sequences, length), and takes its first step, for which it may compile.
+    /// Starts it for (sequences, length) from the weights and tokens of the file `start`.
     pub fn start(
         python: &str,
         mode: Mode,
         threads: usize,
         (sequences, length): (u64, u64),
+        start: &Path,
     ) -> Result<Torch, Box<dyn Error>> {
         let mut process = Command::new(python)
             .args([SCRIPT, &mode.to_string(), &threads.to_string()])
             .args([sequences.to_string(), length.to_string()])
+            .arg(start)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -57,7 +60,6 @@ impl Torch {
         let (parameters, version) = first.split_once(' ').ok_or("says something else")?;
         torch.parameters = parameters.parse()?;
         torch.version = version.trim().to_string();
-        torch.step().map_err(|_| "its first step fails")?;
         Ok(torch)
     }
 

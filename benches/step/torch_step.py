@@ -1,12 +1,15 @@
 """Training steps of CoLA-60M in PyTorch on processors, one a line of standard input.
 
-    python torch_step.py {eager,compile} THREADS SEQUENCES LENGTH
+    python torch_step.py {eager,compile} THREADS SEQUENCES LENGTH START
 
-First it says how many parameters there are; then, for every line read, it makes one step and says the
-seconds by the clock, the seconds of processor time, and the loss. Written for speed within plain
+START holds the weights to begin from, f32, in the order of `Cola.load`, and after them the token ids,
+i32. First it says how many parameters there are; then, for every line read, it makes one step and says
+the seconds by the clock, the seconds of processor time, and the loss. Written for speed within plain
 PyTorch: fused attention, cross entropy and AdamW, and what shares an input is one product.
 """
 
+import math
+import pathlib
 import sys
 import time
 
@@ -67,9 +70,34 @@ class Cola(nn.Module):
         angles = torch.outer(torch.arange(length), torch.cat((frequencies, frequencies)))
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+
+    @torch.no_grad()
+    def load(self, numbers):
+        """Takes its weights from the beginning of `numbers`, and returns how many it took."""
+        taken = 0
+
+        def take(*shape):
+            nonlocal taken
+            first, taken = taken, taken + math.prod(shape)
+            return numbers[first:taken].view(shape)
+
+        def take_pairs(pairs, d_in, *d_outs):
+            factors = [(take(d_in, RANK), take(RANK, d_out)) for d_out in d_outs]
+            pairs.a.weight.copy_(torch.cat([a for a, _ in factors], dim=1).T)
+            for linear, (_, b) in zip(pairs.b, factors):
+                linear.weight.copy_(b.T)
+
+        self.embedding.weight.copy_(take(VOCABULARY, HIDDEN))
+        for block in self.blocks:
+            block.norm1.weight.copy_(take(HIDDEN))
+            take_pairs(block.qkv, HIDDEN, HIDDEN, HIDDEN, HIDDEN)
+            take_pairs(block.o, HIDDEN, HIDDEN)
+            block.norm2.weight.copy_(take(HIDDEN))
+            take_pairs(block.gate_up, HIDDEN, D_FF, D_FF)
+            take_pairs(block.down, D_FF, HIDDEN)
+        self.norm.weight.copy_(take(HIDDEN))
+        self.head.weight.copy_(take(HIDDEN, VOCABULARY).T)
+        return taken
 
     def forward(self, tokens, targets):
         x = self.embedding(tokens)
@@ -82,15 +110,16 @@ class Cola(nn.Module):
 def main():
     mode, threads, sequences, length = sys.argv[1], *map(int, sys.argv[2:5])
     torch.set_num_threads(threads)
-    torch.manual_seed(1)
+    start = bytearray(pathlib.Path(sys.argv[5]).read_bytes())
     model = Cola(length)
+    weights = model.load(torch.frombuffer(start, dtype=torch.float32))
     parameters = list(model.parameters())
     matrices = [p for p in parameters if p.dim() > 1]
     scales = [p for p in parameters if p.dim() <= 1]
     groups = [dict(params=matrices, weight_decay=0.1), dict(params=scales, weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    ids = torch.randint(VOCABULARY, (sequences, length + 1))
-    tokens, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    ids = torch.frombuffer(start, dtype=torch.int32, offset=4 * weights).long()
+    tokens, targets = (ids[at : at + sequences * length].view(sequences, length) for at in (0, 1))
     loss_of = torch.compile(model) if mode == "compile" else model
 
     def step():

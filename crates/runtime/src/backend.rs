@@ -3,6 +3,7 @@
 use narrows_plan::program::Phase;
 use narrows_plan::{Bytes, CheckedProgram};
 
+use crate::cluster::ClusterError;
 use crate::report::Report;
 
 /// Something that can execute a program.
@@ -98,6 +99,20 @@ pub enum RunError {
     Threads {
         /// What the system says.
         why: String,
+    },
+    /// Another process of the run is gone, late, or ended it.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// A device is a process, and there is another number of them.
+    #[error(
+        "the program is for {devices} devices, and {processes} processes were started (try: as many \
+         processes, one a device, or a plan for so many)"
+    )]
+    Processes {
+        /// Devices of the program.
+        devices: u64,
+        /// Processes of the cluster.
+        processes: u64,
     },
     /// A step was given another number of tokens than the program runs.
     #[error("a step takes {wanted} tokens and as many targets, not {tokens} and {targets}")]

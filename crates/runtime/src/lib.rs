@@ -13,6 +13,7 @@
 
 pub mod backend;
 pub mod checkpoint;
+pub mod cluster;
 pub mod cpu;
 pub mod cuda;
 pub mod data;

@@ -107,6 +107,26 @@ impl Coordinates {
         }
     }
 
+    /// The number of the device that is there.
+    pub fn device(&self, mesh: &Mesh) -> u64 {
+        self.tensor + mesh.tensor * (self.data + mesh.data * self.stage)
+    }
+
+    /// One's group along an axis, in its order; of a pipeline longer than `size`, its first and its
+    /// last stage.
+    pub fn members(self, axis: Axis, size: u64, mesh: &Mesh) -> impl Iterator<Item = u64> {
+        let (mesh, last) = (*mesh, mesh.size(axis) - 1);
+        (0..size).map(move |place| {
+            let place = if size <= last && place > 0 { last } else { place };
+            let at = match axis {
+                Axis::Tensor => Coordinates { tensor: place, ..self },
+                Axis::Data => Coordinates { data: place, ..self },
+                Axis::Pipeline => Coordinates { stage: place, ..self },
+            };
+            at.device(&mesh)
+        })
+    }
+
     /// One's place along an axis.
     pub fn along(&self, axis: Axis) -> u64 {
         match axis {
@@ -172,12 +192,12 @@ impl<'a> Device<'a> {
 
     fn send(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
         let to = u64::from(hop.stage);
-        let Some(pipe) = self.links.pipe(&self.at, self.at.stage, to) else {
+        let Some(way) = self.links.way(&self.at, self.at.stage, to) else {
             return Err(self.unfit(ready, "names a stage that is no neighbour"));
         };
         let ranges = || ready.instr.reads.iter().map(|access| self.range(ready, access));
         let sent: u64 = ranges().map(|range| 4 * range.len() as u64).sum();
-        pipe.send(ranges().map(|range| self.arena.slice(range)));
+        self.links.send(way, ranges().map(|range| self.arena.slice(range)))?;
         self.report.sent.0 += sent;
         Ok(())
     }
@@ -185,11 +205,11 @@ impl<'a> Device<'a> {
     fn receive(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
         let from = u64::from(hop.stage);
         let links = self.links;
-        let Some(pipe) = links.pipe(&self.at, from, self.at.stage) else {
+        let Some(way) = links.way(&self.at, from, self.at.stage) else {
             return Err(self.unfit(ready, "names a stage that is no neighbour"));
         };
         let mut fits = true;
-        pipe.receive(&links.abort, |numbers| {
+        links.receive(way, |numbers| {
             self.clock.read(Part::Bubble);
             let mut rest = numbers;
             for access in &ready.instr.writes {

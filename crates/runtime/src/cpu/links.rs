@@ -2,26 +2,54 @@
 //! stages.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use narrows_plan::mesh::{Axis, Group, Mesh};
+use narrows_plan::mesh::{self, Axis, Mesh};
 use narrows_plan::program::{Action, Phase, Program, StageProgram};
 
 use super::barrier::Abort;
-use super::device::Coordinates;
-use super::exchange::Exchange;
+use super::device::{Coordinates, Stop};
+use super::exchange::{Exchange, Kind, Moved};
 use super::pipe::Pipe;
+use crate::backend::RunError;
+use crate::cluster::{Channel, Cluster, Fault, Group as Wires, Wire};
 
 /// The groups of all devices, and the pipes between neighbouring stages.
 pub struct Links {
-    groups: HashMap<(Axis, u64, u64), Exchange>,
+    groups: HashMap<(Axis, u64, u64), Group>,
     /// By tensor and data coordinate, sending and receiving stage.
-    pipes: HashMap<(u64, u64, u64, u64), Pipe>,
+    pipes: HashMap<(u64, u64, u64, u64), Way>,
+    /// The processes that the devices are, if they are not all of this one.
+    pub cluster: Option<Arc<Cluster>>,
     pub abort: Abort,
+}
+
+/// The devices of a group.
+enum Group {
+    /// All of this process.
+    Memory(Exchange),
+    /// Each a process.
+    Wires(Wires),
+}
+
+/// How what is sent comes to a neighbouring stage.
+pub enum Way {
+    /// It is of this process.
+    Memory(Pipe),
+    /// It is another.
+    Wire(Wire),
+}
+
+/// A group as one of its devices sees it.
+pub struct Place<'l> {
+    links: &'l Links,
+    group: &'l Group,
+    me: usize,
 }
 
 /// What may be under way from a stage to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Traffic {
     /// Who sends.
     from: u64,
     /// Who receives.
@@ -33,18 +61,18 @@ pub struct Way {
     numbers: usize,
 }
 
-impl Way {
+impl Traffic {
     /// Bytes of the copies that are kept for it.
     pub fn bytes(&self) -> u64 {
         self.transfers * 4 * self.numbers as u64
     }
 }
 
-/// The ways between the stages of a program; every device has those of its stage.
-pub fn ways(program: &Program) -> impl Iterator<Item = Way> {
+/// What goes between the stages of a program; every device has what its stage has.
+pub fn traffic(program: &Program) -> impl Iterator<Item = Traffic> {
     let later = 1..program.stages.len() as u64;
     let pairs = later.flat_map(|stage| [(stage - 1, stage), (stage, stage - 1)]);
-    pairs.map(|(from, to)| Way {
+    pairs.map(|(from, to)| Traffic {
         from,
         to,
         transfers: program.stages[from.min(to) as usize].slots,
@@ -63,57 +91,180 @@ fn largest_transfer(stage: &StageProgram, to: u64) -> usize {
     (bytes.max().unwrap_or(0) / 4) as usize
 }
 
+/// The sizes that groups over an axis have: of a pipeline also two, the first and the last stage,
+/// which share a tied weight.
+fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
+    let size = mesh.size(axis);
+    std::iter::once(size).chain((axis == Axis::Pipeline && size > 2).then_some(2))
+}
+
+const AXES: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
+
+/// The devices that a device meets in collectives and transfers.
+pub fn neighbours(device: u64, mesh: &Mesh) -> Vec<u64> {
+    let at = Coordinates::of(device, mesh);
+    let along = AXES.into_iter().flat_map(|axis| at.members(axis, mesh.size(axis), mesh));
+    let mut all: Vec<u64> = along.filter(|other| *other != device).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 impl Links {
-    /// For the devices of a program.
-    pub fn new(program: &Program) -> Links {
+    /// For the devices of a program, all of this process.
+    pub fn in_memory(program: &Program) -> Links {
         let mesh = &program.context.mesh;
-        let mut links =
-            Links { groups: HashMap::new(), pipes: HashMap::new(), abort: Abort::default() };
+        let mut links = Links::none(None);
         for device in 0..mesh.devices() {
             let at = Coordinates::of(device, mesh);
-            for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
-                let size = mesh.size(axis);
-                let mut add = |size: u64| {
+            for axis in AXES {
+                for size in group_sizes(axis, mesh) {
                     let key = (axis, at.group(axis, mesh), size);
-                    links.groups.entry(key).or_insert_with(|| Exchange::new(size as usize));
-                };
-                add(size);
-                if axis == Axis::Pipeline && size > 2 {
-                    // The first and the last stage, which share a tied weight.
-                    add(2);
+                    let make = || Group::Memory(Exchange::new(size as usize));
+                    links.groups.entry(key).or_insert_with(make);
                 }
             }
-            for way in ways(program).filter(|way| way.from == at.stage) {
-                let pipe = Pipe::new(way.transfers as usize, way.numbers);
-                links.pipes.insert((at.tensor, at.data, way.from, way.to), pipe);
+            for traffic in traffic(program).filter(|traffic| traffic.from == at.stage) {
+                let pipe = Pipe::new(traffic.transfers as usize, traffic.numbers);
+                let key = (at.tensor, at.data, traffic.from, traffic.to);
+                links.pipes.insert(key, Way::Memory(pipe));
             }
         }
         links
     }
 
-    /// One's group, and one's number in it.
-    pub fn group(
-        &self,
-        at: &Coordinates,
-        group: &Group,
-        mesh: &Mesh,
-    ) -> Option<(&Exchange, usize)> {
-        let exchange = self.groups.get(&(group.axis, at.group(group.axis, mesh), group.size))?;
+    /// For the device that a process of a cluster is. Where a group is, and it is not connected with
+    /// all of it, its collectives are refused.
+    pub fn of_process(program: &Program, cluster: Arc<Cluster>) -> Links {
+        let mesh = &program.context.mesh;
+        let at = Coordinates::of(cluster.rank(), mesh);
+        let mut links = Links::none(Some(cluster.clone()));
+        for axis in AXES {
+            for size in group_sizes(axis, mesh) {
+                let ends = size != mesh.size(axis);
+                let channel = if ends { Channel::Ends } else { Channel::Axis(axis) };
+                let members: Vec<u64> = at.members(axis, size, mesh).collect();
+                if let Some(group) = cluster.group(&members, channel) {
+                    links.groups.insert((axis, at.group(axis, mesh), size), Group::Wires(group));
+                }
+            }
+        }
+        for traffic in traffic(program) {
+            let other = match (traffic.from == at.stage, traffic.to == at.stage) {
+                (true, _) => traffic.to,
+                (_, true) => traffic.from,
+                _ => continue,
+            };
+            let other = Coordinates { stage: other, ..at }.device(mesh);
+            if let Some(wire) = cluster.wire(other) {
+                let key = (at.tensor, at.data, traffic.from, traffic.to);
+                links.pipes.insert(key, Way::Wire(wire));
+            }
+        }
+        links
+    }
+
+    fn none(cluster: Option<Arc<Cluster>>) -> Links {
+        let (groups, pipes) = (HashMap::new(), HashMap::new());
+        Links { groups, pipes, cluster, abort: Abort::default() }
+    }
+
+    /// One's group, and one's place in it.
+    pub fn group(&self, at: &Coordinates, group: &mesh::Group, mesh: &Mesh) -> Option<Place<'_>> {
+        let key = (group.axis, at.group(group.axis, mesh), group.size);
         let mut me = at.along(group.axis);
         if group.size != mesh.size(group.axis) {
             me = u64::from(me > 0);
         }
-        Some((exchange, me as usize))
+        Some(Place { links: self, group: self.groups.get(&key)?, me: me as usize })
     }
 
-    /// The pipe of one's column of stages from one of them to another.
-    pub fn pipe(&self, at: &Coordinates, from: u64, to: u64) -> Option<&Pipe> {
+    /// The way of one's column of stages from one of them to another.
+    pub fn way(&self, at: &Coordinates, from: u64, to: u64) -> Option<&Way> {
         self.pipes.get(&(at.tensor, at.data, from, to))
     }
 
     /// Bytes of the copies that a device keeps to send with.
     pub fn bytes(&self, at: &Coordinates) -> u64 {
         let neighbours = [at.stage.wrapping_sub(1), at.stage.wrapping_add(1)];
-        neighbours.iter().filter_map(|to| self.pipe(at, at.stage, *to)).map(Pipe::bytes).sum()
+        let ways = neighbours.iter().filter_map(|to| self.way(at, at.stage, *to));
+        ways.map(|way| if let Way::Memory(pipe) = way { pipe.bytes() } else { 0 }).sum()
+    }
+
+    /// A fault of the cluster as what stops a device.
+    fn stop(&self, fault: Fault) -> Stop {
+        match &self.cluster {
+            Some(cluster) => Stop::Failed(Box::new(RunError::Cluster(cluster.error(fault)))),
+            None => Stop::Aborted,
+        }
+    }
+
+    /// Sends these, one after the other.
+    ///
+    /// # Errors
+    /// When the other stage's process is gone.
+    pub fn send<'a>(
+        &self,
+        way: &Way,
+        operands: impl Iterator<Item = &'a [f32]> + Clone,
+    ) -> Result<(), Stop> {
+        match way {
+            Way::Memory(pipe) => {
+                pipe.send(operands);
+                Ok(())
+            }
+            Way::Wire(wire) => wire.send(operands).map_err(|fault| self.stop(fault)),
+        }
+    }
+
+    /// Waits for the next transfer, and passes it to `take`.
+    ///
+    /// # Errors
+    /// When another device failed.
+    pub fn receive(&self, way: &Way, take: impl FnOnce(&[f32])) -> Result<(), Stop> {
+        match way {
+            Way::Memory(pipe) => Ok(pipe.receive(&self.abort, take)?),
+            Way::Wire(wire) => wire.receive(take).map_err(|fault| self.stop(fault)),
+        }
+    }
+}
+
+impl Place<'_> {
+    /// How many members.
+    pub fn members(&self) -> usize {
+        match self.group {
+            Group::Memory(exchange) => exchange.members(),
+            Group::Wires(wires) => wires.members(),
+        }
+    }
+
+    /// A collective of a whole buffer in place.
+    ///
+    /// # Errors
+    /// When another device failed.
+    pub fn in_place(&self, operand: &mut [f32], kind: Kind) -> Result<Moved, Stop> {
+        match self.group {
+            Group::Memory(exchange) => {
+                Ok(exchange.in_place(self.me, operand, kind, &self.links.abort)?)
+            }
+            Group::Wires(wires) => {
+                wires.in_place(operand, kind).map_err(|fault| self.links.stop(fault))
+            }
+        }
+    }
+
+    /// A collective from one buffer to another.
+    ///
+    /// # Errors
+    /// When another device failed.
+    pub fn between(&self, source: &[f32], target: &mut [f32], kind: Kind) -> Result<Moved, Stop> {
+        match self.group {
+            Group::Memory(exchange) => {
+                Ok(exchange.between(self.me, source, target, kind, &self.links.abort)?)
+            }
+            Group::Wires(wires) => {
+                wires.between(source, target, kind).map_err(|fault| self.links.stop(fault))
+            }
+        }
     }
 }

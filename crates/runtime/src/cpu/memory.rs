@@ -12,7 +12,7 @@ use narrows_plan::Bytes;
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 
-use super::links::ways;
+use super::links::traffic;
 use crate::parameters::logical_parameters;
 
 /// Whole tensors that are in memory at once besides the arenas.
@@ -29,7 +29,7 @@ pub fn needed(model: &Model, program: &Program, gathered: Gathered) -> Bytes {
     let mesh = program.context.mesh;
     let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();
-    let transfers: u128 = ways(program).map(|way| u128::from(way.bytes())).sum();
+    let transfers: u128 = traffic(program).map(|traffic| u128::from(traffic.bytes())).sum();
     let elements: u128 =
         logical_parameters(model).iter().map(|parameter| u128::from(parameter.elements())).sum();
     let copies = match gathered {

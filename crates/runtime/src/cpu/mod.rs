@@ -1,5 +1,5 @@
 //! The processor backend: devices are threads, each with its own arena, and collectives are made
-//! in memory.
+//! in memory. Or every device is a process of a [`cluster`](crate::cluster), with the same bits.
 //!
 //! A [`Session`] holds the arenas of all devices of a program and runs steps on them. It is given
 //! weights by logical name and gives them back so; what lies where is the program's business alone.
@@ -7,6 +7,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | [`session`] | allocates, runs all devices for a step |
+//! | `share` | what came of it, here and in other processes |
 //! | `device` | one device: its turns, its instructions |
 //! | `crew`, `links` | the threads of devices, and what ties them together |
 //! | `clock` | what a device's time is spent on |
@@ -28,9 +29,11 @@ mod links;
 pub mod memory;
 mod pipe;
 pub mod session;
+mod share;
 pub mod tensors;
 mod weights;
 
 pub use clock::Lap;
+pub(crate) use exchange::{Kind, Moved};
 pub use session::{Done, Session, StepInput};
 pub use tensors::{Tensors, Whole};

@@ -1,6 +1,8 @@
 //! A session: the memory of all devices, and what can be done with it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 use narrows_plan::kernel::Attention;
@@ -12,22 +14,26 @@ use narrows_plan::{Bytes, CheckedProgram, Precision};
 
 use super::arena::Arena;
 use super::clock::{Clock, Lap};
-use super::crew::{Crew, Outcome};
-use super::device::{Coordinates, Device, StageParts, Step, Stop};
+use super::crew::Crew;
+use super::device::{Coordinates, Device, StageParts, Step};
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
-use super::links::Links;
+use super::links::{Links, neighbours};
+use super::share::Share;
 use super::tensors::numbers_of;
 use super::weights::Held;
 use crate::backend::RunError;
+use crate::cluster::Cluster;
 use crate::optimizer::Optimizer;
 use crate::parameters::{Role, logical_parameters};
 use crate::parts::{Part, Parts};
 use crate::report::{DeviceId, DeviceReport, Report};
 
-/// A program with its memory.
+/// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
     pub(super) program: CheckedProgram,
+    /// The devices of this process; what follows has an entry for each.
+    pub(super) devices: Range<u64>,
     pub(super) arenas: Vec<Arena>,
     scratch: Vec<Vec<f32>>,
     /// What each device did in a step.
@@ -66,6 +72,8 @@ pub struct Done {
     pub report: Report,
     /// What its time was spent on: means over the devices, which add up to all of it.
     pub time: Parts,
+    /// Bytes that each device holds besides its arena, see [`Session::scratch`].
+    pub scratch: Vec<u64>,
 }
 
 impl Session {
@@ -78,6 +86,42 @@ impl Session {
         model: &Model,
         program: CheckedProgram,
         threads: usize,
+    ) -> Result<Session, RunError> {
+        let devices = 0..program.program().context.mesh.devices();
+        let links = Links::in_memory(program.program());
+        Session::of_devices(model, program, threads, (devices, links))
+    }
+
+    /// The same for one device alone: that whose number this process has in the cluster. Every process
+    /// must make the same calls of the session, in the same order.
+    ///
+    /// # Errors
+    /// As [`new`](Session::new), and when the program is not for as many devices as there are processes.
+    pub fn of_process(
+        model: &Model,
+        program: CheckedProgram,
+        threads: usize,
+        cluster: Arc<Cluster>,
+    ) -> Result<Session, RunError> {
+        let (devices, processes) = (program.program().context.mesh.devices(), cluster.world());
+        if devices != processes {
+            return Err(RunError::Processes { devices, processes });
+        }
+        let device = cluster.rank()..cluster.rank() + 1;
+        let links = Links::of_process(program.program(), cluster);
+        Session::of_devices(model, program, threads, (device, links))
+    }
+
+    /// The processes that one must be connected with, to run a program as the device of this number.
+    pub fn neighbours(program: &Program, device: u64) -> Vec<u64> {
+        neighbours(device, &program.context.mesh)
+    }
+
+    fn of_devices(
+        model: &Model,
+        program: CheckedProgram,
+        threads: usize,
+        (devices, links): (Range<u64>, Links),
     ) -> Result<Session, RunError> {
         let whole = program.program();
         if whole.context.precision != Precision::Full32 {
@@ -100,14 +144,12 @@ impl Session {
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| RunError::OtherModel { model: model.name.clone() })?;
         let mesh = whole.context.mesh;
-        let devices = 0..mesh.devices();
         let stage = |device: u64| &whole.stages[Coordinates::of(device, &mesh).stage as usize];
         let arenas: Vec<Arena> =
             devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
         let report = |arena: &Arena| DeviceReport::of(Bytes(arena.bytes()));
         let reports = arenas.iter().map(report).collect();
-        let links = Links::new(whole);
-        let crew = Crew::new(mesh.devices() as usize, threads)
+        let crew = Crew::new(arenas.len(), threads)
             .map_err(|error| RunError::Threads { why: error.to_string() })?;
         let rotary = head_dim(whole).map(|head_dim| {
             let positions = whole.context.workload.sequence_length as usize;
@@ -115,12 +157,13 @@ impl Session {
         });
         let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
         let scratch = devices.clone().map(|_| vec![]).collect();
-        let clocks = devices.map(|_| Clock::new()).collect();
+        let clocks = devices.clone().map(|_| Clock::new()).collect();
         let parts = whole.stages.iter().map(StageParts::new).collect();
         let parallel = Parallel::new(threads);
         let steps = 0;
         Ok(Session {
             program,
+            devices,
             arenas,
             scratch,
             reports,
@@ -141,21 +184,42 @@ impl Session {
         self.program.program()
     }
 
-    /// Bytes allocated for each device's buffers.
+    /// The devices of this process.
+    pub fn devices(&self) -> Range<u64> {
+        self.devices.clone()
+    }
+
+    /// The processes that the devices are, if they are not all of this one.
+    pub fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.links.cluster.as_ref()
+    }
+
+    /// Whether any process wants something.
+    ///
+    /// # Errors
+    /// When a process is gone or late.
+    pub fn anyone(&self, wants: bool) -> Result<bool, RunError> {
+        match self.cluster() {
+            None => Ok(wants),
+            Some(cluster) => Ok(cluster.agree(wants, |all| all.into_iter().any(|wants| wants))?),
+        }
+    }
+
+    /// Bytes allocated for the buffers of each device of this process.
     pub fn allocated(&self) -> Vec<u64> {
         self.arenas.iter().map(Arena::bytes).collect()
     }
 
-    /// Bytes that each device holds besides, to compute and to send with: scratch memory of its
+    /// Bytes that each device of this process holds besides, to compute and to send with: scratch memory of its
     /// kernels, which its first step makes as large as it takes, and copies of what it sends to other
     /// stages.
     pub fn scratch(&self) -> Vec<u64> {
         let mesh = self.program.program().context.mesh;
-        let of = |(device, scratch): (usize, &Vec<f32>)| {
-            let at = Coordinates::of(device as u64, &mesh);
+        let of = |(device, scratch): (u64, &Vec<f32>)| {
+            let at = Coordinates::of(device, &mesh);
             4 * scratch.capacity() as u64 + self.links.bytes(&at)
         };
-        self.scratch.iter().enumerate().map(of).collect()
+        self.devices().zip(&self.scratch).map(of).collect()
     }
 
     /// Optimizer steps made.
@@ -167,16 +231,18 @@ impl Session {
     pub fn keep_laps(&mut self) {
         let program = self.program.program();
         let mesh = program.context.mesh;
-        for (device, clock) in self.clocks.iter_mut().enumerate() {
-            let stage = DeviceId(device as u64).stage(&mesh);
+        for (device, clock) in self.devices.clone().zip(&mut self.clocks) {
+            let stage = DeviceId(device).stage(&mesh);
             clock.keep_laps(crate::order::step(&program.stages[stage]).count());
         }
     }
 
     /// When a device executed the instructions of the last step, in the [order](crate::order::step) in
-    /// which it met them; empty unless they are [kept](Session::keep_laps).
+    /// which it met them; empty unless they are [kept](Session::keep_laps), and of other processes.
     pub fn laps(&self, device: DeviceId) -> &[Lap] {
-        self.clocks.get(device.0 as usize).map_or(&[], Clock::laps)
+        let place = device.0.checked_sub(self.devices.start);
+        let clock = place.and_then(|place| self.clocks.get(place as usize));
+        clock.map_or(&[], Clock::laps)
     }
 
     /// One optimizer step.
@@ -210,8 +276,8 @@ impl Session {
     pub fn clear_gradients(&mut self) {
         let program = self.program.program();
         let mesh = program.context.mesh;
-        for (device, arena) in self.arenas.iter_mut().enumerate() {
-            let stage = &program.stages[Coordinates::of(device as u64, &mesh).stage as usize];
+        for (device, arena) in self.devices.clone().zip(&mut self.arenas) {
+            let stage = &program.stages[Coordinates::of(device, &mesh).stage as usize];
             for buffer in stage.buffers.iter().filter(|b| b.region == Region::Gradient) {
                 arena.slice_mut(numbers_of(buffer)).fill(0.0);
             }
@@ -236,6 +302,14 @@ impl Session {
     }
 
     fn run(&mut self, step: Step) -> Result<Done, RunError> {
+        let own = self.run_own(step);
+        let Some(cluster) = &self.links.cluster else { return Ok(own?.done()) };
+        let done = own.and_then(|share| share.agree(cluster, self.program.program()));
+        done.inspect_err(|error| cluster.give_up(error))
+    }
+
+    /// Runs the devices of this process.
+    fn run_own(&mut self, step: Step) -> Result<Share, RunError> {
         self.check_batch(&step)?;
         let begun = Instant::now();
         let program = self.program.program();
@@ -245,9 +319,9 @@ impl Session {
         let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&mut self.clocks);
         let devices: Vec<Device> = memory
             .zip(&mut self.reports)
-            .enumerate()
-            .map(|(device, (((arena, scratch), clock), report))| {
-                let at = Coordinates::of(device as u64, &mesh);
+            .zip(self.devices.clone())
+            .map(|((((arena, scratch), clock), report), device)| {
+                let at = Coordinates::of(device, &mesh);
                 report.restart();
                 Device {
                     at,
@@ -271,44 +345,14 @@ impl Session {
             .collect();
         let outcomes = self.crew.run(devices)?;
         let ended = Instant::now();
-        let done = collect(program, outcomes)?;
+        let mut share = Share::of(program, outcomes)?;
         let waited = if self.clocks.len() > 1 { Part::Bubble } else { Part::Other };
-        let mut time = Parts::default();
         for clock in &mut self.clocks {
-            time.join(&clock.stop(waited, ended));
+            share.time.join(&clock.stop(waited, ended));
         }
-        Ok(Done { time: time.over(self.clocks.len()), ..done })
+        share.scratch = self.scratch();
+        Ok(share)
     }
-}
-
-fn collect(program: &Program, outcomes: Vec<Outcome<'_>>) -> Result<Done, RunError> {
-    let mesh = program.context.mesh;
-    let mut loss = 0.0;
-    let mut squares = 0.0;
-    let mut stages: Vec<Option<DeviceReport>> = vec![None; mesh.pipeline as usize];
-    let last = mesh.pipeline - 1;
-    // Where tokens are split, each device of the tensor axis has the loss of its own.
-    let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
-    let split = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
-    for outcome in outcomes {
-        match outcome.stopped {
-            Some(Stop::Failed(error)) => return Err(*error),
-            Some(Stop::Aborted) => continue,
-            None => {}
-        }
-        if outcome.at.stage == last && (split || outcome.at.tensor == 0) {
-            loss += outcome.loss;
-        }
-        if outcome.at.tensor == 0 && outcome.at.data == 0 {
-            squares = f64::from(outcome.squares);
-        }
-        let report =
-            stages[outcome.at.stage as usize].get_or_insert_with(|| outcome.report.clone());
-        debug_assert_eq!(report, outcome.report, "devices of a stage move and hold as much");
-    }
-    let stages = stages.into_iter().map(Option::unwrap_or_default).collect();
-    let (report, time) = (Report { mesh, stages }, Parts::default());
-    Ok(Done { loss, gradient_norm: squares.sqrt(), report, time })
 }
 
 /// `None` when a weight is not one of the model's.

@@ -10,6 +10,7 @@ use narrows_plan::strategy::Zero;
 use super::device::Coordinates;
 use super::session::Session;
 use super::weights::Held;
+use crate::backend::RunError;
 use crate::parameters::logical_parameters;
 
 /// Whole tensors by the logical name of their parameter, row-major.
@@ -64,8 +65,8 @@ impl Session {
     {
         let program = self.program.program();
         let mesh = program.context.mesh;
-        for (device, arena) in self.arenas.iter_mut().enumerate() {
-            let at = Coordinates::of(device as u64, &mesh);
+        for (device, arena) in self.devices.clone().zip(&mut self.arenas) {
+            let at = Coordinates::of(device, &mesh);
             for buffer in tensors.of(&program.stages[at.stage as usize]) {
                 let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
                     continue;
@@ -91,38 +92,77 @@ impl Session {
         }
     }
 
-    /// Whole tensors, by logical name. Gradients are those that
-    /// [`gradients_only`](Session::gradients_only) left.
+    /// Whole tensors, by logical name, as far as the devices of this process hold them. Gradients are
+    /// those that [`gradients_only`](Session::gradients_only) left.
     pub fn gather(&self, tensors: Tensors) -> Whole {
-        let program = self.program.program();
-        let mesh = program.context.mesh;
         let mut made: Whole = BTreeMap::new();
-        for (device, arena) in self.arenas.iter().enumerate() {
-            let at = Coordinates::of(device as u64, &mesh);
-            for buffer in tensors.of(&program.stages[at.stage as usize]) {
-                let window = Window::of(tensors, buffer, program, at.data);
-                let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
-                    continue;
-                };
-                let again = (held.whole() && at.tensor > 0) || (window.is_all() && at.data > 0);
-                if again {
-                    continue;
-                }
-                let numbers = arena.slice(numbers_of(buffer));
-                held.each(|name, elements, number| {
-                    let Some((elements, at)) = window.place(elements, number) else { return };
-                    if !made.contains_key(name) {
-                        let size = self.sizes.get(name).copied().unwrap_or(0);
-                        made.insert(name.to_string(), vec![0.0; size]);
-                    }
-                    let elements = elements.start as usize..elements.end as usize;
-                    if let Some(target) = made.get_mut(name).and_then(|w| w.get_mut(elements)) {
-                        target.copy_from_slice(&numbers[at]);
-                    }
-                });
-            }
+        for (device, arena) in self.devices().zip(&self.arenas) {
+            self.place(&mut made, tensors, device, |buffer| arena.slice(numbers_of(buffer)));
         }
         made
+    }
+
+    /// The same from the devices of all processes: they come together in process 0, others get none.
+    ///
+    /// # Errors
+    /// When a process is gone or late.
+    pub fn gather_all(&self, tensors: Tensors) -> Result<Whole, RunError> {
+        let Some(cluster) = self.cluster() else { return Ok(self.gather(tensors)) };
+        let program = self.program();
+        let mesh = program.context.mesh;
+        let buffers =
+            |device| tensors.of(&program.stages[Coordinates::of(device, &mesh).stage as usize]);
+        let devices = self.devices().zip(&self.arenas);
+        let own: Vec<&[f32]> = devices
+            .flat_map(|(device, arena)| buffers(device).map(|b| arena.slice(numbers_of(b))))
+            .collect();
+        let mut made: Whole = BTreeMap::new();
+        cluster.collect(&own, |device, numbers| {
+            // They came in the order in which they are placed.
+            let mut rest = numbers;
+            self.place(&mut made, tensors, device, |buffer| {
+                let (these, others) = rest.split_at(numbers_of(buffer).len().min(rest.len()));
+                rest = others;
+                these
+            });
+        })?;
+        Ok(made)
+    }
+
+    /// Puts what a device holds where it belongs; `numbers` gives those of every buffer in turn.
+    fn place<'a>(
+        &self,
+        made: &mut Whole,
+        tensors: Tensors,
+        device: u64,
+        mut numbers: impl FnMut(&Buffer) -> &'a [f32],
+    ) {
+        let program = self.program.program();
+        let mesh = program.context.mesh;
+        let at = Coordinates::of(device, &mesh);
+        for buffer in tensors.of(&program.stages[at.stage as usize]) {
+            let numbers = numbers(buffer);
+            let window = Window::of(tensors, buffer, program, at.data);
+            let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
+                continue;
+            };
+            let again = (held.whole() && at.tensor > 0) || (window.is_all() && at.data > 0);
+            if again {
+                continue;
+            }
+            held.each(|name, elements, number| {
+                let Some((elements, at)) = window.place(elements, number) else { return };
+                if !made.contains_key(name) {
+                    let size = self.sizes.get(name).copied().unwrap_or(0);
+                    made.insert(name.to_string(), vec![0.0; size]);
+                }
+                let elements = elements.start as usize..elements.end as usize;
+                let target = made.get_mut(name).and_then(|whole| whole.get_mut(elements));
+                if let (Some(target), Some(numbers)) = (target, numbers.get(at)) {
+                    target.copy_from_slice(numbers);
+                }
+            });
+        }
     }
 }
 

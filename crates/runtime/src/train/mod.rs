@@ -117,12 +117,12 @@ impl Trainer {
             time,
             parts,
             report: done.report,
-            scratch: self.session.scratch(),
+            scratch: done.scratch,
         })
     }
 
     /// Steps until so many were made, those before a [`resume`](Trainer::resume) included. `watch`
-    /// sees the run after each.
+    /// sees the run after each. All processes of a run stop when one of them wants to.
     ///
     /// # Errors
     /// As [`step`](Trainer::step), or the first that `watch` gives.
@@ -133,8 +133,9 @@ impl Trainer {
     ) -> Result<Ended, E> {
         while self.session.steps() < until {
             let trained = self.step()?;
-            let next = watch(self, &trained)?;
-            if next == Next::Stop && self.session.steps() < until {
+            let wanted = watch(self, &trained)? == Next::Stop;
+            let stop = self.session.anyone(wanted).map_err(TrainError::from)?;
+            if stop && self.session.steps() < until {
                 return Ok(Ended::Stopped);
             }
         }

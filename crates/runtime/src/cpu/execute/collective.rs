@@ -10,7 +10,7 @@ use crate::report::sent_by_each;
 
 pub fn run(device: &mut Device, ready: &Ready, exchange: &Exchange) -> Result<(), Stop> {
     let links = device.links;
-    let Some((group, me)) = links.group(&device.at, &exchange.group, &device.context.mesh) else {
+    let Some(group) = links.group(&device.at, &exchange.group, &device.context.mesh) else {
         return Err(device.unfit(ready, "names a group that the mesh does not have"));
     };
     let kind = match exchange.kind {
@@ -32,9 +32,9 @@ pub fn run(device: &mut Device, ready: &Ready, exchange: &Exchange) -> Result<()
     for port in 0..count {
         let made = operands.write(port);
         let moved = if in_place {
-            group.in_place(me, made, kind, &links.abort)?
+            group.in_place(made, kind)?
         } else {
-            group.between(me, operands.read(port), made, kind, &links.abort)?
+            group.between(operands.read(port), made, kind)?
         };
         let equal_parts = moved.whole.is_multiple_of(members * members);
         let taken = Bytes(4 * moved.taken as u64);
