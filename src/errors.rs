@@ -139,6 +139,9 @@ impl Failure {
                 Problem::new(format!("step {step}"), problem)
                     .hint("a smaller --learning-rate, or more --warm-up-steps")
             }
+            RunError::Cluster(error) => {
+                Problem::new("", error.fault.to_string()).because(journal(&error.recent))
+            }
             _ => Problem::new("", error.to_string()),
         };
         Failure::failed(vec![problem])
@@ -148,6 +151,12 @@ impl Failure {
     pub fn failed(problems: Vec<Problem>) -> Failure {
         Failure { ending: Ending::Failed, problems }
     }
+}
+
+/// What a process did last, as a chain of reasons.
+fn journal(recent: &[String]) -> impl Iterator<Item = String> {
+    let head = (!recent.is_empty()).then(|| "after its last collectives and transfers:".to_owned());
+    head.into_iter().chain(recent.iter().map(|done| format!("  {done}")))
 }
 
 impl From<TrainError> for Failure {

@@ -24,6 +24,8 @@ pub struct Defaults {
     pub model: Option<&'static str>,
     /// The hardware.
     pub hardware: &'static str,
+    /// The devices.
+    pub devices: u64,
     /// Sequences of a step, rounded up to a multiple of the devices.
     pub global_batch: u64,
     /// Tokens of a sequence, or the model's longest when that is less.
@@ -31,8 +33,13 @@ pub struct Defaults {
 }
 
 /// One sequence a device, as long as those of the published measurements.
-const DEFAULTS: Defaults =
-    Defaults { model: None, hardware: "a100-80gb", global_batch: 1, sequence_length: 4096 };
+const DEFAULTS: Defaults = Defaults {
+    model: None,
+    hardware: "a100-80gb",
+    devices: 1,
+    global_batch: 1,
+    sequence_length: 4096,
+};
 
 /// A plan that was read, with what it is for.
 #[derive(Debug)]
@@ -87,7 +94,7 @@ pub fn request_with(args: &RequestArgs, defaults: &Defaults) -> Outcome<Request>
     let hardware = args.subject.hardware.as_deref().unwrap_or(OsStr::new(defaults.hardware));
     let profile = problems.take(input::profile(hardware));
     if let (Some(model), Some(profile)) = (model, profile) {
-        let devices = args.devices.unwrap_or(1);
+        let devices = args.devices.unwrap_or(defaults.devices);
         let sizes = Sizes {
             devices,
             global_batch: args.global_batch.unwrap_or(round_up(defaults.global_batch, devices)),

@@ -15,6 +15,7 @@ use crate::output;
 
 use super::checkpoint::{CheckpointArgs, Checkpoints};
 use super::data::same_file;
+use super::launch::{LaunchArgs, Launched};
 use super::low::{Format, OutputArgs, RequestArgs};
 use super::resolve::{self, Answer, Defaults, PlanFile};
 use super::trace::{TraceArgs, Tracing};
@@ -27,6 +28,7 @@ use super::units;
 const DEFAULTS: Defaults = Defaults {
     model: Some("cola-tiny"),
     hardware: "cpu-local",
+    devices: 1,
     global_batch: GLOBAL_BATCH,
     sequence_length: SEQUENCE_LENGTH,
 };
@@ -89,6 +91,9 @@ pub struct RunArgs {
     /// Largest norm of all gradients together
     #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = units::positive)]
     pub clip_norm: f64,
+    /// Who else runs it.
+    #[command(flatten)]
+    pub launch: LaunchArgs,
     /// What is planned.
     #[command(flatten)]
     pub request: RequestArgs,
@@ -145,6 +150,22 @@ pub struct Training {
     pub checkpoints: Option<Checkpoints>,
     /// What is traced, if anything.
     pub tracing: Option<Tracing>,
+    /// Which of many processes this is, if there are others.
+    pub launched: Option<Launched>,
+}
+
+impl Training {
+    /// Whether this process speaks and writes: it does so for all, if there are others.
+    pub fn leads(&self) -> bool {
+        self.launched.as_ref().is_none_or(Launched::leads)
+    }
+
+    /// The name of the process, for messages; empty when it is alone.
+    pub fn process(&self) -> String {
+        let launch = self.launched.as_ref().map(|launched| &launched.launch);
+        launch
+            .map_or(String::new(), |launch| format!("process {} of {}", launch.rank, launch.world))
+    }
 }
 
 /// Which plan is run.
@@ -179,7 +200,15 @@ pub fn run(args: &RunArgs) -> Outcome<Run> {
             resolve::replace(&mut file, &args.request)?;
             Subject::File(Box::new(file))
         }
-        None => Subject::Search(Box::new(resolve::request_with(&args.request, &DEFAULTS)?)),
+        None => {
+            let processes = match &task {
+                Task::Train(training) => training.launched.as_ref(),
+                Task::Count => None,
+            };
+            let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world);
+            let defaults = Defaults { devices, ..DEFAULTS };
+            Subject::Search(Box::new(resolve::request_with(&args.request, &defaults)?))
+        }
     };
     Ok(Run { subject, task, answer })
 }
@@ -225,6 +254,9 @@ fn training(args: &RunArgs) -> Outcome<Training> {
     let decay = args.decay_steps.map_or(steps, NonZeroU64::get);
     let warm_up = (decay / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
     let schedule = (args.warm_up_steps.unwrap_or(warm_up), decay);
+    let launched = args.launch.resolve()?;
+    // One writes for all.
+    let leads = launched.as_ref().is_none_or(Launched::leads);
     let optimizer = Optimizer {
         weight_decay: args.weight_decay,
         clip_norm: args.clip_norm,
@@ -234,11 +266,12 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         tokens,
         steps,
         seed: args.seed,
-        metrics: args.metrics.clone(),
+        metrics: args.metrics.clone().filter(|_| leads),
         threads: args.threads.map(NonZeroU64::get),
         optimizer,
         checkpoints: args.checkpoints.resolve(),
-        tracing: args.trace.resolve(steps)?,
+        tracing: args.trace.resolve(steps)?.filter(|_| leads),
+        launched,
     })
 }
 

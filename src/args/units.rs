@@ -82,6 +82,14 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// How long something is waited for, in seconds.
+pub fn wait(text: &str) -> Result<Duration, String> {
+    seconds(text).and_then(|wait| match wait.is_zero() {
+        true => Err("nothing comes within 0 seconds".into()),
+        false => Ok(wait),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -39,7 +39,7 @@ impl Files {
 }
 
 /// What a run computed in each step, bit by bit.
-fn curve(metrics: &Path) -> Vec<[u64; 4]> {
+pub fn curve(metrics: &Path) -> Vec<[u64; 4]> {
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap().to_bits();
     lines(metrics)
         .iter()

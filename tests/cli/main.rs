@@ -3,6 +3,7 @@
 mod calibrate;
 mod check;
 mod checkpoints;
+mod cluster;
 mod data;
 mod errors;
 mod files;

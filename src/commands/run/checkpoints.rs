@@ -109,16 +109,21 @@ impl<'a> Keeper<'a> {
     /// Writes a checkpoint, unless that of this step is there.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When it cannot be written, or another process of the run is gone.
     pub fn save(&mut self, trainer: &Trainer) -> Outcome<()> {
         let step = trainer.session().steps();
         let Some(asked) = self.asked else { return Ok(()) };
         if self.last.as_ref().is_some_and(|last| last.step == step) {
             return Ok(());
         }
-        let now = Checkpoint::of_run(trainer, self.model, self.seed);
-        let path = checkpoint::save(&asked.dir, &now, self.model, asked.keep)
-            .map_err(Failure::checkpoint)?;
+        let now = Checkpoint::of_run(trainer, self.model, self.seed)
+            .map_err(|error| Failure::execution(&error))?;
+        let path = match now {
+            Some(now) => checkpoint::save(&asked.dir, &now, self.model, asked.keep)
+                .map_err(Failure::checkpoint)?,
+            // Another process writes it.
+            None => asked.dir.clone(),
+        };
         self.last = Some(Kept { step, path });
         Ok(())
     }

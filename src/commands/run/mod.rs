@@ -1,6 +1,7 @@
 //! `narrows run`: trains a model under a plan, or counts what the plan does.
 
 mod checkpoints;
+mod processes;
 mod trace;
 mod train;
 
@@ -40,27 +41,34 @@ enum Voice {
     Stderr,
     /// One JSON document is all that is said.
     Silent,
+    /// Another process speaks.
+    Mute,
 }
 
 /// Plans, unless a plan was given, and runs the plan.
 pub fn run(args: &RunArgs) -> Outcome<()> {
     let Run { subject, task, answer } = resolve(args)?;
     let _held_until_the_end = match &task {
-        Task::Train(training) => checkpoints::admit(training.checkpoints.as_ref())?,
-        Task::Count => None,
+        Task::Train(training) if training.leads() => {
+            checkpoints::admit(training.checkpoints.as_ref())?
+        }
+        _ => None,
     };
+    let leads = !matches!(&task, Task::Train(training) if !training.leads());
     let planned = match subject {
         Subject::File(file) => read(*file, &task, args)?,
         Subject::Search(mut request) => {
             if let Task::Train(training) = &task
                 && args.request.subject.hardware.is_none()
+                // Many would measure at the same time, and each plan something else.
+                && training.launched.is_none()
             {
                 request.profile = this_machine(training, request.devices, &answer)?;
             }
             searched(&request, &task, &answer)?
         }
     };
-    if let Some(file) = &answer.output {
+    if let Some(file) = answer.output.as_ref().filter(|_| leads) {
         output::write_plan(file, &planned.plan)?;
     }
     match task {
@@ -115,14 +123,15 @@ fn count(planned: &Planned, answer: &Answer) -> Outcome<()> {
     let mut backend = NullBackend;
     let report = backend.run_step(&planned.program).map_err(|error| Failure::execution(&error))?;
     let counts = Counts::of(backend.name(), &planned.model, &report);
-    match voice(answer, None) {
+    match voice(answer, None, true) {
         Voice::Silent => output::print_json(&counts),
         voice => voice.say(&counts.text()),
     }
 }
 
-fn voice(answer: &Answer, metrics: Option<&std::ffi::OsStr>) -> Voice {
+fn voice(answer: &Answer, metrics: Option<&std::ffi::OsStr>, leads: bool) -> Voice {
     match answer.format {
+        _ if !leads => Voice::Mute,
         Format::Json => Voice::Silent,
         Format::Text if answer.plan_on_stdout() || metrics.is_some_and(output::is_stdout) => {
             Voice::Stderr
@@ -136,7 +145,7 @@ impl Voice {
         match self {
             Voice::Stdout => output::print(text)?,
             Voice::Stderr => output::tell(text),
-            Voice::Silent => {}
+            Voice::Silent | Voice::Mute => {}
         }
         Ok(())
     }

@@ -9,13 +9,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, Plan};
+use narrows_runtime::cluster::Cluster;
 use narrows_runtime::cpu::Session;
-use narrows_runtime::cpu::memory::{Gathered, needed};
+use narrows_runtime::cpu::memory::{Gathered, needed, needed_on_a_node};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
 use narrows_runtime::{DeviceId, Trainer};
 
 use super::checkpoints::Keeper;
+use super::processes;
 use super::trace::Tracer;
 use super::{Planned, Voice, voice};
 use crate::args::resolve::Answer;
@@ -38,20 +40,42 @@ const SHIPPED_NAME: &str = "moby-dick.txt (within the program)";
 /// How often a run in text form says where it is.
 const LINES_OF_PROGRESS: u64 = 10;
 
-/// Trains the model of a plan.
+/// Trains the model of a plan. Where this is one process of many, all of them end with it.
 pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<()> {
+    let cluster = processes::join(&planned, training)?;
+    let trained = train_in(cluster.clone(), planned, training, answer);
+    match cluster {
+        None => trained,
+        Some(cluster) => processes::part(&cluster, trained, training),
+    }
+}
+
+fn train_in(
+    cluster: Option<Arc<Cluster>>,
+    planned: Planned,
+    training: &Training,
+    answer: &Answer,
+) -> Outcome<()> {
     let Planned { model, plan, program, prediction, prices } = planned;
     let mesh = plan.mesh;
     let devices = mesh.devices();
-    let threads = training.threads.unwrap_or((cores() / devices).max(1));
-    warn_of_cores(devices, threads);
+    let launch = training.launched.as_ref().map(|launched| &launched.launch);
+    let devices_here = launch.map_or(devices, |launch| launch.local_world);
+    let threads = training.threads.unwrap_or((cores() / devices_here).max(1));
+    if training.leads() {
+        warn_of_cores(devices_here, threads);
+    }
     let sampler = sampler(&model, &plan, training)?;
-    let voice = voice(answer, training.metrics.as_deref());
+    let voice = voice(answer, training.metrics.as_deref(), training.leads());
     enough_memory(&model, program.program(), training)?;
     let asked = training.tracing.as_ref();
     let mut tracer = asked.map(|asked| Tracer::new(asked, &program, &prices));
-    let mut session = Session::new(&model, program, usize::try_from(threads).unwrap_or(usize::MAX))
-        .map_err(|error| Failure::execution(&error))?;
+    let threads_each = usize::try_from(threads).unwrap_or(usize::MAX);
+    let session = match &cluster {
+        None => Session::new(&model, program, threads_each),
+        Some(cluster) => Session::of_process(&model, program, threads_each, cluster.clone()),
+    };
+    let mut session = session.map_err(|error| Failure::execution(&error))?;
     session.initialise(&model, training.seed);
     if tracer.is_some() {
         session.keep_laps();
@@ -60,6 +84,9 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
     let mut keeper = Keeper::new(training.checkpoints.as_ref(), &model, training.seed);
     keeper.resume(&mut trainer, training.steps)?;
     let begun_at = trainer.session().steps();
+    if let Some(cluster) = &cluster {
+        processes::all_stand_at(cluster, begun_at, trainer.cursor().tokens_sha256)?;
+    }
     let mut metrics = training.metrics.as_deref().map(|file| lines(file, &keeper)).transpose()?;
     let stage_bytes = &prediction.peak_memory_bytes;
     let allocated = (0..devices).map(|id| Bytes(stage_bytes[DeviceId(id).stage(&mesh)])).collect();
@@ -118,7 +145,9 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
     if ended == Ended::Stopped {
         let (made, asked) = (trainer.session().steps(), training.steps);
         let way_on = keeper.way_on().map_or(String::new(), |way_on| format!("; {way_on}"));
-        output::tell(&format!("stopped after step {made} of {asked}, as asked{way_on}\n"));
+        if training.leads() {
+            output::tell(&format!("stopped after step {made} of {asked}, as asked{way_on}\n"));
+        }
         return Err(Failure { ending: Ending::Stopped, problems: vec![] });
     }
     Ok(())
@@ -176,7 +205,10 @@ fn enough_memory(model: &Model, program: &Program, training: &Training) -> Outco
         Some(_) => Gathered::WeightsAndMoments,
         None => Gathered::Weights,
     };
-    let needed = needed(model, program, gathered);
+    let needed = match &training.launched {
+        None => needed(model, program, gathered),
+        Some(launched) => needed_on_a_node(model, program, gathered, &launched.launch),
+    };
     let Some(available) = memory::available().filter(|available| needed > *available) else {
         return Ok(());
     };
@@ -226,7 +258,7 @@ fn stop_on_signals() -> Arc<AtomicBool> {
 
 /// A bar, drawn on standard error, and only when that is a terminal.
 fn progress(begun_at: u64, steps: u64, voice: Voice) -> ProgressBar {
-    if voice == Voice::Silent {
+    if matches!(voice, Voice::Silent | Voice::Mute) {
         return ProgressBar::hidden();
     }
     let progress = ProgressBar::new(steps).with_position(begun_at);

@@ -16,6 +16,8 @@ pub struct Course {
     times: Vec<(Duration, Parts)>,
     /// Of all steps.
     pub tokens: u64,
+    /// Bytes allocated on each device of the mesh, and held besides, after the last.
+    pub held: (Vec<u64>, Vec<u64>),
 }
 
 impl Course {
@@ -24,6 +26,9 @@ impl Course {
         self.losses.push(trained.loss);
         self.times.push((trained.time, trained.parts));
         self.tokens += trained.tokens;
+        let devices = trained.report.devices();
+        let allocated = devices.map(|device| trained.report.device(device).allocated.0).collect();
+        self.held = (allocated, trained.scratch.clone());
     }
 
     /// How many.

@@ -154,6 +154,10 @@ impl Summary {
     pub fn of(beginning: &Beginning, trainer: &Trainer, course: &Course, ended: Ended) -> Summary {
         let Beginning { model, plan, prediction, threads, training } = beginning;
         let (time, breakdown_s) = course.median();
+        let (allocated_bytes, scratch_bytes) = match course.steps() {
+            0 => (trainer.session().allocated(), trainer.session().scratch()),
+            _ => course.held.clone(),
+        };
         Summary {
             status: match ended {
                 Ended::Done => "done",
@@ -181,8 +185,8 @@ impl Summary {
                 tokens_per_s: prediction.tokens_per_s,
                 peak_memory_bytes: prediction.peak_memory_bytes.clone(),
             },
-            allocated_bytes: trainer.session().allocated(),
-            scratch_bytes: trainer.session().scratch(),
+            allocated_bytes,
+            scratch_bytes,
             metrics: None,
             resumed_step: None,
             checkpoint: None,

@@ -26,7 +26,7 @@
 //! if let Some(path) = checkpoint::latest(dir)? {
 //!     checkpoint::load(&path, model)?.resume(trainer)?;
 //! }
-//! let now = Checkpoint::of_run(trainer, model, 1);
+//! let now = Checkpoint::of_run(trainer, model, 1)?.expect("the only process");
 //! checkpoint::save(dir, &now, model, NonZeroUsize::new(3).unwrap())?;
 //! # Ok(())
 //! # }

@@ -5,6 +5,7 @@ use narrows_plan::model::Model;
 use super::Checkpoint;
 use super::error::Fault;
 use super::tensors::check_sizes;
+use crate::backend::RunError;
 use crate::cpu::{Session, Tensors};
 use crate::data::{Cursor, DataError};
 use crate::optimizer::Optimizer;
@@ -23,8 +24,16 @@ pub enum ResumeError {
 
 impl Checkpoint {
     /// Where a run stands; `seed` is what its session was initialised with, and `model` the one it
-    /// was made for.
-    pub fn of_run(trainer: &Trainer, model: &Model, seed: u64) -> Checkpoint {
+    /// was made for. Of a run of many processes it comes together in the first; others get `None`, and
+    /// must ask as well.
+    ///
+    /// # Errors
+    /// When a process is gone or late.
+    pub fn of_run(
+        trainer: &Trainer,
+        model: &Model,
+        seed: u64,
+    ) -> Result<Option<Checkpoint>, RunError> {
         let (session, optimizer) = (trainer.session(), trainer.optimizer());
         Checkpoint::of(session, model, optimizer, trainer.cursor(), seed)
     }
@@ -44,25 +53,35 @@ impl Checkpoint {
     }
 
     /// Where a session stands. `cursor` says what it reads next, `seed` what it was
-    /// [initialised](Session::initialise) with, and `model` is the one it was made for.
+    /// [initialised](Session::initialise) with, and `model` is the one it was made for. For processes see
+    /// [`of_run`](Checkpoint::of_run).
+    ///
+    /// # Errors
+    /// When a process is gone or late.
     pub fn of(
         session: &Session,
         model: &Model,
         optimizer: &Optimizer,
         cursor: Cursor,
         seed: u64,
-    ) -> Checkpoint {
-        Checkpoint {
+    ) -> Result<Option<Checkpoint>, RunError> {
+        let weights = session.gather_all(Tensors::Weights)?;
+        let first_moments = session.gather_all(Tensors::FirstMoments)?;
+        let second_moments = session.gather_all(Tensors::SecondMoments)?;
+        if session.cluster().is_some_and(|cluster| cluster.rank() != 0) {
+            return Ok(None);
+        }
+        Ok(Some(Checkpoint {
             step: session.steps(),
             cursor,
             seed,
             optimizer: *optimizer,
             model_fingerprint: model.fingerprint(),
             made_under: Some(session.program().context.into()),
-            weights: session.gather(Tensors::Weights),
-            first_moments: session.gather(Tensors::FirstMoments),
-            second_moments: session.gather(Tensors::SecondMoments),
-        }
+            weights,
+            first_moments,
+            second_moments,
+        }))
     }
 
     /// Puts a session where the checkpoint stands. It may be under any plan of the model.

@@ -13,7 +13,9 @@ use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 
 use super::links::traffic;
+use crate::cluster::Launch;
 use crate::parameters::logical_parameters;
+use crate::report::DeviceId;
 
 /// Whole tensors that are in memory at once besides the arenas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +26,40 @@ pub enum Gathered {
     WeightsAndMoments,
 }
 
+/// Bytes that the processes of a node take at least, each of which is a device of a program: every one
+/// for itself, and the first what is gathered.
+pub fn needed_on_a_node(
+    model: &Model,
+    program: &Program,
+    gathered: Gathered,
+    launch: &Launch,
+) -> Bytes {
+    let mesh = program.context.mesh;
+    let first = launch.rank - launch.local_rank.min(launch.rank);
+    let ranks = first..(first + launch.local_world).min(mesh.devices());
+    let arena = |rank: u64| program.stages[DeviceId(rank).stage(&mesh)].arena.0;
+    let arenas: u128 = ranks.map(|rank| u128::from(arena(rank))).sum();
+    let copies = if first == 0 { copied(model, gathered) } else { 0 };
+    Bytes(u64::try_from(arenas + copies).unwrap_or(u64::MAX))
+}
+
+/// Bytes of whole tensors.
+fn copied(model: &Model, gathered: Gathered) -> u128 {
+    let parameters = logical_parameters(model);
+    let elements: u128 = parameters.iter().map(|parameter| u128::from(parameter.elements())).sum();
+    let copies = match gathered {
+        Gathered::Weights => 1,
+        Gathered::WeightsAndMoments => 3,
+    };
+    copies * 4 * elements
+}
+
 /// Bytes that running a program takes at least.
 pub fn needed(model: &Model, program: &Program, gathered: Gathered) -> Bytes {
     let mesh = program.context.mesh;
     let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();
     let transfers: u128 = traffic(program).map(|traffic| u128::from(traffic.bytes())).sum();
-    let elements: u128 =
-        logical_parameters(model).iter().map(|parameter| u128::from(parameter.elements())).sum();
-    let copies = match gathered {
-        Gathered::Weights => 1,
-        Gathered::WeightsAndMoments => 3,
-    };
-    let all = devices * (arenas + transfers) + copies * 4 * elements;
+    let all = devices * (arenas + transfers) + copied(model, gathered);
     Bytes(u64::try_from(all).unwrap_or(u64::MAX))
 }

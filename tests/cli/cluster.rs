@@ -1,0 +1,267 @@
+//! Runs of many processes, each of which is a device: started as launchers do, killed and stopped.
+#![cfg(unix)]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::checkpoints::curve;
+use super::run::{SMALL, lines};
+use super::stdout;
+
+/// How long a test waits for what must come.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Processes of one run.
+struct Processes {
+    folder: TempDir,
+    world: usize,
+    port: u16,
+}
+
+impl Processes {
+    fn new(world: usize) -> Processes {
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = free.local_addr().unwrap().port();
+        Processes { folder: tempfile::tempdir().unwrap(), world, port }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Flags of a run that is measured and kept here.
+    fn kept(&self, steps: u64) -> String {
+        let (metrics, dir) = (self.at("m.jsonl"), self.at("kept"));
+        format!(
+            "{SMALL} --decay-steps 12 --steps {steps} --metrics {} --checkpoint-dir {}",
+            metrics.display(),
+            dir.display()
+        )
+    }
+
+    /// The environment of torchrun.
+    fn torchrun(&self, rank: usize) -> Vec<(&'static str, String)> {
+        vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", self.world.to_string()),
+            ("LOCAL_RANK", rank.to_string()),
+            ("LOCAL_WORLD_SIZE", self.world.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".into()),
+            ("MASTER_PORT", self.port.to_string()),
+        ]
+    }
+
+    fn start(
+        &self,
+        rank: usize,
+        arguments: &str,
+        environment: Vec<(&'static str, String)>,
+    ) -> Child {
+        Command::new(assert_cmd::cargo::cargo_bin!("narrows"))
+            .args(arguments.split_whitespace())
+            .envs(environment)
+            .env("XDG_CACHE_HOME", self.at(&format!("cache-{rank}")))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn all(&self, arguments: &str) -> Vec<Child> {
+        (0..self.world).map(|rank| self.start(rank, arguments, self.torchrun(rank))).collect()
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Waits for all; what each left.
+fn ends(children: Vec<Child>) -> Vec<Output> {
+    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+}
+
+/// Waits for all that have to be done well.
+fn done(children: Vec<Child>) -> Vec<Output> {
+    let outputs = ends(children);
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:#?}");
+    outputs
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Waits until so many steps are measured.
+fn wait_for_steps(metrics: &Path, steps: usize) {
+    let begun = Instant::now();
+    let measured = || fs::read_to_string(metrics).unwrap_or_default().matches('\n').count();
+    while measured() < steps {
+        assert!(begun.elapsed() < PATIENCE, "no step {steps} in {}", metrics.display());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn processes_run_what_threads_run() {
+    for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
+        let processes = Processes::new(2);
+        let outputs = done(processes.all(&format!("{} {mesh}", processes.kept(4))));
+        let alone = Processes::new(1);
+        stdout(&format!("{} --devices 2 {mesh}", alone.kept(4)));
+        let metrics = [&processes, &alone].map(|run| run.at("m.jsonl"));
+        assert_eq!(curve(&metrics[0]), curve(&metrics[1]), "{mesh}");
+        let counted = metrics.map(|file| {
+            let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
+            keys.map(|key| lines(&file)[3][key].clone())
+        });
+        assert_eq!(counted[0], counted[1], "{mesh}");
+        // The first speaks for all.
+        assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
+    }
+}
+
+#[test]
+fn launchers_are_understood() {
+    for launcher in ["slurm", "openmpi"] {
+        let processes = Processes::new(2);
+        let environment = |rank: usize| {
+            let (rank, port) = (rank.to_string(), processes.port.to_string());
+            let names = match launcher {
+                "slurm" => [
+                    "SLURM_PROCID",
+                    "SLURM_STEP_NUM_TASKS",
+                    "SLURM_LOCALID",
+                    "SLURM_STEP_TASKS_PER_NODE",
+                ],
+                _ => [
+                    "OMPI_COMM_WORLD_RANK",
+                    "OMPI_COMM_WORLD_SIZE",
+                    "OMPI_COMM_WORLD_LOCAL_RANK",
+                    "OMPI_COMM_WORLD_LOCAL_SIZE",
+                ],
+            };
+            let values = [rank.clone(), "2".into(), rank, "2".into()];
+            names.into_iter().zip(values).chain([("NARROWS_PORT", port)]).collect()
+        };
+        let arguments = format!("{} --launcher {launcher}", processes.kept(2));
+        let start = |rank| processes.start(rank, &arguments, environment(rank));
+        done((0..2).map(start).collect());
+        assert_eq!(lines(&processes.at("m.jsonl")).len(), 2);
+    }
+}
+
+#[test]
+fn a_run_goes_on_where_its_processes_were_asked_to_stop() {
+    let processes = Processes::new(2);
+    let steps = 12;
+    let mesh = "--tensor 2 --pipeline 1";
+    let long = processes.kept(steps).replace("--steps 12", "--steps 100000");
+    let children = processes.all(&format!("{long} {mesh}"));
+    wait_for_steps(&processes.at("m.jsonl"), 2);
+    // Only one of them is told; all stop after the same step.
+    signal(&children[1], "-TERM");
+    for output in ends(children) {
+        assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    }
+    let made = lines(&processes.at("m.jsonl")).len() as u64;
+    let until = made + 3;
+    let on = processes.kept(steps).replace("--steps 12", &format!("--steps {until}"));
+    done(processes.all(&format!("{on} {mesh} --resume")));
+    let alone = Processes::new(1);
+    let arguments = alone.kept(steps).replace("--steps 12", &format!("--steps {until}"));
+    stdout(&format!("{arguments} --devices 2 {mesh}"));
+    assert_eq!(curve(&processes.at("m.jsonl")), curve(&alone.at("m.jsonl")));
+}
+
+#[test]
+fn a_process_that_dies_ends_the_run() {
+    let processes = Processes::new(3);
+    let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+    let mut children = processes.all(&format!("{long} --pipeline 3"));
+    wait_for_steps(&processes.at("m.jsonl"), 2);
+    let begun = Instant::now();
+    signal(&children[1], "-KILL");
+    children.remove(1).wait().unwrap();
+    let texts: Vec<String> = ends(children)
+        .iter()
+        .map(|output| {
+            assert_eq!(output.status.code(), Some(1), "{}", said(output));
+            said(output)
+        })
+        .collect();
+    // Nobody waits for the deadline, which is ten minutes.
+    assert!(begun.elapsed() < PATIENCE);
+    assert!(texts.iter().all(|text| text.contains("process 1 is gone")), "{texts:#?}");
+    assert!(texts.iter().any(|text| text.contains("after its last collectives")), "{texts:#?}");
+}
+
+#[test]
+fn a_process_that_stalls_ends_the_run() {
+    let processes = Processes::new(2);
+    let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+    let flags = "--tensor 2 --pipeline 1 --collective-timeout 2";
+    let mut children = processes.all(&format!("{long} {flags}"));
+    wait_for_steps(&processes.at("m.jsonl"), 2);
+    signal(&children[1], "-STOP");
+    let stalled = children.remove(1);
+    let output = children.remove(0).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = said(&output);
+    assert!(text.starts_with("error: process 0 of 2: process 1 did not come within 2."), "{text}");
+    assert!(text.contains("has not ended"), "{text}");
+    // When it wakes up, it learns that the run is over.
+    signal(&stalled, "-CONT");
+    let output = stalled.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said(&output).contains("process 0 ended the run: process 1 did not come"),
+        "{}",
+        said(&output)
+    );
+}
+
+#[test]
+fn processes_that_mean_other_things_do_not_begin() {
+    let processes = Processes::new(2);
+    let arguments = format!("{SMALL} --steps 2 --seed");
+    let start = |rank: usize| {
+        processes.start(rank, &format!("{arguments} {rank}"), processes.torchrun(rank))
+    };
+    for output in ends((0..2).map(start).collect()) {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty());
+        let text = said(&output);
+        assert!(text.contains("process 1 has another seed than process 0: 1, not 0"), "{text}");
+    }
+    // One process for each device.
+    for output in ends(processes.all(&format!("{SMALL} --steps 2 --devices 3"))) {
+        assert_eq!(output.status.code(), Some(2));
+        let text = said(&output);
+        assert!(text.contains("is for 3 devices, and 2 processes were started"), "{text}");
+    }
+}
+
+#[test]
+fn a_process_alone_says_whom_it_waited_for() {
+    let processes = Processes::new(4);
+    let arguments = format!("{SMALL} --steps 2 --join-timeout 0.5");
+    let first = processes.start(0, &arguments, processes.torchrun(0));
+    let output = first.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("3 of 4 processes did not come"), "{}", said(&output));
+    let second = processes.start(1, &arguments, processes.torchrun(1));
+    let output = second.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said(&output).contains("process 0 cannot be reached at 127.0.0.1"),
+        "{}",
+        said(&output)
+    );
+}
