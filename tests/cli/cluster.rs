@@ -265,3 +265,16 @@ fn a_process_alone_says_whom_it_waited_for() {
         said(&output)
     );
 }
+
+/// The batch script of the examples is a script, and names flags that there are.
+#[test]
+fn the_batch_script_is_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/cluster/run.sbatch");
+    assert!(Command::new("bash").args(["-n", path]).status().unwrap().success());
+    let script = fs::read_to_string(path).unwrap();
+    let (_, run) = script.split_once("narrows run ").unwrap();
+    let flags: Vec<&str> = run.split_whitespace().filter(|word| word.starts_with("--")).collect();
+    let help = stdout("run --help");
+    assert!(flags.len() > 5, "{flags:?}");
+    assert!(flags.iter().all(|flag| help.contains(&format!("{flag} "))), "{flags:?}");
+}

@@ -133,7 +133,7 @@ fn a_run_goes_on_where_its_tokens_were() {
     let losses: Vec<f64> = (0..6).map(|_| straight.step().unwrap().loss).collect();
     let mut first = run(text);
     (0..3).for_each(|_| drop(first.step().unwrap()));
-    let saved = Checkpoint::of_run(&first, &model, SEED);
+    let saved = Checkpoint::of_run(&first, &model, SEED).unwrap().unwrap();
     assert_eq!((saved.step, saved.cursor.next_sequence), (3, 24));
     let mut second = run(text);
     saved.resume(&mut second).unwrap();
