@@ -10,6 +10,7 @@ mod commands;
 mod errors;
 mod input;
 mod lines;
+mod loader;
 mod memory;
 mod output;
 mod report;

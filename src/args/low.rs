@@ -10,6 +10,7 @@ use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_planner::{GroupingRule, MemoryLimit};
 
 use super::calibrate::CalibrateArgs;
+use super::doctor::DoctorArgs;
 use super::run::RunArgs;
 use super::units;
 
@@ -74,6 +75,11 @@ pub enum Command {
     /// Steps of small models under plans of every kind are timed, instruction by instruction. Whatever
     /// else runs meanwhile is measured too. `run` uses the profile from then on.
     Calibrate(CalibrateArgs),
+    /// Say what this machine can run, and what it lacks
+    ///
+    /// Libraries of CUDA are looked for where NARROWS_CUDA_LIBRARIES, LD_LIBRARY_PATH, CUDA_HOME, VIRTUAL_ENV
+    /// and CONDA_PREFIX say, and where systems have them.
+    Doctor(DoctorArgs),
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),
 }

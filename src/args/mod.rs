@@ -5,6 +5,7 @@
 pub mod calibrate;
 pub mod checkpoint;
 pub mod data;
+pub mod doctor;
 pub mod launch;
 pub mod low;
 pub mod resolve;

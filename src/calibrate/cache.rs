@@ -14,14 +14,19 @@ use narrows_cost_model::{Profile, profile};
 use super::machine;
 use crate::output;
 
-/// The file of this machine's profile, where there is a place for it.
-pub fn path(threads: u64) -> Option<PathBuf> {
+/// The folder of what may be made anew at any time, where there is a place for it.
+pub fn folder() -> Option<PathBuf> {
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let folder = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(folder.join("narrows"))
+}
+
+/// The file of this machine's profile, where there is a place for it.
+pub fn path(threads: u64) -> Option<PathBuf> {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     let version = env!("CARGO_PKG_VERSION");
     let hash = hash(&format!("{} {version} {build}", machine::title(threads)));
-    Some(folder.join("narrows").join(format!("cpu-{hash:016x}.json")))
+    Some(folder()?.join(format!("cpu-{hash:016x}.json")))
 }
 
 /// The profile that is kept; `None` where there is none, or none that can be read.
@@ -66,7 +71,7 @@ pub fn text(profile: &Profile) -> io::Result<String> {
 }
 
 /// FNV-1a: the same in every version of every compiler.
-fn hash(text: &str) -> u64 {
+pub fn hash(text: &str) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -5,6 +5,7 @@ mod check;
 mod convert;
 mod cost;
 mod data;
+mod doctor;
 mod explain;
 mod plan;
 pub mod run;
@@ -69,6 +70,7 @@ fn execute(command: &Command) -> Outcome<()> {
         Command::Convert(args) => convert::run(args),
         Command::Validate(args) => validate::run(args),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Schema(args) => schema::run(args),
     }
 }

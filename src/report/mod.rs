@@ -2,6 +2,7 @@
 
 pub mod calibration;
 pub mod decisions;
+pub mod doctor;
 pub mod infeasible;
 pub mod json;
 pub mod numeric;

@@ -5,6 +5,7 @@ mod check;
 mod checkpoints;
 mod cluster;
 mod data;
+mod doctor;
 mod errors;
 mod files;
 mod plan;

@@ -6,6 +6,7 @@
 //! | [`source`] | the families, and the text that is given to a compiler |
 //! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
 //! | [`bounds`] | that launches touch nothing but the operands of their instruction |
+//! | [`libraries`], [`machine`] | where CUDA's libraries are, which of them load, and the GPUs |
 //! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
 //!
 //! Nothing here needs a GPU. The launches of an instruction are data: a device executes them, the
@@ -18,6 +19,8 @@
 
 pub mod bounds;
 pub mod launch;
+pub mod libraries;
+pub mod machine;
 pub mod source;
 
 pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};

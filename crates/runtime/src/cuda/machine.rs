@@ -1,0 +1,128 @@
+//! What a machine has for CUDA: which libraries load, and its GPUs.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use cudarc::driver::result::{DriverError, device, init, primary_ctx};
+use cudarc::driver::sys::CUdevice_attribute;
+use cudarc::{cublas, cublaslt, driver, nccl, nvrtc};
+use narrows_plan::Bytes;
+
+use super::libraries::Library;
+
+/// The oldest compute capability that kernels are compiled for.
+pub const CAPABILITY_MIN: (u32, u32) = (8, 0);
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// Its number on this machine.
+    pub ordinal: u32,
+    /// What it is called.
+    pub name: String,
+    /// Compute capability: (9, 0) is sm_90.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Memory.
+    pub memory: Bytes,
+    /// What of it is free; `None` when no context can be made on it.
+    pub free: Option<Bytes>,
+}
+
+/// Whether a library loads, under the names that `cudarc` asks for.
+pub fn loads(library: Library) -> bool {
+    // SAFETY: loading runs the initialisers of a library of NVIDIA's, as its use would.
+    unsafe {
+        match library {
+            Library::Driver => driver::sys::is_culib_present(),
+            Library::Nvrtc => nvrtc::sys::is_culib_present(),
+            Library::Cublas => cublas::sys::is_culib_present(),
+            Library::CublasLt => cublaslt::sys::is_culib_present(),
+            Library::Nccl => nccl::sys::is_culib_present(),
+        }
+    }
+}
+
+/// The version that a library says it has; `None` when it does not load, or does not say.
+pub fn version(library: Library) -> Option<String> {
+    if !loads(library) {
+        return None;
+    }
+    let mut number: c_int = 0;
+    match library {
+        Library::Driver => {
+            // SAFETY: the library is there, and the number is valid to write.
+            unsafe { driver::sys::cuDriverGetVersion(&raw mut number) }.result().ok()?;
+            Some(format!("{}.{}", number / 1000, number % 1000 / 10))
+        }
+        Library::Nvrtc => {
+            let mut minor: c_int = 0;
+            // SAFETY: as above.
+            unsafe { nvrtc::sys::nvrtcVersion(&raw mut number, &raw mut minor) }.result().ok()?;
+            Some(format!("{number}.{minor}"))
+        }
+        Library::Cublas => None,
+        Library::CublasLt => {
+            // SAFETY: the library is there.
+            let number = unsafe { cublaslt::sys::cublasLtGetVersion() };
+            Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
+        }
+        Library::Nccl => {
+            let number = nccl::result::get_nccl_version().ok()?;
+            Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
+        }
+    }
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// What the driver says when it does not come up. Without a driver there are none.
+pub fn gpus() -> Result<Vec<Gpu>, String> {
+    if !loads(Library::Driver) {
+        return Ok(vec![]);
+    }
+    let list = || -> Result<Vec<Gpu>, DriverError> {
+        init()?;
+        (0..device::get_count()?).map(gpu).collect()
+    };
+    list().map_err(|error| said(&error))
+}
+
+fn said(error: &DriverError) -> String {
+    let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
+    text.unwrap_or_else(|_| format!("error {:?}", error.0))
+}
+
+fn gpu(ordinal: c_int) -> Result<Gpu, DriverError> {
+    let device = device::get(ordinal)?;
+    // SAFETY: the driver gave this device.
+    let attribute = |attribute| unsafe { device::get_attribute(device, attribute) };
+    let capability = (
+        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    // SAFETY: as above.
+    let memory = unsafe { device::total_mem(device) }?;
+    Ok(Gpu {
+        ordinal: ordinal as u32,
+        name: device::get_name(device)?,
+        capability: (capability.0 as u32, capability.1 as u32),
+        multiprocessors: multiprocessors as u32,
+        memory: Bytes(memory as u64),
+        free: free(device).ok().map(|free| Bytes(free as u64)),
+    })
+}
+
+fn free(device: driver::sys::CUdevice) -> Result<usize, DriverError> {
+    // SAFETY: the device is one of the driver's; the context is released as often as it is retained.
+    unsafe {
+        let context = primary_ctx::retain(device)?;
+        let asked =
+            driver::result::ctx::set_current(context).and_then(|()| driver::result::mem_get_info());
+        primary_ctx::release(device)?;
+        Ok(asked?.0)
+    }
+}

@@ -1,0 +1,69 @@
+//! Brings the libraries of CUDA within the loader's reach.
+//!
+//! A loader looks where it was told to when the program began. So where libraries are that it does not
+//! find by the names they are asked for, a folder of links is made, and the program begins again with
+//! it on the loader's path: same process, same arguments, same streams.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use narrows_runtime::cuda::libraries::{self, Found, Library};
+use narrows_runtime::cuda::machine;
+
+use crate::calibrate::cache;
+
+/// Set where the program has begun again.
+const BEGUN_AGAIN: &str = "NARROWS_BEGUN_AGAIN";
+
+const LOADER_PATH: &str = "LD_LIBRARY_PATH";
+
+/// Where each library is, in the folders that are looked in.
+pub fn found() -> BTreeMap<Library, Found> {
+    libraries::find(&libraries::places(|name| env::var_os(name)))
+}
+
+/// Begins the program again, unless all that is there loads already or nothing can be done for it.
+pub fn bring_within_reach() {
+    if env::var_os(BEGUN_AGAIN).is_some() {
+        return;
+    }
+    let found = found();
+    let of_cuda = |library: &&Library| **library != Library::Driver;
+    if found.keys().filter(of_cuda).all(|library| machine::loads(*library)) {
+        return;
+    }
+    let Some(folder) = cache::folder().map(|folder| folder.join(folder_name(&found))) else {
+        return;
+    };
+    if libraries::link(&found, &folder).is_ok() {
+        begin_again(&folder);
+    }
+}
+
+/// One folder for one set of libraries: another environment has others.
+fn folder_name(found: &BTreeMap<Library, Found>) -> String {
+    let paths: String = found.values().map(|file| format!("{}\n", file.path.display())).collect();
+    format!("cuda-{:016x}", cache::hash(&paths))
+}
+
+#[cfg(unix)]
+fn begin_again(folder: &Path) {
+    use std::os::unix::process::CommandExt;
+    let Ok(program) = env::current_exe() else { return };
+    let before = env::var_os(LOADER_PATH).unwrap_or_default();
+    let places = std::iter::once(PathBuf::from(folder)).chain(env::split_paths(&before));
+    let path: OsString = env::join_paths(places).unwrap_or(before);
+    // It comes back only when the program could not be begun.
+    let error = Command::new(program)
+        .args(env::args_os().skip(1))
+        .env(LOADER_PATH, path)
+        .env(BEGUN_AGAIN, "1")
+        .exec();
+    crate::output::warn(&format!("libraries of CUDA stay out of reach: {error}"));
+}
+
+#[cfg(not(unix))]
+fn begin_again(_: &Path) {}

@@ -1,0 +1,235 @@
+//! What this machine can run.
+
+use std::env;
+use std::path::PathBuf;
+
+use narrows_plan::Bytes;
+use narrows_runtime::cluster::Launch;
+use narrows_runtime::cuda::libraries::Library;
+use narrows_runtime::cuda::machine::{self as cuda, CAPABILITY_MIN, Gpu};
+use serde::Serialize;
+
+use crate::args::run::cores;
+use crate::calibrate::{cache, machine};
+use crate::loader;
+use crate::memory;
+use crate::report::page::{Align, Page};
+
+/// The finding; its JSON form is the answer of `doctor --format json`.
+#[derive(Debug, Serialize)]
+pub struct Finding {
+    version: &'static str,
+    machine: Machine,
+    backends: Backends,
+    driver_version: Option<String>,
+    libraries: Vec<FoundLibrary>,
+    devices: Vec<Device>,
+    /// Which process of how many this is; `null` when nobody started several.
+    launch: Option<Process>,
+}
+
+#[derive(Debug, Serialize)]
+struct Machine {
+    title: String,
+    cores: u64,
+    memory_bytes: Option<u64>,
+    free_memory_bytes: Option<u64>,
+    /// The profile that `run` predicts with, once this machine was measured.
+    profile: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Backends {
+    cpu: Usable,
+    cuda: Usable,
+}
+
+/// Whether a backend can run here.
+#[derive(Debug, Serialize)]
+struct Usable {
+    usable: bool,
+    because: Vec<String>,
+    hints: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct FoundLibrary {
+    name: String,
+    purpose: &'static str,
+    loads: bool,
+    version: Option<String>,
+    path: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    ordinal: u32,
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    memory_bytes: u64,
+    free_memory_bytes: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Process {
+    launcher: &'static str,
+    rank: u64,
+    processes: u64,
+    meeting: String,
+}
+
+impl Finding {
+    /// Looks at this machine.
+    pub fn look() -> Finding {
+        let found = loader::found();
+        let library = |library: Library| FoundLibrary {
+            name: format!("lib{}", library.stem()),
+            purpose: library.purpose(),
+            loads: cuda::loads(library),
+            version: cuda::version(library),
+            // Where links lead: those that this program makes say little.
+            path: found.get(&library).map(|file| {
+                std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone())
+            }),
+        };
+        let libraries: Vec<FoundLibrary> = Library::ALL.into_iter().map(library).collect();
+        let gpus = cuda::gpus();
+        let usable = cuda_usable(&libraries, &gpus);
+        let threads = cores();
+        let launch = Launch::read(|name| env::var(name).ok()).ok().flatten();
+        Finding {
+            version: env!("CARGO_PKG_VERSION"),
+            machine: Machine {
+                title: machine::title(threads),
+                cores: threads,
+                memory_bytes: memory::total().map(|bytes| bytes.0),
+                free_memory_bytes: memory::available().map(|bytes| bytes.0),
+                profile: cache::path(threads).filter(|path| path.exists()),
+            },
+            backends: Backends {
+                cpu: Usable { usable: true, because: vec![], hints: vec![] },
+                cuda: usable,
+            },
+            driver_version: cuda::version(Library::Driver),
+            libraries,
+            devices: gpus.unwrap_or_default().into_iter().map(Device::of).collect(),
+            launch: launch.map(|launch| Process {
+                launcher: launch.launcher.name(),
+                rank: launch.rank,
+                processes: launch.world,
+                meeting: launch.meeting.to_string(),
+            }),
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let Finding { machine, backends, .. } = self;
+        let mut page = Page::default();
+        page.heading(format!("narrows {} on this machine", self.version));
+        let size = |bytes: Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
+        let mut fields = vec![
+            ("processor", machine.title.clone()),
+            ("memory", size(machine.memory_bytes)),
+            ("free", size(machine.free_memory_bytes)),
+        ];
+        let profile = machine.profile.as_ref().map(|path| path.display().to_string());
+        let unmeasured = "not measured yet: `narrows calibrate`, or the first `narrows run`";
+        fields.push(("profile", profile.unwrap_or_else(|| unmeasured.into())));
+        if let Some(Process { launcher, rank, processes, meeting }) = &self.launch {
+            let process =
+                format!("{rank} of {processes}, started by {launcher}, meeting at {meeting}");
+            fields.push(("process", process));
+        }
+        page.fields(&fields);
+        page.heading("Backends");
+        for (name, backend) in [("cpu", &backends.cpu), ("cuda", &backends.cuda)] {
+            page.line(format!(
+                "{name:5} {}",
+                if backend.usable { "can run" } else { "cannot run" }
+            ));
+            backend.because.iter().for_each(|why| page.line(format!("      because {why}")));
+            backend.hints.iter().for_each(|hint| page.line(format!("      hint: {hint}")));
+        }
+        page.heading("Libraries of CUDA");
+        let columns = [
+            ("library", Align::Left),
+            ("for", Align::Left),
+            ("loads", Align::Left),
+            ("version", Align::Left),
+            ("found", Align::Left),
+        ];
+        let row = |library: &FoundLibrary| {
+            let path = library.path.as_ref().map(|path| path.display().to_string());
+            vec![
+                library.name.clone(),
+                library.purpose.into(),
+                if library.loads { "yes" } else { "no" }.into(),
+                library.version.clone().unwrap_or_default(),
+                path.unwrap_or_else(|| {
+                    if library.loads { "by the loader" } else { "nowhere" }.into()
+                }),
+            ]
+        };
+        page.table(&columns, &self.libraries.iter().map(row).collect::<Vec<_>>());
+        if !self.devices.is_empty() {
+            page.heading("GPUs");
+            let columns = [
+                ("", Align::Right),
+                ("name", Align::Left),
+                ("capability", Align::Left),
+                ("multiprocessors", Align::Right),
+                ("memory", Align::Right),
+                ("free", Align::Right),
+            ];
+            let row = |device: &Device| {
+                vec![
+                    device.ordinal.to_string(),
+                    device.name.clone(),
+                    device.compute_capability.clone(),
+                    device.multiprocessors.to_string(),
+                    Bytes(device.memory_bytes).to_string(),
+                    size(device.free_memory_bytes),
+                ]
+            };
+            page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
+        }
+        page.finish()
+    }
+}
+
+impl Device {
+    fn of(gpu: Gpu) -> Device {
+        Device {
+            ordinal: gpu.ordinal,
+            name: gpu.name,
+            compute_capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
+            multiprocessors: gpu.multiprocessors,
+            memory_bytes: gpu.memory.0,
+            free_memory_bytes: gpu.free.map(|free| free.0),
+        }
+    }
+}
+
+fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> Usable {
+    let (mut because, mut hints) = (vec![], vec![]);
+    for (library, found) in Library::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads) {
+        let is = if found.path.is_some() { "does not load" } else { "is not there" };
+        because.push(format!("{} ({}) {is}", found.name, found.purpose));
+        hints.push(library.hint().to_owned());
+    }
+    hints.dedup();
+    match gpus {
+        Err(why) => because.push(format!("the driver does not come up: {why}")),
+        Ok(gpus) if gpus.is_empty() => because.push("there is no GPU".into()),
+        Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < CAPABILITY_MIN) => {
+            let (major, minor) = CAPABILITY_MIN;
+            because.push(format!("no GPU has compute capability {major}.{minor} or more"));
+        }
+        Ok(_) => {}
+    }
+    because
+        .push("this version of narrows compiles kernels, and executes nothing on GPUs yet".into());
+    Usable { usable: false, because, hints }
+}

@@ -1,0 +1,62 @@
+//! What `doctor` says of machines with and without CUDA.
+
+use std::fs;
+
+use super::{json, narrows, stdout};
+
+#[test]
+fn it_says_what_can_run() {
+    let found = json("doctor");
+    assert_eq!(found["backends"]["cpu"]["usable"], true);
+    assert!(found["machine"]["cores"].as_u64().unwrap() > 0);
+    assert_eq!(found["libraries"].as_array().unwrap().len(), 5);
+    for library in found["libraries"].as_array().unwrap() {
+        assert!(library["loads"].is_boolean() && library["purpose"].is_string(), "{library}");
+    }
+    // Whoever cannot run says why, and what to do where something can be done.
+    let cuda = &found["backends"]["cuda"];
+    assert_ne!(cuda["usable"].as_bool().unwrap(), !cuda["because"].as_array().unwrap().is_empty());
+    let text = stdout("doctor");
+    assert!(text.contains("cpu   can run") && text.contains("Libraries of CUDA"), "{text}");
+}
+
+/// A package of Python has a library under a name that nobody asks for.
+#[cfg(unix)]
+#[test]
+fn libraries_are_linked_under_the_names_they_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("lib/python3.11/site-packages/nvidia/nccl/lib");
+    fs::create_dir_all(&place).unwrap();
+    let file = place.join("libnccl.so.2");
+    fs::write(&file, "no library").unwrap();
+    let cache = folder.path().join("cache");
+    let output = narrows("doctor --format json")
+        .env("VIRTUAL_ENV", folder.path())
+        .env("XDG_CACHE_HOME", &cache)
+        .env_remove("LD_LIBRARY_PATH")
+        .assert()
+        .success();
+    let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    let nccl = found["libraries"].as_array().unwrap().iter().find(|one| one["name"] == "libnccl");
+    // A machine with an NCCL of its own loads that one.
+    let nccl = nccl.unwrap();
+    if nccl["loads"] == false {
+        let real = fs::canonicalize(&file).unwrap();
+        assert_eq!(nccl["path"].as_str(), real.to_str());
+        let because = found["backends"]["cuda"]["because"].to_string();
+        assert!(because.contains("libnccl (collectives) does not load"), "{because}");
+        let mut made = fs::read_dir(cache.join("narrows")).unwrap();
+        let links = made.next().unwrap().unwrap().path();
+        assert_eq!(fs::read_link(links.join("libnccl.so")).unwrap(), real);
+    }
+}
+
+#[test]
+fn it_says_which_process_it_is() {
+    let output = narrows("doctor")
+        .envs([("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "node1"), ("MASTER_PORT", "7")])
+        .assert()
+        .success();
+    let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    assert!(text.contains("3 of 8, started by torchrun, meeting at node1:7"), "{text}");
+}
