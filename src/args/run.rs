@@ -42,6 +42,10 @@ const SEQUENCE_LENGTH: u64 = 128;
 /// Steps of a schedule, over those of the warm-up of who does not say.
 const STEPS_PER_WARM_UP: u64 = 10;
 
+/// Threads of a device that are allowed whatever the machine: a test may want some. Many more would only
+/// wait for each other.
+const THREADS_MAX: u64 = 64;
+
 /// The longest warm-up of who does not say.
 const WARM_UP_STEPS_MAX: u64 = 100;
 
@@ -250,6 +254,13 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         }
         Some(file) => Tokens::File(file.into()),
     };
+    let threads = args.threads.map(NonZeroU64::get);
+    if let Some(threads) = threads.filter(|threads| *threads > cores().max(THREADS_MAX)) {
+        let problem =
+            format!("{threads} threads of each device would take turns on {} cores", cores());
+        let hint = "as many as there are cores, divided among the devices";
+        return Err(Failure::input(Problem::new("--threads", problem).hint(hint)));
+    }
     let steps = args.steps.get();
     let decay = args.decay_steps.map_or(steps, NonZeroU64::get);
     let warm_up = (decay / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
@@ -267,7 +278,7 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         steps,
         seed: args.seed,
         metrics: args.metrics.clone().filter(|_| leads),
-        threads: args.threads.map(NonZeroU64::get),
+        threads,
         optimizer,
         checkpoints: args.checkpoints.resolve(),
         tracing: args.trace.resolve(steps)?.filter(|_| leads),

@@ -302,3 +302,12 @@ fn a_run_that_is_interrupted_reports_and_says_so() {
     assert!(message.contains(&format!("stopped after step {steps} of 1000000")), "{message}");
     assert!(message.contains("Predicted and measured"), "{message}");
 }
+
+#[test]
+fn a_device_does_not_get_thousands_of_threads() {
+    let message = refusal("run --steps 1 --threads 40000", 2);
+    assert!(
+        message.contains("--threads: 40000 threads of each device would take turns"),
+        "{message}"
+    );
+}

@@ -118,10 +118,12 @@ impl LinkPrice {
     ) -> f64 {
         let across = place.nodes > 1;
         let mut inside = nccl::nvlink_hop_s(algorithm, protocol);
-        if across && protocol == Protocol::Ll {
-            inside *= nccl::LL_INTRA_FACTOR_ACROSS_NODES;
+        if across && algorithm == Algorithm::Ring {
+            inside = inside.max(nccl::net_overhead_s(protocol));
         }
-        let network = nccl::network_hop_s(algorithm, protocol) + self.inter_extra_s;
+        // With one device a node, nothing hides what a hop across the network takes.
+        let exposed = if place.local == 1 { Algorithm::Tree } else { algorithm };
+        let network = nccl::network_hop_s(exposed, protocol) + self.inter_extra_s;
         let rounds = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
         let (all, crossing) = match algorithm {
             Algorithm::Ring => (place.members - 1, place.nodes - 1),
@@ -132,6 +134,7 @@ impl LinkPrice {
         };
         let hops = (all - crossing) as f64 * inside + crossing as f64 * network;
         let latency = nccl::base_latency_s(algorithm, protocol) + rounds * hops;
+        // NCCL spares messages of less than 64 B for each channel and member; this does not.
         let plateau = across
             && kind == CollectiveKind::AllReduce
             && (algorithm, protocol) == (Algorithm::Ring, Protocol::Simple);

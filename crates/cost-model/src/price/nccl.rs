@@ -1,6 +1,8 @@
 //! What NCCL's own tuner knows: constants of its `src/graph/tuning.cc`.
 //!
-//! Releases differ in a few of them, most in the latency of tree with Simple; these are recent ones.
+//! Releases differ in a few of them; these are of those that know Blackwell (2.27 and
+//! later), compared entry by entry with that source in November 2026. In 2.19 tree with Simple took 28 µs a hop and had no base latency, and
+//! LL moved no more on Hopper than on Ampere.
 //!
 //! Nothing here is fitted; corrections to these constants are in the profile
 //! (`links.intra_node.efficiency`, `fill_s`). Left out: caps by channel, which do not bind with the
@@ -70,16 +72,23 @@ pub fn network_hop_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
     }
 }
 
-/// Hops inside a node take longer under LL when the group spans nodes.
-pub const LL_INTRA_FACTOR_ACROSS_NODES: f64 = 1.8;
+/// `getNetOverhead`: what a hop of a ring across nodes takes at least, also one inside a node, in seconds,
+/// with processors of AMD, as these machines have; it is half of that with others.
+pub fn net_overhead_s(protocol: Protocol) -> f64 {
+    const OVERHEAD_S: f64 = 2.0e-6;
+    if protocol == Protocol::Simple { 3.0 * OVERHEAD_S } else { OVERHEAD_S }
+}
+
 /// The latency of a Simple ring all-reduce across nodes on compute capability 8 and later.
 pub const SIMPLE_RING_PLATEAU_ACROSS_NODES: f64 = 1.4;
 
-/// `llMaxBws`: what LL moves at most, in bytes per second of bus bandwidth.
+/// `llMaxBws`: what LL moves at most, in bytes per second of bus bandwidth. Inside a node it depends on the
+/// GPU, across nodes on the processor: AMD's.
 pub fn ll_bandwidth_max(library: Library, nodes: u64) -> f64 {
     match (library, nodes) {
         (Library::SharedMemory, _) => f64::INFINITY,
-        (Library::NcclAmpere | Library::NcclHopper, 1) => 87.7e9,
+        (Library::NcclAmpere, 1) => 87.7e9,
+        (Library::NcclHopper, 1) => 141.0e9,
         (Library::NcclAmpere | Library::NcclHopper, 2) => 22.5e9,
         (Library::NcclAmpere | Library::NcclHopper, _) => 19.0e9,
     }
