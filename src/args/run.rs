@@ -309,11 +309,22 @@ fn no_input_is_overwritten(args: &RunArgs) -> Outcome<()> {
         ("--output", &args.output.output),
         ("--trace", &args.trace.trace),
     ];
-    for (flag, output) in outputs {
+    for (place, (flag, output)) in outputs.iter().enumerate() {
         let Some(output) = output else { continue };
+        let before = outputs[..place].iter().find(|(_, other)| {
+            other.as_ref().is_some_and(|other| {
+                let device = Path::new(other).exists() && !Path::new(other).is_file();
+                let same = other == output || same_file(other, Path::new(output));
+                same && !device && !output::is_stdout(other)
+            })
+        });
+        if let Some((other, _)) = before {
+            let problem = format!("`{}` is what {other} writes to", output.display());
+            return Err(Failure::input(Problem::new(*flag, problem).hint("another name")));
+        }
         if let Some(input) = inputs().find(|input| same_file(input, Path::new(output))) {
             let problem = format!("`{}` is an input too", input.display());
-            return Err(Failure::input(Problem::new(flag, problem).hint("another name")));
+            return Err(Failure::input(Problem::new(*flag, problem).hint("another name")));
         }
     }
     Ok(())

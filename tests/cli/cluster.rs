@@ -180,6 +180,54 @@ fn a_run_goes_on_where_its_processes_were_asked_to_stop() {
     assert_eq!(curve(&processes.at("m.jsonl")), curve(&alone.at("m.jsonl")));
 }
 
+/// A checkpoint is due after every step: whoever is told to stop must not leave the others saving.
+#[test]
+fn processes_stop_together_where_a_checkpoint_is_due() {
+    for told in [0, 1] {
+        let processes = Processes::new(2);
+        let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+        let flags = "--pipeline 2 --checkpoint-every 1 --keep 2";
+        let children = processes.all(&format!("{long} {flags}"));
+        wait_for_steps(&processes.at("m.jsonl"), 3);
+        signal(&children[told], "-TERM");
+        for output in ends(children) {
+            assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+        }
+        let made = lines(&processes.at("m.jsonl")).len();
+        assert!(processes.at(&format!("kept/step-{made:08}/manifest.json")).exists());
+    }
+}
+
+/// Each process has a token file of its own under the same name, with the same header.
+#[test]
+fn processes_that_read_other_tokens_end() {
+    let processes = Processes::new(2);
+    let text = processes.at("text");
+    fs::write(&text, "what all of them read. ".repeat(100)).unwrap();
+    let tokens = processes.at("0/tokens.bin");
+    for rank in 0..2 {
+        fs::create_dir(processes.at(&rank.to_string())).unwrap();
+    }
+    stdout(&format!("data {} --output {}", text.display(), tokens.display()));
+    let mut bytes = fs::read(&tokens).unwrap();
+    let half = bytes.len() / 2;
+    // Letters, and not the zeros between them.
+    bytes[half..].iter_mut().filter(|byte| **byte > 1).for_each(|byte| *byte ^= 1);
+    fs::write(processes.at("1/tokens.bin"), bytes).unwrap();
+    let start = |rank: usize| {
+        let arguments = format!("{SMALL} --steps 20 --tensor 2 --data tokens.bin");
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("narrows"));
+        command.args(arguments.split_whitespace()).envs(processes.torchrun(rank));
+        command.current_dir(processes.at(&rank.to_string()));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for output in ends((0..2).map(start).collect()) {
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let text = said(&output);
+        assert!(text.contains("process 1 reads other tokens than process 0"), "{text}");
+    }
+}
+
 #[test]
 fn a_process_that_dies_ends_the_run() {
     let processes = Processes::new(3);
@@ -238,7 +286,10 @@ fn processes_that_mean_other_things_do_not_begin() {
         assert_eq!(output.status.code(), Some(1));
         assert!(output.stdout.is_empty());
         let text = said(&output);
-        assert!(text.contains("process 1 has another seed than process 0: 1, not 0"), "{text}");
+        assert!(
+            text.contains("process 1 means another run than process 0: its seed: 1, not 0"),
+            "{text}"
+        );
     }
     // One process for each device.
     for output in ends(processes.all(&format!("{SMALL} --steps 2 --devices 3"))) {

@@ -311,3 +311,16 @@ fn a_device_does_not_get_thousands_of_threads() {
         "{message}"
     );
 }
+
+#[test]
+fn two_outputs_do_not_share_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("z.json");
+    let arguments = format!("{SMALL} --steps 1 --metrics {0} --trace {0}", file.display());
+    let message = refusal(&arguments, 2);
+    assert!(
+        message.contains("--trace:") && message.contains("is what --metrics writes to"),
+        "{message}"
+    );
+    assert!(!file.exists());
+}

@@ -114,6 +114,15 @@ pub enum RunError {
         /// Processes of the cluster.
         processes: u64,
     },
+    /// A process made a step on other tokens than process 0.
+    #[error(
+        "process {process} reads other tokens than process 0 (try: a token file that is the same for \
+         all processes)"
+    )]
+    OtherTokens {
+        /// Its number.
+        process: u64,
+    },
     /// A step was given another number of tokens than the program runs.
     #[error("a step takes {wanted} tokens and as many targets, not {tokens} and {targets}")]
     BatchSize {

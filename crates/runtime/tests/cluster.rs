@@ -256,6 +256,14 @@ fn who_does_not_come_is_named() {
 fn noise_at_the_meeting_is_sent_away_and_strangers_are_refused() {
     let launches = launches(2);
     let at = launches[0].meeting.to_string();
+    // Whoever says nothing, or says it slowly, keeps nobody out.
+    let silent: Vec<_> = (0..8).map(|_| at.clone()).collect();
+    let silent = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(5));
+        let streams: Vec<_> = silent.iter().map(std::net::TcpStream::connect).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        drop(streams);
+    });
     let noise = std::thread::spawn(move || {
         for _ in 0..3 {
             if let Ok(mut stream) = std::net::TcpStream::connect(&at) {
@@ -266,6 +274,7 @@ fn noise_at_the_meeting_is_sent_away_and_strangers_are_refused() {
     });
     let joined = all(&launches, |launch| Cluster::join(launch, fact("same"), &[], DEADLINES));
     noise.join().unwrap();
+    silent.join().unwrap();
     assert!(joined.iter().all(Result::is_ok));
     let twice = [launches[0].clone(), launches[1].clone(), launches[1].clone()]
         .map(|launch| Launch { world: 3, ..launch });

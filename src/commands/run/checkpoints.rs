@@ -122,7 +122,7 @@ impl<'a> Keeper<'a> {
             Some(now) => checkpoint::save(&asked.dir, &now, self.model, asked.keep)
                 .map_err(Failure::checkpoint)?,
             // Another process writes it.
-            None => asked.dir.clone(),
+            None => asked.dir.join(checkpoint::name_of(step)),
         };
         self.last = Some(Kept { step, path });
         Ok(())

@@ -103,7 +103,7 @@ fn facts(planned: &Planned, training: &Training) -> Vec<Fact> {
         fact("tokens", tokens),
         fact("steps", training.steps.to_string()),
         fact("seed", training.seed.to_string()),
-        fact("optimizer", format!("{:?}", training.optimizer)),
+        fact("schedule and optimizer", format!("{:?}", training.optimizer)),
         fact("checkpoints", checkpoints),
     ]
 }

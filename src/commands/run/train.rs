@@ -113,11 +113,14 @@ fn train_in(
             let line = progress_line(trained, training.steps);
             progress.suspend(|| voice.say(&line))?;
         }
-        let next = if stop.load(Ordering::Relaxed) { Next::Stop } else { Next::Continue };
-        if next == Next::Continue {
-            keeper.on_the_way(trainer, training.steps)?;
+        // Processes save together, so they must agree first whether they go on.
+        let stop =
+            trainer.session().anyone(stop.load(Ordering::Relaxed)).map_err(TrainError::from)?;
+        if stop {
+            return Ok(Next::Stop);
         }
-        Ok::<_, Failure>(next)
+        keeper.on_the_way(trainer, training.steps)?;
+        Ok::<_, Failure>(Next::Continue)
     };
     let ended = trainer.train(training.steps, watch);
     progress.finish_and_clear();

@@ -35,8 +35,8 @@ pub struct Found {
     replaced: bool,
 }
 
-/// The name of a step's checkpoint.
-pub(super) fn name_of(step: u64) -> String {
+/// The name of a step's checkpoint in the folder of its run.
+pub fn name_of(step: u64) -> String {
     format!("{STEP}{step:08}")
 }
 

@@ -48,7 +48,7 @@ use std::path::{Path, PathBuf};
 use narrows_plan::model::Model;
 
 pub use error::{CheckpointError, Fault, TensorFault};
-pub use folder::{Found, latest, list};
+pub use folder::{Found, latest, list, name_of};
 pub use lock::{Lock, lock};
 pub use session::ResumeError;
 pub use state::MadeUnder;

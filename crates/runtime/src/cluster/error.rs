@@ -101,8 +101,8 @@ pub enum Fault {
     },
     /// Two processes mean to do different things.
     #[error(
-        "process {rank} has another {what} than process 0: {theirs}, not {ours} (try: the same \
-         files and flags for all processes)"
+        "process {rank} means another run than process 0: its {what}: {theirs}, not {ours} (try: the \
+         same files and flags for all processes)"
     )]
     Differs {
         /// Who.

@@ -93,6 +93,7 @@ fn receive_all(
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let listener = listen_at(&launch.meeting)?;
     let own = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+    let mut door = Door::new(listener);
     let mut come: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
     let judged = loop {
         if come.len() as u64 + 1 == launch.world {
@@ -103,7 +104,7 @@ fn receive_all(
             let (world, at) = (launch.world, launch.meeting.to_string());
             break Err(Fault::Missing { missing, world, at, waited_s: until.waited_s() });
         }
-        let Some((mut stream, hello, ip)) = accept::<Hello>(&listener) else { continue };
+        let Some((mut stream, hello, ip)) = door.next::<Hello>() else { continue };
         let fault = judge(launch, &facts, &hello, come.contains_key(&hello.rank));
         if let Some(fault) = fault {
             let _ = say(&mut stream, &Answer::Go { why: fault.to_string() });
@@ -136,15 +137,14 @@ fn judge(launch: &Launch, facts: &[Fact], hello: &Hello, again: bool) -> Option<
     if again || rank == 0 || rank >= world || hello.world != world {
         return Some(Fault::Stranger { rank, world });
     }
-    let names = |facts: &[Fact]| -> BTreeSet<String> {
-        facts.iter().map(|fact| fact.what.clone()).collect()
-    };
     let value = |facts: &[Fact], what: &str| {
         let found = facts.iter().find(|fact| fact.what == what);
         found.map_or_else(|| "none".into(), |fact| fact.value.clone())
     };
-    let all = names(facts).into_iter().chain(names(&hello.facts));
-    let mut pairs = all.map(|what| (value(&hello.facts, &what), value(facts, &what), what));
+    let mut pairs = facts
+        .iter()
+        .chain(&hello.facts)
+        .map(|fact| (value(&hello.facts, &fact.what), value(facts, &fact.what), fact.what.clone()));
     let (theirs, ours, what) = pairs.find(|(theirs, ours, _)| theirs != ours)?;
     Some(Fault::Differs { rank, what, theirs, ours })
 }
@@ -181,6 +181,7 @@ fn come(
         say(&mut stream, &name).map_err(|error| lost(rank, "the beginning", &error))?;
         streams.insert(rank, stream);
     }
+    let mut door = Door::new(listener);
     let mut awaited: BTreeSet<u64> =
         neighbours.iter().copied().filter(|rank| *rank > launch.rank).collect();
     while !awaited.is_empty() {
@@ -189,7 +190,7 @@ fn come(
             let (world, at) = (launch.world, own.to_string());
             return Err(Fault::Missing { missing, world, at, waited_s: until.waited_s() }.into());
         }
-        let Some((stream, name, _)) = accept::<Name>(&listener) else { continue };
+        let Some((stream, name, _)) = door.next::<Name>() else { continue };
         // One of another run may have the address of an earlier one.
         if name.run == run && awaited.remove(&name.rank) {
             streams.insert(name.rank, stream);
@@ -248,16 +249,94 @@ fn reach(
     }
 }
 
-/// The next that comes and says what it should; whoever says something else is sent away.
-fn accept<T: DeserializeOwned>(listener: &TcpListener) -> Option<(TcpStream, T, IpAddr)> {
-    let Ok((mut stream, address)) = listener.accept() else {
+/// Where others come in. Whoever says nothing keeps nobody from coming in after it.
+struct Door {
+    listener: TcpListener,
+    visitors: Vec<Visitor>,
+}
+
+/// One who has come, and not yet said all.
+struct Visitor {
+    stream: TcpStream,
+    ip: IpAddr,
+    since: Instant,
+    said: Vec<u8>,
+}
+
+/// How long one may take to say what it is.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+
+/// Visitors at a time: more are not let in before others have gone.
+const VISITORS_MAX: usize = 1024;
+
+impl Door {
+    fn new(listener: TcpListener) -> Door {
+        Door { listener, visitors: vec![] }
+    }
+
+    /// The next that has said what it should; whoever says something else is sent away. `None` when
+    /// there is none just now.
+    fn next<T: DeserializeOwned>(&mut self) -> Option<(TcpStream, T, IpAddr)> {
+        while self.visitors.len() < VISITORS_MAX {
+            let Ok((stream, address)) = self.listener.accept() else { break };
+            if stream.set_nonblocking(true).is_ok() {
+                let (since, ip) = (Instant::now(), address.ip());
+                self.visitors.push(Visitor { stream, ip, since, said: vec![] });
+            }
+        }
+        self.visitors.retain(|visitor| visitor.since.elapsed() < GREETING_TIME);
+        let mut at = 0;
+        while at < self.visitors.len() {
+            match self.visitors[at].listen() {
+                Ok(false) => at += 1,
+                Err(_) => drop(self.visitors.swap_remove(at)),
+                Ok(true) => {
+                    let Visitor { stream, ip, said, .. } = self.visitors.swap_remove(at);
+                    let message = serde_json::from_slice(&said[HEAD_BYTES..]);
+                    if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
+                        return Some((stream, message, ip));
+                    }
+                }
+            }
+        }
         std::thread::sleep(LOOK_AGAIN);
-        return None;
-    };
-    stream.set_nonblocking(false).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    let said = hear(&mut stream).ok()?;
-    Some((stream, said, address.ip()))
+        None
+    }
+}
+
+impl Visitor {
+    /// Reads what has come; whether that is all.
+    fn listen(&mut self) -> io::Result<bool> {
+        loop {
+            let wanted = match self.said.get(..HEAD_BYTES) {
+                None => HEAD_BYTES,
+                Some(head) => HEAD_BYTES + message_length(head)?,
+            };
+            if wanted == self.said.len() && wanted > HEAD_BYTES {
+                return Ok(true);
+            }
+            let mut some = [0; 4096];
+            let room = some.len().min(wanted - self.said.len());
+            match self.stream.read(&mut some[..room]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.said.extend_from_slice(&some[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Bytes before a message: the greeting and the message's length.
+const HEAD_BYTES: usize = 12;
+
+/// The length that a head says; at least one byte, as every message has.
+fn message_length(head: &[u8]) -> io::Result<usize> {
+    let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+    if head[..8] != GREETING || length == 0 || length > MESSAGE_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another program"));
+    }
+    Ok(length as usize)
 }
 
 fn say(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
@@ -267,19 +346,20 @@ fn say(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
 }
 
 fn hear<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
-    let mut head = [0; 12];
+    let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
-    let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-    if head[..8] != GREETING || length > MESSAGE_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another program"));
-    }
-    let mut message = vec![0; length as usize];
+    let length = message_length(&head)?;
+    let mut message = vec![0; length];
     stream.read_exact(&mut message)?;
     Ok(serde_json::from_slice(&message)?)
 }
 
 fn lost(rank: u64, doing: &str, error: &io::Error) -> ClusterError {
-    let why = error.to_string();
+    let why = match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it says nothing".into(),
+        io::ErrorKind::UnexpectedEof => "it closed the connection".into(),
+        _ => error.to_string(),
+    };
     Fault::Lost { rank, doing: doing.into(), why }.into()
 }
 

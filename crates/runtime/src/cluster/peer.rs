@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 use super::error::Fault;
 use super::frame::{CHANNELS, Header, Subject};
 
+/// Numbers that are read at once.
+const NUMBERS_AT_A_TIME: usize = 4 << 20;
+
 /// What has come, and not been taken.
 pub struct Frame {
     pub header: Header,
@@ -226,9 +229,15 @@ fn take_frame(from: &mut TcpStream, shared: &Shared) -> io::Result<Option<Gone>>
         held.heard = Instant::now();
         held.free.pop().unwrap_or_default()
     };
-    numbers.resize(count, 0.0);
-    let bytes = &mut bytemuck::cast_slice_mut::<f32, u8>(&mut numbers)[..header.bytes as usize];
-    from.read_exact(bytes)?;
+    // Memory is taken as bytes come: a header may say more than there will ever be.
+    numbers.clear();
+    while numbers.len() < count {
+        let begin = numbers.len();
+        numbers.resize(count.min(begin + NUMBERS_AT_A_TIME), 0.0);
+        let end = (4 * numbers.len()).min(header.bytes as usize);
+        from.read_exact(&mut bytemuck::cast_slice_mut::<f32, u8>(&mut numbers)[4 * begin..end])?;
+    }
+    let bytes = &bytemuck::cast_slice::<f32, u8>(&numbers)[..header.bytes as usize];
     match header.subject {
         Subject::Done => return Ok(Some(Gone::Done)),
         Subject::GiveUp => {

@@ -14,7 +14,7 @@ use super::group::{Group, Talk, Wire};
 use super::join::{Fact, meet};
 use super::journal::{Doing, Journal};
 use super::launch::Launch;
-use super::peer::Peer;
+use super::peer::{Frame, Peer};
 use crate::backend::RunError;
 
 /// How long is waited.
@@ -32,6 +32,14 @@ impl Default for Deadlines {
         Deadlines { join: Duration::from_secs(120), answer: Duration::from_secs(600) }
     }
 }
+
+/// What control frames are about.
+const AGREEMENT: u16 = 7;
+const COLLECTION: u16 = 8;
+
+/// How much longer than its own deadline process 0 is waited for, by those that wait for it because it
+/// waits for another: it shall have the time to say so.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The processes of a run, as one of them sees them.
 pub struct Cluster {
@@ -146,17 +154,9 @@ impl Cluster {
     {
         let said = || doing.to_string();
         let send = |peer: &Peer, bytes: &[u8]| {
-            let header = Header {
-                subject: Subject::Data,
-                channel: Channel::Control.number(),
-                operation: 0,
-                sequence: doing.sequence,
-                bytes: bytes.len() as u64,
-            };
+            let header = control(AGREEMENT, &doing, bytes.len());
             peer.send(header, std::iter::once(bytes), said)
         };
-        let receive =
-            |peer: &Peer| peer.receive(Channel::Control.number(), self.deadlines.answer, said);
         let unreadable = |rank: u64| Fault::Lost {
             rank,
             doing: said(),
@@ -165,13 +165,14 @@ impl Cluster {
         if self.rank() != 0 {
             let Some(first) = self.peers.get(&0) else { return Err(unreadable(0)) };
             send(first, &serde_json::to_vec(&mine).map_err(|_| unreadable(0))?)?;
-            let frame = receive(first)?;
+            let deadline = self.deadlines.answer + GRACE;
+            let frame = receive_control(first, AGREEMENT, &doing, deadline)?;
             return serde_json::from_slice(frame.bytes()).map_err(|_| unreadable(0));
         }
         let mut all = vec![mine];
         for rank in 1..self.world() {
             let Some(peer) = self.peers.get(&rank) else { return Err(unreadable(rank)) };
-            let frame = receive(peer)?;
+            let frame = receive_control(peer, AGREEMENT, &doing, self.deadlines.answer)?;
             all.push(serde_json::from_slice(frame.bytes()).map_err(|_| unreadable(rank))?);
         }
         let made = decide(all);
@@ -181,13 +182,15 @@ impl Cluster {
     }
 
     /// Collects numbers of all processes at process 0, one process after the other, itself first:
-    /// `take` is called with each one's number and numbers. Other processes only send theirs.
+    /// `take` is called with each one's number and numbers, as many as `count` says of it. Other
+    /// processes only send theirs.
     ///
     /// # Errors
-    /// When a process is gone or late.
+    /// When a process is gone or late, or has another number of them.
     pub fn collect(
         &self,
         mine: &[&[f32]],
+        count: impl Fn(u64) -> usize,
         mut take: impl FnMut(u64, &[f32]),
     ) -> Result<(), ClusterError> {
         let numbers: usize = mine.iter().map(|part| part.len()).sum();
@@ -195,23 +198,24 @@ impl Cluster {
         let said = || doing.to_string();
         let mut work = || -> Result<(), Fault> {
             if self.rank() != 0 {
-                let header = Header {
-                    subject: Subject::Data,
-                    channel: Channel::Control.number(),
-                    operation: 0,
-                    sequence: doing.sequence,
-                    bytes: 4 * numbers as u64,
-                };
                 let bytes = mine.iter().map(|part| bytemuck::cast_slice(part));
                 return match self.peers.get(&0) {
-                    Some(first) => first.send(header, bytes, said),
+                    Some(first) => {
+                        first.send(control(COLLECTION, &doing, 4 * numbers), bytes, said)
+                    }
                     None => Ok(()),
                 };
             }
             take(0, &mine.concat());
             for (rank, peer) in &self.peers {
-                let frame = peer.receive(Channel::Control.number(), self.deadlines.answer, said)?;
+                let frame = receive_control(peer, COLLECTION, &doing, self.deadlines.answer)?;
+                if frame.numbers().len() != count(*rank) {
+                    let why =
+                        format!("it sends {} numbers, not {}", frame.numbers().len(), count(*rank));
+                    return Err(Fault::Lost { rank: *rank, doing: said(), why });
+                }
                 take(*rank, frame.numbers());
+                peer.recycle(frame);
             }
             Ok(())
         };
@@ -255,4 +259,31 @@ impl Cluster {
         self.peers.values().for_each(|peer| peer.done());
         Ok(())
     }
+}
+
+fn control(operation: u16, doing: &Doing, bytes: usize) -> Header {
+    Header {
+        subject: Subject::Data,
+        channel: Channel::Control.number(),
+        operation,
+        sequence: doing.sequence,
+        bytes: bytes as u64,
+    }
+}
+
+/// The next control frame, which must be of the same operation.
+fn receive_control(
+    peer: &Peer,
+    operation: u16,
+    doing: &Doing,
+    deadline: Duration,
+) -> Result<Frame, Fault> {
+    let frame = peer.receive(Channel::Control.number(), deadline, || doing.to_string())?;
+    let found = frame.header;
+    if (found.operation, found.sequence) == (operation, doing.sequence) {
+        return Ok(frame);
+    }
+    let what = if found.operation == AGREEMENT { "agreement" } else { "collection" };
+    let theirs = Doing { what, sequence: found.sequence, numbers: 0, ..*doing };
+    Err(Fault::OutOfStep { rank: peer.rank, theirs: theirs.to_string(), ours: doing.to_string() })
 }

@@ -109,7 +109,7 @@ impl Exchange {
         let members = self.members();
         // Parts of an all-reduce may differ by one number; those of other kinds are equal.
         let part = |at: usize| mine.len * at / members..mine.len * (at + 1) / members;
-        debug_assert!((0..members).all(|at| self.posted(at).len == mine.len));
+        assert!((0..members).all(|at| self.posted(at).len == mine.len), "members differ in size");
         // SAFETY: every member posted as many numbers. Before the next meeting, member i writes
         // part i of its own buffer, and reads of others' buffers part i only (in place), or the
         // buffers written are read by nobody.

@@ -351,8 +351,18 @@ impl Session {
             share.time.join(&clock.stop(waited, ended));
         }
         share.scratch = self.scratch();
+        if self.links.cluster.is_some() {
+            share.tokens = hash(step.tokens.iter().chain(step.targets));
+        }
         Ok(share)
     }
+}
+
+/// FNV-1a of token ids.
+fn hash<'t>(ids: impl Iterator<Item = &'t u32>) -> u64 {
+    ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| {
+        (hash ^ u64::from(*id)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// `None` when a weight is not one of the model's.

@@ -27,6 +27,8 @@ pub struct Share {
     pub time: Parts,
     /// Bytes that each device holds besides its arena.
     pub scratch: Vec<u64>,
+    /// What the step's tokens hash to.
+    pub tokens: u64,
 }
 
 impl Share {
@@ -62,7 +64,8 @@ impl Share {
 
     fn none(mesh: Mesh) -> Share {
         let stages = vec![None; mesh.pipeline as usize];
-        Share { mesh, loss: 0.0, squares: None, stages, time: Parts::default(), scratch: vec![] }
+        let (loss, squares, time) = (0.0, None, Parts::default());
+        Share { mesh, loss, squares, stages, time, scratch: vec![], tokens: 0 }
     }
 
     /// Adds what other devices leave, whose numbers come after.
@@ -93,15 +96,19 @@ impl Share {
     /// What came of the step of all processes, each of which gives its share.
     ///
     /// # Errors
-    /// When a process is gone or late.
+    /// When a process is gone or late, or made the step on other tokens than process 0.
     pub fn agree(self, cluster: &Cluster, program: &Program) -> Result<Done, RunError> {
         let mesh = self.mesh;
-        let all = cluster.agree(Said::of(&self), |all| {
+        let (all, stranger) = cluster.agree(Said::of(&self), |all| {
             let mut whole = Share::none(mesh);
             all.iter().for_each(|said| whole.join(said.share(program)));
-            Said::of(&whole)
+            let stranger = all.iter().position(|said| said.tokens != all[0].tokens);
+            (Said::of(&whole), stranger)
         })?;
-        Ok(all.share(program).done())
+        match stranger {
+            None => Ok(all.share(program).done()),
+            Some(process) => Err(RunError::OtherTokens { process: process as u64 }),
+        }
     }
 }
 
@@ -113,6 +120,7 @@ struct Said {
     stages: Vec<Option<SaidReport>>,
     nanoseconds: Vec<u64>,
     scratch: Vec<u64>,
+    tokens: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -143,6 +151,7 @@ impl Said {
             stages: share.stages.iter().map(|stage| stage.as_ref().map(SaidReport::of)).collect(),
             nanoseconds: Part::ALL.iter().map(nanoseconds).collect(),
             scratch: share.scratch.clone(),
+            tokens: share.tokens,
         }
     }
 

@@ -117,11 +117,12 @@ impl Session {
             .flat_map(|(device, arena)| buffers(device).map(|b| arena.slice(numbers_of(b))))
             .collect();
         let mut made: Whole = BTreeMap::new();
-        cluster.collect(&own, |device, numbers| {
+        let count = |device| buffers(device).map(|buffer| numbers_of(buffer).len()).sum();
+        cluster.collect(&own, count, |device, numbers| {
             // They came in the order in which they are placed.
             let mut rest = numbers;
             self.place(&mut made, tensors, device, |buffer| {
-                let (these, others) = rest.split_at(numbers_of(buffer).len().min(rest.len()));
+                let (these, others) = rest.split_at(numbers_of(buffer).len());
                 rest = others;
                 these
             });
@@ -158,8 +159,8 @@ impl Session {
                 }
                 let elements = elements.start as usize..elements.end as usize;
                 let target = made.get_mut(name).and_then(|whole| whole.get_mut(elements));
-                if let (Some(target), Some(numbers)) = (target, numbers.get(at)) {
-                    target.copy_from_slice(numbers);
+                if let Some(target) = target {
+                    target.copy_from_slice(&numbers[at]);
                 }
             });
         }

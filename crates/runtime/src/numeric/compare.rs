@@ -65,7 +65,9 @@ pub enum NumericError {
 impl Comparison {
     /// The losses' difference, over the reference's.
     pub fn loss_off(&self) -> f64 {
-        (self.loss - self.reference_loss).abs() / self.reference_loss.abs()
+        let off = (self.loss - self.reference_loss).abs();
+        // With one token there is nothing to lose.
+        if off == 0.0 { 0.0 } else { off / self.reference_loss.abs() }
     }
 
     /// The largest difference of a gradient.

@@ -122,7 +122,8 @@ impl Trainer {
     }
 
     /// Steps until so many were made, those before a [`resume`](Trainer::resume) included. `watch`
-    /// sees the run after each. All processes of a run stop when one of them wants to.
+    /// sees the run after each. In a run of many processes it must want the same in all of them, which
+    /// [`Session::anyone`] finds out.
     ///
     /// # Errors
     /// As [`step`](Trainer::step), or the first that `watch` gives.
@@ -133,9 +134,8 @@ impl Trainer {
     ) -> Result<Ended, E> {
         while self.session.steps() < until {
             let trained = self.step()?;
-            let wanted = watch(self, &trained)? == Next::Stop;
-            let stop = self.session.anyone(wanted).map_err(TrainError::from)?;
-            if stop && self.session.steps() < until {
+            let next = watch(self, &trained)?;
+            if next == Next::Stop && self.session.steps() < until {
                 return Ok(Ended::Stopped);
             }
         }
