@@ -144,11 +144,15 @@ fn granted(launch: &Launch) -> Result<(), String> {
 
 /// Whether a span lies within what the instruction may touch in that way.
 fn allowed(device: &Device, moment: &Moment, span: &Span) -> bool {
-    let Action::Pass(op) = moment.instr.action else { return false };
+    let op = match moment.instr.action {
+        Action::Pass(op) => Some(op),
+        Action::Attention(_) => None,
+        _ => return false,
+    };
     let (reads, writes) = (&moment.instr.reads, &moment.instr.writes);
     let read = reads.iter().chain(writes);
     let within = |access: &Access| {
-        let rotated = matches!(op, PassOp::Rope { .. } | PassOp::RopeBackward { .. });
+        let rotated = matches!(op, Some(PassOp::Rope { .. } | PassOp::RopeBackward { .. }));
         if rotated {
             within_rows(device, moment, access, span)
         } else {
@@ -157,7 +161,7 @@ fn allowed(device: &Device, moment: &Moment, span: &Span) -> bool {
     };
     match span.touch {
         Touch::Read => {
-            read.clone().any(within) || (op == PassOp::AdamW && is_square_sum(device, span))
+            read.clone().any(within) || (op == Some(PassOp::AdamW) && is_square_sum(device, span))
         }
         Touch::Write | Touch::Update => writes.iter().any(within),
     }

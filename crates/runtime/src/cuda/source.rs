@@ -11,6 +11,8 @@ pub enum Family {
     Crossing,
     /// The rotary embedding.
     Rotary,
+    /// Causal attention.
+    Attention,
     /// The product of gate and up.
     Gated,
     /// The embedding, and the sum of its gradients.
@@ -35,8 +37,12 @@ pub struct Header {
 }
 
 /// What the kernels include.
-pub const HEADERS: [Header; 4] = [
+pub const HEADERS: [Header; 8] = [
     Header { name: "activation.cuh", text: include_str!("kernels/activation.cuh") },
+    Header { name: "attention.cuh", text: include_str!("kernels/attention.cuh") },
+    Header { name: "attention_backward.cuh", text: include_str!("kernels/attention_backward.cuh") },
+    Header { name: "attention_f32.cuh", text: include_str!("kernels/attention_f32.cuh") },
+    Header { name: "attention_forward.cuh", text: include_str!("kernels/attention_forward.cuh") },
     Header { name: "device.cuh", text: include_str!("kernels/device.cuh") },
     Header { name: "mma.cuh", text: include_str!("kernels/mma.cuh") },
     Header { name: "reduce.cuh", text: include_str!("kernels/reduce.cuh") },
@@ -54,11 +60,12 @@ pub const NVRTC_OPTIONS: [&str; 2] = ["--std=c++17", "-default-device"];
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 10] = [
+    pub const ALL: [Family; 11] = [
         Family::Norm,
         Family::Latent,
         Family::Crossing,
         Family::Rotary,
+        Family::Attention,
         Family::Gated,
         Family::Embedding,
         Family::Loss,
@@ -74,6 +81,7 @@ impl Family {
             Family::Latent => "latent",
             Family::Crossing => "crossing",
             Family::Rotary => "rotary",
+            Family::Attention => "attention",
             Family::Gated => "gated",
             Family::Embedding => "embedding",
             Family::Loss => "loss",
@@ -90,6 +98,7 @@ impl Family {
             Family::Latent => include_str!("kernels/latent.cu"),
             Family::Crossing => include_str!("kernels/crossing.cu"),
             Family::Rotary => include_str!("kernels/rotary.cu"),
+            Family::Attention => include_str!("kernels/attention.cu"),
             Family::Gated => include_str!("kernels/gated.cu"),
             Family::Embedding => include_str!("kernels/embedding.cu"),
             Family::Loss => include_str!("kernels/loss.cu"),

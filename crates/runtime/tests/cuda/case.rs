@@ -36,7 +36,7 @@ pub struct Case {
     pub stage: StageProgram,
     pub rotary: Vec<f32>,
     pub coefficients: [f32; COEFFICIENTS as usize],
-    op: PassOp,
+    action: Action,
     reads: Vec<Access>,
     writes: Vec<Access>,
     arena: Vec<u8>,
@@ -53,7 +53,12 @@ pub struct Outcome {
 
 impl Case {
     /// On one of `tensor` devices, of microbatches of `sequences` by `length` tokens.
-    pub fn new(op: PassOp, tensor: u64, (sequences, length): (u64, u64)) -> Case {
+    pub fn new(op: PassOp, tensor: u64, tokens: (u64, u64)) -> Case {
+        Case::of(Action::Pass(op), tensor, tokens)
+    }
+
+    /// The same for any instruction.
+    pub fn of(action: Action, tensor: u64, (sequences, length): (u64, u64)) -> Case {
         let mesh = Mesh { tensor, pipeline: 1, data: 1 };
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
@@ -79,7 +84,7 @@ impl Case {
             stage,
             rotary: vec![],
             coefficients: [f32::NAN; COEFFICIENTS as usize],
-            op,
+            action,
             reads: vec![],
             writes: vec![],
             arena: vec![],
@@ -155,7 +160,7 @@ impl Case {
 
     fn instr(&self) -> Instr {
         Instr {
-            action: Action::Pass(self.op),
+            action: self.action.clone(),
             reads: self.reads.clone(),
             writes: self.writes.clone(),
             origin: "a test".into(),

@@ -4,6 +4,7 @@
 #[path = "../../../plan/tests/check_support/mod.rs"]
 mod check_support;
 
+mod attention;
 mod bounds;
 mod case;
 mod copies;

@@ -78,6 +78,8 @@ fn context(dice: &mut Dice, precision: Precision) -> Context {
 struct Met {
     passes: BTreeSet<&'static str>,
     kernels: BTreeMap<Family, BTreeSet<String>>,
+    /// Attentions on heads that kernels are for, and on others.
+    attentions: [usize; 2],
     programs: usize,
 }
 
@@ -93,13 +95,26 @@ impl Met {
                 let constants = &program.constants;
                 let device = Device { context, constants, stage, tensor, data, decays: &decays };
                 for moment in order::step(stage) {
-                    let Action::Pass(op) = &moment.instr.action else { continue };
+                    let name = match &moment.instr.action {
+                        Action::Pass(op) => op.describe().0,
+                        Action::Attention(op) if [64, 128].contains(&op.head_dim) => {
+                            self.attentions[0] += 1;
+                            moment.instr.action.name()
+                        }
+                        Action::Attention(_) => {
+                            let refused = launch::pass(&device, &moment).expect_err("other heads");
+                            assert!(refused.why.contains("features: kernels are for"), "{refused}");
+                            self.attentions[1] += 1;
+                            continue;
+                        }
+                        _ => continue,
+                    };
                     let made = launch::pass(&device, &moment).unwrap_or_else(|e| panic!("{e}"));
                     let touched = bounds::check(&device, &moment, &made);
                     let touched = touched.unwrap_or_else(|error| panic!("{error}"));
                     // Every kernel writes, but for a square sum that another device counts.
                     assert!(touched.written > 0 || made.launches.is_empty());
-                    self.passes.insert(op.describe().0);
+                    self.passes.insert(name);
                     for launch in made.launches {
                         self.kernels.entry(launch.family).or_default().insert(launch.kernel);
                     }
@@ -129,6 +144,7 @@ fn all_passes_of_drawn_programs_are_within_bounds() {
         .filter(|name| !met.passes.contains(name))
         .collect();
     assert!(missing.is_empty(), "no drawn program has {missing:?}");
+    assert!(met.attentions.iter().all(|count| *count > 100), "{:?}", met.attentions);
     assert_kernels_exist(&met);
 }
 
@@ -155,6 +171,7 @@ fn the_largest_presets_fit() {
         let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));
         met.program(&lower(&plan.resolve(&model).unwrap()));
     }
+    assert!(met.attentions[0] > 0);
     // Where operands are as aligned as these, every kernel that has vectors uses them.
     let narrow = |name: &&String| name.ends_with("_v1") && !name.starts_with("tensor_gate");
     let narrow: Vec<_> = met.kernels.values().flatten().filter(narrow).collect();

@@ -6,7 +6,13 @@
 
 // Two bf16 of a fragment, the first in the lower half.
 DEVICE u32 pair_of_bf16(float first, float second) {
+#ifdef NARROWS_SHIM
     return u32(round_to_bf16(second)) << 16 | round_to_bf16(first);
+#else
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    return pair;
+#endif
 }
 
 #ifdef NARROWS_SHIM
@@ -15,7 +21,7 @@ DEVICE u32 pair_of_bf16(float first, float second) {
 
 // c += a·b, with a [16, 16] by rows, b [16, 8] by columns, c [16, 8].
 DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

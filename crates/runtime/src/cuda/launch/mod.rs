@@ -5,6 +5,7 @@
 //! in the arena, the scratch memory that the launches of one instruction share, and a few tables
 //! that belong to a session. Nothing is executed and nothing is read.
 
+mod attention;
 mod copies;
 mod crossing;
 mod elementwise;
@@ -88,7 +89,7 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// The launches of an instruction.
+/// The launches of an instruction that is a pass, or attention.
 ///
 /// # Errors
 /// A [`Refusal`] that names the pass, where it comes from, and what no kernel does: another action
@@ -97,7 +98,8 @@ pub struct Refusal {
 pub fn pass(device: &Device, moment: &Moment) -> Result<Launches, Refusal> {
     let made = match &moment.instr.action {
         Action::Pass(op) => Site { device, moment, op: *op }.launches(),
-        other => Err(format!("`{}` is no pass", other.name())),
+        Action::Attention(op) => attention::launches(&Site { device, moment, op }),
+        other => Err(format!("`{}` is neither a pass nor attention", other.name())),
     };
     made.map_err(|why| Refusal {
         pass: moment.instr.action.name(),
@@ -111,10 +113,10 @@ type Made<T> = Result<T, String>;
 
 /// An instruction on a device.
 #[derive(Clone, Copy)]
-struct Site<'a> {
+struct Site<'a, Op = PassOp> {
     device: &'a Device<'a>,
     moment: &'a Moment<'a>,
-    op: PassOp,
+    op: Op,
 }
 
 impl Site<'_> {

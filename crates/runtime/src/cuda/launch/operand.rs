@@ -159,7 +159,7 @@ pub(super) fn small(size: u64) -> Made<u32> {
     u32::try_from(size).map_err(|_| format!("a size of {size} exceeds 32 bits"))
 }
 
-impl Site<'_> {
+impl<Op> Site<'_, Op> {
     /// A read operand.
     pub fn read(&self, port: usize) -> Made<Operand> {
         let reads = &self.moment.instr.reads;

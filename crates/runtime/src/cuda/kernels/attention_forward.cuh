@@ -1,0 +1,165 @@
+// Forward: 128 queries a block, 32 a warp, by tiles of 64 keys.
+//
+// Keys and values have one tile each in shared memory: values are copied while scores are made, the
+// next keys while probabilities meet the values. A warp has 32 rows and not 16, so that what it loads
+// from shared memory serves two products each.
+#pragma once
+#include "attention.cuh"
+
+constexpr u32 QUERIES = 128, KEYS = 64;
+
+template <int W>
+struct Forward {
+    u32 length;
+    float scale;
+
+    DEVICE void forward(const bf16* q, Pair<bf16> kv, bf16* out, float* lse, u32 q_stride,
+                        u32 out_stride, u32 heads) const {
+        DYNAMIC_SHARED(memory);
+        bf16* const queries = reinterpret_cast<bf16*>(memory);
+        bf16* const keys = queries + QUERIES * W;
+        bf16* const values = keys + KEYS * W;
+        const u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
+        const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;
+
+        begin_tile<W, QUERIES>(queries, q, q_stride, first, length);
+        begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, 0, length);
+        end_copy_group();
+
+        float sums[2][W / 8][4] = {};
+        float maxima[2][2], totals[2][2] = {};
+#pragma unroll
+        for (u32 half = 0; half < 4; half++) maxima[half / 2][half % 2] = minus_infinity();
+
+        for (u32 tile = 0; tile < tiles; tile++) {
+            const u32 key = tile * KEYS;
+            // No row of a warp whose last comes before the keys sees any.
+            const bool seen = key <= first + row + 31;
+            wait_for_copies<0>();
+            __syncthreads();
+            begin_tile<W, KEYS>(values, kv.second, kv.second_stride, key, length);
+            end_copy_group();
+            float scores[2][KEYS / 8][4] = {};
+            if (seen) multiply_keys(scores, queries, keys, row);
+            wait_for_copies<0>();
+            __syncthreads();
+            if (tile + 1 < tiles) begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, key + KEYS, length);
+            end_copy_group();
+            if (!seen) continue;
+            // Packed at once: beside the sums there are no registers for both forms.
+            u32 p[2][KEYS / 16][4];
+#pragma unroll
+            for (u32 m = 0; m < 2; m++) {
+                const u32 query = first + row + m * 16 + lane / 4;
+                if (key + KEYS - 1 > first + row) mask(scores[m], query, key + lane % 4 * 2);
+                soften(scores[m], sums[m], maxima[m], totals[m]);
+#pragma unroll
+                for (u32 n = 0; n < KEYS / 16; n++) {
+                    pack_left(p[m][n], scores[m][n * 2], scores[m][n * 2 + 1]);
+                }
+            }
+            multiply_values(sums, p, values);
+        }
+
+#pragma unroll
+        for (u32 m = 0; m < 2; m++) {
+            float inverse[2];
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const float total = over_quad<Sum>(totals[m][half]);
+                const u32 query = first + row + m * 16 + half * 8 + lane / 4;
+                inverse[half] = 1.0f / total;
+                if (lane % 4 == 0 && query < length) {
+                    lse[u64(query) * heads] = maxima[m][half] * scale + logf(total);
+                }
+            }
+            // The rows of the queries in shared memory are this warp's alone.
+            put_rows<W>(queries, row + m * 16, sums[m], inverse);
+        }
+        store_rows<W, 32>(out, out_stride, queries, row, first, length);
+    }
+
+    // Scores before their scale.
+    static DEVICE void multiply_keys(float (&scores)[2][KEYS / 8][4], const bf16* queries,
+                                     const bf16* keys, u32 row) {
+        const u32 lane = thread_anew() % 32;
+#pragma unroll(W / 64)
+        for (u32 step = 0; step < u32(W / 16); step++) {
+            u32 a[2][4];
+            load_left<W>(a[0], queries, row, step, lane);
+            load_left<W>(a[1], queries, row + 16, step, lane);
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 16; n++) {
+                u32 b[4];
+                load_right_transposed<W>(b, keys, n * 16, step, lane);
+#pragma unroll
+                for (u32 m = 0; m < 2; m++) {
+                    mma_pair(scores[m][n * 2], scores[m][n * 2 + 1], a[m], b);
+                }
+            }
+        }
+    }
+
+    static DEVICE void mask(float (&scores)[KEYS / 8][4], u32 query, u32 key) {
+#pragma unroll
+        for (u32 n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (u32 at = 0; at < 4; at++) {
+                const bool later = key + n * 8 + at % 2 > query + at / 2 * 8;
+                if (later) scores[n][at] = minus_infinity();
+            }
+        }
+    }
+
+    // Scores become e^(score − maximum), and what was made of earlier keys is brought to the new
+    // maximum. A row's first tile has a key that it sees, so that no maximum stays −∞.
+    DEVICE void soften(float (&scores)[KEYS / 8][4], float (&sums)[W / 8][4], float (&maxima)[2],
+                       float (&totals)[2]) const {
+        const float factor = scale * LOG2_E;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            float maximum = maxima[half];
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; n++) {
+                maximum = fmaxf(maximum, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+            }
+            maximum = over_quad<Larger>(maximum);
+            const float shrink = power_of_two((maxima[half] - maximum) * factor);
+            const float offset = maximum * factor;
+            float total = totals[half] * shrink;
+#pragma unroll
+            for (u32 n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+                for (u32 at = half * 2; at < half * 2 + 2; at++) {
+                    scores[n][at] = power_of_two(scores[n][at] * factor - offset);
+                    total += scores[n][at];
+                }
+            }
+#pragma unroll
+            for (u32 n = 0; n < u32(W / 8); n++) {
+                sums[n][half * 2] *= shrink;
+                sums[n][half * 2 + 1] *= shrink;
+            }
+            maxima[half] = maximum;
+            totals[half] = total;
+        }
+    }
+
+    static DEVICE void multiply_values(float (&sums)[2][W / 8][4],
+                                       const u32 (&p)[2][KEYS / 16][4], const bf16* values) {
+        const u32 lane = thread_anew() % 32;
+#pragma unroll
+        for (u32 step = 0; step < KEYS / 16; step++) {
+#pragma unroll
+            for (u32 n = 0; n < u32(W / 16); n++) {
+                u32 b[4];
+                load_right<W>(b, values, step * 16, n, lane);
+#pragma unroll
+                for (u32 m = 0; m < 2; m++) {
+                    mma_pair(sums[m][n * 2], sums[m][n * 2 + 1], p[m][step], b);
+                }
+            }
+        }
+    }
+};
