@@ -44,7 +44,9 @@ struct Forward {
             if (seen) multiply_keys(scores, queries, keys, row);
             wait_for_copies<0>();
             __syncthreads();
-            if (tile + 1 < tiles) begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, key + KEYS, length);
+            if (tile + 1 < tiles) {
+                begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, key + KEYS, length);
+            }
             end_copy_group();
             if (!seen) continue;
             // Packed at once: beside the sums there are no registers for both forms.
@@ -52,7 +54,11 @@ struct Forward {
 #pragma unroll
             for (u32 m = 0; m < 2; m++) {
                 const u32 query = first + row + m * 16 + lane / 4;
-                if (key + KEYS - 1 > first + row) mask(scores[m], query, key + lane % 4 * 2);
+                if (key + KEYS - 1 > first + row) {
+                    // A barrier keeps this a branch, which most tiles do not take.
+                    __syncwarp();
+                    mask(scores[m], query, key + lane % 4 * 2);
+                }
                 soften(scores[m], sums[m], maxima[m], totals[m]);
 #pragma unroll
                 for (u32 n = 0; n < KEYS / 16; n++) {
