@@ -5,9 +5,9 @@
 //! its instructions, and the [`place`] of an operand in its arena, are the same for every backend.
 //!
 //! [`NullBackend`] computes nothing and counts everything; [`mod@cpu`] computes on processors, and
-//! [`mod@train`] trains with it. [`mod@cuda`] holds the kernels of a third. The oracle that those
-//! which compute are held against is [`mod@reference`], and what they must agree on lies in
-//! [`mod@parameters`] and [`mod@optimizer`].
+//! [`mod@train`] trains with it. [`mod@cuda`] holds the kernels and products of a third. The oracle
+//! that those which compute are held against is [`mod@reference`], and what they must agree on lies
+//! in [`mod@parameters`] and [`mod@optimizer`].
 //!
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
 

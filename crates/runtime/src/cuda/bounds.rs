@@ -1,4 +1,4 @@
-//! That launches touch nothing but the operands of their instruction.
+//! That launches and products touch nothing but the operands of their instruction.
 //!
 //! What a launch says it touches ([`Span`]s) is held against what the instruction names: what is
 //! read lies within an operand, what is written within one that is written; scratch memory is
@@ -14,6 +14,7 @@ use narrows_plan::program::{Access, Action, PassOp, Phase, Region};
 use narrows_plan::strategy::Zero;
 
 use super::launch::{Argument, COEFFICIENTS, Device, Launch, Launches, Memory, Span, Touch};
+use super::products::{Matmul, Operation, Place, Stored};
 use crate::order::Moment;
 use crate::place;
 
@@ -102,6 +103,87 @@ pub fn check(
         scratch_written = scratch_end;
     }
     Ok(touched)
+}
+
+/// Counts what a product touches, which is each of its operands to the last byte: all of what it
+/// reads, and each number of the result once.
+///
+/// # Errors
+/// An [`OutOfBounds`] for a matrix that is not one of the operands, in whole; one whose descriptor
+/// cuBLASLt refuses; sides that do not fit each other; or a result whose numbers share memory.
+pub fn check_product(
+    device: &Device,
+    moment: &Moment,
+    matmul: &Matmul,
+) -> Result<Touched, OutOfBounds> {
+    let key = &matmul.key;
+    let refuse = |why: String| OutOfBounds {
+        kernel: "cublasLtMatmul".into(),
+        origin: moment.instr.origin.clone(),
+        why,
+    };
+    let turned = |operation, side: (u64, u64)| match operation {
+        Operation::N => side,
+        Operation::T => (side.1, side.0),
+    };
+    let [reads, writes] = [&moment.instr.reads, &moment.instr.writes].map(|of| &of[..]);
+    let matrices = [
+        ("A", matmul.a, key.a, turned(key.operation_a, (key.m, key.k)), reads),
+        ("B", matmul.b, key.b, turned(key.operation_b, (key.k, key.n)), reads),
+        ("C", matmul.c, key.c, (key.m, key.n), writes),
+    ];
+    let mut bytes = [0; 3];
+    for (at, (name, place, stored, side, operands)) in matrices.into_iter().enumerate() {
+        if side != (stored.rows, stored.columns) {
+            return Err(refuse(format!("{name} is {stored:?}, and is taken as {side:?}")));
+        }
+        bytes[at] = whole_operand(device, moment, (place, stored), (key.batch, operands))
+            .map_err(|why| refuse(format!("{name} {why}: {place:?}, {stored:?}")))?;
+    }
+    let read = if key.accumulate { bytes[2] } else { 0 };
+    if key.accumulate && !reads.contains(&writes[0]) {
+        return Err(refuse("C is added to, and not read".into()));
+    }
+    Ok(Touched { read: bytes[0] + bytes[1] + read, written: bytes[2] })
+}
+
+/// The bytes of a matrix, which are those of an operand. Its numbers are in different places, as many as
+/// the operand has, and within it: so they are all of it.
+fn whole_operand(
+    device: &Device,
+    moment: &Moment,
+    (place, stored): (Place, Stored),
+    (batch, operands): (u64, &[Access]),
+) -> Result<u64, String> {
+    let Stored { rows, columns, leading, batch_stride, .. } = stored;
+    if rows == 0 || columns == 0 || batch == 0 {
+        return Err("is empty".into());
+    }
+    let block = leading.saturating_mul(columns - 1).saturating_add(rows);
+    let apart = batch == 1 || batch_stride >= block;
+    let skipped = batch_stride.saturating_mul(batch - 1);
+    let beside = batch_stride >= rows && skipped.saturating_add(rows) <= leading;
+    if leading < rows || !(apart || beside) {
+        return Err(format!("has {batch} members that share memory"));
+    }
+    let width = stored.dtype.width();
+    let end = place.offset.saturating_add(skipped.saturating_add(block).saturating_mul(width));
+    let bytes = width * rows * columns * batch;
+    let operand = operands.iter().any(|access| {
+        let range = place::range(device.stage, access, moment.slot);
+        access.buffer == place.buffer
+            && access.extent.dtype == stored.dtype
+            && range == (place.offset..end)
+            && bytes == end - place.offset
+    });
+    if !operand {
+        return Err("is no operand".into());
+    }
+    let aligned = |begin: u64| begin.is_multiple_of(stored.alignment_bytes.max(1));
+    if !aligned(place.offset) || !aligned(batch_stride * width) {
+        return Err(format!("is not aligned to {} bytes", stored.alignment_bytes));
+    }
+    Ok(bytes)
 }
 
 /// Within memory of so many bytes that is touched in one way.

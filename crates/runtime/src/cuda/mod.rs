@@ -5,7 +5,8 @@
 //! | `kernels/` | the kernels, in CUDA C++17, one file a family, for bf16 and f32 |
 //! | [`source`] | the families, and the text that is given to a compiler |
 //! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
-//! | [`bounds`] | that launches touch nothing but the operands of their instruction |
+//! | [`products`] | a product and its operands as what cublasLtMatmul takes, and its fastest algorithm |
+//! | [`bounds`] | that launches and products touch nothing but the operands of their instruction |
 //! | [`libraries`], [`machine`] | where CUDA's libraries are, which of them load, and the GPUs |
 //! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
 //!
@@ -21,6 +22,7 @@ pub mod bounds;
 pub mod launch;
 pub mod libraries;
 pub mod machine;
+pub mod products;
 pub mod source;
 
 pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};

@@ -16,7 +16,7 @@ pub mod header;
 pub mod llm_c;
 mod permutation;
 pub mod sampler;
-mod whole;
+pub(crate) mod whole;
 pub mod write;
 
 pub use error::{DataError, Fault};

@@ -1,26 +1,26 @@
 //! The devices of one stage, as far as a test needs them: passes are launches that the shim runs,
-//! products and attention are the processor's on numbers of the operands' formats, collectives are
-//! made in the order of the devices.
+//! products are what cublasLtMatmul takes, executed as it is documented, attention is the processor's
+//! on numbers of the operands' formats, collectives are made in the order of the devices.
 
 use std::collections::{BTreeMap, HashMap};
 
 use narrows_plan::emit::Split;
 use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
 use narrows_plan::program::{
-    Access, Action, Buffer, Exchange, Instr, Phase, Product, ProductForm, Program, Reduction,
-    Region,
+    Access, Action, Buffer, BufferId, Exchange, Instr, Phase, Program, Reduction, Region,
 };
 use narrows_plan::{DType, Dim};
 use narrows_runtime::cpu::kernels::attention::{self, Gradients, Saved, Shape};
-use narrows_runtime::cpu::kernels::matrix::Matrix;
-use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut, Write, product};
+use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut};
 use narrows_runtime::cuda::launch::{self, rotary_table};
+use narrows_runtime::cuda::products::{self, Setting};
 use narrows_runtime::cuda::{Device, bounds};
 use narrows_runtime::order::{self, Moment};
 use narrows_runtime::parameters::logical_name;
 use narrows_runtime::place;
 
 use super::case::Aligned;
+use super::matmul::execute;
 use super::numbers::{bf16_bits, of_bf16};
 use super::shim::{self, Memories, Order};
 
@@ -173,7 +173,7 @@ impl<'a> Machine<'a> {
                 action => {
                     for device in 0..self.arenas.len() {
                         match action {
-                            Action::Gemm(of) => self.product(device, of, &moment),
+                            Action::Gemm(_) => self.product(device, &moment),
                             Action::Attention(of) => self.attention(device, of, &moment),
                             _ => self.pass(device, &moment)?,
                         }
@@ -214,16 +214,8 @@ impl<'a> Machine<'a> {
     }
 
     fn pass(&mut self, at: usize, moment: &Moment) -> Option<()> {
-        let program = self.program;
         let decays = HashMap::new();
-        let device = Device {
-            context: &program.context,
-            constants: &program.constants,
-            stage: &program.stages[0],
-            tensor: at as u64,
-            data: 0,
-            decays: &decays,
-        };
+        let device = device(self.program, at, &decays);
         let made = launch::pass(&device, moment).unwrap_or_else(|error| panic!("{error}"));
         bounds::check(&device, moment, &made).unwrap_or_else(|error| panic!("{error}"));
         let mut scratch = Aligned::of(&vec![0xff; made.scratch_bytes as usize]);
@@ -241,40 +233,15 @@ impl<'a> Machine<'a> {
         Some(())
     }
 
-    fn product(&mut self, device: usize, of: &Product, moment: &Moment) {
-        let Instr { reads, writes, .. } = moment.instr;
-        let weight = if of.form == ProductForm::WeightGradient { &writes[0] } else { &reads[1] };
-        let shard = &self.program.stages[0].buffer(weight.buffer).shard;
-        let head =
-            shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
-        let transposed = self.program.tied && head;
-        let [left, right] = [0, 1].map(|port| self.operand(device, &reads[port], moment.slot));
-        let mut made = self.operand(device, &writes[0], moment.slot);
-        let sides = |access: &Access| (access.extent.rows as usize, access.extent.columns as usize);
-        let view = |numbers, access| View::new(numbers, sides(access).0, sides(access).1);
-        let w: Matrix = match (of.form, transposed) {
-            (ProductForm::WeightGradient, _) | (_, false) => view(&right, &reads[1]).into(),
-            (_, true) => {
-                let (rows, columns) = sides(&reads[1]);
-                View::new(&right, columns, rows).transposed()
-            }
-        };
-        let write = if of.accumulate { Write::Add } else { Write::Replace };
-        let (rows, columns) = sides(&writes[0]);
-        let (x, batch) = (view(&left, &reads[0]), of.batch as usize);
-        let y = ViewMut::new(&mut made, rows, columns);
-        match of.form {
-            ProductForm::Forward => product::forward(x, w, y, batch, write, SERIAL),
-            ProductForm::InputGradient => product::input_gradient(x, w, y, batch, write, SERIAL),
-            ProductForm::WeightGradient if transposed => {
-                let y = ViewMut::new(&mut made, columns, rows);
-                product::weight_gradient(view(&right, &reads[1]), x, y, batch, write, SERIAL);
-            }
-            ProductForm::WeightGradient => {
-                product::weight_gradient(x, view(&right, &reads[1]), y, batch, write, SERIAL);
-            }
-        }
-        self.result(device, &writes[0], moment.slot, &made);
+    fn product(&mut self, at: usize, moment: &Moment) {
+        let decays = HashMap::new();
+        let device = device(self.program, at, &decays);
+        let workspace = products::workspace((9, 0));
+        let setting = Setting { device: &device, tied: self.program.tied, workspace };
+        let matmul = products::matmul(&setting, moment).unwrap_or_else(|error| panic!("{error}"));
+        let touched = bounds::check_product(&device, moment, &matmul);
+        touched.unwrap_or_else(|error| panic!("{error}"));
+        execute(self.arenas[at].bytes(), &matmul);
     }
 
     /// The operands' columns side by side, worked on as one matrix.
@@ -383,6 +350,21 @@ impl<'a> Machine<'a> {
                 self.result(device, to, moment.slot, &made);
             }
         }
+    }
+}
+
+fn device<'a>(
+    program: &'a Program,
+    tensor: usize,
+    decays: &'a HashMap<BufferId, bool>,
+) -> Device<'a> {
+    Device {
+        context: &program.context,
+        constants: &program.constants,
+        stage: &program.stages[0],
+        tensor: tensor as u64,
+        data: 0,
+        decays,
     }
 }
 

@@ -14,11 +14,13 @@ mod ends;
 mod gated;
 mod latent;
 mod machine;
+mod matmul;
 mod norm;
 mod numbers;
 #[cfg(unix)]
 mod nvrtc;
 mod probes;
+mod products;
 mod programs;
 mod shim;
 mod step;
