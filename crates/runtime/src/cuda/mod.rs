@@ -6,6 +6,7 @@
 //! | [`source`] | the families, and the text that is given to a compiler |
 //! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
 //! | [`products`] | a product and its operands as what cublasLtMatmul takes, and its fastest algorithm |
+//! | [`compile`] | the kernels as machine code, kept on disk |
 //! | [`bounds`] | that launches and products touch nothing but the operands of their instruction |
 //! | [`libraries`], [`machine`] | where CUDA's libraries are, which of them load, and the GPUs |
 //! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
@@ -19,6 +20,7 @@
 //! floats atomically.
 
 pub mod bounds;
+pub mod compile;
 pub mod launch;
 pub mod libraries;
 pub mod machine;

@@ -7,6 +7,8 @@ mod check_support;
 mod attention;
 mod bounds;
 mod case;
+#[cfg(unix)]
+mod compile;
 mod copies;
 mod crossing;
 mod elementwise;

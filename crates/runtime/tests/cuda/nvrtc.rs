@@ -150,7 +150,8 @@ fn usages(log: &str) -> Vec<Usage> {
     found
 }
 
-fn find() -> Option<PathBuf> {
+/// The compiler's library, where there is one.
+pub fn find() -> Option<PathBuf> {
     let list = |name: &str| env::var_os(name).unwrap_or_default();
     let mut places: Vec<PathBuf> = env::split_paths(&list("NARROWS_NVRTC")).collect();
     places.extend(env::split_paths(&list("LD_LIBRARY_PATH")));
