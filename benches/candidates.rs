@@ -25,8 +25,9 @@ use narrows_plan::strategy::{Border, Context, TiedWeight};
 use narrows_plan::{DType, Mesh};
 use narrows_planner::candidates::contexts;
 use narrows_planner::divide::block_part;
+use narrows_planner::extras::Extra;
 use narrows_planner::segments::{Part, Segments};
-use narrows_planner::stages::{Allotment, Cutoff, Extra, partitions};
+use narrows_planner::stages::{Allotment, Cutoff, partitions};
 use narrows_planner::{MemoryLimit, Request};
 
 /// What the axes vary: the shape of CoLA-7B, and how many devices.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use narrows_cost_model::segment::KernelPrice;
-use narrows_cost_model::simulate::Timeline;
+use narrows_cost_model::simulate::{Timeline, meeting};
 use narrows_plan::program::{Action, Instr, Phase, Program};
 use narrows_runtime::cpu::Lap;
 use narrows_runtime::order::{self, Moment};
@@ -97,10 +97,13 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
         let process = Process { pid: EXPECTED + stage as u64, step: 0 };
         events.extend(named(process.pid, &format!("predicted: each device of stage {stage}")));
         let mut moments = vec![];
+        // Where stages meet, a stage is in the collective from its arrival on, as a measured one is.
+        let mut meetings = timeline.meetings.iter().filter(|meeting| meeting.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
             let mut begin = span.begin.0;
             for instr in stage_program.phase(span.phase) {
-                let end = begin + price(&instr.kernel()).0;
+                let met = meeting(instr).and_then(|_| meetings.next());
+                let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);
                 let slot = order::slot(stage_program, microbatch);
                 moments.push((Moment { instr, phase, microbatch, slot }, (1e6 * begin, 1e6 * end)));

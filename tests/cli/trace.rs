@@ -97,6 +97,36 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     assert!(blocks.contains(&0) && blocks.contains(&1), "{blocks:?}");
 }
 
+/// No stage updates its weights before all stages' gradients are in the norm: in the predicted step
+/// too, stages are in that collective until the last of them is.
+#[test]
+fn predicted_stages_wait_for_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let mesh = "--devices 3 --pipeline 3 --micro-batch 1";
+    stdout(&format!("{SMALL} {mesh} --steps 1 --trace {}", trace.display()));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&trace).unwrap()).unwrap();
+    let threads = threads(&written);
+    let end = |event: &Value| number(event, "ts") + number(event, "dur");
+    let met: Vec<(f64, f64)> = (0..3)
+        .map(|stage| {
+            let events = &threads[&(1_000_000 + stage, 2)];
+            let norm = events.iter().find(|e| e["name"] == "step gradient norm").unwrap();
+            let computed = threads[&(1_000_000 + stage, 1)].iter();
+            let updates = computed.filter(|e| e["args"]["instruction"] == "adamw");
+            let first = updates.map(|e| number(e, "ts")).fold(f64::INFINITY, f64::min);
+            assert!(first >= end(norm) - SLACK && first.is_finite(), "stage {stage}: {first}");
+            (number(norm, "ts"), end(norm))
+        })
+        .collect();
+    let last = met.iter().map(|(arrival, _)| *arrival).fold(0.0, f64::max);
+    for (arrival, end) in &met {
+        assert!((end - met[0].1).abs() < SLACK && *end > last, "{met:?}");
+        assert!(*arrival <= last, "{met:?}");
+    }
+    assert!(met.iter().any(|(arrival, _)| *arrival < last - SLACK), "nobody waits: {met:?}");
+}
+
 #[test]
 fn steps_are_chosen() {
     let folder = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@
 
 use narrows_plan::emit::{
     Template, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
-    parameter_reduce, parameter_update,
+    owned_reduce, parameter_update,
 };
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
@@ -32,6 +32,8 @@ pub struct SegmentTime {
     pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
+    /// Of the step phase, what waits for the norm of all gradients: the updates.
+    pub update: Seconds,
 }
 
 impl SegmentTime {
@@ -39,6 +41,7 @@ impl SegmentTime {
         self.forward += other.forward;
         self.backward += other.backward;
         self.step += other.step;
+        self.update += other.update;
     }
 
     /// The time in a step of `microbatches`.
@@ -140,22 +143,26 @@ fn op_steps(
     for option in &space.ops[id.0 as usize] {
         let strategy = option.choice.strategy;
         if steps.iter().all(|(known, _)| *known != strategy) {
-            steps.push((strategy, step_time(space, context, id, strategy, price)));
+            let (reduce, update) = step_time(space, context, id, strategy, price);
+            steps.push((strategy, reduce + update));
         }
     }
     steps
 }
 
+/// What an op does once a step: the reductions of its gradients, and its updates.
 fn step_time(
     space: &SegmentSpace,
     context: &Context,
     id: OpId,
     strategy: Strategy,
     price: KernelPrice,
-) -> Seconds {
-    let Some(parameter) = space.parameters(id, strategy, context) else { return Seconds(0.0) };
-    sum(&parameter_reduce(&parameter, context), price)
-        + sum(&parameter_update(&parameter, context), price)
+) -> (Seconds, Seconds) {
+    let Some(parameter) = space.parameters(id, strategy, context) else {
+        return Default::default();
+    };
+    let reduce = owned_reduce(space.segment.kind, &parameter, space.tied, context);
+    (sum(&reduce, price), sum(&parameter_update(&parameter, context), price))
 }
 
 fn sum(templates: &[Template], price: KernelPrice) -> Seconds {
@@ -169,7 +176,7 @@ fn op_turn(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice
     let mut time = SegmentTime {
         forward: sum(&op_forward(segment, id, choice, context), price),
         backward: sum(&op_backward(segment, id, choice, context), price),
-        step: Seconds(0.0),
+        ..SegmentTime::default()
     };
     if option.redo {
         time.backward += sum(&op_redo(segment, id, choice, context), price);
@@ -183,7 +190,7 @@ fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice)
         forward: sum(&flow_forward(value, flow, &space.context), price),
         backward: sum(&flow_backward(value, flow, &space.context), price)
             + sum(&flow_redo(value, flow, &space.context), price),
-        step: Seconds(0.0),
+        ..SegmentTime::default()
     }
 }
 
@@ -207,7 +214,7 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
         made.extend(alike.iter().map(|flow| {
             let redone = flow.saves.iter().zip(&redo).filter(|(save, _)| **save == Save::Redone);
             let redone: Seconds = redone.map(|(_, time)| *time).sum();
-            SegmentTime { forward, backward: backward + redone, step: Seconds(0.0) }
+            SegmentTime { forward, backward: backward + redone, ..SegmentTime::default() }
         }));
     }
     made
@@ -224,7 +231,9 @@ pub fn segment_time(
     for id in space.segment.op_ids() {
         let option = &chosen.ops[id.0 as usize];
         total.add(op_turn(space, id, option, price));
-        total.step += step_time(space, context, id, option.choice.strategy, price);
+        let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
+        total.step += reduce + update;
+        total.update += update;
     }
     for id in space.segment.value_ids() {
         total.add(flow_time(space, id, &chosen.flows[id.0 as usize], price));

@@ -1,7 +1,10 @@
 //! Runs a program against the clock of a price list.
 //!
 //! Each device has one stream here: a stage's turns follow each other, a forward pass waits for the
-//! previous stage's and a backward pass for the next stage's. With one stage the step time is
+//! previous stage's and a backward pass for the next stage's. In the step phase stages meet wherever an
+//! instruction is a collective over the pipeline axis: nobody updates a weight before the norm of all
+//! stages' gradients is known. A meeting begins when the last of its stages has come. With one stage the
+//! step time is
 //!
 //! ```text
 //! m·(forward + backward) + step
@@ -10,7 +13,7 @@
 
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::kernel::PassKind;
-use narrows_plan::mesh::Axis;
+use narrows_plan::mesh::{Axis, Group, Mesh};
 use narrows_plan::program::{Action, Instr, Phase, StageProgram, Turn};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
@@ -60,50 +63,141 @@ pub struct Timeline {
     pub breakdown: Breakdown,
     /// Every pass of every stage.
     pub spans: Vec<Span>,
+    /// Every stage's part in every meeting, in the order of its step phase.
+    pub meetings: Vec<Meeting>,
 }
 
 /// Times of one stage's passes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StageTime {
     /// Forward pass of a microbatch, transfers included.
     pub forward: Seconds,
     /// Backward pass of a microbatch, transfers included.
     pub backward: Seconds,
-    /// Once a step.
-    pub step: Seconds,
+    /// Once a step, in order.
+    pub step: Vec<StepPart>,
+}
+
+/// A part of a stage's step phase.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepPart {
+    /// Waits for no other stage.
+    Alone(Seconds),
+    /// A collective with other stages: its time once all of them are there.
+    Together(Members, Seconds),
+}
+
+/// The stages that meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Members {
+    first: usize,
+    apart: usize,
+    size: usize,
+}
+
+/// A stage's part in a meeting.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meeting {
+    /// The stage.
+    pub stage: usize,
+    /// When it came.
+    pub arrival: Seconds,
+    /// When all of them were there and had done it.
+    pub end: Seconds,
+}
+
+/// A step that was played.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Played {
+    /// From the first forward pass to the last update.
+    pub time: Seconds,
+    /// Every pass of every stage.
+    pub spans: Vec<Span>,
+    /// Every stage's part in every meeting, in the order of its step phase.
+    pub meetings: Vec<Meeting>,
+}
+
+impl Members {
+    /// All of so many stages.
+    pub fn all(stages: usize) -> Members {
+        Members { first: 0, apart: 1, size: stages }
+    }
+
+    /// The first and the last of so many stages.
+    pub fn ends(stages: usize) -> Members {
+        Members { first: 0, apart: stages - 1, size: 2 }
+    }
+
+    /// The stages that meet `stage` in a collective, whose group is counted in devices.
+    fn of(stage: usize, group: &Group, mesh: &Mesh) -> Members {
+        let apart = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
+        let size = group.size as usize;
+        let before = stage / apart % size;
+        Members { first: stage - before * apart, apart, size }
+    }
+
+    fn stages(self) -> impl Iterator<Item = usize> {
+        (0..self.size).map(move |at| self.first + at * self.apart)
+    }
+}
+
+impl StepPart {
+    /// How long it takes, waiting aside.
+    pub fn time(&self) -> Seconds {
+        match self {
+            StepPart::Alone(time) | StepPart::Together(_, time) => *time,
+        }
+    }
+}
+
+/// The group of stages that an instruction waits for, if it is a collective among stages.
+pub fn meeting(instr: &Instr) -> Option<&Group> {
+    match &instr.action {
+        Action::Collective(exchange) if exchange.axis == Axis::Pipeline => Some(&exchange.group),
+        _ => None,
+    }
 }
 
 /// Simulates a program that was proven. `price` must be the list for the program's mesh.
 pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
     let program = program.program();
-    let stages: Vec<Costs> = program.stages.iter().map(|s| Costs::new(s, price)).collect();
-    let times: Vec<StageTime> = stages.iter().map(|costs| costs.time).collect();
+    let mesh = &program.context.mesh;
+    let numbered = program.stages.iter().enumerate();
+    let stages: Vec<Costs> =
+        numbered.map(|(number, stage)| Costs::new(number, stage, mesh, price)).collect();
+    let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
-    let (step_time, spans) = run_schedule(&times, &schedules);
+    let Played { time: step_time, spans, meetings } = run_schedule(&times, &schedules);
     let mut breakdown = Breakdown::default();
     for costs in &stages {
         let busy = costs.time.forward + costs.time.backward;
-        let busy = busy * microbatches as f64 + costs.time.step;
+        let step: Seconds = costs.time.step.iter().map(StepPart::time).sum();
+        let busy = busy * microbatches as f64 + step;
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.bubble += (step_time - busy).0.max(0.0) / stages.len() as f64;
     }
-    Timeline { step_time, breakdown, spans }
+    Timeline { step_time, breakdown, spans, meetings }
 }
 
-/// Plays the stages' schedules. Returns the step time and every pass.
-pub fn run_schedule(times: &[StageTime], schedules: &[&[Turn]]) -> (Seconds, Vec<Span>) {
-    let mut spans = vec![];
-    let step_time = play(times, schedules, |span| spans.push(span));
-    (step_time, spans)
+/// Plays the stages' schedules, and then their step phases.
+pub fn run_schedule(times: &[StageTime], schedules: &[&[Turn]]) -> Played {
+    let (mut spans, mut meetings) = (vec![], vec![]);
+    let time = play(times, schedules, |span| spans.push(span), |met| meetings.push(met));
+    Played { time, spans, meetings }
 }
 
 /// The same for the step time alone.
 pub fn schedule_time(times: &[StageTime], schedules: &[&[Turn]]) -> Seconds {
-    play(times, schedules, |_| {})
+    play(times, schedules, |_| {}, |_| {})
 }
 
-fn play(times: &[StageTime], schedules: &[&[Turn]], mut each: impl FnMut(Span)) -> Seconds {
+fn play(
+    times: &[StageTime],
+    schedules: &[&[Turn]],
+    mut each: impl FnMut(Span),
+    met: impl FnMut(Meeting),
+) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |turns| turns.len());
     // When each pass was done, by stage, direction and microbatch; negative while it is not.
@@ -148,14 +242,47 @@ fn play(times: &[StageTime], schedules: &[&[Turn]], mut each: impl FnMut(Span)) 
             break;
         }
     }
-    let mut step_time = 0.0_f64;
-    for stage in 0..stages {
-        let begin = Seconds(clock[stage]);
-        let end = begin + times[stage].step;
+    let begun = clock.clone();
+    run_steps(times, &mut clock, met);
+    for (stage, (begin, end)) in begun.into_iter().zip(&clock).enumerate() {
+        let (begin, end) = (Seconds(begin), Seconds(*end));
         each(Span { stage, phase: Phase::Step, microbatch: 0, begin, end });
-        step_time = step_time.max(end.0);
     }
-    Seconds(step_time)
+    Seconds(clock.into_iter().fold(0.0, f64::max))
+}
+
+/// Plays the step phases from each stage's clock on. A checked program's stages meet in one order.
+fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(Meeting)) {
+    let mut next = vec![0_usize; times.len()];
+    let mut progressed = true;
+    while std::mem::take(&mut progressed) {
+        for stage in 0..times.len() {
+            while let Some(StepPart::Alone(time)) = times[stage].step.get(next[stage]) {
+                clock[stage] += time.0;
+                next[stage] += 1;
+                progressed = true;
+            }
+        }
+        for stage in 0..times.len() {
+            let part = |stage: usize| times[stage].step.get(next[stage]);
+            let Some(StepPart::Together(members, _)) = part(stage) else { continue };
+            let here = |stage: usize| match part(stage) {
+                Some(StepPart::Together(theirs, time)) if theirs == members => Some(time.0),
+                _ => None,
+            };
+            let lengths: Option<Vec<f64>> = members.stages().map(here).collect();
+            let Some(lengths) = lengths else { continue };
+            let begin = members.stages().map(|stage| clock[stage]).fold(0.0, f64::max);
+            let end = begin + lengths.into_iter().fold(0.0, f64::max);
+            for stage in members.stages() {
+                met(Meeting { stage, arrival: Seconds(clock[stage]), end: Seconds(end) });
+                clock[stage] = end;
+                next[stage] += 1;
+            }
+            progressed = true;
+        }
+    }
+    debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step.len()));
 }
 
 /// A stage's kernels, priced and sorted.
@@ -166,18 +293,28 @@ struct Costs {
 }
 
 impl Costs {
-    fn new(stage: &StageProgram, price: KernelPrice) -> Costs {
+    fn new(number: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> Costs {
         let mut kinds = [Breakdown::default(); 3];
-        let mut totals = [Seconds(0.0); 3];
+        let mut totals = [Seconds(0.0); 2];
+        let (mut step, mut alone) = (vec![], Seconds(0.0));
         let phases = [&stage.forward, &stage.backward, &stage.step];
         for (index, list) in phases.into_iter().enumerate() {
             for instr in list {
                 let time = price(&instr.kernel());
-                totals[index] += time;
                 *kinds[index].part(instr) += time.0;
+                match (totals.get_mut(index), meeting(instr)) {
+                    (Some(total), _) => *total += time,
+                    (None, None) => alone += time,
+                    (None, Some(group)) => {
+                        step.push(StepPart::Alone(std::mem::take(&mut alone)));
+                        let members = Members::of(number, group, mesh);
+                        step.push(StepPart::Together(members, time));
+                    }
+                }
             }
         }
-        let [forward, backward, step] = totals;
+        step.push(StepPart::Alone(alone));
+        let [forward, backward] = totals;
         Costs { time: StageTime { forward, backward, step }, kinds }
     }
 

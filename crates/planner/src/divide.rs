@@ -9,8 +9,9 @@ use narrows_plan::program::slots_in_flight;
 use narrows_plan::strategy::{Border, Context};
 use narrows_plan::{Bytes, Seconds};
 
+use crate::extras::Extra;
 use crate::segments::{MANY, Part, Segments, Solved};
-use crate::stages::{Allotment, Cutoff, Extra, Partition, allot, partitions};
+use crate::stages::{Allotment, Cutoff, Partition, allot, partitions};
 
 /// The best allotment of a run of blocks, or that none fits.
 type KnownAllotment = Option<Arc<Allotment>>;

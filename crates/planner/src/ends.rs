@@ -59,6 +59,7 @@ impl Ends {
                 forward: Seconds(turn),
                 backward: Seconds(0.0),
                 step: Seconds((total - microbatches as f64 * turn).max(0.0)),
+                update: Seconds(0.0),
             };
             let smallest = segments.hull(part, context, in_flight, Some(Bytes(0)));
             let bytes = smallest.last().map_or(fastest.bytes, |solved| solved.bytes);

@@ -10,23 +10,20 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::Prices;
-use narrows_cost_model::simulate::{StageTime, run_schedule, simulate};
+use narrows_cost_model::simulate::simulate;
 use narrows_plan::check::CheckedProgram;
-use narrows_plan::emit::{
-    Crossing, gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
-};
 use narrows_plan::lower::lower;
-use narrows_plan::program::{Extent, Turn, one_forward_one_backward};
 use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Kernel, Seconds};
 
 use crate::assemble::{Decided, assemble};
 use crate::divide::Divider;
 use crate::ends::Ends;
+use crate::extras::{Extra, play};
 use crate::outlook::{Outlook, Reach};
 use crate::request::Request;
 use crate::segments::{Segments, Solved};
-use crate::stages::{Extra, Partition};
+use crate::stages::Partition;
 use crate::tried::Tried;
 
 /// A plan that fits, lowered and simulated.
@@ -317,54 +314,6 @@ impl<'a> Fitter<'a> {
             })
             .collect()
     }
-
-    /// What each stage runs besides its blocks.
-    pub(crate) fn extras(&self, context: &Context, ends: &Ends) -> Vec<Extra> {
-        let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
-        let price = |template: &narrows_plan::emit::Template| prices.kernel(&template.kernel());
-        let stages = context.mesh.pipeline;
-        let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
-        (0..stages)
-            .map(|stage| {
-                let crossing = Crossing { carried: self.segments.carried(), border: ends.border };
-                let (forward, backward) = hops(&crossing, &crossing, stage, context);
-                let mut extra = Extra {
-                    forward: forward.iter().map(price).sum(),
-                    backward: backward.iter().map(price).sum(),
-                    step: once,
-                    ..Extra::default()
-                };
-                if stage == 0 {
-                    extra.add(&ends.embedding);
-                }
-                if stage + 1 == stages {
-                    extra.add(&ends.head);
-                }
-                if self.request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
-                    extra.step += tied_gradient(&ends.head, context)
-                        .map_or(Seconds(0.0), |extent| price(&tied_reduce(extent, context)));
-                }
-                extra.step_least = extra.step;
-                extra
-            })
-            .collect()
-    }
-}
-
-/// The gradient of the weight that both ends of a pipeline hold.
-fn tied_gradient(head: &Solved, context: &Context) -> Option<Extent> {
-    let op = head.segment.op_ids().find(|id| head.segment.op(*id).name == "head")?;
-    let strategy = head.choice.ops[op.0 as usize].choice.strategy;
-    let parameter = op_parameters(head.segment.op(op), strategy, context)?;
-    gradient_extent(&parameter, context)
-}
-
-impl Extra {
-    fn add(&mut self, solved: &Solved) {
-        self.forward += solved.time.forward;
-        self.backward += solved.time.backward;
-        self.step += solved.time.step;
-    }
 }
 
 impl Refusal {
@@ -378,25 +327,4 @@ impl Refusal {
             _ => self,
         }
     }
-}
-
-/// Plays a partition's schedule with the times it was divided by: what simulating the lowered
-/// program gives, without lowering it.
-pub(crate) fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
-    let stages = context.mesh.pipeline;
-    let microbatches = context.workload.microbatches(&context.mesh);
-    let times: Vec<StageTime> = partition
-        .stages
-        .iter()
-        .zip(extras)
-        .map(|(stage, extra)| StageTime {
-            forward: stage.forward + extra.forward,
-            backward: stage.backward + extra.backward,
-            step: stage.step + extra.step,
-        })
-        .collect();
-    let schedules: Vec<Vec<Turn>> =
-        (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
-    let schedules: Vec<&[Turn]> = schedules.iter().map(Vec::as_slice).collect();
-    run_schedule(&times, &schedules).0
 }

@@ -10,6 +10,7 @@ pub mod candidates;
 pub mod divide;
 mod ends;
 pub mod explain;
+pub mod extras;
 pub mod fit;
 mod impossible;
 mod opening;

@@ -6,7 +6,8 @@ use rayon::prelude::*;
 
 use crate::divide::Divider;
 use crate::ends::Ends;
-use crate::fit::{Fitted, Fitter, play};
+use crate::extras::play;
+use crate::fit::{Fitted, Fitter};
 use crate::stages::Partition;
 
 /// How many contexts are opened side by side.

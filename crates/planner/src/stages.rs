@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use narrows_plan::{Bytes, Seconds};
 
+use crate::extras::Extra;
 use crate::segments::Solved;
 
 /// Points chosen for a run of blocks, with what they cost together.
@@ -39,6 +40,8 @@ pub struct Allotment {
     pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
+    /// Of that, what waits for the norm of all stages' gradients.
+    pub update: Seconds,
     /// Bytes with the stage's microbatches in flight.
     pub bytes: Bytes,
     /// How much faster, over a step, a perfect division of the same bytes could be.
@@ -56,6 +59,7 @@ impl Allotment {
             made.forward += block.time.forward;
             made.backward += block.time.backward;
             made.step += block.time.step;
+            made.update += block.time.update;
             made.bytes += block.bytes.total(in_flight);
         }
         made.turn_least = made.forward + made.backward;
@@ -108,19 +112,6 @@ pub fn allot(
     let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
     let slack = Seconds(slack.unwrap_or(0.0));
     Some(Allotment { slack, ..Allotment::new(blocks, in_flight) })
-}
-
-/// What a stage has besides its blocks.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Extra {
-    /// Forward pass of a microbatch: embedding, head, transfers.
-    pub forward: Seconds,
-    /// Backward pass of a microbatch.
-    pub backward: Seconds,
-    /// Once a step.
-    pub step: Seconds,
-    /// What is spent once a step at least, were the ends decided otherwise.
-    pub step_least: Seconds,
 }
 
 /// A division of the blocks among the stages.

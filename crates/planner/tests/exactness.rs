@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use narrows_cost_model::simulate::simulate;
 use narrows_cost_model::{Prices, profile};
-use narrows_plan::Kernel;
 use narrows_plan::check::CheckedProgram;
+use narrows_plan::emit::{
+    Template, gradient_extent, op_parameters, step_begin, step_norm, tied_reduce,
+};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
-use narrows_plan::model::presets;
+use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, Border, Rules, TiedWeight};
+use narrows_plan::{Kernel, Seconds};
 use narrows_planner::assemble::{Decided, assemble};
 use narrows_planner::candidates::contexts;
 use narrows_planner::divide::block_part;
@@ -97,9 +100,9 @@ fn one_candidate_in_a_hundred() {
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
                     let price = |kernel: &Kernel| prices.kernel(kernel);
                     // What belongs to no segment: the gradient norm of the whole stage.
-                    let once: f64 = narrows_plan::emit::step_norm(&context)
+                    let once: f64 = step_norm(&context)
                         .iter()
-                        .chain([&narrows_plan::emit::step_begin()])
+                        .chain([&step_begin()])
                         .map(|template| price(&template.kernel()).0)
                         .sum();
                     let simulated = simulate(&program, &price).step_time.0;
@@ -110,6 +113,79 @@ fn one_candidate_in_a_hundred() {
         }
     }
     assert!(agreed >= 8, "{agreed} of {seen}");
+}
+
+/// With several stages: what the closed form says of every stage's step phase is what its lowered
+/// program takes, and what it plays is what that simulates. The weight of tied ends is held twice,
+/// its square counted once.
+#[test]
+fn stages_with_tied_ends() {
+    let mut untied = presets::find("llama-1b").unwrap();
+    untied.tied = false;
+    let tied = ["cola-1b", "svd-1b", "llama-1b"].map(|name| presets::find(name).unwrap());
+    let mut checked = 0;
+    for model in tied.into_iter().chain([untied]) {
+        for (pipeline, tensor, data) in [(2, 1, 1), (3, 1, 1), (2, 2, 1), (3, 2, 1), (2, 2, 2)] {
+            let name = format!("{} on {pipeline} × {tensor} × {data}", model.name);
+            let base = request("cola-1b", Baseline::Auto, pipeline * tensor * data, Some(tensor));
+            let request = Request {
+                model: model.clone(),
+                pipeline: Some(pipeline),
+                data: Some(data),
+                ..base
+            };
+            let fitted = search(&request).best.unwrap_or_else(|| panic!("{name}"));
+            assert_same(fitted.played.0, fitted.time.0, &name);
+            let context = fitted.decided.context;
+            let prices = Prices::new(&request.profile, request.executor, &context.mesh);
+            let price = |kernel: &Kernel| prices.kernel(kernel);
+            let program = fitted.program.program();
+            for (stage, lowered) in program.stages.iter().enumerate() {
+                let simulated: f64 =
+                    lowered.step.iter().map(|instr| price(&instr.kernel()).0).sum();
+                let expected = step_phase(&fitted.decided, stage, &model, &price);
+                assert_same(expected, simulated, &format!("{name}: stage {stage}"));
+                checked += 1;
+            }
+            let timeline = simulate(&fitted.program, &price);
+            let meetings = |stage| timeline.meetings.iter().filter(move |met| met.stage == stage);
+            for stage in 0..pipeline as usize {
+                let is_end = stage == 0 || stage + 1 == pipeline as usize;
+                let expected = 1 + usize::from(model.tied && is_end);
+                assert_eq!(meetings(stage).count(), expected, "{name}: stage {stage}");
+                let (last, first) = (meetings(stage).last(), meetings(0).last());
+                assert_eq!(last.map(|met| met.end), first.map(|met| met.end), "{name}");
+            }
+        }
+    }
+    assert_eq!(checked, 4 * (2 + 3 + 2 + 3 + 2));
+}
+
+/// What a stage does once a step, from what its segments were decided by.
+fn step_phase(
+    decided: &Decided,
+    stage: usize,
+    model: &Model,
+    price: &dyn Fn(&Kernel) -> Seconds,
+) -> f64 {
+    let context = &decided.context;
+    let mut segments: Vec<&Solved> = decided.stages[stage].iter().map(|solved| &**solved).collect();
+    let (is_first, is_last) = (stage == 0, stage + 1 == decided.stages.len());
+    segments.extend(is_first.then_some(&*decided.embedding));
+    segments.extend(is_last.then_some(&*decided.head));
+    let once = step_norm(context);
+    let mut once: Vec<Template> = once.into_iter().chain([step_begin()]).collect();
+    if model.tied && (is_first || is_last) {
+        let context = &decided.context;
+        let head =
+            decided.head.segment.op_ids().find(|id| decided.head.segment.op(*id).name == "head");
+        let head = head.unwrap();
+        let strategy = decided.head.choice.ops[head.0 as usize].choice.strategy;
+        let parameter = op_parameters(decided.head.segment.op(head), strategy, context).unwrap();
+        once.push(tied_reduce(gradient_extent(&parameter, context).unwrap(), context));
+    }
+    let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
+    once + segments.iter().map(|solved| solved.time.step.0).sum::<f64>()
 }
 
 fn decide(

@@ -2,28 +2,43 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::simulate::{StageTime, run_schedule};
+use narrows_cost_model::simulate::{Members, Played, StageTime, StepPart, run_schedule};
 use narrows_plan::Seconds;
 use narrows_plan::program::{Turn, one_forward_one_backward};
-use narrows_planner::stages::{Allotment, Cutoff, Extra, Partition, division_bound, partitions};
+use narrows_planner::extras::Extra;
+use narrows_planner::stages::{Allotment, Cutoff, Partition, division_bound, partitions};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
         .iter()
         .map(|time| {
-            let (forward, backward, step) = (time.forward, time.backward, time.step);
+            let (forward, backward) = (time.forward, time.backward);
+            let step = time.step.iter().map(|part| part.time()).sum();
             Arc::new(Allotment { forward, backward, step, ..Allotment::default() })
         })
         .collect();
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
 }
 
-fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
+fn played(times: &[StageTime], microbatches: u64) -> Played {
     let stages = times.len() as u64;
     let schedules: Vec<Vec<Turn>> =
         (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
     let schedules: Vec<&[Turn]> = schedules.iter().map(Vec::as_slice).collect();
-    run_schedule(times, &schedules).0.0
+    run_schedule(times, &schedules)
+}
+
+fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
+    played(times, microbatches).time.0
+}
+
+/// Reduces, meets all stages, updates.
+fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> {
+    vec![
+        StepPart::Alone(Seconds(reduce)),
+        StepPart::Together(Members::all(stages), Seconds(norm)),
+        StepPart::Alone(Seconds(update)),
+    ]
 }
 
 fn bound(times: &[StageTime], microbatches: u64) -> f64 {
@@ -37,8 +52,10 @@ fn no_simulated_step_is_shorter_than_its_bound() {
         let microbatches = u.int_in_range(1..=20)?;
         let mut times = vec![];
         for _ in 0..stages {
-            let mut time = || Ok(Seconds(f64::from(u.int_in_range(1..=1000)?) / 100.0));
-            times.push(StageTime { forward: time()?, backward: time()?, step: time()? });
+            let mut time = || Ok(f64::from(u.int_in_range(1..=1000)?) / 100.0);
+            let (forward, backward) = (Seconds(time()?), Seconds(time()?));
+            let step = step_phase(stages, [time()?, 0.25, time()?]);
+            times.push(StageTime { forward, backward, step });
         }
         let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
         assert!(bound <= simulated * (1.0 + 1e-12), "{bound} > {simulated}: {times:?}");
@@ -50,13 +67,37 @@ fn no_simulated_step_is_shorter_than_its_bound() {
 fn equal_stages_attain_it() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
-            let time =
-                StageTime { forward: Seconds(1.0), backward: Seconds(2.0), step: Seconds(0.5) };
+            let step = step_phase(stages, [0.25, 0.125, 0.125]);
+            let time = StageTime { forward: Seconds(1.0), backward: Seconds(2.0), step };
             let times = vec![time; stages];
             let (bound, simulated) = (bound(&times, microbatches), simulated(&times, microbatches));
             assert!((bound - simulated).abs() < 1e-9, "{stages} {microbatches}");
         }
     }
+}
+
+/// One microbatch through three stages that only have a step phase worth the name: nobody updates
+/// before the slowest has reduced, and the middle stage does not wait for the ends' tied weight.
+#[test]
+fn stages_meet_in_the_step_phase() {
+    let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
+        let mut step = vec![StepPart::Alone(Seconds(before))];
+        step.extend(tied.then_some(StepPart::Together(Members::ends(3), Seconds(2.0))));
+        step.extend(step_phase(3, [reduce, 1.0, update]));
+        StageTime { step, ..StageTime::default() }
+    };
+    // The ends: until 4, then together until 6. The reductions: until 9, 3 and 7; then until 10.
+    let times =
+        [phase(4.0, true, 3.0, 5.0), phase(1.0, false, 2.0, 8.0), phase(1.0, true, 1.0, 2.0)];
+    let found = played(&times, 1);
+    assert_eq!(found.time, Seconds(18.0));
+    let of = |stage: usize| -> Vec<(f64, f64)> {
+        let meetings = found.meetings.iter().filter(|meeting| meeting.stage == stage);
+        meetings.map(|meeting| (meeting.arrival.0, meeting.end.0)).collect()
+    };
+    assert_eq!(of(0), [(4.0, 6.0), (9.0, 10.0)]);
+    assert_eq!(of(1), [(3.0, 10.0)]);
+    assert_eq!(of(2), [(1.0, 6.0), (7.0, 10.0)]);
 }
 
 /// Every way of writing `blocks` as a sum of `stages` counts.
@@ -83,25 +124,25 @@ fn the_best_partition_is_the_best_of_all_of_them() {
         let mut time = |most: u32| Ok(Seconds(f64::from(u.int_in_range(0..=most)?) / 8.0));
         let mut times = vec![];
         for _ in 0..blocks {
-            times.push(StageTime { forward: time(99)?, backward: time(99)?, step: time(9)? });
+            times.push((time(99)?, time(99)?, time(9)?));
         }
         let mut extras = vec![];
         for _ in 0..stages {
             let (forward, backward, step) = (time(99)?, time(99)?, time(9)?);
-            extras.push(Extra { forward, backward, step, step_least: step });
+            extras.push(Extra { forward, backward, step, step_least: step, ..Extra::default() });
         }
         let choice = |_: usize, first: usize, count: usize| {
             let run = &times[first..first + count];
             Some(Arc::new(Allotment {
-                forward: run.iter().map(|time| time.forward).sum(),
-                backward: run.iter().map(|time| time.backward).sum(),
-                step: run.iter().map(|time| time.step).sum(),
-                turn_least: run.iter().map(|time| time.forward + time.backward).sum(),
+                forward: run.iter().map(|time| time.0).sum(),
+                backward: run.iter().map(|time| time.1).sum(),
+                step: run.iter().map(|time| time.2).sum(),
+                turn_least: run.iter().map(|time| time.0 + time.1).sum(),
                 ..Allotment::default()
             }))
         };
-        let turns = times.iter().map(|time| (time.forward + time.backward).0).collect();
-        let steps = times.iter().map(|time| time.step.0).collect();
+        let turns = times.iter().map(|time| (time.0 + time.1).0).collect();
+        let steps = times.iter().map(|time| time.2.0).collect();
         let cutoff = Cutoff { turns, steps, time: f64::INFINITY };
         let (found, _) = partitions(&extras, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)

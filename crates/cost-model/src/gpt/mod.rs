@@ -21,7 +21,7 @@ use narrows_plan::{Kernel, Mesh, Seconds};
 
 use crate::measured::{Step, Subject};
 use crate::profile::ProfileFile;
-use crate::simulate::{StageTime, schedule_time};
+use crate::simulate::{StageTime, StepPart, schedule_time};
 use crate::{Executor, Prices, Profile};
 use kernels::{Shape, Work};
 
@@ -162,7 +162,7 @@ impl Counted {
             let [forward, backward] = [stage.forward, stage.backward]
                 .map(|sums| Seconds(sums.time_s(self.tensor, framework) + hop));
             let step = Seconds(stage.reductions_s * framework.collective_factor);
-            StageTime { forward, backward, step }
+            StageTime { forward, backward, step: vec![StepPart::Alone(step)] }
         };
         let stages: Vec<StageTime> = self.stages.iter().map(time).collect();
         let schedules: Vec<_> = self.schedules.iter().map(|turns| turns.as_slice()).collect();

@@ -4,7 +4,7 @@
 //! axis (ZeRO-1: reduce-scattered), their squares summed for clipping, AdamW applied, and with
 //! ZeRO-1 the new weights all-gathered. All of it is priced once a step, per strategy.
 
-use crate::graph::{Op, OpNode};
+use crate::graph::{Op, OpNode, SegmentKind};
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
 use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
@@ -150,6 +150,21 @@ pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Templ
         writes: vec![total],
     });
     made
+}
+
+/// The reductions of a parameter that a segment of this kind owns. A tied weight on two stages is one
+/// parameter: the head's stage counts its square, and the embedding's does not.
+pub fn owned_reduce(
+    kind: SegmentKind,
+    parameter: &OpParameter,
+    tied: bool,
+    context: &Context,
+) -> Vec<Template> {
+    let mut templates = parameter_reduce(parameter, context);
+    if tied && kind == SegmentKind::Embedding {
+        templates.retain(|template| template.action != Action::Pass(PassOp::SquareSum));
+    }
+    templates
 }
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.

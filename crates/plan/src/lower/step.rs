@@ -1,11 +1,11 @@
 //! The step phase: reduce all gradients, find their norm, update all weights.
 
 use crate::emit::{
-    OpParameter, Slot, Split, Template, parameter_reduce, parameter_update, step_begin, step_norm,
+    OpParameter, Slot, Split, Template, owned_reduce, parameter_update, step_begin, step_norm,
     tied_reduce,
 };
 use crate::graph::{OpId, SegmentKind};
-use crate::program::{Action, PassOp, Phase, Shard};
+use crate::program::{Phase, Shard};
 use crate::strategy::{Context, owned_parameters};
 
 use super::{Held, Lowering, Place};
@@ -18,11 +18,8 @@ impl Lowering<'_> {
         self.push(step_begin(), "step", |_, _| square_sum);
         self.tied_reduce(places);
         for (place, op, parameter) in self.owned(places) {
-            let mut templates = parameter_reduce(&parameter, &context);
-            // A tied weight on two stages is one parameter: the head's stage counts its square.
-            if self.plan.tied && place.plan.segment.kind == SegmentKind::Embedding {
-                templates.retain(|t| t.action != Action::Pass(PassOp::SquareSum));
-            }
+            let kind = place.plan.segment.kind;
+            let templates = owned_reduce(kind, &parameter, self.plan.tied, &context);
             self.push_parameter(place, op, templates);
         }
         for template in step_norm(&context) {
