@@ -24,6 +24,7 @@ use narrows_plan::program::slots_in_flight;
 use narrows_plan::strategy::{Border, Context, TiedWeight};
 use narrows_plan::{DType, Mesh};
 use narrows_planner::candidates::contexts;
+use narrows_planner::deadline::Deadline;
 use narrows_planner::divide::block_part;
 use narrows_planner::extras::Extra;
 use narrows_planner::segments::{Part, Segments};
@@ -122,7 +123,7 @@ struct Division {
 
 impl Solved {
     fn new(request: &Request) -> Solved {
-        let segments = Segments::new(request, None);
+        let segments = Segments::new(request, Deadline::none());
         let mut divisions = vec![];
         for context in contexts(request) {
             for border in segments.borders(&context) {

@@ -7,7 +7,7 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{Border, Context};
 
 use crate::divide::block_part;
-use crate::fit::Refusal;
+use crate::fit::{NeedOf, Refusal};
 use crate::predict::model_flops;
 use crate::request::Request;
 use crate::segments::{Part, Segments};
@@ -93,5 +93,5 @@ fn average_stage(request: &Request, context: &Context) -> OpParameter {
 fn too_large(request: &Request, context: &Context) -> Option<Refusal> {
     let needed = average_stage(request, context).resident_bytes(context);
     let limit = request.memory_bytes();
-    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit, lowered: false })
+    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit, of: NeedOf::Every })
 }

@@ -1,6 +1,6 @@
 //! Divides the blocks of one context among its stages, under the stages' byte budgets.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ pub struct Divider<'a> {
     budgets: Vec<Bytes>,
     /// By stage, first block (0 when all are alike) and count.
     known: RefCell<HashMap<(usize, usize, usize), KnownAllotment>>,
+    is_interrupted: Cell<bool>,
 }
 
 impl<'a> Divider<'a> {
@@ -34,7 +35,14 @@ impl<'a> Divider<'a> {
         border: Border,
         budgets: Vec<Bytes>,
     ) -> Self {
-        Divider { segments, context, border, budgets, known: RefCell::default() }
+        Divider {
+            segments,
+            context,
+            border,
+            budgets,
+            known: RefCell::default(),
+            is_interrupted: Cell::new(false),
+        }
     }
 
     /// The context whose blocks are divided.
@@ -56,13 +64,23 @@ impl<'a> Divider<'a> {
         partitions(extras, microbatches, &cutoff, &choice)
     }
 
-    /// The fastest points for a run of blocks on a stage, remembered.
+    /// Whether the deadline came in between: what was not found may exist.
+    pub fn is_interrupted(&self) -> bool {
+        self.is_interrupted.get()
+    }
+
+    /// The fastest points for a run of blocks on a stage, remembered; `None` when none fits, or when
+    /// there is no time left.
     pub fn known_allotment(
         &self,
         stage: usize,
         first: usize,
         count: usize,
     ) -> Option<Arc<Allotment>> {
+        if self.is_interrupted.get() || self.segments.is_late() {
+            self.is_interrupted.set(true);
+            return None;
+        }
         let first = if self.segments.shapes() == 1 { 0 } else { first };
         if let Some(known) = self.known.borrow().get(&(stage, first, count)) {
             return known.clone();

@@ -2,17 +2,15 @@
 //!
 //! Every figure comes from planning and pricing the alternative itself; none is a template.
 
-use std::fmt;
-
 use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
 use serde::Serialize;
 
-use crate::fit::{Fitted, Fitter, Refusal};
+use crate::causes::causes;
+use crate::fit::Fitted;
 use crate::predict::{Prediction, predict};
 use crate::request::{MemoryLimit, Request};
-use crate::search::{ContextReport, Fate, SearchReport, SearchStatus, Searched, search};
-use crate::segments::Segments;
+use crate::search::{ContextReport, Fate, Searched, search};
 
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
@@ -23,6 +21,8 @@ pub struct Explanation {
     pub alternatives: Vec<Alternative>,
     /// Meshes that were searched, best first.
     pub meshes: Vec<MeshRow>,
+    /// How many more were searched that are not listed.
+    pub meshes_not_listed: usize,
     /// What limits the plan.
     pub binds: Vec<String>,
     /// Why no plan exists, as a chain; empty when one does.
@@ -72,13 +72,16 @@ const MESHES_MAX: usize = 12;
 
 /// Explains what a search found.
 pub fn explain(request: &Request, searched: &Searched) -> Explanation {
-    let meshes = searched.report.contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
+    let contexts = &searched.report.contexts;
+    let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
+    let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
     let Some(best) = &searched.best else {
         let (causes, hints) = causes(request, &searched.report);
         return Explanation {
             chosen: None,
             alternatives: vec![],
             meshes,
+            meshes_not_listed,
             binds: vec![],
             causes,
             hints,
@@ -89,13 +92,21 @@ pub fn explain(request: &Request, searched: &Searched) -> Explanation {
     let alternatives =
         rivals(request, best).into_iter().map(|(name, rival)| priced(name, &rival, time)).collect();
     let binds = binds(request, best, &chosen);
-    Explanation { chosen: Some(chosen), alternatives, meshes, binds, causes: vec![], hints: vec![] }
+    Explanation {
+        chosen: Some(chosen),
+        alternatives,
+        meshes,
+        meshes_not_listed,
+        binds,
+        causes: vec![],
+        hints: vec![],
+    }
 }
 
-/// The most devices of a node that a tensor axis can have and leave no device over.
-fn within_a_node(request: &Request) -> u64 {
+/// The sizes of a tensor axis that a node has room for and that leave no device over.
+fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64> {
     let node = request.profile.devices_per_node().min(request.devices);
-    (1..=node).rev().find(|size| request.devices.is_multiple_of(*size)).unwrap_or(1)
+    (1..=node).filter(|size| request.devices.is_multiple_of(*size))
 }
 
 /// What the plan is compared with: the published baselines on a tensor-parallel mesh, the dense
@@ -103,7 +114,7 @@ fn within_a_node(request: &Request) -> u64 {
 fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
     let mesh = best.decided.context.mesh;
     let tensor = match mesh.tensor {
-        1 => within_a_node(request),
+        1 => sizes_within_a_node(request).next_back().unwrap_or(1),
         more => more,
     };
     let on_mesh = |baseline: Baseline| {
@@ -135,9 +146,8 @@ fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
         sharded.rules.weights = WeightRule::Sharded;
         rivals.push((name("every weight sharded"), sharded));
     }
-    for size in [1, 2, 4, 8] {
-        let free = request.tensor.is_none();
-        if free && size != mesh.tensor && request.devices.is_multiple_of(size) {
+    for size in sizes_within_a_node(request) {
+        if request.tensor.is_none() && size != mesh.tensor {
             let mut other = request.clone();
             other.tensor = Some(size);
             rivals.push((format!("best plan with tensor axis {size}"), other));
@@ -273,142 +283,6 @@ fn memory_sentence(request: &Request, best: &Fitted) -> String {
         ),
         None => format!("memory does not bind: {peak} of {limit}"),
     }
-}
-
-/// Why no plan exists, as a chain of causes, and what to try.
-pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
-    let mut causes = vec![];
-    let mut hints = vec![];
-    if report.contexts.is_empty() {
-        let devices = match request.devices {
-            1 => "1 device".into(),
-            devices => format!("{devices} devices"),
-        };
-        causes.push(format!(
-            "because no mesh of {devices} with these axes divides {} sequences into microbatches",
-            request.global_batch
-        ));
-        hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
-        return (causes, hints);
-    }
-    let smallest = report
-        .contexts
-        .iter()
-        .filter_map(|context| match &context.fate {
-            Fate::Refused(Refusal::Memory { needed, lowered, .. }) => {
-                Some((*needed, *lowered, context))
-            }
-            _ => None,
-        })
-        .min_by_key(|(needed, ..)| *needed);
-    if let Some((needed, lowered, context)) = smallest {
-        let limit = request.memory_bytes();
-        let needs = match (lowered, needed > limit) {
-            // Between what bytes allow and what an arena of some plan was, there may be others.
-            (true, _) => format!("the smallest plan that was found needs {needed} a device"),
-            (false, true) => format!(
-                "weights, optimizer states and kept activations need at least {needed} a device"
-            ),
-            (false, false) => format!("every plan needs more than {limit} a device"),
-        };
-        causes.push(format!(
-            "because {needs} on the most economical mesh ({}, microbatch {})",
-            context.context.mesh, context.context.workload.micro_batch
-        ));
-        causes.push(format!("and because a device may hold {limit}"));
-        let proved = report.status == SearchStatus::Infeasible;
-        causes.push(if proved { "no plan fits" } else { "no plan was found that fits" }.into());
-        if let Some((enough, mesh)) = enough_memory(request, report) {
-            let hint =
-                format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
-            hints.push(hint);
-        }
-        hints.push("more devices, a smaller --micro-batch, or --recompute auto".into());
-    } else if report.contexts.iter().any(|c| matches!(c.fate, Fate::Refused(_))) {
-        causes.extend(without_strategy(request, report));
-        causes.push(format!(
-            "because on every mesh some op has no legal strategy under `--strategy {}`{}",
-            request.rules.baseline.name(),
-            match request.rules.weights {
-                WeightRule::Sharded => " with every weight sharded",
-                WeightRule::Any => "",
-            }
-        ));
-        causes.push("no plan exists".into());
-        hints.push(match request.rules.weights {
-            WeightRule::Sharded => {
-                "a tensor axis that divides heads, ranks and widths, or --weights any".into()
-            }
-            WeightRule::Any => "a tensor axis that divides heads, ranks and widths".into(),
-        });
-    }
-    if report.contexts.iter().any(|context| matches!(context.fate, Fate::NotReached)) {
-        causes.push("though some meshes were not reached in time".into());
-        hints.push("a longer --time-limit".into());
-    }
-    (causes, hints)
-}
-
-/// How many ops are named that have no strategy.
-const NAMED_MAX: usize = 4;
-
-/// Which ops of the first mesh have no strategy.
-fn without_strategy(request: &Request, report: &SearchReport) -> Option<String> {
-    let refused =
-        |report: &&ContextReport| matches!(report.fate, Fate::Refused(Refusal::NoStrategy));
-    let context = report.contexts.iter().find(refused)?.context;
-    let names = Segments::new(request, None).without_strategy(&context);
-    if names.is_empty() {
-        return None;
-    }
-    let more = names.len().saturating_sub(NAMED_MAX);
-    let named = names.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("`, `");
-    let more = if more > 0 { format!(" and {more} others") } else { String::new() };
-    let tensor = context.mesh.tensor;
-    Some(format!("because `{named}`{more} cannot be split as asked over {tensor} devices"))
-}
-
-/// How many of the most economical meshes are lowered to learn what would be enough.
-const LOWERED_MAX: usize = 6;
-
-/// The memory that a plan needs which exists, and its mesh.
-fn enough_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
-    let segments = Segments::new(request, None);
-    let fitter = Fitter::new(request, &segments);
-    let mut refused: Vec<_> = report
-        .contexts
-        .iter()
-        .filter_map(|context| match &context.fate {
-            Fate::Refused(Refusal::Memory { needed, .. }) => Some((*needed, context.context)),
-            _ => None,
-        })
-        .collect();
-    refused.sort_by_key(|(needed, _)| *needed);
-    let smallest = refused.iter().take(LOWERED_MAX).filter_map(|(_, context)| {
-        let fitted = fitter.smallest(context)?;
-        Some((fitted.peak(), *context))
-    });
-    let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
-    let narrower = fitter.smallest_of_narrower(&context).map(|fitted| fitted.peak());
-    Some((narrower.map_or(peak, |narrower| narrower.min(peak)), context.mesh))
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::NoStrategy => write!(f, "some op has no legal strategy"),
-            Refusal::Memory { stage: Some(stage), needed, limit, .. } => {
-                write!(f, "stage {stage} needs {needed}, a device may hold {limit}")
-            }
-            Refusal::Memory { stage: None, needed, limit, .. } => {
-                write!(f, "needs {}, a device may hold {limit}", at_least(*needed))
-            }
-        }
-    }
-}
-
-fn at_least(bytes: Bytes) -> String {
-    format!("at least {bytes}")
 }
 
 /// Whether a plan's linears follow BTP's placement: first factors split on their input, second

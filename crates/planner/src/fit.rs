@@ -56,9 +56,20 @@ pub enum Refusal {
         needed: Bytes,
         /// What there is.
         limit: Bytes,
-        /// Whether a plan that needs just that was lowered. Otherwise every plan needs more.
-        lowered: bool,
+        /// Whose need that is.
+        of: NeedOf,
     },
+}
+
+/// Which plans need what a refusal says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeedOf {
+    /// Every plan needs at least so much: none exists.
+    Every,
+    /// One that was lowered, and is too large; another may fit.
+    Lowered,
+    /// All that were tried are too large; another may fit.
+    Tried,
 }
 
 /// Fits plans into contexts.
@@ -74,8 +85,15 @@ const CORRECTIONS_MAX: usize = 12;
 /// How many partitions are improved by simulation.
 const TRIED_MAX: usize = 4;
 
-/// What came of a context: the best plan, and a bound on all of them.
-pub type Attempt = (Result<Option<Fitted>, Refusal>, Seconds);
+/// What came of a context.
+pub struct Attempt {
+    /// The fastest plan; `Ok(None)` when none was found that is faster than the incumbent.
+    pub best: Result<Option<Fitted>, Refusal>,
+    /// No plan of this context is faster.
+    pub proven: Seconds,
+    /// Whether the deadline came before all was tried: what was not found may exist.
+    pub is_interrupted: bool,
+}
 
 /// Partitions whose arenas are too large: budgets that differ a little lead to the same blocks.
 #[derive(Default)]
@@ -90,6 +108,19 @@ pub(crate) enum Divided<'a> {
     Found(Divider<'a>, Vec<Partition>),
     /// None; the bytes by which even the smallest decisions are too large.
     Nothing(Bytes),
+    /// The deadline came first.
+    Interrupted,
+}
+
+/// What came of lowering the best partition.
+enum Best {
+    Fits(Box<Fitted>),
+    /// None is faster than the incumbent.
+    NothingFaster,
+    /// The first stage whose arena is over the limit, and its arena.
+    TooLarge(usize, Bytes),
+    /// The deadline came first.
+    Interrupted,
 }
 
 impl Fitted {
@@ -111,8 +142,7 @@ impl<'a> Fitter<'a> {
         self.priced.load(Ordering::Relaxed)
     }
 
-    /// The fastest plan of a context that is faster than `incumbent`; `Ok(None)` when there is no
-    /// faster one. Also a bound: no plan of this context is faster.
+    /// The fastest plan of a context that is faster than `incumbent`, and a bound on all of them.
     pub fn fit(&self, context: &Context, outlook: &Outlook, incumbent: f64) -> Attempt {
         let mut attempt = Tried::new(incumbent);
         for (ends, reach) in &outlook.borders {
@@ -124,10 +154,14 @@ impl<'a> Fitter<'a> {
                 Reach::Refused(refusal) => attempt.refuse(refusal.clone()),
             }
         }
-        if attempt.is_open() && !self.segments.is_late() {
-            attempt.last_resort(self.smallest(context), self.request.memory_bytes());
+        if attempt.is_open() {
+            if self.segments.is_late() {
+                attempt.interrupt();
+            } else {
+                attempt.last_resort(self.smallest(context), self.request.memory_bytes());
+            }
         }
-        (attempt.best, Seconds(attempt.proven))
+        attempt.end()
     }
 
     /// Fits a plan with this border. The fastest ends first; where memory keeps them from what all
@@ -146,7 +180,7 @@ impl<'a> Fitter<'a> {
         }
         for ends in fastest.pairs(self.segments, context) {
             if self.segments.is_late() {
-                return;
+                return tried.interrupt();
             }
             if ends.bound.0 >= tried.incumbent {
                 continue;
@@ -166,26 +200,35 @@ impl<'a> Fitter<'a> {
         // Between what leads to too large an arena and what leaves nothing.
         let (mut low, mut high) = (slack.clone(), None);
         let mut refused = Refused::default();
-        for correction in 0..CORRECTIONS_MAX {
-            if correction > 0 && self.segments.is_late() {
-                break;
+        for _ in 0..CORRECTIONS_MAX {
+            if self.segments.is_late() {
+                tried.interrupt();
+                return None;
             }
             match self.divided(context, ends, &extras, &slack, tried.incumbent) {
                 Divided::Nothing(_) if slack == low => break,
                 Divided::Nothing(_) => high = Some(slack.clone()),
+                Divided::Interrupted => {
+                    tried.interrupt();
+                    return None;
+                }
                 Divided::Found(divider, found) => {
                     first_bound.get_or_insert(found[0].bound.0);
                     let to_beat = tried.incumbent;
                     match self.best_of(ends, found, &extras, &divider, to_beat, &mut refused) {
-                        Ok(Some(fitted)) => {
-                            tried.take(fitted);
+                        Best::Fits(fitted) => {
+                            tried.take(*fitted);
                             return first_bound;
                         }
-                        Ok(None) => {
+                        Best::NothingFaster => {
                             tried.nothing_faster();
                             return first_bound;
                         }
-                        Err((stage, needed)) => {
+                        Best::Interrupted => {
+                            tried.interrupt();
+                            return first_bound;
+                        }
+                        Best::TooLarge(stage, needed) => {
                             low.clone_from(&slack);
                             if high.is_none() {
                                 slack[stage] += needed - self.request.memory_bytes();
@@ -221,15 +264,16 @@ impl<'a> Fitter<'a> {
         let divider = Divider::new(self.segments, context, ends.border, budgets);
         let (found, priced) = divider.partitions(extras, incumbent);
         self.priced.fetch_add(priced, Ordering::Relaxed);
-        if found.is_empty() {
+        if divider.is_interrupted() {
+            Divided::Interrupted
+        } else if found.is_empty() {
             Divided::Nothing(divider.excess())
         } else {
             Divided::Found(divider, found)
         }
     }
 
-    /// The partition with the shortest simulated step, lowered. An arena over the limit is an
-    /// error: the stage, and what it needs.
+    /// The partition with the shortest simulated step, lowered.
     fn best_of(
         &self,
         ends: &Ends,
@@ -238,7 +282,7 @@ impl<'a> Fitter<'a> {
         divider: &Divider,
         incumbent: f64,
         refused: &mut Refused,
-    ) -> Result<Option<Fitted>, (usize, Bytes)> {
+    ) -> Best {
         let context = divider.context();
         let microbatches = context.workload.microbatches(&context.mesh);
         let choice = |stage, first, count| divider.known_allotment(stage, first, count);
@@ -256,10 +300,17 @@ impl<'a> Fitter<'a> {
                 best = Some((time, partition));
             }
         }
-        let Some((_, partition)) = best else { return Ok(None) };
+        let Some((_, partition)) = best else {
+            let interrupted = divider.is_interrupted();
+            return if interrupted { Best::Interrupted } else { Best::NothingFaster };
+        };
         let blocks = partition.blocks();
-        if let Some(known) = refused.arenas.get(&blocks) {
-            return Err(*known);
+        if let Some((stage, arena)) = refused.arenas.get(&blocks) {
+            return Best::TooLarge(*stage, *arena);
+        }
+        // Lowering cannot be interrupted.
+        if self.segments.is_late() {
+            return Best::Interrupted;
         }
         let fitted = self.realise(context, ends, partition);
         let limit = self.request.memory_bytes();
@@ -268,9 +319,9 @@ impl<'a> Fitter<'a> {
             Some(stage) => {
                 let arena = lowered[stage].arena;
                 refused.arenas.insert(blocks, (stage, arena));
-                Err((stage, arena))
+                Best::TooLarge(stage, arena)
             }
-            None => Ok(Some(fitted)),
+            None => Best::Fits(Box::new(fitted)),
         }
     }
 
@@ -321,8 +372,13 @@ impl Refusal {
     pub(crate) fn gentler(self, other: Refusal) -> Refusal {
         match (&self, &other) {
             (Refusal::NoStrategy, _) => other,
-            (Refusal::Memory { needed: a, .. }, Refusal::Memory { needed: b, .. }) if b < a => {
-                other
+            (
+                Refusal::Memory { needed, of, .. },
+                Refusal::Memory { needed: theirs, of: whose, .. },
+            ) => {
+                // What is proved of every plan is further from one than what was tried.
+                let proved = |of| of == NeedOf::Every;
+                if (proved(*whose), theirs) < (proved(*of), needed) { other } else { self }
             }
             _ => self,
         }

@@ -10,7 +10,12 @@ impl Segments<'_> {
     /// The ops of blocks that cannot be done at all in a context, whatever their neighbours do.
     pub fn without_strategy(&self, context: &Context) -> Vec<String> {
         let mut names = vec![];
-        for border in self.borders(context) {
+        let mut ways = self.borders(context);
+        if ways.is_empty() {
+            // No way that the request allows: what keeps the ops from the others is the same.
+            ways = self.all_borders(context);
+        }
+        for border in ways {
             for part in (0..self.shapes()).map(|shape| block_part(shape, border)) {
                 for grouping in self.groupings(part) {
                     let prepared = self.prepared(part, grouping, context);

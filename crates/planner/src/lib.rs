@@ -7,6 +7,8 @@
 pub mod assemble;
 mod bound;
 pub mod candidates;
+pub mod causes;
+pub mod deadline;
 pub mod divide;
 mod ends;
 pub mod explain;
@@ -23,6 +25,7 @@ mod smallest;
 pub mod solve;
 pub mod stages;
 mod tried;
+mod verdict;
 
 pub use request::{GroupingRule, MemoryLimit, Request};
 pub use search::search;

@@ -4,11 +4,20 @@ use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Seconds};
 use rayon::prelude::*;
 
+use crate::bound::quick_bound;
 use crate::divide::Divider;
 use crate::ends::Ends;
 use crate::extras::play;
 use crate::fit::{Fitted, Fitter};
 use crate::stages::Partition;
+
+/// How much longer a step may take in a context than its work: what the pipeline leaves idle, and a
+/// guess at what a tensor axis costs.
+fn slowed(context: &Context) -> f64 {
+    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let bubble = (context.mesh.pipeline - 1) as f64 / microbatches;
+    (1.0 + bubble) * (1.0 + 0.1 * (context.mesh.tensor as f64).log2())
+}
 
 /// How many contexts are opened side by side.
 const OPENED_TOGETHER: usize = 8;
@@ -17,6 +26,34 @@ const OPENED_TOGETHER: usize = 8;
 const OPENED_MAX: usize = 4;
 
 impl Fitter<'_> {
+    /// A plan to have, whatever happens to time: an even division in the first context that one fits
+    /// in, those with the smallest bubble and the smallest tensor axis first. Nothing is proved.
+    pub fn hurried(&self, contexts: &[Context]) -> Option<Fitted> {
+        let limit = self.request.memory_bytes();
+        let hopeful = contexts.iter().filter(|context| quick_bound(self.request, context).is_ok());
+        let mut hopeful: Vec<&Context> = hopeful.collect();
+        hopeful.sort_by(|a, b| slowed(a).total_cmp(&slowed(b)));
+        for chunk in hopeful.chunks(OPENED_TOGETHER) {
+            let mut played: Vec<_> = chunk.par_iter().filter_map(|c| self.even(c)).collect();
+            played.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let made = played
+                .into_iter()
+                .map(|(_, context, ends, partition)| self.realise(context, &ends, partition));
+            for fitted in made {
+                if fitted.peak() <= limit {
+                    return Some(fitted);
+                }
+                if self.segments.is_late() {
+                    return None;
+                }
+            }
+            if self.segments.is_late() {
+                return None;
+            }
+        }
+        None
+    }
+
     /// A first plan to beat: the fastest of those that divide the blocks evenly, as far as bytes and
     /// times tell before anything is lowered. `contexts` come with their bounds, the best first.
     pub fn opening(&self, contexts: &[(Context, f64)]) -> Option<Fitted> {

@@ -5,7 +5,7 @@ use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Seconds};
 
 use crate::ends::Ends;
-use crate::fit::{Divided, Fitter, Refusal};
+use crate::fit::{Divided, Fitter, NeedOf, Refusal};
 use crate::segments::Part;
 
 /// What the bytes of a context allow, for each layout of what segments hand on, most promising
@@ -88,12 +88,13 @@ impl Fitter<'_> {
         }
         match self.divided(context, &ideal, &extras, &unlimited, incumbent) {
             Divided::Found(_, found) => Reach::Bound(found[0].bound),
+            Divided::Interrupted => Reach::Bound(fastest.bound),
             // Nothing that fits beats the incumbent, if there is one; else nothing fits.
             Divided::Nothing(_) if incumbent.is_finite() => Reach::NothingFaster,
             Divided::Nothing(excess) => {
                 let limit = self.request.memory_bytes();
                 let needed = limit + excess;
-                Reach::Refused(Refusal::Memory { stage: None, needed, limit, lowered: false })
+                Reach::Refused(Refusal::Memory { stage: None, needed, limit, of: NeedOf::Every })
             }
         }
     }

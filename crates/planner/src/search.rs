@@ -16,10 +16,12 @@ use rayon::prelude::*;
 
 use crate::bound::{bound, quick_bound};
 use crate::candidates::contexts;
-use crate::fit::{Fitted, Fitter, Refusal};
+use crate::deadline::Deadline;
+use crate::fit::{Attempt, Fitted, Fitter, NeedOf, Refusal};
 use crate::outlook::Outlook;
 use crate::request::Request;
 use crate::segments::Segments;
+use crate::verdict::Proof;
 
 /// How the search went.
 #[derive(Clone, Debug)]
@@ -83,7 +85,7 @@ impl ContextReport {
     /// Whether it is proved that no plan exists here, rather than that none was found that fits.
     pub fn is_proved_empty(&self) -> bool {
         match self.fate {
-            Fate::Refused(Refusal::Memory { lowered, .. }) => !lowered,
+            Fate::Refused(Refusal::Memory { of, .. }) => of == NeedOf::Every,
             Fate::Refused(Refusal::NoStrategy) => true,
             _ => false,
         }
@@ -129,11 +131,13 @@ struct Ending {
     fate: Fate,
     fitted: Option<Fitted>,
     proven: f64,
+    is_interrupted: bool,
 }
 
 impl Ending {
     fn without_plan(fate: Fate, proven: f64) -> Ending {
-        Ending { fate, fitted: None, proven }
+        let is_interrupted = matches!(fate, Fate::NotReached);
+        Ending { fate, fitted: None, proven, is_interrupted }
     }
 }
 
@@ -170,11 +174,17 @@ impl Bounded {
         let Some(outlook) = self.outlook.as_ref().filter(|_| !fitter.segments.is_late()) else {
             return Ending::without_plan(Fate::NotReached, bound);
         };
-        let (fitted, least) = fitter.fit(&self.context, outlook, incumbent);
-        match fitted {
-            Ok(Some(fitted)) => {
-                Ending { fate: Fate::Solved(fitted.time), fitted: Some(fitted), proven: least.0 }
-            }
+        let Attempt { best, proven: least, is_interrupted } =
+            fitter.fit(&self.context, outlook, incumbent);
+        match best {
+            Ok(Some(fitted)) => Ending {
+                fate: Fate::Solved(fitted.time),
+                fitted: Some(fitted),
+                proven: least.0,
+                is_interrupted,
+            },
+            // Nothing was found, and not all was tried: neither a proof nor a refusal.
+            _ if is_interrupted => Ending::without_plan(Fate::NotReached, least.0.min(bound)),
             Ok(None) if least.0 < incumbent => Ending::without_plan(Fate::Unbeaten, least.0),
             Ok(None) => Ending::without_plan(Fate::Pruned, least.0),
             Err(refusal) => Ending::without_plan(Fate::Refused(refusal), least.0),
@@ -184,16 +194,22 @@ impl Bounded {
 
 /// Searches the whole space of a request.
 pub fn search(request: &Request) -> Searched {
+    search_until(request, &Deadline::after(request.time_limit))
+}
+
+/// Searches the whole space of a request until a deadline, whatever its own time limit is.
+pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
     let begin = Instant::now();
-    let deadline = request.time_limit.map(|limit| begin + limit);
+    let segments = Segments::new(request, deadline.clone());
+    let fitter = Fitter::new(request, &segments);
+    let contexts = contexts(request);
+    // Where time is short, a plan comes before all proofs.
+    let mut best = if deadline.exists() { fitter.hurried(&contexts) } else { None };
     // Half of the time at most goes into bounds, so that some is left to fit plans.
-    let half_time = request.time_limit.map(|limit| begin + limit / 2);
-    let half_over = || half_time.is_some_and(|half_time| Instant::now() >= half_time);
-    let segments = Segments::new(request, deadline);
-    let mut bounded: Vec<Bounded> = contexts(request)
+    let mut bounded: Vec<Bounded> = contexts
         .into_par_iter()
         .map(|context| {
-            let bound = match half_over() {
+            let bound = match deadline.is_half_over() {
                 false => bound(request, &segments, &context),
                 true => quick_bound(request, &context),
             };
@@ -201,11 +217,12 @@ pub fn search(request: &Request) -> Searched {
         })
         .collect();
 
-    let fitter = Fitter::new(request, &segments);
     bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
     let opened: Vec<(Context, f64)> =
         bounded.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.least())).collect();
-    let mut best = if half_over() { None } else { fitter.opening(&opened) };
+    if !deadline.is_half_over() {
+        best = faster(best, fitter.opening(&opened));
+    }
     let mut reports = vec![];
     let mut proven = f64::INFINITY;
     let mut out_of_time = false;
@@ -229,9 +246,8 @@ pub fn search(request: &Request) -> Searched {
             chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat)).collect();
         for (Bounded { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
             proven = proven.min(ending.proven);
-            out_of_time |= matches!(ending.fate, Fate::NotReached);
-            let incumbent = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
-            best = ending.fitted.filter(|fitted| fitted.time.0 < incumbent).or(best);
+            out_of_time |= ending.is_interrupted;
+            best = faster(best, ending.fitted);
             // Fitting proves more than the bound that put the context in its place.
             let refined = ending.proven.min(to_beat);
             let bound = bound.ok().map(|bound| match ending.fate {
@@ -241,12 +257,14 @@ pub fn search(request: &Request) -> Searched {
             reports.push(ContextReport { context, bound, fate: ending.fate });
         }
     }
-    if !segments.is_late() {
-        best = match best {
-            None => last_resort(request, &fitter, &reports),
-            Some(best) => Some(narrowed(request, &fitter, &reports, best, proven)),
-        };
-    }
+    best = match best {
+        best if segments.is_late() => {
+            out_of_time |= best.is_none();
+            best
+        }
+        None => last_resort(request, &fitter, &reports),
+        Some(best) => Some(narrowed(request, &fitter, &reports, best, proven)),
+    };
     if let Some(best) = &best {
         // What the search opened with may stay unbeaten.
         let of_best = |report: &&mut ContextReport| report.context == best.decided.context;
@@ -254,9 +272,22 @@ pub fn search(request: &Request) -> Searched {
             report.fate = Fate::Solved(best.time);
         }
     }
-    let report = report(&segments, &fitter, &best, reports, proven, out_of_time, begin);
+    let proof = Proof { proven, out_of_time, has_unproven: segments.has_unproven() };
+    let time = best.as_ref().map(|fitted| fitted.time.0);
+    let report = SearchReport {
+        candidates_priced: fitter.priced() + reports.len() as u64 + segments.solves(),
+        segment_solves: segments.solves(),
+        wall_time: begin.elapsed(),
+        ..proof.report(request, time, reports)
+    };
     let report = report.of_steps(request.profile.launching(request.executor).step_factor);
     Searched { best, report }
+}
+
+/// The faster of two plans; the first of equals.
+fn faster(one: Option<Fitted>, other: Option<Fitted>) -> Option<Fitted> {
+    let to_beat = one.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
+    other.filter(|fitted| fitted.time.0 < to_beat).or(one)
 }
 
 /// How many contexts are tried once more when no plan fits.
@@ -265,7 +296,7 @@ const LAST_TRIED_MAX: usize = 2;
 /// The smallest plans under narrower rules, where plans by all rules were a little too large.
 fn last_resort(request: &Request, fitter: &Fitter, reports: &[ContextReport]) -> Option<Fitted> {
     let lowered = |report: &ContextReport| match &report.fate {
-        Fate::Refused(Refusal::Memory { needed, lowered: true, .. }) => {
+        Fate::Refused(Refusal::Memory { needed, of: NeedOf::Lowered, .. }) => {
             Some((*needed, report.context))
         }
         _ => None,
@@ -310,48 +341,6 @@ const BINDING: f64 = 0.8;
 
 /// The gap from which on narrower rules are searched.
 const WORTH_NARROWING: f64 = 0.01;
-
-/// What proof and limits amount to. Two times closer than this are the same.
-const ROUNDING: f64 = 1e-9;
-
-fn report(
-    segments: &Segments,
-    fitter: &Fitter,
-    best: &Option<Fitted>,
-    contexts: Vec<ContextReport>,
-    proven: f64,
-    out_of_time: bool,
-    begin: Instant,
-) -> SearchReport {
-    let time = best.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
-    let bound = proven.min(time);
-    // Infinite where nothing could beat what the search opened with.
-    let refuted = proven.is_finite() && proven * (1.0 - ROUNDING) > time;
-    debug_assert!(!refuted, "a plan beats the bound {proven}: {time}");
-    let gap = if time.is_finite() { (time - bound) / time } else { 0.0 };
-    let status = match best {
-        None if out_of_time => SearchStatus::TimeLimit,
-        None if contexts.iter().all(ContextReport::is_proved_empty) => SearchStatus::Infeasible,
-        None => SearchStatus::GapLimit,
-        Some(_) if gap <= ROUNDING && !segments.has_unproven() => SearchStatus::Optimal,
-        Some(_) if out_of_time => SearchStatus::TimeLimit,
-        Some(_) => SearchStatus::GapLimit,
-    };
-    let pruned = contexts
-        .iter()
-        .filter(|context| matches!(context.fate, Fate::Pruned | Fate::Refused(_)))
-        .count();
-    SearchReport {
-        status,
-        gap: if gap <= ROUNDING { 0.0 } else { gap },
-        bound: Seconds(bound),
-        candidates_priced: fitter.priced() + contexts.len() as u64 + segments.solves(),
-        candidates_pruned: pruned as u64,
-        segment_solves: segments.solves(),
-        wall_time: begin.elapsed(),
-        contexts,
-    }
-}
 
 impl SearchReport {
     /// Times of steps, as predictions give them, instead of times of their kernels.

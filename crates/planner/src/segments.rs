@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
@@ -19,6 +18,7 @@ use narrows_plan::strategy::{
 use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
+use crate::deadline::Deadline;
 use crate::request::Request;
 use crate::solve::eliminate::{Cheapest, Plan};
 use crate::solve::hull::{Hull, Sweeper};
@@ -96,14 +96,14 @@ pub struct Segments<'a> {
     plans: Plans,
     sweepers: Mutex<HashMap<Key, Sweepers>>,
     hulls: Mutex<HashMap<Key, Arc<Mutex<Option<HeldHull>>>>>,
-    deadline: Option<Instant>,
+    deadline: Deadline,
     solves: std::sync::atomic::AtomicU64,
     unproven: std::sync::atomic::AtomicBool,
 }
 
 impl<'a> Segments<'a> {
     /// For one request.
-    pub fn new(request: &'a Request, deadline: Option<Instant>) -> Self {
+    pub fn new(request: &'a Request, deadline: Deadline) -> Self {
         let layers = BlockShape::all(&request.model);
         let crossing = BlockShape::crossing_widths(&layers);
         let carried = least_carried(&layers, request.model.hidden);
@@ -143,9 +143,14 @@ impl<'a> Segments<'a> {
     /// The layouts that a context and the request's baseline allow between segments.
     pub fn borders(&self, context: &Context) -> Vec<Border> {
         let baseline = self.request.rules.baseline;
-        let mut borders = borders(self.request.model.hidden, &self.crossing, context);
+        let mut borders = self.all_borders(context);
         borders.retain(|border| context.tensor() == 1 || baseline.allows_border(*border));
         borders
+    }
+
+    /// The layouts that a context allows between segments, whatever the request says.
+    pub(crate) fn all_borders(&self, context: &Context) -> Vec<Border> {
+        borders(self.request.model.hidden, &self.crossing, context)
     }
 
     /// The least that goes from one block to the next, for pipelines whose cuts are not known yet.
@@ -154,13 +159,13 @@ impl<'a> Segments<'a> {
     }
 
     /// When solving must end.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.deadline
+    pub fn deadline(&self) -> &Deadline {
+        &self.deadline
     }
 
     /// Whether there is no time left.
     pub fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.deadline.is_over()
     }
 
     /// How many shapes there are.
@@ -288,7 +293,11 @@ impl<'a> Segments<'a> {
             .par_iter()
             .filter_map(|grouping| {
                 let prepared = self.prepared(part, *grouping, context);
-                let plan = prepared.plan.clone()?;
+                let Some(plan) = prepared.plan.clone() else {
+                    // Its decisions are missing from the hull: what is found is no proof.
+                    self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
+                    return None;
+                };
                 let prices = self.prices(context);
                 let price = |kernel: &Kernel| prices.kernel(kernel);
                 let table = prepared.priced.table(context, &price, true);
@@ -372,7 +381,7 @@ impl<'a> Segments<'a> {
 
     /// Solves a table that is too wide for elimination.
     fn solve_wide(&self, table: &CostTable) -> Option<Cheapest> {
-        let limits = Limits { time: self.remaining(), gap: 0.0 };
+        let limits = Limits { time: self.deadline.left(), gap: 0.0 };
         let outcome = exact(table, &limits).ok()?;
         if !matches!(outcome.status, Status::Optimal | Status::Infeasible) {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -395,10 +404,6 @@ impl<'a> Segments<'a> {
         let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
         let bytes = segment_bytes(space, context, &choice);
         Solved { grouping, choice, segment: prepared.segment.clone(), time, bytes }
-    }
-
-    fn remaining(&self) -> Option<std::time::Duration> {
-        self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 }
 

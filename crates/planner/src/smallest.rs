@@ -39,7 +39,7 @@ impl Fitter<'_> {
     /// for a while, and the search for few bytes redoes more than the arena rewards.
     pub fn smallest_of_narrower(&self, context: &Context) -> Option<Fitted> {
         let narrower = narrower(self.request).into_iter().filter_map(|request| {
-            let segments = Segments::new(&request, self.segments.deadline());
+            let segments = Segments::new(&request, self.segments.deadline().clone());
             Fitter::new(&request, &segments).smallest(context)
         });
         narrower.min_by_key(Fitted::peak)
@@ -51,10 +51,10 @@ impl Fitter<'_> {
         let mut best: Option<Fitted> = None;
         for request in narrower(self.request) {
             let least = best.as_ref().map_or(incumbent, |fitted| fitted.time.0);
-            let segments = Segments::new(&request, self.segments.deadline());
+            let segments = Segments::new(&request, self.segments.deadline().clone());
             let fitter = Fitter::new(&request, &segments);
             let outlook = fitter.outlook(context, least);
-            if let (Ok(Some(faster)), _) = fitter.fit(context, &outlook, least) {
+            if let Ok(Some(faster)) = fitter.fit(context, &outlook, least).best {
                 best = Some(faster);
             }
         }

@@ -1,8 +1,8 @@
 //! What has come of fitting a context so far.
 
-use narrows_plan::Bytes;
+use narrows_plan::{Bytes, Seconds};
 
-use crate::fit::{Fitted, Refusal};
+use crate::fit::{Attempt, Fitted, NeedOf, Refusal};
 
 /// The best plan so far, and what is proved.
 pub(crate) struct Tried {
@@ -13,12 +13,14 @@ pub(crate) struct Tried {
     pub incumbent: f64,
     /// Whether plans may exist that fit, and none was found.
     open: bool,
+    /// Whether the deadline came before all was tried.
+    is_interrupted: bool,
 }
 
 impl Tried {
     pub fn new(incumbent: f64) -> Tried {
         let (best, proven) = (Err(Refusal::NoStrategy), f64::INFINITY);
-        Tried { best, proven, incumbent, open: false }
+        Tried { best, proven, incumbent, open: false, is_interrupted: false }
     }
 
     /// A plan that is faster than all before.
@@ -49,7 +51,18 @@ impl Tried {
         }
         self.open = true;
         let needed = Bytes(limit.0.saturating_add(1));
-        self.refuse(Refusal::Memory { stage: None, needed, limit, lowered: false });
+        self.refuse(Refusal::Memory { stage: None, needed, limit, of: NeedOf::Tried });
+    }
+
+    /// The deadline came: what was not found may exist.
+    pub fn interrupt(&mut self) {
+        self.is_interrupted = true;
+    }
+
+    /// What came of it all.
+    pub fn end(self) -> Attempt {
+        let Tried { best, proven, is_interrupted, .. } = self;
+        Attempt { best, proven: Seconds(proven), is_interrupted }
     }
 
     /// Whether the smallest plan there is should decide.
@@ -66,6 +79,6 @@ impl Tried {
         }
         let fullest = smallest.program.program().stages.iter().map(|stage| stage.arena);
         let stage = fullest.enumerate().max_by_key(|(_, arena)| *arena).map(|(stage, _)| stage);
-        self.best = Err(Refusal::Memory { stage, needed, limit, lowered: true });
+        self.best = Err(Refusal::Memory { stage, needed, limit, of: NeedOf::Lowered });
     }
 }

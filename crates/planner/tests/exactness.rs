@@ -15,6 +15,7 @@ use narrows_plan::strategy::{Baseline, Border, Rules, TiedWeight};
 use narrows_plan::{Kernel, Seconds};
 use narrows_planner::assemble::{Decided, assemble};
 use narrows_planner::candidates::contexts;
+use narrows_planner::deadline::Deadline;
 use narrows_planner::divide::block_part;
 use narrows_planner::segments::{Part, Segments, Solved};
 use narrows_planner::{MemoryLimit, Request, search};
@@ -72,7 +73,7 @@ fn one_candidate_in_a_hundred() {
     {
         let mut request = request(model, Baseline::Auto, devices, None);
         request.global_batch = 64;
-        let segments = Segments::new(&request, None);
+        let segments = Segments::new(&request, Deadline::none());
         for context in contexts(&request) {
             for border in segments.borders(&context) {
                 for tied in TiedWeight::ALL {
