@@ -127,7 +127,8 @@ pub struct CheckArgs {
     #[command(flatten)]
     pub subject: SubjectArgs,
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
-    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
+    #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
+    #[arg(value_parser = units::memory_limit)]
     pub memory_limit: MemoryLimit,
     /// Also run a small twin of the plan, and compare loss and gradients with unsharded training
     ///
@@ -302,11 +303,14 @@ pub struct RequestArgs {
     #[arg(long, value_parser = named(&WEIGHTS))]
     pub weights: Option<WeightRule>,
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
-    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = units::memory_limit)]
+    #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
+    #[arg(value_parser = units::memory_limit)]
     pub memory_limit: MemoryLimit,
-    /// How kernels are launched: a captured graph with fused passes, or one by one
-    #[arg(long, default_value = "captured", value_parser = named(&EXECUTOR))]
-    pub executor: Executor,
+    /// How kernels are launched: a captured graph with fused passes, or one by one [default: captured]
+    ///
+    /// For a plan file: as it was priced, unless given here.
+    #[arg(long, value_parser = named(&EXECUTOR))]
+    pub executor: Option<Executor>,
     /// What is minimised
     #[arg(long, value_enum, default_value_t = Objective::StepTime)]
     pub objective: Objective,

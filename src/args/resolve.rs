@@ -15,7 +15,7 @@ use crate::errors::{Ending, Failure, Outcome, Problem, Problems};
 use crate::input;
 use crate::output;
 
-use super::low::{Format, OutputArgs, RequestArgs, SubjectArgs};
+use super::low::{Format, OutputArgs, RequestArgs, SubjectArgs, executor_name};
 
 /// What is meant by who does not say.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +73,10 @@ impl Answer {
 /// The form of the answer. Two documents on one stream are refused.
 pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
     let answer = Answer { format: args.format, output: args.output.clone() };
+    if answer.output.as_ref().is_some_and(|file| file.is_empty()) {
+        let problem = Problem::new("--output", "an empty name is no file's");
+        return Err(Failure::input(problem.hint("a file for the plan, or `-`")));
+    }
     if answer.format == Format::Json && answer.plan_on_stdout() {
         let problem = "the plan and the JSON answer would both go to standard output";
         let hint = "--format json alone: the plan is its `decisions`";
@@ -127,7 +131,9 @@ pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> 
         global_batch: args.global_batch.unwrap_or(file.plan.workload.global_batch),
         sequence_length: args.sequence_length.unwrap_or(file.plan.workload.sequence_length),
     };
+    let executor = args.executor.unwrap_or(file.plan.executor);
     let request = assemble(args, sizes, file.model.clone(), file.profile.clone());
+    let request = Request { executor, ..request };
     request.validate().map_err(Failure::flags)?;
     dense_enough(&request)?;
     Ok(request)
@@ -198,7 +204,7 @@ fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) ->
         },
         grouping: args.grouping.unwrap_or(GroupingRule::Auto),
         memory_limit: args.memory_limit,
-        executor: args.executor,
+        executor: args.executor.unwrap_or_default(),
         time_limit: args.time_limit,
         model,
         profile,
@@ -316,6 +322,17 @@ fn same_model(file: &str, plan: &Plan, model: &Model) -> Outcome<()> {
 /// The first digits of a hash, which people compare.
 fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(12).collect()
+}
+
+/// Prices the plan for the executor that a flag names, if one does.
+pub fn launch(file: &mut PlanFile, args: &RequestArgs) {
+    let Some(executor) = args.executor.filter(|executor| *executor != file.plan.executor) else {
+        return;
+    };
+    let PlanFile { name, plan, .. } = file;
+    let (before, now) = (executor_name(plan.executor), executor_name(executor));
+    output::warn(&format!("{name} was priced for executor `{before}`; re-priced for `{now}`"));
+    plan.executor = executor;
 }
 
 /// How a plan names the hardware it is for.

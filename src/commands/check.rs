@@ -18,6 +18,7 @@ const SEED: u64 = 1;
 pub fn run(args: &CheckArgs) -> Outcome<()> {
     let file = resolve::plan_file(&args.plan, &args.subject)?;
     resolve::sensible(&file)?;
+    super::cost::warn_of_other_profile(&file, "checked");
     let resolved =
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());

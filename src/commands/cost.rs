@@ -1,6 +1,5 @@
 //! `narrows cost`: the price of a plan.
 
-use narrows_cost_model::Executor;
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::lower::lower;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
@@ -33,30 +32,30 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     };
     let mut file = resolve::plan_file(argument, &args.request.subject)?;
     resolve::replace(&mut file, &args.request)?;
-    let executor = args.request.executor;
-    let Priced { plan, resolved, prediction } = &price(&file, executor)?;
+    resolve::launch(&mut file, &args.request);
+    let Priced { plan, resolved, prediction } = &price(&file)?;
     let PlanFile { name, model, profile, .. } = &file;
     let memory_limit = memory_bytes(args.request.memory_limit, profile.usable_memory());
     let needed = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
     if needed > memory_limit {
         output::warn(&format!("{name} needs {needed} a device, the limit is {memory_limit}"));
     }
-    let (search, executor) = (None, executor);
+    let (search, executor) = (None, plan.executor);
     let findings =
         Findings { model, profile, executor, memory_limit, plan, resolved, prediction, search };
     super::plan::deliver(&findings, &answer)
 }
 
-/// Proves and prices a plan. Only what was proved has a price.
-pub fn price(file: &PlanFile, executor: Executor) -> Outcome<Priced> {
+/// Proves and prices a plan for the executor it names. Only what was proved has a price.
+pub fn price(file: &PlanFile) -> Outcome<Priced> {
     resolve::sensible(file)?;
-    warn_of_other_profile(file);
+    warn_of_other_profile(file, "re-priced");
     let PlanFile { name, plan, model, profile } = file;
     let plan = Plan { hardware: resolve::origin(profile), ..plan.clone() };
     let resolved = plan.resolve(model).map_err(|defects| Failure::file(name, defects))?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(name, &errors)))?;
-    let prediction = predict_program(model, profile, executor, &resolved, &program);
+    let prediction = predict_program(model, profile, plan.executor, &resolved, &program);
     Ok(Priced { plan, resolved, prediction })
 }
 
@@ -69,13 +68,14 @@ pub fn memory_bytes(limit: MemoryLimit, usable: Bytes) -> Bytes {
     }
 }
 
-/// Prices belong to a profile: a plan made for another is priced anew, and that is said.
-fn warn_of_other_profile(file: &PlanFile) {
+/// Prices and memory belong to a profile: a plan made for another is `dealt` with anew, and that is
+/// said.
+pub fn warn_of_other_profile(file: &PlanFile, dealt: &str) {
     let PlanFile { name, plan, profile, .. } = file;
     if plan.hardware.fingerprint != profile.fingerprint() {
         let made = &plan.hardware.name;
         let priced = profile.name();
         let version = if made == priced { "another version of " } else { "" };
-        output::warn(&format!("{name} was made for {version}`{made}`; re-priced on `{priced}`"));
+        output::warn(&format!("{name} was made for {version}`{made}`; {dealt} on `{priced}`"));
     }
 }

@@ -49,9 +49,10 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
 /// The request that a plan answers, with the plan's own price.
 fn with_plan(args: &PlanFileArgs) -> Outcome<(Request, Option<Given>)> {
     let Some(argument) = &args.plan else { return Ok((resolve::request(&args.request)?, None)) };
-    let file = resolve::plan_file(argument, &args.request.subject)?;
+    let mut file = resolve::plan_file(argument, &args.request.subject)?;
+    resolve::launch(&mut file, &args.request);
     let request = resolve::request_of_plan(&args.request, &file)?;
-    let priced = super::cost::price(&file, args.request.executor)?;
+    let priced = super::cost::price(&file)?;
     let given = Given { name: file.name, prediction: priced.prediction };
     Ok((request, Some(given)))
 }

@@ -1,7 +1,7 @@
 //! `narrows plan`: the fastest plan.
 
 use narrows_plan::Mesh;
-use narrows_plan::strategy::Baseline;
+use narrows_plan::strategy::{Baseline, Zero};
 use narrows_planner::Request;
 use narrows_planner::predict::predict_program;
 use narrows_planner::search::Searched;
@@ -34,6 +34,7 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
     let Request { model, profile, executor, .. } = request;
     let resolved = fitted.plan.resolve(model).map_err(|found| Failure::file(OURS, found))?;
     warn_of_idle_strategy(request, fitted.plan.mesh);
+    warn_of_idle_zero(request, fitted.plan.mesh);
     let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
     let findings = Findings {
         model,
@@ -58,6 +59,16 @@ fn warn_of_idle_strategy(request: &Request, mesh: Mesh) {
             "`{name}` decides nothing in this plan: the fastest mesh has no tensor axis, and there all \
              strategies are one; --tensor fixes its size"
         ));
+    }
+}
+
+/// ZeRO-1 shards over the replicas: with one, nothing is.
+fn warn_of_idle_zero(request: &Request, mesh: Mesh) {
+    if request.zero == Some(Zero::One) && mesh.data == 1 {
+        output::warn(
+            "`--zero 1` decides nothing in this plan: there is one replica, and optimizer states are \
+             sharded over replicas; --data-parallel asks for more",
+        );
     }
 }
 

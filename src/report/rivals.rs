@@ -27,7 +27,7 @@ pub fn text(
         explanation.binds.iter().for_each(|sentence| page.paragraph(sentence));
     }
     alternatives(&mut page, explanation, given);
-    meshes(&mut page, &explanation.meshes);
+    meshes(&mut page, &explanation.meshes, explanation.meshes_not_listed);
     page.heading("Search");
     page.line(how_it_went(&searched.report));
     page.finish()
@@ -84,7 +84,7 @@ fn priced(name: &str, prediction: Option<&Prediction>, ratio: Option<f64>) -> Ve
     row
 }
 
-fn meshes(page: &mut Page, meshes: &[MeshRow]) {
+fn meshes(page: &mut Page, meshes: &[MeshRow], not_listed: usize) {
     if meshes.is_empty() {
         return;
     }
@@ -113,4 +113,9 @@ fn meshes(page: &mut Page, meshes: &[MeshRow]) {
         ("fate", Align::Left),
     ];
     page.table(&columns, &rows);
+    if not_listed > 0 {
+        page.paragraph(&format!(
+            "{not_listed} more, less promising by their bounds, are not listed."
+        ));
+    }
 }

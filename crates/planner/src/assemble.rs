@@ -56,6 +56,7 @@ pub fn assemble(request: &Request, decided: &Decided) -> Plan {
             name: request.profile.name().into(),
             fingerprint: request.profile.fingerprint().into(),
         },
+        executor: request.executor,
         precision: context.precision,
         mesh: context.mesh,
         workload: context.workload,

@@ -84,17 +84,18 @@ fn this_machine(training: &Training, devices: u64, answer: &Answer) -> Outcome<P
     calibrate::of_this_machine(threads, answer.format)
 }
 
-fn read(file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
+fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
     if matches!(task, Task::Train(_)) && file.plan.precision != Precision::Full32 {
         let problem = "the plan computes in mixed bf16, and processors compute in f32 alone";
         let problem = Problem { field: "precision".into(), ..Problem::new(&file.name, problem) };
         let hint = "a plan that `narrows plan --hardware cpu-local` makes";
         return Err(Failure::input(problem.hint(hint)));
     }
-    let Priced { plan, resolved, prediction } = price(&file, args.request.executor)?;
+    resolve::launch(&mut file, &args.request);
+    let Priced { plan, resolved, prediction } = price(&file)?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;
-    let prices = Prices::new(&file.profile, args.request.executor, &plan.mesh);
+    let prices = Prices::new(&file.profile, plan.executor, &plan.mesh);
     Ok(Planned { model: file.model, plan, program, prediction, prices })
 }
 

@@ -16,18 +16,9 @@ use sha2::{Digest, Sha256};
 
 pub use file::*;
 pub use measured::*;
+pub use narrows_plan::decisions::Executor;
 pub use presets::{preset, preset_names};
 pub use refits::*;
-
-/// How kernels are launched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Executor {
-    /// A captured graph with fused passes: this project's runtime.
-    Captured,
-    /// A framework that launches operator by operator.
-    Eager,
-}
 
 /// A checked hardware profile.
 #[derive(Clone, Debug, PartialEq)]

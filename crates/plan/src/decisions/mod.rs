@@ -31,6 +31,9 @@ pub struct Plan {
     pub model: Origin,
     /// The hardware profile it was made for.
     pub hardware: Origin,
+    /// How kernels were taken to be launched when the plan was priced; absent for captured graphs.
+    #[serde(default, skip_serializing_if = "Executor::is_captured")]
+    pub executor: Executor,
     /// Number formats.
     pub precision: Precision,
     /// The device mesh.
@@ -62,6 +65,23 @@ pub struct Origin {
     pub name: String,
     /// SHA-256 of its canonical form.
     pub fingerprint: String,
+}
+
+/// How kernels are launched. A plan only remembers which one it was priced for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Executor {
+    /// A captured graph with fused passes: this project's runtime.
+    #[default]
+    Captured,
+    /// A framework that launches operator by operator.
+    Eager,
+}
+
+impl Executor {
+    fn is_captured(&self) -> bool {
+        *self == Executor::Captured
+    }
 }
 
 /// A layout of what blocks hand on, forward and backward.

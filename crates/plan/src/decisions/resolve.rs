@@ -268,6 +268,12 @@ impl Resolver<'_> {
             }
             stages.push(blocks);
         }
+        let runs = || plan.stages.iter().flat_map(|stage| &stage.runs);
+        for name in plan.blocks.keys().filter(|name| runs().all(|run| run.decisions != **name)) {
+            let problem = "no stage has blocks with these decisions";
+            let defect = Defect::new(format!("blocks.{name}"), problem);
+            self.defects.push(defect.hint("leave them out, or name them in a run of a stage"));
+        }
         if next != layers {
             let problem = format!("blocks {next} to {layers} are on no stage");
             self.defects.push(Defect::new("stages", problem));

@@ -15,6 +15,14 @@ pub(super) struct Saves {
 
 impl Saves {
     pub(super) fn read(decisions: &SegmentDecisions, field: &str, defects: &mut Defects) -> Saves {
+        for (list, names) in [("keep", &decisions.keep), ("redo", &decisions.redo)] {
+            let mut seen = HashSet::new();
+            for (at, name) in names.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
+                let problem = format!("`{name}` is listed twice");
+                let defect = Defect::new(format!("{field}.{list}[{at}]"), problem);
+                defects.push(defect.hint("once is enough"));
+            }
+        }
         let kept: HashSet<String> = decisions.keep.iter().cloned().collect();
         let redone: HashSet<String> = decisions.redo.iter().cloned().collect();
         for name in kept.intersection(&redone) {

@@ -197,6 +197,7 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
         format: FORMAT.into(),
         model: origin.clone(),
         hardware: origin,
+        executor: Default::default(),
         precision: context.precision,
         mesh: context.mesh,
         workload: context.workload,

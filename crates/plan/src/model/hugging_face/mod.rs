@@ -108,7 +108,20 @@ fn kind(fields: &mut Fields<'_>) -> Kind {
         let hint = "\"llama\", \"mistral\" or \"cola\"";
         fields.defects.push(Defect::new("model_type", "is missing").hint(hint));
     }
-    let said = by_type.and_then(Result::ok).or(by_class);
+    let by_type = by_type.and_then(Result::ok);
+    if let (Some(by_type), Some(by_class)) = (by_type, by_class)
+        && by_type != by_class
+        && !(has_rank || boost)
+    {
+        let problem = format!(
+            "{} contradicts `model_type` {}, and no rank says which it is",
+            fields.get("architectures").map(excerpt).unwrap_or_default(),
+            fields.get("model_type").map(excerpt).unwrap_or_default(),
+        );
+        let hint = "one kind of model in both; a `rank` makes it CoLA";
+        fields.defects.push(Defect::new("architectures", problem).hint(hint));
+    }
+    let said = by_type.or(by_class);
     match said {
         Some(Kind::Mistral) if has_rank || boost => {
             let problem = "a Mistral with a rank is not something we know";
