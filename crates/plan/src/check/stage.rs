@@ -1,6 +1,6 @@
 //! Walks the passes of one stage: what every buffer holds before and after each instruction.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::DType;
 use crate::program::{Access, Action, BufferId, Instr, PassOp, Phase, Region, StageProgram};
@@ -380,20 +380,18 @@ impl<'a> StageCheck<'a> {
 
     /// Every gradient complete, as the step phase needs it.
     pub fn check_gradients(&mut self) {
-        let mut missing = vec![];
-        for (value, weight) in &self.weights {
-            let complete =
-                self.stage.buffers.iter().zip(&self.contents).any(|(buffer, content)| {
-                    buffer.region == Region::Gradient
-                        && match content {
-                            Content::Holds(state) => self.values.is_complete(state.meaning, *value),
-                            content => matches!(content, Content::Unknown),
-                        }
-                });
-            if !complete {
-                missing.push(*weight);
+        let mut complete = HashSet::new();
+        let buffers = self.stage.buffers.iter().zip(&self.contents);
+        for (_, content) in buffers.filter(|(buffer, _)| buffer.region == Region::Gradient) {
+            match content {
+                Content::Holds(state) => complete.extend(self.values.completed(state.meaning)),
+                // A defect was reported there: it may be any gradient.
+                Content::Unknown => return,
+                _ => {}
             }
         }
+        let missing = self.weights.iter().filter(|(value, _)| !complete.contains(*value));
+        let mut missing: Vec<BufferId> = missing.map(|(_, weight)| *weight).collect();
         missing.sort();
         for weight in missing {
             let name = &self.stage.buffer(weight).name;

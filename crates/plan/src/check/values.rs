@@ -236,10 +236,14 @@ impl Values {
         own.into_iter().chain(summands.iter().copied())
     }
 
+    /// The values whose whole gradient a meaning is.
+    pub fn completed(&self, meaning: Meaning) -> impl Iterator<Item = ValueId> + '_ {
+        self.gradient_of(meaning).filter(move |value| self.is_complete(meaning, *value))
+    }
+
     /// The operation of this kind whose first output's whole gradient a meaning is.
     pub fn made(&self, meaning: Meaning, fits: impl Fn(Kind) -> bool) -> Option<NodeId> {
-        let whole = self.gradient_of(meaning).filter(|value| self.is_complete(meaning, *value));
-        let mut nodes = whole.filter_map(|value| self.producer(value));
+        let mut nodes = self.completed(meaning).filter_map(|value| self.producer(value));
         nodes.find(|node| fits(self.kind(*node)))
     }
 
