@@ -111,14 +111,19 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
-    /// The least that decisions of the segment may spend once a step: a bound, since ops are taken
-    /// one by one.
-    pub fn least_step(&self, context: &Context, price: KernelPrice) -> Seconds {
-        let least = |id: OpId| {
-            let steps = op_steps(&self.space, context, id, price).into_iter();
-            Seconds(steps.map(|(_, step)| step.0).reduce(f64::min).unwrap_or(0.0))
-        };
-        self.space.segment.op_ids().map(least).sum()
+    /// The least and the most that decisions of the segment may spend once a step: bounds, since ops
+    /// are taken one by one.
+    pub fn step_range(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
+        let mut range = [Seconds(0.0); 2];
+        for id in self.space.segment.op_ids() {
+            let steps = op_steps(&self.space, context, id, price);
+            let of = |pick: fn(f64, f64) -> f64| {
+                Seconds(steps.iter().map(|(_, step)| step.0).reduce(pick).unwrap_or(0.0))
+            };
+            range[0] += of(f64::min);
+            range[1] += of(f64::max);
+        }
+        range
     }
 
     /// How many choices each node of the [`table`](PricedSpace::table) has.

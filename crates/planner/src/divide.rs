@@ -58,7 +58,7 @@ impl<'a> Divider<'a> {
         for shape in self.segments.layer_shapes() {
             let part = block_part(*shape, self.border);
             turns.extend(self.segments.least_turn(part, self.context));
-            steps.push(self.segments.least_step(part, self.context));
+            steps.push(self.segments.step_range(part, self.context)[0]);
         }
         let cutoff = Cutoff { turns, steps, time: incumbent };
         partitions(extras, microbatches, &cutoff, &choice)
@@ -93,7 +93,12 @@ impl<'a> Divider<'a> {
             let several = self.context.mesh.pipeline > 1;
             let least = several.then(|| self.allot(&many, stage, first, count)).flatten();
             allotment.turn_least = least.map_or(Seconds(0.0), |least| {
-                let once = (least.step + least.slack).0 / MANY as f64;
+                // MANY·t + u is least but for the slack; others spend at most so much once a step.
+                let most: f64 = self
+                    .parts(first, count)
+                    .map(|part| self.segments.step_range(part, &many)[1])
+                    .sum();
+                let once = (most - (least.step - least.slack).0).max(0.0) / MANY as f64;
                 least.forward + least.backward - Seconds(once)
             });
             Arc::new(allotment)

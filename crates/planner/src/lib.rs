@@ -17,6 +17,7 @@ pub mod fit;
 mod impossible;
 mod opening;
 mod outlook;
+mod plans;
 pub mod predict;
 pub mod request;
 pub mod search;

@@ -83,7 +83,7 @@ impl Fitter<'_> {
                 SegmentKind::Embedding => &ideal.embedding,
                 _ => &ideal.head,
             };
-            let spared = held.time.step.0 - self.segments.least_step(part, context);
+            let spared = held.time.step.0 - self.segments.step_range(part, context)[0];
             extras[stage].step_least = Seconds(extras[stage].step_least.0 - spared.max(0.0));
         }
         match self.divided(context, &ideal, &extras, &unlimited, incumbent) {

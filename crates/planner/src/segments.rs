@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use narrows_cost_model::Prices;
 use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
 use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode, segment_time};
-use narrows_cost_model::table::{Assignment, CostTable, Link};
+use narrows_cost_model::table::{Assignment, CostTable};
 use narrows_plan::graph::{
     BlockShape, Carried, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -19,6 +19,7 @@ use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
 use crate::deadline::Deadline;
+use crate::plans::Plans;
 use crate::request::Request;
 use crate::solve::eliminate::{Cheapest, Plan};
 use crate::solve::hull::{Hull, Sweeper};
@@ -91,9 +92,9 @@ pub struct Segments<'a> {
     crossing: Vec<u64>,
     carried: Vec<Carried>,
     fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
-    steps: Mutex<HashMap<Key, f64>>,
+    steps: Mutex<HashMap<Key, [f64; 2]>>,
     spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<Prepared>>>,
-    plans: Plans,
+    pub(crate) plans: Plans,
     sweepers: Mutex<HashMap<Key, Sweepers>>,
     hulls: Mutex<HashMap<Key, Arc<Mutex<Option<HeldHull>>>>>,
     deadline: Deadline,
@@ -212,27 +213,30 @@ impl<'a> Segments<'a> {
         }
         many.zero = Zero::Off;
         many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
-        let solved = self.fastest(Part { tied_weight: None, ..part }, &many)?;
-        // Another choice could save at most this in a microbatch by spending it once a step.
-        let once = solved.time.step.0 / MANY as f64;
+        let part = Part { tied_weight: None, ..part };
+        let solved = self.fastest(part, &many)?;
+        // MANY·t + u is least, so another t' is at least t − (u' − u)/MANY.
+        let [_, most] = self.step_range(part, &many);
+        let once = (most - solved.time.step.0).max(0.0) / MANY as f64;
         Some((solved.time.forward + solved.time.backward).0 - once)
     }
 
-    /// The least that a block may spend once a step.
-    pub fn least_step(&self, part: Part, context: &Context) -> f64 {
+    /// The least and the most that a part may spend once a step.
+    pub fn step_range(&self, part: Part, context: &Context) -> [f64; 2] {
         let key = Key { part, context: *context, in_flight: None };
         if let Some(known) = lock(&self.steps).get(&key) {
             return *known;
         }
         let prices = self.prices(context);
         let price = |kernel: &Kernel| prices.kernel(kernel);
-        let mut least = f64::INFINITY;
+        let mut range = [f64::INFINITY, 0.0_f64];
         for grouping in self.groupings(part) {
             let priced = &self.prepared(part, grouping, context).priced;
-            least = least.min(priced.least_step(context, &price).0);
+            let [least, most] = priced.step_range(context, &price);
+            range = [range[0].min(least.0), range[1].max(most.0)];
         }
-        lock(&self.steps).insert(key, least);
-        least
+        lock(&self.steps).insert(key, range);
+        range
     }
 
     /// Points of the lower convex hull of time against bytes of a block with `in_flight`
@@ -416,33 +420,7 @@ fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<Carried> {
     inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
 }
 
-/// Which plans may have the same links: those for a part of any shape, grouped alike, with as many
-/// devices on the tensor axis.
-type PlanKey = (Part, Grouping, u64);
-
-/// Plans of elimination, one for each set of links: microbatches and meshes share them.
-#[derive(Default)]
-struct Plans {
-    known: Mutex<HashMap<PlanKey, Vec<KnownPlan>>>,
-}
-
-/// A plan with the links it is for; none when they are too far from a tree.
-type KnownPlan = (Vec<Link>, Option<Arc<Plan>>);
-
-impl Plans {
-    fn plan(&self, key: PlanKey, priced: &PricedSpace) -> Option<Arc<Plan>> {
-        let links = priced.links();
-        let same = |known: &&KnownPlan| known.0 == links;
-        if let Some((_, plan)) = lock(&self.known).entry(key).or_default().iter().find(same) {
-            return plan.clone();
-        }
-        let plan = Plan::of_links(&priced.sizes(), links).ok().map(Arc::new);
-        lock(&self.known).entry(key).or_default().push((links.to_vec(), plan.clone()));
-        plan
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic in another thread cannot leave a map half-changed.
+/// What the lock guards: a panic elsewhere cannot leave a map half-changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
