@@ -27,3 +27,36 @@ fn plans_of_large_models_are_run_small() {
     }
     narrows("check no-such-file --numeric").assert().code(2);
 }
+
+/// What an edited plan says twice or for nothing is refused where it stands; another machine is told.
+#[test]
+fn leftovers_in_a_plan_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let plan: serde_json::Value = serde_json::from_str(&super::small_plan()).expect("a plan");
+    let check = |edited: &serde_json::Value| {
+        std::fs::write(&file, edited.to_string()).expect("a file");
+        format!("check {}", file.display())
+    };
+    let name = plan["blocks"].as_object().unwrap().keys().next().unwrap().clone();
+    let kept = plan["blocks"][&name]["keep"][0].clone();
+    let mut twice = plan.clone();
+    let list = twice["blocks"][&name]["keep"].as_array_mut().unwrap();
+    list.push(kept.clone());
+    let last = list.len() - 1;
+    let message = super::refusal(&check(&twice), 2);
+    let place = format!("blocks.{name}.keep[{last}]");
+    assert!(message.contains(&place) && message.contains("listed twice"), "{message}");
+
+    let mut unused = plan.clone();
+    unused["blocks"]["left-over"] = plan["blocks"][&name].clone();
+    let message = super::refusal(&check(&unused), 2);
+    assert!(message.contains("blocks.left-over: no stage has"), "{message}");
+
+    let mut elsewhere = plan.clone();
+    elsewhere["hardware"]["name"] = "h100-sxm".into();
+    let output = narrows(&check(&elsewhere)).assert().code(0).get_output().clone();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("h100-sxm"), "{message}");
+    assert!(narrows(&check(&plan)).assert().code(0).get_output().stderr.is_empty());
+}

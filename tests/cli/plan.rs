@@ -238,3 +238,76 @@ fn explain_compares_with_baselines_and_the_twin() {
     assert!(answer["binds"].as_array().is_some_and(|binds| !binds.is_empty()));
     assert_eq!(answer["search"]["status"], "optimal");
 }
+
+/// A plan file is priced as it was planned, for its executor too, until a flag says otherwise.
+#[test]
+fn a_plan_is_priced_for_its_executor() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("plan.json");
+    let file = file.display();
+    let small = "plan --model cola-tiny --devices 2 --global-batch 4 --tensor 2";
+    let planned = json(&format!("{small} --executor eager --output {file}"));
+    assert_eq!(planned["decisions"]["executor"], "eager");
+    let again = json(&format!("cost {file}"));
+    assert_eq!(again["prediction"], planned["prediction"]);
+    let text = super::stdout(&format!("cost {file}"));
+    assert!(text.contains("executor      eager"), "{text}");
+    let output = super::narrows(&format!("cost {file} --executor captured")).assert().code(0);
+    let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(message.contains("was priced for executor `eager`"), "{message}");
+    let captured = json(&format!("cost {file} --executor captured"));
+    assert!(
+        number(&captured["prediction"]["step_time_s"])
+            < number(&again["prediction"]["step_time_s"])
+    );
+    assert!(json(small)["decisions"].get("executor").is_none());
+}
+
+#[test]
+fn flags_that_mean_nothing_are_refused_or_named() {
+    let small = "plan --model cola-tiny --devices 2 --global-batch 4";
+    let output = super::narrows(small).args(["--output", ""]).assert().code(2);
+    let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(message.contains("--output: an empty name"), "{message}");
+    for limit in ["-5", "-5GiB"] {
+        let message = refusal(&format!("{small} --memory-limit {limit}"), 2);
+        assert!(message.contains("number of bytes such as 64GiB"), "{message}");
+    }
+    let output = super::narrows(&format!("{small} --zero 1 --data-parallel 1")).assert().code(0);
+    let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(message.contains("`--zero 1` decides nothing"), "{message}");
+}
+
+/// A hint says what is not so already, and what cannot be split has a name.
+#[test]
+fn hints_would_change_something() {
+    let tight = "plan --model llama-7b --devices 4 --memory-limit 1GiB";
+    let message = refusal(&format!("{tight} --micro-batch 1"), 1);
+    assert!(message.contains("hint: more devices\n"), "{message}");
+    let message = refusal(&format!("{tight} --micro-batch 2 --global-batch 8 --recompute none"), 1);
+    let hint = "hint: more devices, a smaller --micro-batch or --recompute auto";
+    assert!(message.contains(hint), "{message}");
+    let odd = "plan --model cola-7b --devices 3 --tensor 3 --global-batch 3 --strategy btp";
+    let message = refusal(odd, 1);
+    assert!(message.contains("cannot be split as asked over 3 devices"), "{message}");
+    assert!(message.contains("`q.a") || message.contains("`attention"), "{message}");
+}
+
+#[test]
+fn explain_compares_every_axis_and_counts_what_it_leaves_out() {
+    let answer = json("explain --model cola-tiny --devices 6 --global-batch 12");
+    let names: Vec<&str> = answer["alternatives"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|alternative| {
+            alternative["name"].as_str()?.strip_prefix("best plan with tensor axis ")
+        })
+        .collect();
+    assert!(names.len() >= 2 && names.contains(&"3"), "{names:?}");
+    let listed = answer["meshes"].as_array().unwrap().len();
+    assert_eq!(listed, 12);
+    let more = answer["meshes_not_listed"].as_u64().unwrap();
+    let text = super::stdout("explain --model cola-tiny --devices 6 --global-batch 12");
+    assert!(more > 0 && text.contains(&format!("{more} more, less promising")), "{more}: {text}");
+}

@@ -248,6 +248,12 @@ fn hugging_face_fields_that_change_the_function() {
     ] {
         check(with(llama(), &[("/rope_scaling", value)]), field, words);
     }
+    for (class, model_type) in [("ColaForCausalLM", "llama"), ("MistralForCausalLM", "llama")] {
+        let said = [("/architectures", json!([class])), ("/model_type", json!(model_type))];
+        let model = with(llama(), &said);
+        check(model.clone(), "architectures", class);
+        check(model, "architectures", "contradicts `model_type` \"llama\"");
+    }
     let two = [("/rope_theta", json!(1e4)), ("/rope_parameters", json!({"rope_theta": 5e5}))];
     check(with(llama(), &two), "rope_parameters.rope_theta", "one of the two");
 }

@@ -3,7 +3,7 @@
 //! Every figure comes from planning and pricing the alternative itself; none is a template.
 
 use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
-use narrows_plan::{Bytes, Mesh, Seconds};
+use narrows_plan::{Mesh, Seconds};
 use serde::Serialize;
 
 use crate::causes::causes;

@@ -16,7 +16,7 @@ use narrows_runtime::{Backend, NullBackend};
 use super::calibrate;
 use super::cost::{Priced, price};
 use crate::args::low::Format;
-use crate::args::resolve::{Answer, PlanFile};
+use crate::args::resolve::{Answer, PlanFile, launch};
 use crate::args::run::{Run, RunArgs, Subject, Task, Training, cores, run as resolve};
 use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
@@ -91,7 +91,7 @@ fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
         let hint = "a plan that `narrows plan --hardware cpu-local` makes";
         return Err(Failure::input(problem.hint(hint)));
     }
-    resolve::launch(&mut file, &args.request);
+    launch(&mut file, &args.request);
     let Priced { plan, resolved, prediction } = price(&file)?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;

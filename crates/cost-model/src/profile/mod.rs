@@ -11,7 +11,6 @@ mod refits;
 mod resolve;
 
 use narrows_plan::{Bytes, DType, Defect, Defects, Precision};
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 pub use file::*;

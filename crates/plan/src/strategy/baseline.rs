@@ -21,7 +21,8 @@ pub enum Baseline {
     VanillaTp,
     /// A column, B row; attention and the product of gate and up replicated, as published.
     VanillaTpPublished,
-    /// A row, B column: latents are reduced, the residual stream stays sharded.
+    /// A row, B column: latents are reduced, the residual stream stays sharded. With fewer KV heads than
+    /// devices, the gradients of k and v are summed at the width of the KV heads instead.
     Btp,
 }
 
