@@ -257,8 +257,8 @@ fn a_plan_is_priced_for_its_executor() {
     assert!(message.contains("was priced for executor `eager`"), "{message}");
     let captured = json(&format!("cost {file} --executor captured"));
     assert!(
-        number(&captured["prediction"]["step_time_s"])
-            < number(&again["prediction"]["step_time_s"])
+        captured["prediction"]["step_time_s"].as_f64()
+            < again["prediction"]["step_time_s"].as_f64()
     );
     assert!(json(small)["decisions"].get("executor").is_none());
 }
