@@ -154,7 +154,7 @@ fn stages_with_tied_ends() {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;
                 let expected = 1 + usize::from(model.tied && is_end);
                 assert_eq!(meetings(stage).count(), expected, "{name}: stage {stage}");
-                let (last, first) = (meetings(stage).last(), meetings(0).last());
+                let (last, first) = (meetings(stage).next_back(), meetings(0).next_back());
                 assert_eq!(last.map(|met| met.end), first.map(|met| met.end), "{name}");
             }
         }
