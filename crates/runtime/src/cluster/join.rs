@@ -124,11 +124,30 @@ fn receive_all(
     };
     let told: Vec<(u64, io::Result<()>)> =
         come.iter_mut().map(|(rank, (stream, _))| (*rank, say(stream, &answer))).collect();
-    judged?;
+    if let Err(fault) = judged {
+        // Whoever was refused has been told.
+        let left = (launch.world - 1).saturating_sub(told.len() as u64 + 1);
+        turn_away(&mut door, &answer, left, until);
+        return Err(fault.into());
+    }
     for (rank, told) in told {
         told.map_err(|error| lost(rank, "the beginning", &error))?;
     }
     Ok(come.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect())
+}
+
+/// How long process 0 stays to tell those who come that there is no run.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Tells those who are still to come: they would find nobody there, and wait.
+fn turn_away(door: &mut Door, answer: &Answer, mut left: u64, until: &Until) {
+    let begun = Instant::now();
+    while left > 0 && begun.elapsed() < FAREWELL && !until.over() {
+        if let Some((mut stream, _, _)) = door.next::<Hello>() {
+            let _ = say(&mut stream, answer);
+            left -= 1;
+        }
+    }
 }
 
 /// What is wrong with a process that came.
