@@ -12,6 +12,7 @@ use std::process::Command;
 
 use narrows_runtime::cuda::libraries::{self, Found, Library};
 use narrows_runtime::cuda::machine;
+use narrows_runtime::parameters::fnv1a;
 
 use crate::calibrate::cache;
 
@@ -46,7 +47,7 @@ pub fn bring_within_reach() {
 /// One folder for one set of libraries: another environment has others.
 fn folder_name(found: &BTreeMap<Library, Found>) -> String {
     let paths: String = found.values().map(|file| format!("{}\n", file.path.display())).collect();
-    format!("cuda-{:016x}", cache::hash(&paths))
+    format!("cuda-{:016x}", fnv1a(paths.bytes()))
 }
 
 #[cfg(unix)]

@@ -10,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 
 use narrows_cost_model::{Profile, profile};
+use narrows_runtime::parameters::fnv1a;
 
 use super::machine;
 use crate::output;
@@ -25,7 +26,7 @@ pub fn folder() -> Option<PathBuf> {
 pub fn path(threads: u64) -> Option<PathBuf> {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     let version = env!("CARGO_PKG_VERSION");
-    let hash = hash(&format!("{} {version} {build}", machine::title(threads)));
+    let hash = fnv1a(format!("{} {version} {build}", machine::title(threads)).bytes());
     Some(folder()?.join(format!("cpu-{hash:016x}.json")))
 }
 
@@ -68,10 +69,4 @@ pub fn text(profile: &Profile) -> io::Result<String> {
     }
     text.push('\n');
     Ok(text)
-}
-
-/// FNV-1a: the same in every version of every compiler.
-pub fn hash(text: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -111,7 +111,7 @@ impl Finding {
                 cpu: Usable { usable: true, because: vec![], hints: vec![] },
                 cuda: usable,
             },
-            driver_version: cuda::version(Library::Driver),
+            driver_version: libraries.first().and_then(|driver| driver.version.clone()),
             libraries,
             devices: gpus.unwrap_or_default().into_iter().map(Device::of).collect(),
             launch: launch.map(|launch| Process {

@@ -208,10 +208,7 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 impl Stream {
     /// The stream of a parameter in a run with this seed.
     pub fn new(seed: u64, name: &str) -> Stream {
-        let name = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        Stream { state: mix(mix(seed) ^ name) }
+        Stream { state: mix(mix(seed) ^ fnv1a(name.bytes())) }
     }
 
     /// The n-th 64 bits.
@@ -231,6 +228,13 @@ impl Stream {
         let angle = TAU * self.uniform(first + 1);
         radius * if n == first { angle.cos() } else { angle.sin() }
     }
+}
+
+/// FNV-1a: the same in every version of every compiler.
+pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 fn mix(mut z: u64) -> u64 {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use narrows_runtime::RunError;
 use narrows_runtime::cluster::{Cluster, ClusterError, Fact};
 use narrows_runtime::cpu::Session;
-use sha2::{Digest, Sha256};
+use narrows_runtime::data::{digest, hex};
 
 use super::Planned;
 use crate::args::checkpoint::Checkpoints;
@@ -84,7 +84,6 @@ fn of_process(mut failure: Failure, training: &Training) -> Failure {
 fn facts(planned: &Planned, training: &Training) -> Vec<Fact> {
     let Planned { model, plan, .. } = planned;
     let plan = serde_json::to_vec(plan).unwrap_or_default();
-    let plan: String = Sha256::digest(&plan).iter().map(|byte| format!("{byte:02x}")).collect();
     let tokens = match &training.tokens {
         Tokens::Shipped => "those within the program".into(),
         Tokens::File(path) => path.display().to_string(),
@@ -99,7 +98,7 @@ fn facts(planned: &Planned, training: &Training) -> Vec<Fact> {
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("model", model.fingerprint()),
-        fact("plan", plan),
+        fact("plan", hex(&digest(&plan))),
         fact("tokens", tokens),
         fact("steps", training.steps.to_string()),
         fact("seed", training.seed.to_string()),

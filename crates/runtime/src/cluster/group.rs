@@ -5,16 +5,14 @@
 //! the same. No byte is sent twice, so volumes are the least there can be.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use narrows_plan::program::Reduction;
 
 use super::error::Fault;
-use super::frame::{Channel, Header, Subject};
-use super::journal::{Doing, Journal};
-use super::peer::{Frame, Peer};
+use super::journal::Doing;
+use super::peer::Peer;
+use super::talk::{Operation, Talk};
 use crate::cpu::{Kind, Moved};
 
 /// The processes of a group, and one's place among them.
@@ -31,87 +29,6 @@ pub struct Group {
 pub struct Wire {
     peer: Arc<Peer>,
     talk: Talk,
-}
-
-/// One conversation.
-pub(super) struct Talk {
-    pub channel: Channel,
-    pub deadline: Duration,
-    pub journal: Arc<Journal>,
-    pub sequence: AtomicU64,
-}
-
-/// The kinds' names, and the numbers they have in headers.
-fn operation(kind: Kind) -> (&'static str, u16) {
-    match kind {
-        Kind::AllReduce(Reduction::Sum) => ("all-reduce", 1),
-        Kind::AllReduce(Reduction::Maximum) => ("all-reduce of maxima", 2),
-        Kind::ReduceScatter => ("reduce-scatter", 3),
-        Kind::AllGather => ("all-gather", 4),
-        Kind::AllToAll => ("all-to-all", 5),
-    }
-}
-
-const TRANSFER: u16 = 6;
-
-fn operation_name(number: u16) -> &'static str {
-    match number {
-        1 => "all-reduce",
-        2 => "all-reduce of maxima",
-        3 => "reduce-scatter",
-        4 => "all-gather",
-        5 => "all-to-all",
-        TRANSFER => "transfer",
-        _ => "something unknown",
-    }
-}
-
-impl Talk {
-    fn begin(&self, what: &'static str, numbers: usize) -> Doing {
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let doing = Doing { what, over: self.channel.name(), sequence, numbers };
-        self.journal.begin(doing);
-        doing
-    }
-
-    fn send<'a>(
-        &self,
-        peer: &Peer,
-        operation: u16,
-        doing: &Doing,
-        parts: impl Iterator<Item = &'a [f32]> + Clone,
-    ) -> Result<(), Fault> {
-        let bytes = parts.clone().map(|part| 4 * part.len() as u64).sum();
-        let (channel, sequence) = (self.channel.number(), doing.sequence);
-        let header = Header { subject: Subject::Data, channel, operation, sequence, bytes };
-        peer.send(header, parts.map(bytemuck::cast_slice), || doing.to_string())
-    }
-
-    /// The next numbers from a member, which must be of the same operation and as many.
-    fn receive(
-        &self,
-        peer: &Peer,
-        operation: u16,
-        doing: &Doing,
-        numbers: Option<usize>,
-    ) -> Result<Frame, Fault> {
-        let frame = peer.receive(self.channel.number(), self.deadline, || doing.to_string())?;
-        let found = frame.header;
-        let alike = found.operation == operation
-            && found.sequence == doing.sequence
-            && numbers.is_none_or(|numbers| found.bytes == 4 * numbers as u64);
-        if alike {
-            return Ok(frame);
-        }
-        let theirs = format!(
-            "{} {} over {} (a part of {} bytes)",
-            operation_name(found.operation),
-            found.sequence,
-            self.channel.name(),
-            found.bytes
-        );
-        Err(Fault::OutOfStep { rank: peer.rank, theirs, ours: doing.to_string() })
-    }
 }
 
 impl Group {
@@ -142,16 +59,15 @@ impl Group {
 
     fn meet(&self, source: Option<&[f32]>, target: &mut [f32], kind: Kind) -> Result<Moved, Fault> {
         let len = source.map_or(0, <[f32]>::len).max(target.len());
-        let (what, operation) = operation(kind);
-        let doing = self.talk.begin(what, len);
-        let at = Meeting { group: self, operation, doing, len };
+        let doing = self.talk.begin(Operation::of(kind), len);
+        let at = Meeting { group: self, doing, len };
         let moved = match kind {
             Kind::AllReduce(reduction) => at.all_reduce(source, target, reduction),
             Kind::ReduceScatter => at.reduce_scatter(source, target),
             Kind::AllGather => at.all_gather(source, target),
             Kind::AllToAll => at.all_to_all(source, target),
         }?;
-        self.talk.journal.end();
+        self.talk.end();
         Ok(moved)
     }
 
@@ -177,7 +93,6 @@ fn join(sum: &mut Vec<f32>, numbers: &[f32], reduction: Reduction) {
 /// One collective.
 struct Meeting<'g> {
     group: &'g Group,
-    operation: u16,
     doing: Doing,
     /// Numbers of the larger operand.
     len: usize,
@@ -198,7 +113,7 @@ impl Meeting<'_> {
     fn send<'a>(&self, numbers: impl Fn(usize) -> &'a [f32]) -> Result<(), Fault> {
         let talk = &self.group.talk;
         self.group.others().try_for_each(|(at, peer)| {
-            talk.send(peer, self.operation, &self.doing, std::iter::once(numbers(at)))
+            talk.send(peer, &self.doing, std::iter::once(bytemuck::cast_slice(numbers(at))))
         })
     }
 
@@ -210,8 +125,7 @@ impl Meeting<'_> {
     ) -> Result<usize, Fault> {
         let mut taken = 0;
         for (at, peer) in self.group.others() {
-            let wanted = Some(count(at));
-            let frame = self.group.talk.receive(peer, self.operation, &self.doing, wanted)?;
+            let frame = self.group.talk.receive(peer, &self.doing, Some(count(at)))?;
             put(at, frame.numbers());
             taken += frame.numbers().len();
             peer.recycle(frame);
@@ -240,6 +154,14 @@ impl Meeting<'_> {
         Ok((sum, taken))
     }
 
+    /// Takes every other member's part to its place. Returns how many numbers they were.
+    fn gather(&self, target: &mut [f32]) -> Result<usize, Fault> {
+        self.take(
+            |at| self.part(at).len(),
+            |at, numbers| target[self.part(at)].copy_from_slice(numbers),
+        )
+    }
+
     fn all_reduce(
         &self,
         source: Option<&[f32]>,
@@ -252,10 +174,7 @@ impl Meeting<'_> {
         target[self.mine()].copy_from_slice(&sum);
         drop(sum);
         self.send(|_| &target[self.mine()])?;
-        let gathered = self.take(
-            |at| self.part(at).len(),
-            |at, numbers| target[self.part(at)].copy_from_slice(numbers),
-        )?;
+        let gathered = self.gather(target)?;
         Ok(Moved { whole: self.mine().len() + gathered, taken: reduced + gathered })
     }
 
@@ -273,10 +192,7 @@ impl Meeting<'_> {
             target[self.mine()].copy_from_slice(&source[..self.mine().len()]);
         }
         self.send(|_| &target[self.mine()])?;
-        let taken = self.take(
-            |at| self.part(at).len(),
-            |at, numbers| target[self.part(at)].copy_from_slice(numbers),
-        )?;
+        let taken = self.gather(target)?;
         Ok(Moved { whole: self.mine().len() + taken, taken })
     }
 
@@ -286,10 +202,7 @@ impl Meeting<'_> {
         if let Some(source) = source {
             target[self.mine()].copy_from_slice(&source[self.mine()]);
         }
-        let taken = self.take(
-            |at| self.part(at).len(),
-            |at, numbers| target[self.part(at)].copy_from_slice(numbers),
-        )?;
+        let taken = self.gather(target)?;
         // Every member has read as much: a part of the whole.
         let read = taken + self.mine().len();
         Ok(Moved { whole: read * self.group.members(), taken })
@@ -307,9 +220,9 @@ impl Wire {
     /// When the other stage is gone, or takes nothing.
     pub fn send<'a>(&self, operands: impl Iterator<Item = &'a [f32]> + Clone) -> Result<(), Fault> {
         let numbers = operands.clone().map(<[f32]>::len).sum();
-        let doing = self.talk.begin("send", numbers);
-        self.talk.send(&self.peer, TRANSFER, &doing, operands)?;
-        self.talk.journal.end();
+        let doing = self.talk.begin(Operation::Send, numbers);
+        self.talk.send(&self.peer, &doing, operands.map(bytemuck::cast_slice))?;
+        self.talk.end();
         Ok(())
     }
 
@@ -318,11 +231,11 @@ impl Wire {
     /// # Errors
     /// When the other stage is gone, or late.
     pub fn receive(&self, take: impl FnOnce(&[f32])) -> Result<(), Fault> {
-        let doing = self.talk.begin("receive", 0);
-        let frame = self.talk.receive(&self.peer, TRANSFER, &doing, None)?;
+        let doing = self.talk.begin(Operation::Receive, 0);
+        let frame = self.talk.receive(&self.peer, &doing, None)?;
         take(frame.numbers());
         self.peer.recycle(frame);
-        self.talk.journal.end();
+        self.talk.end();
         Ok(())
     }
 }

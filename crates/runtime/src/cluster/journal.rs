@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::talk::Operation;
+
 /// How many are kept.
 const KEPT: usize = 32;
 
@@ -12,7 +14,7 @@ const KEPT: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doing {
     /// What it is.
-    pub what: &'static str,
+    pub operation: Operation,
     /// Over which axis, or to whom.
     pub over: &'static str,
     /// How many of the channel's operations went before.
@@ -23,7 +25,8 @@ pub struct Doing {
 
 impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Doing { what, over, sequence, numbers } = self;
+        let Doing { operation, over, sequence, numbers } = self;
+        let what = operation.name();
         write!(f, "{what} {sequence} over {over} ({numbers} numbers)")
     }
 }
@@ -89,7 +92,8 @@ mod tests {
     fn the_last_are_kept() {
         let journal = Journal::new();
         for sequence in 0..100 {
-            journal.begin(Doing { what: "all-reduce", over: "tensor", sequence, numbers: 8 });
+            let operation = Operation::AllReduce;
+            journal.begin(Doing { operation, over: "tensor", sequence, numbers: 8 });
             if sequence < 99 {
                 journal.end();
             }

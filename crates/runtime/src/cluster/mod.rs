@@ -16,6 +16,7 @@
 //! | `join` | how they find each other |
 //! | `frame` | what goes over a connection |
 //! | `peer` | a connection: what has come, and what has become of the other |
+//! | `talk` | what goes one way and the other on a channel, and that both do the same |
 //! | `group` | collectives and transfers between the processes of a group |
 //! | `journal` | the last of them |
 //! | [`error`] | why a run of many processes ends |
@@ -28,6 +29,7 @@ mod journal;
 pub mod launch;
 mod peer;
 mod processes;
+mod talk;
 
 pub use error::{ClusterError, Fault, LaunchError};
 pub(crate) use frame::Channel;

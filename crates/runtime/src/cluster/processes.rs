@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::{ClusterError, Fault};
-use super::frame::{Channel, Header, Subject};
-use super::group::{Group, Talk, Wire};
+use super::frame::Channel;
+use super::group::{Group, Wire};
 use super::join::{Fact, meet};
 use super::journal::{Doing, Journal};
 use super::launch::Launch;
-use super::peer::{Frame, Peer};
+use super::peer::Peer;
+use super::talk::{Operation, Talk};
 use crate::backend::RunError;
 
 /// How long is waited.
@@ -33,10 +33,6 @@ impl Default for Deadlines {
     }
 }
 
-/// What control frames are about.
-const AGREEMENT: u16 = 7;
-const COLLECTION: u16 = 8;
-
 /// How much longer than its own deadline process 0 is waited for, by those that wait for it because it
 /// waits for another: it shall have the time to say so.
 const GRACE: Duration = Duration::from_secs(5);
@@ -48,7 +44,8 @@ pub struct Cluster {
     /// Those that this process is connected with.
     peers: BTreeMap<u64, Arc<Peer>>,
     journal: Arc<Journal>,
-    agreed: AtomicU64,
+    /// What all agree on, and what comes together in process 0.
+    control: Talk,
 }
 
 impl Cluster {
@@ -73,7 +70,9 @@ impl Cluster {
             peers.insert(rank, Arc::new(peer));
         }
         let journal = Arc::new(Journal::new());
-        Ok(Cluster { launch: launch.clone(), deadlines, peers, journal, agreed: AtomicU64::new(0) })
+        let grace = if launch.rank == 0 { Duration::ZERO } else { GRACE };
+        let control = Talk::new(Channel::Control, deadlines.answer + grace, journal.clone());
+        Ok(Cluster { launch: launch.clone(), deadlines, peers, journal, control })
     }
 
     /// This process's number.
@@ -92,12 +91,7 @@ impl Cluster {
     }
 
     fn talk(&self, channel: Channel) -> Talk {
-        Talk {
-            channel,
-            deadline: self.deadlines.answer,
-            journal: self.journal.clone(),
-            sequence: AtomicU64::new(0),
-        }
+        Talk::new(channel, self.deadlines.answer, self.journal.clone())
     }
 
     /// A group of processes, in this order; `None` when this process is not one of them, or not
@@ -129,17 +123,10 @@ impl Cluster {
         T: Serialize + DeserializeOwned,
         R: Serialize + DeserializeOwned,
     {
-        let doing = self.begin("agreement", 0);
+        let doing = self.control.begin(Operation::Agreement, 0);
         let agreed = self.agree_in(mine, decide, doing).map_err(|fault| self.error(fault))?;
-        self.journal.end();
+        self.control.end();
         Ok(agreed)
-    }
-
-    fn begin(&self, what: &'static str, numbers: usize) -> Doing {
-        let sequence = self.agreed.fetch_add(1, Ordering::Relaxed);
-        let doing = Doing { what, over: Channel::Control.name(), sequence, numbers };
-        self.journal.begin(doing);
-        doing
     }
 
     fn agree_in<T, R>(
@@ -152,27 +139,23 @@ impl Cluster {
         T: Serialize + DeserializeOwned,
         R: Serialize + DeserializeOwned,
     {
-        let said = || doing.to_string();
-        let send = |peer: &Peer, bytes: &[u8]| {
-            let header = control(AGREEMENT, &doing, bytes.len());
-            peer.send(header, std::iter::once(bytes), said)
-        };
+        let send =
+            |peer: &Peer, bytes: &[u8]| self.control.send(peer, &doing, std::iter::once(bytes));
         let unreadable = |rank: u64| Fault::Lost {
             rank,
-            doing: said(),
+            doing: doing.to_string(),
             why: "it says what cannot be read".into(),
         };
         if self.rank() != 0 {
             let Some(first) = self.peers.get(&0) else { return Err(unreadable(0)) };
             send(first, &serde_json::to_vec(&mine).map_err(|_| unreadable(0))?)?;
-            let deadline = self.deadlines.answer + GRACE;
-            let frame = receive_control(first, AGREEMENT, &doing, deadline)?;
+            let frame = self.control.receive(first, &doing, None)?;
             return serde_json::from_slice(frame.bytes()).map_err(|_| unreadable(0));
         }
         let mut all = vec![mine];
         for rank in 1..self.world() {
             let Some(peer) = self.peers.get(&rank) else { return Err(unreadable(rank)) };
-            let frame = receive_control(peer, AGREEMENT, &doing, self.deadlines.answer)?;
+            let frame = self.control.receive(peer, &doing, None)?;
             all.push(serde_json::from_slice(frame.bytes()).map_err(|_| unreadable(rank))?);
         }
         let made = decide(all);
@@ -194,33 +177,25 @@ impl Cluster {
         mut take: impl FnMut(u64, &[f32]),
     ) -> Result<(), ClusterError> {
         let numbers: usize = mine.iter().map(|part| part.len()).sum();
-        let doing = self.begin("collection", numbers);
-        let said = || doing.to_string();
+        let doing = self.control.begin(Operation::Collection, numbers);
         let mut work = || -> Result<(), Fault> {
             if self.rank() != 0 {
                 let bytes = mine.iter().map(|part| bytemuck::cast_slice(part));
                 return match self.peers.get(&0) {
-                    Some(first) => {
-                        first.send(control(COLLECTION, &doing, 4 * numbers), bytes, said)
-                    }
+                    Some(first) => self.control.send(first, &doing, bytes),
                     None => Ok(()),
                 };
             }
             take(0, &mine.concat());
             for (rank, peer) in &self.peers {
-                let frame = receive_control(peer, COLLECTION, &doing, self.deadlines.answer)?;
-                if frame.numbers().len() != count(*rank) {
-                    let why =
-                        format!("it sends {} numbers, not {}", frame.numbers().len(), count(*rank));
-                    return Err(Fault::Lost { rank: *rank, doing: said(), why });
-                }
+                let frame = self.control.receive(peer, &doing, Some(count(*rank)))?;
                 take(*rank, frame.numbers());
                 peer.recycle(frame);
             }
             Ok(())
         };
         work().map_err(|fault| self.error(fault))?;
-        self.journal.end();
+        self.control.end();
         Ok(())
     }
 
@@ -259,31 +234,4 @@ impl Cluster {
         self.peers.values().for_each(|peer| peer.done());
         Ok(())
     }
-}
-
-fn control(operation: u16, doing: &Doing, bytes: usize) -> Header {
-    Header {
-        subject: Subject::Data,
-        channel: Channel::Control.number(),
-        operation,
-        sequence: doing.sequence,
-        bytes: bytes as u64,
-    }
-}
-
-/// The next control frame, which must be of the same operation.
-fn receive_control(
-    peer: &Peer,
-    operation: u16,
-    doing: &Doing,
-    deadline: Duration,
-) -> Result<Frame, Fault> {
-    let frame = peer.receive(Channel::Control.number(), deadline, || doing.to_string())?;
-    let found = frame.header;
-    if (found.operation, found.sequence) == (operation, doing.sequence) {
-        return Ok(frame);
-    }
-    let what = if found.operation == AGREEMENT { "agreement" } else { "collection" };
-    let theirs = Doing { what, sequence: found.sequence, numbers: 0, ..*doing };
-    Err(Fault::OutOfStep { rank: peer.rank, theirs: theirs.to_string(), ours: doing.to_string() })
 }

@@ -25,7 +25,7 @@ use super::weights::Held;
 use crate::backend::RunError;
 use crate::cluster::Cluster;
 use crate::optimizer::Optimizer;
-use crate::parameters::{Role, logical_parameters};
+use crate::parameters::{Role, fnv1a, logical_parameters};
 use crate::parts::{Part, Parts};
 use crate::report::{DeviceId, DeviceReport, Report};
 
@@ -352,17 +352,11 @@ impl Session {
         }
         share.scratch = self.scratch();
         if self.links.cluster.is_some() {
-            share.tokens = hash(step.tokens.iter().chain(step.targets));
+            let ids = step.tokens.iter().chain(step.targets);
+            share.tokens = fnv1a(ids.flat_map(|id| id.to_le_bytes()));
         }
         Ok(share)
     }
-}
-
-/// FNV-1a of token ids.
-fn hash<'t>(ids: impl Iterator<Item = &'t u32>) -> u64 {
-    ids.fold(0xcbf2_9ce4_8422_2325, |hash, id| {
-        (hash ^ u64::from(*id)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 /// `None` when a weight is not one of the model's.
