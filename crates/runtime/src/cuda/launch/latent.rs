@@ -91,11 +91,7 @@ pub(super) fn backward(site: &Site, phi: Activation) -> Made<Launches> {
     let silu = phi == Activation::Silu;
     let dh = site.write(0)?;
     let count = site.moment.instr.reads.len().saturating_sub(usize::from(silu));
-    let gradients = (0..count).map(|port| site.read(port)).collect::<Made<_>>()?;
-    let sections = Sections::new(gradients, dh)?;
-    let mut all = [&sections.apart[..], &sections.within].concat();
-    let mut arguments = sections.pointers(Operand::read);
-    arguments.extend(sections.widths()?);
+    let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
     if silu {
         let h = saved_whole(site, count, dh)?;
         all.extend(Sections::new(sections.apart.clone(), h)?.within);
@@ -109,6 +105,21 @@ pub(super) fn backward(site: &Site, phi: Activation) -> Made<Launches> {
     let format = Format::of(dh.dtype, &all)?;
     let launch = Launch::new(Family::Latent, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(dh.rows, sections.widest(), format)?.into())
+}
+
+/// The first `count` operands, the latents' gradients, as the sections of dh: with all operands that they
+/// and dh are, and the arguments that say where they lie.
+fn of_gradients(
+    site: &Site,
+    count: usize,
+    dh: Operand,
+) -> Made<(Sections, Vec<Operand>, Vec<Argument>)> {
+    let gradients = (0..count).map(|port| site.read(port)).collect::<Made<_>>()?;
+    let sections = Sections::new(gradients, dh)?;
+    let all = [&sections.apart[..], &sections.within].concat();
+    let mut arguments = sections.pointers(Operand::read);
+    arguments.extend(sections.widths()?);
+    Ok((sections, all, arguments))
 }
 
 fn saved_whole(site: &Site, port: usize, like: Operand) -> Made<Operand> {
@@ -126,12 +137,7 @@ pub(super) fn recover_backward(site: &Site, phi: Activation) -> Made<Launches> {
     let before_s = reads.len().saturating_sub(1 + usize::from(add));
     let count = if silu { before_s.saturating_sub(1) } else { before_s / 2 };
     let (dh, ds) = (site.write(0)?, statistic(site.write(1)?, site.write(0)?.rows)?);
-    let gradients = (0..count).map(|port| site.read(port)).collect::<Made<_>>()?;
-    let sections = Sections::new(gradients, dh)?;
-
-    let mut all = [&sections.apart[..], &sections.within].concat();
-    let mut arguments = sections.pointers(Operand::read);
-    arguments.extend(sections.widths()?);
+    let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
     if silu {
         let h = saved_whole(site, count, dh)?;
         all.extend(Sections::new(sections.apart.clone(), h)?.within);
