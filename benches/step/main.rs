@@ -23,8 +23,8 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_planner::{Request, search};
 use narrows_runtime::Optimizer;
-use narrows_runtime::cpu::{Session, StepInput};
 use narrows_runtime::parameters::{Stream, logical_parameters};
+use narrows_runtime::session::{Session, StepInput};
 
 mod times;
 mod torch;
@@ -98,7 +98,7 @@ impl Narrows {
         let plan = search(&request).best.ok_or("no plan")?.plan;
         let program = CheckedProgram::check(lower(&plan.resolve(model)?))?;
         let mut session = Session::new(model, program, threads)?;
-        session.initialise(model, SEED);
+        session.initialise(model, SEED)?;
         // The learning rate stays where it is, as the other side's does.
         let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(1e-3, 0, 1) };
         Ok(Narrows { session, optimizer, ids: token_ids(model, sequences) })

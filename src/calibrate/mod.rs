@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use narrows_cost_model::profile::Point;
 use narrows_plan::{CheckedProgram, Kernel};
 use narrows_planner::search::search;
-use narrows_runtime::cpu::Session;
 use narrows_runtime::measure::{Effort, Minima, Sample, time};
+use narrows_runtime::session::Session;
 
 use crate::errors::{Failure, Outcome};
 use works::Work;
@@ -55,7 +55,7 @@ impl Subject {
         let failure = |error| Failure::execution(&error);
         let each = (threads / self.work.request.devices).max(1) as usize;
         let mut session = Session::new(model, self.program.clone(), each).map_err(failure)?;
-        session.initialise(model, 1);
+        session.initialise(model, 1).map_err(failure)?;
         self.rounds.push(time(&mut session, effort).map_err(failure)?);
         Ok(())
     }

@@ -6,8 +6,8 @@ use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{NormRule, Recompute, Rules, WeightRule, Zero};
 use narrows_planner::{GroupingRule, Request};
-use narrows_runtime::cpu::{StepInput, Tensors};
 use narrows_runtime::reference::{Parameters, Reference};
+use narrows_runtime::session::{StepInput, Tensors};
 
 use super::subject::{self, Tokens, furthest, mesh, model, request};
 
@@ -49,7 +49,8 @@ impl Subject {
         let done = session.gradients_only(input).unwrap_or_else(|error| panic!("{what}: {error}"));
         let loss = (done.loss - self.loss).abs() / self.loss;
         assert!(loss < TOLERANCE, "{what}: loss {} for {}", done.loss, self.loss);
-        let (gradient, name) = furthest(&session.gather(Tensors::Gradients), &self.gradients);
+        let (gradient, name) =
+            furthest(&session.gather(Tensors::Gradients).unwrap(), &self.gradients);
         assert!(gradient < TOLERANCE, "{what}: gradient of {name} is off by {gradient:e}");
         worst.plans += 1;
         worst.loss = worst.loss.max(loss);

@@ -7,8 +7,8 @@ use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Baseline, Zero};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_planner::{Request, search};
-use narrows_runtime::cpu::{Session, Whole};
 use narrows_runtime::reference::{Batch, Float, Parameters};
+use narrows_runtime::session::{Session, Whole};
 
 /// Sequences of a step.
 pub const SEQUENCES: u64 = 8;
@@ -82,7 +82,7 @@ pub fn checked(plan: &Plan, model: &Model) -> CheckedProgram {
 pub fn session(plan: &Plan, model: &Model, seed: u64) -> Session {
     let program = checked(plan, model);
     let mut session = Session::new(model, program, 1).unwrap_or_else(|error| panic!("{error}"));
-    session.initialise(model, seed);
+    session.initialise(model, seed).unwrap();
     session
 }
 

@@ -20,7 +20,7 @@ use narrows_plan::mesh::{Axis, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
 use narrows_planner::predict::{BlockCollectives, Prediction, predict};
-use narrows_runtime::cpu::StepInput;
+use narrows_runtime::session::StepInput;
 use narrows_runtime::{Backend, NullBackend, Optimizer, Report};
 
 use super::subject::{self, mesh, processors, request};

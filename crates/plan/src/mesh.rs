@@ -22,6 +22,9 @@ pub enum Axis {
 }
 
 impl Axis {
+    /// All of them.
+    pub const ALL: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
+
     /// The name used in programs and messages.
     pub fn name(self) -> &'static str {
         match self {

@@ -10,8 +10,8 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{self, presets};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_runtime::Optimizer;
-use narrows_runtime::cpu::{Session, StepInput};
 use narrows_runtime::parameters::Stream;
+use narrows_runtime::session::{Session, StepInput};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -34,7 +34,7 @@ pub fn run(plan: &str, name: &str, steps: u64) -> Result<Vec<f64>, Box<dyn Error
     };
     let program = CheckedProgram::check(lower(&plan.resolve(&model)?))?;
     let mut session = Session::new(&model, program, 1)?;
-    session.initialise(&model, 1);
+    session.initialise(&model, 1)?;
     let count = plan.workload.global_batch * plan.workload.sequence_length;
     let stream = Stream::new(1, "tokens");
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % model.vocab) as u32).collect();

@@ -17,11 +17,11 @@ use narrows_plan::mesh::Axis;
 use narrows_plan::program::{Action, Instr, Program};
 
 use crate::backend::RunError;
-use crate::cpu::{Session, StepInput};
 use crate::optimizer::Optimizer;
 use crate::order;
 use crate::parameters::Stream;
 use crate::report::DeviceId;
+use crate::session::{Session, StepInput};
 
 /// How many steps are made.
 #[derive(Clone, Copy, Debug, PartialEq)]

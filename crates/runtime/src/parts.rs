@@ -40,6 +40,15 @@ pub enum Part {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts([Duration; Part::ALL.len()]);
 
+/// When an instruction was executed, from the beginning of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lap {
+    /// When it began.
+    pub begin: Duration,
+    /// When it ended.
+    pub end: Duration,
+}
+
 impl Part {
     /// All of them, in the order in which they are told.
     pub const ALL: [Part; 7] = [

@@ -25,8 +25,8 @@ use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_runtime::cpu::{Session, StepInput};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{Optimizer, Trainer};
 
 /// The system's allocator, with a count.
@@ -167,7 +167,7 @@ fn devices_allocate_nothing(seen: &mut Seen) {
             seen.add(&plan);
             let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
             let mut session = Session::new(model, program, threads).unwrap();
-            session.initialise(model, 1);
+            session.initialise(model, 1).unwrap();
             session.keep_laps();
             let (tokens, optimizer) = (tokens(&plan), optimizer());
             let input = StepInput { tokens: &tokens, targets: &tokens };
@@ -200,7 +200,7 @@ fn a_trainer_adds_nothing() {
     let plan = (0..100).find_map(|_| draw_plan(&mut dice, &model, context)).unwrap();
     let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
     let mut session = Session::new(&model, program, 1).unwrap();
-    session.initialise(&model, 1);
+    session.initialise(&model, 1).unwrap();
     let text = "all that is read is read from here ".repeat(40);
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text.as_bytes()).unwrap());
     let sampling = Sampling { sequence_length: 8, vocabulary: model.vocab as u32, seed: 1 };

@@ -19,7 +19,7 @@ use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_runtime::cluster::{
     Address, Cluster, ClusterError, Deadlines, Fact, Fault, Launch, Launcher,
 };
-use narrows_runtime::cpu::{Done, Session, StepInput, Tensors, Whole};
+use narrows_runtime::session::{Done, Session, StepInput, Tensors, Whole};
 use narrows_runtime::{Optimizer, RunError};
 
 const DEADLINES: Deadlines =
@@ -63,7 +63,7 @@ const KINDS: [Tensors; 3] = [Tensors::Weights, Tensors::FirstMoments, Tensors::S
 
 /// Three steps; what came of each, and all tensors after them.
 fn steps(session: &mut Session, model: &Model, plan: &Plan) -> (Vec<Done>, Vec<Whole>) {
-    session.initialise(model, 3);
+    session.initialise(model, 3).unwrap();
     let optimizer = Optimizer { clip_norm: 0.1, ..Optimizer::new(1e-2, 1, 10) };
     let steps = (0..3).map(|step| {
         let tokens = tokens(plan, step, model.vocab);
@@ -140,7 +140,7 @@ fn two(
         let cluster = join(launch, &[1 - launch.rank], deadlines);
         let program = program(&plan, &model);
         let mut session = Session::of_process(&model, program, 1, cluster.clone()).unwrap();
-        session.initialise(&model, 1);
+        session.initialise(&model, 1).unwrap();
         let tokens = tokens(&plan, 0, model.vocab);
         let input = StepInput { tokens: &tokens, targets: &tokens };
         let optimizer = Optimizer::new(1e-3, 1, 10);

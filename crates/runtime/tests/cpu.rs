@@ -9,8 +9,8 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_runtime::cpu::{Session, StepInput, Tensors};
 use narrows_runtime::reference::{Batch, Parameters, Reference};
+use narrows_runtime::session::{Session, StepInput, Tensors};
 
 fn main_context(dice: &mut Dice, devices: u64) -> Context {
     let mesh = Mesh {
@@ -47,7 +47,7 @@ fn compare(model: &Model, context: Context, dice: &mut Dice) -> Option<(Differen
     let resolved = plan.resolve(model).unwrap();
     let program = CheckedProgram::check(lower(&resolved)).unwrap();
     let mut session = Session::new(model, program, 1).unwrap();
-    session.initialise(model, 5);
+    session.initialise(model, 5).unwrap();
     let work = context.workload;
     let count = work.global_batch * work.sequence_length;
     let (inputs, targets) = (tokens(dice, count, model.vocab), tokens(dice, count, model.vocab));
@@ -62,7 +62,7 @@ fn compare(model: &Model, context: Context, dice: &mut Dice) -> Option<(Differen
         length: work.sequence_length as usize,
     };
     let (loss, gradients) = reference.loss_and_gradients(&[batch]).unwrap();
-    let found = session.gather(Tensors::Gradients);
+    let found = session.gather(Tensors::Gradients).unwrap();
     let mut worst = (0.0, String::new());
     for (name, wanted) in gradients.iter() {
         let wanted = wanted.elements();

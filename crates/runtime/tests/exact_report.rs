@@ -10,8 +10,8 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_runtime::cpu::{Session, StepInput};
 use narrows_runtime::numeric::{GRADIENT_TOLERANCE, Twin};
+use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{Backend, NullBackend};
 
 fn context(dice: &mut Dice) -> Context {
@@ -43,7 +43,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
         let program = CheckedProgram::check(program).unwrap();
         let counted = NullBackend.run_step(&program).unwrap();
         let mut session = Session::new(&twin.model, program, 1).unwrap();
-        session.initialise(&twin.model, 1);
+        session.initialise(&twin.model, 1).unwrap();
         let work = twin.plan.workload;
         let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &tokens }).unwrap();

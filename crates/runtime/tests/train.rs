@@ -12,8 +12,8 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, CheckedProgram, Precision};
-use narrows_runtime::cpu::{Session, Tensors};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::session::{Session, Tensors};
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
 use narrows_runtime::{Optimizer, RunError, Trainer};
 
@@ -35,7 +35,7 @@ fn session(model: &Model, mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Sessi
     let plan = (0..50).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan");
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
     let mut session = Session::new(model, program, 1).unwrap();
-    session.initialise(model, seed);
+    session.initialise(model, seed).unwrap();
     session
 }
 
@@ -85,7 +85,7 @@ fn the_loss_falls_alike_under_every_plan() {
 fn a_seed_is_a_run() {
     let run = |seed| {
         let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, seed);
-        (losses(&mut trainer, 4), trainer.session().gather(Tensors::Weights))
+        (losses(&mut trainer, 4), trainer.session().gather(Tensors::Weights).unwrap())
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1).0, run(2).0);
@@ -101,12 +101,12 @@ fn a_run_that_is_resumed_is_the_run() {
     assert_eq!(cursor.next_sequence, 12);
     let mut resumed = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
     for tensors in [Tensors::Weights, Tensors::FirstMoments, Tensors::SecondMoments] {
-        let held = begun.session().gather(tensors);
-        resumed.session_mut().load(tensors, &held);
+        let held = begun.session().gather(tensors).unwrap();
+        resumed.session_mut().load(tensors, &held).unwrap();
     }
     resumed.resume(&cursor, begun.session().steps()).unwrap();
     assert_eq!(losses(&mut resumed, 6), expected[3..]);
-    let weights = |trainer: &Trainer| trainer.session().gather(Tensors::Weights);
+    let weights = |trainer: &Trainer| trainer.session().gather(Tensors::Weights).unwrap();
     assert_eq!(weights(&resumed), weights(&whole));
 }
 
@@ -138,10 +138,10 @@ fn a_step_without_numbers_changes_nothing() {
     let optimizer = Optimizer { clip_norm: 1e30, ..Optimizer::new(1e30, 1, 9) };
     let mut trainer = Trainer::new(session, sampler(&model, TEXT, 1), optimizer).unwrap();
     trainer.step().unwrap();
-    let (weights, cursor) = (trainer.session().gather(Tensors::Weights), trainer.cursor());
+    let (weights, cursor) = (trainer.session().gather(Tensors::Weights).unwrap(), trainer.cursor());
     let error = trainer.step().unwrap_err();
     assert!(matches!(error, TrainError::Run(RunError::NotFinite { step: 2, .. })), "{error}");
-    assert_eq!(trainer.session().gather(Tensors::Weights), weights);
+    assert_eq!(trainer.session().gather(Tensors::Weights).unwrap(), weights);
     assert_eq!((trainer.session().steps(), trainer.cursor()), (1, cursor));
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use narrows_runtime::RunError;
 use narrows_runtime::cluster::{Cluster, ClusterError, Fact};
-use narrows_runtime::cpu::Session;
 use narrows_runtime::data::{digest, hex};
+use narrows_runtime::session::Session;
 
 use super::Planned;
 use crate::args::checkpoint::Checkpoints;

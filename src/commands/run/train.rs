@@ -10,9 +10,9 @@ use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, Plan};
 use narrows_runtime::cluster::Cluster;
-use narrows_runtime::cpu::Session;
 use narrows_runtime::cpu::memory::{Gathered, needed, needed_on_a_node};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::session::Session;
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
 use narrows_runtime::{DeviceId, Trainer};
 
@@ -76,7 +76,7 @@ fn train_in(
         Some(cluster) => Session::of_process(&model, program, threads_each, cluster.clone()),
     };
     let mut session = session.map_err(|error| Failure::execution(&error))?;
-    session.initialise(&model, training.seed);
+    session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
         session.keep_laps();
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::FORMAT_VERSION;
+use crate::backend::RunError;
 
 /// Something wrong with a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,9 @@ pub struct CheckpointError {
 /// What is wrong, as a sentence that follows the file's name and the place in it.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
+    /// What it was to be put into, or taken from, cannot be reached.
+    #[error("{_0}")]
+    Device(Box<RunError>),
     /// The system refused.
     #[error("cannot be {action}: {source}")]
     Io {
@@ -159,6 +163,12 @@ impl CheckpointError {
     }
 }
 
+impl From<RunError> for Fault {
+    fn from(error: RunError) -> Fault {
+        Fault::Device(Box::new(error))
+    }
+}
+
 impl Fault {
     /// Where in the file; `None` for the whole of it.
     pub fn place(&self) -> Option<String> {
@@ -211,7 +221,7 @@ impl Fault {
             Fault::Tensor { .. } | Fault::OtherModel { .. } => {
                 Some("the model that the checkpoint was made with")
             }
-            Fault::Io { .. } => None,
+            Fault::Io { .. } | Fault::Device(_) => None,
         }
     }
 

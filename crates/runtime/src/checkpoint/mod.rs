@@ -53,9 +53,9 @@ pub use lock::{Lock, lock};
 pub use session::ResumeError;
 pub use state::MadeUnder;
 
-use crate::cpu::Whole;
 use crate::data::Cursor;
 use crate::optimizer::Optimizer;
+use crate::session::Whole;
 use manifest::{Entry, Manifest};
 use state::State;
 use tensors::Hashing;

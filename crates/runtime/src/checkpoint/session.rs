@@ -1,4 +1,4 @@
-//! Checkpoints of sessions of the processor backend, and of runs on them.
+//! Checkpoints of sessions, and of runs on them.
 
 use narrows_plan::model::Model;
 
@@ -6,9 +6,9 @@ use super::Checkpoint;
 use super::error::Fault;
 use super::tensors::check_sizes;
 use crate::backend::RunError;
-use crate::cpu::{Session, Tensors};
 use crate::data::{Cursor, DataError};
 use crate::optimizer::Optimizer;
+use crate::session::{Session, Tensors};
 use crate::train::Trainer;
 
 /// Why a run does not go on from a checkpoint.
@@ -87,7 +87,7 @@ impl Checkpoint {
     /// Puts a session where the checkpoint stands. It may be under any plan of the model.
     ///
     /// # Errors
-    /// When the session's model has other parameters: then nothing was changed.
+    /// When the session's model has other parameters: then nothing was changed. Or a device is lost.
     pub fn apply(&self, session: &mut Session) -> Result<(), Fault> {
         let kinds = [
             (Tensors::Weights, &self.weights),
@@ -99,7 +99,7 @@ impl Checkpoint {
             check_sizes(whole, sizes.map(|(name, size)| (&**name, *size as u64)))?;
         }
         for (tensors, whole) in kinds {
-            session.load(tensors, whole);
+            session.load(tensors, whole)?;
         }
         session.set_steps(self.step);
         Ok(())

@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 use super::error::{Fault, TensorFault};
 use super::manifest::Entry;
 use super::names::Stored;
-use crate::cpu::Whole;
 use crate::data::hex;
+use crate::session::Whole;
 
 const BUFFER_BYTES: usize = 1 << 20;
 

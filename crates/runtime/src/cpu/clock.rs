@@ -1,17 +1,8 @@
 //! A device's clock: read once after each instruction, so that the parts of a step leave nothing out.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::parts::{Part, Parts};
-
-/// When an instruction was executed, from the beginning of the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lap {
-    /// When it began.
-    pub begin: Duration,
-    /// When it ended.
-    pub end: Duration,
-}
+use crate::parts::{Lap, Part, Parts};
 
 /// Times a device in a step.
 pub struct Clock {

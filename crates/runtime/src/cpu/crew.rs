@@ -6,11 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 
-use super::device::{Coordinates, Device, Stop};
+use super::device::{Device, Stop};
 use super::execute;
 use super::links::Links;
 use crate::backend::RunError;
-use crate::report::DeviceReport;
+use crate::session::Left;
 
 /// The threads of all devices.
 pub struct Crew {
@@ -22,11 +22,21 @@ pub struct Crew {
 
 /// What is left of a device when its step is over.
 pub struct Outcome<'a> {
-    pub at: Coordinates,
     pub stopped: Option<Stop>,
-    pub report: &'a DeviceReport,
-    pub loss: f64,
-    pub squares: f32,
+    pub left: Left<'a>,
+}
+
+impl Outcome<'_> {
+    /// What went wrong on the device itself.
+    pub fn take_failure(&mut self) -> Option<RunError> {
+        match self.stopped.take() {
+            Some(Stop::Failed(error)) => Some(*error),
+            other => {
+                self.stopped = other;
+                None
+            }
+        }
+    }
 }
 
 impl Crew {
@@ -82,13 +92,9 @@ fn run_device<'a>(mut device: Device<'a>, pool: Option<&ThreadPool>) -> Outcome<
     if done.is_ok() {
         std::mem::forget(guard);
     }
-    Outcome {
-        at: device.at,
-        stopped: done.err(),
-        squares: execute::step::square_sum_of(&device),
-        loss: device.loss,
-        report: device.report,
-    }
+    let squares = execute::step::square_sum_of(&device);
+    let left = Left { at: device.at, loss: device.loss, squares, report: device.report };
+    Outcome { stopped: done.err(), left }
 }
 
 struct RaiseOnDrop<'a>(&'a Links);

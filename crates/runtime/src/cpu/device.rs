@@ -3,12 +3,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use narrows_plan::Dim;
-use narrows_plan::mesh::{Axis, Mesh};
-use narrows_plan::program::{
-    Access, Action, BufferId, Constants, Hop, Instr, Phase, Region, StageProgram,
-};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::program::{Access, Action, BufferId, Constants, Hop, Instr, Phase, StageProgram};
+use narrows_plan::strategy::Context;
 
 use super::arena::{Arena, Operands};
 use super::barrier::Aborted;
@@ -18,30 +14,11 @@ use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
 use super::links::Links;
 use crate::backend::RunError;
-use crate::optimizer::{Coefficients, Optimizer};
 use crate::order::slot;
 use crate::parts::Part;
 use crate::place;
 use crate::report::DeviceReport;
-
-/// Where a device is on the mesh.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coordinates {
-    pub tensor: u64,
-    pub data: u64,
-    pub stage: u64,
-}
-
-/// What all devices know in a step.
-#[derive(Clone, Copy)]
-pub struct Step<'a> {
-    /// The global batch's token ids, sequence after sequence.
-    pub tokens: &'a [u32],
-    /// What is to be predicted.
-    pub targets: &'a [u32],
-    /// How weights are updated; `None` leaves them, and the gradients, as they are.
-    pub update: Option<(&'a Optimizer, Coefficients, u64)>,
-}
+use crate::session::{Coordinates, Step, Tokens};
 
 /// One device.
 pub struct Device<'a> {
@@ -95,54 +72,6 @@ pub enum Stop {
 impl From<Aborted> for Stop {
     fn from(_: Aborted) -> Stop {
         Stop::Aborted
-    }
-}
-
-impl Coordinates {
-    pub fn of(device: u64, mesh: &Mesh) -> Coordinates {
-        Coordinates {
-            tensor: device % mesh.tensor,
-            data: device / mesh.tensor % mesh.data,
-            stage: device / (mesh.tensor * mesh.data),
-        }
-    }
-
-    /// The number of the device that is there.
-    pub fn device(&self, mesh: &Mesh) -> u64 {
-        self.tensor + mesh.tensor * (self.data + mesh.data * self.stage)
-    }
-
-    /// One's group along an axis, in its order; of a pipeline longer than `size`, its first and its
-    /// last stage.
-    pub fn members(self, axis: Axis, size: u64, mesh: &Mesh) -> impl Iterator<Item = u64> {
-        let (mesh, last) = (*mesh, mesh.size(axis) - 1);
-        (0..size).map(move |place| {
-            let place = if size <= last && place > 0 { last } else { place };
-            let at = match axis {
-                Axis::Tensor => Coordinates { tensor: place, ..self },
-                Axis::Data => Coordinates { data: place, ..self },
-                Axis::Pipeline => Coordinates { stage: place, ..self },
-            };
-            at.device(&mesh)
-        })
-    }
-
-    /// One's place along an axis.
-    pub fn along(&self, axis: Axis) -> u64 {
-        match axis {
-            Axis::Tensor => self.tensor,
-            Axis::Data => self.data,
-            Axis::Pipeline => self.stage,
-        }
-    }
-
-    /// What tells one's group along an axis from the others.
-    pub fn group(&self, axis: Axis, mesh: &Mesh) -> u64 {
-        match axis {
-            Axis::Tensor => self.data + mesh.data * self.stage,
-            Axis::Data => self.tensor + mesh.tensor * self.stage,
-            Axis::Pipeline => self.tensor + mesh.tensor * self.data,
-        }
     }
 }
 
@@ -254,15 +183,9 @@ impl<'a> Device<'a> {
     /// The numbers of an operand, from the beginning of the arena. Parameters of which this
     /// replica updates a part are seen as that part.
     pub fn range(&self, ready: &Ready, access: &Access) -> Range<usize> {
-        let bytes = place::range(self.stage, access, ready.slot);
-        let buffer = self.stage.buffer(access.buffer);
-        let (seen, held) = (access.extent.bytes().0, buffer.extent.bytes().0);
-        let parted = ready.phase == Phase::Step
-            && matches!(buffer.region, Region::Weight | Region::Gradient)
-            && self.context.zero == Zero::One
-            && seen < held;
-        let skipped = if parted { seen * self.at.data } else { 0 };
-        let number = |byte: u64| usize::try_from((byte + skipped) / 4).unwrap_or(usize::MAX);
+        let seen = (access, ready.phase, ready.slot);
+        let bytes = place::of_replica(self.stage, (&self.context, self.at.data), seen);
+        let number = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
         number(bytes.start)..number(bytes.end)
     }
 
@@ -283,64 +206,24 @@ impl<'a> Device<'a> {
         }))
     }
 
-    /// Positions of each sequence that `rows` tokens of this device are, with the first of them;
-    /// and how many sequences.
+    /// Which tokens of each microbatch `rows` rows of this device are.
     pub fn tokens(&self, rows: u64) -> Tokens {
-        let work = &self.context.workload;
-        let whole = Tokens {
-            sequences: work.micro_batch as usize,
-            positions: work.sequence_length as usize,
-            first_sequence: 0,
-            first_position: 0,
-        };
-        if rows == self.context.tokens() {
-            return whole;
-        }
-        let (devices, me) = (self.context.tensor() as usize, self.at.tensor as usize);
-        match self.context.token_dim() {
-            Some(Dim::Position) => {
-                let positions = whole.positions / devices;
-                Tokens { positions, first_position: positions * me, ..whole }
-            }
-            _ => {
-                let sequences = whole.sequences / devices;
-                Tokens { sequences, first_sequence: sequences * me, ..whole }
-            }
-        }
+        Tokens::of(&self.context, &self.at, rows)
     }
 
     /// Token ids and targets of this device's rows of a microbatch.
     fn load_tokens(&mut self, microbatch: u64) {
-        let work = self.context.workload;
-        let microbatches = work.microbatches(&self.context.mesh);
-        let first = (self.at.data * microbatches + microbatch) * work.micro_batch;
-        let length = work.sequence_length as usize;
         for buffer in &self.stage.buffers {
-            let ids = match (buffer.region, buffer.name.as_str()) {
-                (Region::Input, "tokens") => self.step.tokens,
-                (Region::Input, "targets") => self.step.targets,
-                _ => continue,
-            };
+            let Some(ids) = self.step.ids_of(buffer) else { continue };
             let tokens = self.tokens(buffer.extent.rows);
             let begin = (buffer.offset / 4) as usize;
             let target = self.arena.slice_mut(begin..begin + buffer.extent.rows as usize);
-            let target: &mut [u32] = bytemuck::cast_slice_mut(target);
-            for (row, ids_of_row) in target.chunks_exact_mut(tokens.positions).enumerate() {
-                let sequence = first as usize + tokens.first_sequence + row;
-                let from = sequence * length + tokens.first_position;
-                ids_of_row.copy_from_slice(&ids[from..from + tokens.positions]);
+            let rows = bytemuck::cast_slice_mut(target).chunks_exact_mut(tokens.positions);
+            for (row, mine) in rows.zip(tokens.rows(&self.context, &self.at, microbatch)) {
+                row.copy_from_slice(&ids[mine]);
             }
         }
     }
-}
-
-/// Which tokens of the microbatch a device's rows are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
-    pub sequences: usize,
-    pub positions: usize,
-    pub first_sequence: usize,
-    pub first_position: usize,
 }
 
 /// A few ranges, without an allocation.

@@ -8,11 +8,12 @@ use narrows_plan::mesh::{self, Axis, Mesh};
 use narrows_plan::program::{Action, Phase, Program, StageProgram};
 
 use super::barrier::Abort;
-use super::device::{Coordinates, Stop};
+use super::device::Stop;
 use super::exchange::{Exchange, Kind, Moved};
 use super::pipe::Pipe;
 use crate::backend::RunError;
 use crate::cluster::{Channel, Cluster, Fault, Group as Wires, Wire};
+use crate::session::{Coordinates, group_sizes};
 
 /// The groups of all devices, and the pipes between neighbouring stages.
 pub struct Links {
@@ -91,25 +92,6 @@ fn largest_transfer(stage: &StageProgram, to: u64) -> usize {
     (bytes.max().unwrap_or(0) / 4) as usize
 }
 
-/// The sizes that groups over an axis have: of a pipeline also two, the first and the last stage,
-/// which share a tied weight.
-fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
-    let size = mesh.size(axis);
-    std::iter::once(size).chain((axis == Axis::Pipeline && size > 2).then_some(2))
-}
-
-const AXES: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
-
-/// The devices that a device meets in collectives and transfers.
-pub fn neighbours(device: u64, mesh: &Mesh) -> Vec<u64> {
-    let at = Coordinates::of(device, mesh);
-    let along = AXES.into_iter().flat_map(|axis| at.members(axis, mesh.size(axis), mesh));
-    let mut all: Vec<u64> = along.filter(|other| *other != device).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
 impl Links {
     /// For the devices of a program, all of this process.
     pub fn in_memory(program: &Program) -> Links {
@@ -117,7 +99,7 @@ impl Links {
         let mut links = Links::none(None);
         for device in 0..mesh.devices() {
             let at = Coordinates::of(device, mesh);
-            for axis in AXES {
+            for axis in Axis::ALL {
                 for size in group_sizes(axis, mesh) {
                     let key = (axis, at.group(axis, mesh), size);
                     let make = || Group::Memory(Exchange::new(size as usize));
@@ -139,7 +121,7 @@ impl Links {
         let mesh = &program.context.mesh;
         let at = Coordinates::of(cluster.rank(), mesh);
         let mut links = Links::none(Some(cluster.clone()));
-        for axis in AXES {
+        for axis in Axis::ALL {
             for size in group_sizes(axis, mesh) {
                 let ends = size != mesh.size(axis);
                 let channel = if ends { Channel::Ends } else { Channel::Axis(axis) };

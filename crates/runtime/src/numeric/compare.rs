@@ -8,9 +8,9 @@ use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 
 use super::Twin;
 use crate::backend::RunError;
-use crate::cpu::{Session, StepInput, Tensors, Whole};
 use crate::parameters::{Initial, LogicalParameter, Stream, logical_parameters};
 use crate::reference::{Batch, Float, Parameters, Reference, ReferenceError};
+use crate::session::{Session, StepInput, Tensors, Whole};
 
 /// What the loss may be off by, relatively.
 pub const LOSS_TOLERANCE: f64 = 1e-5;
@@ -124,7 +124,7 @@ impl Twin {
         let Twin { model, plan } = self;
         let mut session = Session::new(model, program, 1)?;
         let weights = weights(model, seed);
-        session.load(Tensors::Weights, &weights);
+        session.load(Tensors::Weights, &weights)?;
         let work = plan.workload;
         let ids = |what: &str| -> Vec<u32> {
             let stream = Stream::new(seed, what);
@@ -133,7 +133,7 @@ impl Twin {
         };
         let (tokens, targets) = (ids("tokens"), ids("targets"));
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather(Tensors::Gradients);
+        let found = session.gather(Tensors::Gradients)?;
 
         let batch = Batch {
             tokens: &tokens,

@@ -14,10 +14,10 @@ mod record;
 use std::time::{Duration, Instant};
 
 use crate::backend::RunError;
-use crate::cpu::{Session, StepInput};
 use crate::data::{Cursor, DataError, Sampler};
 use crate::optimizer::Optimizer;
 use crate::parts::Part;
+use crate::session::{Session, StepInput};
 
 pub use record::{ByKindAndAxis, Predicted, Record, Trained};
 

@@ -32,7 +32,7 @@ pub struct Trained {
     pub parts: Parts,
     /// What each device did.
     pub report: Report,
-    /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::cpu::Session::scratch).
+    /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::session::Session::scratch).
     pub scratch: Vec<u64>,
 }
 

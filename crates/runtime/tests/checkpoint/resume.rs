@@ -7,8 +7,8 @@ use narrows_plan::mesh::Mesh;
 use narrows_plan::strategy::Zero;
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
-use narrows_runtime::cpu::{Tensors, Whole};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::session::{Tensors, Whole};
 
 use crate::support::*;
 
@@ -149,9 +149,9 @@ fn a_session_of_another_model_is_left_alone() {
     let saved = trained(&small_model(false));
     let other = small_model(true);
     let mut session = begun(&other, &plan(&other, 1, mesh(1, 1, 1), Zero::Off));
-    let before = session.gather(Tensors::Weights);
+    let before = session.gather(Tensors::Weights).unwrap();
     let fault = saved.apply(&mut session).unwrap_err();
     assert_eq!(fault.to_string(), "is none of the model's");
     assert_eq!(fault.place().unwrap(), "tensor `head`");
-    assert_eq!(session.gather(Tensors::Weights), before);
+    assert_eq!(session.gather(Tensors::Weights).unwrap(), before);
 }

@@ -9,8 +9,8 @@ use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
-use narrows_runtime::cpu::{Session, StepInput};
 use narrows_runtime::data::Cursor;
+use narrows_runtime::session::{Session, StepInput};
 
 use crate::check_support::{Dice, draw_plan};
 
@@ -51,7 +51,7 @@ pub fn session(model: &Model, plan: &Plan) -> Session {
 /// A session at its first step.
 pub fn begun(model: &Model, plan: &Plan) -> Session {
     let mut session = session(model, plan);
-    session.initialise(model, SEED);
+    session.initialise(model, SEED).unwrap();
     session
 }
 

@@ -15,9 +15,9 @@ use narrows_plan::strategy::Context;
 use narrows_plan::{CheckedProgram, Precision};
 
 use super::*;
-use crate::cpu::StepInput;
 use crate::numeric::Twin;
 use crate::parameters::LogicalParameter;
+use crate::session::StepInput;
 
 const TENSORS: [Tensors; 4] =
     [Tensors::Weights, Tensors::Gradients, Tensors::FirstMoments, Tensors::SecondMoments];
@@ -51,19 +51,27 @@ fn session(twin: &Twin) -> Session {
 }
 
 fn poison(session: &mut Session) {
-    for arena in &mut session.arenas {
-        let numbers = (arena.bytes() / 4) as usize;
-        arena.slice_mut(0..numbers).fill(f32::NAN);
+    for device in session.devices() {
+        session.engine.arena(device).fill(f32::NAN);
     }
 }
 
 /// The numbers in each device's memory, by their place.
-fn numbers(session: &Session) -> Vec<Vec<(usize, f32)>> {
-    let of = |arena: &crate::cpu::arena::Arena| {
-        let all = arena.slice(0..(arena.bytes() / 4) as usize).iter().copied().enumerate();
-        all.filter(|(_, number)| !number.is_nan()).collect()
-    };
-    session.arenas.iter().map(of).collect()
+fn numbers(session: &mut Session) -> Vec<Vec<(usize, f32)>> {
+    let engine = &mut session.engine;
+    let devices = engine.devices();
+    devices
+        .map(|device| {
+            let all = engine.arena(device).iter().copied().enumerate();
+            all.filter(|(_, number)| !number.is_nan()).collect()
+        })
+        .collect()
+}
+
+/// The numbers of a resident buffer in its arena.
+fn numbers_of(buffer: &Buffer) -> Range<usize> {
+    let begin = (buffer.offset / 4) as usize;
+    begin..begin + count_of(buffer)
 }
 
 /// The elements of a parameter that the layout of a buffer gives to a device of the tensor axis.
@@ -126,12 +134,13 @@ fn a_device_holds_its_share_of_every_tensor_and_no_more() {
         for tensors in TENSORS {
             let what = || format!("{tensors:?} of {}", describe(&twin.plan));
             poison(&mut session);
-            session.load(tensors, &whole);
-            let program = session.program.program();
+            session.load(tensors, &whole).unwrap();
+            let held_by_devices = numbers(&mut session);
+            let program = session.program();
             let parted = mesh.data > 1 && program.context.zero == Zero::One;
             let parted = parted && tensors != Tensors::Weights;
             let (mut held_by_all, mut parts, mut shares) = (0, BTreeSet::new(), BTreeSet::new());
-            for (device, held) in numbers(&session).iter().enumerate() {
+            for (device, held) in held_by_devices.iter().enumerate() {
                 let at = Coordinates::of(device as u64, &mesh);
                 let stage = &program.stages[at.stage as usize];
                 let mut expected = BTreeSet::new();
@@ -172,13 +181,14 @@ fn resident_memory_is_the_shares_and_nothing_else() {
             .collect();
         for tensors in TENSORS {
             poison(&mut session);
-            session.load(tensors, &whole);
+            session.load(tensors, &whole).unwrap();
+            let held_by_devices = numbers(&mut session);
             let mesh = twin.plan.mesh;
-            for (device, held) in numbers(&session).into_iter().enumerate() {
+            for (device, held) in held_by_devices.into_iter().enumerate() {
                 let at = Coordinates::of(device as u64, &mesh);
-                let program = session.program.program();
+                let program = session.program();
                 let stage = &program.stages[at.stage as usize];
-                let resident: BTreeSet<usize> = tensors.of(stage).flat_map(numbers_of).collect();
+                let resident: BTreeSet<usize> = tensors.held(stage).flat_map(numbers_of).collect();
                 let beside = held.iter().find(|(place, _)| !resident.contains(place));
                 assert_eq!(beside, None, "{tensors:?} of {}", describe(&twin.plan));
                 // With ZeRO-1 buffers may end in padding, so that replicas have equal parts.
@@ -204,9 +214,9 @@ fn nothing_is_read_that_was_not_written() {
             if poisoned {
                 poison(&mut session);
             }
-            session.initialise(&twin.model, 3);
+            session.initialise(&twin.model, 3).unwrap();
             let done = session.gradients_only(input).unwrap();
-            (done.loss, session.gather(Tensors::Gradients))
+            (done.loss, session.gather(Tensors::Gradients).unwrap())
         };
         assert_eq!(run(true), run(false), "{}", describe(&twin.plan));
     }

@@ -6,13 +6,23 @@ use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Phase, Program};
 use serde::{Deserialize, Serialize};
 
-use super::crew::Outcome;
-use super::device::Stop;
-use super::session::Done;
+use super::{Coordinates, Done};
 use crate::backend::RunError;
 use crate::cluster::Cluster;
 use crate::parts::{Part, Parts};
 use crate::report::{CollectiveCount, DeviceReport, Report};
+
+/// What is left of a device when its step is over.
+pub struct Left<'a> {
+    /// Where it is.
+    pub at: Coordinates,
+    /// The mean loss over the step's tokens, as far as it has seen it.
+    pub loss: f64,
+    /// The sum of all squares of gradients.
+    pub squares: f32,
+    /// What it did.
+    pub report: &'a DeviceReport,
+}
 
 /// A part of a [`Done`].
 pub struct Share {
@@ -32,34 +42,26 @@ pub struct Share {
 }
 
 impl Share {
-    /// What the devices of a process leave.
-    ///
-    /// # Errors
-    /// The error of the first that failed.
-    pub fn of(program: &Program, outcomes: Vec<Outcome<'_>>) -> Result<Share, RunError> {
+    /// What devices of a process leave.
+    pub fn of<'a>(program: &Program, left: impl IntoIterator<Item = Left<'a>>) -> Share {
         let mesh = program.context.mesh;
         let mut share = Share::none(mesh);
         let last = mesh.pipeline - 1;
         // Where tokens are split, each device of the tensor axis has the loss of its own.
         let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
         let split = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
-        for outcome in outcomes {
-            match outcome.stopped {
-                Some(Stop::Failed(error)) => return Err(*error),
-                Some(Stop::Aborted) => continue,
-                None => {}
+        for left in left {
+            if left.at.stage == last && (split || left.at.tensor == 0) {
+                share.loss += left.loss;
             }
-            if outcome.at.stage == last && (split || outcome.at.tensor == 0) {
-                share.loss += outcome.loss;
+            if left.at.tensor == 0 && left.at.data == 0 {
+                share.squares = Some(left.squares);
             }
-            if outcome.at.tensor == 0 && outcome.at.data == 0 {
-                share.squares = Some(outcome.squares);
-            }
-            let report = share.stages[outcome.at.stage as usize]
-                .get_or_insert_with(|| outcome.report.clone());
-            debug_assert_eq!(report, outcome.report, "devices of a stage move and hold as much");
+            let report =
+                share.stages[left.at.stage as usize].get_or_insert_with(|| left.report.clone());
+            debug_assert_eq!(report, left.report, "devices of a stage move and hold as much");
         }
-        Ok(share)
+        share
     }
 
     fn none(mesh: Mesh) -> Share {
@@ -129,7 +131,7 @@ struct SaidReport {
     sent: u64,
     received: u64,
     instructions: Vec<(String, u64)>,
-    /// Kind and axis by their place in [`KINDS`] and [`AXES`]; calls, payload, bytes sent.
+    /// Kind and axis by their place in [`KINDS`] and [`Axis::ALL`]; calls, payload, bytes sent.
     collectives: Vec<((usize, usize), [u64; 3])>,
 }
 
@@ -139,8 +141,6 @@ const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllGather,
     CollectiveKind::AllToAll,
 ];
-
-const AXES: [Axis; 3] = [Axis::Tensor, Axis::Data, Axis::Pipeline];
 
 impl Said {
     fn of(share: &Share) -> Said {
@@ -175,7 +175,7 @@ impl SaidReport {
         let name = |(name, count): (&&str, &u64)| (name.to_string(), *count);
         let place = |((kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
             let kind = KINDS.iter().position(|known| known == kind).unwrap_or(0);
-            let axis = AXES.iter().position(|known| known == axis).unwrap_or(0);
+            let axis = Axis::ALL.iter().position(|known| known == axis).unwrap_or(0);
             ((kind, axis), [count.calls, count.payload.0, count.sent.0])
         };
         SaidReport {
@@ -200,7 +200,7 @@ impl SaidReport {
         let collectives = self.collectives.iter().filter_map(|((kind, axis), count)| {
             let [calls, payload, sent] = *count;
             let count = CollectiveCount { calls, payload: Bytes(payload), sent: Bytes(sent) };
-            Some(((*KINDS.get(*kind)?, *AXES.get(*axis)?), count))
+            Some(((*KINDS.get(*kind)?, *Axis::ALL.get(*axis)?), count))
         });
         DeviceReport {
             allocated: Bytes(self.allocated),

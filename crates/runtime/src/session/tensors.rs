@@ -1,5 +1,9 @@
 //! Parameters, their gradients and moments, in and out of the arenas as whole tensors.
+//!
+//! In mixed precision a weight is its fp32 master copy: that is read, and what is written goes to both
+//! it and the bf16 copy that the products see.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -7,11 +11,11 @@ use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::Zero;
 
-use super::device::Coordinates;
-use super::session::Session;
 use super::weights::Held;
+use super::{Coordinates, Session};
 use crate::backend::RunError;
 use crate::parameters::logical_parameters;
+use crate::report::DeviceId;
 
 /// Whole tensors by the logical name of their parameter, row-major.
 pub type Whole = BTreeMap<String, Vec<f32>>;
@@ -19,7 +23,10 @@ pub type Whole = BTreeMap<String, Vec<f32>>;
 impl Session {
     /// Sets every weight to its initial value, in a run with this seed. It depends on the model
     /// alone: every plan begins alike.
-    pub fn initialise(&mut self, model: &Model, seed: u64) {
+    ///
+    /// # Errors
+    /// When a device is lost.
+    pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
         for parameter in logical_parameters(model) {
             let value = parameter.initial(seed);
             let columns = parameter.columns;
@@ -29,27 +36,31 @@ impl Session {
                         *number = value(element / columns, element % columns) as f32;
                     }
                 })
-            });
+            })?;
         }
+        Ok(())
     }
 
     /// Sets tensors, by logical name, from whole ones; names that are not there stay as they are.
     ///
+    /// # Errors
+    /// When a device is lost.
+    ///
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
-    pub fn load(&mut self, tensors: Tensors, whole: &Whole) {
+    pub fn load(&mut self, tensors: Tensors, whole: &Whole) -> Result<(), RunError> {
         self.set(tensors, |name| {
             whole.get(name).map(|whole| {
                 |first: u64, numbers: &mut [f32]| {
                     numbers.copy_from_slice(&whole[first as usize..][..numbers.len()]);
                 }
             })
-        });
+        })
     }
 
     /// Elements of every logical parameter.
     pub(crate) fn sizes(&self) -> &BTreeMap<String, usize> {
-        &self.sizes
+        self.subject.sizes()
     }
 
     /// Goes on as if so many optimizer steps had been made.
@@ -59,15 +70,19 @@ impl Session {
 
     /// Sets what is held of some parameters: what `values` gives is called with the first element of
     /// a run and the run's numbers.
-    fn set<F>(&mut self, tensors: Tensors, values: impl Fn(&str) -> Option<F>)
+    fn set<F>(
+        &mut self,
+        tensors: Tensors,
+        values: impl Fn(&str) -> Option<F>,
+    ) -> Result<(), RunError>
     where
         F: Fn(u64, &mut [f32]),
     {
-        let program = self.program.program();
+        let program = self.subject.program();
         let mesh = program.context.mesh;
-        for (device, arena) in self.devices.clone().zip(&mut self.arenas) {
+        for device in self.engine.devices() {
             let at = Coordinates::of(device, &mesh);
-            for buffer in tensors.of(&program.stages[at.stage as usize]) {
+            for buffer in tensors.kept(&program.stages[at.stage as usize]) {
                 let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
                     continue;
                 };
@@ -78,54 +93,61 @@ impl Session {
                 if known.is_empty() {
                     continue;
                 }
-                let window = Window::of(tensors, buffer, program, at.data);
-                let numbers = arena.slice_mut(numbers_of(buffer));
-                held.each(|name, elements, number| {
-                    let known = known.iter().find(|(known, _)| known == name);
-                    if let (Some((_, fill)), Some((first, at))) =
-                        (known, window.place(elements, number))
-                    {
-                        fill(first.start, &mut numbers[at]);
-                    }
-                });
+                let window = Window::of(buffer, program, at.data);
+                self.engine.change(device, buffer, &mut |numbers| {
+                    held.each(|name, elements, number| {
+                        let known = known.iter().find(|(known, _)| known == name);
+                        if let (Some((_, fill)), Some((first, at))) =
+                            (known, window.place(elements, number))
+                        {
+                            fill(first.start, &mut numbers[at]);
+                        }
+                    });
+                })?;
             }
         }
+        Ok(())
     }
 
     /// Whole tensors, by logical name, as far as the devices of this process hold them. Gradients are
     /// those that [`gradients_only`](Session::gradients_only) left.
-    pub fn gather(&self, tensors: Tensors) -> Whole {
+    ///
+    /// # Errors
+    /// When a device is lost.
+    pub fn gather(&self, tensors: Tensors) -> Result<Whole, RunError> {
         let mut made: Whole = BTreeMap::new();
-        for (device, arena) in self.devices().zip(&self.arenas) {
-            self.place(&mut made, tensors, device, |buffer| arena.slice(numbers_of(buffer)));
+        for device in self.devices() {
+            let numbers = |buffer: &Buffer| self.engine.read(device, buffer);
+            self.place(&mut made, tensors, device, numbers)?;
         }
-        made
+        Ok(made)
     }
 
     /// The same from the devices of all processes: they come together in process 0, others get none.
     ///
     /// # Errors
-    /// When a process is gone or late.
+    /// When a device is lost, or a process is gone or late.
     pub fn gather_all(&self, tensors: Tensors) -> Result<Whole, RunError> {
-        let Some(cluster) = self.cluster() else { return Ok(self.gather(tensors)) };
+        let Some(cluster) = self.cluster() else { return self.gather(tensors) };
         let program = self.program();
         let mesh = program.context.mesh;
-        let buffers =
-            |device| tensors.of(&program.stages[Coordinates::of(device, &mesh).stage as usize]);
-        let devices = self.devices().zip(&self.arenas);
-        let own: Vec<&[f32]> = devices
-            .flat_map(|(device, arena)| buffers(device).map(|b| arena.slice(numbers_of(b))))
-            .collect();
+        let buffers = |device| tensors.held(&program.stages[DeviceId(device).stage(&mesh)]);
+        let own = self.devices().flat_map(|device| buffers(device).map(move |b| (device, b)));
+        let own: Vec<Cow<'_, [f32]>> = own
+            .map(|(device, buffer)| self.engine.read(device, buffer))
+            .collect::<Result<_, _>>()?;
+        let own: Vec<&[f32]> = own.iter().map(|numbers| &**numbers).collect();
         let mut made: Whole = BTreeMap::new();
-        let count = |device| buffers(device).map(|buffer| numbers_of(buffer).len()).sum();
+        let count = |device| buffers(device).map(count_of).sum();
         cluster.collect(&own, count, |device, numbers| {
             // They came in the order in which they are placed.
             let mut rest = numbers;
-            self.place(&mut made, tensors, device, |buffer| {
-                let (these, others) = rest.split_at(numbers_of(buffer).len());
+            let placed = self.place(&mut made, tensors, device, |buffer| {
+                let (these, others) = rest.split_at(count_of(buffer));
                 rest = others;
-                these
+                Ok(these.into())
             });
+            debug_assert!(placed.is_ok(), "what came is read from no device");
         })?;
         Ok(made)
     }
@@ -136,14 +158,14 @@ impl Session {
         made: &mut Whole,
         tensors: Tensors,
         device: u64,
-        mut numbers: impl FnMut(&Buffer) -> &'a [f32],
-    ) {
-        let program = self.program.program();
+        mut numbers: impl FnMut(&Buffer) -> Result<Cow<'a, [f32]>, RunError>,
+    ) -> Result<(), RunError> {
+        let program = self.program();
         let mesh = program.context.mesh;
         let at = Coordinates::of(device, &mesh);
-        for buffer in tensors.of(&program.stages[at.stage as usize]) {
-            let numbers = numbers(buffer);
-            let window = Window::of(tensors, buffer, program, at.data);
+        for buffer in tensors.held(&program.stages[at.stage as usize]) {
+            let numbers = numbers(buffer)?;
+            let window = Window::of(buffer, program, at.data);
             let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
                 continue;
             };
@@ -154,7 +176,7 @@ impl Session {
             held.each(|name, elements, number| {
                 let Some((elements, at)) = window.place(elements, number) else { return };
                 if !made.contains_key(name) {
-                    let size = self.sizes.get(name).copied().unwrap_or(0);
+                    let size = self.sizes().get(name).copied().unwrap_or(0);
                     made.insert(name.to_string(), vec![0.0; size]);
                 }
                 let elements = elements.start as usize..elements.end as usize;
@@ -164,6 +186,7 @@ impl Session {
                 }
             });
         }
+        Ok(())
     }
 }
 
@@ -181,25 +204,39 @@ pub enum Tensors {
 }
 
 impl Tensors {
-    fn of<'a>(&self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+    /// The buffers that hold them.
+    fn held<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+        let mixed = stage.buffers.iter().any(Tensors::is_master);
+        self.kept(stage)
+            .filter(move |buffer| self != Tensors::Weights || !mixed || Tensors::is_master(buffer))
+    }
+
+    /// The buffers that they are in, copies in another format included.
+    fn kept<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
         let (region, kind) = match self {
             Tensors::Weights => (Region::Weight, "weight"),
             Tensors::Gradients => (Region::Gradient, "gradient"),
             Tensors::FirstMoments => (Region::Optimizer, "first moment"),
             Tensors::SecondMoments => (Region::Optimizer, "second moment"),
         };
-        stage.buffers.iter().filter(move |b| b.region == region && b.name.ends_with(kind))
+        stage.buffers.iter().filter(move |buffer| {
+            (buffer.region == region && buffer.name.ends_with(kind))
+                || (self == Tensors::Weights && Tensors::is_master(buffer))
+        })
+    }
+
+    fn is_master(buffer: &Buffer) -> bool {
+        buffer.region == Region::Optimizer && buffer.name.ends_with("master")
     }
 }
 
-/// The numbers of a resident buffer in its arena.
-pub(super) fn numbers_of(buffer: &Buffer) -> Range<usize> {
-    let begin = (buffer.offset / 4) as usize;
-    begin..begin + (buffer.extent.bytes().0 / 4) as usize
+/// Numbers of a buffer.
+fn count_of(buffer: &Buffer) -> usize {
+    (buffer.extent.rows * buffer.extent.columns) as usize
 }
 
-/// The numbers of a shard that one replica has, and where: with ZeRO-1 each has its own part of the
-/// moments, and of the summed gradients.
+/// The numbers of a shard that one replica has, and where: with ZeRO-1 each has its own part of
+/// moments and master copies, and of the summed gradients.
 struct Window {
     /// Which part of the shard, and how many numbers it has.
     part: Option<(u64, u64)>,
@@ -208,10 +245,10 @@ struct Window {
 }
 
 impl Window {
-    fn of(tensors: Tensors, buffer: &Buffer, program: &Program, replica: u64) -> Window {
+    fn of(buffer: &Buffer, program: &Program, replica: u64) -> Window {
         let replicas = program.context.mesh.data;
-        let alone = matches!(tensors, Tensors::FirstMoments | Tensors::SecondMoments);
-        let parted = program.context.zero == Zero::One && tensors != Tensors::Weights;
+        let alone = buffer.region == Region::Optimizer;
+        let parted = program.context.zero == Zero::One && buffer.region != Region::Weight;
         let numbers = buffer.extent.rows * buffer.extent.columns;
         let each = if alone { numbers } else { numbers / replicas };
         Window { part: parted.then_some((replica, each)), alone }
