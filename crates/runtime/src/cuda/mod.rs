@@ -26,5 +26,6 @@ pub mod libraries;
 pub mod machine;
 pub mod products;
 pub mod source;
+pub mod tape;
 
 pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};
