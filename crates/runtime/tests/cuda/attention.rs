@@ -6,22 +6,35 @@
 //! its sum over absolute values, and by 2⁻⁸ of itself for its own rounding. f32 adds a few 2⁻²⁴ of
 //! those sums, as many more as scores are large, whose errors are in an exponent.
 
+mod wanted;
+
 use std::ops::Range;
 
 use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::program::Action;
-use narrows_runtime::cpu::kernels::attention::{Gradients, Saved, Shape, backward, forward};
-use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut};
+use narrows_runtime::cpu::kernels::attention::Shape;
 use narrows_runtime::cuda::Launches;
 
 use super::case::Case;
 use super::numbers::{random, rounded};
+use wanted::{sums, wanted};
 
 const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
-const SERIAL: Parallel = Parallel::SERIAL;
 /// The largest error of rounding to bf16, of the number.
 const UNIT: f64 = 1.0 / 256.0;
+
+/// Which of q, k and v lie side by side in one operand.
+#[derive(Clone, Copy, Debug)]
+enum Operands {
+    All,
+    KeysAndValues,
+    None,
+    QueriesAndKeys,
+}
+
+const OPERANDS: [Operands; 4] =
+    [Operands::All, Operands::KeysAndValues, Operands::None, Operands::QueriesAndKeys];
 
 /// What is attended to, and how it lies in operands.
 #[derive(Clone, Debug)]
@@ -32,7 +45,7 @@ struct Problem {
     /// Devices, and this one.
     devices: (u64, u64),
     /// q, k and v in one, two or three operands.
-    operands: usize,
+    operands: Operands,
     /// Factor on q and k.
     size: f32,
 }
@@ -44,7 +57,7 @@ fn problem(
 ) -> Problem {
     let direction = Direction::Forward;
     let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input };
-    Problem { op, held: kv_heads, devices: (1, 0), operands: 1, size: 3.0 }
+    Problem { op, held: kv_heads, devices: (1, 0), operands: Operands::All, size: 3.0 }
 }
 
 /// Numbers of q, k and v side by side, and of the gradient of the output.
@@ -85,9 +98,10 @@ impl Problem {
     fn parts(&self) -> Vec<u64> {
         let [queries, keys] = self.widths();
         match self.operands {
-            1 => vec![queries + 2 * keys],
-            2 => vec![queries, 2 * keys],
-            _ => vec![queries, keys, keys],
+            Operands::All => vec![queries + 2 * keys],
+            Operands::KeysAndValues => vec![queries, 2 * keys],
+            Operands::None => vec![queries, keys, keys],
+            Operands::QueriesAndKeys => vec![queries + keys, keys],
         }
     }
 
@@ -132,103 +146,6 @@ impl Problem {
         };
         self.parts().into_iter().map(part).collect()
     }
-}
-
-/// What the processor makes.
-struct Wanted {
-    out: Vec<f32>,
-    lse: Vec<f32>,
-    /// Of q, k and v.
-    gradients: [Vec<f32>; 3],
-}
-
-fn wanted(problem: &Problem, numbers: &Numbers) -> Wanted {
-    let shape = problem.shape();
-    let tokens = problem.tokens() as usize;
-    let all = View::new(&numbers.all, tokens, problem.width() as usize);
-    let [q, k, v] = problem.columns().map(|columns| all.column_range(columns.start, columns.len()));
-    let (queries, keys) = (q.columns(), k.columns());
-    let mut out = vec![0.0; tokens * queries];
-    let mut lse = vec![0.0; tokens * shape.heads];
-    let mut scratch = vec![0.0; shape.scratch(SERIAL)];
-    let made =
-        (ViewMut::new(&mut out, tokens, queries), ViewMut::new(&mut lse, tokens, shape.heads));
-    forward(shape, (q, k, v), made, &mut scratch, SERIAL);
-    // What backward reads is in the format of the program.
-    let kept = rounded(problem.op.input, out.clone());
-    let saved = Saved {
-        q,
-        k,
-        v,
-        out: View::new(&kept, tokens, queries),
-        lse: View::new(&lse, tokens, shape.heads),
-        dout: View::new(&numbers.dout, tokens, queries),
-    };
-    let [mut dq, mut dk, mut dv] = [queries, keys, keys].map(|width| vec![0.0; tokens * width]);
-    let made = Gradients {
-        dq: ViewMut::new(&mut dq, tokens, queries),
-        dk: ViewMut::new(&mut dk, tokens, keys),
-        dv: ViewMut::new(&mut dv, tokens, keys),
-    };
-    backward(shape, saved, made, &mut scratch, SERIAL);
-    Wanted { out, lse, gradients: [dq, dk, dv] }
-}
-
-/// Sums over absolute values: for each result what is rounded by a unit, and what is summed in f32.
-struct Sums {
-    out: Vec<f64>,
-    /// Of q, k and v.
-    rounded: [Vec<f64>; 3],
-    summed: [Vec<f64>; 3],
-    /// The largest Σ|q·k|·scale, which an error of a probability grows with.
-    exponent: f64,
-}
-
-fn sums(problem: &Problem, numbers: &Numbers, wanted: &Wanted) -> Sums {
-    let Shape { sequences, length, heads, kv_heads, head_dim } = problem.shape();
-    let [q, k, v] = problem.columns().map(|columns| problem.cut(&numbers.all, columns));
-    let scale = 1.0 / (head_dim as f64).sqrt();
-    let zeros = || [&q, &k, &v].map(|of| vec![0.0; of.len()]);
-    let (mut rounded, mut summed) = (zeros(), zeros());
-    let mut out = vec![0.0; q.len()];
-    let mut exponent = 0.0f64;
-    let dot = |x: &[f32], y: &[f32], of: fn(f64) -> f64| -> f64 {
-        x.iter().zip(y).map(|(x, y)| of(f64::from(*x) * f64::from(*y))).sum()
-    };
-    for (sequence, head) in (0..sequences).flat_map(|s| (0..heads).map(move |h| (s, h))) {
-        let key_head = head * kv_heads / heads;
-        let row_of = |token: usize, heads: usize, head: usize| {
-            let first = ((sequence * length + token) * heads + head) * head_dim;
-            first..first + head_dim
-        };
-        for i in 0..length {
-            let at_i = row_of(i, heads, head);
-            let (q_i, dout_i) = (&q[at_i.clone()], &numbers.dout[at_i.clone()]);
-            let out_i = &wanted.out[at_i.clone()];
-            let lse = f64::from(wanted.lse[(sequence * length + i) * heads + head]);
-            let (d, d_sum) = (dot(out_i, dout_i, |x| x), dot(out_i, dout_i, f64::abs));
-            for j in 0..=i {
-                let at_j = row_of(j, kv_heads, key_head);
-                let (k_j, v_j) = (&k[at_j.clone()], &v[at_j.clone()]);
-                let p = (scale * dot(q_i, k_j, |x| x) - lse).exp();
-                exponent = exponent.max(scale * dot(q_i, k_j, f64::abs));
-                let ds = (scale * p * (dot(dout_i, v_j, |x| x) - d)).abs();
-                let ds_sum = scale * p * (dot(dout_i, v_j, f64::abs) + d_sum);
-                for f in 0..head_dim {
-                    let [q, k, v, dout] = [q_i, k_j, v_j, dout_i].map(|of| f64::from(of[f]).abs());
-                    let (i, j) = (at_i.start + f, at_j.start + f);
-                    out[i] += p * v;
-                    rounded[0][i] += ds * k;
-                    summed[0][i] += ds_sum * k;
-                    rounded[1][j] += ds * q;
-                    summed[1][j] += ds_sum * q;
-                    rounded[2][j] += p * dout;
-                    summed[2][j] += p * dout;
-                }
-            }
-        }
-    }
-    Sums { out, rounded, summed, exponent }
 }
 
 #[track_caller]
@@ -311,6 +228,9 @@ fn check(problem: &Problem) -> Option<()> {
     Some(())
 }
 
+/// Features of the tiles that are copied in pieces.
+const WIDTHS: [u64; 3] = [32, 64, 128];
+
 /// Lengths around every tile: 16, 32, 64 and 128 tokens.
 #[test]
 fn ragged_lengths_are_the_processors() {
@@ -318,13 +238,59 @@ fn ragged_lengths_are_the_processors() {
     let heads = [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)];
     for (at, length) in lengths.into_iter().enumerate() {
         let (heads, kv_heads) = heads[at % heads.len()];
-        for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| [64, 128].map(|w| (f, w))) {
+        for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| WIDTHS.map(|w| (f, w))) {
             let sequences = 1 + (at as u64 + head_dim / 64) % 2;
             let mut problem = problem((sequences, length), (heads, kv_heads, head_dim), dtype);
-            problem.operands = 1 + at % 3;
+            problem.operands = OPERANDS[at % 4];
             if check(&problem).is_none() {
                 return;
             }
+        }
+    }
+}
+
+/// Heads that are narrower than their tiles, in pieces of 16 bytes and in single numbers.
+#[test]
+fn heads_of_any_size_are_the_processors() {
+    let sizes = [2, 4, 6, 8, 12, 16, 20, 24, 34, 36, 48, 72, 80, 96, 100, 112, 130, 160, 256];
+    let (lengths, heads) = ([33, 70, 9, 129], [(2, 1), (3, 3), (4, 2)]);
+    for (at, head_dim) in sizes.into_iter().enumerate() {
+        for dtype in FORMATS {
+            let (heads, kv_heads) = heads[at % heads.len()];
+            let tokens = (1 + at as u64 % 2, lengths[at % lengths.len()]);
+            let mut problem = problem(tokens, (heads, kv_heads, head_dim), dtype);
+            problem.operands = OPERANDS[at % 4];
+            if check(&problem).is_none() {
+                return;
+            }
+        }
+    }
+}
+
+/// Which heads are copied in pieces and multiplied on tensor cores, and which are not.
+#[test]
+fn heads_have_the_smallest_tiles_that_hold_them() {
+    let cases = [
+        (2, "bf16_w32_v1", "f32_w32_v1"),
+        (4, "bf16_w32_v1", "f32_w32"),
+        (16, "bf16_w32", "f32_w32"),
+        (32, "bf16_w32", "f32_w32"),
+        (36, "bf16_w256_v1", "f32_w64"),
+        (48, "bf16_w64", "f32_w64"),
+        (80, "bf16_w128", "f32_w128"),
+        (128, "bf16_w128", "f32_w128"),
+        (136, "bf16_w256_v1", "f32_w256_v1"),
+    ];
+    for (head_dim, bf16, f32) in cases {
+        for (dtype, name) in [(DType::Bf16, bf16), (DType::F32, f32)] {
+            let problem = problem((1, 8), (2, 1, head_dim), dtype);
+            let names = |direction| -> Vec<String> {
+                let made = launches(&problem, direction).unwrap().launches;
+                made.into_iter().map(|launch| launch.kernel).collect()
+            };
+            assert_eq!(names(Direction::Forward), [format!("attention_{name}")]);
+            let backward = ["sums", "dq", "dkv"].map(|of| format!("attention_{of}_{name}"));
+            assert_eq!(names(Direction::Backward), backward);
         }
     }
 }
@@ -335,7 +301,7 @@ fn devices_share_keys() {
     for (at, dtype) in (0..4).flat_map(|at| FORMATS.map(|dtype| (at, dtype))) {
         let mut problem = problem((2, 70), (2, 1, 64), dtype);
         (problem.held, problem.devices) = (2, (4, at));
-        problem.operands = 2 + at as usize % 2;
+        problem.operands = OPERANDS[1 + at as usize % 3];
         if check(&problem).is_none() {
             return;
         }
@@ -376,17 +342,19 @@ fn launches(problem: &Problem, direction: Direction) -> Result<Launches, String>
 }
 
 /// A block's shared memory is what GPUs of both generations grant, also those beyond the A100 that
-/// have 99 KiB; and scratch memory is two numbers for each query of whole tiles.
+/// have 99 KiB, if heads have at most 128 features, as nearly all have; and scratch memory is two numbers for each query of whole tiles.
 #[test]
 fn memory_is_what_it_is_said_to_be() {
-    for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| [64, 128].map(|w| (f, w))) {
+    let sizes = [6, 32, 64, 128, 256];
+    for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| sizes.map(|w| (f, w))) {
+        let granted = if head_dim > 128 { 163 * 1024 } else { 99 * 1024 };
         let problem = problem((2, 100), (4, 2, head_dim), dtype);
         let forward = launches(&problem, Direction::Forward).unwrap();
         let backward = launches(&problem, Direction::Backward).unwrap();
         assert_eq!((forward.scratch_bytes, backward.scratch_bytes), (0, 2 * 4 * 128 * 8));
         assert_eq!((forward.launches.len(), backward.launches.len()), (1, 3));
         for launch in forward.launches.iter().chain(&backward.launches) {
-            assert!(launch.shared_bytes <= 99 * 1024, "{launch:?}");
+            assert!(launch.shared_bytes <= granted, "{launch:?}");
             println!("{}: {} bytes of shared memory", launch.kernel, launch.shared_bytes);
         }
     }
@@ -402,7 +370,7 @@ fn what_no_kernel_does_is_refused_by_name() {
             assert!(error.contains(said) && error.contains("a test"), "{error}");
         }
     };
-    refused(|p| p.op.head_dim = 96, "heads of 96 features: kernels are for 64 and 128");
+    refused(|p| p.op.head_dim = 258, "heads of 258 features: tiles have at most 256");
     refused(|p| p.op.kv_heads = 3, "4 query heads of 3 key heads");
     refused(|p| p.held = 1, "are not those of 4 and 2 heads");
 }

@@ -1,17 +1,15 @@
-//! The devices of one stage, as far as a test needs them: passes are launches that the shim runs,
-//! products are what cublasLtMatmul takes, executed as it is documented, attention is the processor's
-//! on numbers of the operands' formats, collectives are made in the order of the devices.
+//! The devices of one stage, as far as a test needs them: passes and attention are launches that the
+//! shim runs, products are what cublasLtMatmul takes, executed as it is documented, collectives are
+//! made in the order of the devices.
 
 use std::collections::{BTreeMap, HashMap};
 
 use narrows_plan::emit::Split;
-use narrows_plan::kernel::{Attention, CollectiveKind, Direction};
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, Exchange, Instr, Phase, Program, Reduction, Region,
 };
 use narrows_plan::{DType, Dim};
-use narrows_runtime::cpu::kernels::attention::{self, Gradients, Saved, Shape};
-use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut};
 use narrows_runtime::cuda::launch::{self, rotary_table};
 use narrows_runtime::cuda::products::{self, Setting};
 use narrows_runtime::cuda::{Device, bounds};
@@ -23,8 +21,6 @@ use super::case::Aligned;
 use super::matmul::execute;
 use super::numbers::{bf16_bits, of_bf16};
 use super::shim::{self, Memories, Order};
-
-const SERIAL: Parallel = Parallel::SERIAL;
 
 /// Whole tensors by the logical name of their parameter, row-major.
 pub type Whole = BTreeMap<String, Vec<f32>>;
@@ -174,7 +170,6 @@ impl<'a> Machine<'a> {
                     for device in 0..self.arenas.len() {
                         match action {
                             Action::Gemm(_) => self.product(device, &moment),
-                            Action::Attention(of) => self.attention(device, of, &moment),
                             _ => self.pass(device, &moment)?,
                         }
                     }
@@ -244,83 +239,6 @@ impl<'a> Machine<'a> {
         execute(self.arenas[at].bytes(), &matmul);
     }
 
-    /// The operands' columns side by side, worked on as one matrix.
-    fn attention(&mut self, device: usize, of: &Attention, moment: &Moment) {
-        let Instr { reads, writes, .. } = moment.instr;
-        let backward = of.direction == Direction::Backward;
-        let inputs = if backward { writes.len() } else { reads.len() };
-        let width = |access: &Access| access.extent.columns as usize;
-        let all: usize = reads[..inputs].iter().map(width).sum();
-        let rows = reads[0].extent.rows as usize;
-        let mut whole = vec![0.0; rows * all];
-        let mut first = 0;
-        for access in &reads[..inputs] {
-            let numbers = self.operand(device, access, moment.slot);
-            copy_columns((&numbers, width(access), 0), (&mut whole, all, first), width(access));
-            first += width(access);
-        }
-        let shape = Shape {
-            sequences: of.sequences as usize,
-            length: of.length as usize,
-            heads: of.heads as usize,
-            kv_heads: of.kv_heads as usize,
-            head_dim: of.head_dim as usize,
-        };
-        let queries = shape.heads * shape.head_dim;
-        let keys = (all - queries) / 2;
-        let used = shape.kv_heads * shape.head_dim;
-        // With fewer key heads than devices, all are held and the one of one's queries is used.
-        let held = keys / shape.head_dim;
-        let key = if held > shape.kv_heads {
-            let heads = shape.heads * self.arenas.len();
-            shape.heads * device / (heads / held) * shape.head_dim
-        } else {
-            0
-        };
-        let columns = [(0, queries), (queries + key, used), (queries + keys + key, used)];
-        let view = View::new(&whole, rows, all);
-        let [q, k, v] = columns.map(|(first, count)| view.column_range(first, count));
-        let mut scratch = vec![0.0; shape.scratch(SERIAL)];
-        if !backward {
-            let (mut out, mut lse) = (vec![0.0; rows * queries], vec![0.0; rows * shape.heads]);
-            let made =
-                (ViewMut::new(&mut out, rows, queries), ViewMut::new(&mut lse, rows, shape.heads));
-            attention::forward(shape, (q, k, v), made, &mut scratch, SERIAL);
-            self.result(device, &writes[0], moment.slot, &out);
-            self.result(device, &writes[1], moment.slot, &lse);
-            return;
-        }
-        let [out, lse, dout] =
-            [0, 1, 2].map(|at| self.operand(device, &reads[inputs + at], moment.slot));
-        let saved = Saved {
-            q,
-            k,
-            v,
-            out: View::new(&out, rows, queries),
-            lse: View::new(&lse, rows, shape.heads),
-            dout: View::new(&dout, rows, queries),
-        };
-        let mut made = columns.map(|(_, count)| vec![0.0; rows * count]);
-        let [dq, dk, dv] = &mut made;
-        let made_views = Gradients {
-            dq: ViewMut::new(dq, rows, queries),
-            dk: ViewMut::new(dk, rows, used),
-            dv: ViewMut::new(dv, rows, used),
-        };
-        attention::backward(shape, saved, made_views, &mut scratch, SERIAL);
-        whole.fill(0.0);
-        for (made, (first, count)) in made.iter().zip(columns) {
-            copy_columns((made, count, 0), (&mut whole, all, first), count);
-        }
-        let mut first = 0;
-        for access in writes {
-            let mut numbers = vec![0.0; rows * width(access)];
-            copy_columns((&whole, all, first), (&mut numbers, width(access), 0), width(access));
-            self.result(device, access, moment.slot, &numbers);
-            first += width(access);
-        }
-    }
-
     /// Sums are made in f32 and rounded once.
     fn exchange(&mut self, exchange: &Exchange, moment: &Moment) {
         let Instr { reads, writes, .. } = moment.instr;
@@ -365,13 +283,5 @@ fn device<'a>(
         tensor: tensor as u64,
         data: 0,
         decays,
-    }
-}
-
-/// Columns of one matrix to those of another, each given with its width and the first column.
-fn copy_columns(from: (&[f32], usize, usize), to: (&mut [f32], usize, usize), count: usize) {
-    let rows = to.0.chunks_exact_mut(to.1).zip(from.0.chunks_exact(from.1));
-    for (into, of) in rows {
-        into[to.2..to.2 + count].copy_from_slice(&of[from.2..from.2 + count]);
     }
 }

@@ -22,8 +22,18 @@ const ASSEMBLY: &str = "compute_80";
 /// With 256 threads a block, four blocks of a multiprocessor have 64 registers a thread.
 const REGISTERS_MAX: u32 = 64;
 /// The same for blocks of 128 threads that keep tiles in registers: two, three or four of them.
-const TILE_REGISTERS_MAX: [(&str, u32); 4] =
-    [("bf16_w128", 255), ("bf16_w64", 168), ("f32_w128", 168), ("f32_w64", 128)];
+const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
+    ("bf16_w128", 255),
+    ("bf16_w64", 168),
+    ("bf16_w32", 168),
+    ("bf16_w256_v1", 255),
+    ("bf16_w32_v1", 128),
+    ("f32_w128", 168),
+    ("f32_w64", 128),
+    ("f32_w32", 128),
+    ("f32_w256_v1", 255),
+    ("f32_w32_v1", 128),
+];
 const CHILD: &str = "NARROWS_NVRTC_CHILD";
 
 /// What the assembler says of a kernel.
@@ -91,7 +101,8 @@ fn registers_max(kernel: &str) -> u32 {
 
 /// What a kernel's text must have, so that it is on tensor cores and waits for no copy.
 fn instructions(kernel: &str) -> &'static [&'static str] {
-    let tiles = kernel.contains("_bf16_w") && !kernel.starts_with("attention_sums");
+    let tiles = kernel.contains("_bf16_w") && !kernel.ends_with("_v1");
+    let tiles = tiles && !kernel.starts_with("attention_sums");
     if !tiles {
         return &[];
     }

@@ -78,8 +78,7 @@ fn context(dice: &mut Dice, precision: Precision) -> Context {
 struct Met {
     passes: BTreeSet<&'static str>,
     kernels: BTreeMap<Family, BTreeSet<String>>,
-    /// Attentions on heads that kernels are for, and on others.
-    attentions: [usize; 2],
+    attentions: usize,
     programs: usize,
 }
 
@@ -97,15 +96,9 @@ impl Met {
                 for moment in order::step(stage) {
                     let name = match &moment.instr.action {
                         Action::Pass(op) => op.describe().0,
-                        Action::Attention(op) if [64, 128].contains(&op.head_dim) => {
-                            self.attentions[0] += 1;
-                            moment.instr.action.name()
-                        }
                         Action::Attention(_) => {
-                            let refused = launch::pass(&device, &moment).expect_err("other heads");
-                            assert!(refused.why.contains("features: kernels are for"), "{refused}");
-                            self.attentions[1] += 1;
-                            continue;
+                            self.attentions += 1;
+                            moment.instr.action.name()
                         }
                         _ => continue,
                     };
@@ -144,7 +137,7 @@ fn all_passes_of_drawn_programs_are_within_bounds() {
         .filter(|name| !met.passes.contains(name))
         .collect();
     assert!(missing.is_empty(), "no drawn program has {missing:?}");
-    assert!(met.attentions.iter().all(|count| *count > 100), "{:?}", met.attentions);
+    assert!(met.attentions > 100, "{}", met.attentions);
     assert_kernels_exist(&met);
 }
 
@@ -171,7 +164,7 @@ fn the_largest_presets_fit() {
         let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));
         met.program(&lower(&plan.resolve(&model).unwrap()));
     }
-    assert!(met.attentions[0] > 0);
+    assert!(met.attentions > 0);
     // Where operands are as aligned as these, every kernel that has vectors uses them.
     let narrow = |name: &&String| name.ends_with("_v1") && !name.starts_with("tensor_gate");
     let narrow: Vec<_> = met.kernels.values().flatten().filter(narrow).collect();

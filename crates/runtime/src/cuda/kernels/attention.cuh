@@ -1,9 +1,12 @@
 // What the attention kernels share: tiles of bf16 in shared memory, and the matrix instructions on
 // them.
 //
-// A tile is rows of W features, a row in pieces of 16 bytes. Piece c of row r lies at c ^ (r mod 8):
-// the eight rows that an 8×8 matrix is loaded from, and the eight pieces that neighbouring threads
-// copy, are then in different banks.
+// A tile is rows of W features, a row in pieces of 16 bytes. Heads may be narrower: the features that
+// they do not have are zeros in a tile, which no product sees, and are not stored.
+//
+// Piece c of row r lies at c ^ (r mod 8): the eight rows that an 8×8 matrix is loaded from, and the
+// eight pieces that neighbouring threads copy, are then in different banks. Where a row has four
+// pieces, two rows fill the banks, and it is c ^ (r/2 mod 4).
 #pragma once
 #include "mma.cuh"
 #include "reduce.cuh"
@@ -43,6 +46,17 @@ DEVICE u32 thread_anew() {
     return thread;
 }
 
+// Where the results of this block begin: those of head blockIdx.y in sequence blockIdx.z. Made anew,
+// for the same reason.
+template <class T>
+DEVICE T* results_of_block(T* matrix, u32 stride, u32 length, u32 width) {
+    u32 sequence = blockIdx.z;
+#ifndef NARROWS_SHIM
+    asm volatile("" : "+r"(sequence));
+#endif
+    return matrix + u64(sequence) * length * stride + blockIdx.y * width;
+}
+
 // Two matrices of the same tokens.
 template <class T>
 struct Pair {
@@ -57,7 +71,7 @@ struct Pair {
 
 template <int W>
 DEVICE constexpr u32 place_of(u32 row, u32 piece) {
-    return row * W + ((piece ^ row % 8) * 8);
+    return row * W + ((piece ^ (W < 64 ? row / 2 % 4 : row % 8)) * 8);
 }
 
 // Whether the rows of every 8×8 matrix lie in all banks: one of eight groups of 16 bytes each.
@@ -70,18 +84,21 @@ constexpr bool has_no_conflicts() {
     }
     return true;
 }
-static_assert(has_no_conflicts<64>() && has_no_conflicts<128>(), "places of pieces");
+static_assert(has_no_conflicts<32>() && has_no_conflicts<64>() && has_no_conflicts<128>(),
+              "places of pieces");
 
-// Begins to copy rows `first` to `first + ROWS` of a matrix, zeros from row `rows` on.
+// Begins to copy rows `first` to `first + ROWS` of a matrix of `width` columns, zeros from row `rows`
+// on.
 template <int W, int ROWS>
-DEVICE void begin_tile(bf16* tile, const bf16* from, u32 stride, u32 first, u32 rows) {
+DEVICE void begin_tile(bf16* tile, const bf16* from, u32 stride, u32 width, u32 first, u32 rows) {
     constexpr u32 PIECES = W / 8, AT_ONCE = THREADS / PIECES;
     const u32 thread = thread_anew(), row = thread / PIECES, piece = thread % PIECES;
+    const u32 end = piece * 8 < width ? rows : 0;
     bf16* const to = tile + place_of<W>(row, piece);
     const bf16* source = from + u64(first + row) * stride + piece * 8;
 #pragma unroll
     for (u32 at = 0; at < u32(ROWS); at += AT_ONCE) {
-        begin_copy(to + at * W, source + u64(at) * stride, first + row + at < rows);
+        begin_copy(to + at * W, source + u64(at) * stride, first + row + at < end);
     }
 }
 
@@ -140,16 +157,17 @@ DEVICE void put_rows(bf16* tile, u32 row, const float (&sums)[W / 8][4], const f
 }
 
 // What a warp put into ROWS rows of a tile from `row` on, to those of a matrix from `first + row`
-// on; none from row `rows` on.
+// on, which has `width` columns; none from row `rows` on.
 template <int W, int ROWS>
-DEVICE void store_rows(bf16* to, u32 stride, const bf16* tile, u32 row, u32 first, u32 rows) {
+DEVICE void store_rows(bf16* to, u32 stride, u32 width, const bf16* tile, u32 row, u32 first,
+                       u32 rows) {
     constexpr u32 PIECES = W / 8, AT_ONCE = 32 / PIECES;
     const u32 lane = threadIdx.x % 32, piece = lane % PIECES;
     __syncwarp();
 #pragma unroll
     for (u32 at = 0; at < u32(ROWS); at += AT_ONCE) {
         const u32 mine = row + at + lane / PIECES;
-        if (first + mine < rows) {
+        if (first + mine < rows && piece * 8 < width) {
             copy<bf16, 8>(tile + place_of<W>(mine, piece),
                           to + u64(first + mine) * stride + piece * 8);
         }

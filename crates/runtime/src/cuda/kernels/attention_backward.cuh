@@ -18,13 +18,13 @@ struct Backward {
     // Numbers of the two matrices' tiles.
     static constexpr u32 TILES = 2 * ROWS * W;
 
-    u32 length;
+    u32 length, width;
     float scale;
     u32 a[2][W / 16][4];
 
-    static DEVICE void begin_both(bf16* tiles, const Pair<bf16>& of, u32 first, u32 rows) {
-        begin_tile<W, ROWS>(tiles, of.first, of.first_stride, first, rows);
-        begin_tile<W, ROWS>(tiles + ROWS * W, of.second, of.second_stride, first, rows);
+    DEVICE void begin_both(bf16* tiles, const Pair<bf16>& of, u32 first, u32 rows) const {
+        begin_tile<W, ROWS>(tiles, of.first, of.first_stride, width, first, rows);
+        begin_tile<W, ROWS>(tiles + ROWS * W, of.second, of.second_stride, width, first, rows);
     }
 
     // The rows, from the tiles in which they have arrived.
@@ -125,31 +125,36 @@ struct Backward {
         __syncthreads();
         const float scales[2] = {scale, scale};
         put_rows<W>(tiles, row, sums, scales);
-        store_rows<W, 16>(dq, stride, tiles, row, first, length);
+        store_rows<W, 16>(dq, stride, width, tiles, row, first, length);
     }
 
-    // The keys of `group` heads; zeros where that is none. A head's queries are W columns after those
+    // The keys of `group` heads; zeros where that is none. Gradients have the
+    // strides of their matrices. A head's queries are `width` columns after those
     // of the one before.
     DEVICE void keys(Pair<bf16> rows, Pair<bf16> others, const float* statistics, u32 padded,
-                     u32 group, bf16* dk, bf16* dv, u32 stride) {
+                     u32 group, bf16* dk, bf16* dv) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
         float* const of_others = memory + TILES;
         const u32 number = blockIdx.x, first = number * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-        const u32 each = gridDim.x - number, count = each * group;
-        const auto begin = [&](u32 turn) {
-            const u32 head = turn / each, query = (number + turn - head * each) * ROWS;
-            const u32 place = turn % 2;
-            begin_both(tiles + place * TILES, others.further(head * W), query, length);
+        // Which queries are copied next. Counted, not divided from the turn: that takes registers.
+        u32 head = 0, tile = number, begun = 0;
+        const auto begin = [&] {
+            const u32 query = tile * ROWS, place = begun++ % 2;
+            begin_both(tiles + place * TILES, others.further(head * width), query, length);
             if (threadIdx.x < ROWS / 2) {
                 const float* from = statistics + (u64(head) * padded + query) * 2;
                 begin_copy(of_others + place * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
+            if (++tile == gridDim.x) {
+                tile = number;
+                head++;
+            }
         };
         begin_both(tiles + TILES, rows, first, group ? length : 0);
         end_copy_group();
-        if (count) begin(0);
+        if (group) begin();
         end_copy_group();
         wait_for_copies<1>();
         __syncthreads();
@@ -157,13 +162,14 @@ struct Backward {
 
         const float factor = scale * LOG2_E;
         float of_k[W / 8][4] = {}, of_v[W / 8][4] = {};
-        for (u32 turn = 0; turn < count; turn++) {
+        const u32 each = gridDim.x - number;
+        for (u32 turn = 0; turn < each * group; turn++) {
             const bf16* const here = tiles + turn % 2 * TILES;
             const float* const numbers = of_others + turn % 2 * ROWS * 2;
             const bool masked = turn % each == 0;
             wait_for_copies<0>();
             __syncthreads();
-            if (turn + 1 < count) begin(turn + 1);
+            if (head < group) begin();
             end_copy_group();
 #pragma unroll
             for (u32 query = 0; query < ROWS; query += OF_KEYS) {
@@ -197,7 +203,9 @@ struct Backward {
         const float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
         put_rows<W>(tiles, row, of_k, scales);
         put_rows<W>(tiles + ROWS * W, row, of_v, ones);
-        store_rows<W, 16>(dk, stride, tiles, row, first, length);
-        store_rows<W, 16>(dv, stride, tiles + ROWS * W, row, first, length);
+        dk = results_of_block(dk, rows.first_stride, length, width);
+        dv = results_of_block(dv, rows.second_stride, length, width);
+        store_rows<W, 16>(dk, rows.first_stride, width, tiles, row, first, length);
+        store_rows<W, 16>(dv, rows.second_stride, width, tiles + ROWS * W, row, first, length);
     }
 };

@@ -10,7 +10,7 @@ constexpr u32 QUERIES = 128, KEYS = 64;
 
 template <int W>
 struct Forward {
-    u32 length;
+    u32 length, width;
     float scale;
 
     DEVICE void forward(const bf16* q, Pair<bf16> kv, bf16* out, float* lse, u32 q_stride,
@@ -23,8 +23,8 @@ struct Forward {
         const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;
 
-        begin_tile<W, QUERIES>(queries, q, q_stride, first, length);
-        begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, 0, length);
+        begin_tile<W, QUERIES>(queries, q, q_stride, width, first, length);
+        begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, width, 0, length);
         end_copy_group();
 
         float sums[2][W / 8][4] = {};
@@ -38,14 +38,14 @@ struct Forward {
             const bool seen = key <= first + row + 31;
             wait_for_copies<0>();
             __syncthreads();
-            begin_tile<W, KEYS>(values, kv.second, kv.second_stride, key, length);
+            begin_tile<W, KEYS>(values, kv.second, kv.second_stride, width, key, length);
             end_copy_group();
             float scores[2][KEYS / 8][4] = {};
             if (seen) multiply_keys(scores, queries, keys, row);
             wait_for_copies<0>();
             __syncthreads();
             if (tile + 1 < tiles) {
-                begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, key + KEYS, length);
+                begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, width, key + KEYS, length);
             }
             end_copy_group();
             if (!seen) continue;
@@ -83,14 +83,14 @@ struct Forward {
             // The rows of the queries in shared memory are this warp's alone.
             put_rows<W>(queries, row + m * 16, sums[m], inverse);
         }
-        store_rows<W, 32>(out, out_stride, queries, row, first, length);
+        store_rows<W, 32>(out, out_stride, width, queries, row, first, length);
     }
 
     // Scores before their scale.
     static DEVICE void multiply_keys(float (&scores)[2][KEYS / 8][4], const bf16* queries,
                                      const bf16* keys, u32 row) {
         const u32 lane = thread_anew() % 32;
-#pragma unroll(W / 64)
+#pragma unroll(W > 64 ? 2 : 1)
         for (u32 step = 0; step < u32(W / 16); step++) {
             u32 a[2][4];
             load_left<W>(a[0], queries, row, step, lane);

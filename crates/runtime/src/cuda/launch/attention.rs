@@ -18,8 +18,15 @@ const SUM_THREADS: u64 = 256;
 /// Tokens of a tile backward, to which scratch memory is rounded up.
 const ROWS: u64 = 64;
 
-/// The tiles of a format's kernels.
+/// The kernels for a head: the smallest tiles that hold it.
+///
+/// Where every head begins at a multiple of 16 bytes, numbers are copied in pieces of 16 bytes; else, and
+/// beyond 128 features, one at a time, in plain sums.
 struct Tiles {
+    /// The ending of the kernels' names.
+    name: String,
+    /// Threads that sum a row of [`SUM_THREADS`].
+    lanes: u64,
     /// Queries of a block forward, and rows of a block backward.
     forward: u64,
     backward: u64,
@@ -28,20 +35,29 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn of(dtype: DType, width: u64) -> Tiles {
-        match dtype {
-            DType::Bf16 => {
-                // Queries, keys and values; two times two tiles; and two numbers of each query of two.
-                let (forward, backward) = ((128 + 2 * 64) * width * 2, 4 * ROWS * width * 2);
-                let shared_bytes = [forward, backward, backward + 2 * ROWS * 2 * 4];
-                Tiles { forward: 128, backward: ROWS, shared_bytes }
-            }
-            // Two matrices' rows and others, padded, and four warps' weights.
-            _ => {
-                let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
-                Tiles { forward: 16, backward: 16, shared_bytes: [bytes; 3] }
-            }
+    /// For operands of these heads, which begin where they begin.
+    fn of(op: &Attention, operands: &[&Operand]) -> Made<Tiles> {
+        let (head, format) = (op.head_dim, op.input.name());
+        let vector = 16 / op.input.width();
+        let pieces = head <= 128
+            && head.is_multiple_of(vector)
+            && operands.iter().all(|operand| operand.aligned(vector));
+        let widths: &[u64] = if pieces { &[32, 64, 128] } else { &[32, 256] };
+        let Some(&width) = widths.iter().find(|width| head <= **width) else {
+            return Err(format!("heads of {head} features: tiles have at most 256"));
+        };
+        let ending = if pieces { "" } else { "_v1" };
+        let name = format!("{format}_w{width}{ending}");
+        let lanes = (width / if pieces { vector } else { 1 }).min(32);
+        if pieces && op.input == DType::Bf16 {
+            // Queries, keys and values; two times two tiles; and two numbers of each query of two.
+            let (forward, backward) = ((128 + 2 * 64) * width * 2, 4 * ROWS * width * 2);
+            let shared_bytes = [forward, backward, backward + 2 * ROWS * 2 * 4];
+            return Ok(Tiles { name, lanes, forward: 128, backward: ROWS, shared_bytes });
         }
+        // Two matrices' rows and others, padded, and four warps' weights.
+        let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
+        Ok(Tiles { name, lanes, forward: 16, backward: 16, shared_bytes: [bytes; 3] })
     }
 }
 
@@ -61,9 +77,6 @@ struct Heads {
 
 pub(super) fn launches(site: &Site<'_, &Attention>) -> Made<Launches> {
     let op = site.op;
-    if ![64, 128].contains(&op.head_dim) {
-        return Err(format!("heads of {} features: kernels are for 64 and 128", op.head_dim));
-    }
     if op.kv_heads == 0 || !op.heads.is_multiple_of(op.kv_heads) {
         return Err(format!("{} query heads of {} key heads", op.heads, op.kv_heads));
     }
@@ -128,15 +141,12 @@ fn located(operands: &[Operand], mut first: u64, count: u64) -> Made<Operand> {
     Err(format!("no column {first} beyond all operands"))
 }
 
-/// The distance from row to row that operands share, which kernels copy in pieces of 16 bytes.
+/// The distance from row to row that operands share.
 fn stride(operands: &[&Operand]) -> Made<u64> {
     let stride = operands[0].stride;
     for operand in operands {
         if operand.stride != stride {
             return Err(format!("rows {} apart where others are {stride}", operand.stride));
-        }
-        if !operand.aligned(16 / operand.dtype.width()) {
-            return Err("rows that are not aligned to 16 bytes".to_string());
         }
     }
     Ok(stride)
@@ -149,14 +159,13 @@ fn numbers(sizes: &[u64]) -> Made<Vec<Argument>> {
 /// A launch over tiles of so many tokens, heads and sequences.
 fn launch(
     op: &Attention,
-    kernel: &str,
+    kernel: String,
     arguments: Vec<Argument>,
     (tile, heads): (u64, u64),
     shared_bytes: u64,
 ) -> Made<Launch> {
-    let name = format!("{kernel}_{}_w{}", op.input.name(), op.head_dim);
     let grid = [small(op.length.div_ceil(tile))?, small(heads)?, small(op.sequences)?];
-    let launch = Launch::new(Family::Attention, name, arguments).grid(grid);
+    let launch = Launch::new(Family::Attention, kernel, arguments).grid(grid);
     Ok(launch.block([small(THREADS)?, 1, 1]).shared(small(shared_bytes)?))
 }
 
@@ -177,15 +186,15 @@ fn forward(site: &Site<'_, &Attention>) -> Made<Launches> {
     if tokens(op) == 0 {
         return Ok(Launches::default());
     }
-    let tiles = Tiles::of(op.input, op.head_dim);
+    let tiles = Tiles::of(op, &[&q, &k, &v, &out])?;
     let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
-    let sizes = [op.length, op.heads, op.heads / op.kv_heads];
+    let sizes = [op.length, op.heads, op.heads / op.kv_heads, op.head_dim];
     arguments.extend(numbers(&sizes)?);
-    arguments.extend(numbers(&[stride(&[&q])?, stride(&[&k, &v])?, stride(&[&out])?])?);
+    arguments.extend(numbers(&[q.stride, k.stride, v.stride, out.stride])?);
     arguments.push(scale(op));
     let [shared_bytes, ..] = tiles.shared_bytes;
     let over = (tiles.forward, op.heads);
-    Ok(launch(op, "attention", arguments, over, shared_bytes)?.into())
+    Ok(launch(op, format!("attention_{}", tiles.name), arguments, over, shared_bytes)?.into())
 }
 
 fn backward(site: &Site<'_, &Attention>) -> Made<Launches> {
@@ -206,37 +215,40 @@ fn backward(site: &Site<'_, &Attention>) -> Made<Launches> {
         return Ok(Launches::default());
     }
     let of_q = stride(&[&q, &dq])?;
-    let of_k = stride(&[&k, &v, &dk, &dv, &read.all_k, &read.all_v])?;
+    let (of_k, of_v) = (stride(&[&k, &dk])?, stride(&[&v, &dv])?);
     let of_out = stride(&[&out, &dout])?;
     let group = op.heads / op.kv_heads;
     let padded = op.length.next_multiple_of(ROWS);
     let rows = op.sequences * op.heads * padded;
+    let tiles = Tiles::of(op, &[&q, &k, &v, &out, &dout, &dq, &dk, &dv])?;
     let sums = Operand::contiguous(Memory::Scratch, 0, (rows, 2), DType::F32);
 
     let mut arguments = vec![out.read(), dout.read(), lse.read(), sums.write()];
-    arguments.extend(numbers(&[op.length, op.heads, of_out, padded])?);
-    let of_block = SUM_THREADS / (op.head_dim * op.input.width() / 16);
-    let sum = launch(op, "attention_sums", arguments, (of_block, op.heads), 0)?;
+    arguments.extend(numbers(&[op.length, op.heads, op.head_dim, of_out, padded])?);
+    let of_block = SUM_THREADS / tiles.lanes;
+    let kernel = |name| format!("attention_{name}_{}", tiles.name);
+    let sum = launch(op, kernel("sums"), arguments, (of_block, op.heads), 0)?;
     let [_, heads, sequences] = sum.grid;
     let sum = sum.grid([small(padded.div_ceil(of_block))?, heads, sequences]);
     let sum = sum.block([small(SUM_THREADS)?, 1, 1]);
 
-    let tiles = Tiles::of(op.input, op.head_dim);
     let [_, of_queries, of_keys] = tiles.shared_bytes;
     let inputs = [q.read(), k.read(), v.read(), dout.read(), sums.read()];
+    let strides = numbers(&[of_q, of_k, of_v, of_out])?;
     let mut arguments = inputs.to_vec();
     arguments.push(dq.write());
-    arguments.extend(numbers(&[op.length, op.heads, group, padded, of_q, of_k, of_out])?);
+    arguments.extend(numbers(&[op.length, op.heads, group, op.head_dim, padded])?);
+    arguments.extend(strides.clone());
     arguments.push(scale(op));
     let over = (tiles.backward, op.heads);
-    let to_queries = launch(op, "attention_dq", arguments, over, of_queries)?;
+    let to_queries = launch(op, kernel("dq"), arguments, over, of_queries)?;
 
     let mut arguments = inputs.to_vec();
     arguments.extend([dk.write(), dv.write()]);
-    let used = read.used;
-    arguments.extend(numbers(&[op.length, op.heads, group, used, padded, of_q, of_k, of_out])?);
+    arguments.extend(numbers(&[op.length, op.heads, group, op.head_dim, read.used, padded])?);
+    arguments.extend(strides);
     arguments.push(scale(op));
     let over = (tiles.backward, read.held);
-    let to_keys = launch(op, "attention_dkv", arguments, over, of_keys)?;
+    let to_keys = launch(op, kernel("dkv"), arguments, over, of_keys)?;
     Ok(Launches { launches: vec![sum, to_queries, to_keys], scratch_bytes: 8 * rows })
 }

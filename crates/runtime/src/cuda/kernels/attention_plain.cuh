@@ -1,11 +1,13 @@
-// Attention in f32, forward and backward: the tensor cores have no such products, so that these are
-// plain sums. A block has 16 rows, four a warp, and goes over tiles of 32 others, one a lane: a lane
+// Attention in plain f32 sums, forward and backward: for f32, of which the tensor cores have no
+// products, and for bf16 heads that are not made of pieces of 16 bytes. T is the format in memory, V
+// how many numbers are accessed at a time; tiles are f32, W features wide, with zeros after those that
+// a head has. A block has 16 rows, four a warp, and goes over tiles of 32 others, one a lane: a lane
 // makes its other's product with each row, the warp softens them, and then each lane sums some
 // features of all others. Backward goes twice, as in attention.cu.
 #pragma once
 #include "attention.cuh"
 
-template <int W>
+template <class T, int V, int W>
 struct Plain {
     static constexpr u32 OF_WARP = 4, OF_BLOCK = 16, OTHERS = 32;
     // Numbers from a row of a tile to the next: lanes read rows in vectors, from different banks.
@@ -14,7 +16,7 @@ struct Plain {
     static constexpr u32 EACH = W / 32;
     using Sums = float[OF_WARP][EACH];
 
-    u32 length;
+    u32 length, width;
     float scale;
 
     // Shared memory of the block: two matrices' rows, two tiles of others, and each warp's weights.
@@ -27,14 +29,16 @@ struct Plain {
         return {memory, others, others + 2 * OTHERS * PITCH + threadIdx.x / 32 * OF_WARP * OTHERS};
     }
 
-    // Rows `first` to `first + ROWS` of a matrix, zeros from row `rows` on.
+    // Rows `first` to `first + COUNT` of a matrix, zeros from row `length` on.
     template <u32 COUNT>
-    static DEVICE void copy_tile(float* tile, const float* from, u32 stride, u32 first, u32 rows) {
-        constexpr u32 PIECES = W / 4;
+    DEVICE void copy_tile(float* tile, const T* from, u32 stride, u32 first) const {
+        constexpr u32 PIECES = W / V;
         for (u32 at = threadIdx.x; at < COUNT * PIECES; at += THREADS) {
-            const u32 row = at / PIECES, piece = at % PIECES * 4;
-            float values[4] = {};
-            if (first + row < rows) load(from + u64(first + row) * stride + piece, values);
+            const u32 row = at / PIECES, piece = at % PIECES * V;
+            float values[V] = {};
+            if (first + row < length && piece < width) {
+                load(from + u64(first + row) * stride + piece, values);
+            }
             store(tile + row * PITCH + piece, values);
         }
     }
@@ -78,25 +82,32 @@ struct Plain {
         }
     }
 
-    DEVICE void store_sums(float* to, u32 stride, u32 first, const Sums& sums,
+    DEVICE void store_sums(T* to, u32 stride, u32 first, const Sums& sums,
                            const float (&scales)[OF_WARP]) const {
+        constexpr u32 AT_ONCE = V < int(EACH) ? V : EACH;
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * OF_WARP;
 #pragma unroll
         for (u32 r = 0; r < OF_WARP; r++) {
-            float made[EACH];
 #pragma unroll
-            for (u32 i = 0; i < EACH; i++) made[i] = sums[r][i] * scales[r];
-            if (row + r < length) store(to + u64(row + r) * stride + lane * EACH, made);
+            for (u32 begin = 0; begin < EACH; begin += AT_ONCE) {
+                const u32 column = lane * EACH + begin;
+                float made[AT_ONCE];
+#pragma unroll
+                for (u32 i = 0; i < AT_ONCE; i++) made[i] = sums[r][begin + i] * scales[r];
+                if (row + r < length && column < width) {
+                    store(to + u64(row + r) * stride + column, made);
+                }
+            }
         }
     }
 
-    DEVICE void forward(const float* q, Pair<float> kv, float* out, float* lse, u32 q_stride,
+    DEVICE void forward(const T* q, Pair<T> kv, T* out, float* lse, u32 q_stride,
                         u32 out_stride, u32 heads) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
         const u32 first = (gridDim.x - 1 - blockIdx.x) * OF_BLOCK;
         const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * OF_WARP;
-        copy_tile<OF_BLOCK>(at.rows, q, q_stride, first, length);
+        copy_tile<OF_BLOCK>(at.rows, q, q_stride, first);
         const float factor = scale * LOG2_E;
         Sums sums = {};
         float maxima[OF_WARP], totals[OF_WARP] = {};
@@ -134,18 +145,17 @@ struct Plain {
         store_sums(out, out_stride, first, sums, inverse);
     }
 
-    DEVICE void copy_both(float* tiles, Pair<float> others, u32 first) const {
-        copy_tile<OTHERS>(tiles, others.first, others.first_stride, first, length);
-        copy_tile<OTHERS>(tiles + OTHERS * PITCH, others.second, others.second_stride, first, length);
+    DEVICE void copy_both(float* tiles, Pair<T> others, u32 first) const {
+        copy_tile<OTHERS>(tiles, others.first, others.first_stride, first);
+        copy_tile<OTHERS>(tiles + OTHERS * PITCH, others.second, others.second_stride, first);
     }
 
-    DEVICE void copy_rows(float* tiles, Pair<float> rows, u32 first) const {
-        copy_tile<OF_BLOCK>(tiles, rows.first, rows.first_stride, first, length);
-        copy_tile<OF_BLOCK>(tiles + OF_BLOCK * PITCH, rows.second, rows.second_stride, first, length);
+    DEVICE void copy_rows(float* tiles, Pair<T> rows, u32 first) const {
+        copy_tile<OF_BLOCK>(tiles, rows.first, rows.first_stride, first);
+        copy_tile<OF_BLOCK>(tiles + OF_BLOCK * PITCH, rows.second, rows.second_stride, first);
     }
 
-    DEVICE void queries(Pair<float> rows, Pair<float> others, const float* statistics, float* dq,
-                        u32 stride) const {
+    DEVICE void queries(Pair<T> rows, Pair<T> others, const float* statistics, T* dq, u32 stride) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
         const u32 first = (gridDim.x - 1 - blockIdx.x) * OF_BLOCK;
@@ -172,8 +182,8 @@ struct Plain {
         store_sums(dq, stride, first, sums, scales);
     }
 
-    DEVICE void keys(Pair<float> rows, Pair<float> others, const float* statistics, u32 padded,
-                     u32 group, float* dk, float* dv, u32 stride) const {
+    DEVICE void keys(Pair<T> rows, Pair<T> others, const float* statistics, u32 padded,
+                     u32 group, T* dk, T* dv) const {
         DYNAMIC_SHARED(memory);
         const Memory at = memory_of(memory);
         const u32 first = blockIdx.x * OF_BLOCK;
@@ -183,7 +193,7 @@ struct Plain {
         for (u32 head = 0; head < group; head++) {
             for (u32 query = first / OTHERS * OTHERS; query < length; query += OTHERS) {
                 __syncthreads();
-                copy_both(at.others, others.further(head * W), query);
+                copy_both(at.others, others.further(head * width), query);
                 __syncthreads();
                 float both[2];
                 load(statistics + (u64(head) * padded + query + lane) * 2, both);
@@ -202,7 +212,9 @@ struct Plain {
         }
         const float scales[OF_WARP] = {scale, scale, scale, scale};
         const float ones[OF_WARP] = {1.0f, 1.0f, 1.0f, 1.0f};
-        store_sums(dk, stride, first, of_k, scales);
-        store_sums(dv, stride, first, of_v, ones);
+        dk = results_of_block(dk, rows.first_stride, length, width);
+        dv = results_of_block(dv, rows.second_stride, length, width);
+        store_sums(dk, rows.first_stride, first, of_k, scales);
+        store_sums(dv, rows.second_stride, first, of_v, ones);
     }
 };
