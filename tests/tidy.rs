@@ -11,7 +11,8 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("narrows-plan", &[]),
     ("narrows-cost-model", &["narrows-plan"]),
     ("narrows-planner", &["narrows-cost-model", "narrows-plan"]),
-    ("narrows-runtime", &["narrows-plan"]),
+    ("narrows-runtime", &["narrows-plan", "narrows-stand-in"]),
+    ("narrows-stand-in", &["narrows-runtime"]),
     ("narrows", &["narrows-cost-model", "narrows-plan", "narrows-planner", "narrows-runtime"]),
 ];
 

@@ -49,8 +49,10 @@ struct Launch {
     u32 shared_bytes;
     // 1 runs blocks and threads from the last to the first.
     u32 descending;
+    // Without any, nothing runs: `error` is the most threads of a block, and the kinds it takes.
     void** arguments;
-    // For each argument p (pointer), u (32 bits), l (64 bits) or f (float).
+    // For each argument p (pointer), u (32 bits), l (64 bits) or f (float). Null where the caller
+    // has them from the kernel.
     const char* kinds;
     char* error;
     u32 error_bytes;
@@ -258,14 +260,19 @@ constexpr char kind_of() {
 }
 
 template <class... Arguments, size_t... AT>
-int run(void (*kernel)(Arguments...), const Launch* launch, std::index_sequence<AT...>) {
+int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
+        std::index_sequence<AT...>) {
     const auto refuse = [&](const char* why) {
         snprintf(launch->error, launch->error_bytes, "%s", why);
         return 1;
     };
     const char declared[] = {kind_of<Arguments>()..., 0};
     char why[256];
-    if (strcmp(declared, launch->kinds)) {
+    if (!launch->arguments) {
+        snprintf(launch->error, launch->error_bytes, "%u %s", threads_max, declared);
+        return 0;
+    }
+    if (launch->kinds && strcmp(declared, launch->kinds)) {
         snprintf(why, sizeof why, "the kernel takes %s, it is given %s", declared, launch->kinds);
         return refuse(why);
     }
@@ -273,6 +280,10 @@ int run(void (*kernel)(Arguments...), const Launch* launch, std::index_sequence<
     gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
     const u32 count = blockDim.x * blockDim.y * blockDim.z;
     if (count == 0 || count % 32 || count > 1024) return refuse("a block is 1 to 32 whole warps");
+    if (count > threads_max) {
+        snprintf(why, sizeof why, "a block has %u threads, it is compiled for %u", count, threads_max);
+        return refuse(why);
+    }
     block.threads.resize(count);
     block.warps.resize(count / 32);
     block.dynamic.resize((launch->shared_bytes + 15) / 16);
@@ -296,15 +307,17 @@ int run(void (*kernel)(Arguments...), const Launch* launch, std::index_sequence<
 }
 
 template <class... Arguments>
-int run(void (*kernel)(Arguments...), const Launch* launch) {
-    return run(kernel, launch, std::index_sequence_for<Arguments...>());
+int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max) {
+    return run(kernel, launch, threads_max, std::index_sequence_for<Arguments...>());
 }
 
 }  // namespace shim
 
-#define KERNEL(threads, blocks, name, ...)                                                       \
-    static void name##_body(__VA_ARGS__);                                                        \
-    extern "C" int name(const shim::Launch* launch) { return shim::run(name##_body, launch); }   \
+#define KERNEL(threads, blocks, name, ...)                \
+    static void name##_body(__VA_ARGS__);                 \
+    extern "C" int name(const shim::Launch* launch) {     \
+        return shim::run(name##_body, launch, (threads)); \
+    }                                                     \
     static void name##_body(__VA_ARGS__)
 #define SHARED(type, name)                  \
     using name##_array = type;              \

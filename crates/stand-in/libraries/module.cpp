@@ -1,0 +1,198 @@
+// Modules, and launches of kernels.
+//
+// An image names a family of kernels and an architecture. The family's kernels were compiled for
+// processors and lie beside this library; an entry takes a launch as shim.h has it.
+#include <dlfcn.h>
+#include <cstdio>
+#include <cstring>
+#include <tuple>
+#include "state.h"
+
+namespace stand_in {
+
+u32 architecture();
+u32 shared_bytes_max();
+void watch(int device, const std::string& name);
+void unwatch();
+
+// As in shim.h.
+struct Launch {
+    u32 grid[3], block[3];
+    u32 shared_bytes, descending;
+    void** arguments;
+    const char* kinds;
+    char* error;
+    u32 error_bytes;
+};
+using Entry = int (*)(const Launch*);
+
+constexpr u32 SHARED_BYTES = 48 << 10;
+
+static std::string own_folder() {
+    Dl_info info;
+    if (!dladdr(reinterpret_cast<void*>(&own_folder), &info)) return ".";
+    const std::string path = info.dli_fname;
+    return path.substr(0, path.rfind('/'));
+}
+
+}  // namespace stand_in
+
+struct CUfunc_st {
+    std::string name;
+    stand_in::Entry entry;
+    // What it takes: for each argument p (pointer), u (32 bits), l (64 bits) or f (float).
+    std::string kinds;
+    u32 threads_max;
+    u32 shared_max = stand_in::SHARED_BYTES;
+};
+
+struct CUmod_st {
+    void* kernels;
+    int device;
+    std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
+};
+
+using namespace stand_in;
+
+EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (CUresult result = forbidden(*device)) return result;
+    const std::string text = static_cast<const char*>(image), magic = "\x7f" "ELF narrows stand-in\n";
+    if (text.compare(0, magic.size(), magic)) {
+        say("an image is loaded that the stand-in of NVRTC did not make");
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
+    const size_t end = text.find('\n', magic.size());
+    const std::string family = text.substr(magic.size(), end - magic.size());
+    const std::string made_for = text.substr(end + 1);
+    if (made_for != "sm_" + std::to_string(architecture())) {
+        say("an image of " + family + " is for " + made_for + ", not for this device");
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    }
+    const std::string path = own_folder() + "/kernels-" + family + ".so";
+    void* kernels = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!kernels) {
+        say(dlerror());
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
+    *module = new CUmod_st{kernels, device->ordinal, {}};
+    return CUDA_SUCCESS;
+}
+
+// Its kernels stay loaded, for what is queued.
+EXPORT CUresult cuModuleUnload(CUmodule) {
+    Guard guard(lock());
+    Device* device;
+    return entered(device);
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    auto& found = module->functions[name];
+    if (!found) {
+        auto entry = reinterpret_cast<Entry>(dlsym(module->kernels, name));
+        if (!entry) return CUDA_ERROR_NOT_FOUND;
+        char said[256] = {}, kinds[256] = {};
+        u32 threads = 0;
+        Launch question = {};
+        question.error = said;
+        question.error_bytes = sizeof said;
+        entry(&question);
+        if (sscanf(said, "%u %255s", &threads, kinds) < 1) return CUDA_ERROR_NOT_FOUND;
+        found.reset(new CUfunc_st{name, entry, kinds, threads});
+    }
+    *function = found.get();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (attribute != MAX_DYNAMIC_SHARED_BYTES) return attribute == 9 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (value < 0 || u32(value) > shared_bytes_max()) return CUDA_ERROR_INVALID_VALUE;
+    function->shared_max = u32(value);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction function) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    switch (attribute) {
+        case 0: *value = int(function->threads_max); break;
+        case MAX_DYNAMIC_SHARED_BYTES: *value = int(function->shared_max); break;
+        default: *value = 0;
+    }
+    return CUDA_SUCCESS;
+}
+
+// Why a launch is refused; empty when it is not.
+static std::string defect(const CUfunc_st& function, const Launch& launch) {
+    const auto& [grid, block] = std::tie(launch.grid, launch.block);
+    const u64 threads = u64(block[0]) * block[1] * block[2];
+    if (!threads || !grid[0] || !grid[1] || !grid[2]) return "it has no blocks or no threads";
+    if (grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535) return "its grid is too large";
+    if (block[0] > 1024 || block[1] > 1024 || block[2] > 64) return "its block is too large";
+    if (threads > function.threads_max) {
+        return "a block has " + std::to_string(threads) + " threads, and it is compiled for " +
+               std::to_string(function.threads_max);
+    }
+    if (launch.shared_bytes > function.shared_max) {
+        return std::to_string(launch.shared_bytes) + " bytes of shared memory are more than the " +
+               std::to_string(function.shared_max) + " it was allowed";
+    }
+    return "";
+}
+
+static void run(int device, const CUfunc_st& function, Launch launch, std::vector<u64> values) {
+    std::vector<void*> arguments;
+    for (size_t at = 0; at < values.size(); at++) {
+        const std::string what = "argument " + std::to_string(at) + " of " + function.name;
+        const void* pointer = reinterpret_cast<void*>(values[at]);
+        if (function.kinds[at] == 'p' && pointer && !inside(device, pointer, 1, what)) return;
+        arguments.push_back(&values[at]);
+    }
+    char error[1024] = {};
+    launch.arguments = arguments.data();
+    launch.descending = draw(2);
+    launch.error = error;
+    launch.error_bytes = sizeof error;
+    watch(device, function.name);
+    const int failed = function.entry(&launch);
+    unwatch();
+    if (failed) fail(device, CUDA_ERROR_LAUNCH_FAILED, function.name + ": " + error);
+}
+
+EXPORT CUresult cuLaunchKernel(CUfunction function, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x,
+                               u32 block_y, u32 block_z, u32 shared_bytes, CUstream stream,
+                               void** arguments, void** extra) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (CUresult result = resolve(*device, stream)) return result;
+    if (extra) return CUDA_ERROR_NOT_SUPPORTED;
+    Launch launch = {};
+    launch.grid[0] = grid_x, launch.grid[1] = grid_y, launch.grid[2] = grid_z;
+    launch.block[0] = block_x, launch.block[1] = block_y, launch.block[2] = block_z;
+    launch.shared_bytes = shared_bytes;
+    if (const std::string why = defect(*function, launch); !why.empty()) {
+        say("a launch of " + function->name + " is refused: " + why);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    std::vector<u64> values;
+    for (size_t at = 0; at < function->kinds.size(); at++) {
+        const char kind = function->kinds[at];
+        if (!arguments || !arguments[at]) return CUDA_ERROR_INVALID_VALUE;
+        values.push_back(0);
+        memcpy(&values.back(), arguments[at], kind == 'p' || kind == 'l' ? 8 : 4);
+    }
+    const CUfunc_st* of = function;
+    return queue(stream, at_once("launch " + function->name, [=](int device) {
+        run(device, *of, launch, values);
+    }));
+}
