@@ -167,13 +167,30 @@ macro_rules! files {
 /// The driver first: others are linked with it.
 fn parts() -> Vec<Part> {
     let driver = files!(
-        "work.h", "cuda.h", "state.h", "schedule.cpp", "device.cpp", "memory.cpp", "copy.cpp",
-        "stream.cpp", "capture.cpp", "module.cpp"
+        "work.h",
+        "cuda.h",
+        "state.h",
+        "schedule.cpp",
+        "device.cpp",
+        "memory.cpp",
+        "copy.cpp",
+        "stream.cpp",
+        "capture.cpp",
+        "module.cpp"
     );
     let mut nvrtc = files!("work.h", "nvrtc.cpp");
     nvrtc.push(("programs.h".into(), programs()));
-    let cublaslt = files!("work.h", "product.h", "product.cpp", "cublaslt.h", "cublaslt.cpp", "matmul.cpp");
-    let nccl = files!("work.h", "nccl.h", "wire.h", "wire.cpp", "reduce.cpp", "collective.cpp", "nccl.cpp");
+    let cublaslt =
+        files!("work.h", "product.h", "product.cpp", "cublaslt.h", "cublaslt.cpp", "matmul.cpp");
+    let nccl = files!(
+        "work.h",
+        "nccl.h",
+        "wire.h",
+        "wire.cpp",
+        "reduce.cpp",
+        "collective.cpp",
+        "nccl.cpp"
+    );
     let library = |name: &str, files, flags: &[&str], links, queues| {
         let linked = [&format!("-Wl,-soname,{name}"), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"];
         let flags = linked.iter().chain(flags).map(|flag| flag.to_string()).collect();
@@ -184,7 +201,13 @@ fn parts() -> Vec<Part> {
         library("libcublasLt.so.12", cublaslt, &["-O3"], &["libcublasLt.so"], true),
         library("libnccl.so.2", nccl, &["-O2"], &["libnccl.so"], true),
         library("libnvrtc.so.12", nvrtc, &["-O1"], &["libnvrtc.so"], false),
-        library("libcublas.so.12", files!("work.h", "cublas.cpp"), &["-O1"], &["libcublas.so"], false),
+        library(
+            "libcublas.so.12",
+            files!("work.h", "cublas.cpp"),
+            &["-O1"],
+            &["libcublas.so"],
+            false,
+        ),
     ];
     parts.extend(Family::ALL.map(kernels));
     parts
@@ -204,10 +227,13 @@ fn programs() -> String {
     let rows = Family::ALL.map(|family| {
         let headers = HEADERS.into_iter().flat_map(|header| [header.name, header.text]);
         // FNV-1a; nvrtc.cpp has the same.
-        let hash = [family.text()].into_iter().chain(headers).flat_map(str::bytes).fold(
-            0xcbf2_9ce4_8422_2325_u64,
-            |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3),
-        );
+        let hash = [family.text()]
+            .into_iter()
+            .chain(headers)
+            .flat_map(str::bytes)
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
         format!("    {{\"{}\", {hash:#x}}},\n", family.name())
     });
     format!(

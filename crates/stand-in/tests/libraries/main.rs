@@ -2,5 +2,10 @@
 #![allow(unsafe_code)]
 
 mod child;
+mod collectives;
 mod gpu;
+mod graphs;
+mod kernels;
 mod memory;
+mod order;
+mod products;

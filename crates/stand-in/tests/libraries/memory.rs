@@ -59,7 +59,8 @@ fn copies_stay_within_allocations() {
         let numbers = Numbers::of(&[1.0, 2.0]);
         let beyond = Numbers { count: 3, ..numbers };
         // SAFETY: it is refused.
-        let copied = unsafe { result::memcpy_dtod_async(numbers.at, beyond.at, 12, stream.cu_stream()) };
+        let copied =
+            unsafe { result::memcpy_dtod_async(numbers.at, beyond.at, 12, stream.cu_stream()) };
         assert_eq!(error(copied), CUDA_ERROR_INVALID_VALUE);
         // Freed before the copy ran: an error that stays.
         let other = Numbers::new(2);
@@ -104,7 +105,10 @@ fn kernels_stay_within_allocations() {
     let test = "memory::kernels_stay_within_allocations";
     if child::role().is_none() {
         let said = child::dies(&libraries, test);
-        assert!(said.contains("add_into_f32_v1 touches byte") && said.contains("of 4096 bytes"), "{said}");
+        assert!(
+            said.contains("add_into_f32_v1 touches byte") && said.contains("of 4096 bytes"),
+            "{said}"
+        );
         return;
     }
     let context = gpu::context(0);
