@@ -42,7 +42,8 @@ fn crates_depend_in_one_direction() {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in packages {
         let dependencies = package["dependencies"].as_array().expect("dependencies");
-        let of_tests = |value: &serde_json::Value| value["kind"] == "dev" && name(value) == FOR_TESTS;
+        let of_tests =
+            |value: &serde_json::Value| value["kind"] == "dev" && name(value) == FOR_TESTS;
         let within = dependencies.iter().filter(|value| !of_tests(value)).map(name);
         let within = within.filter(|name| ours.contains(name)).collect();
         found.insert(name(package), within);
