@@ -196,6 +196,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice ordinal) {
     if (CUresult result = exists(ordinal)) return result;
     Device& device = *state().devices[ordinal];
     device.retained++;
+    if (state().first_device < 0) state().first_device = ordinal;
     *context = &device.context;
     return CUDA_SUCCESS;
 }

@@ -41,12 +41,21 @@ static void pack(std::vector<float>& to, u64 count, u64 width, u64 from_k, u64 t
     }
 }
 
-static void tile(const float* a, const float* b, u64 depth, Vector (&sums)[COLUMNS]) {
+// Also for processors with wider vectors, where the compiler can make both.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDER __attribute__((target_clones("arch=haswell", "default")))
+#else
+#define WIDER
+#endif
+
+WIDER void tile(const float* a, const float* b, u64 depth, float (&to)[COLUMNS][ROWS]) {
+    Vector sums[COLUMNS] = {};
     for (u64 k = 0; k < depth; k++) {
         Vector rows;
         memcpy(&rows, a + k * ROWS, sizeof rows);
         for (u64 j = 0; j < COLUMNS; j++) sums[j] += rows * b[k * COLUMNS + j];
     }
+    memcpy(to, sums, sizeof sums);
 }
 
 void add_product(const Extent& of, const Matrix& a, const Matrix& b, float* sums) {
@@ -57,7 +66,7 @@ void add_product(const Extent& of, const Matrix& a, const Matrix& b, float* sums
         pack(right, of.n, COLUMNS, from, to, [&](u64 j, u64 k) { return b.at(k, j); });
         for (u64 j = 0; j < of.n; j += COLUMNS) {
             for (u64 i = 0; i < of.m; i += ROWS) {
-                Vector made[COLUMNS] = {};
+                float made[COLUMNS][ROWS];
                 tile(left.data() + i * depth, right.data() + j * depth, depth, made);
                 for (u64 column = j; column < j + COLUMNS && column < of.n; column++) {
                     float* out = sums + column * of.m;

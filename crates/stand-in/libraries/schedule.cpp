@@ -40,7 +40,8 @@ static u64 seed() {
 }
 
 u32 draw(u32 below) {
-    static auto* random = new std::mt19937_64(seed());
+    // Processes that share a seed draw other numbers, one for each device.
+    static auto* random = new std::mt19937_64(seed() + 1'000'003 * u64(state().first_device + 1));
     return u32((*random)() % below);
 }
 

@@ -119,6 +119,8 @@ struct State {
     std::map<u64, u64> pinned;
     u32 last_stream = 0, last_graph = 0;
     u64 last_call_ms = 0;
+    // That this process made a context of.
+    int first_device = -1;
 };
 State& state();
 

@@ -68,28 +68,37 @@ pub fn once(test: &str, variables: Variables, body: impl FnOnce()) -> Option<Str
 }
 
 /// Runs the body in so many processes that meet in a folder; each is told its number and the folder.
-pub fn together(test: &str, count: usize, seed: u32, body: impl FnOnce(usize, &Path)) {
+/// Gives what they printed.
+pub fn together(
+    test: &str,
+    count: usize,
+    seed: u32,
+    variables: Variables,
+    body: impl FnOnce(usize, &Path),
+) -> Vec<String> {
     if let Some(role) = role() {
         let (number, folder) = role.split_once(' ').expect("a number and a folder");
         body(number.parse().expect("a number"), Path::new(folder));
         println!("{CHECKED}");
-        return;
+        return vec![];
     }
-    let Some(libraries) = libraries() else { return };
+    let Some(libraries) = libraries() else { return vec![] };
     let folder = tempfile::tempdir().expect("a folder");
     let (devices, seed) = (count.to_string(), seed.to_string());
     let within = folder.path().to_str().expect("a name");
-    let variables = [
+    let of_all = [
         ("NARROWS_STAND_IN_DEVICES", devices.as_str()),
         ("NARROWS_STAND_IN_SEED", seed.as_str()),
         ("TMPDIR", within),
     ];
+    let variables = [&of_all, variables].concat();
     let begun = |number| begin(&libraries, test, &format!("{number} {within}"), &variables);
     let children: Vec<Child> = (0..count).map(begun).collect();
-    children.into_iter().for_each(|child| drop(end(child)));
+    let said = children.into_iter().map(end).collect();
     let left: Vec<_> = fs::read_dir(folder.path()).expect("a folder").flatten().collect();
     let left: Vec<_> = left.iter().filter(|entry| entry.path().is_dir()).collect();
     assert!(left.is_empty(), "communicators leave {left:?}");
+    said
 }
 
 /// What a child printed that a signal ended.
