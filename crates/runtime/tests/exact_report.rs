@@ -3,38 +3,26 @@
 
 #[path = "../../plan/tests/check_support/mod.rs"]
 mod check_support;
+#[path = "support/draws.rs"]
+mod draws;
 
 use check_support::{Dice, describe, draw_plan, models};
+use draws::{small_context, small_models};
 use narrows_plan::lower::lower;
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
-use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
 use narrows_runtime::numeric::{GRADIENT_TOLERANCE, Twin};
 use narrows_runtime::session::{Session, StepInput};
 use narrows_runtime::{Backend, NullBackend};
 
-fn context(dice: &mut Dice) -> Context {
-    let mesh = Mesh {
-        tensor: [1, 2, 4, 8][dice.below(4)],
-        pipeline: 1 + dice.below(2) as u64,
-        data: 1 + dice.below(2) as u64,
-    };
-    let micro_batch = [1, 2, 4][dice.below(3)];
-    let global_batch = micro_batch * mesh.data * (1 + dice.below(2) as u64);
-    let workload = Workload { global_batch, sequence_length: 8, micro_batch };
-    let zero = [Zero::Off, Zero::One][dice.below(2)];
-    Context { mesh, workload, precision: Precision::Full32, zero }
-}
-
 #[test]
 fn what_is_moved_and_held_is_what_the_program_says() {
-    let models: Vec<Model> = models().into_iter().filter(|m| m.hidden == 256).collect();
+    let models = small_models();
     let mut dice = Dice(23);
     let mut seen = 0;
     while seen < 40 {
         let model = dice.pick(&models).unwrap().clone();
-        let context = context(&mut dice);
+        let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
         let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
@@ -63,7 +51,7 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
     let (mut seen, mut worst) = (0, 0.0_f64);
     while seen < 30 {
         let model = dice.pick(&models).unwrap().clone();
-        let context = context(&mut dice);
+        let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
         let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
@@ -85,7 +73,7 @@ fn another_function_is_told_apart() {
     let model = model::presets::find("cola-tiny").unwrap();
     let mut dice = Dice(31);
     let plan = loop {
-        let context = context(&mut dice);
+        let context = small_context(&mut dice, Precision::Full32);
         if let Some(plan) = draw_plan(&mut dice, &model, context) {
             break plan;
         }
@@ -104,7 +92,7 @@ fn a_program_with_exchanged_weights_is_told_apart() {
     let mut dice = Dice(37);
     let mut seen = 0;
     for _ in 0..40 {
-        let context = context(&mut dice);
+        let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         let twin = Twin::of(&plan, &model).unwrap();
         let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());

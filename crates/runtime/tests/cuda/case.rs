@@ -8,14 +8,15 @@ use std::collections::HashMap;
 
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
-    Access, Action, Buffer, BufferId, Constants, Extent, Instr, PassOp, Phase, Region, StageProgram,
+    Access, Action, Buffer, BufferId, Constants, Extent, Instr, PassOp, Phase, Program, Region,
+    StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
 use narrows_runtime::cuda::bounds::Touched;
 use narrows_runtime::cuda::launch::COEFFICIENTS;
 use narrows_runtime::cuda::{Argument, Device, Launches, Memory, bounds, launch};
-use narrows_runtime::order::Moment;
+use narrows_runtime::order::{self, Moment};
 
 use super::numbers::{bf16_bits, of_bf16};
 use super::shim::{self, Memories, Order};
@@ -253,6 +254,19 @@ impl Case {
     }
 }
 
+/// Calls `visit` with every instruction of a program on every device that executes it.
+pub fn each_moment(program: &Program, mut visit: impl FnMut(&Device, &Moment)) {
+    let Program { context, constants, .. } = program;
+    let decays = HashMap::new();
+    for stage in &program.stages {
+        for at in 0..context.tensor() * context.mesh.data {
+            let (tensor, data) = (at % context.tensor(), at / context.tensor());
+            let device = Device { context, constants, stage, tensor, data, decays: &decays };
+            order::step(stage).for_each(|moment| visit(&device, &moment));
+        }
+    }
+}
+
 fn bytes_of(buffer: &Buffer) -> std::ops::Range<usize> {
     let begin = buffer.offset as usize;
     begin..begin + buffer.extent.bytes().0 as usize
@@ -273,6 +287,10 @@ impl Aligned {
 
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.held)[..self.size]
+    }
+
+    pub fn held(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.held)[..self.size]
     }
 }
 

@@ -3,6 +3,10 @@
 
 #[path = "../../../plan/tests/check_support/mod.rs"]
 mod check_support;
+#[path = "../support/conformance.rs"]
+mod conformance;
+#[path = "../support/draws.rs"]
+mod draws;
 
 mod attention;
 mod bounds;

@@ -1,11 +1,11 @@
 //! Products as what cublasLtMatmul takes: its documented semantics, one number at a time, compute what the
 //! processor's products do, on every product of drawn programs and on ragged sizes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
-use narrows_plan::model::{Model, presets};
+use narrows_plan::model::presets;
 use narrows_plan::program::{
     Access, Action, BufferId, Instr, Phase, Product, ProductForm, Program, Region, Shard,
     StageProgram,
@@ -16,11 +16,12 @@ use narrows_runtime::cpu::kernels::matrix::Matrix;
 use narrows_runtime::cpu::kernels::{Parallel, View, ViewMut, Write, product};
 use narrows_runtime::cuda::products::{self, Matmul, MatmulKey, Operation, Setting};
 use narrows_runtime::cuda::{Device, bounds};
-use narrows_runtime::order::{self, Moment};
+use narrows_runtime::order::Moment;
 use narrows_runtime::place;
 
-use super::case::Case;
-use super::check_support::{Dice, draw_plan, models};
+use super::case::{Case, each_moment};
+use super::check_support::{Dice, draw_plan};
+use super::draws::{small_context, small_models};
 use super::matmul::{bytes_of, execute, numbers};
 use super::numbers::{assert_near, random};
 
@@ -115,44 +116,21 @@ fn compare(setting: &Setting, moment: &Moment, seed: u64) {
 
 /// Calls `visit` with every product of a program on every device.
 fn each(program: &Program, mut visit: impl FnMut(&Setting, &Moment)) {
-    let context = &program.context;
-    let decays = HashMap::new();
-    for stage in &program.stages {
-        for at in 0..context.tensor() * context.mesh.data {
-            let (tensor, data) = (at % context.tensor(), at / context.tensor());
-            let constants = &program.constants;
-            let device = Device { context, constants, stage, tensor, data, decays: &decays };
+    each_moment(program, |device, moment| {
+        if matches!(moment.instr.action, Action::Gemm(_)) {
             let workspace = products::workspace((9, 0));
-            let setting = Setting { device: &device, tied: program.tied, workspace };
-            for moment in order::step(stage) {
-                if matches!(moment.instr.action, Action::Gemm(_)) {
-                    visit(&setting, &moment);
-                }
-            }
+            visit(&Setting { device, tied: program.tied, workspace }, moment);
         }
-    }
-}
-
-fn context(dice: &mut Dice, precision: Precision) -> Context {
-    let mesh = Mesh {
-        tensor: [1, 2, 4][dice.below(3)],
-        pipeline: 1 + dice.below(2) as u64,
-        data: 1 + dice.below(2) as u64,
-    };
-    let micro_batch = [1, 2, 4][dice.below(3)];
-    let global_batch = micro_batch * mesh.data * (1 + dice.below(2) as u64);
-    let workload = Workload { global_batch, sequence_length: 8, micro_batch };
-    let zero = [Zero::Off, Zero::One][dice.below(2)];
-    Context { mesh, workload, precision, zero }
+    });
 }
 
 fn drawn(precision: Precision, seeds: std::ops::Range<u64>) {
-    let models: Vec<Model> = models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models = small_models();
     let (mut programs, mut seen) = (0, HashSet::new());
     for seed in seeds {
         let mut dice = Dice(seed);
         let model = &models[seed as usize % models.len()];
-        let context = context(&mut dice, precision);
+        let context = small_context(&mut dice, precision);
         let Some(plan) = draw_plan(&mut dice, model, context) else { continue };
         programs += 1;
         each(&lower(&plan.resolve(model).unwrap()), |setting, moment| {

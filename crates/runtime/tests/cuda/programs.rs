@@ -1,17 +1,18 @@
 //! Every pass of every program has kernels, and they stay within their operands.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Activation, presets};
-use narrows_plan::program::{Action, PassOp};
+use narrows_plan::program::{Action, PassOp, Program};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Dim, Precision};
-use narrows_runtime::cuda::{Device, Family, bounds, launch};
-use narrows_runtime::order;
+use narrows_runtime::cuda::{Family, bounds, launch};
 
+use super::case::each_moment;
 use super::check_support::{Dice, draw_plan, models};
+use super::draws::{one, small_context, unusual_model};
 use super::shim;
 
 /// One of each pass.
@@ -84,36 +85,27 @@ struct Met {
 
 impl Met {
     /// The launches of all devices of a program.
-    fn program(&mut self, program: &narrows_plan::program::Program) {
+    fn program(&mut self, program: &Program) {
         self.programs += 1;
-        let context = &program.context;
-        let decays = HashMap::new();
-        for stage in &program.stages {
-            for at in 0..context.tensor() * context.mesh.data {
-                let (tensor, data) = (at % context.tensor(), at / context.tensor());
-                let constants = &program.constants;
-                let device = Device { context, constants, stage, tensor, data, decays: &decays };
-                for moment in order::step(stage) {
-                    let name = match &moment.instr.action {
-                        Action::Pass(op) => op.describe().0,
-                        Action::Attention(_) => {
-                            self.attentions += 1;
-                            moment.instr.action.name()
-                        }
-                        _ => continue,
-                    };
-                    let made = launch::pass(&device, &moment).unwrap_or_else(|e| panic!("{e}"));
-                    let touched = bounds::check(&device, &moment, &made);
-                    let touched = touched.unwrap_or_else(|error| panic!("{error}"));
-                    // Every kernel writes, but for a square sum that another device counts.
-                    assert!(touched.written > 0 || made.launches.is_empty());
-                    self.passes.insert(name);
-                    for launch in made.launches {
-                        self.kernels.entry(launch.family).or_default().insert(launch.kernel);
-                    }
+        each_moment(program, |device, moment| {
+            let action = &moment.instr.action;
+            match action {
+                Action::Pass(op) => self.passes.insert(op.describe().0),
+                Action::Attention(_) => {
+                    self.attentions += 1;
+                    self.passes.insert(action.name())
                 }
+                _ => return,
+            };
+            let made = launch::pass(device, moment).unwrap_or_else(|error| panic!("{error}"));
+            let touched = bounds::check(device, moment, &made);
+            let touched = touched.unwrap_or_else(|error| panic!("{error}"));
+            // Every kernel writes, but for a square sum that another device counts.
+            assert!(touched.written > 0 || made.launches.is_empty());
+            for launch in made.launches {
+                self.kernels.entry(launch.family).or_default().insert(launch.kernel);
             }
-        }
+        });
     }
 }
 
@@ -138,6 +130,22 @@ fn all_passes_of_drawn_programs_are_within_bounds() {
         .collect();
     assert!(missing.is_empty(), "no drawn program has {missing:?}");
     assert!(met.attentions > 100, "{}", met.attentions);
+    assert_kernels_exist(&met);
+}
+
+/// Odd widths, heads of few features, ranks that divide nothing.
+#[test]
+fn programs_of_unusual_models_have_kernels() {
+    let (mut dice, mut met) = (Dice(61), Met::default());
+    while met.programs < 80 {
+        let Some(model) = unusual_model(&mut dice) else { continue };
+        let precision = one(&mut dice, &[Precision::MixedBf16, Precision::Full32]);
+        let mut context = small_context(&mut dice, precision);
+        context.mesh.pipeline = context.mesh.pipeline.min(model.blocks.len() as u64);
+        if let Some(plan) = draw_plan(&mut dice, &model, context) {
+            met.program(&lower(&plan.resolve(&model).unwrap()));
+        }
+    }
     assert_kernels_exist(&met);
 }
 

@@ -66,8 +66,9 @@ struct Barrier {
     const char* file;
     int line;
     bool operator==(const Barrier& other) const {
-        return line == other.line && !strcmp(what, other.what) && !strcmp(file, other.file);
+        return line == other.line && same(what, other.what) && same(file, other.file);
     }
+    static bool same(const char* a, const char* b) { return a == b || !strcmp(a, b); }
 };
 
 // A copy that was begun and not yet waited for.
