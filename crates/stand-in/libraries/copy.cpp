@@ -98,6 +98,10 @@ static CUresult set(CUdeviceptr at, std::string pattern, u64 count, CUstream str
     const std::string name = "set " + std::to_string(bytes);
     return queue(stream, at_once(name, [=](int device) {
         if (!inside(device, first, bytes, name)) return;
+        if (pattern.size() == 1) {
+            memset(first, pattern[0], bytes);
+            return;
+        }
         for (u64 at = 0; at < bytes; at += pattern.size()) {
             memcpy(first + at, pattern.data(), pattern.size());
         }
