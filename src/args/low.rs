@@ -169,6 +169,9 @@ pub struct ValidateArgs {
     /// A file of measurements, or `-`; may be given again [default: the published figures]
     #[arg(long, value_name = "FILE")]
     pub measurements: Vec<OsString>,
+    /// A profile that measurements name besides the presets, as `calibrate` writes; may be given again
+    #[arg(long, value_name = "FILE")]
+    pub hardware: Vec<OsString>,
     /// Form of the answer
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,

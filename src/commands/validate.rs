@@ -9,10 +9,10 @@ use crate::validate::compare;
 
 /// Predicts every figure and prints both.
 pub fn run(args: &ValidateArgs) -> Outcome<()> {
-    let files = validate(args)?;
-    let compared = super::waiting("predicting", args.format, || compare(&files))?;
+    let asked = validate(args)?;
+    let compared = super::waiting("predicting", args.format, || compare(&asked))?;
     match args.format {
-        Format::Json => output::print_json(&validation::json(&files, &compared)),
-        Format::Text => output::print(&validation::text(&files, &compared)),
+        Format::Json => output::print_json(&validation::json(&asked.files, &compared)),
+        Format::Text => output::print(&validation::text(&asked.files, &compared)),
     }
 }

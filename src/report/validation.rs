@@ -1,7 +1,7 @@
 //! Predicted beside measured: a table for each kind of figure, then the errors in sum.
 
 use narrows_cost_model::interval::Coverage;
-use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings};
+use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings, Unit};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
@@ -45,10 +45,11 @@ fn figures(page: &mut Page, table: &Summary) {
         vec![
             one.measurement.name.clone(),
             executor_name(one.measurement.executor).to_string(),
-            Seconds(one.measured_s).to_string(),
-            Seconds(one.predicted_s).to_string(),
+            time(one, one.measured_s),
+            time(one, one.predicted_s),
             format!("{error:+.1} %"),
-            format!("{} to {}", Seconds(one.interval_s[0]), Seconds(one.interval_s[1])),
+            format!("{} to {}", Seconds(one.interval_s[0]), time(one, one.interval_s[1])),
+            if one.fitted { "fitted to it".into() } else { String::new() },
         ]
     };
     let rows: Vec<_> = table.figures.iter().map(row).collect();
@@ -59,8 +60,20 @@ fn figures(page: &mut Page, table: &Summary) {
         ("predicted", Align::Right),
         ("error", Align::Right),
         ("90 % between", Align::Left),
+        ("", Align::Left),
     ];
     page.table(&columns, &rows);
+}
+
+/// A time, and for what where it is not for the figure itself.
+fn time(of: &Compared, seconds: f64) -> String {
+    let time = Seconds(seconds);
+    if per_gigabyte(of) { format!("{time} a GB") } else { time.to_string() }
+}
+
+/// Whether a figure's time is what freeing 10⁹ bytes takes.
+fn per_gigabyte(of: &Compared) -> bool {
+    of.measurement.unit == Unit::MbPerMs
 }
 
 fn errors(page: &mut Page, summaries: &[Summary]) {
@@ -79,6 +92,7 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
         vec![
             summary.name.clone(),
             figures.to_string(),
+            if summary.fitted == 0 { String::new() } else { summary.fitted.to_string() },
             format!("{mean:.2} %"),
             format!("{median:.2} %"),
             format!("{worst:.2} %"),
@@ -91,6 +105,7 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
     let columns = [
         ("", Align::Left),
         ("figures", Align::Right),
+        ("fitted to", Align::Right),
         ("mean", Align::Right),
         ("median", Align::Right),
         ("worst", Align::Right),
@@ -121,6 +136,8 @@ struct Figure<'a> {
     executor: &'static str,
     race: Option<&'a str>,
     fitted: bool,
+    /// What the times are for: the figure, or 10⁹ bytes that recomputation frees.
+    per: &'static str,
     measured_s: f64,
     predicted_s: f64,
     error_percent: f64,
@@ -131,6 +148,7 @@ struct Figure<'a> {
 #[derive(Serialize)]
 struct Sum {
     name: String,
+    fitted: usize,
     #[serde(flatten)]
     errors: Errors,
     orderings: Orderings,
@@ -161,7 +179,8 @@ pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> 
         hardware: &one.measurement.hardware,
         executor: executor_name(one.measurement.executor),
         race: one.measurement.race.as_deref(),
-        fitted: one.measurement.fitted,
+        fitted: one.fitted,
+        per: if per_gigabyte(one) { "gigabyte_freed" } else { "figure" },
         measured_s: one.measured_s,
         predicted_s: one.predicted_s,
         error_percent: (one.predicted_s / one.measured_s - 1.0) * 100.0,
@@ -169,9 +188,9 @@ pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> 
         inside: (one.interval_s[0]..=one.interval_s[1]).contains(&one.measured_s),
     };
     let sums = |summaries: Vec<Summary>| {
-        let sum = |Summary { name, errors, orderings, coverage, .. }| {
+        let sum = |Summary { name, errors, orderings, coverage, fitted, .. }| {
             let coverage_90 = Covered { inside: coverage.inside, share: coverage.share() };
-            Sum { name, errors, orderings, coverage_90 }
+            Sum { name, fitted, errors, orderings, coverage_90 }
         };
         summaries.into_iter().map(sum).collect()
     };

@@ -2,24 +2,25 @@
 //!
 //! Kernels are priced one by one. A step is planned under the restrictions that its measurement names,
 //! with its mesh and microbatch, and its plan is simulated; a GPT's step has an estimator of its own
-//! ([`narrows_cost_model::gpt`]). Nothing is fitted here.
+//! ([`narrows_cost_model::gpt`]). Nothing is fitted here; figures that something was fitted to before are
+//! marked, and summed up apart.
 
 use std::collections::BTreeMap;
 
 use narrows_cost_model::gpt::{self, FRAMEWORK};
 use narrows_cost_model::interval::{Coverage, Spread};
 use narrows_cost_model::measured::{
-    self, Errors, KernelRun, Measured, Measurement, MeasurementsFile, Orderings, Race, Step,
-    Subject,
+    self, Errors, KernelRun, Measured, Measurement, Orderings, Race, Step, Subject,
 };
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::Rules;
-use narrows_plan::{Defect, Defects};
-use narrows_planner::predict::predict_program;
+use narrows_plan::strategy::{Recompute, Rules};
+use narrows_plan::{Defect, Defects, Kernel};
+use narrows_planner::predict::{Prediction, kernels as kernels_of_step, predict_program};
 use narrows_planner::search::search;
 use narrows_planner::{MemoryLimit, Request};
 
+use crate::args::validate::Validation;
 use crate::errors::{Failure, Outcome, Problem};
 
 /// A figure and its prediction.
@@ -34,6 +35,8 @@ pub struct Compared<'a> {
     pub predicted_s: f64,
     /// The 90 % interval of the prediction.
     pub interval_s: [f64; 2],
+    /// Whether something was fitted to this figure: then what stands beside it is no prediction.
+    pub fitted: bool,
 }
 
 /// A predicted time and its interval, in seconds.
@@ -52,13 +55,17 @@ pub struct Summary<'a> {
     pub orderings: Orderings,
     /// How many lie within their intervals.
     pub coverage: Coverage,
+    /// To how many something was fitted.
+    pub fitted: usize,
     /// The figures.
     pub figures: Vec<&'a Compared<'a>>,
 }
 
-/// Predicts every figure.
-pub fn compare(files: &[MeasurementsFile]) -> Outcome<Vec<Compared<'_>>> {
-    let mut profiles: BTreeMap<&str, Profile> = BTreeMap::new();
+/// Predicts every figure, on the presets and on the profiles that were given besides.
+pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
+    let Validation { files, profiles } = asked;
+    let given = profiles.iter().map(|profile| (profile.name(), profile.clone()));
+    let mut profiles: BTreeMap<&str, Profile> = given.collect();
     let mut compared = vec![];
     for file in files {
         for (index, measurement) in file.measurements.iter().enumerate() {
@@ -66,7 +73,10 @@ pub fn compare(files: &[MeasurementsFile]) -> Outcome<Vec<Compared<'_>>> {
             let name = measurement.hardware.as_str();
             if !profiles.contains_key(name) {
                 let found = profile::preset(name).map_err(|defects| {
-                    Failure::file(&file.name, moved(defects, &at("hardware")))
+                    let hint = "a preset's name, or that of a profile given as --hardware FILE";
+                    let defects = moved(defects, &at("hardware")).0.into_iter();
+                    let defects = defects.map(|defect| defect.hint(hint)).collect();
+                    Failure::file(&file.name, Defects(defects))
                 })?;
                 profiles.insert(name, found);
             }
@@ -78,17 +88,37 @@ pub fn compare(files: &[MeasurementsFile]) -> Outcome<Vec<Compared<'_>>> {
                         Failure::file(&file.name, moved(defects, &at("measured.step")))
                     })?
                 }
+                Measured::Recomputation(step) => recomputation(step, measurement, profile)
+                    .map_err(|defects| {
+                        Failure::file(&file.name, moved(defects, &at("measured.recomputation")))
+                    })?,
             };
             let measured_s = measurement.measured_s(profile);
             let Predicted { time_s: predicted_s, interval_s } = predicted;
+            let fitted = measurement.fitted || fitted_to(measurement, measured_s);
             let file = &file.name;
-            compared.push(Compared { file, measurement, measured_s, predicted_s, interval_s });
+            compared.push(Compared {
+                file,
+                measurement,
+                measured_s,
+                predicted_s,
+                interval_s,
+                fitted,
+            });
         }
     }
     if compared.is_empty() {
         return Err(Failure::input(Problem::new("--measurements", "there are no figures")));
     }
     Ok(compared)
+}
+
+/// Whether the constants for GPTs were fitted to this step, whatever its file says.
+fn fitted_to(measurement: &Measurement, measured_s: f64) -> bool {
+    match &measurement.measured {
+        Measured::Step(step) => gpt::fitted::was_fitted_to(step, measurement.mesh, measured_s),
+        _ => false,
+    }
 }
 
 /// Defects of a part, at the place of the part.
@@ -108,13 +138,13 @@ fn model(subject: &Subject) -> Result<Model, Defects> {
 /// What kernels that run one after the other should take.
 fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> Predicted {
     let time_s = measured::predicted_s(measurement, runs, profile);
-    let kernels = measured::kernels(runs, measurement.mesh).into_iter().map(|kernel| (kernel, 1.0));
     let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
-    let interval = spread.of_kernels(&kernels.collect::<Vec<_>>());
+    let input = profile.precision().compute();
+    let interval = spread.of_kernels(&measured::kernels(runs, measurement.mesh, input));
     Predicted { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
 }
 
-/// What a step should take. Its memory is what it was when somebody ran it: there is no limit.
+/// What a step should take.
 fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Predicted, Defects> {
     let mesh = measurement.mesh;
     if let Some(time_s) = gpt::step_s(step, mesh, profile, &FRAMEWORK) {
@@ -122,7 +152,50 @@ fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Pre
         let interval_s = certainty.interval_s(step, mesh, profile, &FRAMEWORK);
         return Ok(Predicted { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
     }
-    let work = step.workload;
+    let Planned { prediction, .. } = planned(step, measurement, profile, step.recompute)?;
+    let interval_s = prediction.step_time_interval_s;
+    Ok(Predicted { time_s: prediction.step_time_s, interval_s })
+}
+
+/// What recomputing adds to a step for 10⁹ bytes that it frees at the peak of the fullest stage. Both
+/// steps are planned, and their kernels err together: what they share is certain to cancel.
+fn recomputation(
+    step: &Step,
+    measurement: &Measurement,
+    profile: &Profile,
+) -> Result<Predicted, Defects> {
+    let keeping = planned(step, measurement, profile, Recompute::None)?;
+    let redoing = planned(step, measurement, profile, step.recompute)?;
+    let peak = |of: &Planned| of.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+    let freed = peak(&keeping) as f64 - peak(&redoing) as f64;
+    let added_s = redoing.prediction.step_time_s - keeping.prediction.step_time_s;
+    if freed <= 0.0 || added_s <= 0.0 {
+        let problem = format!("recomputing frees {freed} bytes for {added_s} s: there is no ratio");
+        return Err(Defect::new("recompute", problem).into());
+    }
+    let less = keeping.kernels.into_iter().map(|(kernel, times)| (kernel, -times));
+    let difference: Vec<(Kernel, f64)> = redoing.kernels.into_iter().chain(less).collect();
+    let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
+    let time_s = added_s / freed * 1e9;
+    let interval_s = spread.of_step(&difference).map(|ratio| time_s * ratio);
+    Ok(Predicted { time_s, interval_s })
+}
+
+/// A plan that satisfies what a measurement says of its step.
+struct Planned {
+    prediction: Prediction,
+    /// Its kernels, each with how often a step runs it.
+    kernels: Vec<(Kernel, f64)>,
+}
+
+/// Plans a step as it was measured. Its memory is what it was when somebody ran it: there is no limit.
+fn planned(
+    step: &Step,
+    measurement: &Measurement,
+    profile: &Profile,
+    recompute: Recompute,
+) -> Result<Planned, Defects> {
+    let (mesh, work) = (measurement.mesh, step.workload);
     let (model, profile) = (model(&step.model)?, profile.clone());
     let (batch, length) = (work.global_batch, work.sequence_length);
     let devices = mesh.tensor * mesh.pipeline * mesh.data;
@@ -132,12 +205,7 @@ fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Pre
         pipeline: Some(mesh.pipeline),
         data: Some(mesh.data),
         zero: Some(step.zero),
-        rules: Rules {
-            baseline: step.strategy,
-            weights: step.weights,
-            norm: step.norm,
-            recompute: step.recompute,
-        },
+        rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
         memory_limit: MemoryLimit::None,
         executor: measurement.executor,
         ..Request::new(model, profile, devices, batch, length)
@@ -149,8 +217,8 @@ fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Pre
     };
     let Request { model, profile, executor, .. } = &request;
     let resolved = fitted.plan.resolve(model)?;
-    let predicted = predict_program(model, profile, *executor, &resolved, &fitted.program);
-    Ok(Predicted { time_s: predicted.step_time_s, interval_s: predicted.step_time_interval_s })
+    let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
+    Ok(Planned { prediction, kernels: kernels_of_step(fitted.program.program()) })
 }
 
 /// Sums up the figures of each table, in the order in which they first appear, and all together.
@@ -166,8 +234,8 @@ pub fn sources<'a>(compared: &'a [Compared<'a>]) -> Vec<Summary<'a>> {
 /// All figures, and those that nothing was fitted to.
 pub fn overall<'a>(compared: &'a [Compared<'a>]) -> Vec<Summary<'a>> {
     let all = summary("all".into(), compared.iter().collect());
-    let fitted = |one: &&Compared| !one.measurement.fitted;
-    let held = summary("not fitted to".into(), compared.iter().filter(fitted).collect());
+    let held = |one: &&Compared| !one.fitted;
+    let held = summary("not fitted to".into(), compared.iter().filter(held).collect());
     all.into_iter().chain(held).collect()
 }
 
@@ -194,5 +262,7 @@ fn summary<'a>(name: String, figures: Vec<&'a Compared<'a>>) -> Option<Summary<'
     };
     let races: Vec<Race> = figures.iter().filter_map(race).collect();
     let coverage = Coverage::of(figures.iter().map(|one| (one.measured_s, one.interval_s)));
-    Some(Summary { name, errors, orderings: Orderings::of(&races), coverage, figures })
+    let orderings = Orderings::of(&races);
+    let fitted = figures.iter().filter(|one| one.fitted).count();
+    Some(Summary { name, errors, orderings, coverage, fitted, figures })
 }

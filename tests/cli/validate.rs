@@ -14,9 +14,9 @@ sequence length,tensor parallelism,data parallelism,pipeline parallelism,iterati
 fn published_figures_are_predicted() {
     let document = answer("validate");
     let figures = document["figures"].as_array().expect("figures");
-    assert_eq!(figures.len(), 58);
+    assert_eq!(figures.len(), 62);
     let overall = &document["overall"][0];
-    assert_eq!((&overall["name"], &overall["figures"]), (&"all".into(), &58.into()));
+    assert_eq!((&overall["name"], &overall["figures"]), (&"all".into(), &62.into()));
     for key in ["mean", "median", "worst"] {
         assert!(overall[format!("{key}_absolute_percent")].as_f64().is_some(), "{key}");
     }
@@ -30,7 +30,11 @@ fn published_figures_are_predicted() {
         assert!(low < predicted && predicted < high, "{figure}");
     }
     let text = stdout("validate");
-    assert!(text.contains("in the 90 % interval"), "{text}");
+    assert!(text.contains("in the 90 % interval") && text.contains("fitted to it"), "{text}");
+    assert!(text.contains(" a GB"), "what recomputation frees has a time: {text}");
+    let held = &document["overall"][1];
+    let predicted = figures.iter().filter(|figure| figure["fitted"] == false).count();
+    assert_eq!((&held["figures"], &held["fitted"]), (&predicted.into(), &0.into()));
     assert!(text.contains("Errors by source") && text.contains("arXiv 2512.12131"), "{text}");
 }
 
@@ -58,6 +62,17 @@ fn damaged_measurements_are_refused_with_their_place() {
     let text = include_str!("../../data/measurements/boost-a100.json");
     for (pointer, value, part) in [
         ("/measurements/0/value", json!(-1.0), "measurements[0].value"),
+        ("/measurements/0/value", json!(1e-320), "measurements[0].value: 1e-320 is no time"),
+        ("/measurements/6/value", json!(101.0), "measurements[6].value: 101 is no share"),
+        ("/measurements/60/value", json!(1e300), "measurements[60].value"),
+        ("/measurements/60/unit", json!("ms"), "measurements[60].unit"),
+        ("/measurements/60/measured/recomputation/recompute", json!("none"), "recompute: say what"),
+        ("/measurements/58/measured/kernels/0/norm/norm", json!("auto"), "norm.norm: `auto`"),
+        ("/measurements/58/measured/kernels/0/norm/features", json!(4098), "4098 does not divide"),
+        ("/measurements/0/table", json!(" "), "measurements[0].table: says nothing"),
+        ("/measurements/0/name", json!("\u{1b}[31m"), "measurements[0].name: holds a control"),
+        ("/measurements/0/mesh/data", json!(1 << 24), "measurements[0].mesh: more than"),
+        ("/measurements/50/measured/step/workload/global_batch", json!(1 << 24), "microbatches"),
         ("/measurements/0/source", json!("nobody"), "measurements[0].source"),
         ("/measurements/0/hardware", json!("b200"), "measurements[0].hardware"),
         ("/measurements/0/unit", json!("hours"), "measurements[0].unit"),
@@ -73,9 +88,93 @@ fn damaged_measurements_are_refused_with_their_place() {
         let message = refusal(&format!("validate --measurements {}", path.display()), 2);
         assert!(message.contains(part), "{pointer}: {message}");
     }
-    fs::write(&path, ROWS.replace(",400", ",soon")).unwrap();
-    let message = refusal(&format!("convert {}", path.display()), 2);
-    assert!(message.contains("line 2, column `iteration time (ms)`"), "{message}");
+}
+
+#[test]
+fn rows_that_are_wrong_are_refused_with_their_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv");
+    let header = ROWS.lines().next().unwrap();
+    for (rows, part) in [
+        (ROWS.replace(",400", ",soon"), "line 2, column `iteration time (ms)`: is not a number"),
+        (ROWS.replace(",400", ",nan"), "line 2, value: NaN is no time"),
+        (ROWS.replace(",400", ",-1"), "line 2, value: -1 is no time"),
+        (ROWS.replace(",400", ""), "line 2, column `iteration time (ms)`: is missing"),
+        (ROWS.replace(",400", ",1,400"), "line 2: 12 cells, where there are 11 columns"),
+        (
+            ROWS.replace(",24,", ",25,"),
+            "line 2, measured.step.model.gpt.layers: 25 does not divide",
+        ),
+        (ROWS.replace(",24,", ",2.5,"), "line 2, column `# layers`: 2.5 is not a count"),
+        (ROWS.replace("8,16", "9,16"), "line 2, column `# gpus`: 9 devices"),
+        (ROWS.replace("2,2,2,", "999999999,999999999,999999999,"), "are not those of the mesh"),
+        (
+            ROWS.replace("micro batch", "global batch"),
+            "line 1: two columns are named `global batch`",
+        ),
+        (ROWS.replace(',', ";"), "line 1: there is no column `hidden size`"),
+        (header.to_owned(), "there are no rows"),
+        (String::new(), "line 1: there is no column"),
+    ] {
+        fs::write(&path, rows).unwrap();
+        let message = refusal(&format!("convert {}", path.display()), 2);
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let quoted = ROWS.lines().map(|line| format!("\"{}\"\r\n", line.replace(',', "\",\"")));
+    fs::write(&path, quoted.collect::<String>()).unwrap();
+    let converted: Value = answer_of_convert(&path);
+    fs::write(&path, ROWS).unwrap();
+    assert_eq!(converted, answer_of_convert(&path), "quotes and other ends of lines");
+}
+
+fn answer_of_convert(path: &std::path::Path) -> Value {
+    serde_json::from_str(&stdout(&format!("convert {}", path.display()))).unwrap()
+}
+
+/// What nobody fitted anything to is a prediction, and what somebody did is not.
+#[test]
+fn rows_that_constants_were_fitted_to_are_no_predictions() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.csv");
+    fs::write(&path, ROWS).unwrap();
+    let written = folder.path().join("mine.json");
+    fs::write(&written, stdout(&format!("convert {}", path.display()))).unwrap();
+    let document = answer(&format!("validate --measurements {}", written.display()));
+    assert_eq!(document["figures"][0]["fitted"], false);
+    let sample = "../shared/data/vtrain-a100-single-sample.csv";
+    if !std::path::Path::new(sample).exists() {
+        println!("skipped: {sample} is not beside the repository");
+        return;
+    }
+    fs::write(
+        &written,
+        stdout(&format!("convert {sample}")).replace("\"fitted\": true", "\"fitted\": false"),
+    )
+    .unwrap();
+    let document = answer(&format!("validate --measurements {}", written.display()));
+    assert_eq!(document["overall"].as_array().unwrap().len(), 1, "none is called a prediction");
+    assert_eq!(document["overall"][0]["fitted"], 240);
+}
+
+/// Anyone's figures of anyone's machine.
+#[test]
+fn figures_are_predicted_on_a_profile_of_ones_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile =
+        include_str!("../../profiles/cpu-local.json").replace("\"cpu-local\"", "\"mine\"");
+    let (hardware, path) = (folder.path().join("mine.json"), folder.path().join("m.json"));
+    fs::write(&hardware, profile).unwrap();
+    let text = include_str!("../../data/measurements/boost-a100.json");
+    let mut file: Value = serde_json::from_str(text).unwrap();
+    file["measurements"].as_array_mut().unwrap().truncate(1);
+    file["measurements"][0]["hardware"] = json!("mine");
+    fs::write(&path, file.to_string()).unwrap();
+    let line = format!("validate --measurements {}", path.display());
+    assert!(refusal(&line, 2).contains("--hardware FILE"));
+    let document = answer(&format!("{line} --hardware {}", hardware.display()));
+    assert_eq!(document["figures"][0]["hardware"], "mine");
+    let message = refusal(&format!("{line} --measurements {}", path.display()), 2);
+    assert!(message.contains("two files call themselves `boost-a100`"), "{message}");
 }
 
 /// What a step adds to its kernels is in every time that is reported.

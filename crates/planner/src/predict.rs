@@ -119,7 +119,7 @@ pub fn predict_program(
 }
 
 /// The kernels of all stages, each with how often a step runs it.
-fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
+pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
     let mut found: IndexMap<Kernel, f64> = IndexMap::new();
     let microbatches = program.context.workload.microbatches(&program.context.mesh) as f64;
     for stage in &program.stages {

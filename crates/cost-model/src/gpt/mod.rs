@@ -12,6 +12,7 @@
 //! numbers of the framework and its host, none of them indexed by a model, a mesh or a row.
 
 pub mod fit;
+pub mod fitted;
 pub mod interval;
 pub mod kernels;
 

@@ -29,6 +29,8 @@ const DRAWS: usize = 2000;
 const CORRECTIONS: usize = 24;
 /// Fewer residuals than this do not say how their tails look.
 const RESIDUALS_MIN: usize = 10;
+/// No draw is less than this share of the prediction.
+const LEAST: f64 = 1e-3;
 const SEED: u64 = 0x6e61_7272_6f77_7300;
 
 /// A kernel that is needed, and was not measured.
@@ -62,7 +64,7 @@ impl<'a> Spread<'a> {
     }
 
     /// The interval of kernels that run so many times each, over their predicted time:
-    /// low ≤ 1 ≤ high.
+    /// low ≤ 1 ≤ high. Times below zero are those of a step that is taken off.
     pub fn of_kernels(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
         self.within(kernels, None)
     }
@@ -95,8 +97,9 @@ impl<'a> Spread<'a> {
                 };
                 refit * (group.scale * errors[group.source as usize]).exp()
             };
+            // Of a difference between two steps, some kernels count less than nothing.
             let sum: f64 = groups.iter().map(time).sum();
-            (sum / total).ln() + beyond
+            (sum / total).max(LEAST).ln() + beyond
         };
         middle((0..DRAWS).map(draw).collect()).map(f64::exp)
     }

@@ -57,7 +57,7 @@ pub struct Measurement {
     pub table: String,
     /// A key of `sources`.
     pub source: String,
-    /// The name of a hardware profile.
+    /// The name of a preset, or of a profile that is given to `validate`.
     pub hardware: String,
     /// How kernels were launched.
     pub executor: Executor,
@@ -92,9 +92,12 @@ pub enum Unit {
     Ms,
     /// Microseconds.
     Us,
-    /// The operations of products over the peak of the devices' data sheet for 16-bit inputs, in
+    /// The operations of products over the peak of the devices' data sheet for inputs of that format, in
     /// percent. Kernels only.
     PercentOfPeak,
+    /// Megabytes (10⁶ bytes) of peak memory that recomputation frees for each millisecond it adds to a
+    /// step. Recomputation only.
+    MbPerMs,
 }
 
 /// What was measured.
@@ -105,16 +108,20 @@ pub enum Measured {
     Kernels(Vec<KernelRun>),
     /// One step of training, optimizer included.
     Step(Box<Step>),
+    /// What recomputing costs: the step as described, beside the same step that recomputes nothing.
+    Recomputation(Box<Step>),
 }
 
 /// A kernel, so many times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelRun {
-    /// A product of 16-bit inputs: C\[m,n\] = A\[m,k\]·B\[k,n\].
+    /// A product C\[m,n\] = A\[m,k\]·B\[k,n\] in the format that training computes in: 16 bits on a GPU.
     Product(ProductRun),
     /// An all-reduce among the devices of the tensor axis.
     AllReduce(AllReduceRun),
+    /// An RMSNorm, forward, whose features are sharded over the tensor axis.
+    Norm(NormRun),
 }
 
 /// A product.
@@ -144,6 +151,29 @@ pub struct AllReduceRun {
     /// Launches.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub times: u64,
+}
+
+/// An RMSNorm over sharded features, in the steps that a program has for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NormRun {
+    /// Tokens.
+    pub rows: u64,
+    /// Features of a whole row.
+    pub features: u64,
+    /// How it gets its statistic: `sync`, a sum, its all-reduce and the rest; `online`, the norm of the
+    /// shard, and what the latents are multiplied with once their sum is there.
+    pub norm: NormRule,
+    /// Width of all latents that an online norm is applied to.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub latents: u64,
+    /// How often.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub times: u64,
+}
+
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 fn one() -> u64 {

@@ -10,7 +10,8 @@
 //! | `# GPUs` | must be their product, where it is given |
 //! | `iteration time (ms)` | the figure |
 //!
-//! What the rows do not say is [`Assumed`], and said once for all of them.
+//! What the rows do not say is [`Assumed`], and said once for all of them. Rows that the constants for
+//! GPTs were fitted to are marked as [`fitted`](crate::gpt::fitted).
 
 use indexmap::IndexMap;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
@@ -20,6 +21,7 @@ use super::{
     Format, Gpt, Measured, Measurement, MeasurementsFile, Source, Step, Subject, Unit, check,
 };
 use crate::Executor;
+use crate::gpt::fitted::was_fitted_to;
 
 /// What rows do not say of themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,25 +38,51 @@ pub struct Assumed {
     pub recompute: Recompute,
 }
 
+/// The columns that every row needs.
+const NEEDED: [&str; 10] = [
+    "global batch",
+    "micro batch",
+    "sequence length",
+    "hidden size",
+    "attention heads",
+    "# layers",
+    "tensor parallelism",
+    "data parallelism",
+    "pipeline parallelism",
+    TIME,
+];
+const TIME: &str = "iteration time (ms)";
+const GPUS: &str = "# gpus";
+/// As many defects of rows are told.
+const TOLD_MAX: usize = 20;
+
 /// Reads rows.
 ///
 /// # Errors
-/// Every cell that is missing or no number, with its line; then what [`read`](super::read) finds.
+/// Columns that are missing or named twice; every cell that is missing or no number, with its line; then
+/// what [`read`](super::read) finds, with the line of its row.
 pub fn from_rows(text: &str, assumed: &Assumed) -> Result<MeasurementsFile, Defects> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let header = lines.next().map_or("", |(_, line)| line);
-    let columns: Vec<String> =
-        header.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
+    let columns: Vec<String> = cells(header).map(str::to_ascii_lowercase).collect();
+    named_once(&columns)?;
     let mut defects = Defects::default();
     let mut measurements = vec![];
+    let mut places = vec![];
     for (index, line) in lines {
-        let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+        let cells: Vec<&str> = cells(line).collect();
         let mut row = Row { line: index + 1, columns: &columns, cells, defects: &mut defects };
         measurements.push(row.measurement(assumed));
-        if defects.0.len() > 20 {
+        places.push(index + 1);
+        if defects.0.len() > TOLD_MAX {
             break;
         }
+    }
+    if measurements.is_empty() {
+        return Err(
+            Defect::new("line 2", "there are no rows below the names of the columns").into()
+        );
     }
     defects.into_result(())?;
     let file = MeasurementsFile {
@@ -64,8 +92,43 @@ pub fn from_rows(text: &str, assumed: &Assumed) -> Result<MeasurementsFile, Defe
         sources: IndexMap::from([(assumed.name.clone(), assumed.source.clone())]),
         measurements,
     };
-    check::check(&file)?;
+    check::check(&file).map_err(|found| by_line(found, &places))?;
     Ok(file)
+}
+
+/// The cells of a line. Quotes around a whole cell are not part of it.
+fn cells(line: &str) -> impl Iterator<Item = &str> {
+    line.split(',').map(str::trim).map(|cell| {
+        let within = cell.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        within.map_or(cell, str::trim)
+    })
+}
+
+fn named_once(columns: &[String]) -> Result<(), Defects> {
+    let mut defects = Defects::default();
+    for name in NEEDED.into_iter().chain([GPUS]) {
+        match columns.iter().filter(|column| *column == name).count() {
+            1 => {}
+            0 if name == GPUS => {}
+            0 => {
+                let defect = Defect::new("line 1", format!("there is no column `{name}`"));
+                defects.push(defect.hint("the first line names the columns, with commas between"));
+            }
+            _ => defects.push(Defect::new("line 1", format!("two columns are named `{name}`"))),
+        }
+    }
+    defects.into_result(())
+}
+
+/// Defects of measurements at the lines of their rows.
+fn by_line(found: Defects, places: &[usize]) -> Defects {
+    let place = |defect: Defect| {
+        let at = defect.field.strip_prefix("measurements[").and_then(|rest| rest.split_once("]."));
+        let line = |index: &str| places.get(index.parse::<usize>().ok()?);
+        let field = at.and_then(|(index, field)| Some(format!("line {}, {field}", line(index)?)));
+        Defect { field: field.unwrap_or_else(|| defect.field.clone()), ..defect }
+    };
+    Defects(found.0.into_iter().map(place).collect())
 }
 
 struct Row<'a> {
@@ -86,18 +149,16 @@ impl Row<'_> {
         self.cells.get(at).copied()
     }
 
+    /// What stands there; 1 where that is no number, which is a defect.
     fn number(&mut self, column: &str) -> f64 {
-        match self.cell(column).map(str::parse::<f64>) {
-            Some(Ok(number)) => number,
-            Some(Err(_)) => {
-                self.defect(column, "is not a number".into());
-                1.0
-            }
-            None => {
-                self.defect(column, "is missing".into());
-                1.0
-            }
-        }
+        let Some(cell) = self.cell(column) else {
+            self.defect(column, "is missing".into());
+            return 1.0;
+        };
+        cell.parse().unwrap_or_else(|_| {
+            self.defect(column, "is not a number".into());
+            1.0
+        })
     }
 
     fn size(&mut self, column: &str) -> u64 {
@@ -110,15 +171,21 @@ impl Row<'_> {
     }
 
     fn measurement(&mut self, assumed: &Assumed) -> Measurement {
+        if self.cells.len() > self.columns.len() {
+            let (cells, columns) = (self.cells.len(), self.columns.len());
+            let problem = format!("{cells} cells, where there are {columns} columns");
+            self.defects.push(Defect::new(format!("line {}", self.line), problem));
+        }
         let mesh = Mesh {
             tensor: self.size("tensor parallelism"),
             pipeline: self.size("pipeline parallelism"),
             data: self.size("data parallelism"),
         };
-        if self.cell("# gpus").is_some() {
-            let devices = self.size("# gpus");
-            if devices != mesh.tensor * mesh.pipeline * mesh.data {
-                self.defect("# gpus", format!("{devices} devices are not those of the mesh"));
+        let axes = [mesh.tensor, mesh.pipeline, mesh.data];
+        if self.cell(GPUS).is_some() {
+            let devices = self.size(GPUS);
+            if u128::from(devices) != axes.map(u128::from).iter().product() {
+                self.defect(GPUS, format!("{devices} devices are not those of the mesh"));
             }
         }
         let gpt = Gpt {
@@ -141,6 +208,7 @@ impl Row<'_> {
             weights: WeightRule::Any,
             zero: Zero::Off,
         };
+        let value = self.number(TIME);
         Measurement {
             name: format!("line {}", self.line),
             table: "steps".into(),
@@ -148,11 +216,11 @@ impl Row<'_> {
             hardware: assumed.hardware.clone(),
             executor: Executor::Eager,
             mesh,
+            fitted: was_fitted_to(&step, mesh, value * 1e-3),
             measured: Measured::Step(Box::new(step)),
-            value: self.number("iteration time (ms)"),
+            value,
             unit: Unit::Ms,
             race: None,
-            fitted: false,
         }
     }
 }

@@ -10,14 +10,15 @@ use narrows_plan::{Bytes, DType};
 /// One measured number: the kernels that ran one after the other, and the time they took.
 pub struct Figure {
     pub name: String,
-    pub kernels: Vec<Kernel>,
+    /// Each with how often it ran.
+    pub kernels: Vec<(Kernel, f64)>,
     pub seconds: f64,
 }
 
 impl Figure {
     /// The predicted time, in seconds.
     pub fn price(&self, prices: &Prices) -> f64 {
-        self.kernels.iter().map(|kernel| prices.kernel(kernel).0).sum()
+        self.kernels.iter().map(|(kernel, times)| prices.kernel(kernel).0 * times).sum()
     }
 
     /// price / measured − 1.
@@ -52,7 +53,7 @@ fn table(name: &str) -> Vec<Figure> {
     let rows = file.measurements.iter().filter(|row| row.table == name);
     let figures = rows.map(|row| {
         let Measured::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
-        let (kernels, seconds) = (kernels(runs, row.mesh), row.measured_s(&profile));
+        let (kernels, seconds) = (kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
         Figure { name: row.name.clone(), kernels, seconds }
     });
     figures.collect()

@@ -70,7 +70,7 @@ fn half_widths_cover_the_residuals_they_stand_for() {
     let covers = |tables: &[&[Figure]]| {
         let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
         let inside = all.iter().filter(|figure| {
-            figure.error(&prices).abs() <= prices.relative_half_width(&figure.kernels[0])
+            figure.error(&prices).abs() <= prices.relative_half_width(&figure.kernels[0].0)
         });
         inside.count() as f64 / all.len() as f64
     };
@@ -149,7 +149,7 @@ fn refit() {
         println!("draws {}", json!(numbers.collect::<Vec<_>>()));
         let residuals = drawn.residuals.iter().map(|(_, residual)| short(*residual));
         println!("residuals {}", json!(residuals.collect::<Vec<_>>()));
-        let mut kernels: Vec<&Kernel> = all.iter().flat_map(|figure| &figure.kernels).collect();
+        let mut kernels: Vec<&Kernel> = all.iter().flat_map(kernels_of).collect();
         kernels.sort_by_key(|kernel| format!("{kernel:?}"));
         kernels.dedup();
         println!("kernels {}\n", json!(kernels));
@@ -174,11 +174,15 @@ fn drawn(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
     })
 }
 
+fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
+    figure.kernels.iter().map(|(kernel, _)| kernel)
+}
+
 /// How far the kernels of a figure lie from those of the others, by the furthest of them.
 fn apart(all: &[&Figure], index: usize) -> f64 {
     let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let shapes = Shapes::of(others.flat_map(|(_, figure)| &figure.kernels));
-    let distances = all[index].kernels.iter().map(|kernel| shapes.distance(kernel, 1));
+    let shapes = Shapes::of(others.flat_map(|(_, figure)| kernels_of(figure)));
+    let distances = kernels_of(&all[index]).map(|kernel| shapes.distance(kernel, 1));
     distances.fold(0.0, f64::max)
 }
 

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use narrows_cost_model::gpt::fit::{NAMES, Row, Rows, framework, numbers};
+use narrows_cost_model::gpt::fitted::{digest, was_fitted_to};
 use narrows_cost_model::gpt::interval::{Certainty, certainty};
 use narrows_cost_model::gpt::{FRAMEWORK, Framework, step_s};
 use narrows_cost_model::measured::{
@@ -179,6 +180,46 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
     }
     // Four octaves beyond the widest model that was measured, and across the network.
     assert!(widths[1] > 1.5 * widths[0] && widths[2] > widths[0], "{widths:?}");
+}
+
+/// Rows of the fit are told from others, whatever is assumed of them.
+#[test]
+fn rows_say_whether_something_was_fitted_to_them() {
+    let Some((rows, profiles)) = both() else { return };
+    assert_eq!(rows.iter().filter(|row| row.fitted).count(), 270);
+    for row in &rows {
+        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+        let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
+        let assumed = Step { recompute: Recompute::Latents, ..step.as_ref().clone() };
+        assert!(was_fitted_to(&assumed, mesh, measured_s));
+        let mut other = assumed.clone();
+        other.workload.global_batch *= 2;
+        assert!(!was_fitted_to(&other, mesh, measured_s));
+        assert!(!was_fitted_to(&assumed, mesh, measured_s * 1.001));
+    }
+}
+
+/// Digests of the rows, sorted: no order of theirs says anything.
+fn digests(rows: &[Measurement], profile: &Profile) -> String {
+    let digest = |row: &Measurement| {
+        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+        digest(step, row.mesh, row.measured_s(profile)).unwrap() + "\n"
+    };
+    let mut digests: Vec<String> = rows.iter().map(digest).collect();
+    digests.sort();
+    digests.concat()
+}
+
+#[test]
+#[ignore = "a tool: with NARROWS_BLESS=1 writes data/fits/gpt-a100-rows.txt, which rows were fitted to"]
+fn name_rows() {
+    let Some((rows, profiles)) = both() else { return };
+    let digests = digests(&rows, &profiles[0]);
+    println!("{digests}");
+    if std::env::var_os("NARROWS_BLESS").is_some() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fits/gpt-a100-rows.txt");
+        std::fs::write(path, digests).unwrap();
+    }
 }
 
 #[test]
