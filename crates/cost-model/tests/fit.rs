@@ -1,8 +1,9 @@
 //! A fit finds the machine that made its measurements.
 
-use narrows_cost_model::fit::{Machine, profile};
+use narrows_cost_model::fit::{Machine, profile, steps, with_steps};
+use narrows_cost_model::interval::{Random, Spread};
 use narrows_cost_model::price::measured::Class;
-use narrows_cost_model::profile::{Point, ProvenanceKind, preset};
+use narrows_cost_model::profile::{Point, Provenance, ProvenanceKind, Repeatability, preset};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind,
@@ -13,6 +14,7 @@ use narrows_plan::{Bytes, DType, Mesh};
 fn machine() -> Machine {
     Machine {
         name: "invented".into(),
+        title: "an invented processor, 2 threads".into(),
         description: "A machine that a formula is.".into(),
         memory: Bytes(1 << 34),
         threads: 2,
@@ -114,7 +116,7 @@ fn furthest(fitted: &Profile, truth: &Profile) -> f64 {
 #[test]
 fn a_machine_is_found_again() {
     let truth = truth();
-    let fitted = profile(&machine(), measurements(&truth, |_| 1.0)).unwrap();
+    let fitted = profile(&machine(), measurements(&truth, |_| 1.0), None).unwrap();
     let prices = |devices| Prices::new(&fitted, Executor::Captured, &mesh(devices));
     for point in measurements(&truth, |_| 1.0) {
         let priced = prices(point.devices).kernel(&point.kernel).0;
@@ -134,7 +136,7 @@ fn noise_makes_no_nonsense() {
     let truth = truth();
     let noise =
         |index: usize| if index.is_multiple_of(7) { 5.0 } else { 1.0 + (index % 3) as f64 / 5.0 };
-    let fitted = profile(&machine(), measurements(&truth, noise)).unwrap();
+    let fitted = profile(&machine(), measurements(&truth, noise), None).unwrap();
     for devices in [1, 2, 64] {
         let prices = Prices::new(&fitted, Executor::Captured, &mesh(devices));
         for log in 0..40 {
@@ -152,7 +154,7 @@ fn noise_makes_no_nonsense() {
 
 #[test]
 fn what_was_not_measured_is_less_certain() {
-    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0)).unwrap();
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let prices = Prices::new(&fitted, Executor::Captured, &mesh(1));
     let (near, far) = (product(256, 256, 300), product(1 << 16, 1 << 16, 256));
     assert!(!prices.unmeasured(&near) && prices.unmeasured(&far));
@@ -161,6 +163,87 @@ fn what_was_not_measured_is_less_certain() {
 
 #[test]
 fn nothing_is_no_measurement() {
-    let defects = profile(&machine(), vec![]).unwrap_err();
+    let defects = profile(&machine(), vec![], None).unwrap_err();
     assert!(defects.to_string().contains("measured.points"), "{defects}");
+}
+
+fn closed_loop() -> Provenance {
+    let (kind, source) = (ProvenanceKind::Measured, "a closed loop".into());
+    Provenance { kind, source, date: "2026-11-21".into(), assumed: vec![] }
+}
+
+/// Errors of groups of plans: each group has one of its own, and each plan of it another.
+fn drawn(random: &mut Random, groups: usize, of_group: f64, of_plan: f64) -> Vec<Vec<f64>> {
+    let mut group = || {
+        let own = of_group * random.normal();
+        (0..8).map(|_| own + of_plan * random.normal()).collect()
+    };
+    (0..groups).map(|_| group()).collect()
+}
+
+/// The interval of a step covers nine in ten of the next groups' plans, however errors divide.
+#[test]
+fn intervals_of_compared_steps_cover_the_next_group() {
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let near = [(product(256, 256, 256), 3.0), (pass(1 << 12), 5.0)];
+    let mut random = Random::new(7);
+    for (of_group, of_plan) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
+        let (mut inside, mut all) = (0, 0);
+        for _ in 0..60 {
+            let mut groups = drawn(&mut random, 7, of_group, of_plan);
+            let next = groups.pop().unwrap();
+            let seen: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
+            let compared = with_steps(&fitted, steps(&seen, closed_loop()).unwrap()).unwrap();
+            let spread = Spread::new(&compared, Executor::Captured, &mesh(1));
+            let [low, high] = spread.of_step(&near);
+            inside += next.iter().filter(|error| (low..=high).contains(&error.exp())).count();
+            all += next.len();
+        }
+        let share = f64::from(inside as u32) / f64::from(all as u32);
+        println!("{of_group} {of_plan}: {share}");
+        assert!((0.85..=0.96).contains(&share), "{of_group} {of_plan}: {share}");
+    }
+}
+
+/// Without a comparison the assumption stands; with one, only what is far away adds to it.
+#[test]
+fn what_was_compared_takes_the_place_of_what_is_assumed() {
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let assumed = fitted.file().executors.captured.step_error.as_ref().unwrap();
+    assert_eq!((assumed.half_width_90, assumed.provenance.kind), (0.08, ProvenanceKind::Assumed));
+    assert!(fitted.assumed().contains(&"executors.captured.step_error".to_string()));
+    let groups = [[0.2, -0.1], [0.15, 0.18], [-0.2, -0.17]];
+    let groups: Vec<&[f64]> = groups.iter().map(|group| &group[..]).collect();
+    let error = steps(&groups, closed_loop()).unwrap();
+    let compared = with_steps(&fitted, error.clone()).unwrap();
+    assert!(!compared.assumed().iter().any(|path| path.contains("step_error")));
+    let width = |profile: &Profile, executor, kernel: Kernel| {
+        let [low, high] = Spread::new(profile, executor, &mesh(1)).of_step(&[(kernel, 1.0)]);
+        (high / low).ln() / 2.0
+    };
+    let (near, far) = (product(256, 256, 256), product(1 << 16, 1 << 16, 256));
+    let near_width = width(&compared, Executor::Captured, near.clone());
+    assert!((near_width / error.half_width_90.ln_1p() - 1.0).abs() < 0.1, "{near_width} {error:?}");
+    assert!(width(&compared, Executor::Captured, far) > near_width);
+    let eager = |profile| width(profile, Executor::Eager, near.clone());
+    assert_eq!(eager(&compared), eager(&fitted), "nobody compared an eager executor");
+    assert!(steps(&groups[..1], closed_loop()).is_none(), "one group says nothing of the next");
+    let exact = steps(&[&[0.0], &[0.0]], closed_loop()).unwrap();
+    assert!(exact.half_width_90 >= 0.03 && with_steps(&fitted, exact).is_ok());
+}
+
+#[test]
+fn a_busy_machine_is_told_and_changes_no_price() {
+    let found = |undisturbed| {
+        let of = Repeatability::of(&measurements(&truth(), |_| 1.0), 2, undisturbed);
+        profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
+    };
+    let (quiet, busy) = (found(0.96), found(0.4));
+    assert_eq!(quiet.warning(), None);
+    let warning = busy.warning().unwrap();
+    assert!(warning.contains("`invented` was measured on a busy machine"), "{warning}");
+    assert_eq!(quiet.fingerprint(), busy.fingerprint());
+    let text = serde_json::to_string(busy.file()).unwrap();
+    let again = narrows_cost_model::profile::read("again", &text).unwrap();
+    assert_eq!(again.warning(), Some(warning));
 }

@@ -11,6 +11,7 @@
 //! within which nine measurements in ten lie of what all the others make of them.
 
 mod search;
+mod steps;
 
 use narrows_plan::kernel::{Direction, Gemm};
 use narrows_plan::{Bytes, Defects, Kernel, Mesh};
@@ -20,9 +21,11 @@ use crate::price::Prices;
 use crate::price::measured::Class;
 use crate::profile::{
     CurvePoint, Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind,
-    RelativeError, preset,
+    RelativeError, Repeatability, preset,
 };
 use search::{Parameter, improve};
+
+pub use steps::{GROUPS_MIN, steps, with_steps};
 
 /// The profile whose form and whose unmeasured numbers a measured one takes over.
 const BASE: &str = "cpu-local";
@@ -40,6 +43,8 @@ const LENGTHS: [u64; 10] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 pub struct Machine {
     /// The profile's name.
     pub name: String,
+    /// What tells this machine, and the threads that are used of it, from others.
+    pub title: String,
     /// What a reader should know.
     pub description: String,
     /// Its memory.
@@ -52,11 +57,15 @@ pub struct Machine {
     pub date: String,
 }
 
-/// The profile of a machine on which these were measured.
+/// The profile of a machine on which these were measured, and how well that repeats.
 ///
 /// # Errors
 /// When the measurements make no profile, such as none at all.
-pub fn profile(machine: &Machine, points: Vec<Point>) -> Result<Profile, Defects> {
+pub fn profile(
+    machine: &Machine,
+    points: Vec<Point>,
+    repeatability: Option<Repeatability>,
+) -> Result<Profile, Defects> {
     let mut file = preset(BASE)?.file().clone();
     let measured = Provenance {
         kind: ProvenanceKind::Measured,
@@ -101,11 +110,19 @@ pub fn profile(machine: &Machine, points: Vec<Point>) -> Result<Profile, Defects
         improve(&mut file, parameters(class), |file| error(file, &of_class));
     }
     file.executors.captured.step_error = Some(step_error(&measured.date));
-    file.measured = Some(Measured { threads, points, provenance: measured.clone() });
+    file.measured = Some(Measured {
+        threads,
+        machine: Some(machine.title.clone()),
+        repeatability,
+        steps: None,
+        points,
+        provenance: measured.clone(),
+    });
     intervals(file, &measured)
 }
 
-/// What steps lie off beyond their kernels: other steps than those that were measured are needed to see it.
+/// What steps lie off beyond their kernels: other steps than those that were measured are needed to see it
+/// ([`with_steps`] puts in what they showed).
 fn step_error(date: &str) -> RelativeError {
     let source = "nine plans in ten of the closed loop of docs/measurements.md lie within 8 %, on the \
                   machine of this project; not measured on this one";

@@ -122,7 +122,7 @@ pub fn around(draws: &[f64], residuals: &[f64], scale: f64) -> [f64; 2] {
 }
 
 /// How much further than `residuals` of them the next one lies.
-fn few(residuals: usize) -> f64 {
+pub(crate) fn few(residuals: usize) -> f64 {
     let n = residuals.max(2) as f64;
     ((n + 1.0) / (n - 1.0)).sqrt()
 }

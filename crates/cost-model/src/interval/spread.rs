@@ -6,6 +6,12 @@
 //! ```text
 //! T_b = Σ_k n_k · p_k(θ_b) · exp(s_k · e_{b,c})  ·  exp(e_{b,step})
 //! ```
+//! Where a machine's steps were compared with their predictions, the error of a step, e_{b,step}, holds those of
+//! its kernels already. Only what is further away than plans that were compared adds to it:
+//!
+//! ```text
+//! T_b = Σ_k n_k · p_k · exp((s_k − 1) · e_{b,c})  ·  exp(e_{b,step})
+//! ```
 //! θ_b is one of the profile's refits ([`profile::Refits`](crate::profile::Refits)), or prices corrected by
 //! a draw of the measurements, where there are neither the profile's own numbers. e_{b,c} is one of the
 //! residuals of the class, the same for all of its kernels: kernels of one class err together, those of
@@ -66,21 +72,24 @@ impl<'a> Spread<'a> {
     /// The interval of kernels that run so many times each, over their predicted time:
     /// low ≤ 1 ≤ high. Times below zero are those of a step that is taken off.
     pub fn of_kernels(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
-        self.within(kernels, None)
+        self.within(kernels, Beyond::Nothing)
     }
 
     /// The interval of a step, over its predicted time: that of its kernels, and of what a step takes
     /// beyond them.
     pub fn of_step(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
         let executors = &self.file.executors;
-        let launching = match self.executor {
-            Executor::Captured => &executors.captured,
-            Executor::Eager => &executors.eager,
+        let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
+        let (launching, compared) = match self.executor {
+            Executor::Captured => (&executors.captured, compared),
+            Executor::Eager => (&executors.eager, None),
         };
-        self.within(kernels, launching.step_error.as_ref())
+        let error = launching.step_error.as_ref();
+        let beyond = compared.map(Beyond::Whole).or(error.map(Beyond::Kernels));
+        self.within(kernels, beyond.unwrap_or(Beyond::Nothing))
     }
 
-    fn within(&self, kernels: &[(Kernel, f64)], step: Option<&RelativeError>) -> [f64; 2] {
+    fn within(&self, kernels: &[(Kernel, f64)], beyond: Beyond) -> [f64; 2] {
         let groups = self.groups(kernels);
         let total: f64 = groups.iter().map(|group| group.time_s).sum();
         if total <= 0.0 {
@@ -89,13 +98,18 @@ impl<'a> Spread<'a> {
         let mut random = Random::new(SEED);
         let draw = |index: usize| {
             let errors = Source::ALL.map(|source| drawn(self.error(source), &mut random));
-            let beyond = step.map_or(0.0, |error| drawn(error, &mut random));
+            let (whole, beyond) = match beyond {
+                Beyond::Nothing => (false, 0.0),
+                Beyond::Kernels(error) => (false, drawn(error, &mut random)),
+                Beyond::Whole(error) => (true, drawn(error, &mut random)),
+            };
             let time = |group: &Group| {
                 let refit = match group.drawn_s.len() {
-                    0 => group.time_s,
-                    many => group.drawn_s[index % many],
+                    many if many > 0 && !whole => group.drawn_s[index % many],
+                    _ => group.time_s,
                 };
-                refit * (group.scale * errors[group.source as usize]).exp()
+                let scale = if whole { group.scale - 1.0 } else { group.scale };
+                refit * (scale * errors[group.source as usize]).exp()
             };
             // Of a difference between two steps, some kernels count less than nothing.
             let sum: f64 = groups.iter().map(time).sum();
@@ -169,6 +183,16 @@ impl<'a> Spread<'a> {
         found.sort_by(|a, b| b.share.total_cmp(&a.share));
         found
     }
+}
+
+/// What is known of a step's error besides its kernels'.
+#[derive(Clone, Copy)]
+enum Beyond<'a> {
+    Nothing,
+    /// What comes on top of them.
+    Kernels(&'a RelativeError),
+    /// What steps were off, their kernels included.
+    Whole(&'a RelativeError),
 }
 
 struct Group {

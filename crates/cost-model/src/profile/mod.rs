@@ -11,6 +11,7 @@ mod refits;
 mod resolve;
 
 use narrows_plan::{Bytes, DType, Defect, Defects, Precision};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 pub use file::*;
@@ -95,12 +96,33 @@ impl Profile {
         &self.fingerprint
     }
 
+    /// What whoever reads a prediction should know of the measurement it rests on; a sentence.
+    pub fn warning(&self) -> Option<String> {
+        let repeatability = self.file.measured.as_ref()?.repeatability?;
+        let warning = repeatability.warning()?;
+        Some(format!("`{}` {warning}; its predictions are no better", self.name()))
+    }
+
+    /// Where every group of numbers comes from, by its path, in file order.
+    pub fn provenance(&self) -> Vec<(String, Provenance)> {
+        let mut found = Vec::new();
+        let value = serde_json::to_value(&self.file).unwrap_or_default();
+        collect_provenance(&value, "", &mut found);
+        found
+    }
+
     /// What nobody measured on this hardware: the paths of groups of numbers, and of single numbers
     /// in groups that are otherwise measured, in file order.
     pub fn assumed(&self) -> Vec<String> {
         let mut paths = Vec::new();
-        let value = serde_json::to_value(&self.file).unwrap_or_default();
-        collect_assumed(&value, "", &mut paths);
+        for (path, provenance) in self.provenance() {
+            let dot = if path.is_empty() { "" } else { "." };
+            let fields = provenance.assumed.iter().map(|field| format!("{path}{dot}{field}"));
+            if provenance.kind == ProvenanceKind::Assumed {
+                paths.push(path.clone());
+            }
+            paths.extend(fields);
+        }
         paths
     }
 }
@@ -138,10 +160,13 @@ fn fingerprint(file: &ProfileFile) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Fields that no price depends on.
+const PROSE: [&str; 5] = ["name", "description", "provenance", "machine", "repeatability"];
+
 fn strip_prose(value: &mut serde_json::Value) {
     match value {
         serde_json::Value::Object(fields) => {
-            fields.retain(|key, _| !matches!(key.as_str(), "name" | "description" | "provenance"));
+            fields.retain(|key, _| !PROSE.contains(&key.as_str()));
             fields.values_mut().for_each(strip_prose);
         }
         serde_json::Value::Array(items) => items.iter_mut().for_each(strip_prose),
@@ -149,17 +174,18 @@ fn strip_prose(value: &mut serde_json::Value) {
     }
 }
 
-fn collect_assumed(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+fn collect_provenance(
+    value: &serde_json::Value,
+    path: &str,
+    found: &mut Vec<(String, Provenance)>,
+) {
     let serde_json::Value::Object(fields) = value else { return };
     let dot = if path.is_empty() { "" } else { "." };
-    if let Some(provenance) = fields.get("provenance") {
-        if provenance["kind"] == "assumed" {
-            found.push(path.to_string());
-        }
-        let single = provenance["assumed"].as_array().into_iter().flatten();
-        found.extend(single.filter_map(|field| Some(format!("{path}{dot}{}", field.as_str()?))));
+    let own = fields.get("provenance").map(|own| Provenance::deserialize(own));
+    if let Some(Ok(provenance)) = own {
+        found.push((path.to_string(), provenance));
     }
     for (key, child) in fields {
-        collect_assumed(child, &format!("{path}{dot}{key}"), found);
+        collect_provenance(child, &format!("{path}{dot}{key}"), found);
     }
 }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use narrows_plan::{Defect, Defects};
 
 use super::file::*;
-use super::measured::Measured;
+use super::measured::{Measured, Repeatability};
 use super::refits::Refits;
 use super::{Executor, Profile};
 
@@ -274,6 +274,21 @@ impl Check {
                 let problem = format!("{} does not lie between 1 and 65536", point.devices);
                 self.defect(&format!("{path}.devices"), problem);
             }
+        }
+        if let Some(steps) = &measured.steps {
+            self.error("measured.steps", steps);
+        }
+        if let Some(Repeatability { rounds, rounds_apart_median, rounds_apart_90, undisturbed }) =
+            measured.repeatability
+        {
+            let path = "measured.repeatability";
+            self.count(&format!("{path}.rounds"), rounds, 1_000_000);
+            for (name, apart) in
+                [("rounds_apart_median", rounds_apart_median), ("rounds_apart_90", rounds_apart_90)]
+            {
+                self.within(&format!("{path}.{name}"), apart, 0.0..=1e6);
+            }
+            self.within(&format!("{path}.undisturbed"), undisturbed, 0.0..=10.0);
         }
         self.provenance("measured", &measured.provenance);
     }
