@@ -34,10 +34,10 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 /// Sequences of a step, rounded up to a multiple of the devices.
-const GLOBAL_BATCH: u64 = 8;
+pub const GLOBAL_BATCH: u64 = 8;
 
 /// Tokens of a sequence.
-const SEQUENCE_LENGTH: u64 = 128;
+pub const SEQUENCE_LENGTH: u64 = 128;
 
 /// Steps of a schedule, over those of the warm-up of who does not say.
 const STEPS_PER_WARM_UP: u64 = 10;

@@ -1,11 +1,22 @@
-//! The closed loop: what a profile predicts of plans, beside what they took.
+//! The closed loop: what a profile predicts of plans, beside what they took, and what that says of the
+//! next prediction.
+//!
+//! Plans of one model, batch and length are a group, and err alike. The interval of a step comes from the
+//! errors of all groups ([`fit::steps`](narrows_cost_model::fit::steps)). Whether it holds is seen by leaving each
+//! group out in turn: how many of its plans lie within what the other groups say?
 
+use indexmap::IndexMap;
+use narrows_cost_model::fit::{GROUPS_MIN, steps, with_steps};
+use narrows_cost_model::interval::{Coverage, Spread};
+use narrows_cost_model::profile::{Provenance, ProvenanceKind, RelativeError};
 use narrows_cost_model::simulate::simulate;
 use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_plan::{Defects, Kernel, Mesh};
+use narrows_planner::predict::kernels;
 use narrows_runtime::DeviceId;
 use serde::Serialize;
 
-use super::Subject;
+use super::{Subject, machine};
 
 /// Plans whose step times are closer than this need not be told apart.
 const APART: f64 = 0.10;
@@ -27,8 +38,16 @@ pub struct Compared {
     pub error: f64,
     /// Slower round over the faster one, less one: how well the measurement repeats.
     pub spread: f64,
+    /// Where nine in ten should lie, by the errors of the other groups; absent where they are too few.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interval_s: Option<[f64; 2]>,
     /// Whether every device allocated what was predicted.
     pub memory_exact: bool,
+    /// Its kernels, each with how often a step runs it.
+    #[serde(skip)]
+    kernels: Vec<(Kernel, f64)>,
+    #[serde(skip)]
+    mesh: Mesh,
 }
 
 /// All of them.
@@ -52,12 +71,44 @@ pub struct Comparison {
     pub pairs_of_one_task_wrong: usize,
     /// Plans whose devices allocated what was predicted.
     pub memory_exact: usize,
+    /// What the errors say of the next prediction; absent where plans are of too few groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interval: Option<Interval>,
 }
 
-/// Holds a profile against plans that were run.
-pub fn compare(profile: &Profile, subjects: &[Subject]) -> Comparison {
-    let plans: Vec<Compared> =
+/// The interval of the next step's time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Interval {
+    /// Groups of plans, each of one model, batch and length.
+    pub groups: usize,
+    /// Nine steps in ten should lie within their prediction · (1 ± this).
+    pub half_width_90: f64,
+    /// Plans that lie within their intervals, each group left out in turn.
+    pub inside: usize,
+    /// What goes into the profile.
+    #[serde(skip)]
+    error: RelativeError,
+}
+
+impl Comparison {
+    /// The profile with the interval that its comparison showed. Where plans are of too few groups to show
+    /// one, the interval stays what is assumed.
+    ///
+    /// # Errors
+    /// None, as long as the profile was measured.
+    pub fn into_profile(&self, profile: Profile) -> Result<Profile, Defects> {
+        match &self.interval {
+            Some(interval) => with_steps(&profile, interval.error.clone()),
+            None => Ok(profile),
+        }
+    }
+}
+
+/// Holds a profile against plans that were run. `source` says where and how, for the provenance.
+pub fn compare(profile: &Profile, subjects: &[Subject], source: &str) -> Comparison {
+    let mut plans: Vec<Compared> =
         subjects.iter().filter_map(|subject| compared(profile, subject)).collect();
+    let interval = interval(profile, &mut plans, source);
     let mean = |plans: Vec<&Compared>| {
         let sum: f64 = plans.iter().map(|plan| plan.error.abs()).sum();
         (!plans.is_empty()).then(|| sum / plans.len() as f64)
@@ -73,6 +124,7 @@ pub fn compare(profile: &Profile, subjects: &[Subject]) -> Comparison {
         pairs_of_one_task: of_one_task,
         pairs_of_one_task_wrong: of_one_task_wrong,
         memory_exact: plans.iter().filter(|plan| plan.memory_exact).count(),
+        interval,
         plans,
     }
 }
@@ -96,8 +148,54 @@ fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
         predicted_step_time_s: predicted,
         error: predicted / measured - 1.0,
         spread: rounds.fold(0.0, f64::max) / fastest - 1.0,
+        interval_s: None,
         memory_exact: allocated.all(|(device, bytes)| *bytes == arena(device)),
+        kernels: kernels(program),
+        mesh,
     })
+}
+
+/// The interval that all plans show, and for each plan the one that the other groups do.
+fn interval(profile: &Profile, plans: &mut [Compared], source: &str) -> Option<Interval> {
+    let mut groups: IndexMap<String, Vec<f64>> = IndexMap::new();
+    for plan in &*plans {
+        let residual = (plan.measured_step_time_s / plan.predicted_step_time_s).ln();
+        groups.entry(task(plan).to_owned()).or_default().push(residual);
+    }
+    if groups.len() < GROUPS_MIN {
+        return None;
+    }
+    let provenance = |inside: Option<usize>| Provenance {
+        kind: ProvenanceKind::Measured,
+        source: match inside {
+            Some(inside) => format!(
+                "{source}: {} plans in {} groups, of which {inside} lie within what the other groups say",
+                plans.len(),
+                groups.len()
+            ),
+            None => source.to_owned(),
+        },
+        date: machine::today(),
+        assumed: vec![],
+    };
+    let without = |left_out: Option<&str>, provenance| {
+        let others = groups.iter().filter(|(name, _)| Some(name.as_str()) != left_out);
+        steps(&others.map(|(_, residuals)| residuals.as_slice()).collect::<Vec<_>>(), provenance)
+    };
+    let mut intervals = vec![];
+    for plan in &*plans {
+        let others = without(Some(task(plan)), provenance(None))?;
+        let profile = with_steps(profile, others).ok()?;
+        let spread = Spread::new(&profile, Executor::Captured, &plan.mesh);
+        let ratios = spread.of_step(&plan.kernels);
+        intervals.push(ratios.map(|ratio| ratio * plan.predicted_step_time_s));
+    }
+    let measured = plans.iter().map(|plan| plan.measured_step_time_s);
+    let inside = Coverage::of(measured.zip(intervals.iter().copied())).inside;
+    let error = without(None, provenance(Some(inside)))?;
+    let (groups, half_width_90) = (groups.len(), error.half_width_90);
+    plans.iter_mut().zip(intervals).for_each(|(plan, own)| plan.interval_s = Some(own));
+    Some(Interval { groups, half_width_90, inside, error })
 }
 
 /// What a plan is for: its name up to the devices.
@@ -124,10 +222,19 @@ fn order(plans: &[Compared], of: impl Fn(&Compared, &Compared) -> bool) -> (usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+    use narrows_cost_model::fit;
+    use narrows_cost_model::profile::Point;
+    use narrows_plan::Bytes;
+    use narrows_plan::kernel::{Pass, PassKind};
 
-    #[test]
-    fn pairs_are_counted_where_they_lie_apart() {
-        let plan = |name: &str, measured: f64, predicted: f64| Compared {
+    fn kernel() -> Kernel {
+        let traffic = Bytes(1 << 20);
+        let kind = PassKind::Add;
+        Kernel::Pass(Pass { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 })
+    }
+
+    fn plan(name: &str, measured: f64, predicted: f64) -> Compared {
+        Compared {
             name: name.into(),
             familiar: true,
             measured_step_time_s: measured,
@@ -135,10 +242,73 @@ mod tests {
             predicted_step_time_s: predicted,
             error: 0.0,
             spread: 0.0,
+            interval_s: None,
             memory_exact: true,
-        };
+            kernels: vec![(kernel(), 1.0)],
+            mesh: Mesh { tensor: 1, pipeline: 1, data: 1 },
+        }
+    }
+
+    fn profile() -> Profile {
+        let points = [1.0, 1.1, 0.9].map(|factor| {
+            let Kernel::Pass(pass) = kernel() else { panic!("a pass") };
+            let traffic = Bytes((pass.traffic.as_f64() * factor) as u64);
+            let kernel = Kernel::Pass(Pass { traffic, ..pass });
+            Point { kernel, devices: 1, time_s: 1e-3 * factor, spread: 0.0 }
+        });
+        let machine = machine::describe(1, "a test");
+        fit::profile(&machine, points.to_vec(), None).unwrap()
+    }
+
+    #[test]
+    fn pairs_are_counted_where_they_lie_apart() {
         let plans = [plan("a on 1", 1.0, 1.0), plan("a on 2", 1.05, 0.5), plan("b on 1", 2.0, 0.9)];
         assert_eq!(order(&plans, |_, _| true), (2, 1));
         assert_eq!(order(&plans, |a, b| task(a) == task(b)), (0, 0));
+    }
+
+    /// Three groups err by 2 %, one by 30 %: no other group says that it would.
+    #[test]
+    fn each_group_is_held_against_the_others() {
+        let group = |name: &'static str, error: f64| {
+            [1.0, 1.1, 0.9].map(|s| plan(&format!("{name} on 1: {s}"), 1.0 + error * s, 1.0))
+        };
+        let mut plans =
+            [group("a", 0.02), group("b", -0.02), group("c", 0.02), group("d", 0.3)].concat();
+        let found = interval(&profile(), &mut plans, "a loop").unwrap();
+        assert_eq!((found.groups, found.inside), (4, 9));
+        assert!(found.half_width_90 > 0.2, "the profile itself knows of all: {found:?}");
+        for plan in &plans {
+            let [low, high] = plan.interval_s.unwrap();
+            assert!(low < plan.predicted_step_time_s && plan.predicted_step_time_s < high);
+            let wide = high > 1.25;
+            assert_ne!(wide, task(plan) == "d", "only the others' errors count: {plan:?}");
+        }
+        assert!(interval(&profile(), &mut plans[..6], "a loop").is_none(), "two groups");
+    }
+
+    #[test]
+    fn a_profile_keeps_what_was_assumed_until_it_was_compared() {
+        let profile = profile();
+        let compared = |interval| Comparison {
+            plans: vec![],
+            mean_absolute_error: 0.0,
+            mean_absolute_error_unfamiliar: None,
+            worst_error: 0.0,
+            pairs: 0,
+            pairs_wrong: 0,
+            pairs_of_one_task: 0,
+            pairs_of_one_task_wrong: 0,
+            memory_exact: 0,
+            interval,
+        };
+        assert_eq!(compared(None).into_profile(profile.clone()).unwrap(), profile);
+        let mut plans =
+            ["a", "b", "c"].map(|name| plan(&format!("{name} on 1"), 1.1, 1.0)).to_vec();
+        let found = interval(&profile, &mut plans, "a loop");
+        let after = compared(found).into_profile(profile).unwrap();
+        let error = after.file().measured.as_ref().unwrap().steps.as_ref().unwrap();
+        assert!(error.provenance.source.contains("3 plans in 3 groups, of which 3"), "{error:?}");
+        assert_eq!(after.file().executors.captured.step_error, None);
     }
 }

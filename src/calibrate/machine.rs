@@ -1,8 +1,9 @@
 //! Which machine this is: what a measured profile says of where it comes from.
 
 use std::fs;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
+use narrows_cost_model::Profile;
 use narrows_cost_model::fit::Machine;
 use narrows_plan::Bytes;
 
@@ -41,6 +42,7 @@ pub fn describe(threads: u64, command: &str) -> Machine {
             "{title}, as `narrows calibrate` measured it. Devices are threads that share the machine: \
              each of D has 1/D of it."
         ),
+        title: title.clone(),
         memory: memory::total().unwrap_or(MEMORY),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         source: format!("{command}, on {title}"),
@@ -48,38 +50,62 @@ pub fn describe(threads: u64, command: &str) -> Machine {
     }
 }
 
-/// The day by the system's clock, in UTC.
+/// The day by the system's clock, in UTC, `YYYY-MM-DD`.
 pub fn today() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    date(since.as_secs() / 86_400)
+    date(SystemTime::now())
 }
 
-/// The day so many days after 1970-01-01, by the rules of the Gregorian calendar. Years are counted
-/// from March, so that the day that leap years add is their last.
-fn date(days: u64) -> String {
-    let days = days + 719_468;
-    let era = days / 146_097;
-    let day_of_era = days % 146_097;
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}")
+fn date(time: SystemTime) -> String {
+    let text = humantime::format_rfc3339_seconds(time).to_string();
+    text.split('T').next().unwrap_or_default().to_owned()
+}
+
+/// Why a measured profile says nothing of this machine with so many threads; `None` where it does, or does
+/// not say of which machine it is.
+pub fn other(profile: &Profile, threads: u64) -> Option<String> {
+    let measured = profile.file().measured.as_ref()?;
+    let (there, here) = (measured.machine.as_deref()?, title(threads));
+    let name = profile.name();
+    (there != here).then(|| {
+        format!(
+            "`{name}` was measured on another machine or with other threads ({there}; here {here}): its \
+             predictions are not of this one; `narrows calibrate` measures it"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::date;
+    use std::time::{Duration, UNIX_EPOCH};
+
+    use narrows_cost_model::profile;
+
+    use super::{date, other, title};
 
     #[test]
-    fn days_are_counted_as_the_calendar_does() {
-        let cases =
-            [(0, "1970-01-01"), (59, "1970-03-01"), (11_016, "2000-02-29"), (20_778, "2026-11-21")];
-        for (days, expected) in cases {
-            assert_eq!(date(days), expected);
-        }
+    fn days_have_the_form_that_profiles_ask_for() {
+        let days = |count: u64| date(UNIX_EPOCH + Duration::from_secs(count * 86_400 + 86_399));
+        assert_eq!([days(59), days(20_778)], ["1970-03-01", "2026-11-21"]);
+    }
+
+    #[test]
+    fn a_profile_is_one_of_a_machine() {
+        let preset = profile::preset("cpu-local").unwrap();
+        assert_eq!(other(&preset, 2), None, "a preset is of no machine");
+        let kernel =
+            r#"{"transfer": {"bytes": 1, "group": {"axis": "tensor", "size": 2, "stride": 1}}}"#;
+        let point = format!(r#"{{"kernel": {kernel}, "devices": 2, "time_s": 1e-3, "spread": 0}}"#);
+        let of = |machine: &str| {
+            let provenance = r#"{"kind": "measured", "source": "a test", "date": "2026-11-21"}"#;
+            let measured = format!(
+                r#"{{"threads": 2, "machine": "{machine}", "points": [{point}], "provenance": {provenance}}}"#
+            );
+            let mut file = preset.file().clone();
+            file.measured = Some(serde_json::from_str(&measured).unwrap());
+            file.resolve().unwrap()
+        };
+        assert_eq!(other(&of(&title(2)), 2), None);
+        assert!(other(&of(&title(2)), 3).unwrap().contains("other threads"));
+        assert!(other(&of("an abacus, 2 threads"), 2).unwrap().contains("an abacus, 2 threads"));
     }
 }

@@ -6,12 +6,12 @@
 
 pub mod cache;
 pub mod compare;
+pub mod coverage;
 pub mod machine;
 pub mod works;
 
-use std::collections::HashMap;
-
-use narrows_cost_model::profile::Point;
+use indexmap::IndexMap;
+use narrows_cost_model::profile::{Point, Repeatability};
 use narrows_plan::{CheckedProgram, Kernel};
 use narrows_planner::search::search;
 use narrows_runtime::measure::{Effort, Minima, Sample, time};
@@ -97,23 +97,18 @@ struct Sum {
     most: f64,
 }
 
-/// What kernels took: means over their instructions in all plans.
+/// What kernels took: means over their instructions in all plans, in the order in which they first occur.
 pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point> {
-    let mut sums: HashMap<(Kernel, u64), Sum> = HashMap::new();
-    let mut order: Vec<(Kernel, u64)> = vec![];
+    let mut sums: IndexMap<(Kernel, u64), Sum> = IndexMap::new();
     for subject in subjects {
         let devices = subject.work.request.devices;
         let Some(best) = subject.best() else { continue };
         let program = subject.program.program();
         let rounds: Vec<Vec<Sample>> =
             subject.rounds.iter().map(|round| round.samples(program)).collect();
-        for (index, sample) in best.samples(program).iter().enumerate() {
-            let key = (sample.kernel.clone(), devices);
-            let sum = sums.entry(key.clone()).or_insert_with(|| {
-                order.push(key);
-                Sum::default()
-            });
+        for (index, sample) in best.samples(program).into_iter().enumerate() {
             let weight = sample.instructions as f64;
+            let sum = sums.entry((sample.kernel, devices)).or_default();
             sum.seconds += sample.seconds * weight;
             sum.instructions += weight;
             let all = rounds.iter().map(|round| round[index].seconds);
@@ -121,11 +116,20 @@ pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point>
             sum.most += all.fold(0.0, f64::max) * weight;
         }
     }
-    let made = order.into_iter().filter_map(|(kernel, devices)| {
-        let sum = sums.remove(&(kernel.clone(), devices))?;
+    let made = sums.into_iter().filter_map(|((kernel, devices), sum)| {
         let time_s = sum.seconds / sum.instructions;
         let spread = (sum.most / sum.least.max(1e-12) - 1.0).clamp(0.0, 1e6);
         (time_s > 1e-10).then_some(Point { kernel, devices, time_s, spread })
     });
     made.collect()
+}
+
+/// How well what was measured repeats.
+pub fn repeatability(subjects: &[Subject], points: &[Point]) -> Repeatability {
+    let shares = subjects.iter().filter_map(Subject::best);
+    let mut shares: Vec<f64> = shares.map(|best| best.step_s() / best.shortest_step_s).collect();
+    shares.sort_by(f64::total_cmp);
+    let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);
+    let rounds = subjects.iter().map(|subject| subject.rounds.len()).min().unwrap_or(1);
+    Repeatability::of(points, rounds.try_into().unwrap_or(u32::MAX), undisturbed)
 }

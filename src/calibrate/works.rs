@@ -146,11 +146,11 @@ pub fn to_measure(
     Ok(works)
 }
 
-/// The plans to hold a profile against.
+/// The plans to hold a profile against: in a quick measurement some of the small ones.
 ///
 /// # Errors
 /// When a preset is not there.
-pub fn to_compare(devices: u64, profile: &Profile) -> Outcome<Vec<Work>> {
+pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Vec<Work>> {
     let tiny = preset("cola-tiny")?;
     let other = read("cola-384", OTHER_WIDTHS).map_err(|d| Failure::file("cola-384", d))?;
     let mut small = preset("cola-60m")?;
@@ -169,9 +169,12 @@ pub fn to_compare(devices: u64, profile: &Profile) -> Outcome<Vec<Work>> {
         let made = divisions.iter().filter_map(|d| work(model, batch, length, d, profile));
         works.extend(made.map(|work| Work { familiar, ..work }));
     };
-    add(&tiny, 4, 128, true, true);
+    add(&tiny, 4, 128, true, amount == Amount::Whole);
     add(&tiny, 4, 96, true, false);
     add(&tiny, 8, 64, true, false);
+    if amount == Amount::Quick {
+        return Ok(works);
+    }
     add(&tiny.dense_twin(), 2, 128, true, false);
     add(&other, 4, 96, false, true);
     add(&small, 2, 64, true, false);

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use narrows_cost_model::profile::Point;
 use narrows_cost_model::{Profile, fit, profile};
 use narrows_runtime::measure::Effort;
 
@@ -12,7 +11,8 @@ use crate::args::calibrate::{CalibrateArgs, Calibration, calibrate as resolve};
 use crate::args::low::Format;
 use crate::calibrate::compare::compare;
 use crate::calibrate::works::{Amount, Work, to_compare, to_measure};
-use crate::calibrate::{Rounds, Subject, cache, machine, points, run as run_rounds};
+use crate::calibrate::{Rounds, Subject, cache, coverage, machine};
+use crate::calibrate::{points, repeatability, run as run_rounds};
 use crate::errors::{Failure, Outcome};
 use crate::output;
 use crate::report::calibration::Findings;
@@ -38,13 +38,23 @@ pub fn run(args: &CalibrateArgs) -> Outcome<()> {
     }
     let base = profile::preset(BASE).map_err(Failure::flags)?;
     let to_measure = to_measure(asked.amount, asked.model.as_ref(), asked.devices, &base)?;
-    let others = if asked.compare { to_compare(asked.devices, &base)? } else { vec![] };
+    let (amount, devices) = (asked.amount, asked.devices);
+    let others = if asked.compare { to_compare(amount, devices, &base)? } else { vec![] };
     let (measured, compared) = measure(&asked, to_measure, others)?;
-    let points = points(&measured);
-    let profile = fitted(asked.threads, &command(&asked), points)?;
+    let command = command(&asked);
+    let mut profile = fitted(asked.threads, &command, &measured)?;
+    let comparison = asked.compare.then(|| compare(&profile, &compared, &command));
+    if let Some(comparison) = &comparison {
+        profile = comparison.into_profile(profile).map_err(|d| Failure::file("the profile", d))?;
+    }
     let written = write(&asked, &profile)?;
-    let comparison = asked.compare.then(|| compare(&profile, &compared));
-    let findings = Findings::of(&profile, &measured, comparison, written);
+    let presets = super::waiting("planning the presets", asked.format, || {
+        coverage::of_presets(&profile, devices)
+    });
+    let findings = Findings::of(&profile, measured.len(), presets, comparison, written);
+    if let Some(warning) = profile.warning() {
+        output::warn(&warning);
+    }
     match asked.format {
         Format::Json => output::print_json(&findings),
         Format::Text if place.is_some_and(output::is_stdout) => {
@@ -78,7 +88,7 @@ pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
     };
     let works = to_measure(asked.amount, None, asked.devices, &base)?;
     let (measured, _) = measure(&asked, works, vec![])?;
-    let profile = fitted(threads, "a quick measurement by `narrows run`", points(&measured))?;
+    let profile = fitted(threads, "a quick measurement by `narrows run`", &measured)?;
     match cache::store(threads, &profile) {
         Ok(path) if format == Format::Text => {
             output::tell(&format!("Kept in {}\n", path.display()));
@@ -115,9 +125,12 @@ fn measure(
     Ok((subjects, compared))
 }
 
-fn fitted(threads: u64, command: &str, points: Vec<Point>) -> Outcome<Profile> {
+fn fitted(threads: u64, command: &str, measured: &[Subject]) -> Outcome<Profile> {
     let machine = machine::describe(threads, command);
-    fit::profile(&machine, points).map_err(|defects| Failure::file("the measurement", defects))
+    let points = points(measured);
+    let repeatability = repeatability(measured, &points);
+    fit::profile(&machine, points, Some(repeatability))
+        .map_err(|defects| Failure::file("the measurement", defects))
 }
 
 /// The command that makes such a profile again.
@@ -128,6 +141,9 @@ fn command(asked: &Calibration) -> String {
     }
     if let Some(model) = &asked.model {
         words.push(format!("--model {}", model.name));
+    }
+    if asked.compare {
+        words.push("--compare".into());
     }
     words.push(format!("--threads {} --devices {}`", asked.threads, asked.devices));
     words.join(" ")

@@ -50,6 +50,7 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
 pub fn price(file: &PlanFile) -> Outcome<Priced> {
     resolve::sensible(file)?;
     warn_of_other_profile(file, "re-priced");
+    super::warn_of_measurement(&file.profile);
     let PlanFile { name, plan, model, profile } = file;
     let plan = Plan { hardware: resolve::origin(profile), ..plan.clone() };
     let resolved = plan.resolve(model).map_err(|defects| Failure::file(name, defects))?;
@@ -75,7 +76,11 @@ pub fn warn_of_other_profile(file: &PlanFile, dealt: &str) {
     if plan.hardware.fingerprint != profile.fingerprint() {
         let made = &plan.hardware.name;
         let priced = profile.name();
-        let version = if made == priced { "another version of " } else { "" };
+        let version = match made == priced {
+            false => "",
+            true if profile.file().measured.is_some() => "another machine or measurement called ",
+            true => "another version of ",
+        };
         output::warn(&format!("{name} was made for {version}`{made}`; {dealt} on `{priced}`"));
     }
 }

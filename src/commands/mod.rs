@@ -16,11 +16,13 @@ pub use explain::Given;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Once;
 use std::time::Duration;
 
 use clap::Parser;
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
+use narrows_cost_model::Profile;
 use narrows_planner::Request;
 use narrows_planner::search::{Searched, search};
 
@@ -80,9 +82,18 @@ const TICK: Duration = Duration::from_millis(120);
 
 /// Searches, and shows on a terminal that it does.
 fn searched(request: &Request, format: Format) -> Searched {
-    let Request { model, devices, .. } = request;
+    let Request { model, devices, profile, .. } = request;
+    warn_of_measurement(profile);
     let doing = format!("planning {} on {}", model.name, plural(*devices, "device"));
     waiting(&doing, format, || search(request))
+}
+
+/// Says once what a prediction rests on, where that is a measurement which does not repeat.
+fn warn_of_measurement(profile: &Profile) {
+    static TOLD: Once = Once::new();
+    if let Some(warning) = profile.warning() {
+        TOLD.call_once(|| output::warn(&warning));
+    }
 }
 
 /// Does something that takes its time, and shows on a terminal that it does.

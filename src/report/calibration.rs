@@ -1,13 +1,17 @@
-//! What a calibration found: coverage, repeatability, intervals, and the closed loop.
+//! What a calibration found: coverage, repeatability, intervals, provenance, and the closed loop.
 
 use narrows_cost_model::Profile;
 use narrows_cost_model::price::measured::Class;
-use narrows_cost_model::profile::Point;
+use narrows_cost_model::profile::{Point, Provenance, Repeatability};
+use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, percent};
-use crate::calibrate::Subject;
-use crate::calibrate::compare::Comparison;
+use super::page::{Align, Page, percent, plural};
+use crate::calibrate::compare::{Compared, Comparison};
+use crate::calibrate::coverage::Needed;
+
+/// Beyond this share of the time, what was measured says little of a plan.
+const COVERED_MIN: f64 = 0.5;
 
 /// What was measured of one class of kernels.
 #[derive(Debug, Serialize)]
@@ -22,6 +26,15 @@ pub struct Coverage {
     pub half_width_90: f64,
 }
 
+/// A group of a profile's numbers.
+#[derive(Debug, Serialize)]
+pub struct Group {
+    /// Its path in the file.
+    pub field: String,
+    #[serde(flatten)]
+    provenance: Provenance,
+}
+
 /// What a calibration found.
 #[derive(Debug, Serialize)]
 pub struct Findings {
@@ -33,9 +46,15 @@ pub struct Findings {
     pub plans: usize,
     /// What was measured.
     pub coverage: Vec<Coverage>,
-    /// The step without disturbance over the shortest by the clock: the middle of all plans. Below 1,
-    /// other work took part of the machine, or much of a step lies outside of instructions.
-    pub undisturbed: f64,
+    /// What of it the presets' plans need.
+    pub presets: Vec<Needed>,
+    /// How well it repeats.
+    pub repeatability: Option<Repeatability>,
+    /// Why it is not to be trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
+    /// Where every group of the profile's numbers comes from.
+    pub provenance: Vec<Group>,
     /// Parts of the profile that were not measured.
     pub assumed: Vec<String>,
     /// The closed loop, where it was asked for.
@@ -47,7 +66,8 @@ impl Findings {
     /// Of a fitted profile and what it was fitted to.
     pub fn of(
         profile: &Profile,
-        measured: &[Subject],
+        plans: usize,
+        presets: Vec<Needed>,
         comparison: Option<Comparison>,
         output: String,
     ) -> Findings {
@@ -65,14 +85,16 @@ impl Findings {
             spread_median: median(of_class(points, class).map(|point| point.spread).collect()),
             half_width_90: width(class),
         });
-        let shares = measured.iter().filter_map(Subject::best);
-        let shares = shares.map(|best| best.step_s() / best.shortest_step_s);
+        let group = |(field, provenance)| Group { field, provenance };
         Findings {
             output,
             machine: file.description.clone(),
-            plans: measured.len(),
+            plans,
             coverage: coverage.collect(),
-            undisturbed: median(shares.collect()),
+            presets,
+            repeatability: file.measured.as_ref().and_then(|measured| measured.repeatability),
+            warning: profile.warning(),
+            provenance: profile.provenance().into_iter().map(group).collect(),
             assumed: profile.assumed(),
             comparison,
         }
@@ -83,14 +105,20 @@ impl Findings {
         let mut page = Page::default();
         page.heading("Calibration");
         page.paragraph(&self.machine);
-        page.fields(&[
+        let mut fields = vec![
             ("profile", self.output.clone()),
             ("measured in", format!("the steps of {} plans", self.plans)),
-            (
-                "undisturbed",
-                format!("{} of the shortest steps by the clock", percent(self.undisturbed)),
-            ),
-        ]);
+        ];
+        if let Some(found) = self.repeatability {
+            let share = percent(found.undisturbed);
+            fields.push(("undisturbed", format!("{share} of the shortest steps by the clock")));
+            let [half, tenth] =
+                [found.rounds_apart_median, found.rounds_apart_90].map(|apart| percent(apart));
+            let text =
+                format!("half of the time repeats within {half}, nine tenths within {tenth}");
+            fields.push(("rounds", text));
+        }
+        page.fields(&fields);
         let rows = self.coverage.iter().map(|of| {
             let count = of.measured.to_string();
             vec![of.kernels.into(), count, percent(of.spread_median), percent(of.half_width_90)]
@@ -104,12 +132,81 @@ impl Findings {
             ],
             &rows.collect::<Vec<_>>(),
         );
-        page.paragraph(&format!("Not measured: {}.", self.assumed.join(", ")));
+        presets(&mut page, &self.presets);
+        provenance(&mut page, &self.provenance);
         if let Some(comparison) = &self.comparison {
             compared(&mut page, comparison);
         }
         page.finish()
     }
+}
+
+/// A row for each size, a column for each family.
+fn presets(page: &mut Page, presets: &[Needed]) {
+    let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
+    for (family, size) in presets.iter().filter_map(|one| one.model.split_once('-')) {
+        if !families.contains(&family) {
+            families.push(family);
+        }
+        if !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
+    let Some(devices) = presets.first().map(|one| one.devices) else { return };
+    page.heading("Time of the presets' plans that is of kernels like those measured");
+    let cell = |size: &str, family: &str| {
+        let own = presets.iter().find(|one| one.model == format!("{family}-{size}"));
+        own.map(|own| format!("{} ({}/{})", percent(own.measured_share), own.measured, own.kernels))
+    };
+    let rows: Vec<Vec<String>> = sizes
+        .iter()
+        .map(|size| {
+            let cells = families.iter().map(|family| cell(size, family).unwrap_or_default());
+            std::iter::once(size.to_string()).chain(cells).collect()
+        })
+        .collect();
+    let columns = families.iter().map(|family| (*family, Align::Right));
+    let columns: Vec<_> = std::iter::once(("", Align::Left)).chain(columns).collect();
+    page.table(&columns, &rows);
+    let short = presets.iter().filter(|one| one.measured_share < COVERED_MIN).count();
+    if short > 0 {
+        page.paragraph(&format!(
+            "Planned for {} as `narrows run` does; in brackets, kernels measured of those needed. {short} of {} \
+             have less than half: their intervals are wider, and `plan` names what is missing. --model NAME \
+             measures a model's kernels too.",
+            plural(devices, "device"),
+            presets.len()
+        ));
+    }
+}
+
+/// A paragraph for each source: most groups share one.
+fn provenance(page: &mut Page, groups: &[Group]) {
+    page.heading("Where the profile's numbers come from");
+    let mut sources: Vec<(String, Vec<String>)> = vec![];
+    for Group { field, provenance } in groups {
+        let Provenance { kind, source, date, assumed } = provenance;
+        let from = format!("{}, {date}, {source}", format!("{kind:?}").to_lowercase());
+        let except = match assumed.len() {
+            0 => String::new(),
+            _ => format!(" (assumed: {})", assumed.join(", ")),
+        };
+        let field = format!("{field}{except}");
+        match sources.iter_mut().find(|(known, _)| *known == from) {
+            Some((_, fields)) => fields.push(field),
+            None => sources.push((from, vec![field])),
+        }
+    }
+    for (from, fields) in sources {
+        page.paragraph(&format!("{}: {from}.", fields.join(", ")));
+    }
+}
+
+fn between(plan: &Compared) -> String {
+    let Some(interval) = plan.interval_s else { return "-".into() };
+    let [low, high] = interval.map(Seconds);
+    let within = (interval[0]..=interval[1]).contains(&plan.measured_step_time_s);
+    format!("{low} to {high}{}", if within { "" } else { ", OUTSIDE" })
 }
 
 fn compared(page: &mut Page, comparison: &Comparison) {
@@ -123,6 +220,7 @@ fn compared(page: &mut Page, comparison: &Comparison) {
             seconds(plan.measured_step_time_s),
             seconds(plan.predicted_step_time_s),
             format!("{:+.1} %", plan.error * 100.0),
+            between(plan),
             percent(plan.spread),
             if plan.memory_exact { "exact".into() } else { "DIFFERS".into() },
             other.into(),
@@ -135,6 +233,7 @@ fn compared(page: &mut Page, comparison: &Comparison) {
             ("undisturbed", Align::Right),
             ("predicted", Align::Right),
             ("error", Align::Right),
+            ("90 % by the other groups", Align::Left),
             ("rounds apart", Align::Right),
             ("memory", Align::Left),
             ("", Align::Left),
@@ -158,7 +257,22 @@ fn compared(page: &mut Page, comparison: &Comparison) {
             ),
         ),
         ("memory", format!("{} of {} exact", comparison.memory_exact, comparison.plans.len())),
+        ("interval", interval(comparison)),
     ]);
+}
+
+fn interval(comparison: &Comparison) -> String {
+    let plans = comparison.plans.len();
+    match &comparison.interval {
+        Some(found) => format!(
+            "±{} of a step from now on; {} of {plans} plans ({}) lie within what the other {} groups say",
+            percent(found.half_width_90),
+            found.inside,
+            percent(found.inside as f64 / plans.max(1) as f64),
+            found.groups - 1
+        ),
+        None => "as assumed: too few groups of plans were compared".into(),
+    }
 }
 
 fn of_class(points: &[Point], class: Class) -> impl Iterator<Item = &Point> {

@@ -45,6 +45,9 @@ pub struct Prediction {
     /// Kernels of the step that lie further than a factor of two from every measured shape, those
     /// with the largest share of the time first.
     pub unmeasured: Vec<Unmeasured>,
+    /// Why the profile's measurement is not to be trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// Unsharded bytes by kind of collective. `statistics` are the norms' and the softmax's sums.
@@ -115,6 +118,7 @@ pub fn predict_program(
         assumed: profile.assumed(),
         shapes_measured: spread.knows_shapes(),
         unmeasured: spread.unmeasured(&kernels),
+        warning: profile.warning(),
     }
 }
 

@@ -18,6 +18,7 @@ use super::cost::{Priced, price};
 use crate::args::low::Format;
 use crate::args::resolve::{Answer, PlanFile, launch};
 use crate::args::run::{Run, RunArgs, Subject, Task, Training, cores, run as resolve};
+use crate::calibrate::machine;
 use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
 use crate::report::run::Counts;
@@ -79,9 +80,22 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
 
 /// What nobody named is measured: this machine, with the threads that its devices will have.
 fn this_machine(training: &Training, devices: u64, answer: &Answer) -> Outcome<Profile> {
-    let threads =
-        training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()));
-    calibrate::of_this_machine(threads, answer.format)
+    calibrate::of_this_machine(threads(training, devices), answer.format)
+}
+
+/// Threads that all devices of this machine share.
+fn threads(training: &Training, devices: u64) -> u64 {
+    training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()))
+}
+
+/// Says where the profile was measured on something else than what is about to train.
+fn warn_of_other_machine(profile: &Profile, task: &Task, devices: u64) {
+    if let Task::Train(training) = task
+        && training.launched.is_none()
+        && let Some(warning) = machine::other(profile, threads(training, devices))
+    {
+        output::warn(&warning);
+    }
 }
 
 fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
@@ -92,6 +106,7 @@ fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
         return Err(Failure::input(problem.hint(hint)));
     }
     launch(&mut file, &args.request);
+    warn_of_other_machine(&file.profile, task, file.plan.mesh.devices());
     let Priced { plan, resolved, prediction } = price(&file)?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;
@@ -108,6 +123,7 @@ fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned>
         let problem = Problem::new("--hardware", problem).hint("--hardware cpu-local");
         return Err(Failure::input(problem));
     }
+    warn_of_other_machine(profile, task, request.devices);
     let found = super::searched(request, answer.format);
     let Some(fitted) = found.best else {
         return Err(infeasible::failure(request, &found.report));

@@ -92,7 +92,9 @@ impl Repeatability {
         let mut signs = vec![];
         if self.rounds_apart_median > ROUNDS_APART_MAX {
             let apart = percent(self.rounds_apart_median);
-            signs.push(format!("half of its time is of kernels whose rounds lie {apart} or more apart"));
+            signs.push(format!(
+                "half of its time is of kernels whose rounds lie {apart} or more apart"
+            ));
         }
         if self.undisturbed < UNDISTURBED_MIN {
             let share = percent(self.undisturbed);
@@ -107,8 +109,8 @@ impl Repeatability {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::kernel::{Kernel, Pass, PassKind};
     use narrows_plan::Bytes;
+    use narrows_plan::kernel::{Kernel, Pass, PassKind};
 
     use super::{Point, Repeatability};
 
@@ -130,7 +132,10 @@ mod tests {
         let warning = Repeatability::of(&busy, 2, 0.95).warning().unwrap();
         assert!(warning.contains("50 % or more apart") && !warning.contains("clock"), "{warning}");
         let warning = Repeatability::of(&quiet, 2, 0.5).warning().unwrap();
-        assert!(warning.contains("50 % of the shortest") && !warning.contains("apart"), "{warning}");
+        assert!(
+            warning.contains("50 % of the shortest") && !warning.contains("apart"),
+            "{warning}"
+        );
         assert_eq!(Repeatability::of(&[], 0, 1.0).warning(), None);
     }
 }

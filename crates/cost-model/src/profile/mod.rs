@@ -181,7 +181,7 @@ fn collect_provenance(
 ) {
     let serde_json::Value::Object(fields) = value else { return };
     let dot = if path.is_empty() { "" } else { "." };
-    let own = fields.get("provenance").map(|own| Provenance::deserialize(own));
+    let own = fields.get("provenance").map(Provenance::deserialize);
     if let Some(Ok(provenance)) = own {
         found.push((path.to_string(), provenance));
     }
