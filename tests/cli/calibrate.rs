@@ -34,12 +34,118 @@ fn what_is_measured_is_a_profile_that_plans() {
     }
     assert_eq!(profile["links"]["intra_node"]["provenance"]["kind"], "assumed");
 
+    let repeats = &found["repeatability"];
+    for key in ["rounds_apart_median", "rounds_apart_90", "undisturbed"] {
+        let kept = &profile["measured"]["repeatability"][key];
+        assert!(kept.as_f64().is_some_and(|number| number >= 0.0), "{key}: {kept}");
+        assert_eq!(&repeats[key], kept);
+    }
+    assert_eq!(repeats["rounds"], 2);
+    // Every group of numbers says where it comes from, and is told.
+    let mut groups = vec![];
+    groups_with_provenance(&profile, "", &mut groups);
+    let told = found["provenance"].as_array().unwrap().iter().map(|one| &one["field"]);
+    assert_eq!(told.collect::<Vec<_>>(), groups.iter().collect::<Vec<_>>());
+    // What presets need, its own model wholly and one of 40 billion parameters hardly.
+    let needed = |model: &str| {
+        let presets = found["presets"].as_array().unwrap();
+        presets.iter().find(|one| one["model"] == model).unwrap().clone()
+    };
+    let tiny = needed("cola-tiny");
+    assert!(tiny["measured_share"].as_f64().unwrap() > 0.9, "{tiny}");
+    assert!(needed("llama-40b")["measured_share"].as_f64().unwrap() < 0.5);
+
     let small = "--model cola-tiny --global-batch 2 --sequence-length 16";
     let planned = json(&format!("plan {small} --hardware {file}"));
     let step = planned["prediction"]["step_time_s"].as_f64().unwrap();
     assert!((1e-4..10.0).contains(&step), "{step}");
     let ran = json(&format!("run {small} --hardware {file} --threads 1 --steps 2"));
     assert_eq!(ran["prediction"]["step_time_s"], planned["prediction"]["step_time_s"]);
+}
+
+fn groups_with_provenance(value: &Value, path: &str, found: &mut Vec<Value>) {
+    let Value::Object(fields) = value else { return };
+    if fields.contains_key("provenance") {
+        found.push(path.into());
+    }
+    for (key, child) in fields {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        groups_with_provenance(child, &path, found);
+    }
+}
+
+/// The closed loop in small: three groups of plans, two plans each on one device.
+#[test]
+fn what_was_compared_is_the_interval_of_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("here.json");
+    let file = path.to_str().unwrap();
+    let found = json(&format!("{LEAST} --compare --output {file}"));
+    let comparison = &found["comparison"];
+    let (plans, interval) = (comparison["plans"].as_array().unwrap(), &comparison["interval"]);
+    assert_eq!((plans.len(), &interval["groups"]), (6, &3.into()));
+    assert_eq!(comparison["memory_exact"], 6);
+    let inside = |plan: &&Value| {
+        let [low, high] = [0, 1].map(|end| plan["interval_s"][end].as_f64().unwrap());
+        let time = |key: &str| plan[key].as_f64().unwrap();
+        let predicted = time("predicted_step_time_s");
+        assert!(low < predicted && predicted < high, "{plan}");
+        (low..=high).contains(&time("measured_step_time_s"))
+    };
+    assert_eq!(interval["inside"], plans.iter().filter(inside).count());
+    let profile: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let steps = &profile["measured"]["steps"];
+    assert_eq!(steps["half_width_90"], interval["half_width_90"]);
+    assert_eq!(steps["provenance"]["kind"], "measured");
+    assert!(profile["executors"]["captured"].get("step_error").is_none());
+    let planned = json(&format!(
+        "plan --model cola-tiny --global-batch 4 --sequence-length 128 --hardware {file}"
+    ));
+    let [low, high] =
+        [0, 1].map(|end| planned["prediction"]["step_time_interval_s"][end].as_f64().unwrap());
+    let half = (high / low).ln() / 2.0;
+    let expected = steps["half_width_90"].as_f64().unwrap().ln_1p();
+    assert!((half / expected - 1.0).abs() < 0.25, "{half} {expected}");
+}
+
+/// A profile of a busy machine says so wherever it is used, and one of another machine where it is run.
+#[test]
+fn busy_and_other_machines_are_warned_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("here.json");
+    let file = path.to_str().unwrap();
+    json(&format!("{LEAST} --output {file}"));
+    let mut profile: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let small = "--model cola-tiny --global-batch 2 --sequence-length 16";
+    let run = format!("run {small} --hardware {file} --threads 1 --steps 1");
+    let plan = format!("plan {small} --hardware {file}");
+    let mut told = |undisturbed: f64, machine: Option<&str>, line: &str| {
+        let repeatability = &mut profile["measured"]["repeatability"];
+        repeatability["undisturbed"] = undisturbed.into();
+        repeatability["rounds_apart_median"] = 0.0.into();
+        if let Some(machine) = machine {
+            profile["measured"]["machine"] = machine.into();
+        }
+        fs::write(&path, profile.to_string()).unwrap();
+        let output = narrows(line).assert().success();
+        String::from_utf8(output.get_output().stderr.clone()).unwrap()
+    };
+    let (busy, other) = ("was measured on a busy machine", "was measured on another machine");
+    for line in [&plan, &run] {
+        let message = told(1.0, None, line);
+        assert!(!message.contains(busy) && !message.contains(other), "{line}: {message}");
+        assert_eq!(told(0.4, None, line).matches(busy).count(), 1, "{line}");
+    }
+    let threads = told(1.0, None, &run.replace("--threads 1", "--threads 2"));
+    assert!(cores() < 2 || threads.contains(other), "{threads}");
+    assert!(told(1.0, Some("an abacus, 1 thread"), &run).contains(other));
+    assert!(!told(1.0, None, &plan).contains(other), "plans may be for any machine");
+    told(0.4, None, &plan);
+    assert!(json(&plan)["prediction"]["warning"].as_str().unwrap().contains(busy));
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 #[test]
@@ -70,7 +176,10 @@ fn a_run_keeps_what_it_measured_where_it_can() {
     };
     let first = run(folder.path());
     assert!(first.contains("Measuring this machine") && first.contains("Kept in"), "{first}");
-    assert_eq!(run(folder.path()), "", "it is measured once");
+    // It may have been measured on a busy machine, and then that is all there is to say.
+    let again = run(folder.path());
+    assert!(!again.contains("Measuring") && !again.contains("Kept in"), "measured once: {again}");
+    assert!(again.lines().all(|line| line.contains("busy machine")), "{again}");
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(run(&file).contains("not kept for the next run"), "a cache that is no folder");
