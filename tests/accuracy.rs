@@ -21,6 +21,7 @@ const ROWS: [(&str, &str, &str); 2] = [
 
 fn narrows(arguments: &[&str]) -> Vec<u8> {
     let mut command = assert_cmd::cargo::cargo_bin_cmd!("narrows");
+    command.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     command.args(arguments).assert().success().get_output().stdout.clone()
 }
 

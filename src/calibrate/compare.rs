@@ -96,7 +96,7 @@ impl Comparison {
     ///
     /// # Errors
     /// None, as long as the profile was measured.
-    pub fn into_profile(&self, profile: Profile) -> Result<Profile, Defects> {
+    pub fn widened(&self, profile: Profile) -> Result<Profile, Defects> {
         match &self.interval {
             Some(interval) => with_steps(&profile, interval.error.clone()),
             None => Ok(profile),
@@ -302,11 +302,11 @@ mod tests {
             memory_exact: 0,
             interval,
         };
-        assert_eq!(compared(None).into_profile(profile.clone()).unwrap(), profile);
+        assert_eq!(compared(None).widened(profile.clone()).unwrap(), profile);
         let mut plans =
             ["a", "b", "c"].map(|name| plan(&format!("{name} on 1"), 1.1, 1.0)).to_vec();
         let found = interval(&profile, &mut plans, "a loop");
-        let after = compared(found).into_profile(profile).unwrap();
+        let after = compared(found).widened(profile).unwrap();
         let error = after.file().measured.as_ref().unwrap().steps.as_ref().unwrap();
         assert!(error.provenance.source.contains("3 plans in 3 groups, of which 3"), "{error:?}");
         assert_eq!(after.file().executors.captured.step_error, None);

@@ -45,7 +45,7 @@ pub fn run(args: &CalibrateArgs) -> Outcome<()> {
     let mut profile = fitted(asked.threads, &command, &measured)?;
     let comparison = asked.compare.then(|| compare(&profile, &compared, &command));
     if let Some(comparison) = &comparison {
-        profile = comparison.into_profile(profile).map_err(|d| Failure::file("the profile", d))?;
+        profile = comparison.widened(profile).map_err(|d| Failure::file("the profile", d))?;
     }
     let written = write(&asked, &profile)?;
     let presets = super::waiting("planning the presets", asked.format, || {

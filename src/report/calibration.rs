@@ -112,8 +112,7 @@ impl Findings {
         if let Some(found) = self.repeatability {
             let share = percent(found.undisturbed);
             fields.push(("undisturbed", format!("{share} of the shortest steps by the clock")));
-            let [half, tenth] =
-                [found.rounds_apart_median, found.rounds_apart_90].map(|apart| percent(apart));
+            let [half, tenth] = [found.rounds_apart_median, found.rounds_apart_90].map(percent);
             let text =
                 format!("half of the time repeats within {half}, nine tenths within {tenth}");
             fields.push(("rounds", text));

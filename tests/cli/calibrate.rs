@@ -144,6 +144,37 @@ fn busy_and_other_machines_are_warned_of() {
     assert!(json(&plan)["prediction"]["warning"].as_str().unwrap().contains(busy));
 }
 
+/// A name in a plan does not say of which machine: the fingerprint does.
+#[test]
+fn a_plan_of_another_measurement_is_repriced_with_a_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, plan) = (folder.path().join("there.json"), folder.path().join("plan.json"));
+    let here = |line: &str| {
+        let output = narrows(line).env("XDG_CACHE_HOME", folder.path()).assert().success();
+        let output = output.get_output();
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap())
+    };
+    let [found, _] = here("calibrate --quick --devices 1 --format json");
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let kept = fs::read_to_string(found["output"].as_str().unwrap()).unwrap();
+    let mut profile: Value = serde_json::from_str(&kept).unwrap();
+    let plans = |name: &std::path::Path| {
+        here(&format!(
+            "plan --model cola-tiny --hardware {} --output {}",
+            name.display(),
+            plan.display()
+        ));
+        let [_, message] = here(&format!("cost {}", plan.display()));
+        message.contains("another machine or measurement called `cpu-measured`")
+    };
+    fs::write(&path, profile.to_string()).unwrap();
+    assert!(!plans(&path), "the same measurement, from another place");
+    let time = &mut profile["measured"]["points"][0]["time_s"];
+    *time = (time.as_f64().unwrap() * 1.5).into();
+    fs::write(&path, profile.to_string()).unwrap();
+    assert!(plans(&path), "another measurement");
+}
+
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

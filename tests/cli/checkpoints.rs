@@ -216,6 +216,7 @@ mod signals {
     fn begun(arguments: &str, metrics: &Path) -> Child {
         let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
             .args(arguments.split_whitespace())
+            .env("XDG_CACHE_HOME", crate::CACHE)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -218,6 +218,7 @@ fn processes_that_read_other_tokens_end() {
         let arguments = format!("{SMALL} --steps 20 --tensor 2 --data tokens.bin");
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("narrows"));
         command.args(arguments.split_whitespace()).envs(processes.torchrun(rank));
+        command.env("XDG_CACHE_HOME", crate::CACHE);
         command.current_dir(processes.at(&rank.to_string()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };

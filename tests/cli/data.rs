@@ -225,6 +225,7 @@ fn standard_input_is_not_replaced_while_it_is_read() {
     let input = fs::File::open(folder.path().join("a.txt")).unwrap();
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_narrows"))
         .args(["data", "-", "--output"])
+        .env("XDG_CACHE_HOME", crate::CACHE)
         .arg(folder.path().join("a.txt"))
         .stdin(input)
         .output()

@@ -141,6 +141,7 @@ fn a_failure_leaves_what_was_there() {
 fn a_reader_that_leaves_is_no_failure() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
         .args(["schema", "profile"])
+        .env("XDG_CACHE_HOME", crate::CACHE)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

@@ -17,12 +17,15 @@ mod validate;
 use assert_cmd::Command;
 use serde_json::Value;
 
+/// Where tests keep what the program keeps: what is measured here under load is nothing to keep for whoever
+/// works on this machine.
+const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/cache");
+
 /// `narrows` with arguments apart by blanks.
 fn narrows(arguments: &str) -> Command {
     let mut command = assert_cmd::cargo::cargo_bin_cmd!("narrows");
     command.args(arguments.split_whitespace()).env_remove("CLICOLOR_FORCE");
-    // What is measured here under load is nothing to keep for whoever works on this machine.
-    command.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    command.env("XDG_CACHE_HOME", CACHE);
     command
 }
 
@@ -56,5 +59,5 @@ fn small_plan() -> String {
 
 #[test]
 fn messages_are_what_they_were() {
-    trycmd::TestCases::new().case("tests/cmd/*.trycmd");
+    trycmd::TestCases::new().env("XDG_CACHE_HOME", CACHE).case("tests/cmd/*.trycmd");
 }

@@ -287,6 +287,7 @@ fn a_run_that_is_interrupted_reports_and_says_so() {
     let arguments = format!("{SMALL} --steps 1000000 --metrics -");
     let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
         .args(arguments.split_whitespace())
+        .env("XDG_CACHE_HOME", crate::CACHE)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

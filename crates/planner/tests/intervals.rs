@@ -81,13 +81,14 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
     let kept = kernels.into_iter().enumerate().filter(|(index, _)| measured(*index));
     let machine = Machine {
         name: "invented".into(),
+        title: "an invented processor".into(),
         description: "A machine that a formula is.".into(),
         memory: Bytes(1 << 36),
         threads: 2,
         source: "a test".into(),
         date: "2026-11-21".into(),
     };
-    measured_profile(&machine, kept.flat_map(on).collect()).unwrap()
+    measured_profile(&machine, kept.flat_map(on).collect(), None).unwrap()
 }
 
 #[test]
