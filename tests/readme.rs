@@ -116,7 +116,9 @@ fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
     let expected =
         comment.strip_prefix("exits with ").map_or(0, |code| code.parse().expect("a code"));
     assert_eq!(output.status.code(), Some(expected), "$ {}\n{printed}", example.line);
-    Some(printed.lines().map(|line| line.trim_end().to_string()).collect())
+    // What else this machine does while it is measured is not the document's.
+    let said = printed.lines().filter(|line| !line.contains("was measured on a busy machine"));
+    Some(said.map(|line| line.trim_end().to_string()).collect())
 }
 
 /// The lines that are compared, of what is expected and of what was printed.
