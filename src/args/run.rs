@@ -15,6 +15,7 @@ use crate::output;
 
 use super::checkpoint::{CheckpointArgs, Checkpoints};
 use super::data::same_file;
+use super::gpu;
 use super::launch::{LaunchArgs, Launched};
 use super::low::{Format, OutputArgs, RequestArgs};
 use super::resolve::{self, Answer, Defaults, PlanFile};
@@ -79,6 +80,9 @@ pub struct RunArgs {
     /// What executes the plan
     #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
     pub backend: BackendName,
+    /// Start every kernel by itself instead of capturing graphs; the results are the same bits (GPUs)
+    #[arg(long)]
+    pub eager: bool,
     /// Threads a device uses [default: the machine's cores, divided among the devices]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
@@ -135,9 +139,23 @@ pub enum Task {
     Train(Box<Training>),
 }
 
+/// What a run's devices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// Threads of this process, or processes.
+    Processors,
+    /// GPUs, one a process.
+    Gpus {
+        /// Whether no graph is captured.
+        eager: bool,
+    },
+}
+
 /// Everything that training depends on, besides the plan.
 #[derive(Debug)]
 pub struct Training {
+    /// What the devices are.
+    pub on: On,
     /// Where the tokens come from.
     pub tokens: Tokens,
     /// Steps of the whole run.
@@ -210,7 +228,11 @@ pub fn run(args: &RunArgs) -> Outcome<Run> {
                 Task::Count => None,
             };
             let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world);
-            let defaults = Defaults { devices, ..DEFAULTS };
+            let hardware = match &task {
+                Task::Train(training) if training.on != On::Processors => gpu::profile(),
+                _ => DEFAULTS.hardware,
+            };
+            let defaults = Defaults { devices, hardware, ..DEFAULTS };
             Subject::Search(Box::new(resolve::request_with(&args.request, &defaults)?))
         }
     };
@@ -219,7 +241,9 @@ pub fn run(args: &RunArgs) -> Outcome<Run> {
 
 fn task(args: &RunArgs) -> Outcome<Task> {
     match args.backend {
-        BackendName::Cpu => training(args).map(|training| Task::Train(Box::new(training))),
+        BackendName::Cpu => {
+            training(args, On::Processors).map(|training| Task::Train(Box::new(training)))
+        }
         BackendName::Null => {
             let measured = [
                 ("--metrics", args.metrics.is_some()),
@@ -237,14 +261,14 @@ fn task(args: &RunArgs) -> Outcome<Task> {
             }
         }
         BackendName::Cuda => {
-            let problem = "this build has no CUDA backend: it executes plans on processors alone";
-            let hint = "--backend cpu, or --backend null to count what the devices would do";
-            Err(Failure::input(Problem::new("--backend", problem).hint(hint)))
+            gpu::admit()?;
+            let on = On::Gpus { eager: args.eager };
+            training(args, on).map(|training| Task::Train(Box::new(training)))
         }
     }
 }
 
-fn training(args: &RunArgs) -> Outcome<Training> {
+fn training(args: &RunArgs, on: On) -> Outcome<Training> {
     let tokens = match &args.data {
         None => Tokens::Shipped,
         Some(file) if input::is_stdin(file) => {
@@ -255,6 +279,16 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         Some(file) => Tokens::File(file.into()),
     };
     let threads = args.threads.map(NonZeroU64::get);
+    for (flag, given, on_gpus) in
+        [("--threads", threads.is_some(), false), ("--eager", args.eager, true)]
+    {
+        if given && on_gpus != (on != On::Processors) {
+            let (backend, other) = if on_gpus { ("processors", "cuda") } else { ("GPUs", "cpu") };
+            let problem = format!("says nothing about {backend}");
+            let hint = format!("without it, or --backend {other}");
+            return Err(Failure::input(Problem::new(flag, problem).hint(hint)));
+        }
+    }
     if let Some(threads) = threads.filter(|threads| *threads > cores().max(THREADS_MAX)) {
         let problem =
             format!("{threads} threads of each device would take turns on {} cores", cores());
@@ -274,6 +308,7 @@ fn training(args: &RunArgs) -> Outcome<Training> {
         ..Optimizer::new(args.learning_rate, schedule.0, schedule.1)
     };
     Ok(Training {
+        on,
         tokens,
         steps,
         seed: args.seed,

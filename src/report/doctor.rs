@@ -229,7 +229,9 @@ fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> U
         }
         Ok(_) => {}
     }
-    because
-        .push("this version of narrows compiles kernels, and executes nothing on GPUs yet".into());
-    Usable { usable: false, because, hints }
+    // NCCL is for several GPUs, and products are cuBLASLt's alone.
+    let done_without =
+        |because: &String| ["libnccl ", "libcublas "].iter().any(|name| because.starts_with(name));
+    let usable = because.iter().all(done_without);
+    Usable { usable, because, hints }
 }

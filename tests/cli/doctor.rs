@@ -15,7 +15,7 @@ fn it_says_what_can_run() {
     }
     // Whoever cannot run says why, and what to do where something can be done.
     let cuda = &found["backends"]["cuda"];
-    assert_ne!(cuda["usable"].as_bool().unwrap(), !cuda["because"].as_array().unwrap().is_empty());
+    assert!(cuda["usable"] == true || !cuda["because"].as_array().unwrap().is_empty(), "{cuda}");
     let text = stdout("doctor");
     assert!(text.contains("cpu   can run") && text.contains("Libraries of CUDA"), "{text}");
 }

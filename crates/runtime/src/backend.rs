@@ -4,6 +4,7 @@ use narrows_plan::program::Phase;
 use narrows_plan::{Bytes, CheckedProgram};
 
 use crate::cluster::ClusterError;
+use crate::cuda::CudaError;
 use crate::report::Report;
 
 /// Something that can execute a program.
@@ -103,6 +104,9 @@ pub enum RunError {
     /// Another process of the run is gone, late, or ended it.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// A GPU, or what it takes, fails.
+    #[error("{_0}")]
+    Cuda(Box<CudaError>),
     /// A device is a process, and there is another number of them.
     #[error(
         "the program is for {devices} devices, and {processes} processes were started (try: as many \

@@ -17,7 +17,7 @@ use super::calibrate;
 use super::cost::{Priced, price};
 use crate::args::low::Format;
 use crate::args::resolve::{Answer, PlanFile, launch};
-use crate::args::run::{Run, RunArgs, Subject, Task, Training, cores, run as resolve};
+use crate::args::run::{On, Run, RunArgs, Subject, Task, Training, cores, run as resolve};
 use crate::calibrate::machine;
 use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
@@ -63,6 +63,7 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
                 && args.request.subject.hardware.is_none()
                 // Many would measure at the same time, and each plan something else.
                 && training.launched.is_none()
+                && training.on == On::Processors
             {
                 request.profile = this_machine(training, request.devices, &answer)?;
             }
@@ -98,8 +99,12 @@ fn warn_of_other_machine(profile: &Profile, task: &Task, devices: u64) {
     }
 }
 
+fn is_on_processors(task: &Task) -> bool {
+    matches!(task, Task::Train(training) if training.on == On::Processors)
+}
+
 fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
-    if matches!(task, Task::Train(_)) && file.plan.precision != Precision::Full32 {
+    if is_on_processors(task) && file.plan.precision != Precision::Full32 {
         let problem = "the plan computes in mixed bf16, and processors compute in f32 alone";
         let problem = Problem { field: "precision".into(), ..Problem::new(&file.name, problem) };
         let hint = "a plan that `narrows plan --hardware cpu-local` makes";
@@ -116,7 +121,7 @@ fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
 
 fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned> {
     let Request { model, profile, executor, .. } = request;
-    if matches!(task, Task::Train(_)) && profile.precision() != Precision::Full32 {
+    if is_on_processors(task) && profile.precision() != Precision::Full32 {
         let name = profile.name();
         let problem =
             format!("plans for `{name}` compute in mixed bf16, and processors in f32 alone");

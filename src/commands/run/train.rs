@@ -8,20 +8,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use indicatif::{ProgressBar, ProgressStyle};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
-use narrows_plan::{Bytes, Plan};
+use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_runtime::cluster::Cluster;
 use narrows_runtime::cpu::memory::{Gathered, needed, needed_on_a_node};
+use narrows_runtime::cuda::{GpuOptions, machine};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
-use narrows_runtime::{DeviceId, Trainer};
+use narrows_runtime::{DeviceId, RunError, Trainer};
 
 use super::checkpoints::Keeper;
 use super::processes;
 use super::trace::Tracer;
 use super::{Planned, Voice, voice};
 use crate::args::resolve::Answer;
-use crate::args::run::{Tokens, Training, cores};
+use crate::args::run::{On, Tokens, Training, cores};
+use crate::calibrate::cache;
 use crate::commands::{STOPPED, TICK};
 use crate::errors::{Ending, Failure, Outcome, Problem};
 use crate::lines::Lines;
@@ -62,20 +64,18 @@ fn train_in(
     let launch = training.launched.as_ref().map(|launched| &launched.launch);
     let devices_here = launch.map_or(devices, |launch| launch.local_world);
     let threads = training.threads.unwrap_or((cores() / devices_here).max(1));
-    if training.leads() {
+    if training.leads() && training.on == On::Processors {
         warn_of_cores(devices_here, threads);
     }
     let sampler = sampler(&model, &plan, training)?;
     let voice = voice(answer, training.metrics.as_deref(), training.leads());
-    enough_memory(&model, program.program(), training)?;
+    if training.on == On::Processors {
+        enough_memory(&model, program.program(), training)?;
+    }
     let asked = training.tracing.as_ref();
     let mut tracer = asked.map(|asked| Tracer::new(asked, &program, &prices));
-    let threads_each = usize::try_from(threads).unwrap_or(usize::MAX);
-    let session = match &cluster {
-        None => Session::new(&model, program, threads_each),
-        Some(cluster) => Session::of_process(&model, program, threads_each, cluster.clone()),
-    };
-    let mut session = session.map_err(|error| Failure::execution(&error))?;
+    let mut session = session(&model, program, (training, threads), cluster.clone())
+        .map_err(|error| Failure::execution(&error))?;
     session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
         session.keep_laps();
@@ -154,6 +154,32 @@ fn train_in(
         return Err(Failure { ending: Ending::Stopped, problems: vec![] });
     }
     Ok(())
+}
+
+/// The memory of the devices of this process.
+fn session(
+    model: &Model,
+    program: CheckedProgram,
+    (training, threads): (&Training, u64),
+    cluster: Option<Arc<Cluster>>,
+) -> Result<Session, RunError> {
+    let eager = match training.on {
+        On::Gpus { eager } => eager,
+        On::Processors => {
+            let threads = usize::try_from(threads).unwrap_or(usize::MAX);
+            return match cluster {
+                None => Session::new(model, program, threads),
+                Some(cluster) => Session::of_process(model, program, threads, cluster),
+            };
+        }
+    };
+    let local = training.launched.as_ref().map_or(0, |launched| launched.launch.local_rank);
+    // Who shows each process one GPU shows it its own.
+    let ordinal = if machine::gpus().is_ok_and(|gpus| gpus.len() == 1) { 0 } else { local };
+    let folder = cache::folder().unwrap_or_default();
+    let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
+    let options = GpuOptions { ordinal, eager, cubins, algorithms };
+    Session::on_gpu(model, program, &options, cluster, &mut |warning| output::warn(warning))
 }
 
 /// A file of metrics: a new one, unless the run goes on.

@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::page::{Align, Page, plural, thousands};
 use super::parts;
 use crate::args::checkpoint::Origin;
-use crate::args::run::Training;
+use crate::args::run::{On, Training};
 use crate::args::trace::Tracing;
 use crate::commands::run::Kept;
 use crate::lines::Lines;
@@ -47,9 +47,14 @@ impl Beginning<'_> {
         let Beginning { model, plan, prediction, threads, training } = self;
         let mut page = Page::default();
         let mesh = plan.mesh;
-        let devices = plural(mesh.devices(), "device");
-        let threads = plural(*threads, "thread");
-        page.heading(format!("Training {} on {devices} of {threads}", model.name));
+        let on = match training.on {
+            On::Gpus { .. } => plural(mesh.devices(), "GPU"),
+            On::Processors => {
+                let devices = plural(mesh.devices(), "device");
+                format!("{devices} of {}", plural(*threads, "thread"))
+            }
+        };
+        page.heading(format!("Training {} on {on}", model.name));
         let work = plan.workload;
         let (file, tokens) = (sampler.file().path().display(), sampler.file().tokens());
         let step_time = Seconds(prediction.step_time_s);
@@ -106,7 +111,8 @@ pub struct Summary {
     backend: &'static str,
     model: String,
     mesh: Mesh,
-    threads_per_device: u64,
+    /// `null` on GPUs.
+    threads_per_device: Option<u64>,
     seed: u64,
     data: String,
     /// Made in this run.
@@ -163,10 +169,10 @@ impl Summary {
                 Ended::Done => "done",
                 Ended::Stopped => "stopped",
             },
-            backend: "cpu",
+            backend: trainer.session().backend(),
             model: model.name.clone(),
             mesh: plan.mesh,
-            threads_per_device: *threads,
+            threads_per_device: (training.on == On::Processors).then_some(*threads),
             seed: training.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: course.steps(),

@@ -169,6 +169,26 @@ pub struct Program {
     pub stages: Vec<StageProgram>,
 }
 
+impl Program {
+    /// The instructions of all stages, each once.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instr> {
+        let phases = [Phase::Forward, Phase::Backward, Phase::Step];
+        let stages = self.stages.iter();
+        stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
+    }
+
+    /// Features of a head, from the first rotation or attention; `None` where there is neither.
+    pub fn head_dim(&self) -> Option<u64> {
+        self.instructions().find_map(|instr| match &instr.action {
+            Action::Pass(PassOp::Rope { head_dim } | PassOp::RopeBackward { head_dim }) => {
+                Some(*head_dim)
+            }
+            Action::Attention(attention) => Some(attention.head_dim),
+            _ => None,
+        })
+    }
+}
+
 impl Constants {
     /// Those of a model.
     pub fn of(model: &crate::model::Model) -> Constants {

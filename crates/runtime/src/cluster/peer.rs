@@ -170,6 +170,12 @@ impl Peer {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
+    /// Why nothing more will come from it, if that is so already.
+    pub fn gone(&self, doing: &str) -> Option<Fault> {
+        let gone = self.shared.held().gone.is_some();
+        gone.then(|| self.why_gone(doing.into(), "it closed the connection"))
+    }
+
     fn late(&self, doing: String, begun: Instant) -> Fault {
         let silent_s = self.shared.held().heard.elapsed().as_secs_f64();
         Fault::Late { rank: self.rank, doing, waited_s: begun.elapsed().as_secs_f64(), silent_s }

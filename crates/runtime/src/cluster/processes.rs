@@ -90,6 +90,11 @@ impl Cluster {
         &self.launch
     }
 
+    /// How long others are waited for.
+    pub fn deadlines(&self) -> Deadlines {
+        self.deadlines
+    }
+
     fn talk(&self, channel: Channel) -> Talk {
         Talk::new(channel, self.deadlines.answer, self.journal.clone())
     }
@@ -197,6 +202,12 @@ impl Cluster {
         work().map_err(|fault| self.error(fault))?;
         self.control.end();
         Ok(())
+    }
+
+    /// Why the run is over for this process, if any that it is connected with is gone. What waits for
+    /// others by other ways than a [`Cluster`]'s asks so; `doing` says for what.
+    pub(crate) fn gone(&self, doing: &str) -> Option<ClusterError> {
+        self.peers.values().find_map(|peer| peer.gone(doing)).map(|fault| self.error(fault))
     }
 
     /// An error with what this process did last.

@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use narrows_plan::kernel::Attention;
 use narrows_plan::model::Model;
-use narrows_plan::program::{Action, Buffer, Instr, PassOp, Phase, Program};
+use narrows_plan::program::Buffer;
 use narrows_plan::{Bytes, CheckedProgram, Precision};
 
 use super::arena::Arena;
@@ -100,7 +99,7 @@ impl Processors {
         let reports = arenas.iter().map(report).collect();
         let crew = Crew::new(arenas.len(), threads)
             .map_err(|error| RunError::Threads { why: error.to_string() })?;
-        let rotary = head_dim(program).map(|head_dim| {
+        let rotary = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
             RotaryTable::new(positions, head_dim as usize, program.constants.rope_theta)
         });
@@ -242,19 +241,4 @@ impl Engine for Processors {
 fn numbers_of(buffer: &Buffer) -> Range<usize> {
     let begin = (buffer.offset / 4) as usize;
     begin..begin + (buffer.extent.bytes().0 / 4) as usize
-}
-
-fn instructions(program: &Program) -> impl Iterator<Item = &Instr> {
-    let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-    let stages = program.stages.iter();
-    stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
-}
-
-/// Features of a head, from the first rotation.
-fn head_dim(program: &Program) -> Option<u64> {
-    instructions(program).find_map(|instr| match &instr.action {
-        Action::Pass(PassOp::Rope { head_dim }) => Some(*head_dim),
-        Action::Attention(Attention { head_dim, .. }) => Some(*head_dim),
-        _ => None,
-    })
 }

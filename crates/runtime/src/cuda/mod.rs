@@ -1,4 +1,4 @@
-//! The CUDA backend, as far as it is built: kernels, and which of them an instruction is.
+//! The CUDA backend: a device of a program on a GPU.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -7,11 +7,13 @@
 //! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
 //! | [`products`] | a product and its operands as what cublasLtMatmul takes, and its fastest algorithm |
 //! | [`compile`] | the kernels as machine code, kept on disk |
+//! | [`tape`] | all that a device does in a step, on which stream and after what |
+//! | [`device`] | a GPU that plays it |
 //! | [`bounds`] | that launches and products touch nothing but the operands of their instruction |
 //! | [`libraries`], [`machine`] | where CUDA's libraries are, which of them load, and the GPUs |
 //! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
 //!
-//! Nothing here needs a GPU. The launches of an instruction are data: a device executes them, the
+//! Nothing but [`device`] needs a GPU. The launches of an instruction are data: a device executes them, the
 //! shim runs them in tests, where they are held against the kernels of [`crate::cpu`], and
 //! [`bounds`] counts which bytes they touch.
 //!
@@ -21,6 +23,8 @@
 
 pub mod bounds;
 pub mod compile;
+pub mod device;
+pub mod error;
 pub mod launch;
 pub mod libraries;
 pub mod machine;
@@ -28,4 +32,6 @@ pub mod products;
 pub mod source;
 pub mod tape;
 
+pub use device::GpuOptions;
+pub use error::CudaError;
 pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};

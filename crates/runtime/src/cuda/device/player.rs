@@ -1,0 +1,556 @@
+//! Plays a tape on a GPU: instruction by instruction, or as graphs that were captured once.
+//!
+//! Both put the same work on the same streams with the same waits, so they compute the same bits. The
+//! first step goes instruction by instruction: what NCCL and the driver make when they are first asked for
+//! something cannot be made while a graph is captured.
+//!
+//! The processor never waits within a step. It puts the whole step on the streams, then waits for its
+//! end, and looks meanwhile whether the others are still there.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, DriverError, result};
+use narrows_plan::program::{Phase, Program, Region};
+
+use super::super::error::CudaError;
+use super::super::launch::{COEFFICIENTS, coefficients};
+use super::super::tape::{Entry, Lane, Leg, Piece, Tape, TapeTurn, Transfer, Work};
+use super::blas::{Places, Products};
+use super::communicators::Communicators;
+use super::gpu::{DeviceMemory, Gpu, Pinned};
+use super::inputs::Inputs;
+use super::laps::Laps;
+use super::modules::{Memories, Modules, ReadyLaunch};
+use crate::backend::RunError;
+use crate::cluster::Cluster;
+use crate::session::{Coordinates, Step};
+
+/// Lines that are said of a step that stalls.
+const LINES_OF_STALL: usize = 8;
+
+/// What a tape needs besides itself.
+pub struct Stage {
+    pub products: Products,
+    pub memories: Memories,
+    pub inputs: Inputs,
+    pub modules: Modules,
+    /// The other devices, if there are others.
+    pub others: Option<(Arc<Cluster>, Communicators)>,
+}
+
+/// A device that plays its tape.
+pub struct Player {
+    pub gpu: Gpu,
+    pub tape: Tape,
+    pub stage: Stage,
+    pieces: Vec<ReadyPiece>,
+    lanes: [Arc<CudaStream>; 2],
+    /// By way, and by whether this device sends.
+    borders: [[Option<Border>; 2]; 2],
+    /// Where a piece begins on both lanes, and where both have ended.
+    fork: CudaEvent,
+    join: CudaEvent,
+    /// After every leg of a step, in its order.
+    legs: Vec<CudaEvent>,
+    ended: CudaEvent,
+    /// Where the square sum is in the arena.
+    squares: u64,
+    /// The optimizer's numbers on their way there, and the loss and the square sum on their way back.
+    numbers: Pinned,
+    answers: Pinned,
+    pub laps: Option<Laps>,
+    /// Whether graphs are never captured.
+    eager: bool,
+    steps: u64,
+}
+
+/// A piece, ready.
+struct ReadyPiece {
+    works: Vec<ReadyWork>,
+    /// Of entries that another lane waits for.
+    events: Vec<Option<CudaEvent>>,
+    graph: Option<Graph>,
+}
+
+/// A graph that was captured.
+struct Graph(CudaGraph);
+
+// SAFETY: a graph may be used by any thread, one at a time.
+unsafe impl Send for Graph {}
+
+enum ReadyWork {
+    Launches(Vec<ReadyLaunch>),
+    Product(Places),
+    Joint,
+}
+
+/// One kind of transfer over one border.
+struct Border {
+    stream: Arc<CudaStream>,
+    /// What is sent is sent from here; what is received is received where it belongs.
+    copy: Option<DeviceMemory>,
+    /// The computation has come to the transfer.
+    reached: CudaEvent,
+    /// The transfer is over.
+    over: CudaEvent,
+}
+
+/// What a step left.
+pub struct Played {
+    pub loss: f64,
+    pub squares: f32,
+    pub time: Duration,
+}
+
+/// How long a step may take, and who is asked meanwhile.
+#[derive(Clone, Copy)]
+struct Began {
+    at: Instant,
+    number: u64,
+}
+
+impl Player {
+    /// Prepares everything; nothing is captured yet.
+    pub fn new(
+        gpu: Gpu,
+        tape: Tape,
+        stage: Stage,
+        program: &Program,
+        at: Coordinates,
+        eager: bool,
+    ) -> Result<Player, CudaError> {
+        let lanes = [gpu.stream(false)?, gpu.stream(true)?];
+        let event = || gpu.said("an event", gpu.context.new_event(None));
+        let border = |way: usize, sends: bool| -> Result<Option<Border>, CudaError> {
+            if !tape.transfers(way == 0, sends) {
+                return Ok(None);
+            }
+            let copy = sends
+                .then(|| DeviceMemory::new(&gpu, "copies of what is sent", tape.sent_bytes[way]))
+                .transpose()?;
+            let (stream, reached, over) = (gpu.stream(true)?, event()?, event()?);
+            Ok(Some(Border { stream, copy, reached, over }))
+        };
+        let borders =
+            [[border(0, false)?, border(0, true)?], [border(1, false)?, border(1, true)?]];
+        let pieces = tape
+            .pieces
+            .iter()
+            .map(|piece| ready(&gpu, piece, &stage))
+            .collect::<Result<_, CudaError>>()?;
+        let legs = tape.turns.iter().flat_map(|turn| &turn.legs);
+        let legs = legs.map(|_| event()).collect::<Result<_, _>>()?;
+        let of_stage = &program.stages[at.stage as usize].buffers;
+        let squares = of_stage
+            .iter()
+            .find(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
+            .map_or(0, |buffer| buffer.offset);
+        let (numbers, answers) =
+            (Pinned::new(&gpu, 4 * COEFFICIENTS as usize)?, Pinned::new(&gpu, 16)?);
+        let (fork, join, ended) = (event()?, event()?, event()?);
+        Ok(Player {
+            gpu,
+            tape,
+            stage,
+            pieces,
+            lanes,
+            borders,
+            fork,
+            join,
+            legs,
+            ended,
+            squares,
+            numbers,
+            answers,
+            laps: None,
+            eager,
+            steps: 0,
+        })
+    }
+
+    /// Bytes on the GPU besides the arena.
+    pub fn scratch_bytes(&self) -> u64 {
+        let borders = self.borders.iter().flatten().flatten();
+        let copies = borders.filter_map(|border| border.copy.as_ref()).map(DeviceMemory::bytes);
+        let Stage { memories, inputs, products, .. } = &self.stage;
+        memories.besides() + inputs.bytes() + products.workspace_bytes() + copies.sum::<u64>()
+    }
+
+    /// Plays a step to its end.
+    ///
+    /// # Errors
+    /// When the GPU, NCCL or another process fails, or the step does not end in time: then nothing of
+    /// this can be used any more.
+    pub fn play(
+        &mut self,
+        step: &Step,
+        program: &Program,
+        at: Coordinates,
+    ) -> Result<Played, RunError> {
+        if self.gpu.lost.load(Ordering::Relaxed) {
+            let (call, said) = ("a step".into(), "it failed before".into());
+            let ordinal = self.gpu.ordinal;
+            return Err(CudaError::Driver { ordinal, call, said, hint: "" }.into());
+        }
+        let began = Began { at: Instant::now(), number: self.steps + 1 };
+        let played = self.begin(step, program, at).and_then(|()| self.wait(began));
+        if played.is_err() {
+            self.lose();
+        }
+        self.steps += 1;
+        played
+    }
+
+    /// Gives up what may never end.
+    fn lose(&mut self) {
+        self.gpu.lost.store(true, Ordering::Relaxed);
+        if let Some((_, communicators)) = &mut self.stage.others {
+            communicators.abort();
+        }
+    }
+
+    fn compute(&self) -> &Arc<CudaStream> {
+        &self.lanes[Lane::Compute as usize]
+    }
+
+    /// Puts a whole step on the streams.
+    fn begin(&mut self, step: &Step, program: &Program, at: Coordinates) -> Result<(), RunError> {
+        let gpu = &self.gpu;
+        gpu.said("its context", gpu.context.bind_to_thread())?;
+        let compute = self.compute().clone();
+        if let Some((optimizer, _, number)) = step.update {
+            let numbers = coefficients(optimizer, number);
+            self.numbers.bytes_mut().copy_from_slice(bytemuck::cast_slice(&numbers));
+        }
+        let memories = &self.stage.memories;
+        // SAFETY: the memory is pinned, and written again only when the step is over.
+        let sent = unsafe {
+            let to = memories.coefficients.at(0);
+            result::memcpy_htod_async(to, self.numbers.bytes(), compute.cu_stream())
+        };
+        self.gpu.said("sending the optimizer's numbers", sent)?;
+        let loss = &memories.loss;
+        // SAFETY: it is as long.
+        let zeroed = unsafe {
+            result::memset_d8_async(loss.at(0), 0, loss.bytes() as usize, compute.cu_stream())
+        };
+        self.gpu.said("zeroing the loss", zeroed)?;
+        let loaded = self.stage.inputs.load(step, program, at, &compute);
+        self.gpu.said("sending the tokens", loaded)?;
+        if let Some(laps) = &mut self.laps {
+            self.gpu.said("timing", laps.start(&compute))?;
+        }
+        let capture = !self.eager && self.laps.is_none() && self.steps > 0 && step.update.is_some();
+        let mut leg = 0;
+        for turn in 0..self.tape.turns.len() {
+            let TapeTurn { phase, microbatch, .. } = self.tape.turns[turn];
+            if phase != Phase::Step {
+                let placed =
+                    self.stage.inputs.place(microbatch, &self.stage.memories.arena, &compute);
+                self.gpu.said("placing the tokens", placed)?;
+            }
+            for at in 0..self.tape.turns[turn].legs.len() {
+                match self.tape.turns[turn].legs[at].clone() {
+                    Leg::Piece(piece) if capture => self.replay(piece)?,
+                    Leg::Piece(piece) => self.start(piece, step.update.is_some())?,
+                    Leg::Transfer(transfer) => self.transfer(&transfer)?,
+                }
+                self.gpu.said("a leg's end", self.legs[leg].record(&compute))?;
+                leg += 1;
+            }
+        }
+        // What is sent last must be gone before the step is over.
+        for border in self.borders.iter().flatten().flatten() {
+            self.gpu.said("the last transfers", compute.wait(&border.over))?;
+        }
+        self.answer(&compute)
+    }
+
+    /// Copies back what came of the step.
+    fn answer(&mut self, compute: &CudaStream) -> Result<(), RunError> {
+        let memories = &self.stage.memories;
+        let (loss, squares) = self.answers.bytes_mut().split_at_mut(8);
+        // SAFETY: the memory is pinned, and read only when the step is over.
+        let copied = unsafe {
+            result::memcpy_dtoh_async(loss, memories.loss.at(0), compute.cu_stream()).and_then(
+                |()| {
+                    let from = memories.arena.at(self.squares);
+                    result::memcpy_dtoh_async(&mut squares[..4], from, compute.cu_stream())
+                },
+            )
+        };
+        self.gpu.said("the loss", copied)?;
+        self.gpu.said("the step's end", self.ended.record(compute))?;
+        Ok(())
+    }
+
+    /// Puts the entries of a piece on the streams one after the other.
+    fn start(&mut self, number: usize, updates: bool) -> Result<(), RunError> {
+        let Player { gpu, tape, stage, lanes, pieces, fork, join, laps, .. } = self;
+        let (piece, ready) = (&tape.pieces[number], &pieces[number]);
+        let [compute, collectives] = &*lanes;
+        let said = |made: Result<(), DriverError>| gpu.said("ordering the streams", made);
+        if piece.is_joint() {
+            said(fork.record(compute))?;
+            said(collectives.wait(fork))?;
+        }
+        for (entry, (work, event)) in
+            piece.entries.iter().zip(ready.works.iter().zip(&ready.events))
+        {
+            let stream = &lanes[entry.lane as usize];
+            for awaited in &entry.waits {
+                if let Some(event) = &ready.events[*awaited] {
+                    said(stream.wait(event))?;
+                }
+            }
+            if let Some(laps) = laps {
+                gpu.said("timing", laps.begin(Some(entry.lane), entry.part, stream))?;
+            }
+            if updates || !entry.updates {
+                put(gpu, stage, (entry, work), stream)?;
+            }
+            if let Some(laps) = laps {
+                gpu.said("timing", laps.end(stream))?;
+            }
+            if let Some(event) = event {
+                said(event.record(stream))?;
+            }
+        }
+        if piece.is_joint() {
+            said(join.record(collectives))?;
+            said(compute.wait(join))?;
+        }
+        Ok(())
+    }
+
+    /// Puts a piece on the streams as one graph, which is captured when it is first wanted.
+    fn replay(&mut self, number: usize) -> Result<(), RunError> {
+        if self.pieces[number].graph.is_none() {
+            let compute = self.compute().clone();
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            self.gpu.said("beginning to capture", compute.begin_capture(mode))?;
+            let started = self.start(number, true);
+            let captured = compute.end_capture(CUgraphInstantiate_flags(0));
+            started?;
+            self.pieces[number].graph = self.gpu.said("capturing a graph", captured)?.map(Graph);
+        }
+        match &self.pieces[number].graph {
+            Some(graph) => Ok(self.gpu.said("starting a graph", graph.0.launch())?),
+            // Nothing was put on the streams.
+            None => Ok(()),
+        }
+    }
+
+    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+        let compute = self.compute().clone();
+        let Player { gpu, stage, borders, laps, .. } = self;
+        let border = borders[transfer.way()][usize::from(transfer.sends)].as_ref();
+        let (Some(border), Some((cluster, communicators))) = (border, &stage.others) else {
+            let (call, said) = (transfer.name().into(), "there is no other device".into());
+            return Err(CudaError::Nccl { call, said, recent: String::new() }.into());
+        };
+        let said = |made: Result<(), DriverError>| gpu.said(transfer.name(), made);
+        if let Some(laps) = laps {
+            said(laps.begin(None, transfer.part, &compute))?;
+        }
+        let arena = &stage.memories.arena;
+        let mut addresses = vec![];
+        match &border.copy {
+            None => addresses.extend(transfer.operands.iter().map(|range| arena.at(range.start))),
+            Some(copy) => {
+                // The transfer before it may still be sent from there.
+                said(compute.wait(&border.over))?;
+                let mut offset = 0;
+                for range in &transfer.operands {
+                    let length = range.end - range.start;
+                    let (to, from) = (copy.at(offset), arena.at(range.start));
+                    // SAFETY: the copy has room for the largest transfer.
+                    said(unsafe {
+                        result::memcpy_dtod_async(to, from, length as usize, compute.cu_stream())
+                    })?;
+                    addresses.push(to);
+                    offset += length;
+                }
+            }
+        }
+        said(border.reached.record(&compute))?;
+        said(border.stream.wait(&border.reached))?;
+        communicators.transfer(transfer, addresses.into_iter(), &border.stream, cluster)?;
+        said(border.over.record(&border.stream))?;
+        if !transfer.sends {
+            said(compute.wait(&border.over))?;
+        }
+        if let Some(laps) = laps {
+            said(laps.end(&compute))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of a step that is on the streams.
+    fn wait(&mut self, began: Began) -> Result<Played, RunError> {
+        let mut asked = Instant::now();
+        loop {
+            let ended = self.ended.try_is_complete();
+            if self.gpu.said("a step", ended)? {
+                break;
+            }
+            if asked.elapsed() > Duration::from_millis(20) {
+                asked = Instant::now();
+                self.others_are_there(began)?;
+            }
+            // A step takes milliseconds at least.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        if let Some(laps) = &mut self.laps {
+            self.gpu.said("timing", laps.read())?;
+        }
+        let answers = self.answers.bytes();
+        let mut loss = [0; 8];
+        let mut squares = [0; 4];
+        loss.copy_from_slice(&answers[..8]);
+        squares.copy_from_slice(&answers[8..12]);
+        Ok(Played {
+            loss: f64::from_le_bytes(loss),
+            squares: f32::from_le_bytes(squares),
+            time: began.at.elapsed(),
+        })
+    }
+
+    fn others_are_there(&self, began: Began) -> Result<(), RunError> {
+        let Some((cluster, communicators)) = &self.stage.others else { return Ok(()) };
+        if let Some(mut failure) = communicators.failure() {
+            if let CudaError::Nccl { recent, .. } = &mut failure {
+                *recent = self.recent();
+            }
+            return Err(failure.into());
+        }
+        let doing = format!("step {}", began.number);
+        if let Some(gone) = cluster.gone(&doing) {
+            return Err(gone.into());
+        }
+        let waited = began.at.elapsed();
+        if waited > cluster.deadlines().answer {
+            let stalled = CudaError::Stalled {
+                ordinal: self.gpu.ordinal,
+                step: began.number,
+                waited_s: waited.as_secs_f64(),
+                recent: self.recent(),
+            };
+            return Err(stalled.into());
+        }
+        Ok(())
+    }
+
+    /// The last legs that are over and the first that are not, each on a line of its own.
+    fn recent(&self) -> String {
+        let turns = self.tape.turns.iter();
+        let legs = turns.flat_map(|turn| turn.legs.iter().map(move |leg| (turn, leg)));
+        let mut lines = VecDeque::new();
+        for ((turn, leg), event) in legs.zip(&self.legs) {
+            let over = event.try_is_complete().unwrap_or(false);
+            let state = if over { "over" } else { "not over" };
+            if lines.len() == LINES_OF_STALL {
+                lines.pop_front();
+            }
+            lines.push_back(format!("\n  {state}: {}", self.describe(turn, leg)));
+            if !over {
+                break;
+            }
+        }
+        lines.into_iter().collect()
+    }
+
+    fn describe(&self, turn: &TapeTurn, leg: &Leg) -> String {
+        let turn = match turn.phase {
+            Phase::Step => "the step phase".into(),
+            phase => format!("{phase:?} of microbatch {}", turn.microbatch).to_lowercase(),
+        };
+        match leg {
+            Leg::Transfer(transfer) => {
+                let (name, origin) = (transfer.name(), &transfer.origin);
+                format!("{turn}: {name} of {} bytes ({origin})", transfer.bytes())
+            }
+            Leg::Piece(piece) => {
+                let entries = &self.tape.pieces[*piece].entries;
+                let joints = entries.iter().filter_map(|entry| match &entry.work {
+                    Work::Joint(joint) => Some((entry, joint)),
+                    _ => None,
+                });
+                let count = joints.clone().count();
+                let ends = joints.clone().take(1).chain(joints.skip(1).last());
+                let ends: Vec<String> = ends
+                    .map(|(entry, joint)| {
+                        let (kind, axis) = (joint.kind.name(), joint.sharing.axis.name());
+                        let bytes = joint.whole_bytes();
+                        format!("{kind} over {axis} of {bytes} bytes ({})", entry.origin)
+                    })
+                    .collect();
+                let joints = match count {
+                    0 => "no collectives".into(),
+                    _ => format!("{count} collectives, {}", ends.join(" to ")),
+                };
+                format!("{turn}: {} instructions, {joints}", entries.len())
+            }
+        }
+    }
+}
+
+/// Resolves the addresses of a piece's work.
+fn ready(gpu: &Gpu, piece: &Piece, stage: &Stage) -> Result<ReadyPiece, CudaError> {
+    let arena = &stage.memories.arena;
+    let mut works = vec![];
+    let mut events = vec![];
+    for entry in &piece.entries {
+        works.push(match &entry.work {
+            Work::Launches(launches) => {
+                let ready = launches.iter().map(|launch| {
+                    stage.modules.ready(launch, &stage.memories).ok_or_else(|| {
+                        let (call, said) = (launch.kernel.clone(), "it was not loaded".into());
+                        CudaError::Driver { ordinal: gpu.ordinal, call, said, hint: "" }
+                    })
+                });
+                ReadyWork::Launches(ready.collect::<Result<_, _>>()?)
+            }
+            Work::Product(matmul) => {
+                ReadyWork::Product([matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset)))
+            }
+            Work::Joint(_) => ReadyWork::Joint,
+        });
+        let event = || gpu.said("an event", gpu.context.new_event(None));
+        events.push(entry.awaited.then(event).transpose()?);
+    }
+    Ok(ReadyPiece { works, events, graph: None })
+}
+
+/// Puts one instruction on a stream.
+fn put(
+    gpu: &Gpu,
+    stage: &Stage,
+    (entry, ready): (&Entry, &ReadyWork),
+    stream: &CudaStream,
+) -> Result<(), RunError> {
+    match (ready, &entry.work) {
+        (ReadyWork::Launches(launches), _) => {
+            for launch in launches {
+                let started = launch.start(stream.cu_stream());
+                gpu.said(&format!("{} of {}", entry.name, entry.origin), started)?;
+            }
+        }
+        (ReadyWork::Product(places), Work::Product(matmul)) => {
+            stage.products.start(&matmul.key, *places, stream)?;
+        }
+        (_, Work::Joint(joint)) => match &stage.others {
+            Some((cluster, communicators)) => {
+                communicators.start(joint, &stage.memories.arena, stream, cluster)?;
+            }
+            // A group of one has nothing to say to itself.
+            None => debug_assert_eq!(joint.sharing.size, 1),
+        },
+        _ => {}
+    }
+    Ok(())
+}
