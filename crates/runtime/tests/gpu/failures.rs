@@ -1,0 +1,128 @@
+//! What goes wrong is said, in time, by all.
+
+use std::time::{Duration, Instant};
+
+use narrows_plan::Precision;
+use narrows_plan::mesh::Mesh;
+use narrows_runtime::cluster::{ClusterError, Fault};
+use narrows_runtime::cuda::CudaError;
+use narrows_runtime::session::StepInput;
+use narrows_runtime::{Optimizer, RunError};
+
+use super::support::{each, folder, options, tokens};
+use super::{child, plans};
+
+const TWO: [(&str, &str); 1] = [("NARROWS_STAND_IN_DEVICES", "2")];
+
+fn along(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
+    let mesh = Mesh { tensor, pipeline, data: 1 };
+    plans(mesh, Precision::Full32, 5, 1).pop().unwrap()
+}
+
+/// A device that makes no second step leaves the other in a collective: it gives up at its deadline, and
+/// says what was under way.
+#[test]
+fn who_stalls_is_found_at_the_deadline() {
+    child::once("failures::who_stalls_is_found_at_the_deadline", &TWO, || {
+        let (model, plan) = along(2, 1);
+        let folder = folder();
+        let deadline = Duration::from_secs(2);
+        let ended = each(
+            (&model, &plan),
+            deadline,
+            |rank| options(&folder, rank, false),
+            |session, rank| {
+                let mut session = session.unwrap_or_else(|error| panic!("{error}"));
+                session.initialise(&model, 1).unwrap();
+                let ids = tokens(&plan, 0, model.vocab);
+                let input = StepInput { tokens: &ids, targets: &ids };
+                let optimizer = Optimizer::new(1e-3, 1, 10);
+                session.step(&optimizer, input).unwrap();
+                if rank == 1 {
+                    std::thread::sleep(Duration::from_secs(6));
+                    return None;
+                }
+                let begun = Instant::now();
+                let error = session.step(&optimizer, input).unwrap_err();
+                let waited = begun.elapsed();
+                // Nothing can be done with it any more, and nothing waits for ever.
+                let again = session.step(&optimizer, input).unwrap_err().to_string();
+                assert!(again.contains("it failed before"), "{again}");
+                Some((error, waited))
+            },
+        );
+        let (error, waited) = ended.into_iter().flatten().next().unwrap();
+        let RunError::Cuda(cuda) = &error else { panic!("{error}") };
+        let CudaError::Stalled { step: 2, recent, .. } = &**cuda else { panic!("{error}") };
+        assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
+        assert!(recent.contains("over tensor of"), "{error}");
+        assert!(waited >= deadline, "{waited:?}");
+    });
+}
+
+/// A device that fails tells the others, which wait on their GPUs.
+#[test]
+fn who_fails_tells_those_that_wait_on_a_gpu() {
+    child::once("failures::who_fails_tells_those_that_wait_on_a_gpu", &TWO, || {
+        for (tensor, pipeline) in [(2, 1), (1, 2)] {
+            let (model, plan) = along(tensor, pipeline);
+            let folder = folder();
+            let ended = each(
+                (&model, &plan),
+                Duration::from_secs(300),
+                |rank| options(&folder, rank, true),
+                |session, rank| {
+                    let mut session = session.unwrap_or_else(|error| panic!("{error}"));
+                    session.initialise(&model, 1).unwrap();
+                    let ids = tokens(&plan, 0, model.vocab);
+                    let outside = vec![99_999; ids.len()];
+                    let ids = if rank == 1 { &outside } else { &ids };
+                    let input = StepInput { tokens: ids, targets: ids };
+                    session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err()
+                },
+            );
+            let RunError::Token { token: 99_999, .. } = &ended[1] else { panic!("{}", ended[1]) };
+            let RunError::Cluster(ClusterError { fault, .. }) = &ended[0] else {
+                panic!("{}", ended[0])
+            };
+            let Fault::GaveUp { rank: 1, why } = fault else { panic!("{fault}") };
+            assert!(why.contains("token 99999"), "{why}");
+        }
+    });
+}
+
+/// A program that does not fit is refused with the bytes it wants and those there are.
+#[test]
+fn too_little_memory_is_said() {
+    let little = [("NARROWS_STAND_IN_MEMORY", "100000")];
+    child::once("failures::too_little_memory_is_said", &little, || {
+        let (model, plan) = along(1, 1);
+        let folder = folder();
+        let ended = each(
+            (&model, &plan),
+            Duration::from_secs(60),
+            |rank| options(&folder, rank, false),
+            |session, _| session.err().unwrap(),
+        );
+        let RunError::Cuda(cuda) = &ended[0] else { panic!("{}", ended[0]) };
+        let CudaError::Memory { what, wanted, free, .. } = &**cuda else { panic!("{}", ended[0]) };
+        assert_eq!(*what, "the program's memory");
+        assert!(*wanted > *free, "{}", ended[0]);
+    });
+}
+
+/// There is no second GPU for a second process.
+#[test]
+fn a_missing_gpu_is_said() {
+    child::once("failures::a_missing_gpu_is_said", &[], || {
+        let (model, plan) = along(1, 1);
+        let folder = folder();
+        let ended = each(
+            (&model, &plan),
+            Duration::from_secs(60),
+            |_| options(&folder, 3, false),
+            |session, _| session.err().unwrap().to_string(),
+        );
+        assert!(ended[0].contains("wants GPU 3, and this machine shows 1"), "{}", ended[0]);
+    });
+}
