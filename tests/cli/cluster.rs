@@ -17,25 +17,25 @@ use super::stdout;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Processes of one run.
-struct Processes {
+pub struct Processes {
     folder: TempDir,
     world: usize,
     port: u16,
 }
 
 impl Processes {
-    fn new(world: usize) -> Processes {
+    pub fn new(world: usize) -> Processes {
         let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         Processes { folder: tempfile::tempdir().unwrap(), world, port }
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub fn at(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// Flags of a run that is measured and kept here.
-    fn kept(&self, steps: u64) -> String {
+    pub fn kept(&self, steps: u64) -> String {
         let (metrics, dir) = (self.at("m.jsonl"), self.at("kept"));
         format!(
             "{SMALL} --decay-steps 12 --steps {steps} --metrics {} --checkpoint-dir {}",
@@ -45,7 +45,7 @@ impl Processes {
     }
 
     /// The environment of torchrun.
-    fn torchrun(&self, rank: usize) -> Vec<(&'static str, String)> {
+    pub fn torchrun(&self, rank: usize) -> Vec<(&'static str, String)> {
         vec![
             ("RANK", rank.to_string()),
             ("WORLD_SIZE", self.world.to_string()),
@@ -56,7 +56,7 @@ impl Processes {
         ]
     }
 
-    fn start(
+    pub fn start(
         &self,
         rank: usize,
         arguments: &str,
@@ -72,34 +72,34 @@ impl Processes {
             .unwrap()
     }
 
-    fn all(&self, arguments: &str) -> Vec<Child> {
+    pub fn all(&self, arguments: &str) -> Vec<Child> {
         (0..self.world).map(|rank| self.start(rank, arguments, self.torchrun(rank))).collect()
     }
 }
 
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 /// Waits for all; what each left.
-fn ends(children: Vec<Child>) -> Vec<Output> {
+pub fn ends(children: Vec<Child>) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
 /// Waits for all that have to be done well.
-fn done(children: Vec<Child>) -> Vec<Output> {
+pub fn done(children: Vec<Child>) -> Vec<Output> {
     let outputs = ends(children);
     assert!(outputs.iter().all(|output| output.status.success()), "{outputs:#?}");
     outputs
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
 }
 
 /// Waits until so many steps are measured.
-fn wait_for_steps(metrics: &Path, steps: usize) {
+pub fn wait_for_steps(metrics: &Path, steps: usize) {
     let begun = Instant::now();
     let measured = || fs::read_to_string(metrics).unwrap_or_default().matches('\n').count();
     while measured() < steps {

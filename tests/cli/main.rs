@@ -4,6 +4,7 @@ mod calibrate;
 mod check;
 mod checkpoints;
 mod cluster;
+mod cuda;
 mod data;
 mod doctor;
 mod errors;

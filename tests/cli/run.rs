@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused() {
     fs::write(folder.path().join("few.txt"), "few").unwrap();
     stdout(&format!("data {} --output {tokens}", at("few.txt")));
     for (arguments, part) in [
-        ("run --backend cuda".to_owned(), "--backend: this build has no CUDA backend"),
+        ("run --eager".to_owned(), "--eager: says nothing about processors"),
         ("run --backend null --metrics m.jsonl".into(), "--metrics: the null backend computes"),
         ("run --steps 0".into(), "--steps"),
         ("run --learning-rate 0".into(), "not a number above 0"),

@@ -2,10 +2,9 @@
 //! stand in for CUDA's and do whatever it leaves open in the least convenient order.
 
 #[path = "../../../plan/tests/check_support/mod.rs"]
-#[allow(dead_code)]
 mod check_support;
 #[path = "../../../stand-in/tests/libraries/child.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, reason = "tests of the stand-ins use more of it")]
 mod child;
 mod failures;
 mod support;
@@ -18,8 +17,8 @@ use narrows_plan::{Plan, Precision};
 use narrows_runtime::session::{Session, Whole};
 use support::{Trained, folder, on_gpus, program, train};
 
-/// Seeds of the stand-ins: one for each habit of theirs, twice.
-const SEEDS: u32 = 8;
+/// Seeds of the stand-ins: one for each habit of theirs.
+const SEEDS: u32 = 4;
 
 /// Plans on a mesh, of models small enough to be run by the stand-ins.
 fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
@@ -74,6 +73,11 @@ fn agree(test: &str, mesh: (u64, u64, u64), count: usize) {
             let graphs = on_gpus(&model, &plan, false, &folder);
             let eager = on_gpus(&model, &plan, true, &folder);
             for ((graphs, eager), rank) in graphs.iter().zip(&eager).zip(0..) {
+                assert_eq!(
+                    graphs.losses, eager.losses,
+                    "graphs and single launches, device {rank}"
+                );
+                assert_eq!(graphs.reports, eager.reports, "graphs and single launches");
                 assert_eq!(graphs, eager, "graphs and single launches on device {rank} of\n{what}");
                 for (found, wanted) in graphs.losses.iter().zip(&wanted.losses) {
                     let off = (found / wanted - 1.0).abs();
@@ -91,7 +95,7 @@ fn agree(test: &str, mesh: (u64, u64, u64), count: usize) {
 
 #[test]
 fn one_gpu() {
-    agree("one_gpu", (1, 1, 1), 3);
+    agree("one_gpu", (1, 1, 1), 2);
 }
 
 #[test]
@@ -101,12 +105,12 @@ fn along_the_tensor_axis() {
 
 #[test]
 fn along_the_data_axis() {
-    agree("along_the_data_axis", (1, 1, 2), 2);
+    agree("along_the_data_axis", (1, 1, 2), 1);
 }
 
 #[test]
 fn along_the_pipeline() {
-    agree("along_the_pipeline", (1, 3, 1), 2);
+    agree("along_the_pipeline", (1, 3, 1), 1);
 }
 
 #[test]
@@ -118,10 +122,10 @@ fn along_all_axes() {
 #[test]
 fn in_mixed_precision() {
     let test = "in_mixed_precision";
-    child::seeded(test, 4, &[("NARROWS_STAND_IN_DEVICES", "2")], || {
+    child::seeded(test, SEEDS, &[("NARROWS_STAND_IN_DEVICES", "2")], || {
         let seed = std::env::var("NARROWS_STAND_IN_SEED").unwrap().parse::<u64>().unwrap();
         let folder = folder();
-        for (tensor, data) in [(1, 1), (2, 1), (1, 2)] {
+        for (tensor, data) in [(2, 1), (1, 2)] {
             let mesh = Mesh { tensor, pipeline: 1, data };
             for (model, plan) in plans(mesh, Precision::MixedBf16, 7 + seed, 1) {
                 let what = describe(&plan);

@@ -248,7 +248,7 @@ impl Communicators {
                     _ => ncclDataType_t::ncclFloat32,
                 };
                 let width = share.dtype.width();
-                let numbers = (share.whole_bytes() / width) as usize;
+                let numbers = (share.bytes() / width) as usize;
                 let part = numbers / members as usize;
                 let part_bytes = part as u64 * width;
                 let (source, target) = (arena.at(share.source.start), arena.at(share.target.start));

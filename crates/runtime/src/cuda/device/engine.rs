@@ -147,7 +147,7 @@ impl GpuEngine {
         Ok(GpuEngine { subject, device, at, player, report })
     }
 
-    fn arena(&self) -> &DeviceMemory {
+    fn memory(&self) -> &DeviceMemory {
         &self.player.stage.memories.arena
     }
 
@@ -260,7 +260,7 @@ impl Engine for GpuEngine {
         let bytes = buffer.extent.bytes().0;
         let range = buffer.offset..buffer.offset + bytes;
         let gpu = &self.player.gpu;
-        let read = |into: &mut [u8]| gpu.said("reading weights", self.arena().read(range, into));
+        let read = |into: &mut [u8]| gpu.said("reading weights", self.memory().read(range, into));
         Ok(match buffer.extent.dtype {
             DType::Bf16 => {
                 let mut bits = vec![0_u16; (bytes / 2) as usize];
@@ -285,7 +285,7 @@ impl Engine for GpuEngine {
         change(&mut numbers);
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
         let gpu = &self.player.gpu;
-        let write = |from: &[u8]| gpu.said("writing weights", self.arena().write(range, from));
+        let write = |from: &[u8]| gpu.said("writing weights", self.memory().write(range, from));
         match buffer.extent.dtype {
             DType::Bf16 => {
                 let bits: Vec<u16> = numbers.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
@@ -297,7 +297,7 @@ impl Engine for GpuEngine {
     }
 
     fn allocated(&self) -> Vec<u64> {
-        vec![self.arena().bytes()]
+        vec![self.memory().bytes()]
     }
 
     fn scratch(&self) -> Vec<u64> {

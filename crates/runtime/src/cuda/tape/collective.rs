@@ -82,7 +82,7 @@ impl Joint {
         let shares: Vec<Share> = shares.collect();
         let members = exchange.group.size;
         for share in &shares {
-            let numbers = share.whole_bytes() / share.dtype.width();
+            let numbers = share.bytes() / share.dtype.width();
             let parts = exchange.kind != CollectiveKind::AllReduce;
             if parts && !numbers.is_multiple_of(members) {
                 return Err(refused("its parts are not equal"));
@@ -99,7 +99,12 @@ impl Joint {
 
     /// Bytes of the whole, unsharded tensors.
     pub fn whole_bytes(&self) -> u64 {
-        self.shares.iter().map(Share::whole_bytes).sum()
+        let shares: u64 = self.shares.iter().map(Share::bytes).sum();
+        match self.kind {
+            // Before and after it, everyone has a part.
+            CollectiveKind::AllToAll => shares * self.sharing.size,
+            _ => shares,
+        }
     }
 
     pub(super) fn touches(&self) -> Vec<Touched> {
@@ -113,8 +118,8 @@ impl Joint {
 }
 
 impl Share {
-    /// Bytes of the whole tensor: what is given or what is made, whichever is not a part.
-    pub fn whole_bytes(&self) -> u64 {
+    /// Bytes of what is given or of what is made, whichever is more.
+    pub fn bytes(&self) -> u64 {
         let length = |range: &Range<u64>| range.end - range.start;
         length(&self.source).max(length(&self.target))
     }

@@ -1,0 +1,129 @@
+//! The end of a step, or why there is none.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use narrows_plan::program::Phase;
+
+use super::{Began, Played, Player};
+use crate::backend::RunError;
+use crate::cuda::error::CudaError;
+use crate::cuda::tape::{Leg, TapeTurn, Work};
+
+/// Lines that are said of a step that stalls.
+const LINES_OF_STALL: usize = 8;
+
+/// How often it is looked whether a step is over: it takes milliseconds at least.
+const LOOKED_EVERY: Duration = Duration::from_micros(50);
+
+/// How often it is looked whether the others are there.
+const ASKED_EVERY: Duration = Duration::from_millis(20);
+
+impl Player {
+    /// Waits for the end of a step that is on the streams.
+    pub(super) fn wait(&mut self, began: Began) -> Result<Played, RunError> {
+        let mut asked = Instant::now();
+        loop {
+            let ended = self.ended.try_is_complete();
+            if self.gpu.said("a step", ended)? {
+                break;
+            }
+            if asked.elapsed() > ASKED_EVERY {
+                asked = Instant::now();
+                self.others_are_there(began)?;
+            }
+            std::thread::sleep(LOOKED_EVERY);
+        }
+        if let Some(laps) = &mut self.laps {
+            self.gpu.said("timing", laps.read())?;
+        }
+        let answers = self.answers.bytes();
+        let mut loss = [0; 8];
+        let mut squares = [0; 4];
+        loss.copy_from_slice(&answers[..8]);
+        squares.copy_from_slice(&answers[8..12]);
+        Ok(Played {
+            loss: f64::from_le_bytes(loss),
+            squares: f32::from_le_bytes(squares),
+            time: began.at.elapsed(),
+        })
+    }
+
+    fn others_are_there(&self, began: Began) -> Result<(), RunError> {
+        let Some((cluster, communicators)) = &self.stage.others else { return Ok(()) };
+        if let Some(mut failure) = communicators.failure() {
+            if let CudaError::Nccl { recent, .. } = &mut failure {
+                *recent = self.recent();
+            }
+            return Err(failure.into());
+        }
+        let doing = format!("step {}", began.number);
+        if let Some(gone) = cluster.gone(&doing) {
+            return Err(gone.into());
+        }
+        let waited = began.at.elapsed();
+        if waited > cluster.deadlines().answer {
+            let stalled = CudaError::Stalled {
+                ordinal: self.gpu.ordinal,
+                step: began.number,
+                waited_s: waited.as_secs_f64(),
+                recent: self.recent(),
+            };
+            return Err(stalled.into());
+        }
+        Ok(())
+    }
+
+    /// The last legs that are over and the first that are not, each on a line of its own.
+    fn recent(&self) -> String {
+        let turns = self.tape.turns.iter();
+        let legs = turns.flat_map(|turn| turn.legs.iter().map(move |leg| (turn, leg)));
+        let mut lines = VecDeque::new();
+        for ((turn, leg), event) in legs.zip(&self.legs) {
+            let over = event.try_is_complete().unwrap_or(false);
+            let state = if over { "over" } else { "not over" };
+            if lines.len() == LINES_OF_STALL {
+                lines.pop_front();
+            }
+            lines.push_back(format!("\n  {state}: {}", self.describe(turn, leg)));
+            if !over {
+                break;
+            }
+        }
+        lines.into_iter().collect()
+    }
+
+    fn describe(&self, turn: &TapeTurn, leg: &Leg) -> String {
+        let turn = match turn.phase {
+            Phase::Step => "the step phase".into(),
+            phase => format!("{phase:?} of microbatch {}", turn.microbatch).to_lowercase(),
+        };
+        match leg {
+            Leg::Transfer(transfer) => {
+                let (name, origin) = (transfer.name(), &transfer.origin);
+                format!("{turn}: {name} of {} bytes ({origin})", transfer.bytes())
+            }
+            Leg::Piece(piece) => {
+                let entries = &self.tape.pieces[*piece].entries;
+                let joints = entries.iter().filter_map(|entry| match &entry.work {
+                    Work::Joint(joint) => Some((entry, joint)),
+                    _ => None,
+                });
+                let count = joints.clone().count();
+                let ends = joints.clone().take(1).chain(joints.skip(1).last());
+                let ends: Vec<String> = ends
+                    .map(|(entry, joint)| {
+                        let (kind, axis) = (joint.kind.name(), joint.sharing.axis.name());
+                        let bytes = joint.whole_bytes();
+                        format!("{kind} over {axis} of {bytes} bytes ({})", entry.origin)
+                    })
+                    .collect();
+                let joints = match count {
+                    0 => "no collectives".into(),
+                    _ => format!("{count} collectives, {}", ends.join(" to ")),
+                };
+                format!("{turn}: {} instructions, {joints}", entries.len())
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Runs on GPUs, from the command line. Where there is none they are the stand-ins' of CUDA's libraries,
+//! on which the program is the same to the last call.
+#![cfg(unix)]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::checkpoints::curve;
+use super::cluster::{Processes, done, ends, said, signal, wait_for_steps};
+use super::run::{SMALL, lines};
+use super::{narrows, stdout};
+
+/// Where the stand-ins are; `None`, and a printed reason, where they cannot be made.
+fn libraries() -> Option<PathBuf> {
+    match narrows_stand_in::build(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
+        Ok(libraries) => Some(libraries),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
+/// What processes are told besides, so that each has a stand-in of its own.
+fn environment(libraries: &Path, run: &Processes, devices: usize) -> Vec<(&'static str, String)> {
+    vec![
+        ("LD_LIBRARY_PATH", libraries.display().to_string()),
+        ("NARROWS_STAND_IN_DEVICES", devices.to_string()),
+        ("TMPDIR", run.at("").display().to_string()),
+    ]
+}
+
+fn alone(libraries: &Path, run: &Processes, arguments: &str) -> String {
+    let mut command = narrows(arguments);
+    command.envs(environment(libraries, run, 1));
+    let output = command.assert().success().get_output().stdout.clone();
+    String::from_utf8(output).expect("answers are UTF-8")
+}
+
+/// Losses and norms are near those of another run.
+fn near(found: &Path, wanted: &Path, tolerance: f64) {
+    let (found, wanted) = (lines(found), lines(wanted));
+    assert_eq!(found.len(), wanted.len());
+    for (found, wanted) in found.iter().zip(&wanted) {
+        for key in ["loss", "grad_norm"] {
+            let [found, wanted] = [found, wanted].map(|line| line[key].as_f64().unwrap());
+            let off = (found / wanted - 1.0).abs();
+            assert!(off < tolerance, "{key} is {found}, and not {wanted}");
+        }
+    }
+}
+
+/// Without a GPU there is a sentence, and nothing is begun.
+#[test]
+fn without_a_gpu_there_is_a_sentence() {
+    let doctor: Value = serde_json::from_str(&stdout("doctor --format json")).unwrap();
+    if doctor["backends"]["cuda"]["usable"] == true {
+        println!("skipped: this machine has a GPU");
+        return;
+    }
+    let assert = narrows("run --backend cuda").assert().code(1);
+    let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(message.starts_with("error: "), "{message}");
+    assert!(message.contains("narrows doctor"), "{message}");
+}
+
+#[test]
+fn a_gpu_trains_as_processors_do() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    let doctor = alone(&libraries, &run, "doctor --format json");
+    let doctor: Value = serde_json::from_str(&doctor).unwrap();
+    assert_eq!(doctor["backends"]["cuda"]["usable"], true, "{doctor}");
+    assert_eq!(doctor["devices"].as_array().unwrap().len(), 1);
+    let file = |name: &str| run.at(name).display().to_string();
+    let [cpu, graphs, eager, mixed] = ["cpu", "graphs", "eager", "mixed"].map(file);
+    stdout(&format!("{SMALL} --steps 4 --metrics {cpu}"));
+    let small = SMALL.replace(" --threads 1", " --backend cuda");
+    let text = alone(&libraries, &run, &format!("{small} --steps 4 --metrics {graphs}"));
+    assert!(text.contains("Training cola-tiny on 1 GPU"), "{text}");
+    let arguments = format!("{small} --steps 4 --eager --metrics {eager} --format json");
+    let answer = alone(&libraries, &run, &arguments);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((&answer["backend"], &answer["threads_per_device"]), (&"cuda".into(), &Value::Null));
+    assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
+    near(graphs.as_ref(), cpu.as_ref(), 1e-4);
+    assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs, and single launches");
+    // In mixed precision, as a plan for GPUs is.
+    let mixed_run = small.replace("--hardware cpu-local", "--hardware h200-sxm");
+    alone(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
+    near(mixed.as_ref(), cpu.as_ref(), 2e-2);
+    assert_ne!(curve(mixed.as_ref()), curve(graphs.as_ref()));
+}
+
+#[test]
+fn processes_have_a_gpu_each() {
+    let Some(libraries) = libraries() else { return };
+    for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
+        let [run, alone] = [Processes::new(2), Processes::new(1)];
+        let arguments = format!("{} {mesh}", run.kept(4)).replace("--threads 1", "--backend cuda");
+        let begin = |rank| {
+            let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+            run.start(rank, &arguments, told)
+        };
+        let outputs = done((0..2).map(begin).collect());
+        assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
+        stdout(&format!("{} --devices 2 {mesh}", alone.kept(4)));
+        let metrics = [&run, &alone].map(|run| run.at("m.jsonl"));
+        near(&metrics[0], &metrics[1], 1e-4);
+        let counted = metrics.map(|file| {
+            let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
+            keys.map(|key| lines(&file)[3][key].clone())
+        });
+        assert_eq!(counted[0], counted[1], "{mesh}");
+    }
+}
+
+/// What a GPU kept goes on on processors, and the other way round.
+#[test]
+fn checkpoints_go_from_gpu_to_processors_and_back() {
+    let Some(libraries) = libraries() else { return };
+    let [run, alone_run] = [Processes::new(1), Processes::new(1)];
+    let on_gpu = |steps| run.kept(steps).replace("--threads 1", "--backend cuda");
+    alone(&libraries, &run, &on_gpu(2));
+    stdout(&format!("{} --resume", run.kept(4)));
+    alone(&libraries, &run, &format!("{} --resume", on_gpu(6)));
+    stdout(&alone_run.kept(6));
+    near(&run.at("m.jsonl"), &alone_run.at("m.jsonl"), 1e-4);
+}
+
+/// The process that is left ends too, and says of whom it knows.
+#[test]
+fn a_killed_process_ends_the_run() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(2);
+    let arguments = format!("{} --tensor 2", run.kept(1000));
+    let arguments = arguments.replace("--threads 1", "--backend cuda");
+    let begin = |rank| {
+        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        run.start(rank, &arguments, told)
+    };
+    let children: Vec<_> = (0..2).map(begin).collect();
+    wait_for_steps(&run.at("m.jsonl"), 2);
+    signal(&children[1], "-KILL");
+    let outputs = ends(children);
+    assert!(!outputs[0].status.success());
+    let message = said(&outputs[0]);
+    assert!(message.contains("process 1") && !message.contains("panicked"), "{message}");
+}
+
+/// A traced run says what each instruction took on the GPU, and what the step's time was spent on.
+#[test]
+fn a_run_on_a_gpu_is_traced() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    let small = SMALL.replace(" --threads 1", " --backend cuda");
+    let (trace, metrics) = (run.at("trace.json"), run.at("m.jsonl"));
+    let files = format!("--trace {} --metrics {}", trace.display(), metrics.display());
+    alone(&libraries, &run, &format!("{small} --steps 2 {files}"));
+    let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let took = |event: &&Value| event["dur"].as_f64().is_some_and(|dur| dur > 0.0);
+    assert!(events.iter().filter(took).count() > 100, "{} events", events.len());
+    let parts = &lines(&metrics)[1]["breakdown_s"];
+    for part in ["gemm", "attention", "elementwise", "optimizer"] {
+        assert!(parts[part].as_f64().unwrap() > 0.0, "{parts}");
+    }
+}
