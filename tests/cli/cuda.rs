@@ -84,6 +84,8 @@ fn a_gpu_trains_as_processors_do() {
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!((&answer["backend"], &answer["threads_per_device"]), (&"cuda".into(), &Value::Null));
     assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
+    assert!(answer["breakdown_s"]["gemm"].as_f64().unwrap() > 0.0, "single launches are timed");
+    assert!(text.contains("--eager or --trace measures"), "{text}");
     near(graphs.as_ref(), cpu.as_ref(), 1e-4);
     assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs, and single launches");
     // In mixed precision, as a plan for GPUs is.
@@ -91,6 +93,30 @@ fn a_gpu_trains_as_processors_do() {
     alone(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
     near(mixed.as_ref(), cpu.as_ref(), 2e-2);
     assert_ne!(curve(mixed.as_ref()), curve(graphs.as_ref()));
+}
+
+/// From the second step on nothing but graphs is started, and the processor waits for nothing in
+/// between: what is logged is what CUDA was asked for.
+#[test]
+fn a_step_is_graphs_and_no_waiting() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    let log = run.at("log.txt");
+    let small = SMALL.replace(" --threads 1", " --backend cuda");
+    let mut command = narrows(&format!("{small} --steps 5"));
+    command.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_LOG", &log);
+    command.assert().success();
+    let log = std::fs::read_to_string(log).unwrap();
+    let calls: Vec<&str> = log.lines().filter(|line| line.contains(" host ")).collect();
+    let is = |what: &'static str| move |line: &&&str| line.contains(what);
+    let captured = calls.iter().filter(is("host captures graph")).count();
+    let launched = calls.iter().filter(is("host launches graph")).count();
+    // Forward, backward and the step phase of one microbatch.
+    assert_eq!((captured, launched), (3, 4 * 3), "{calls:#?}");
+    let first = calls.iter().position(|line| line.contains("host launches graph")).unwrap();
+    let last = calls.iter().rposition(|line| line.contains("host launches graph")).unwrap();
+    let waits = calls[first..last].iter().filter(is("host synchronises")).count();
+    assert_eq!(waits, 0, "{calls:#?}");
 }
 
 #[test]

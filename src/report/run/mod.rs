@@ -245,12 +245,15 @@ impl Summary {
             Seconds(expected.step_time_s).to_string(),
             Seconds(self.step_time_s).to_string(),
         )];
+        let measured = |part: Part| self.breakdown_s.get(part).as_secs_f64();
+        let told_apart = Part::ALL.iter().any(|part| *part != Part::Other && measured(*part) > 0.0);
         rows.extend(Part::ALL.into_iter().filter_map(|part| {
             let predicted = parts::predicted(&expected.breakdown_s, part);
-            let measured = self.breakdown_s.get(part).as_secs_f64();
+            let measured = if told_apart { measured(part) } else { 0.0 };
             (predicted > 0.0 || measured > 0.0).then(|| {
                 let name = format!("  {}", parts::title(part));
-                row(&name, Seconds(predicted).to_string(), Seconds(measured).to_string())
+                let measured = if told_apart { Seconds(measured).to_string() } else { "".into() };
+                row(&name, Seconds(predicted).to_string(), measured)
             })
         }));
         rows.push(row("tokens/s", speed(expected.tokens_per_s), speed(self.tokens_per_s)));
@@ -263,6 +266,9 @@ impl Summary {
             &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
             &rows,
         );
+        if !told_apart {
+            page.line("What the time of captured graphs is spent on, --eager or --trace measures.");
+        }
         self.files(page).finish()
     }
 

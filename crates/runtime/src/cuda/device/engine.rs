@@ -53,6 +53,8 @@ struct GpuEngine {
     at: Coordinates,
     player: Player,
     report: DeviceReport,
+    /// Whether somebody wants to see the laps that are taken.
+    keeps_laps: bool,
 }
 
 impl Session {
@@ -142,9 +144,13 @@ impl GpuEngine {
             }
         };
         let set = Stage { products, memories, inputs, modules, others };
-        let player = Player::new(gpu, tape, set, program, at, options.eager)?;
+        let mut player = Player::new(gpu, tape, set, program, at, options.eager)?;
+        if options.eager {
+            // Beside single launches, events cost little.
+            player.time_instructions()?;
+        }
         let report = DeviceReport::of(Bytes(stage.arena.0));
-        Ok(GpuEngine { subject, device, at, player, report })
+        Ok(GpuEngine { subject, device, at, player, report, keeps_laps: false })
     }
 
     fn memory(&self) -> &DeviceMemory {
@@ -305,13 +311,12 @@ impl Engine for GpuEngine {
     }
 
     fn keep_laps(&mut self) {
-        let player = &mut self.player;
         // Without events nothing is kept, and steps go on as they did.
-        player.laps = Laps::new(&player.gpu.context).ok();
+        self.keeps_laps = self.player.time_instructions().is_ok();
     }
 
     fn laps(&self, _: u64) -> &[Lap] {
-        self.player.laps.as_ref().map_or(&[], Laps::laps)
+        self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], Laps::laps)
     }
 
     #[cfg(test)]

@@ -83,6 +83,9 @@ impl Inputs {
                 }
             }
         }
+        if self.buffers.is_empty() {
+            return Ok(());
+        }
         // SAFETY: the memory is pinned, and nothing else is written to it before the step is over.
         unsafe {
             result::memcpy_htod_async(self.device.at(0), self.host.bytes(), stream.cu_stream())

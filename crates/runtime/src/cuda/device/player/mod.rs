@@ -170,6 +170,15 @@ impl Player {
         })
     }
 
+    /// Times every instruction from now on; no graph is replayed then.
+    pub fn time_instructions(&mut self) -> Result<(), CudaError> {
+        if self.laps.is_none() {
+            let laps = Laps::new(&self.gpu.context);
+            self.laps = Some(self.gpu.said("events to time instructions", laps)?);
+        }
+        Ok(())
+    }
+
     /// Bytes on the GPU besides the arena.
     pub fn scratch_bytes(&self) -> u64 {
         let borders = self.borders.iter().flatten().flatten();
