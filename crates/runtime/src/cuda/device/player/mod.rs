@@ -7,6 +7,7 @@
 //! The processor never waits within a step. It puts the whole step on the streams, then waits for its
 //! end (`wait`), and looks meanwhile whether the others are still there.
 
+mod border;
 mod wait;
 
 use std::sync::Arc;
@@ -27,8 +28,9 @@ use crate::backend::RunError;
 use crate::cluster::Cluster;
 use crate::cuda::error::CudaError;
 use crate::cuda::launch::{COEFFICIENTS, coefficients};
-use crate::cuda::tape::{Entry, Lane, Leg, Piece, Tape, TapeTurn, Transfer, Work};
+use crate::cuda::tape::{Entry, Lane, Leg, Piece, Tape, TapeTurn, Work};
 use crate::session::{Coordinates, Step};
+use border::Border;
 
 /// What a tape needs besides itself.
 pub struct Stage {
@@ -86,17 +88,6 @@ enum ReadyWork {
     Joint,
 }
 
-/// One kind of transfer over one border.
-struct Border {
-    stream: Arc<CudaStream>,
-    /// What is sent is sent from here; what is received is received where it belongs.
-    copy: Option<DeviceMemory>,
-    /// The computation has come to the transfer.
-    reached: CudaEvent,
-    /// The transfer is over.
-    over: CudaEvent,
-}
-
 /// What a step left.
 pub struct Played {
     pub loss: f64,
@@ -123,15 +114,9 @@ impl Player {
     ) -> Result<Player, CudaError> {
         let lanes = [gpu.stream(false)?, gpu.stream(true)?];
         let event = || gpu.said("an event", gpu.context.new_event(None));
-        let border = |way: usize, sends: bool| -> Result<Option<Border>, CudaError> {
-            if !tape.transfers(way == 0, sends) {
-                return Ok(None);
-            }
-            let copy = sends
-                .then(|| DeviceMemory::new(&gpu, "copies of what is sent", tape.sent_bytes[way]))
-                .transpose()?;
-            let (stream, reached, over) = (gpu.stream(true)?, event()?, event()?);
-            Ok(Some(Border { stream, copy, reached, over }))
+        let border = |way: usize, sends: bool| match tape.transfers(way == 0, sends) {
+            true => Border::new(&gpu, sends.then_some(tape.sent_bytes[way])).map(Some),
+            false => Ok(None),
         };
         let borders =
             [[border(0, false)?, border(0, true)?], [border(1, false)?, border(1, true)?]];
@@ -350,51 +335,6 @@ impl Player {
             // Nothing was put on the streams.
             None => Ok(()),
         }
-    }
-
-    fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
-        let compute = self.compute().clone();
-        let Player { gpu, stage, borders, laps, .. } = self;
-        let border = borders[transfer.way()][usize::from(transfer.sends)].as_ref();
-        let (Some(border), Some((cluster, communicators))) = (border, &stage.others) else {
-            let (call, said) = (transfer.name().into(), "there is no other device".into());
-            return Err(CudaError::Nccl { call, said, recent: String::new() }.into());
-        };
-        let said = |made: Result<(), DriverError>| gpu.said(transfer.name(), made);
-        if let Some(laps) = laps {
-            said(laps.begin(None, transfer.part, &compute))?;
-        }
-        let arena = &stage.memories.arena;
-        let mut addresses = vec![];
-        match &border.copy {
-            None => addresses.extend(transfer.operands.iter().map(|range| arena.at(range.start))),
-            Some(copy) => {
-                // The transfer before it may still be sent from there.
-                said(compute.wait(&border.over))?;
-                let mut offset = 0;
-                for range in &transfer.operands {
-                    let length = range.end - range.start;
-                    let (to, from) = (copy.at(offset), arena.at(range.start));
-                    // SAFETY: the copy has room for the largest transfer.
-                    said(unsafe {
-                        result::memcpy_dtod_async(to, from, length as usize, compute.cu_stream())
-                    })?;
-                    addresses.push(to);
-                    offset += length;
-                }
-            }
-        }
-        said(border.reached.record(&compute))?;
-        said(border.stream.wait(&border.reached))?;
-        communicators.transfer(transfer, addresses.into_iter(), &border.stream, cluster)?;
-        said(border.over.record(&border.stream))?;
-        if !transfer.sends {
-            said(compute.wait(&border.over))?;
-        }
-        if let Some(laps) = laps {
-            said(laps.end(&compute))?;
-        }
-        Ok(())
     }
 }
 
