@@ -44,6 +44,14 @@ pub trait Engine: Send {
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError>;
 
+    /// Zeroes such a buffer.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn clear(&mut self, device: u64, buffer: &Buffer) -> Result<(), RunError> {
+        self.change(device, buffer, &mut |numbers| numbers.fill(0.0))
+    }
+
     /// Bytes allocated for the buffers of each device.
     fn allocated(&self) -> Vec<u64>;
 

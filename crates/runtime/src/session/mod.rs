@@ -185,7 +185,7 @@ impl Session {
         for device in self.engine.devices() {
             let stage = &program.stages[DeviceId(device).stage(&mesh)];
             for buffer in stage.buffers.iter().filter(|b| b.region == Region::Gradient) {
-                self.engine.change(device, buffer, &mut |numbers| numbers.fill(0.0))?;
+                self.engine.clear(device, buffer)?;
             }
         }
         Ok(())

@@ -302,6 +302,11 @@ impl Engine for GpuEngine {
         Ok(())
     }
 
+    fn clear(&mut self, _: u64, buffer: &Buffer) -> Result<(), RunError> {
+        let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
+        Ok(self.player.gpu.said("zeroing gradients", self.memory().clear(range))?)
+    }
+
     fn allocated(&self) -> Vec<u64> {
         vec![self.memory().bytes()]
     }

@@ -104,10 +104,7 @@ impl DeviceMemory {
         })?;
         let (context, lost) = (gpu.context.clone(), gpu.lost.clone());
         let memory = DeviceMemory { context, lost, pointer, bytes };
-        // SAFETY: it is as long, and nothing else knows of it.
-        gpu.said(what, unsafe { result::memset_d8_sync(pointer, 0, size) })?;
-        // Setting does not wait, and our streams would not wait for it.
-        gpu.said(what, gpu.context.synchronize())?;
+        gpu.said(what, memory.clear(0..bytes))?;
         Ok(memory)
     }
 
@@ -142,6 +139,21 @@ impl DeviceMemory {
         self.context.synchronize()?;
         // SAFETY: as above.
         unsafe { result::memcpy_htod_sync(self.at(range.start), from) }
+    }
+
+    /// Zeroes a part, when all streams have come to an end.
+    pub fn clear(&self, range: Range<u64>) -> Result<(), DriverError> {
+        self.check(&range, (range.end - range.start) as usize);
+        self.context.bind_to_thread()?;
+        self.context.synchronize()?;
+        let length = (range.end - range.start) as usize;
+        if length == 0 {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { result::memset_d8_sync(self.at(range.start), 0, length) }?;
+        // Setting does not wait, and our streams would not wait for it.
+        self.context.synchronize()
     }
 }
 
