@@ -4,6 +4,8 @@
 //! find by the names they are asked for, a folder of links is made, and the program begins again with
 //! it on the loader's path: same process, same arguments, same streams.
 
+#![allow(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
@@ -21,13 +23,24 @@ const BEGUN_AGAIN: &str = "NARROWS_BEGUN_AGAIN";
 
 const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 
+/// How many queues of a GPU a process has. With the eight of who does not say, streams that wait for other
+/// devices could stand before those that these wait for: there are six of ours, and two for each of NCCL's
+/// communicators.
+const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
 /// Where each library is, in the folders that are looked in.
 pub fn found() -> BTreeMap<Library, Found> {
     libraries::find(&libraries::places(|name| env::var_os(name)))
 }
 
 /// Begins the program again, unless all that is there loads already or nothing can be done for it.
+///
+/// Must be called while this process has one thread.
 pub fn bring_within_reach() {
+    if env::var_os(CONNECTIONS.0).is_none() {
+        // SAFETY: nobody else reads or writes the environment, as nobody else is there.
+        unsafe { env::set_var(CONNECTIONS.0, CONNECTIONS.1) };
+    }
     if env::var_os(BEGUN_AGAIN).is_some() {
         return;
     }

@@ -8,12 +8,12 @@ use crate::calibrate::cache;
 use crate::errors::{Failure, Outcome, Problem};
 use crate::loader;
 
-/// Presets by what the names of their GPUs say, the more particular first.
-const PRESETS: [(&str, &str); 4] = [
-    ("H200", "h200-sxm"),
-    ("H100", "h100-sxm"),
-    ("A100-SXM4-40GB", "a100-40gb"),
-    ("A100", "a100-80gb"),
+/// Presets by what the names of their GPUs say: all of these parts.
+const PRESETS: [(&[&str], &str); 4] = [
+    (&["NVIDIA H200"], "h200-sxm"),
+    (&["NVIDIA H100"], "h100-sxm"),
+    (&["A100", "40GB"], "a100-40gb"),
+    (&["A100"], "a100-80gb"),
 ];
 
 /// Where there is nothing to look at: the GPU that most is published of.
@@ -45,6 +45,6 @@ pub fn admit() -> Outcome<()> {
 pub fn profile() -> &'static str {
     let gpus = machine::gpus().unwrap_or_default();
     let name = gpus.first().map_or("", |gpu| gpu.name.as_str());
-    let preset = PRESETS.iter().find(|(part, _)| name.contains(part));
+    let preset = PRESETS.iter().find(|(parts, _)| parts.iter().all(|part| name.contains(part)));
     preset.map_or(OTHERWISE, |(_, preset)| preset)
 }

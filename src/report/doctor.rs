@@ -207,7 +207,7 @@ impl Device {
             compute_capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
             multiprocessors: gpu.multiprocessors,
             memory_bytes: gpu.memory.0,
-            free_memory_bytes: gpu.free.map(|free| free.0),
+            free_memory_bytes: cuda::free_memory(gpu.ordinal).map(|free| free.0),
         }
     }
 }

@@ -192,7 +192,10 @@ Batch::Batch(CommPtr comm, std::vector<Call> calls)
     alone = true;
     for (const Call& call : this->calls) name += (name.empty() ? "" : " + ") + call.name();
     name += " ranks=" + std::to_string(this->comm->size);
+    this->comm->held++;
 }
+
+Batch::~Batch() { comm->held--; }
 
 std::unique_ptr<stand_in::Run> Batch::start() const {
     auto run = std::make_unique<BatchRun>();

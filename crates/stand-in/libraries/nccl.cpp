@@ -279,12 +279,21 @@ EXPORT Result ncclCommDestroy(Comm* handle) {
     return result;
 }
 
-// What is under way ends, and nothing is known of what it leaves.
+// What is under way ends, and nothing is known of what it leaves. As NCCL's own, it returns when all that
+// was queued has ended and no graph has a part of it: the caller must have destroyed those, and what lies on
+// streams behind other communicators ends when they are aborted too.
 EXPORT Result ncclCommAbort(Comm* handle) {
-    Guard guard(lock());
+    Held held(lock());
     const CommPtr comm = known(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
     comm->aborted = true;
+    comm->deferred.clear();
+    while (comm->held > 0) {
+        if (stand_in::advance(nullptr)) continue;
+        held.unlock();
+        usleep(200);
+        held.lock();
+    }
     comm->leave();
     if (comm->parent && comm->parent->splitting == comm) comm->parent->splitting = nullptr;
     comms().erase(handle);

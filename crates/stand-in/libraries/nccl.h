@@ -1,5 +1,6 @@
 // What NCCL's stand-in keeps of a communicator, and of what is called on it.
 #pragma once
+#include <atomic>
 #include <map>
 #include <vector>
 #include "wire.h"
@@ -40,6 +41,8 @@ struct Batch : stand_in::Operation {
     CommPtr comm;
     std::vector<Call> calls;
     Batch(CommPtr comm, std::vector<Call> calls);
+    Batch(const Batch&) = delete;
+    ~Batch();
     std::unique_ptr<stand_in::Run> start() const override;
 };
 
@@ -67,6 +70,8 @@ struct Comm {
     std::vector<Queued> deferred;
     // Batches that were launched, and that are done: they run in this order.
     u64 launched = 0, done = 0;
+    // Batches that are queued, or nodes of a graph that somebody still has.
+    std::atomic<u64> held{0};
     // Collectives that were launched, and messages by peer.
     u64 collectives = 0;
     std::vector<u64> sent, received;

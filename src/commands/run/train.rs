@@ -175,7 +175,7 @@ fn session(
     };
     let local = training.launched.as_ref().map_or(0, |launched| launched.launch.local_rank);
     // Who shows each process one GPU shows it its own.
-    let ordinal = if machine::gpus().is_ok_and(|gpus| gpus.len() == 1) { 0 } else { local };
+    let ordinal = if machine::count() == Ok(1) { 0 } else { local };
     let folder = cache::folder().unwrap_or_default();
     let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
     let options = GpuOptions { ordinal, eager, cubins, algorithms };

@@ -92,7 +92,7 @@ pub enum CudaError {
     },
     /// Nothing came of a step in time.
     #[error(
-        "GPU {ordinal} has not ended step {step} after {waited_s:.0} s (try: the other processes' \
+        "GPU {ordinal} has come no further in step {step} for {waited_s:.0} s (try: the other processes' \
          output: who waits for whom; or a longer --collective-timeout){recent}"
     )]
     Stalled {
@@ -126,13 +126,22 @@ impl CudaError {
                 " (a defect of this program: compute-sanitizer names the kernel, with --eager)"
             }
             CUDA_ERROR_ECC_UNCORRECTABLE => " (the GPU's memory is failing: take another GPU)",
-            CUDA_ERROR_NO_BINARY_FOR_GPU => " (another GPU than the kernels were compiled for)",
+            CUDA_ERROR_NO_BINARY_FOR_GPU => {
+                " (the kernels were compiled for another GPU, or by a compiler that is newer than the driver)"
+            }
             _ => "",
         };
         CudaError::Driver { ordinal, call: call.into(), said, hint }
     }
 
     pub(super) fn product(product: &str, error: CublasError) -> CudaError {
-        CudaError::Product { product: product.into(), said: format!("{:?}", error.0) }
+        use cudarc::cublaslt::sys::cublasStatus_t::*;
+        let hint = match error.0 {
+            CUBLAS_STATUS_NOT_INITIALIZED | CUBLAS_STATUS_ALLOC_FAILED => {
+                " (try: a library that is no newer than the driver, or more free memory on the GPU)"
+            }
+            _ => "",
+        };
+        CudaError::Product { product: product.into(), said: format!("{:?}{hint}", error.0) }
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
+use std::ptr;
 
 use cudarc::driver::result::{DriverError, device, init, primary_ctx};
 use cudarc::driver::sys::CUdevice_attribute;
@@ -26,8 +27,6 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Memory.
     pub memory: Bytes,
-    /// What of it is free; `None` when no context can be made on it.
-    pub free: Option<Bytes>,
 }
 
 /// Whether a library loads, under the names that `cudarc` asks for.
@@ -75,19 +74,40 @@ pub fn version(library: Library) -> Option<String> {
     }
 }
 
-/// The GPUs of this machine.
+/// The GPUs of this machine. None of them is touched.
 ///
 /// # Errors
 /// What the driver says when it does not come up. Without a driver there are none.
 pub fn gpus() -> Result<Vec<Gpu>, String> {
+    (0..count()?).map(|ordinal| gpu(ordinal as c_int).map_err(|error| said(&error))).collect()
+}
+
+/// How many there are.
+///
+/// # Errors
+/// As [`gpus`].
+pub fn count() -> Result<u32, String> {
     if !loads(Library::Driver) {
-        return Ok(vec![]);
+        return Ok(0);
     }
-    let list = || -> Result<Vec<Gpu>, DriverError> {
-        init()?;
-        (0..device::get_count()?).map(gpu).collect()
-    };
-    list().map_err(|error| said(&error))
+    let count = init().and_then(|()| device::get_count());
+    count.map(|count| count as u32).map_err(|error| said(&error))
+}
+
+/// What of a GPU's memory is free; `None` when no context can be made on it. That takes a moment, and some of
+/// that memory: for who only looks, not beside a run.
+pub fn free_memory(ordinal: u32) -> Option<Bytes> {
+    let device = device::get(ordinal as c_int).ok()?;
+    // SAFETY: the device is one of the driver's; the context is released as often as it is retained, and
+    // nobody's afterwards.
+    unsafe {
+        let context = primary_ctx::retain(device).ok()?;
+        let asked =
+            driver::result::ctx::set_current(context).and_then(|()| driver::result::mem_get_info());
+        let _ = driver::result::ctx::set_current(ptr::null_mut());
+        let _ = primary_ctx::release(device);
+        asked.ok().map(|(free, _)| Bytes(free as u64))
+    }
 }
 
 fn said(error: &DriverError) -> String {
@@ -112,17 +132,5 @@ fn gpu(ordinal: c_int) -> Result<Gpu, DriverError> {
         capability: (capability.0 as u32, capability.1 as u32),
         multiprocessors: multiprocessors as u32,
         memory: Bytes(memory as u64),
-        free: free(device).ok().map(|free| Bytes(free as u64)),
     })
-}
-
-fn free(device: driver::sys::CUdevice) -> Result<usize, DriverError> {
-    // SAFETY: the device is one of the driver's; the context is released as often as it is retained.
-    unsafe {
-        let context = primary_ctx::retain(device)?;
-        let asked =
-            driver::result::ctx::set_current(context).and_then(|()| driver::result::mem_get_info());
-        primary_ctx::release(device)?;
-        Ok(asked?.0)
-    }
 }

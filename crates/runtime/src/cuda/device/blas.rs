@@ -101,16 +101,19 @@ impl Products {
         Ok(())
     }
 
-    /// Prepares products with these algorithms.
+    /// Prepares products with these algorithms, and makes each once where [`find`](Products::find) would:
+    /// what the driver loads when it is first asked for cannot be loaded while a collective waits.
     ///
     /// # Errors
     /// When one has none, or it does not work here.
-    pub fn prepare<'k>(
+    pub fn prepare(
         &mut self,
-        keys: impl Iterator<Item = &'k MatmulKey>,
+        gpu: &Gpu,
+        products: &BTreeMap<MatmulKey, Places>,
         algorithm: impl Fn(&MatmulKey) -> Option<Algorithm>,
     ) -> Result<(), CudaError> {
-        for key in keys {
+        let stream = gpu.stream(false)?;
+        for (key, places) in products {
             let described = Described::new(key).map_err(|error| named(key, error))?;
             let kept = algorithm(key).filter(|kept| self.works(&described, key, kept));
             let Some(kept) = kept else {
@@ -122,8 +125,9 @@ impl Products {
             let beta = if key.accumulate { 1.0 } else { 0.0 };
             let algorithm = cublasLtMatmulAlgo_t { data: kept.data };
             self.plans.insert(*key, Plan { described, algorithm, beta });
+            self.start(key, *places, &stream)?;
         }
-        Ok(())
+        gpu.said("trying products", stream.synchronize())
     }
 
     /// Puts a prepared product on a stream.

@@ -1,20 +1,24 @@
 //! NCCL: the communicators of a device, and its collectives and transfers on them.
 //!
 //! There is one communicator for each group of the program's collectives, and one for each way of each
-//! border between stages; all are split off that of the whole run, whose resources they share. A
-//! communicator is used on one stream alone, so what is done on it is done in the order of the calls.
+//! border between stages, each split off that of the whole run with streams and buffers of its own: shared
+//! ones would put what is done on one behind what waits on another. A communicator is used on one stream
+//! alone, so what is done on it is done in the order of the calls.
 //!
 //! None of them blocks: where NCCL waits for others, it is asked again and again whether they have
 //! come, up to a deadline. Whoever gives up aborts its communicators, so that what the GPU waits for ends.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
-use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
 use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::{Axis, Mesh};
@@ -24,13 +28,11 @@ use super::super::error::CudaError;
 use super::super::libraries::Library;
 use super::super::machine;
 use super::super::tape::{Joint, Sharing, Transfer};
+use super::communicator::{Communicator, Config, VERSION_MIN, Watch, failed, nccl};
 use super::gpu::{DeviceMemory, Gpu};
 use crate::backend::RunError;
 use crate::cluster::Cluster;
 use crate::session::Coordinates;
-
-/// Older NCCL cannot split communicators.
-const VERSION_MIN: c_int = 21_800;
 
 /// Blocks of a GPU that a transfer may take, and a collective. Transfers over different borders must go on
 /// beside each other, and beside a collective, whatever the other devices do first: together they are
@@ -38,18 +40,8 @@ const VERSION_MIN: c_int = 21_800;
 const BORDER_BLOCKS: c_int = 8;
 const GROUP_BLOCKS: c_int = 32;
 
-/// How often NCCL is asked whether others have come.
-const ASKED_EVERY: Duration = Duration::from_micros(200);
-
-/// A communicator. It is aborted where it ends before it was given back.
-struct Communicator {
-    raw: sys::ncclComm_t,
-    /// What messages call it.
-    title: String,
-}
-
-// SAFETY: NCCL allows a communicator to be used by one thread at a time.
-unsafe impl Send for Communicator {}
+/// How long communicators have to come to their ends.
+const ABORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// All communicators of a device.
 pub struct Communicators {
@@ -58,37 +50,6 @@ pub struct Communicators {
     borders: [[Option<Communicator>; 2]; 2],
     whole: Communicator,
     deadline: Duration,
-}
-
-/// `ncclConfig_t` as of NCCL 2.18: later ones take it by its size.
-#[repr(C)]
-struct Config {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
-    blocking: c_int,
-    cga_cluster_size: c_int,
-    min_ctas: c_int,
-    max_ctas: c_int,
-    net_name: *const c_char,
-    split_share: c_int,
-}
-
-impl Config {
-    fn new(split_share: bool, blocks_max: Option<c_int>) -> Config {
-        let undefined = c_int::MIN;
-        Config {
-            size: size_of::<Config>(),
-            magic: 0xcafe_beef,
-            version: VERSION_MIN as c_uint,
-            blocking: 0,
-            cga_cluster_size: undefined,
-            min_ctas: undefined,
-            max_ctas: blocks_max.unwrap_or(undefined),
-            net_name: ptr::null(),
-            split_share: if split_share { 1 } else { undefined },
-        }
-    }
 }
 
 /// The groups of a program's collectives that have more than one device.
@@ -136,7 +97,8 @@ impl Communicators {
         gpu.said("its context", gpu.context.bind_to_thread())?;
         let mesh = program.context.mesh;
         let mut raw = ptr::null_mut();
-        let mut config = Config::new(false, None);
+        // Nothing is done on it: it is split.
+        let mut config = Config::new(1);
         let (ranks, rank) = (cluster.world() as c_int, cluster.rank() as c_int);
         // SAFETY: all that is pointed to lives, and the config begins with its size.
         let begun = unsafe {
@@ -153,7 +115,7 @@ impl Communicators {
             let color = in_group(&at, sharing, &mesh).then(|| at.group(sharing.axis, &mesh));
             let title = format!("{} devices over the {} axis", sharing.size, sharing.axis.name());
             let key = at.along(sharing.axis);
-            let split = made.split((color, key), title, Some(GROUP_BLOCKS), &watch)?;
+            let split = made.split((color, key), title, GROUP_BLOCKS, &watch)?;
             made.groups.extend(split.map(|communicator| (sharing, communicator)));
         }
         made.meet_neighbours(at, &mesh, &watch)?;
@@ -179,7 +141,7 @@ impl Communicators {
                 let column = at.group(Axis::Pipeline, mesh);
                 let color = before.map(|before| column * mesh.pipeline + before);
                 let title = format!("the way {} over a border", ["onward", "back"][way]);
-                let split = self.split((color, at.stage), title, Some(BORDER_BLOCKS), watch)?;
+                let split = self.split((color, at.stage), title, BORDER_BLOCKS, watch)?;
                 if let (Some(before), Some(communicator)) = (before, split) {
                     // Onward the earlier stage sends, back the later one.
                     let sends = (before == at.stage) == (way == 0);
@@ -195,21 +157,25 @@ impl Communicators {
         &self,
         (color, key): (Option<u64>, u64),
         title: String,
-        blocks_max: Option<c_int>,
+        blocks_max: c_int,
         watch: &Watch,
     ) -> Result<Option<Communicator>, RunError> {
         /// `NCCL_SPLIT_NOCOLOR`
         const NONE: c_int = -1;
-        let mut raw = ptr::null_mut();
-        let mut config = Config::new(true, blocks_max);
+        let mut config = Config::new(blocks_max);
         let number = color.map_or(NONE, |color| color as c_int);
-        // SAFETY: the communicator lives, as does all that is pointed to until NCCL has settled.
+        // NCCL writes there when the others have come, which may be after this was given up: it is freed only
+        // where it has settled.
+        let slot: *mut sys::ncclComm_t = Box::into_raw(Box::new(ptr::null_mut()));
+        // SAFETY: the communicator lives, as does the place that is written to.
         let begun = unsafe {
             let config = (&raw mut config).cast();
-            sys::ncclCommSplit(self.whole.raw, number, key as c_int, &raw mut raw, config)
+            sys::ncclCommSplit(self.whole.raw, number, key as c_int, slot, config)
         };
         begun.result().map_err(|e| failed(&title, e))?;
         self.whole.settle(&title, watch)?;
+        // SAFETY: it came from a box, and NCCL is done with it.
+        let raw = *unsafe { Box::from_raw(slot) };
         if color.is_none() || raw.is_null() {
             return Ok(None);
         }
@@ -240,7 +206,6 @@ impl Communicators {
         };
         let me = self.place(communicator)?;
         let start = || -> Result<(), NcclError> {
-            result::group_start()?;
             for share in &joint.shares {
                 let dtype = match share.dtype {
                     DType::Bf16 => ncclDataType_t::ncclBfloat16,
@@ -282,10 +247,9 @@ impl Communicators {
                     }
                 }
             }
-            result::group_end()?;
             Ok(())
         };
-        start().map_err(|e| communicator.failed(joint.kind.name(), e))?;
+        in_group_of_calls(start).map_err(|e| communicator.failed(joint.kind.name(), e))?;
         communicator.settle(joint.kind.name(), &Watch { cluster, deadline: self.deadline })
     }
 
@@ -309,7 +273,6 @@ impl Communicators {
         let other = c_int::from(transfer.onward == transfer.sends);
         let bytes = ncclDataType_t::ncclUint8;
         let start = || -> Result<(), NcclError> {
-            result::group_start()?;
             for (address, range) in addresses.zip(&transfer.operands) {
                 let length = (range.end - range.start) as usize;
                 // SAFETY: the callers' memory is as long, and both sides send as much.
@@ -323,10 +286,9 @@ impl Communicators {
                     }
                 }
             }
-            result::group_end()?;
             Ok(())
         };
-        start().map_err(|e| communicator.failed(transfer.name(), e))?;
+        in_group_of_calls(start).map_err(|e| communicator.failed(transfer.name(), e))?;
         communicator.settle(transfer.name(), &Watch { cluster, deadline: self.deadline })
     }
 
@@ -338,11 +300,28 @@ impl Communicators {
         })
     }
 
-    /// Ends all that is under way on any of them. Nothing can be done with them afterwards.
-    pub fn abort(&mut self) {
-        self.groups.clear();
-        self.borders = Default::default();
-        self.whole.abort();
+    /// Ends all that is under way on any of them; graphs that have parts of it must be destroyed before. All
+    /// are aborted at once, since what one waits for may lie behind another; one that does not come to its end
+    /// is left behind.
+    pub fn abort(self) {
+        let Communicators { groups, borders, whole, .. } = self;
+        let borders = borders.into_iter().flatten().flatten();
+        let all: Vec<Communicator> = groups.into_values().chain(borders).chain([whole]).collect();
+        let (done, over) = mpsc::channel();
+        let until = Instant::now() + ABORT_WITHIN;
+        for communicator in all.into_iter().map(ManuallyDrop::new) {
+            let done = done.clone();
+            let begun = thread::Builder::new().spawn(move || {
+                drop(ManuallyDrop::into_inner(communicator));
+                let _ = done.send(());
+            });
+            if begun.is_err() {
+                // Without threads nothing is ended that might hang.
+                return;
+            }
+        }
+        drop(done);
+        while over.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
     }
 
     /// One's number in a communicator.
@@ -358,89 +337,19 @@ impl Communicators {
     }
 }
 
+/// Makes calls in a group, which ends also where one of them fails.
+fn in_group_of_calls(
+    calls: impl FnOnce() -> Result<(), NcclError>,
+) -> Result<NcclStatus, NcclError> {
+    result::group_start()?;
+    let made = calls();
+    let ended = result::group_end();
+    made.and(ended)
+}
+
 /// Whether a device is in a group: of the ends of a pipeline only the first and last stages are.
 fn in_group(at: &Coordinates, sharing: Sharing, mesh: &Mesh) -> bool {
     let size = mesh.size(sharing.axis);
     let along = at.along(sharing.axis);
     sharing.size == size || along == 0 || along + 1 == size
-}
-
-/// What is looked at while NCCL is waited for.
-struct Watch<'a> {
-    cluster: &'a Cluster,
-    deadline: Duration,
-}
-
-impl Communicator {
-    fn state(&self) -> Result<NcclStatus, NcclError> {
-        let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator lives, and the state is valid to write.
-        unsafe { sys::ncclCommGetAsyncError(self.raw, &raw mut state) }.result()?;
-        state.result()
-    }
-
-    /// Waits until NCCL has done what it was asked for.
-    fn settle(&self, call: &str, watch: &Watch) -> Result<(), RunError> {
-        let begun = Instant::now();
-        loop {
-            match self.state() {
-                Ok(NcclStatus::InProgress) => {}
-                Ok(_) => return Ok(()),
-                Err(error) => return Err(self.failed(call, error).into()),
-            }
-            if let Some(gone) = watch.cluster.gone(call) {
-                return Err(gone.into());
-            }
-            if begun.elapsed() > watch.deadline {
-                let waited = begun.elapsed().as_secs_f64();
-                let said = format!("the other devices did not come within {waited:.0} s");
-                return Err(nccl(&format!("{call}, {}", self.title), said).into());
-            }
-            std::thread::sleep(ASKED_EVERY);
-        }
-    }
-
-    fn failed(&self, call: &str, error: NcclError) -> CudaError {
-        // SAFETY: NCCL gives a text that lives until the next error.
-        let last = unsafe {
-            let text = sys::ncclGetLastError(self.raw);
-            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        };
-        let more = last.filter(|text| !text.is_empty()).map(|text| format!(": {text}"));
-        let said = format!("{}{}", named(error), more.unwrap_or_default());
-        nccl(&format!("{call}, {}", self.title), said)
-    }
-
-    fn abort(&mut self) {
-        let raw = std::mem::replace(&mut self.raw, ptr::null_mut());
-        if !raw.is_null() {
-            // SAFETY: it lives, and is not used afterwards.
-            let _ = unsafe { result::comm_abort(raw) };
-        }
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        // Destroying would wait for others, who may be gone; when a run ends, nothing is under way.
-        self.abort();
-    }
-}
-
-fn named(error: NcclError) -> String {
-    // SAFETY: NCCL gives a text that lives for ever, whatever the number.
-    let text = unsafe { sys::ncclGetErrorString(error.0) };
-    match text.is_null() {
-        true => format!("{:?}", error.0),
-        // SAFETY: it is a text.
-        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
-    }
-}
-
-fn failed(call: &str, error: NcclError) -> CudaError {
-    nccl(call, named(error))
-}
-
-fn nccl(call: &str, said: String) -> CudaError {
-    CudaError::Nccl { call: call.into(), said, recent: String::new() }
 }

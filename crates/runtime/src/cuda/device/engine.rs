@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use half::bf16;
 use narrows_plan::model::Model;
@@ -51,7 +53,8 @@ struct GpuEngine {
     subject: Arc<Subject>,
     device: u64,
     at: Coordinates,
-    player: Player,
+    /// Left behind where what is under way on it may never end.
+    player: ManuallyDrop<Player>,
     report: DeviceReport,
     /// Whether somebody wants to see the laps that are taken.
     keeps_laps: bool,
@@ -129,7 +132,8 @@ impl GpuEngine {
             let chosen = cluster.agree(mine, first_of_each)?;
             chosen.into_iter().for_each(|(key, algorithm)| store.insert(key, algorithm));
         }
-        products.prepare(keys.iter(), |key| store.get(key).copied())?;
+        let keys = places(&tape, &memories.arena);
+        products.prepare(&gpu, &keys, |key| store.get(key).copied())?;
         if let Err(error) = store.save() {
             let path = store.path().display();
             warn(&format!("{path}: the algorithms of products are not kept: {error}"));
@@ -150,6 +154,7 @@ impl GpuEngine {
             player.time_instructions()?;
         }
         let report = DeviceReport::of(Bytes(stage.arena.0));
+        let player = ManuallyDrop::new(player);
         Ok(GpuEngine { subject, device, at, player, report, keeps_laps: false })
     }
 
@@ -204,6 +209,16 @@ fn memories(
     Ok(memories)
 }
 
+/// The products of a tape, and a place where each is made.
+fn places(tape: &Tape, arena: &DeviceMemory) -> BTreeMap<MatmulKey, Places> {
+    let mut keys = BTreeMap::new();
+    for matmul in tape.products() {
+        let places = [matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset));
+        keys.entry(matmul.key).or_insert(places);
+    }
+    keys
+}
+
 /// The fastest algorithm of every product of a tape: those that are kept, and those that are found now.
 fn algorithms(
     gpu: &Gpu,
@@ -213,11 +228,7 @@ fn algorithms(
     options: &GpuOptions,
     warn: &mut dyn FnMut(&str),
 ) -> Result<AlgorithmStore, CudaError> {
-    let mut keys: BTreeMap<MatmulKey, Places> = BTreeMap::new();
-    for matmul in tape.products() {
-        let places = [matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset));
-        keys.entry(matmul.key).or_insert(places);
-    }
+    let keys = places(tape, arena);
     let cublaslt = machine::version(Library::CublasLt).unwrap_or_default();
     let platform = Platform { gpu: gpu.name.clone(), cublaslt };
     let (mut store, unusable) = AlgorithmStore::load(&options.algorithms, platform);
@@ -236,6 +247,16 @@ fn first_of_each(all: Vec<Vec<(MatmulKey, Algorithm)>>) -> Vec<(MatmulKey, Algor
         chosen.entry(key).or_insert(algorithm);
     }
     chosen.into_iter().collect()
+}
+
+impl Drop for GpuEngine {
+    fn drop(&mut self) {
+        self.player.let_go();
+        if !self.player.gpu.lost.load(Ordering::Relaxed) {
+            // SAFETY: nothing uses it afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.player) };
+        }
+    }
 }
 
 impl Engine for GpuEngine {

@@ -5,7 +5,7 @@
 //! | `gpu` | a GPU and its memory |
 //! | `modules` | kernels, loaded |
 //! | `blas` | products: descriptors, the fastest algorithms |
-//! | `communicators` | NCCL's groups, collectives, transfers |
+//! | `communicators`, `communicator` | NCCL's groups, collectives, transfers |
 //! | `inputs` | tokens on their way |
 //! | `player` | plays a [`tape`](super::tape), as it is or captured as graphs |
 //! | `laps` | when what ran |
@@ -13,6 +13,7 @@
 #![allow(unsafe_code)]
 
 mod blas;
+mod communicator;
 mod communicators;
 mod engine;
 mod gpu;

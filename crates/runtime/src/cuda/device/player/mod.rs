@@ -10,6 +10,7 @@
 mod border;
 mod wait;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -31,6 +32,13 @@ use crate::cuda::launch::{COEFFICIENTS, coefficients};
 use crate::cuda::tape::{Entry, Lane, Leg, Piece, Tape, TapeTurn, Work};
 use crate::session::{Coordinates, Step};
 use border::Border;
+
+/// Instructions that are put on the streams before it is looked how far the device is.
+const ENTRIES_AT_A_TIME: usize = 256;
+
+/// Collectives in a graph are as urgent as on their stream
+/// (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
+const USE_NODE_PRIORITY: CUgraphInstantiate_flags = CUgraphInstantiate_flags(8);
 
 /// What a tape needs besides itself.
 pub struct Stage {
@@ -56,6 +64,8 @@ pub struct Player {
     join: CudaEvent,
     /// After every leg of a step, in its order.
     legs: Vec<CudaEvent>,
+    /// After every so many instructions, in turn.
+    paces: [CudaEvent; 2],
     ended: CudaEvent,
     /// Where the square sum is in the arena.
     squares: u64,
@@ -66,6 +76,7 @@ pub struct Player {
     /// Whether graphs are never captured.
     eager: bool,
     steps: u64,
+    began: Began,
 }
 
 /// A piece, ready.
@@ -100,6 +111,19 @@ pub struct Played {
 struct Began {
     at: Instant,
     number: u64,
+    /// How often the pace was kept.
+    paced: usize,
+    /// Legs that are on the streams.
+    queued: usize,
+    /// Those of them that were over when it was looked last, and when one more was.
+    over: usize,
+    advanced: Instant,
+}
+
+impl Began {
+    fn at(now: Instant) -> Began {
+        Began { at: now, number: 0, paced: 0, queued: 0, over: 0, advanced: now }
+    }
 }
 
 impl Player {
@@ -134,6 +158,7 @@ impl Player {
             .map_or(0, |buffer| buffer.offset);
         let (numbers, answers) =
             (Pinned::new(&gpu, 4 * COEFFICIENTS as usize)?, Pinned::new(&gpu, 16)?);
+        let paces = [event()?, event()?];
         let (fork, join, ended) = (event()?, event()?, event()?);
         Ok(Player {
             gpu,
@@ -145,6 +170,7 @@ impl Player {
             fork,
             join,
             legs,
+            paces,
             ended,
             squares,
             numbers,
@@ -152,6 +178,7 @@ impl Player {
             laps: None,
             eager,
             steps: 0,
+            began: Began::at(Instant::now()),
         })
     }
 
@@ -188,19 +215,23 @@ impl Player {
             let ordinal = self.gpu.ordinal;
             return Err(CudaError::Driver { ordinal, call, said, hint: "" }.into());
         }
-        let began = Began { at: Instant::now(), number: self.steps + 1 };
-        let played = self.begin(step, program, at).and_then(|()| self.wait(began));
-        if played.is_err() {
-            self.lose();
-        }
+        let now = Instant::now();
+        let began = Began { number: self.steps + 1, ..Began::at(now) };
+        self.began = began;
+        let played = self.begin(step, program, at).and_then(|()| self.wait());
+        // What is on the streams may never end. It is let go when the others have been told.
+        self.gpu.lost.fetch_or(played.is_err(), Ordering::Relaxed);
         self.steps += 1;
         played
     }
 
-    /// Gives up what may never end.
-    fn lose(&mut self) {
-        self.gpu.lost.store(true, Ordering::Relaxed);
-        if let Some((_, communicators)) = &mut self.stage.others {
+    /// Ends what is under way on NCCL, and what may be on it again. Graphs go first: a communicator waits for
+    /// those that have a part of it.
+    pub fn let_go(&mut self) {
+        // Graphs bind no context when they are destroyed.
+        let _ = self.gpu.context.bind_to_thread();
+        self.pieces.iter_mut().for_each(|piece| piece.graph = None);
+        if let Some((_, communicators)) = self.stage.others.take() {
             communicators.abort();
         }
     }
@@ -246,13 +277,15 @@ impl Player {
                 self.gpu.said("placing the tokens", placed)?;
             }
             for at in 0..self.tape.turns[turn].legs.len() {
+                self.stay_near(leg)?;
                 match self.tape.turns[turn].legs[at].clone() {
                     Leg::Piece(piece) if capture => self.replay(piece)?,
-                    Leg::Piece(piece) => self.start(piece, step.update.is_some())?,
+                    Leg::Piece(piece) => self.start(piece, step.update.is_some(), false)?,
                     Leg::Transfer(transfer) => self.transfer(&transfer)?,
                 }
                 self.gpu.said("a leg's end", self.legs[leg].record(&compute))?;
                 leg += 1;
+                self.began.queued = leg;
             }
         }
         // What is sent last must be gone before the step is over.
@@ -281,18 +314,40 @@ impl Player {
     }
 
     /// Puts the entries of a piece on the streams one after the other.
-    fn start(&mut self, number: usize, updates: bool) -> Result<(), RunError> {
-        let Player { gpu, tape, stage, lanes, pieces, fork, join, laps, .. } = self;
-        let (piece, ready) = (&tape.pieces[number], &pieces[number]);
-        let [compute, collectives] = &*lanes;
-        let said = |made: Result<(), DriverError>| gpu.said("ordering the streams", made);
-        if piece.is_joint() {
-            said(fork.record(compute))?;
-            said(collectives.wait(fork))?;
+    fn start(&mut self, number: usize, updates: bool, captures: bool) -> Result<(), RunError> {
+        let count = self.tape.pieces[number].entries.len();
+        let joint = self.tape.pieces[number].is_joint();
+        let said = |player: &Player, made| player.gpu.said("ordering the streams", made);
+        if joint {
+            let [compute, collectives] = &self.lanes;
+            let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
+            said(self, forked)?;
         }
-        for (entry, (work, event)) in
-            piece.entries.iter().zip(ready.works.iter().zip(&ready.events))
-        {
+        for first in (0..count).step_by(ENTRIES_AT_A_TIME) {
+            if !captures {
+                self.keep_pace()?;
+            }
+            self.start_some(number, first..count.min(first + ENTRIES_AT_A_TIME), updates)?;
+        }
+        if joint {
+            let [compute, collectives] = &self.lanes;
+            let joined = self.join.record(collectives).and_then(|()| compute.wait(&self.join));
+            said(self, joined)?;
+        }
+        Ok(())
+    }
+
+    fn start_some(
+        &mut self,
+        number: usize,
+        entries: Range<usize>,
+        updates: bool,
+    ) -> Result<(), RunError> {
+        let Player { gpu, tape, stage, lanes, pieces, laps, .. } = self;
+        let (piece, ready) = (&tape.pieces[number], &pieces[number]);
+        let said = |made: Result<(), DriverError>| gpu.said("ordering the streams", made);
+        for at in entries {
+            let (entry, work) = (&piece.entries[at], &ready.works[at]);
             let stream = &lanes[entry.lane as usize];
             for awaited in &entry.waits {
                 if let Some(event) = &ready.events[*awaited] {
@@ -308,13 +363,9 @@ impl Player {
             if let Some(laps) = laps {
                 gpu.said("timing", laps.end(stream))?;
             }
-            if let Some(event) = event {
+            if let Some(event) = &ready.events[at] {
                 said(event.record(stream))?;
             }
-        }
-        if piece.is_joint() {
-            said(join.record(collectives))?;
-            said(compute.wait(join))?;
         }
         Ok(())
     }
@@ -325,8 +376,8 @@ impl Player {
             let compute = self.compute().clone();
             let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             self.gpu.said("beginning to capture", compute.begin_capture(mode))?;
-            let started = self.start(number, true);
-            let captured = compute.end_capture(CUgraphInstantiate_flags(0));
+            let started = self.start(number, true, true);
+            let captured = compute.end_capture(USE_NODE_PRIORITY);
             started?;
             self.pieces[number].graph = self.gpu.said("capturing a graph", captured)?.map(Graph);
         }
@@ -375,8 +426,10 @@ fn put(
     match (ready, &entry.work) {
         (ReadyWork::Launches(launches), _) => {
             for launch in launches {
-                let started = launch.start(stream.cu_stream());
-                gpu.said(&format!("{} of {}", entry.name, entry.origin), started)?;
+                if let Err(error) = launch.start(stream.cu_stream()) {
+                    let call = format!("{} of {}", entry.name, entry.origin);
+                    return Err(CudaError::driver(gpu.ordinal, &call, error).into());
+                }
             }
         }
         (ReadyWork::Product(places), Work::Product(matmul)) => {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::DriverError;
 use narrows_plan::program::Phase;
 
 use super::{Began, Played, Player};
@@ -16,24 +17,16 @@ const LINES_OF_STALL: usize = 8;
 /// How often it is looked whether a step is over: it takes milliseconds at least.
 const LOOKED_EVERY: Duration = Duration::from_micros(50);
 
+/// Legs that the processor may be ahead of the device.
+const LEGS_AHEAD: usize = 8;
+
 /// How often it is looked whether the others are there.
 const ASKED_EVERY: Duration = Duration::from_millis(20);
 
 impl Player {
     /// Waits for the end of a step that is on the streams.
-    pub(super) fn wait(&mut self, began: Began) -> Result<Played, RunError> {
-        let mut asked = Instant::now();
-        loop {
-            let ended = self.ended.try_is_complete();
-            if self.gpu.said("a step", ended)? {
-                break;
-            }
-            if asked.elapsed() > ASKED_EVERY {
-                asked = Instant::now();
-                self.others_are_there(began)?;
-            }
-            std::thread::sleep(LOOKED_EVERY);
-        }
+    pub(super) fn wait(&mut self) -> Result<Played, RunError> {
+        self.until(|player| player.ended.try_is_complete())?;
         if let Some(laps) = &mut self.laps {
             self.gpu.said("timing", laps.read())?;
         }
@@ -45,11 +38,55 @@ impl Player {
         Ok(Played {
             loss: f64::from_le_bytes(loss),
             squares: f32::from_le_bytes(squares),
-            time: began.at.elapsed(),
+            time: self.began.at.elapsed(),
         })
     }
 
-    fn others_are_there(&self, began: Began) -> Result<(), RunError> {
+    /// Waits until the device is no more than some legs behind, before the leg of this number is put on
+    /// its streams. They take a limited number of launches, then whoever puts one there waits, and does not
+    /// see that another process is gone.
+    pub(super) fn stay_near(&mut self, leg: usize) -> Result<(), RunError> {
+        match leg.checked_sub(LEGS_AHEAD) {
+            Some(behind) => self.until(|player| player.legs[behind].try_is_complete()),
+            None => Ok(()),
+        }
+    }
+
+    /// The same between instructions that are started one by one.
+    pub(super) fn keep_pace(&mut self) -> Result<(), RunError> {
+        let now = self.began.paced % 2;
+        if self.began.paced > 0 {
+            self.until(|player| player.paces[1 - now].try_is_complete())?;
+        }
+        let recorded = self.paces[now].record(self.compute());
+        self.gpu.said("keeping the pace", recorded)?;
+        self.began.paced += 1;
+        Ok(())
+    }
+
+    /// Waits for something, and looks meanwhile whether the others are there.
+    fn until(
+        &mut self,
+        over: impl Fn(&Player) -> Result<bool, DriverError>,
+    ) -> Result<(), RunError> {
+        let mut asked = Instant::now();
+        while !self.gpu.said("a step", over(self))? {
+            if asked.elapsed() > ASKED_EVERY {
+                asked = Instant::now();
+                self.others_are_there()?;
+            }
+            std::thread::sleep(LOOKED_EVERY);
+        }
+        Ok(())
+    }
+
+    fn others_are_there(&mut self) -> Result<(), RunError> {
+        // Those of legs that are not queued yet are the step's before.
+        let queued = self.legs.iter().take(self.began.queued);
+        let over = queued.take_while(|event| event.try_is_complete().unwrap_or(false)).count();
+        if over > self.began.over {
+            (self.began.over, self.began.advanced) = (over, Instant::now());
+        }
         let Some((cluster, communicators)) = &self.stage.others else { return Ok(()) };
         if let Some(mut failure) = communicators.failure() {
             if let CudaError::Nccl { recent, .. } = &mut failure {
@@ -57,15 +94,15 @@ impl Player {
             }
             return Err(failure.into());
         }
-        let doing = format!("step {}", began.number);
-        if let Some(gone) = cluster.gone(&doing) {
+        let Began { number, advanced, .. } = self.began;
+        if let Some(gone) = cluster.gone(&format!("step {number}")) {
             return Err(gone.into());
         }
-        let waited = began.at.elapsed();
+        let waited = advanced.elapsed();
         if waited > cluster.deadlines().answer {
             let stalled = CudaError::Stalled {
                 ordinal: self.gpu.ordinal,
-                step: began.number,
+                step: number,
                 waited_s: waited.as_secs_f64(),
                 recent: self.recent(),
             };
@@ -79,7 +116,7 @@ impl Player {
         let turns = self.tape.turns.iter();
         let legs = turns.flat_map(|turn| turn.legs.iter().map(move |leg| (turn, leg)));
         let mut lines = VecDeque::new();
-        for ((turn, leg), event) in legs.zip(&self.legs) {
+        for ((turn, leg), event) in legs.zip(&self.legs).take(self.began.queued) {
             let over = event.try_is_complete().unwrap_or(false);
             let state = if over { "over" } else { "not over" };
             if lines.len() == LINES_OF_STALL {
