@@ -38,6 +38,9 @@ const LENGTH: u64 = 256;
 /// as large a step of a gradient that is nearly zero as of any other, so that they part more in each.
 const LOSS_OFF_MAX: f64 = 1e-3;
 
+/// The learning rate of every step.
+const RATE: f64 = 1e-3;
+
 /// Weights are drawn with it.
 const SEED: u64 = 1;
 
@@ -100,7 +103,7 @@ impl Narrows {
         let mut session = Session::new(model, program, threads)?;
         session.initialise(model, SEED)?;
         // The learning rate stays where it is, as the other side's does.
-        let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(1e-3, 0, 1) };
+        let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(RATE, 0, 1) };
         Ok(Narrows { session, optimizer, ids: token_ids(model, sequences) })
     }
 
@@ -142,7 +145,7 @@ impl Runner {
     fn step(&mut self) -> Result<Times, Box<dyn Error>> {
         match self {
             Runner::Narrows(narrows) => narrows.step(),
-            Runner::Torch(torch) => torch.step(),
+            Runner::Torch(torch) => torch.step(RATE),
         }
     }
 }

@@ -45,8 +45,9 @@ impl Torch {
         start: &Path,
     ) -> Result<Torch, Box<dyn Error>> {
         let mut process = Command::new(python)
-            .args([SCRIPT, &mode.to_string(), &threads.to_string()])
-            .args([sequences.to_string(), length.to_string()])
+            .args([SCRIPT, &mode.to_string(), "--threads", &threads.to_string()])
+            .args(["--sequences", &sequences.to_string(), "--length", &length.to_string()])
+            .arg("--start")
             .arg(start)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -63,9 +64,9 @@ impl Torch {
         Ok(torch)
     }
 
-    /// One step.
-    pub fn step(&mut self) -> Result<Times, Box<dyn Error>> {
-        self.told.write_all(b"step\n")?;
+    /// One step at a learning rate.
+    pub fn step(&mut self, rate: f64) -> Result<Times, Box<dyn Error>> {
+        writeln!(self.told, "{rate}")?;
         let line = self.line()?;
         let numbers: Vec<f64> =
             line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;

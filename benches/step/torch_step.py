@@ -1,140 +1,143 @@
-"""Training steps of CoLA-60M in PyTorch on processors, one a line of standard input.
+"""Training steps of CoLA in PyTorch, one for every line of standard input: a learning rate.
 
-    python torch_step.py {eager,compile} THREADS SEQUENCES LENGTH START
+First it says how many parameters there are, and the version. Then, for every line read, it makes one step and says the
+seconds by the clock, the seconds of processor time, and the loss. The only batch is that of `--tokens`, or, with
+`--start`, of the ids behind the weights.
 
-START holds the weights to begin from, f32, in the order of `Cola.load`, and after them the token ids,
-i32. First it says how many parameters there are; then, for every line read, it makes one step and says
-the seconds by the clock, the seconds of processor time, and the loss. Written for speed within plain
-PyTorch: fused attention, cross entropy and AdamW, and what shares an input is one product.
+In float32 everything is. In bfloat16 weights, activations and gradients are, without autocast; AdamW keeps a master of
+each weight and the moments in float32, as this runtime does.
 """
 
-import math
+import argparse
 import pathlib
 import sys
 import time
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-LAYERS, HIDDEN, D_FF, HEADS, RANK, VOCABULARY = 8, 512, 1376, 8, 128, 32_000
-HEAD_DIM = HIDDEN // HEADS
+from cola import Cola, InOrder, OfCheckpoint
+from sizes import SIZES
+
+# Of a token file: the length of its header, and where that says how wide a token is and how many there are.
+HEADER_BYTES, WIDTH_AT, COUNT_AT = 256, 12, 24
 
 
-class Pairs(nn.Module):
-    """Low-rank linears B(SiLU(A x)) of one input, whose A are one product."""
-
-    def __init__(self, d_in, *d_outs):
-        super().__init__()
-        self.a = nn.Linear(d_in, RANK * len(d_outs), bias=False)
-        self.b = nn.ModuleList(nn.Linear(RANK, d_out, bias=False) for d_out in d_outs)
-
-    def forward(self, x):
-        latents = F.silu(self.a(x)).split(RANK, dim=-1)
-        return [b(latent) for b, latent in zip(self.b, latents)]
-
-
-def rotated(x, cos, sin):
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1 = nn.RMSNorm(HIDDEN, eps=1e-6)
-        self.norm2 = nn.RMSNorm(HIDDEN, eps=1e-6)
-        self.qkv = Pairs(HIDDEN, HIDDEN, HIDDEN, HIDDEN)
-        self.o = Pairs(HIDDEN, HIDDEN)
-        self.gate_up = Pairs(HIDDEN, D_FF, D_FF)
-        self.down = Pairs(D_FF, HIDDEN)
-
-    def forward(self, x, cos, sin):
-        sequences, length, _ = x.shape
-        heads = [y.view(sequences, length, HEADS, HEAD_DIM).transpose(1, 2) for y in self.qkv(self.norm1(x))]
-        q, k, v = rotated(heads[0], cos, sin), rotated(heads[1], cos, sin), heads[2]
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(attended.transpose(1, 2).reshape(x.shape))[0]
-        gate, up = self.gate_up(self.norm2(x))
-        return x + self.down(F.silu(gate) * up)[0]
+def asked():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=["eager", "compile"])
+    parser.add_argument("--model", choices=list(SIZES), default="cola-60m")
+    parser.add_argument("--sequences", type=int, required=True, help="of a step")
+    parser.add_argument("--length", type=int, required=True, help="tokens of a sequence")
+    parser.add_argument("--micro-batch", type=int, help="sequences at a time [default: all]")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--threads", type=int, help="of processors")
+    weights = parser.add_mutually_exclusive_group(required=True)
+    weights.add_argument("--start", help="a file of all weights, f32 in order, and the token ids, i32")
+    weights.add_argument("--checkpoint", help="a checkpoint of `narrows run`")
+    parser.add_argument("--tokens", help="a token file of `narrows`, beside --checkpoint")
+    return parser.parse_args()
 
 
-class Cola(nn.Module):
-    def __init__(self, length):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.RMSNorm(HIDDEN, eps=1e-6)
-        self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
-        frequencies = 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        angles = torch.outer(torch.arange(length), torch.cat((frequencies, frequencies)))
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+def token_ids(path):
+    data = bytearray(pathlib.Path(path).read_bytes())
+    width, count = (int.from_bytes(data[at : at + size], "little") for at, size in ((WIDTH_AT, 4), (COUNT_AT, 8)))
+    dtype = {2: torch.uint16, 4: torch.int32}[width]
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=HEADER_BYTES).long()
+
+
+def begin(args, model):
+    """Loads the weights, and returns the token ids."""
+    if args.checkpoint:
+        weights = OfCheckpoint(args.checkpoint)
+        model.load(weights)
+        if weights.left:
+            raise ValueError(f"the checkpoint has what {args.model} has not: {sorted(weights.left)[:3]}")
+        return token_ids(args.tokens)
+    start = bytearray(pathlib.Path(args.start).read_bytes())
+    weights = InOrder(start)
+    model.load(weights)
+    return torch.frombuffer(start, dtype=torch.int32, offset=weights.bytes).long()
+
+
+class Masters:
+    """The float32 weights that an optimizer moves, of a model that computes in another format."""
+
+    def __init__(self, model, device, dtype):
+        full = [p.detach().to(device, copy=True) for p in model.parameters()]
+        model.to(device, dtype)
+        self.computed = list(model.parameters())
+        # In float32 they are the model's own.
+        self.same = dtype == torch.float32
+        self.weights = self.computed if self.same else [nn.Parameter(p) for p in full]
+
+    def take_gradients(self):
+        """Adds those of a microbatch."""
+        if self.same:
+            return
+        found = [p.grad for p in self.computed]
+        if self.weights[0].grad is None:
+            for weight, gradient in zip(self.weights, found):
+                weight.grad = gradient.float()
+        else:
+            torch._foreach_add_([w.grad for w in self.weights], found)
+        for p in self.computed:
+            p.grad = None
 
     @torch.no_grad()
-    def load(self, numbers):
-        """Takes its weights from the beginning of `numbers`, and returns how many it took."""
-        taken = 0
-
-        def take(*shape):
-            nonlocal taken
-            first, taken = taken, taken + math.prod(shape)
-            return numbers[first:taken].view(shape)
-
-        def take_pairs(pairs, d_in, *d_outs):
-            factors = [(take(d_in, RANK), take(RANK, d_out)) for d_out in d_outs]
-            pairs.a.weight.copy_(torch.cat([a for a, _ in factors], dim=1).T)
-            for linear, (_, b) in zip(pairs.b, factors):
-                linear.weight.copy_(b.T)
-
-        self.embedding.weight.copy_(take(VOCABULARY, HIDDEN))
-        for block in self.blocks:
-            block.norm1.weight.copy_(take(HIDDEN))
-            take_pairs(block.qkv, HIDDEN, HIDDEN, HIDDEN, HIDDEN)
-            take_pairs(block.o, HIDDEN, HIDDEN)
-            block.norm2.weight.copy_(take(HIDDEN))
-            take_pairs(block.gate_up, HIDDEN, D_FF, D_FF)
-            take_pairs(block.down, D_FF, HIDDEN)
-        self.norm.weight.copy_(take(HIDDEN))
-        self.head.weight.copy_(take(HIDDEN, VOCABULARY).T)
-        return taken
-
-    def forward(self, tokens, targets):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos, self.sin)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
+    def give_weights(self):
+        if not self.same:
+            torch._foreach_copy_(self.computed, self.weights)
 
 
 def main():
-    mode, threads, sequences, length = sys.argv[1], *map(int, sys.argv[2:5])
-    torch.set_num_threads(threads)
-    start = bytearray(pathlib.Path(sys.argv[5]).read_bytes())
-    model = Cola(length)
-    weights = model.load(torch.frombuffer(start, dtype=torch.float32))
-    parameters = list(model.parameters())
-    matrices = [p for p in parameters if p.dim() > 1]
-    scales = [p for p in parameters if p.dim() <= 1]
+    args = asked()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.device == "cuda":
+        # Flash attention or an error.
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_math_sdp(args.dtype == "float32")
+    model = Cola(SIZES[args.model], args.length)
+    ids = begin(args, model)
+    masters = Masters(model, args.device, getattr(torch, args.dtype))
+    matrices = [p for p in masters.weights if p.dim() > 1]
+    scales = [p for p in masters.weights if p.dim() <= 1]
     groups = [dict(params=matrices, weight_decay=0.1), dict(params=scales, weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    ids = torch.frombuffer(start, dtype=torch.int32, offset=4 * weights).long()
-    tokens, targets = (ids[at : at + sequences * length].view(sequences, length) for at in (0, 1))
-    loss_of = torch.compile(model) if mode == "compile" else model
+    count = args.sequences * args.length
+    if ids.numel() <= count:
+        raise ValueError(f"{ids.numel()} token ids are too few for {args.sequences} sequences of {args.length}")
+    tokens, targets = (ids[at : at + count].view(args.sequences, args.length).to(args.device) for at in (0, 1))
+    micro_batch = args.micro_batch or args.sequences
+    parts = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
+    loss_of = torch.compile(model, dynamic=False) if args.mode == "compile" else model
 
-    def step():
-        loss = loss_of(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+    def step(rate):
+        whole = 0.0
+        for part in parts:
+            loss = loss_of(*part) * (len(part[0]) / args.sequences)
+            loss.backward()
+            masters.take_gradients()
+            whole = whole + loss.detach()
+        nn.utils.clip_grad_norm_(masters.weights, 1.0, foreach=True)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        masters.give_weights()
+        # On a GPU this waits for all that was queued, the last copies included.
+        return whole.item()
 
-    print(sum(p.numel() for p in parameters), torch.__version__, flush=True)
-    for _ in sys.stdin:
+    print(sum(p.numel() for p in masters.weights), torch.__version__, flush=True)
+    for line in sys.stdin:
         clock, processor = time.perf_counter(), time.process_time()
-        loss = step()
+        loss = step(float(line))
         print(time.perf_counter() - clock, time.process_time() - processor, loss, flush=True)
+    if args.device == "cuda":
+        print(f"peak memory {torch.cuda.max_memory_allocated()} bytes", file=sys.stderr)
 
 
 main()

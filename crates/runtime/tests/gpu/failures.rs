@@ -11,9 +11,7 @@ use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, RunError};
 
 use super::support::{each, folder, options, tokens};
-use super::{child, plans};
-
-const TWO: [(&str, &str); 1] = [("NARROWS_STAND_IN_DEVICES", "2")];
+use super::{devices, plans};
 
 fn along(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
     let mesh = Mesh { tensor, pipeline, data: 1 };
@@ -24,7 +22,7 @@ fn along(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_pla
 /// says what was under way.
 #[test]
 fn who_stalls_is_found_at_the_deadline() {
-    child::once("failures::who_stalls_is_found_at_the_deadline", &TWO, || {
+    devices::seeded("failures::who_stalls_is_found_at_the_deadline", 1, 2, |_| {
         let (model, plan) = along(2, 1);
         let folder = folder();
         // Longer than a step takes on the busiest machine.
@@ -33,7 +31,7 @@ fn who_stalls_is_found_at_the_deadline() {
         let ended = each(
             (&model, &plan),
             deadline,
-            |rank| options(&folder, rank, false),
+            |rank| options(&folder, devices::ordinal(rank), false),
             |session, rank| {
                 let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                 session.initialise(&model, 1).unwrap();
@@ -69,14 +67,14 @@ fn who_stalls_is_found_at_the_deadline() {
 /// A device that fails tells the others, which wait on their GPUs.
 #[test]
 fn who_fails_tells_those_that_wait_on_a_gpu() {
-    child::once("failures::who_fails_tells_those_that_wait_on_a_gpu", &TWO, || {
+    devices::seeded("failures::who_fails_tells_those_that_wait_on_a_gpu", 1, 2, |_| {
         for (tensor, pipeline) in [(2, 1), (1, 2)] {
             let (model, plan) = along(tensor, pipeline);
             let folder = folder();
             let ended = each(
                 (&model, &plan),
                 Duration::from_secs(300),
-                |rank| options(&folder, rank, true),
+                |rank| options(&folder, devices::ordinal(rank), true),
                 |session, rank| {
                     let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                     session.initialise(&model, 1).unwrap();
@@ -101,13 +99,13 @@ fn who_fails_tells_those_that_wait_on_a_gpu() {
 #[test]
 fn too_little_memory_is_said() {
     let little = [("NARROWS_STAND_IN_MEMORY", "100000")];
-    child::once("failures::too_little_memory_is_said", &little, || {
+    devices::of_stand_ins("failures::too_little_memory_is_said", &little, || {
         let (model, plan) = along(1, 1);
         let folder = folder();
         let ended = each(
             (&model, &plan),
             Duration::from_secs(60),
-            |rank| options(&folder, rank, false),
+            |rank| options(&folder, devices::ordinal(rank), false),
             |session, _| session.err().unwrap(),
         );
         let RunError::Cuda(cuda) = &ended[0] else { panic!("{}", ended[0]) };
@@ -120,15 +118,16 @@ fn too_little_memory_is_said() {
 /// There is no second GPU for a second process.
 #[test]
 fn a_missing_gpu_is_said() {
-    child::once("failures::a_missing_gpu_is_said", &[], || {
+    devices::seeded("failures::a_missing_gpu_is_said", 1, 1, |_| {
         let (model, plan) = along(1, 1);
-        let folder = folder();
+        let (folder, beyond) = (folder(), devices::count());
         let ended = each(
             (&model, &plan),
             Duration::from_secs(60),
-            |_| options(&folder, 3, false),
+            |_| options(&folder, beyond, false),
             |session, _| session.err().unwrap().to_string(),
         );
-        assert!(ended[0].contains("wants GPU 3, and this machine shows 1"), "{}", ended[0]);
+        let said = format!("wants GPU {beyond}, and this machine shows {beyond}");
+        assert!(ended[0].contains(&said), "{}", ended[0]);
     });
 }

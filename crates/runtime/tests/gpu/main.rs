@@ -1,13 +1,19 @@
-//! Sessions on GPUs, through CUDA's own interfaces: on machines without any, against libraries that
-//! stand in for CUDA's and do whatever it leaves open in the least convenient order.
+//! Sessions on GPUs, through CUDA's own interfaces: against libraries that stand in for CUDA's and do whatever
+//! it leaves open in the least convenient order; with `NARROWS_TEST_GPU=1`, on this machine's GPUs.
 
 #[path = "../../../plan/tests/check_support/mod.rs"]
 mod check_support;
 #[path = "../../../stand-in/tests/libraries/child.rs"]
 #[allow(dead_code, reason = "tests of the stand-ins use more of it")]
 mod child;
+#[path = "../support/conformance.rs"]
+mod conformance;
+mod devices;
+#[path = "../support/draws.rs"]
+mod draws;
 mod failures;
 mod support;
+mod walk;
 
 use check_support::{Dice, describe, draw_plan, models};
 use narrows_plan::mesh::{Mesh, Workload};
@@ -61,10 +67,7 @@ fn furthest(found: &Whole, wanted: &Whole) -> (f64, String) {
 fn agree(test: &str, mesh: (u64, u64, u64), count: usize) {
     let (tensor, pipeline, data) = mesh;
     let mesh = Mesh { tensor, pipeline, data };
-    let devices = mesh.devices().to_string();
-    let variables = [("NARROWS_STAND_IN_DEVICES", devices.as_str())];
-    child::seeded(test, SEEDS, &variables, || {
-        let seed = std::env::var("NARROWS_STAND_IN_SEED").unwrap().parse::<u64>().unwrap();
+    devices::seeded(test, SEEDS, mesh.devices(), |seed| {
         let folder = folder();
         for (model, plan) in plans(mesh, Precision::Full32, 100 + seed, count) {
             let what = describe(&plan);
@@ -122,8 +125,7 @@ fn along_all_axes() {
 #[test]
 fn in_mixed_precision() {
     let test = "in_mixed_precision";
-    child::seeded(test, SEEDS, &[("NARROWS_STAND_IN_DEVICES", "2")], || {
-        let seed = std::env::var("NARROWS_STAND_IN_SEED").unwrap().parse::<u64>().unwrap();
+    devices::seeded(test, SEEDS, 2, |seed| {
         let folder = folder();
         for (tensor, data) in [(2, 1), (1, 2)] {
             let mesh = Mesh { tensor, pipeline: 1, data };

@@ -13,6 +13,8 @@ use narrows_runtime::cuda::GpuOptions;
 use narrows_runtime::session::{Session, StepInput, Tensors, Whole};
 use narrows_runtime::{Optimizer, Report, RunError};
 
+use super::devices;
+
 /// Steps of a training: the first goes launch by launch, the second is captured, the third replayed.
 const STEPS: u64 = 3;
 
@@ -116,7 +118,7 @@ pub fn on_gpus(model: &Model, plan: &Plan, eager: bool, folder: &Path) -> Vec<Tr
     each(
         (model, plan),
         Duration::from_secs(120),
-        |rank| options(folder, rank, eager),
+        |rank| options(folder, devices::ordinal(rank), eager),
         |session, _| {
             let mut session = session.unwrap_or_else(|error| panic!("{error}"));
             let arena: Vec<u64> = session.allocated();

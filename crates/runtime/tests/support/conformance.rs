@@ -8,7 +8,12 @@
 //! program's format holds them: summed in f32, the norm of three million gradients is off by 2e-3.
 //!
 //! A backend joins by a test that calls [`walk`] with the precision it runs, all [`CASES`], and how it makes a
-//! [`Session`] of a program: tests/cpu.rs is the smallest.
+//! [`Session`] of a program: tests/cpu.rs is the smallest. One whose devices are processes, each with a session of
+//! its own, takes a [`Case`] in each and lets it [`hold`](Case::hold) that session: tests/gpu/walk.rs.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::fmt;
 
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
@@ -52,9 +57,9 @@ impl Tolerance {
 }
 
 /// A model, and a plan for it.
-struct Case {
-    model: Model,
-    plan: Plan,
+pub struct Case {
+    pub model: Model,
+    pub plan: Plan,
 }
 
 /// Seeds of weights and tokens.
@@ -64,6 +69,26 @@ const RATE: f64 = 1e-3;
 
 /// How many cases a backend must pass, of a list that has no end: a plan of every small model.
 pub const CASES: usize = 19;
+
+/// The cases of these numbers.
+pub fn cases(
+    precision: Precision,
+    numbers: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = Case> {
+    let small = small_models();
+    numbers.into_iter().map(move |number| case(&small, number, precision))
+}
+
+/// For each small model the first case of the list that so many devices can run: where there are fewer than
+/// [`CASES`] want, no model is left out.
+pub fn cases_on(precision: Precision, devices: u64) -> Vec<Case> {
+    let count = small_models().len();
+    let first = |model| {
+        let fits = |case: &Case| case.plan.mesh.devices() <= devices;
+        cases(precision, (model..1000 * count).step_by(count)).find(fits)
+    };
+    (0..count).map(|model| first(model).expect("one in 16 is for one device")).collect()
+}
 
 /// A case of the list: small models take turns.
 fn case(small: &[Model], number: usize, precision: Precision) -> Case {
@@ -91,31 +116,33 @@ pub fn walk(
     numbers: impl IntoIterator<Item = usize>,
     mut session: impl FnMut(&Model, CheckedProgram) -> Option<Session>,
 ) {
-    let tolerance = Tolerance::of(precision);
-    let (small, mut worst, mut count) = (small_models(), Off::default(), 0);
-    for number in numbers {
-        let case = case(&small, number, precision);
+    let (mut worst, mut count) = (Off::default(), 0);
+    for case in cases(precision, numbers) {
         let program = lower(&case.plan.resolve(&case.model).expect("a drawn plan resolves"));
         let program = CheckedProgram::check(program).expect("a drawn plan is sound");
         let Some(mut session) = session(&case.model, program) else { return };
-        let off = case.run(&mut session, tolerance.turned);
-        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", describe(&case.plan)));
-        off.assert_within(tolerance, &case);
-        worst.join(off);
+        worst.join(case.hold(&mut session));
         count += 1;
     }
-    println!(
-        "{count} programs: losses off by {:.1e}, gradients by {:.1e}, movements by {:.1e}",
-        worst.loss, worst.gradient.0, worst.movement.0
-    );
+    println!("{count} programs: {worst}");
 }
 
 /// How far a run is from the reference, with the parameter that is furthest.
 #[derive(Debug, Default)]
-struct Off {
+pub struct Off {
     loss: f64,
     gradient: (f64, String),
     movement: (f64, String),
+}
+
+impl fmt::Display for Off {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (loss, gradient, movement) = (self.loss, self.gradient.0, self.movement.0);
+        write!(
+            f,
+            "losses off by {loss:.1e}, gradients by {gradient:.1e}, movements by {movement:.1e}"
+        )
+    }
 }
 
 impl Off {
@@ -130,7 +157,8 @@ impl Off {
         assert!(*error <= tolerance.movement, "movement of {name} off by {error:e} {}", of());
     }
 
-    fn join(&mut self, other: Off) {
+    /// Keeps the larger of both.
+    pub fn join(&mut self, other: Off) {
         self.loss = self.loss.max(other.loss);
         further(&mut self.gradient, other.gradient);
         further(&mut self.movement, other.movement);
@@ -145,6 +173,21 @@ fn further(worst: &mut (f64, String), other: (f64, String)) {
 }
 
 impl Case {
+    /// Holds a session of this case's program against the reference, and says how far it is from it. Where a session
+    /// is one process of several, all call it; losses are held in each, tensors in process 0.
+    ///
+    /// # Panics
+    /// At the first number that is further from the reference than the precision allows, and where the
+    /// backend refuses.
+    #[track_caller]
+    pub fn hold(&self, session: &mut Session) -> Off {
+        let tolerance = Tolerance::of(self.plan.precision);
+        let off = self.run(session, tolerance.turned);
+        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", describe(&self.plan)));
+        off.assert_within(tolerance, self);
+        off
+    }
+
     fn run(&self, session: &mut Session, turned: f64) -> Result<Off, RunError> {
         let model = &self.model;
         let weights = self.weights();
@@ -160,9 +203,10 @@ impl Case {
         let batch = self.batch(&tokens, &targets);
         let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather(Tensors::Gradients)?;
+        let found = session.gather_all(Tensors::Gradients)?;
+        let first = session.devices().start == 0;
         off.loss = relative(done.loss, loss);
-        for (name, wanted) in gradients.iter() {
+        for (name, wanted) in gradients.iter().filter(|_| first) {
             let found = found[name].iter().copied().map(f64::from);
             further(&mut off.gradient, (apart(found, wanted.elements()), name.to_string()));
         }
@@ -179,8 +223,8 @@ impl Case {
             let norm = relative(found.gradient_norm, wanted.gradient_norm);
             further(&mut off.gradient, (norm, "all parameters together".into()));
         }
-        let found = session.gather(Tensors::Weights)?;
-        for (name, after) in reference.parameters().iter() {
+        let found = session.gather_all(Tensors::Weights)?;
+        for (name, after) in reference.parameters().iter().filter(|_| first) {
             let before = weights[name].iter().copied().map(f64::from);
             let wanted = after.elements().iter().zip(before.clone());
             let wanted: Vec<f64> = wanted.map(|(to, from)| to - from).collect();

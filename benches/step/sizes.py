@@ -1,0 +1,45 @@
+"""Sizes of the CoLA presets, and what a training step of one multiplies: plain Python, without torch."""
+
+from typing import NamedTuple
+
+
+class Sizes(NamedTuple):
+    layers: int
+    hidden: int
+    d_ff: int
+    heads: int
+    rank: int
+    vocabulary: int = 32_000
+    tied: bool = True
+    # SiLU on the gate as well as in the latents.
+    gate_silu: bool = False
+
+    def block_products(self):
+        """Weights of a block's products: q, k, v and o are hidden to hidden; gate, up and down between hidden and d_ff."""
+        return self.rank * (4 * 2 * self.hidden + 3 * (self.hidden + self.d_ff))
+
+    def parameters(self):
+        """All of them: products, two norms a block and the last, embedding, and head unless it is the embedding."""
+        blocks = self.layers * (self.block_products() + 2 * self.hidden)
+        return blocks + self.hidden + (1 if self.tied else 2) * self.vocabulary * self.hidden
+
+    def flops_of_sequence(self, length):
+        """Of the low-rank model, forward and backward, nothing counted that is computed again.
+
+        Six for each weight of a product and token. Of attention, scores and their product with v are 2 * 2 * length^2 *
+        hidden forward, half of which is causal, and twice that backward.
+        """
+        weights = self.layers * self.block_products() + self.vocabulary * self.hidden
+        attention = self.layers * 3 * 2 * length**2 * self.hidden
+        return 6 * weights * length + attention
+
+
+SIZES = {
+    "cola-tiny": Sizes(4, 256, 688, 8, 64, vocabulary=256, tied=False),
+    "cola-60m": Sizes(8, 512, 1376, 8, 128, tied=False, gate_silu=True),
+    "cola-130m": Sizes(12, 768, 2048, 12, 256, tied=False, gate_silu=True),
+    "cola-350m": Sizes(24, 1024, 2736, 16, 256, tied=False),
+    "cola-1b": Sizes(24, 2048, 5472, 32, 512),
+    "cola-3b": Sizes(28, 3072, 8192, 24, 768),
+    "cola-7b": Sizes(32, 4096, 11_008, 32, 1024),
+}
