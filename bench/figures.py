@@ -107,7 +107,8 @@ def why_no_gpu(args, _rows):
     doctor = read(args.doctor)
     cuda = doctor["backends"]["cuda"]
     if not cuda["usable"]:
-        print("no GPU can be used here: " + "; ".join(cuda["because"]))
+        first, *others = cuda["because"]
+        print(f"no GPU can be used here: {first}" + " (`narrows doctor` says what else)" * bool(others))
 
 
 def port(_args, _rows):

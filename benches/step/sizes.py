@@ -26,11 +26,11 @@ class Sizes(NamedTuple):
     def flops_of_sequence(self, length):
         """Of the low-rank model, forward and backward, nothing counted that is computed again.
 
-        Six for each weight of a product and token. Of attention, scores and their product with v are 2 * 2 * length^2 *
-        hidden forward, half of which is causal, and twice that backward.
+        Six for each weight of a product and token. Of attention, scores and their product with v take 2 * 2 * hidden for
+        each of the length * (length + 1) / 2 causal pairs of tokens forward, and twice that backward.
         """
         weights = self.layers * self.block_products() + self.vocabulary * self.hidden
-        attention = self.layers * 3 * 2 * length**2 * self.hidden
+        attention = self.layers * 3 * 2 * length * (length + 1) * self.hidden
         return 6 * weights * length + attention
 
 
