@@ -379,10 +379,14 @@ fn collectives_without_an_order_are_seen() {
                 assert!(done || !ordered);
                 println!("done {done}");
             }
-            for rank in [other, rank] {
-                // SAFETY: it is not used afterwards.
-                unsafe { nccl::comm_abort(rank.comm) }.unwrap();
-            }
+            // At once: what one waits for may lie behind the other.
+            let comms = [other.comm as usize, rank.comm as usize];
+            std::thread::scope(|scope| {
+                for comm in comms {
+                    // SAFETY: it is not used afterwards.
+                    scope.spawn(move || unsafe { nccl::comm_abort(comm as *mut _) }.unwrap());
+                }
+            });
         }));
     }
     if !said.is_empty() {
