@@ -8,7 +8,7 @@
 //! stage that waited for its send to end before it received would wait for a neighbour that does the
 //! same.
 //!
-//! Within a piece, collectives have a stream beside that of the computation ([`Lane`]). [`waits`] says what
+//! Within a piece, collectives have a stream beside that of the computation ([`Lane`]). `waits.rs` says what
 //! of one must wait for what of the other, from the bytes that they touch and from nothing else.
 //!
 //! Nothing here needs a GPU.
