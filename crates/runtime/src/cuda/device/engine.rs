@@ -1,7 +1,7 @@
 //! A device of a program on a GPU, as a session's engine.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -18,9 +18,7 @@ use super::super::error::CudaError;
 use super::super::launch::{COEFFICIENTS, Device, rotary_table};
 use super::super::libraries::Library;
 use super::super::machine;
-use super::super::products::{
-    self, Algorithm, AlgorithmStore, MatmulKey, Platform, Setting, Unusable,
-};
+use super::super::products::{self, Algorithm, AlgorithmStore, MatmulKey, Platform, Setting};
 use super::super::tape::{Leg, Tape};
 use super::blas::{Places, Products};
 use super::communicators::Communicators;
@@ -123,16 +121,15 @@ impl GpuEngine {
         let mut cubins = Cubins::open(&options.cubins).map_err(CudaError::from)?;
         let modules = Modules::load(&gpu, &tape.kernels(), &mut cubins)?;
         let mut products = Products::open(&gpu, workspace.0)?;
-        let mut store = algorithms(&gpu, &tape, &products, &memories.arena, options, warn)?;
-        let keys: BTreeSet<MatmulKey> = tape.products().map(|matmul| matmul.key).collect();
+        let keys = places(&tape, &memories.arena);
+        let mut store = algorithms(&gpu, &keys, &products, options, warn)?;
         if let Some(cluster) = &cluster {
             // Replicas compute the same bits when they use the same algorithms.
             let found = |key: &MatmulKey| Some((*key, *store.get(key)?));
-            let mine: Vec<_> = keys.iter().filter_map(found).collect();
+            let mine: Vec<_> = keys.keys().filter_map(found).collect();
             let chosen = cluster.agree(mine, first_of_each)?;
             chosen.into_iter().for_each(|(key, algorithm)| store.insert(key, algorithm));
         }
-        let keys = places(&tape, &memories.arena);
         products.prepare(&gpu, &keys, |key| store.get(key).copied())?;
         if let Err(error) = store.save() {
             let path = store.path().display();
@@ -219,24 +216,22 @@ fn places(tape: &Tape, arena: &DeviceMemory) -> BTreeMap<MatmulKey, Places> {
     keys
 }
 
-/// The fastest algorithm of every product of a tape: those that are kept, and those that are found now.
+/// The fastest algorithm of every product: those that are kept, and those that are found now.
 fn algorithms(
     gpu: &Gpu,
-    tape: &Tape,
+    keys: &BTreeMap<MatmulKey, Places>,
     products: &Products,
-    arena: &DeviceMemory,
     options: &GpuOptions,
     warn: &mut dyn FnMut(&str),
 ) -> Result<AlgorithmStore, CudaError> {
-    let keys = places(tape, arena);
     let cublaslt = machine::version(Library::CublasLt).unwrap_or_default();
     let platform = Platform { gpu: gpu.name.clone(), cublaslt };
     let (mut store, unusable) = AlgorithmStore::load(&options.algorithms, platform);
-    if let Some(Unusable { path, why }) = unusable {
-        warn(&format!("{path}: {why}; the algorithms of products are looked for again"));
+    if let Some(unusable) = unusable {
+        warn(&unusable.to_string());
     }
     let stream = gpu.stream(false)?;
-    products.find(gpu, &keys, &mut store, &stream)?;
+    products.find(gpu, keys, &mut store, &stream)?;
     Ok(store)
 }
 

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use narrows_plan::DType;
-use narrows_plan::program::{Access, Phase, Region};
-use narrows_plan::strategy::Zero;
+use narrows_plan::program::Access;
 
 use super::{Made, Site};
 use crate::place;
@@ -178,15 +177,9 @@ impl<Op> Site<'_, Op> {
     /// An operand where this device has it. Parameters of which this replica updates a part are
     /// seen as that part.
     pub fn operand(&self, access: &Access) -> Operand {
-        let stage = self.device.stage;
-        let buffer = stage.buffer(access.buffer);
-        let (seen, held) = (access.extent.bytes().0, buffer.extent.bytes().0);
-        let parted = self.moment.phase == Phase::Step
-            && matches!(buffer.region, Region::Weight | Region::Gradient)
-            && self.device.context.zero == Zero::One
-            && seen < held;
-        let skipped = if parted { seen * self.device.data } else { 0 };
-        let begin = place::range(stage, access, self.moment.slot).start + skipped;
+        let Site { device, moment, .. } = self;
+        let seen = (access, moment.phase, moment.slot);
+        let begin = place::of_replica(device.stage, (device.context, device.data), seen).start;
         let shape = (access.extent.rows, access.extent.columns);
         Operand::contiguous(Memory::Arena, begin, shape, access.extent.dtype)
     }

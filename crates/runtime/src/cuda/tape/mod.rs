@@ -16,8 +16,9 @@
 mod collective;
 mod waits;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
@@ -63,7 +64,7 @@ pub enum Leg {
     /// A piece, by its number.
     Piece(usize),
     /// A transfer.
-    Transfer(Transfer),
+    Transfer(Arc<Transfer>),
 }
 
 /// Instructions without a transfer among them.
@@ -80,8 +81,8 @@ pub struct Entry {
     pub lane: Lane,
     /// What is done.
     pub work: Work,
-    /// Entries of the other lane, by their number in the piece, that must be over before.
-    pub waits: Vec<usize>,
+    /// The entry of the other lane, by its number in the piece, that must be over before.
+    pub waits: Option<usize>,
     /// Whether an entry of the other lane waits for this one.
     pub awaited: bool,
     /// What its time counts as.
@@ -202,16 +203,6 @@ impl Tape {
         all
     }
 
-    /// The groups of its collectives: axis and size.
-    pub fn groups(&self) -> BTreeSet<Sharing> {
-        self.works()
-            .filter_map(|work| match work {
-                Work::Joint(joint) => Some(joint.sharing),
-                _ => None,
-            })
-            .collect()
-    }
-
     /// Whether it has transfers of this kind.
     pub fn transfers(&self, onward: bool, sends: bool) -> bool {
         let legs = self.turns.iter().flat_map(|turn| &turn.legs);
@@ -269,7 +260,7 @@ impl Maker<'_> {
                 }
             };
             self.close(&mut piece, &mut legs);
-            legs.push(Leg::Transfer(transfer));
+            legs.push(Leg::Transfer(Arc::new(transfer)));
         }
         self.close(&mut piece, &mut legs);
         Ok(legs)
@@ -311,7 +302,7 @@ impl Maker<'_> {
         let entry = Entry {
             lane,
             work,
-            waits: vec![],
+            waits: None,
             awaited: false,
             part: Part::of(instr),
             name: instr.action.name(),

@@ -36,7 +36,7 @@ pub(super) fn order(entries: Vec<(Entry, Vec<Touched>)>) -> Vec<Entry> {
             made[*before].lane != lane && conflicts(&touched[at], &touched[*before])
         });
         if let Some(before) = conflict {
-            made[at].waits.push(before);
+            made[at].waits = Some(before);
             made[before].awaited = true;
             known[lane as usize] = before + 1;
         }
@@ -62,7 +62,7 @@ mod tests {
         Entry {
             lane,
             work: Work::Launches(vec![]),
-            waits: vec![],
+            waits: None,
             awaited: false,
             part: Part::Other,
             name: "test",
@@ -98,7 +98,7 @@ mod tests {
             let ordered = |skipped: Option<usize>| {
                 let mut before = vec![vec![false; count]; count];
                 for at in 0..count {
-                    let waits = made[at].waits.iter().copied().filter(|_| skipped != Some(at));
+                    let waits = made[at].waits.filter(|_| skipped != Some(at)).into_iter();
                     let same = (0..at).filter(|b| made[*b].lane == made[at].lane);
                     let direct: Vec<usize> = waits.chain(same).collect();
                     for from in direct {
@@ -111,7 +111,7 @@ mod tests {
                     .all(|at| (0..at).all(|b| before[at][b] || !conflicts(&list[at].1, &list[b].1)))
             };
             assert!(ordered(None));
-            for at in (0..count).filter(|at| !made[*at].waits.is_empty()) {
+            for at in (0..count).filter(|at| made[*at].waits.is_some()) {
                 assert!(made[at].waits.iter().all(|b| *b < at && made[*b].awaited));
                 assert!(!ordered(Some(at)), "entry {at} waits for nothing it needs");
             }

@@ -349,10 +349,8 @@ impl Player {
         for at in entries {
             let (entry, work) = (&piece.entries[at], &ready.works[at]);
             let stream = &lanes[entry.lane as usize];
-            for awaited in &entry.waits {
-                if let Some(event) = &ready.events[*awaited] {
-                    said(stream.wait(event))?;
-                }
+            if let Some(event) = entry.waits.and_then(|awaited| ready.events[awaited].as_ref()) {
+                said(stream.wait(event))?;
             }
             if let Some(laps) = laps {
                 gpu.said("timing", laps.begin(Some(entry.lane), entry.part, stream))?;
