@@ -1,8 +1,10 @@
 //! Intervals: what they cover where the law and its noise are known, and when they are wider.
 
 use narrows_cost_model::Executor;
-use narrows_cost_model::interval::{Bootstrap, Coverage, Random, Spread, around, bootstrap};
-use narrows_cost_model::profile::{Profile, ProfileFile, preset};
+use narrows_cost_model::interval::{
+    Bootstrap, Coverage, Random, Spread, around, bootstrap, each_alone,
+};
+use narrows_cost_model::profile::{Profile, ProfileFile, preset, preset_names};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::mesh::{Axis, Group};
 use narrows_plan::{Bytes, DType, Mesh};
@@ -62,7 +64,7 @@ impl Fitted {
             |numbers: &[f64; 3], row: usize| (rows[row].1 / law(numbers, &rows[row].0)).ln();
         let numbers = fit(rows, &vec![1.0; rows.len()]);
         let again = |times: &[f64]| fit(rows, times);
-        let bootstrap = bootstrap(rows.len(), draws, 7, &numbers, again, residual);
+        let bootstrap = bootstrap(&each_alone(rows.len()), draws, 7, &numbers, again, residual);
         Fitted { numbers, bootstrap }
     }
 
@@ -159,6 +161,36 @@ fn prices_far_from_published_figures_are_less_certain() {
     assert!(width(&fewer, known.clone()) > 1.5 * near);
     // And as a profile without any measurement assumes it.
     assert!(width(&preset("h100-sxm").unwrap(), known) > 2.0 * near);
+}
+
+/// Curves that were carried over from other hardware are no better there than where they were fitted.
+#[test]
+fn carried_over_prices_are_less_certain_than_fitted_ones() {
+    let base = preset("a100-80gb").unwrap();
+    let kernels = [
+        product(16_384, 4096, 4096, false),
+        product(64, 64, 64, false),
+        product(16_384, 4096, 4096, true),
+        product(100_000, 8, 8, true),
+        all_reduce(128, 4, 1),
+        all_reduce(1 << 20, 2, 1),
+    ];
+    for name in preset_names().filter(|name| *name != "a100-80gb") {
+        let profile = preset(name).unwrap();
+        for kernel in &kernels {
+            let (carried, fitted) = (width(&profile, kernel.clone()), width(&base, kernel.clone()));
+            assert!(carried > 0.98 * fitted, "{name}, {kernel:?}: {carried} {fitted}");
+        }
+        if profile.file().form_of.is_some() {
+            let far = |near: usize, far: usize| {
+                let [near, far] = [near, far].map(|index| width(&profile, kernels[index].clone()));
+                assert!(far > 1.5 * near, "{name}: {near} {far}");
+            };
+            far(0, 1);
+            far(0, 3);
+            far(4, 5);
+        }
+    }
 }
 
 #[test]

@@ -4,14 +4,15 @@
 //! |ln(predicted / measured)|: both kinds count the same, however many there are of each. The search goes
 //! along one number after the other with shrinking steps.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use narrows_plan::Mesh;
 
 use super::{Counted, Framework};
 use crate::Profile;
-use crate::interval::{Bootstrap, bootstrap};
-use crate::measured::Step;
+use crate::interval::{Bootstrap, Unit, bootstrap, each_alone};
+use crate::measured::{Step, Subject};
 use crate::profile::ProfileFile;
 
 /// What is fitted: a framework, and the share that its collectives reach of the network's bandwidth.
@@ -193,13 +194,41 @@ impl<'a> Rows<'a> {
     }
 
     /// Fits to draws of the rows, each from `fitted`; [`interval`](crate::interval) says what for.
-    pub fn bootstrap(&self, fitted: Numbers, draws: usize, seed: u64) -> Bootstrap<Numbers> {
+    pub fn bootstrap(
+        &self,
+        drawn: Drawn,
+        fitted: Numbers,
+        draws: usize,
+        seed: u64,
+    ) -> Bootstrap<Numbers> {
         let with_residuals = |numbers: Numbers| (numbers, self.residuals(&numbers));
         let fit = |times: &[f64]| with_residuals(self.fit_to(times, fitted, AGAIN));
         let residual = |(_, residuals): &(Numbers, Vec<f64>), row: usize| residuals[row];
         let own = with_residuals(fitted);
-        let Bootstrap { draws, residuals } =
-            bootstrap(self.rows.len(), draws, seed, &own, fit, residual);
+        let strata = match drawn {
+            Drawn::Rows => each_alone(self.rows.len()),
+            Drawn::Models => [false, true].map(|across| self.models(across)).to_vec(),
+        };
+        let Bootstrap { draws, residuals } = bootstrap(&strata, draws, seed, &own, fit, residual);
         Bootstrap { draws: draws.into_iter().map(|(numbers, _)| numbers).collect(), residuals }
     }
+
+    /// The rows of each model, on one node or on several.
+    fn models(&self, across: bool) -> Vec<Unit> {
+        let mut models: BTreeMap<_, Unit> = BTreeMap::new();
+        for (index, row) in self.rows.iter().enumerate().filter(|(_, row)| row.across() == across) {
+            let Subject::Gpt(gpt) = row.step.model else { continue };
+            models.entry((gpt.hidden, gpt.layers, gpt.heads)).or_default().push(index);
+        }
+        models.into_values().collect()
+    }
+}
+
+/// What a draw leaves out whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawn {
+    /// Rows: the next one is of a model that others of its rows were seen of.
+    Rows,
+    /// Models: the next row is of a model that nobody saw.
+    Models,
 }

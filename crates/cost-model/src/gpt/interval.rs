@@ -1,22 +1,37 @@
 //! The interval of a GPT's step, from the fit's draws and residuals.
 //!
-//! Residuals are those of steps of the same kind, within a node or across nodes (a "Mondrian"
-//! prediction, as conformal prediction calls it): the network makes steps less certain by more than the
-//! draws of its one number say. Their scale grows with the distance in octaves from the box of
-//! sizes that were measured; the rows themselves are not needed, and lie beside the repository.
+//! Residuals are those of steps of the same kind, within a node or across nodes, of a model that others of its
+//! steps were measured of or of another one (a "Mondrian" prediction, as conformal prediction calls it):
+//! the network, and a model that nobody saw, make steps less certain by more than the draws of some
+//! numbers say. For the former rows are drawn, for the latter whole models. Their scale grows with the
+//! distance in octaves from the box of sizes that were measured; the rows themselves are not needed, and lie beside the
+//! repository.
+//!
+//! All of that is of the hardware and the hosts that were fitted to. On others a draw has besides an error of that
+//! profile's products, passes and links, and one of its steps:
+//!
+//! ```text
+//! T_b = step(factors · exp(e_b,class))  ·  exp(e_b,step)
+//! ```
+
+use std::collections::BTreeSet;
 
 use narrows_plan::{Defect, Defects, Mesh};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::fit::{Numbers, Rows, framework, numbers, with_network};
 use super::{Counted, Framework};
-use crate::interval::{Bootstrap, around, thinned};
-use crate::measured::{Step, Subject};
+use crate::interval::{Bootstrap, Random, around, error_drawn, thinned};
+use crate::measured::{Gpt, Step, Subject};
 use crate::price::shapes::{NEAR, scale};
-use crate::profile::{Profile, Provenance};
+use crate::profile::{Profile, Provenance, RelativeError};
 
 /// More residuals than these are thinned out.
 const RESIDUALS_MAX: usize = 99;
+/// Draws of other hardware's errors.
+const HARDWARE_DRAWS: usize = 400;
+const SEED: u64 = 0x6770_7400;
 
 /// How certain a framework is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,14 +39,48 @@ const RESIDUALS_MAX: usize = 99;
 pub struct Certainty {
     /// Where it comes from.
     pub provenance: Provenance,
+    /// The profiles of the hardware that was measured.
+    pub hardware: BTreeSet<String>,
+    /// Digests of the models that were measured.
+    pub models: BTreeSet<String>,
+    /// Of steps of these models.
+    pub known: Held,
+    /// Of steps of other models.
+    pub other: Held,
+    /// The smallest and the largest logarithm, base two, of each of a step's sizes.
+    pub sizes: Vec<[f64; 2]>,
+}
+
+/// What draws say of the rows they have not seen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Held {
     /// Every draw's numbers over those of the fit, in the order of [`NAMES`](super::fit::NAMES).
     pub draws: Vec<Numbers>,
     /// ln(measured / predicted) of steps that the fit had not seen, on one node.
     pub within_a_node: Vec<f64>,
     /// The same on several nodes.
     pub across_nodes: Vec<f64>,
-    /// The smallest and the largest logarithm, base two, of each of a step's sizes.
-    pub sizes: Vec<[f64; 2]>,
+}
+
+impl Held {
+    fn of(rows: &Rows, fitted: &Numbers, bootstrap: &Bootstrap<Numbers>) -> Held {
+        let over = |draw: &Numbers| std::array::from_fn(|index| draw[index] / fitted[index]);
+        let of = |across: bool| {
+            let own =
+                bootstrap.residuals.iter().filter(|(row, _)| rows.rows()[*row].across() == across);
+            thinned(own.map(|(_, residual)| *residual).collect(), RESIDUALS_MAX)
+        };
+        let draws = bootstrap.draws.iter().map(over).collect();
+        Held { draws, within_a_node: of(false), across_nodes: of(true) }
+    }
+}
+
+/// What tells a model from others; its sizes themselves are the rows'.
+fn digest(gpt: &Gpt) -> String {
+    let text = format!("{} {} {}", gpt.layers, gpt.hidden, gpt.heads);
+    let digest = Sha256::digest(text.as_bytes());
+    digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Width, blocks, tokens of a sequence and of a microbatch, and the mesh.
@@ -44,31 +93,32 @@ fn sizes(step: &Step, mesh: Mesh) -> Option<[f64; 7]> {
 }
 
 impl Certainty {
-    /// From the rows that `fitted` was fitted to.
+    /// From the rows that `fitted` was fitted to, and draws of them by row and by model.
     pub fn of(
         rows: &Rows,
         fitted: &Numbers,
-        bootstrap: &Bootstrap<Numbers>,
+        by_row: &Bootstrap<Numbers>,
+        by_model: &Bootstrap<Numbers>,
         provenance: Provenance,
     ) -> Certainty {
-        let over = |draw: &Numbers| std::array::from_fn(|index| draw[index] / fitted[index]);
-        let of = |across: bool| {
-            let own =
-                bootstrap.residuals.iter().filter(|(row, _)| rows.rows()[*row].across() == across);
-            thinned(own.map(|(_, residual)| *residual).collect(), RESIDUALS_MAX)
-        };
         let mut ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
+        let (mut models, mut hardware) = (BTreeSet::new(), BTreeSet::new());
         for row in rows.rows() {
             let sizes = sizes(row.step, row.mesh).into_iter().flatten();
             for (range, size) in ranges.iter_mut().zip(sizes) {
                 *range = [range[0].min(size), range[1].max(size)];
             }
+            if let Subject::Gpt(gpt) = &row.step.model {
+                models.insert(digest(gpt));
+            }
+            hardware.insert(row.profile.name().to_owned());
         }
         Certainty {
             provenance,
-            draws: bootstrap.draws.iter().map(over).collect(),
-            within_a_node: of(false),
-            across_nodes: of(true),
+            hardware,
+            models,
+            known: Held::of(rows, fitted, by_row),
+            other: Held::of(rows, fitted, by_model),
             sizes: ranges,
         }
     }
@@ -90,10 +140,12 @@ impl Certainty {
         profile: &Profile,
         own: &Framework,
     ) -> Option<[f64; 2]> {
+        let Subject::Gpt(gpt) = &step.model else { return None };
         let fitted = numbers(own, profile);
         let counted = Counted::new(step, mesh, profile)?;
         let predicted_s = counted.step_s(own);
         let across = mesh.devices() > profile.devices_per_node();
+        let held = if self.models.contains(&digest(gpt)) { &self.known } else { &self.other };
         let drawn = |factors: &Numbers| {
             let drawn: Numbers = std::array::from_fn(|index| fitted[index] * factors[index]);
             let other = if across {
@@ -101,13 +153,46 @@ impl Certainty {
             } else {
                 counted.clone()
             };
-            Some((other.step_s(&framework(&drawn)) / predicted_s).ln())
+            Some((other, framework(&drawn)))
         };
-        let draws: Vec<f64> = self.draws.iter().filter_map(drawn).collect();
-        let residuals = if across { &self.across_nodes } else { &self.within_a_node };
+        let draws: Vec<(Counted, Framework)> = held.draws.iter().filter_map(drawn).collect();
+        let logarithm = |step_s: f64| (step_s / predicted_s).ln();
+        let logarithms = if self.hardware.contains(profile.name()) {
+            draws.iter().map(|(counted, own)| logarithm(counted.step_s(own))).collect()
+        } else {
+            let mut random = Random::new(SEED);
+            let mut one = |index: usize| {
+                let (counted, own) = draws.get(index % draws.len().max(1))?;
+                let (own, step) = elsewhere(own, profile, across, &mut random);
+                Some(logarithm(counted.step_s(&own)) + step)
+            };
+            (0..HARDWARE_DRAWS).filter_map(&mut one).collect::<Vec<f64>>()
+        };
+        let residuals = if across { &held.across_nodes } else { &held.within_a_node };
         let scale = scale(NEAR + self.outside(step, mesh));
-        Some(around(&draws, residuals, scale).map(|logarithm| predicted_s * logarithm.exp()))
+        Some(around(&logarithms, residuals, scale).map(|logarithm| predicted_s * logarithm.exp()))
     }
+}
+
+/// The framework on hardware that nothing was fitted on, and an error of its steps.
+fn elsewhere(
+    own: &Framework,
+    profile: &Profile,
+    across: bool,
+    random: &mut Random,
+) -> (Framework, f64) {
+    let file = profile.file();
+    let links =
+        if across { &file.links.inter_node.relative_error } else { &file.links.relative_error };
+    let mut drawn = |error: &RelativeError| error_drawn(error, random);
+    let own = Framework {
+        product_factor: own.product_factor * drawn(&file.gemm.relative_error).exp(),
+        pass_factor: own.pass_factor * drawn(&file.passes.relative_error).exp(),
+        collective_factor: own.collective_factor * drawn(links).exp(),
+        ..*own
+    };
+    let step = file.executors.eager.step_error.as_ref().map_or(0.0, drawn);
+    (own, step)
 }
 
 /// The certainty of [`FRAMEWORK`](super::FRAMEWORK).

@@ -17,6 +17,7 @@
 
 mod spread;
 
+pub(crate) use spread::drawn as error_drawn;
 pub use spread::{Spread, Unmeasured};
 
 /// Share that lies within.
@@ -77,10 +78,20 @@ pub struct Bootstrap<P> {
 /// Efron's weight of what draws have not seen.
 const UNSEEN: f64 = 0.632;
 
-/// Repeats a fit to `measurements` so many times. `fit` is told how often each measurement was drawn, and
-/// `fitted` is the one to all of them; `residual` is ln(measured / predicted) over the scale of one.
+/// What is drawn together: measurements, by their indexes, that err alike.
+pub type Unit = Vec<usize>;
+
+/// Every measurement for itself.
+pub fn each_alone(measurements: usize) -> Vec<Vec<Unit>> {
+    vec![(0..measurements).map(|index| vec![index]).collect()]
+}
+
+/// Repeats a fit so many times. Of each of `strata` as many units are drawn as it has, whole ("cluster bootstrap":
+/// Field and Welsh, 2007): where the next measurement is of a unit that nobody saw, as a step of another
+/// model is, what a draw has not seen must be whole units. `fit` is told how often each measurement was
+/// drawn, and `fitted` is the one to all of them; `residual` is ln(measured / predicted) over the scale of one.
 pub fn bootstrap<P>(
-    measurements: usize,
+    strata: &[Vec<Unit>],
     draws: usize,
     seed: u64,
     fitted: &P,
@@ -88,12 +99,16 @@ pub fn bootstrap<P>(
     residual: impl Fn(&P, usize) -> f64,
 ) -> Bootstrap<P> {
     let mut random = Random::new(seed);
+    let indexes = strata.iter().flatten().flatten();
+    let measurements = indexes.max().map_or(0, |last| last + 1);
     let mut sums = vec![(0.0, 0_usize); measurements];
     let mut drawn = vec![];
     for _ in 0..draws {
         let mut times = vec![0.0; measurements];
-        for _ in 0..measurements {
-            times[random.below(measurements)] += 1.0;
+        for units in strata {
+            for _ in 0..units.len() {
+                units[random.below(units.len())].iter().for_each(|index| times[*index] += 1.0);
+            }
         }
         let draw = fit(&times);
         for (index, (sum, unseen)) in sums.iter_mut().enumerate() {

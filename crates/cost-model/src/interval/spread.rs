@@ -1,7 +1,7 @@
 //! The interval of kernels that run one after the other, and of steps made of them.
 //!
 //! With n_k kernels of shape k, its price p_k, its class c and its scale s_k (from the distance to the
-//! nearest measured shape), a draw is
+//! nearest measured shape, [`Prices::scale`]), a draw is
 //!
 //! ```text
 //! T_b = Σ_k n_k · p_k(θ_b) · exp(s_k · e_{b,c})  ·  exp(e_{b,step})
@@ -26,7 +26,7 @@ use serde::Serialize;
 use super::{Random, few, middle};
 use crate::Prices;
 use crate::price::Source;
-use crate::price::shapes::{NEAR, scale};
+use crate::price::shapes::NEAR;
 use crate::profile::{Executor, Profile, ProfileFile, RelativeError};
 
 /// Draws of a step's time.
@@ -128,7 +128,7 @@ impl<'a> Spread<'a> {
                 continue;
             }
             let source = self.prices.source(kernel);
-            let scale = scale(self.prices.distance(kernel));
+            let scale = self.prices.scale(kernel);
             let index = *found.entry((source, scale.to_bits())).or_insert_with(|| {
                 groups.push(Group { source, scale, time_s: 0.0, drawn_s: vec![] });
                 groups.len() - 1
@@ -203,7 +203,7 @@ struct Group {
 }
 
 /// One error of a class, ln(measured / predicted).
-fn drawn(error: &RelativeError, random: &mut Random) -> f64 {
+pub(crate) fn drawn(error: &RelativeError, random: &mut Random) -> f64 {
     let sigma = (1.0 + error.half_width_90).ln() / 1.645;
     let normal = random.normal();
     let index = random.below(error.residuals.len().max(1));

@@ -18,7 +18,7 @@ pub mod topology;
 
 use narrows_plan::{DType, Kernel, Mesh, Seconds};
 
-use crate::profile::{Executor, Profile, ProfileFile, RelativeError};
+use crate::profile::{Executor, Profile, ProfileFile, RelativeError, measured_shapes};
 use attention::AttentionPrice;
 use collective::LinkPrice;
 use gemm::GemmPrice;
@@ -57,6 +57,8 @@ pub struct Prices {
     correction: Option<Correction>,
     /// What was measured of a profile that is not corrected.
     shapes: Option<Shapes>,
+    /// What was measured of the hardware whose curves these have the form of.
+    form: Option<&'static Shapes>,
 }
 
 /// What a kernel's price, and its error, comes from.
@@ -116,6 +118,7 @@ impl Prices {
             },
             correction: None,
             shapes: file.refits.as_ref().map(|refits| Shapes::of(&refits.kernels)),
+            form: file.form_of.as_deref().and_then(measured_shapes),
         };
         if let Some(measured) = &file.measured {
             let curves = |kernel: &Kernel, devices: u64| {
@@ -217,10 +220,22 @@ impl Prices {
         self.launch_gap
     }
 
-    /// Nine measurements of `kernel` in ten lie within its price · (1 ± this), as far as the
-    /// profile knows; [`Profile::assumed`] says which half-widths nobody measured.
+    /// How many times as large the error of a kernel's price is as that of its class. Where nothing of the class
+    /// was measured here, it counts how far the kernel lies from what was measured of the hardware whose curves
+    /// these have the form of; where that is unknown too, the error of the class is the same for all its shapes.
+    pub fn scale(&self, kernel: &Kernel) -> f64 {
+        let own = self.distance(kernel);
+        let inside = self.source(kernel) != Source::InterNode;
+        match self.form {
+            Some(form) if own.is_infinite() && inside => scale(form.distance(kernel, 1)),
+            _ => scale(own),
+        }
+    }
+
+    /// Nine measurements of `kernel` in ten lie between its price / (1 + this) and its price · (1 + this), as
+    /// far as the profile knows; [`Profile::assumed`] says which half-widths nobody measured.
     pub fn relative_half_width(&self, kernel: &Kernel) -> f64 {
         let half_width = self.half_widths[self.source(kernel) as usize];
-        (half_width * scale(self.distance(kernel))).min(1.0)
+        (half_width.ln_1p() * self.scale(kernel)).exp_m1()
     }
 }

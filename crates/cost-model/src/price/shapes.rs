@@ -26,7 +26,7 @@ pub const OTHER_KIND: f64 = 2.0;
 const SCALE_MAX: f64 = 8.0;
 
 /// How many times as large an error is at this distance from what was measured. Where nothing of the
-/// class was measured (an infinite distance) the class's interval is an assumption of its own: 1.
+/// class was measured (an infinite distance) its error is an assumption, made for every shape: 1.
 pub fn scale(distance: f64) -> f64 {
     if distance.is_finite() { (1.0 + (distance - NEAR).max(0.0)).min(SCALE_MAX) } else { 1.0 }
 }

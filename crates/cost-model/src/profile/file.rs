@@ -21,6 +21,10 @@ pub struct ProfileFile {
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
+    /// The profile that comes with the program whose curves these have the form of, where nothing was measured here:
+    /// what is far from its measured shapes is less certain here too. Absent where nothing is known of either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form_of: Option<String>,
     /// The number formats that training uses on this hardware.
     pub precision: Precision,
     /// One device.
@@ -122,7 +126,7 @@ pub struct PeakFlops {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeError {
-    /// Nine measurements in ten lie within price · (1 ± this).
+    /// Nine measurements in ten lie between price / (1 + this) and price · (1 + this).
     pub half_width_90: f64,
     /// ln(measured / priced) of measurements that the price had not seen, over the scale of their distance
     /// from those it had; at most 99, else their quantiles. Where they are fewer than ten, the error is taken

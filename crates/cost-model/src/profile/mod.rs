@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 pub use file::*;
 pub use measured::*;
 pub use narrows_plan::decisions::Executor;
+pub(crate) use presets::measured_shapes;
 pub use presets::{preset, preset_names};
 pub use refits::*;
 

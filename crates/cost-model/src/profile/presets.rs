@@ -2,9 +2,12 @@
 //!
 //! To add one: write `profiles/NAME.json` and name it in [`PRESETS`]; a test checks the rest.
 
+use std::sync::OnceLock;
+
 use narrows_plan::{Defect, Defects};
 
-use super::{Profile, read};
+use super::{Profile, ProfileFile, read};
+use crate::price::shapes::Shapes;
 
 macro_rules! presets {
     ($($name:literal),* $(,)?) => {
@@ -50,6 +53,19 @@ pub fn preset(name: &str) -> Result<Profile, Defects> {
     Err(Defect::new("hardware", format!("there is no hardware profile called `{name}`"))
         .hint(hint)
         .into())
+}
+
+/// The shapes that a preset's numbers were fitted to; `None` where they were fitted to none, or it is no preset.
+pub(crate) fn measured_shapes(name: &str) -> Option<&'static Shapes> {
+    static KNOWN: OnceLock<Vec<(&str, Shapes)>> = OnceLock::new();
+    let known = KNOWN.get_or_init(|| {
+        let shapes = |(name, text): &(&'static str, &str)| {
+            let refits = serde_json::from_str::<ProfileFile>(text).ok()?.refits?;
+            Some((*name, Shapes::of(&refits.kernels)))
+        };
+        PRESETS.iter().filter_map(shapes).collect()
+    });
+    known.iter().find(|(known, _)| *known == name).map(|(_, shapes)| shapes)
 }
 
 /// Levenshtein's distance.

@@ -8,6 +8,7 @@ use narrows_plan::{Defect, Defects};
 
 use super::file::*;
 use super::measured::{Measured, Repeatability};
+use super::presets::{measured_shapes, preset_names};
 use super::refits::Refits;
 use super::{Executor, Profile};
 
@@ -24,7 +25,7 @@ const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
 /// Every one of them is looked at for every price.
 const POINTS_MAX: usize = 20_000;
 /// Relative half-widths.
-const HALF_WIDTH: RangeInclusive<f64> = 0.0..=1.0;
+const HALF_WIDTH: RangeInclusive<f64> = 0.0..=9.0;
 /// Logarithms of a ratio: up to a factor of 22,000.
 const RESIDUAL: RangeInclusive<f64> = -10.0..=10.0;
 /// Every draw is priced for every prediction.
@@ -63,6 +64,9 @@ impl ProfileFile {
         }
         if let Some(refits) = &self.refits {
             check.refits(refits, &self);
+        }
+        if let Some(name) = &self.form_of {
+            check.form_of(name);
         }
         check.defects.into_result(()).map(|()| Profile::new(self))
     }
@@ -180,6 +184,16 @@ impl Check {
             self.within(&format!("{path}.residuals[{index}]"), *residual, RESIDUAL);
         }
         self.provenance(path, &error.provenance);
+    }
+
+    fn form_of(&mut self, name: &str) {
+        if measured_shapes(name).is_none() {
+            let problem =
+                format!("no profile `{name}` comes with the program that has measured shapes");
+            let known = preset_names().filter(|name| measured_shapes(name).is_some());
+            let hint = known.collect::<Vec<_>>().join(", ");
+            self.defects.push(Defect::new("form_of", problem).hint(hint));
+        }
     }
 
     fn device(&mut self, device: &Device) {

@@ -6,7 +6,7 @@
 mod figures;
 
 use figures::{Figure, Figures, all_reduce, load, product};
-use narrows_cost_model::interval::{Bootstrap, Coverage, around, bootstrap};
+use narrows_cost_model::interval::{Bootstrap, Coverage, around, bootstrap, each_alone};
 use narrows_cost_model::price::shapes::{Shapes, scale};
 use narrows_cost_model::profile::{Profile, ProfileFile, preset};
 use narrows_cost_model::{Executor, Prices};
@@ -168,7 +168,7 @@ const DRAWS: usize = 32;
 fn drawn(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
     let fit = |times: &[f64]| search_from(0.1, parameters, all, times);
     let own = preset("a100-80gb").unwrap().file().clone();
-    bootstrap(all.len(), DRAWS, 1, &own, fit, |file, index| {
+    bootstrap(&each_alone(all.len()), DRAWS, 1, &own, fit, |file, index| {
         let prices = prices(&file.clone().resolve().unwrap());
         -(1.0 + all[index].error(&prices)).ln() / scale(apart(all, index))
     })

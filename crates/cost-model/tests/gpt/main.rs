@@ -3,9 +3,10 @@
 //! `cargo test --release -p narrows-cost-model --test gpt -- --nocapture` prints the errors;
 //! and the five-fold cross-validation; `… -- --ignored --nocapture` fits [`Framework`] again.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use narrows_cost_model::gpt::fit::{NAMES, Row, Rows, framework, numbers};
+use narrows_cost_model::gpt::fit::{Drawn, NAMES, Row, Rows, framework, numbers};
 use narrows_cost_model::gpt::fitted::{digest, was_fitted_to};
 use narrows_cost_model::gpt::interval::{Certainty, certainty};
 use narrows_cost_model::gpt::{FRAMEWORK, Framework, step_s};
@@ -91,16 +92,21 @@ struct Held {
     inside: bool,
 }
 
-/// Every fifth row, by a fit and a bootstrap of the other four fifths.
-fn fold(rows: &[Measurement], profiles: &[Profile; 2], fold: usize, draws: usize) -> Vec<Held> {
-    let of = |out: bool| {
-        let own = rows.iter().enumerate().filter(move |(index, _)| (index % 5 == fold) == out);
-        own.map(|(_, row)| row)
+/// Rows that are left out, by a fit and a bootstrap of all others.
+fn left_out(
+    rows: &[Measurement],
+    profiles: &[Profile; 2],
+    out: impl Fn(usize, &Measurement) -> bool,
+    drawn: Drawn,
+) -> Vec<Held> {
+    let of = |left_out: bool| {
+        let own = rows.iter().enumerate().filter(|(index, row)| out(*index, row) == left_out);
+        counted(own.map(|(_, row)| row), profiles)
     };
-    let (rest, left_out) = (counted(of(false), profiles), counted(of(true), profiles));
+    let (rest, left_out) = (of(false), of(true));
     let fitted = rest.fit();
-    let bootstrap = rest.bootstrap(fitted, draws, fold as u64);
-    let certainty = Certainty::of(&rest, &fitted, &bootstrap, provenance());
+    let bootstrap = rest.bootstrap(drawn, fitted, DRAWS, SEED);
+    let certainty = Certainty::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
     let own = framework(&fitted);
     let network = fitted[8].clamp(0.05, 1.0);
     let held = |(row, residual): (&Row, f64)| {
@@ -124,14 +130,9 @@ fn provenance() -> Provenance {
     }
 }
 
-/// Of the rows that each fold leaves out, nine in ten lie within their intervals, give or take what so
-/// many rows can say (28 of 30 is 93 %).
-#[test]
-fn intervals_cover_the_rows_that_folds_leave_out() {
-    let Some((rows, profiles)) = both() else { return };
-    let held: Vec<Held> =
-        (0..5).flat_map(|fold| self::fold(&rows, &profiles, fold, DRAWS)).collect();
-    let report = |what: &str, own: &dyn Fn(&Held) -> bool| {
+/// Prints mean error and coverage of all, those of one node and of many; the shares within.
+fn report(held: &[Held]) -> [f64; 3] {
+    let of = |what: &str, own: &dyn Fn(&Held) -> bool| {
         let of: Vec<&Held> = held.iter().filter(|one| own(one)).collect();
         let inside = of.iter().filter(|one| one.inside).count() as f64 / of.len() as f64;
         let errors = of.iter().map(|one| ((-one.residual).exp(), 1.0));
@@ -143,10 +144,34 @@ fn intervals_cover_the_rows_that_folds_leave_out() {
         );
         inside
     };
-    let all = report("all", &|_| true);
-    let within = report("one node", &|one| !one.across);
-    let across = report("many nodes", &|one| one.across);
-    for covered in [all, within, across] {
+    [of("all", &|_| true), of("one node", &|one| !one.across), of("many nodes", &|one| one.across)]
+}
+
+/// Of the rows that each fold leaves out, nine in ten lie within their intervals, give or take what so
+/// many rows can say (28 of 30 is 93 %).
+#[test]
+fn intervals_cover_the_rows_that_folds_leave_out() {
+    let Some((rows, profiles)) = both() else { return };
+    let fold = |fold: usize| left_out(&rows, &profiles, |index, _| index % 5 == fold, Drawn::Rows);
+    let held: Vec<Held> = (0..5).flat_map(fold).collect();
+    for covered in report(&held) {
+        assert!((0.85..=0.95).contains(&covered), "{covered}");
+    }
+}
+
+/// The same where all rows of a model are left out: its interval is that of a model nobody measured.
+#[test]
+fn intervals_cover_the_models_that_are_left_out() {
+    let Some((rows, profiles)) = both() else { return };
+    let model = |row: &Measurement| {
+        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+        let Subject::Gpt(gpt) = &step.model else { panic!("rows are GPTs'") };
+        (gpt.hidden, gpt.layers, gpt.heads)
+    };
+    let models: BTreeSet<_> = rows.iter().map(model).collect();
+    let one = |out| left_out(&rows, &profiles, |_, row| model(row) == out, Drawn::Models);
+    let held: Vec<Held> = models.into_iter().flat_map(one).collect();
+    for covered in report(&held) {
         assert!((0.85..=0.95).contains(&covered), "{covered}");
     }
 }
@@ -180,6 +205,36 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
     }
     // Four octaves beyond the widest model that was measured, and across the network.
     assert!(widths[1] > 1.5 * widths[0] && widths[2] > widths[0], "{widths:?}");
+}
+
+/// A model that nobody measured, and hardware that nothing was fitted on, are less certain.
+#[test]
+fn other_models_and_other_hardware_are_less_certain() {
+    let certainty = certainty().unwrap();
+    let width = |profile: &Profile, layers: u64| {
+        let gpt = Gpt { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
+        let step = Step {
+            model: Subject::Gpt(gpt),
+            workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
+            strategy: Baseline::FullrankTp,
+            recompute: Recompute::None,
+            norm: NormRule::Auto,
+            weights: WeightRule::Any,
+            zero: Zero::Off,
+        };
+        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+        let [low, high] = certainty.interval_s(&step, mesh, profile, &FRAMEWORK).unwrap();
+        (high / low).ln()
+    };
+    let a100 = preset("a100-80gb-8").unwrap();
+    let own = width(&a100, 20);
+    assert!(width(&a100, 21) > 1.02 * own, "{own} {}", width(&a100, 21));
+    let mut named_otherwise = a100.file().clone();
+    named_otherwise.name = "a100-elsewhere".into();
+    for other in [preset("h100-sxm").unwrap(), named_otherwise.resolve().unwrap()] {
+        let other = width(&other, 20);
+        assert!(other > 1.3 * own, "{own} {other}");
+    }
 }
 
 /// Rows of the fit are told from others, whatever is assumed of them.
@@ -232,12 +287,15 @@ fn refit() {
         println!("{name} = {number:.4e}");
     }
     let own = numbers(&FRAMEWORK, &profiles[1]);
-    let bootstrap = all.bootstrap(own, DRAWS, SEED);
-    let mut certainty = Certainty::of(&all, &own, &bootstrap, provenance());
+    let [by_row, by_model] =
+        [Drawn::Rows, Drawn::Models].map(|drawn| all.bootstrap(drawn, own, DRAWS, SEED));
+    let mut certainty = Certainty::of(&all, &own, &by_row, &by_model, provenance());
     let round = |number: &mut f64| *number = (*number * 1e4).round() / 1e4;
-    certainty.draws.iter_mut().flatten().for_each(round);
-    certainty.within_a_node.iter_mut().for_each(round);
-    certainty.across_nodes.iter_mut().for_each(round);
+    for held in [&mut certainty.known, &mut certainty.other] {
+        held.draws.iter_mut().flatten().for_each(round);
+        held.within_a_node.iter_mut().for_each(round);
+        held.across_nodes.iter_mut().for_each(round);
+    }
     certainty.sizes.iter_mut().flatten().for_each(round);
     if std::env::var_os("NARROWS_BLESS").is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fits/gpt-a100.json");
