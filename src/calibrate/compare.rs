@@ -28,14 +28,16 @@ pub struct Compared {
     pub name: String,
     /// Whether its model's widths were measured.
     pub familiar: bool,
-    /// The step without disturbance: the sum of its instructions' shortest times.
+    /// The shortest step by the clock.
     pub measured_step_time_s: f64,
-    /// The shortest step by the clock, other work on the machine included.
-    pub shortest_step_time_s: f64,
-    /// What the profile says.
+    /// The step without disturbance: the sum of its instructions' shortest times, which no step had all at once.
+    pub undisturbed_step_time_s: f64,
+    /// What the profile says of the step by the clock.
     pub predicted_step_time_s: f64,
     /// Predicted over measured, less one.
     pub error: f64,
+    /// What the profile says of its instructions alone, over the undisturbed step, less one.
+    pub error_of_instructions: f64,
     /// Slower round over the faster one, less one: how well the measurement repeats.
     pub spread: f64,
     /// Where nine in ten should lie, by the errors of the other groups; absent where they are too few.
@@ -59,6 +61,8 @@ pub struct Comparison {
     pub mean_absolute_error: f64,
     /// The same over plans of models whose widths were not measured.
     pub mean_absolute_error_unfamiliar: Option<f64>,
+    /// The mean of the sizes of the instructions' errors.
+    pub mean_absolute_error_of_instructions: f64,
     /// The largest of them.
     pub worst_error: f64,
     /// Pairs that lie more than a tenth apart.
@@ -81,7 +85,7 @@ pub struct Comparison {
 pub struct Interval {
     /// Groups of plans, each of one model, batch and length.
     pub groups: usize,
-    /// Nine steps in ten should lie within their prediction · (1 ± this).
+    /// Nine steps in ten should lie within a factor of 1 + this of their prediction.
     pub half_width_90: f64,
     /// Plans that lie within their intervals, each group left out in turn.
     pub inside: usize,
@@ -109,15 +113,20 @@ pub fn compare(profile: &Profile, subjects: &[Subject], source: &str) -> Compari
     let mut plans: Vec<Compared> =
         subjects.iter().filter_map(|subject| compared(profile, subject)).collect();
     let interval = interval(profile, &mut plans, source);
-    let mean = |plans: Vec<&Compared>| {
-        let sum: f64 = plans.iter().map(|plan| plan.error.abs()).sum();
+    let mean = |of: fn(&Compared) -> f64, plans: Vec<&Compared>| {
+        let sum: f64 = plans.iter().map(|plan| of(plan).abs()).sum();
         (!plans.is_empty()).then(|| sum / plans.len() as f64)
     };
+    let (error, of_instructions) =
+        (|plan: &Compared| plan.error, |plan: &Compared| plan.error_of_instructions);
+    let all = || plans.iter().collect();
+    let unfamiliar = plans.iter().filter(|plan| !plan.familiar).collect();
     let (pairs, pairs_wrong) = order(&plans, |_, _| true);
     let (of_one_task, of_one_task_wrong) = order(&plans, |a, b| task(a) == task(b));
     Comparison {
-        mean_absolute_error: mean(plans.iter().collect()).unwrap_or_default(),
-        mean_absolute_error_unfamiliar: mean(plans.iter().filter(|p| !p.familiar).collect()),
+        mean_absolute_error: mean(error, all()).unwrap_or_default(),
+        mean_absolute_error_unfamiliar: mean(error, unfamiliar),
+        mean_absolute_error_of_instructions: mean(of_instructions, all()).unwrap_or_default(),
         worst_error: plans.iter().map(|plan| plan.error.abs()).fold(0.0, f64::max),
         pairs,
         pairs_wrong,
@@ -134,19 +143,21 @@ fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
     let program = subject.program.program();
     let mesh = program.context.mesh;
     let prices = Prices::new(profile, Executor::Captured, &mesh);
-    let predicted = simulate(&subject.program, &|kernel| prices.kernel(kernel)).step_time.0;
+    let instructions = simulate(&subject.program, &|kernel| prices.kernel(kernel)).step_time.0;
+    let predicted = instructions * profile.launching(Executor::Captured).step_factor;
     let arena = |device: usize| program.stages[DeviceId(device as u64).stage(&mesh)].arena.0;
     let mut allocated = best.allocated.iter().enumerate();
-    let rounds = subject.rounds.iter().map(|round| round.step_s());
+    let rounds = subject.rounds.iter().map(|round| round.shortest_step_s);
     let fastest = rounds.clone().fold(f64::INFINITY, f64::min);
-    let measured = best.step_s();
+    let (measured, undisturbed) = (best.shortest_step_s, best.step_s());
     Some(Compared {
         name: subject.work.name.clone(),
         familiar: subject.work.familiar,
         measured_step_time_s: measured,
-        shortest_step_time_s: best.shortest_step_s,
+        undisturbed_step_time_s: undisturbed,
         predicted_step_time_s: predicted,
         error: predicted / measured - 1.0,
+        error_of_instructions: instructions / undisturbed - 1.0,
         spread: rounds.fold(0.0, f64::max) / fastest - 1.0,
         interval_s: None,
         memory_exact: allocated.all(|(device, bytes)| *bytes == arena(device)),
@@ -238,9 +249,10 @@ mod tests {
             name: name.into(),
             familiar: true,
             measured_step_time_s: measured,
-            shortest_step_time_s: measured,
+            undisturbed_step_time_s: measured,
             predicted_step_time_s: predicted,
             error: 0.0,
+            error_of_instructions: 0.0,
             spread: 0.0,
             interval_s: None,
             memory_exact: true,
@@ -294,6 +306,7 @@ mod tests {
             plans: vec![],
             mean_absolute_error: 0.0,
             mean_absolute_error_unfamiliar: None,
+            mean_absolute_error_of_instructions: 0.0,
             worst_error: 0.0,
             pairs: 0,
             pairs_wrong: 0,

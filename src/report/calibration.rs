@@ -215,7 +215,7 @@ fn compared(page: &mut Page, comparison: &Comparison) {
         let other = if plan.familiar { "" } else { "other widths" };
         vec![
             plan.name.clone(),
-            seconds(plan.shortest_step_time_s),
+            seconds(plan.undisturbed_step_time_s),
             seconds(plan.measured_step_time_s),
             seconds(plan.predicted_step_time_s),
             format!("{:+.1} %", plan.error * 100.0),
@@ -228,8 +228,8 @@ fn compared(page: &mut Page, comparison: &Comparison) {
     page.table(
         &[
             ("plan", Align::Left),
-            ("by the clock", Align::Right),
             ("undisturbed", Align::Right),
+            ("by the clock", Align::Right),
             ("predicted", Align::Right),
             ("error", Align::Right),
             ("90 % by the other groups", Align::Left),
@@ -244,6 +244,13 @@ fn compared(page: &mut Page, comparison: &Comparison) {
         ("mean error", percent(comparison.mean_absolute_error)),
         ("of other widths", unfamiliar.map_or("-".into(), percent)),
         ("worst", percent(comparison.worst_error)),
+        (
+            "of instructions",
+            format!(
+                "{}, without what a step takes beyond them",
+                percent(comparison.mean_absolute_error_of_instructions)
+            ),
+        ),
         (
             "order",
             format!(

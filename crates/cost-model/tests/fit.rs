@@ -233,7 +233,7 @@ fn what_was_compared_takes_the_place_of_what_is_assumed() {
 }
 
 #[test]
-fn a_busy_machine_is_told_and_changes_no_price() {
+fn a_busy_machine_is_told_and_changes_no_price_of_a_kernel() {
     let found = |undisturbed| {
         let of = Repeatability::of(&measurements(&truth(), |_| 1.0), 2, undisturbed);
         profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
@@ -242,7 +242,11 @@ fn a_busy_machine_is_told_and_changes_no_price() {
     assert_eq!(quiet.warning(), None);
     let warning = busy.warning().unwrap();
     assert!(warning.contains("`invented` was measured on a busy machine"), "{warning}");
-    assert_eq!(quiet.fingerprint(), busy.fingerprint());
+    let factor = |profile: &Profile| profile.launching(Executor::Captured).step_factor;
+    assert!((factor(&quiet) - 1.0 / 0.96).abs() < 1e-9 && factor(&busy) == 1.25);
+    let mut alike = busy.file().clone();
+    alike.executors.captured.step_factor = factor(&quiet);
+    assert_eq!(quiet.fingerprint(), alike.resolve().unwrap().fingerprint());
     let text = serde_json::to_string(busy.file()).unwrap();
     let again = narrows_cost_model::profile::read("again", &text).unwrap();
     assert_eq!(again.warning(), Some(warning));

@@ -31,6 +31,9 @@ pub use steps::{GROUPS_MIN, steps, with_steps};
 const BASE: &str = "cpu-local";
 /// Shorter than this, a product or a pass says more about its start than about the machine.
 const LONG_S: f64 = 20e-6;
+/// A step by the clock takes more than its instructions' shortest times; what it takes beyond this is other
+/// work on the machine, and says nothing of the next step.
+const STEP_FACTOR_MAX: f64 = 1.25;
 /// Intervals are never narrower: the machine of tomorrow is not quite that of today.
 const HALF_WIDTH_MIN: f64 = 0.03;
 /// More residuals than these are thinned out.
@@ -109,7 +112,11 @@ pub fn profile(
         }
         improve(&mut file, parameters(class), |file| error(file, &of_class));
     }
-    file.executors.captured.step_error = Some(step_error(&measured.date));
+    let captured = &mut file.executors.captured;
+    captured.step_error = Some(step_error(&measured.date));
+    if let Some(Repeatability { undisturbed, .. }) = repeatability {
+        captured.step_factor = undisturbed.recip().clamp(1.0, STEP_FACTOR_MAX);
+    }
     file.measured = Some(Measured {
         threads,
         machine: Some(machine.title.clone()),
