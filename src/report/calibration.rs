@@ -6,7 +6,7 @@ use narrows_cost_model::profile::{Point, Provenance, Repeatability};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, percent, plural};
+use super::page::{Align, Page, half_width, percent, plural};
 use crate::calibrate::compare::{Compared, Comparison};
 use crate::calibrate::coverage::Needed;
 
@@ -120,17 +120,23 @@ impl Findings {
         page.fields(&fields);
         let rows = self.coverage.iter().map(|of| {
             let count = of.measured.to_string();
-            vec![of.kernels.into(), count, percent(of.spread_median), percent(of.half_width_90)]
+            vec![of.kernels.into(), count, percent(of.spread_median), half_width(of.half_width_90)]
         });
         page.table(
             &[
                 ("kernels", Align::Left),
                 ("shapes", Align::Right),
                 ("rounds apart", Align::Right),
-                ("interval ±", Align::Right),
+                ("interval", Align::Right),
             ],
             &rows.collect::<Vec<_>>(),
         );
+        if self.coverage.iter().any(|of| of.half_width_90 > 1.0) {
+            page.paragraph(
+                "Beyond ±100 %, the factor that nine measurements in ten stay below, over what the others make of \
+                 them: of such kernels the profile says nothing. Most often the machine was busy: measure it again.",
+            );
+        }
         presets(&mut page, &self.presets);
         provenance(&mut page, &self.provenance);
         if let Some(comparison) = &self.comparison {
@@ -271,8 +277,8 @@ fn interval(comparison: &Comparison) -> String {
     let plans = comparison.plans.len();
     match &comparison.interval {
         Some(found) => format!(
-            "±{} of a step from now on; {} of {plans} plans ({}) lie within what the other {} groups say",
-            percent(found.half_width_90),
+            "{} of a step from now on; {} of {plans} plans ({}) lie within what the other {} groups say",
+            half_width(found.half_width_90),
             found.inside,
             percent(found.inside as f64 / plans.max(1) as f64),
             found.groups - 1

@@ -119,9 +119,30 @@ pub fn count(number: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// A share in percent.
+/// A share in percent; from a thousand times on with an exponent.
 pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    percents(share * 100.0, 1)
+}
+
+/// Percents, with so many decimals where they can be read.
+pub fn percents(number: f64, decimals: usize) -> String {
+    if number.abs() < 1e5 { format!("{number:.decimals$} %") } else { format!("{number:.1e} %") }
+}
+
+/// The same with its sign.
+pub fn signed_percents(number: f64, decimals: usize) -> String {
+    let sign = if number.is_sign_negative() { "" } else { "+" };
+    format!("{sign}{}", percents(number, decimals))
+}
+
+/// How far measurements lie from a price: `±38.1 %`, and beyond ±100 % the factor, `×2.4`, `×1.2e3`.
+pub fn half_width(relative: f64) -> String {
+    let factor = 1.0 + relative;
+    match relative {
+        ..=1.0 => format!("±{}", percent(relative)),
+        ..99.0 => format!("×{factor:.1}"),
+        _ => format!("×{factor:.1e}"),
+    }
 }
 
 /// `1 stage`, `2 stages`.
@@ -143,6 +164,11 @@ mod tests {
         assert_eq!(count(58_100_000), "58.1 M");
         assert_eq!(count(999), "999");
         assert_eq!(percent(0.381), "38.1 %");
+        assert_eq!((percent(1e300), percent(-1e300)), ("1.0e302 %".into(), "-1.0e302 %".into()));
+        assert_eq!(signed_percents(-6.66, 1), "-6.7 %");
+        assert_eq!(signed_percents(6.66, 2), "+6.66 %");
+        assert_eq!(half_width(0.381), "±38.1 %");
+        assert_eq!((half_width(1.4), half_width(1.2e6)), ("×2.4".into(), "×1.2e6".into()));
     }
 
     #[test]

@@ -228,6 +228,9 @@ fn what_was_compared_takes_the_place_of_what_is_assumed() {
     let eager = |profile| width(profile, Executor::Eager, near.clone());
     assert_eq!(eager(&compared), eager(&fitted), "nobody compared an eager executor");
     assert!(steps(&groups[..1], closed_loop()).is_none(), "one group says nothing of the next");
+    let busy = steps(&[&[7.0], &[-7.0], &[7.0]], closed_loop()).unwrap();
+    assert!(busy.half_width_90 > 1000.0, "no cap hides how far they are off: {busy:?}");
+    assert!(with_steps(&fitted, busy).is_ok());
     let exact = steps(&[&[0.0], &[0.0]], closed_loop()).unwrap();
     assert!(exact.half_width_90 >= 0.03 && with_steps(&fitted, exact).is_ok());
 }

@@ -111,6 +111,77 @@ fn defects_name_their_field() {
     }
 }
 
+/// A small profile that measured something.
+fn measured() -> Value {
+    let point = |m: u64| {
+        json!({"kernel": {"gemm": {"m": m, "n": 8, "k": 8, "batch": 1, "accumulate": false,
+            "input": "f32", "output": "f32"}}, "devices": 1, "time_s": 1e-3, "spread": 0.0})
+    };
+    let mut file: Value =
+        serde_json::from_str(include_str!("../../../profiles/cpu-local.json")).unwrap();
+    file["measured"] = json!({
+        "threads": 2,
+        "repeatability": {"rounds": 2, "rounds_apart_median": 0.1, "rounds_apart_90": 0.2, "undisturbed": 1.02},
+        "points": [point(8), point(16)],
+        "provenance": {"kind": "measured", "source": "a test", "date": "2026-11-22"},
+    });
+    file
+}
+
+#[test]
+fn what_a_measurement_cannot_be_is_refused() {
+    let good = measured();
+    read("good.json", &good.to_string()).unwrap();
+    let again = good["measured"]["points"][0].clone();
+    let a100: Value = serde_json::from_str(A100).unwrap();
+    let mut twice = a100["refits"].clone();
+    twice["kernels"][1] = twice["kernels"][0].clone();
+    for (pointer, value, part) in [
+        (
+            "/measured/repeatability/undisturbed",
+            json!(5),
+            "measured.repeatability.undisturbed: 5 does",
+        ),
+        (
+            "/measured/points/1",
+            again,
+            "measured.points[1]: is the kernel of measured.points[0] again",
+        ),
+        (
+            "/measured/provenance/kind",
+            json!("assumed"),
+            "measured.provenance.kind: what kernels took",
+        ),
+        (
+            "/refits",
+            a100["refits"].clone(),
+            "refits: says that the numbers were fitted to figures of others",
+        ),
+        ("/refits", twice, "refits.kernels[1]: is the kernel of refits.kernels[0] again"),
+        ("/gemm/start_s", json!(1e300), "gemm.start_s: 1e300 does not lie"),
+    ] {
+        let mut file = good.clone();
+        match file.pointer_mut(pointer) {
+            Some(place) => *place = value,
+            None => file["refits"] = value,
+        }
+        let defects = read("bad.json", &file.to_string()).expect_err(part).to_string();
+        assert!(defects.contains(part), "{part}: {defects}");
+    }
+    let mut other_devices = good.clone();
+    other_devices["measured"]["points"][1] = good["measured"]["points"][0].clone();
+    other_devices["measured"]["points"][1]["devices"] = json!(2);
+    read("good.json", &other_devices.to_string()).unwrap();
+}
+
+#[test]
+fn a_busy_machine_is_as_uncertain_as_it_was() {
+    let mut file = measured();
+    file["gemm"]["relative_error"]["half_width_90"] = json!(1234.5);
+    let profile = read("busy.json", &file.to_string()).unwrap();
+    assert_eq!(profile.file().gemm.relative_error.half_width_90, 1234.5);
+}
+
 #[test]
 fn all_defects_are_reported_at_once() {
     let mut file = preset("a100-80gb").unwrap().file().clone();
@@ -161,6 +232,10 @@ fn what_nobody_measured_is_labelled() {
     for group in ["gemm", "attention", "passes", "links.intra_node", "links.inter_node"] {
         assert!(h100.assumed().iter().any(|path| path == group), "{group}");
     }
+    let network = preset("a100-80gb-8-4nic").unwrap().assumed();
+    let of_network = |field: &str| network.contains(&format!("links.inter_node{field}"));
+    assert!(!of_network("") && !of_network(".efficiency"), "fitted: {network:?}");
+    assert!(of_network(".nics_per_node") && of_network(".bandwidth_bytes_per_s"), "{network:?}");
     let a100 = preset("a100-80gb").unwrap().assumed();
     assert!(!a100.contains(&"gemm".to_string()));
     assert!(a100.contains(&"gemm.memory_efficiency".to_string()), "{a100:?}");

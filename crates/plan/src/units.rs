@@ -70,11 +70,26 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A number for a message: in full, or with an exponent where it would be long.
+///
+/// ```
+/// use narrows_plan::units::short;
+///
+/// assert_eq!((short(0.25), short(1e300), short(-1e-9)), ("0.25".into(), "1e300".into(), "-1e-9".into()));
+/// ```
+pub fn short(value: f64) -> String {
+    let in_full = (1e-4..1e9).contains(&value.abs()) || value == 0.0 || !value.is_finite();
+    if in_full { value.to_string() } else { format!("{value:e}") }
+}
+
 impl fmt::Display for Seconds {
-    /// Prints with a fitting unit: `3.21 s`, `455.0 ms`, `12.3 µs`.
+    /// Prints with a fitting unit: `3.21 s`, `455.0 ms`, `12.3 µs`; from ten million seconds on with an
+    /// exponent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0;
-        if seconds.abs() >= 1.0 {
+        if seconds.abs() >= 1e7 {
+            write!(f, "{seconds:.2e} s")
+        } else if seconds.abs() >= 1.0 {
             write!(f, "{seconds:.2} s")
         } else if seconds.abs() >= 1e-3 || seconds == 0.0 {
             write!(f, "{:.1} ms", seconds * 1e3)

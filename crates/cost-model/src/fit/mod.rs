@@ -20,7 +20,7 @@ use crate::interval::thinned;
 use crate::price::Prices;
 use crate::price::measured::Class;
 use crate::profile::{
-    CurvePoint, Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind,
+    self, CurvePoint, Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind,
     RelativeError, Repeatability, preset,
 };
 use search::{Parameter, improve};
@@ -266,7 +266,7 @@ fn intervals(mut file: ProfileFile, measured: &Provenance) -> Result<Profile, De
             residuals.iter_mut().for_each(|residual| *residual *= wider);
         }
         let error = RelativeError {
-            half_width_90: half_width.clamp(HALF_WIDTH_MIN, 1.0),
+            half_width_90: half_width.clamp(HALF_WIDTH_MIN, profile::HALF_WIDTH_MAX),
             residuals: thinned(residuals, RESIDUALS_MAX),
             provenance: Provenance {
                 source: format!("each measurement against the others; {}", measured.source),

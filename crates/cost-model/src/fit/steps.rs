@@ -14,7 +14,7 @@
 use narrows_plan::Defects;
 
 use crate::interval::{COVERED, few, quantile};
-use crate::profile::{Profile, Provenance, RelativeError};
+use crate::profile::{HALF_WIDTH_MAX, Profile, Provenance, RelativeError};
 
 use super::{HALF_WIDTH_MIN, RESIDUALS_MAX};
 
@@ -39,7 +39,7 @@ pub fn steps(groups: &[&[f64]], provenance: Provenance) -> Option<RelativeError>
         sizes.iter_mut().for_each(|size| *size = (*size * wider).max(1e-6));
     }
     let residuals = sizes.iter().rev().map(|size| -size).chain(sizes.iter().copied()).collect();
-    let half_width_90 = half_width.clamp(HALF_WIDTH_MIN, 1.0);
+    let half_width_90 = half_width.clamp(HALF_WIDTH_MIN, HALF_WIDTH_MAX);
     Some(RelativeError { half_width_90, residuals, provenance })
 }
 

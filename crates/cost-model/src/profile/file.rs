@@ -122,6 +122,9 @@ pub struct PeakFlops {
     pub f32: f64,
 }
 
+/// The widest relative error that a profile may have: whatever lies further away is as useless.
+pub const HALF_WIDTH_MAX: f64 = 1e6;
+
 /// How far measurements lie from a price.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -2,8 +2,11 @@
 //!
 //! The ranges are wide enough for any hardware and narrow enough that every price is finite.
 
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::ops::RangeInclusive;
 
+use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects};
 
 use super::file::*;
@@ -24,10 +27,13 @@ const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
 const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
 /// Every one of them is looked at for every price.
 const POINTS_MAX: usize = 20_000;
-/// Relative half-widths.
-const HALF_WIDTH: RangeInclusive<f64> = 0.0..=9.0;
-/// Logarithms of a ratio: up to a factor of 22,000.
-const RESIDUAL: RangeInclusive<f64> = -10.0..=10.0;
+/// Relative half-widths. A busy machine shows factors of thousands.
+const HALF_WIDTH: RangeInclusive<f64> = 0.0..=HALF_WIDTH_MAX;
+/// A step's instructions, each at its shortest, are no longer than the step, but for what reading the clock
+/// takes.
+const UNDISTURBED: RangeInclusive<f64> = 0.0..=1.1;
+/// Logarithms of a ratio. A busy machine shows factors of millions; no draw of these overflows.
+const RESIDUAL: RangeInclusive<f64> = -20.0..=20.0;
 /// Every draw is priced for every prediction.
 const DRAWS_MAX: usize = 1000;
 
@@ -114,6 +120,7 @@ impl Check {
     fn within(&mut self, field: &str, value: f64, range: RangeInclusive<f64>) {
         if !range.contains(&value) {
             let (low, high) = (range.start(), range.end());
+            let value = short(value);
             self.defect(field, format!("{value} does not lie between {low:e} and {high:e}"));
         }
     }
@@ -302,13 +309,47 @@ impl Check {
             {
                 self.within(&format!("{path}.{name}"), apart, 0.0..=1e6);
             }
-            self.within(&format!("{path}.undisturbed"), undisturbed, 0.0..=10.0);
+            self.within(&format!("{path}.undisturbed"), undisturbed, UNDISTURBED);
+        }
+        let points = measured.points.iter().map(|point| (&point.kernel, point.devices));
+        self.each_once("measured.points", points);
+        if measured.provenance.kind != ProvenanceKind::Measured {
+            self.defects.push(
+                Defect::new(
+                    "measured.provenance.kind",
+                    "what kernels took was measured, or is not there",
+                )
+                .hint("measured"),
+            );
         }
         self.provenance("measured", &measured.provenance);
     }
 
+    /// Twice the same weighs twice, and of two times for one kernel neither is right.
+    fn each_once<T: Hash + Eq>(&mut self, path: &str, items: impl Iterator<Item = T>) {
+        let mut seen = HashMap::new();
+        for (index, item) in items.enumerate() {
+            let first = *seen.entry(item).or_insert(index);
+            if first != index {
+                self.defects.push(
+                    Defect::new(
+                        format!("{path}[{index}]"),
+                        format!("is the kernel of {path}[{first}] again"),
+                    )
+                    .hint("each kernel once for each number of devices, with its mean time"),
+                );
+            }
+        }
+    }
+
     /// Every draw's numbers must make a profile as good as the own ones do.
     fn refits(&mut self, refits: &Refits, file: &ProfileFile) {
+        if file.measured.is_some() {
+            let problem = "says that the numbers were fitted to figures of others, and `measured` that they \
+                           were fitted to its own points";
+            self.defects.push(Defect::new("refits", problem).hint("one of the two, not both"));
+        }
+        self.each_once("refits.kernels", refits.kernels.iter());
         let (draws, kernels) = (refits.draws.len(), refits.kernels.len());
         for (name, count, max) in [("draws", draws, DRAWS_MAX), ("kernels", kernels, POINTS_MAX)] {
             if !(1..=max).contains(&count) {
