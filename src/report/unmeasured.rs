@@ -58,8 +58,7 @@ fn name(kernel: &Kernel) -> String {
             format!("attention {way}, {sequences} × {length} tokens, {} heads", attention.heads)
         }
         Kernel::Pass(pass) => {
-            let kind = format!("{:?}", pass.kind).to_lowercase();
-            format!("pass ({kind}) over {}", pass.traffic)
+            format!("pass ({}) over {}", pass.kind.name(), pass.traffic)
         }
         Kernel::Collective(collective) => {
             let kind = collective.kind.name().replace('_', "-");

@@ -146,6 +146,23 @@ pub enum PassKind {
     Optimizer,
 }
 
+impl PassKind {
+    /// The name in JSON and in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            PassKind::Norm => "norm",
+            PassKind::Latent => "latent",
+            PassKind::GatedProduct => "gated_product",
+            PassKind::Add => "add",
+            PassKind::Rope => "rope",
+            PassKind::Embedding => "embedding",
+            PassKind::Loss => "loss",
+            PassKind::Copy => "copy",
+            PassKind::Optimizer => "optimizer",
+        }
+    }
+}
+
 /// What a collective does.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
@@ -195,4 +212,17 @@ pub struct Transfer {
     pub bytes: Bytes,
     /// The pipeline group (its stride decides whether the transfer crosses nodes).
     pub group: Group,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_called_as_in_json() {
+        use PassKind::*;
+        for kind in [Norm, Latent, GatedProduct, Add, Rope, Embedding, Loss, Copy, Optimizer] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
 }
