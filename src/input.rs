@@ -10,6 +10,7 @@ use narrows_plan::model::{self, Model, presets};
 use narrows_plan::{Defect, Plan};
 
 use crate::errors::{Failure, Outcome, Problem};
+use crate::output;
 
 /// Nothing that is read here is larger; whoever gives us an endless file hears about it.
 const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -157,6 +158,9 @@ pub fn model(argument: &OsStr) -> Outcome<Model> {
 pub fn profile(argument: &OsStr) -> Outcome<Profile> {
     let name = argument.to_string_lossy();
     if profile::preset_names().any(|known| known == name) || !looks_like_path(argument) {
+        if Path::new(argument).is_file() {
+            output::warn(&format!("`{name}` is taken as the preset; the file is `./{name}`"));
+        }
         return profile::preset(&name).map_err(Failure::flags);
     }
     let source = Source::of(argument);

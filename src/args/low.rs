@@ -170,6 +170,8 @@ pub struct ValidateArgs {
     #[arg(long, value_name = "FILE")]
     pub measurements: Vec<OsString>,
     /// A profile that measurements name besides the presets, as `calibrate` writes; may be given again
+    ///
+    /// One that calls itself like a preset is taken in its place, and the report says so.
     #[arg(long, value_name = "FILE")]
     pub hardware: Vec<OsString>,
     /// Form of the answer
@@ -189,11 +191,13 @@ pub struct ConvertArgs {
     /// Who measured them
     #[arg(long, default_value = "not said")]
     pub source: String,
-    /// A preset of hardware
-    #[arg(long, value_name = "NAME", default_value = "a100-80gb-8")]
+    /// On what: a preset such as a100-80gb-8, or the name of a profile that `validate` is given
+    ///
+    /// It also says how many devices a node has, and what connects the nodes: rows say neither.
+    #[arg(long, value_name = "NAME")]
     pub hardware: String,
-    /// What the backward pass computed again
-    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = named(&RECOMPUTE))]
+    /// What the backward pass computed again, which rows do not say
+    #[arg(long, value_name = "WHAT", value_parser = named(&RECOMPUTE_OF_GPT))]
     pub recompute: Recompute,
     /// Rows of the embedding
     #[arg(long, value_name = "N", default_value_t = 51_200)]
@@ -203,7 +207,7 @@ pub struct ConvertArgs {
 impl ConvertArgs {
     /// The name of what was computed again.
     pub fn recompute_name(&self) -> &'static str {
-        name_of(&RECOMPUTE, &self.recompute)
+        name_of(&RECOMPUTE_OF_GPT, &self.recompute)
     }
 }
 
@@ -361,6 +365,10 @@ const RECOMPUTE: [(&str, Recompute); 4] = [
     ("latents", Recompute::Latents),
     ("block", Recompute::Block),
 ];
+
+/// Steps of GPTs are priced with no other.
+const RECOMPUTE_OF_GPT: [(&str, Recompute); 2] =
+    [("none", Recompute::None), ("block", Recompute::Block)];
 
 const NORM: [(&str, NormRule); 3] =
     [("auto", NormRule::Auto), ("sync", NormRule::Sync), ("online", NormRule::Online)];

@@ -12,7 +12,7 @@ pub fn run(args: &ValidateArgs) -> Outcome<()> {
     let asked = validate(args)?;
     let compared = super::waiting("predicting", args.format, || compare(&asked))?;
     match args.format {
-        Format::Json => output::print_json(&validation::json(&asked.files, &compared)),
-        Format::Text => output::print(&validation::text(&asked.files, &compared)),
+        Format::Json => output::print_json(&validation::json(&asked, &compared)),
+        Format::Text => output::print(&validation::text(&asked, &compared)),
     }
 }

@@ -133,8 +133,9 @@ impl Findings {
         );
         if self.coverage.iter().any(|of| of.half_width_90 > 1.0) {
             page.paragraph(
-                "Beyond ±100 %, the factor that nine measurements in ten stay below, over what the others make of \
-                 them: of such kernels the profile says nothing. Most often the machine was busy: measure it again.",
+                "Beyond ±100 %, the factor that nine measurements in ten lie within, either way, of what the \
+                 others make of them: of such kernels the profile says nothing. Most often the machine was busy: \
+                 measure it again.",
             );
         }
         presets(&mut page, &self.presets);

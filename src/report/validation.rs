@@ -5,15 +5,16 @@ use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings, Unit};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, percent, plural};
+use super::page::{Align, Page, percent, percents, plural, signed_percents};
 use crate::args::low::executor_name;
-use crate::validate::{Compared, Summary, overall, sources, tables};
+use crate::args::validate::{Given, Validation};
+use crate::validate::{Compared, LeftOut, Summary, left_out, overall, sources, tables};
 
 /// More figures than this in one table are summed up only.
 const SHOWN_MAX: usize = 60;
 
 /// The report for people.
-pub fn text(files: &[MeasurementsFile], compared: &[Compared]) -> String {
+pub fn text(asked: &Validation, compared: &[Compared]) -> String {
     let mut page = Page::default();
     for table in tables(compared) {
         page.heading(&table.name);
@@ -32,8 +33,11 @@ pub fn text(files: &[MeasurementsFile], compared: &[Compared]) -> String {
         page.heading(title);
         errors(&mut page, &summaries);
     }
+    other_terms(&mut page, compared);
+    without_themselves(&mut page, &left_out(compared));
+    hardware(&mut page, asked, compared);
     page.heading("Sources");
-    for (name, source) in files.iter().flat_map(|file| &file.sources) {
+    for (name, source) in asked.files.iter().flat_map(|file| &file.read.sources) {
         page.paragraph(&format!("{name}: {}. {}", source.citation, source.conditions));
     }
     page.finish()
@@ -47,9 +51,13 @@ fn figures(page: &mut Page, table: &Summary) {
             executor_name(one.measurement.executor).to_string(),
             time(one, one.measured_s),
             time(one, one.predicted_s),
-            format!("{error:+.1} %"),
+            signed_percents(error, 1),
             format!("{} to {}", Seconds(one.interval_s[0]), time(one, one.interval_s[1])),
-            if one.fitted { "fitted to it".into() } else { String::new() },
+            match (one.fitted, one.other_terms) {
+                (true, None) => "fitted to it".into(),
+                (true, Some(_)) => "fitted to it, on other terms".into(),
+                (false, _) => String::new(),
+            },
         ]
     };
     let rows: Vec<_> = table.figures.iter().map(row).collect();
@@ -93,10 +101,10 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
             summary.name.clone(),
             figures.to_string(),
             if summary.fitted == 0 { String::new() } else { summary.fitted.to_string() },
-            format!("{mean:.2} %"),
-            format!("{median:.2} %"),
-            format!("{worst:.2} %"),
-            format!("{sign:+.2} %"),
+            percents(mean, 2),
+            percents(median, 2),
+            percents(worst, 2),
+            signed_percents(sign, 2),
             order,
             format!("{inside} of {of} ({share})"),
         ]
@@ -116,10 +124,88 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
     page.table(&columns, &rows);
 }
 
+/// Figures of a fit that are looked at otherwise than the fit did.
+fn other_terms(page: &mut Page, compared: &[Compared]) {
+    let mut found: Vec<([String; 3], u64)> = vec![];
+    for terms in compared.iter().filter_map(|one| one.other_terms) {
+        let words = terms.words();
+        match found.iter_mut().find(|(known, _)| *known == words) {
+            Some((_, count)) => *count += 1,
+            None => found.push((words, 1)),
+        }
+    }
+    for ([hardware, recompute, vocabulary], count) in found {
+        page.paragraph(&format!(
+            "{} the fit of GPTs has seen on other terms than the file's: hardware `{hardware}`, recomputation \
+             `{recompute}`, a vocabulary of {vocabulary}. What stands beside them is neither a prediction nor an \
+             error of that fit.",
+            plural(count, "figure"),
+        ));
+    }
+}
+
+/// What the factor of steps is worth.
+fn without_themselves(page: &mut Page, figures: &[LeftOut]) {
+    if figures.is_empty() {
+        return;
+    }
+    page.heading("Step times that were fitted to, each left out of the fit in turn");
+    let row = |one: &LeftOut| {
+        let figure = one.figure;
+        vec![
+            figure.measurement.name.clone(),
+            time(figure, figure.measured_s),
+            time(figure, one.predicted_s),
+            signed_percents(one.error() * 100.0, 1),
+        ]
+    };
+    let columns = [
+        ("figure left out", Align::Left),
+        ("measured", Align::Right),
+        ("predicted without it", Align::Right),
+        ("error", Align::Right),
+    ];
+    page.table(&columns, &figures.iter().map(row).collect::<Vec<_>>());
+}
+
+/// Which profiles were used, where some were given: one may be called like a preset.
+fn hardware(page: &mut Page, asked: &Validation, compared: &[Compared]) {
+    if asked.profiles.is_empty() {
+        return;
+    }
+    page.heading("Hardware");
+    for Hardware { name, from, hides_preset } in used(asked, compared) {
+        let instead = if hides_preset { ", in the place of the preset of that name" } else { "" };
+        page.line(format!("{name}: {from}{instead}"));
+    }
+}
+
+/// The profiles that figures are of, each once.
+fn used<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Vec<Hardware<'a>> {
+    let mut used: Vec<Hardware> = vec![];
+    for one in compared {
+        let name = one.measurement.hardware.as_str();
+        if used.iter().all(|known| known.name != name) {
+            let given = asked.given(name);
+            let file = given.filter(|given| given.path != name);
+            let from = file.map_or("the preset", |given| given.path.as_str());
+            used.push(Hardware {
+                name,
+                from,
+                hides_preset: given.is_some_and(Given::hides_preset),
+            });
+        }
+    }
+    used
+}
+
 /// The report for programs.
 #[derive(Serialize)]
 pub struct Document<'a> {
     figures: Vec<Figure<'a>>,
+    /// Step times that were fitted to, by a fit to the others.
+    left_out: Vec<Without<'a>>,
+    hardware: Vec<Hardware<'a>>,
     tables: Vec<Sum>,
     sources: Vec<Sum>,
     overall: Vec<Sum>,
@@ -136,6 +222,8 @@ struct Figure<'a> {
     executor: &'static str,
     race: Option<&'a str>,
     fitted: bool,
+    /// Where it is fitted to on other terms than the file's: hardware, recomputation, vocabulary.
+    terms_of_fit: Option<[String; 3]>,
     /// What the times are for: the figure, or 10⁹ bytes that recomputation frees.
     per: &'static str,
     measured_s: f64,
@@ -143,6 +231,25 @@ struct Figure<'a> {
     error_percent: f64,
     interval_s: [f64; 2],
     inside: bool,
+}
+
+#[derive(Serialize)]
+struct Without<'a> {
+    file: &'a str,
+    name: &'a str,
+    measured_s: f64,
+    predicted_s: f64,
+    error_percent: f64,
+}
+
+/// A profile that figures are of.
+#[derive(Serialize)]
+struct Hardware<'a> {
+    name: &'a str,
+    /// The path of its file, or that it is a preset.
+    from: &'a str,
+    /// Whether a file is taken in the place of the preset of its name.
+    hides_preset: bool,
 }
 
 #[derive(Serialize)]
@@ -170,7 +277,7 @@ struct Citation<'a> {
 }
 
 /// The JSON document.
-pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> Document<'a> {
+pub fn json<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Document<'a> {
     let figure = |one: &'a Compared<'a>| Figure {
         file: one.file,
         table: &one.measurement.table,
@@ -180,6 +287,7 @@ pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> 
         executor: executor_name(one.measurement.executor),
         race: one.measurement.race.as_deref(),
         fitted: one.fitted,
+        terms_of_fit: one.other_terms.map(|terms| terms.words()),
         per: if per_gigabyte(one) { "gigabyte_freed" } else { "figure" },
         measured_s: one.measured_s,
         predicted_s: one.predicted_s,
@@ -202,11 +310,20 @@ pub fn json<'a>(files: &'a [MeasurementsFile], compared: &'a [Compared<'a>]) -> 
             conditions: &source.conditions,
         })
     };
+    let without = |one: LeftOut<'a>| Without {
+        file: one.figure.file,
+        name: &one.figure.measurement.name,
+        measured_s: one.figure.measured_s,
+        predicted_s: one.predicted_s,
+        error_percent: one.error() * 100.0,
+    };
     Document {
         figures: compared.iter().map(figure).collect(),
+        left_out: left_out(compared).into_iter().map(without).collect(),
+        hardware: used(asked, compared),
         tables: sums(tables(compared)),
         sources: sums(sources(compared)),
         overall: sums(overall(compared)),
-        citations: files.iter().flat_map(cited).collect(),
+        citations: asked.files.iter().flat_map(|file| cited(&file.read)).collect(),
     }
 }

@@ -5,8 +5,11 @@
 //! ([`narrows_cost_model::gpt`]). Nothing is fitted here; figures that something was fitted to before are
 //! marked, and summed up apart.
 
+mod left_out;
+
 use std::collections::BTreeMap;
 
+use narrows_cost_model::gpt::fitted::{Terms, fitted_to};
 use narrows_cost_model::gpt::{self, FRAMEWORK};
 use narrows_cost_model::interval::{Coverage, Spread};
 use narrows_cost_model::measured::{
@@ -15,13 +18,15 @@ use narrows_cost_model::measured::{
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
-use narrows_plan::{Defect, Defects, Kernel};
+use narrows_plan::{DType, Defect, Defects, Kernel};
 use narrows_planner::predict::{Prediction, kernels as kernels_of_step, predict_program};
 use narrows_planner::search::search;
 use narrows_planner::{MemoryLimit, Request};
 
-use crate::args::validate::Validation;
+use crate::args::validate::{Given, Validation};
 use crate::errors::{Failure, Outcome, Problem};
+
+pub use left_out::{LeftOut, left_out};
 
 /// A figure and its prediction.
 pub struct Compared<'a> {
@@ -37,6 +42,11 @@ pub struct Compared<'a> {
     pub interval_s: [f64; 2],
     /// Whether something was fitted to this figure: then what stands beside it is no prediction.
     pub fitted: bool,
+    /// The terms of that fit, where they are not those of the file: then what stands beside it is no error of
+    /// the fit either.
+    pub other_terms: Option<&'static Terms>,
+    /// What a step takes on this hardware as a multiple of its kernels, which is fitted to steps.
+    pub step_factor: f64,
 }
 
 /// A predicted time and its interval, in seconds.
@@ -64,10 +74,10 @@ pub struct Summary<'a> {
 /// Predicts every figure, on the presets and on the profiles that were given besides.
 pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
     let Validation { files, profiles } = asked;
-    let given = profiles.iter().map(|profile| (profile.name(), profile.clone()));
+    let given = profiles.iter().map(|given| (given.read.name(), given.read.clone()));
     let mut profiles: BTreeMap<&str, Profile> = given.collect();
     let mut compared = vec![];
-    for file in files {
+    for Given { path, read: file } in files {
         for (index, measurement) in file.measurements.iter().enumerate() {
             let at = |field: &str| format!("measurements[{index}].{field}");
             let name = measurement.hardware.as_str();
@@ -76,26 +86,27 @@ pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
                     let hint = "a preset's name, or that of a profile given as --hardware FILE";
                     let defects = moved(defects, &at("hardware")).0.into_iter();
                     let defects = defects.map(|defect| defect.hint(hint)).collect();
-                    Failure::file(&file.name, Defects(defects))
+                    Failure::file(path, Defects(defects))
                 })?;
                 profiles.insert(name, found);
             }
             let profile = &profiles[name];
             let predicted = match &measurement.measured {
                 Measured::Kernels(runs) => kernels(measurement, runs, profile),
-                Measured::Step(step) => {
-                    self::step(step, measurement, profile).map_err(|defects| {
-                        Failure::file(&file.name, moved(defects, &at("measured.step")))
-                    })?
-                }
+                Measured::Step(step) => self::step(step, measurement, profile)
+                    .map_err(|defects| Failure::file(path, moved(defects, &at("measured.step"))))?,
                 Measured::Recomputation(step) => recomputation(step, measurement, profile)
                     .map_err(|defects| {
-                        Failure::file(&file.name, moved(defects, &at("measured.recomputation")))
+                        Failure::file(path, moved(defects, &at("measured.recomputation")))
                     })?,
             };
             let measured_s = measurement.measured_s(profile);
             let Predicted { time_s: predicted_s, interval_s } = predicted;
-            let fitted = measurement.fitted || fitted_to(measurement, measured_s);
+            let terms = self::terms(measurement, measured_s);
+            let fitted = measurement.fitted || terms.is_some();
+            let other_terms =
+                terms.and_then(|(terms, step)| (!terms.hold(step, profile)).then_some(terms));
+            let step_factor = profile.launching(measurement.executor).step_factor;
             let file = &file.name;
             compared.push(Compared {
                 file,
@@ -104,6 +115,8 @@ pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
                 predicted_s,
                 interval_s,
                 fitted,
+                other_terms,
+                step_factor,
             });
         }
     }
@@ -113,17 +126,26 @@ pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
     Ok(compared)
 }
 
-/// Whether the constants for GPTs were fitted to this step, whatever its file says.
-fn fitted_to(measurement: &Measurement, measured_s: f64) -> bool {
-    match &measurement.measured {
-        Measured::Step(step) => gpt::fitted::was_fitted_to(step, measurement.mesh, measured_s),
-        _ => false,
-    }
+/// The terms on which the constants for GPTs were fitted to this step, whatever its file says, and the step.
+fn terms(measurement: &Measurement, measured_s: f64) -> Option<(&'static Terms, &Step)> {
+    let Measured::Step(step) = &measurement.measured else { return None };
+    Some((fitted_to(step, measurement.mesh, measured_s)?, step))
 }
 
-/// Defects of a part, at the place of the part.
+/// Defects of a part, at the place of the part. What a request calls by its flag is called by its field.
 fn moved(defects: Defects, place: &str) -> Defects {
-    let place = |defect: Defect| Defect { field: place.to_owned(), ..defect };
+    let place = |defect: Defect| {
+        let field = match defect.field.as_str() {
+            "global-batch" | "sequence-length" | "micro-batch" => {
+                format!(".workload.{}", defect.field.replace('-', "_"))
+            }
+            "model" | "recompute" | "strategy" | "norm" | "weights" | "zero" => {
+                format!(".{}", defect.field)
+            }
+            _ => String::new(),
+        };
+        Defect { field: format!("{place}{field}"), ..defect }
+    };
     Defects(defects.0.into_iter().map(place).collect())
 }
 
@@ -148,6 +170,11 @@ fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> 
 fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Predicted, Defects> {
     let mesh = measurement.mesh;
     if let Some(time_s) = gpt::step_s(step, mesh, profile, &FRAMEWORK) {
+        if profile.precision().compute() != DType::Bf16 {
+            let problem =
+                format!("a GPT is priced in 16 bits, and `{}` computes in 32", profile.name());
+            return Err(Defect::new("model", problem).hint("hardware of `mixed-bf16`").into());
+        }
         let certainty = gpt::interval::certainty()?;
         let interval_s = certainty.interval_s(step, mesh, profile, &FRAMEWORK);
         return Ok(Predicted { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });

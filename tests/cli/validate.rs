@@ -9,6 +9,8 @@ use super::{json as answer, narrows, refusal, stdout};
 const ROWS: &str = "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,\
 sequence length,tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n\
 8,16,2,1024,16,24,1024,2,2,2,400\n";
+/// What rows do not say.
+const TERMS: &str = "--hardware a100-80gb-8 --recompute none";
 
 #[test]
 fn published_figures_are_predicted() {
@@ -43,7 +45,7 @@ fn rows_become_measurements_and_are_predicted() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.csv");
     fs::write(&rows, ROWS).unwrap();
-    let converted = stdout(&format!("convert {} --name mine", rows.display()));
+    let converted = stdout(&format!("convert {} {TERMS} --name mine", rows.display()));
     let file: Value = serde_json::from_str(&converted).unwrap();
     let schema: Value = serde_json::from_str(&stdout("schema measurements")).unwrap();
     assert!(jsonschema::is_valid(&schema, &file));
@@ -68,6 +70,23 @@ fn damaged_measurements_are_refused_with_their_place() {
         ("/measurements/60/unit", json!("ms"), "measurements[60].unit"),
         ("/measurements/60/measured/recomputation/recompute", json!("none"), "recompute: say what"),
         ("/measurements/58/measured/kernels/0/norm/norm", json!("auto"), "norm.norm: `auto`"),
+        ("/measurements/58/mesh/tensor", json!(1), "kernels[0].norm: runs among the devices"),
+        ("/measurements/30/mesh/tensor", json!(1), "measured.kernels[0].all_reduce: runs among"),
+        (
+            "/measurements/53/measured/step/strategy",
+            json!("fullrank-tp"),
+            "measurements[53].measured.step.strategy: `fullrank-tp` is a way of sharding dense",
+        ),
+        (
+            "/measurements/50/measured/step/workload/sequence_length",
+            json!(1 << 20),
+            "measured.step.workload.sequence_length: 1048576 tokens are more than",
+        ),
+        (
+            "/measurements/52/measured/step/workload/global_batch",
+            json!(5),
+            "measurements[52].measured.step.workload.global_batch: 5 sequences do not divide",
+        ),
         ("/measurements/58/measured/kernels/0/norm/features", json!(4098), "4098 does not divide"),
         ("/measurements/0/table", json!(" "), "measurements[0].table: says nothing"),
         ("/measurements/0/name", json!("\u{1b}[31m"), "measurements[0].name: holds a control"),
@@ -76,9 +95,13 @@ fn damaged_measurements_are_refused_with_their_place() {
         ("/measurements/0/source", json!("nobody"), "measurements[0].source"),
         ("/measurements/0/hardware", json!("b200"), "measurements[0].hardware"),
         ("/measurements/0/unit", json!("hours"), "measurements[0].unit"),
-        ("/measurements/1/name", json!("fullrank_attn, 4 sequences"), "measurements[1].name"),
+        ("/measurements/1/name", json!("fullrank_attn, 4 sequences"), "taken by measurements[0]"),
         ("/measurements/0/mesh/tensor", json!(0), "measurements[0].mesh.tensor"),
-        ("/measurements/50/measured/step/model", json!({"preset": "x"}), "measurements[50]"),
+        (
+            "/measurements/50/measured/step/model",
+            json!({"preset": "x"}),
+            "measurements[50].measured.step.model.preset: there is no",
+        ),
         ("/measurements/50/measured/step/workload/global_batch", json!(5), "do not divide"),
         ("/format", json!("narrows-measurements/9"), "format"),
     ] {
@@ -87,6 +110,73 @@ fn damaged_measurements_are_refused_with_their_place() {
         fs::write(&path, file.to_string()).unwrap();
         let message = refusal(&format!("validate --measurements {}", path.display()), 2);
         assert!(message.contains(part), "{pointer}: {message}");
+        assert!(message.contains("m.json: "), "which file: {message}");
+        assert!(message.lines().all(|line| line.len() < 300), "no endless numbers: {message}");
+    }
+    let twice = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
+    assert_ne!(twice, text);
+    fs::write(&path, twice).unwrap();
+    let message = refusal(&format!("validate --measurements {}", path.display()), 2);
+    assert!(message.contains("`boost-products` is there twice"), "{message}");
+}
+
+/// What a GPT's fields may say and its price does not know.
+#[test]
+fn steps_of_gpts_that_have_no_price_are_refused_by_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let (rows, path) = (folder.path().join("rows.csv"), folder.path().join("m.json"));
+    fs::write(&rows, ROWS).unwrap();
+    let good = answer_of_convert(&rows);
+    let line = format!("validate --measurements {}", path.display());
+    for (field, value, problem, hint) in [
+        ("recompute", "auto", "recomputes nothing, or whole blocks", "none, block"),
+        ("recompute", "latents", "recomputes nothing, or whole blocks", "none, block"),
+        ("norm", "sync", "LayerNorms are whole", "leave it out"),
+        ("norm", "online", "LayerNorms are whole", "leave it out"),
+        ("weights", "sharded", "how a GPT's weights lie", "leave it out"),
+        ("zero", "one", "without ZeRO", "off"),
+        ("strategy", "btp", "full rank, not `btp`", "fullrank-tp"),
+    ] {
+        let mut file = good.clone();
+        file["measurements"][0]["measured"]["step"][field] = json!(value);
+        fs::write(&path, file.to_string()).unwrap();
+        let message = refusal(&line, 2);
+        let place = format!("measurements[0].measured.step.{field}: ");
+        for part in [place.as_str(), problem, hint] {
+            assert!(message.contains(part), "{field}: {message}");
+        }
+    }
+    let mut file = good.clone();
+    file["measurements"][0]["hardware"] = json!("cpu-local");
+    fs::write(&path, file.to_string()).unwrap();
+    let message = refusal(&line, 2);
+    assert!(message.contains("measured.step.model: a GPT is priced in 16 bits"), "{message}");
+    for wrong in ["--recompute latents --hardware a100-80gb-8", "--recompute none", "--hardware x"]
+    {
+        refusal(&format!("convert {} {wrong}", rows.display()), 2);
+    }
+}
+
+/// Every fitted step by what the others say, in the report that people read too.
+#[test]
+fn steps_are_left_out_of_their_fit() {
+    let document = answer("validate");
+    let figures = document["left_out"].as_array().unwrap();
+    assert_eq!(figures.len(), 3);
+    let text = stdout("validate");
+    let table = text.split("each left out of the fit in turn").nth(1).expect("a table");
+    let table = table.split("Sources").next().unwrap();
+    for figure in figures {
+        let (name, error) = (figure["name"].as_str().unwrap(), &figure["error_percent"]);
+        let row = table.lines().find(|line| line.contains(name)).expect(name);
+        assert!(row.contains(&format!("{:+.1} %", error.as_f64().unwrap())), "{row} {error}");
+        let all = document["figures"].as_array().unwrap();
+        let own = all.iter().find(|one| one["name"] == name).unwrap();
+        let in_fit = own["error_percent"].as_f64().unwrap();
+        assert!(
+            error.as_f64().unwrap().abs() > in_fit.abs(),
+            "{error} {in_fit}: it was not left out"
+        );
     }
 }
 
@@ -117,7 +207,7 @@ fn rows_that_are_wrong_are_refused_with_their_line() {
         (String::new(), "line 1: there is no column"),
     ] {
         fs::write(&path, rows).unwrap();
-        let message = refusal(&format!("convert {}", path.display()), 2);
+        let message = refusal(&format!("convert {} {TERMS}", path.display()), 2);
         assert!(message.contains(part), "{part}: {message}");
     }
     let quoted = ROWS.lines().map(|line| format!("\"{}\"\r\n", line.replace(',', "\",\"")));
@@ -128,7 +218,7 @@ fn rows_that_are_wrong_are_refused_with_their_line() {
 }
 
 fn answer_of_convert(path: &std::path::Path) -> Value {
-    serde_json::from_str(&stdout(&format!("convert {}", path.display()))).unwrap()
+    serde_json::from_str(&stdout(&format!("convert {} {TERMS}", path.display()))).unwrap()
 }
 
 /// What nobody fitted anything to is a prediction, and what somebody did is not.
@@ -138,7 +228,7 @@ fn rows_that_constants_were_fitted_to_are_no_predictions() {
     let path = folder.path().join("rows.csv");
     fs::write(&path, ROWS).unwrap();
     let written = folder.path().join("mine.json");
-    fs::write(&written, stdout(&format!("convert {}", path.display()))).unwrap();
+    fs::write(&written, stdout(&format!("convert {} {TERMS}", path.display()))).unwrap();
     let document = answer(&format!("validate --measurements {}", written.display()));
     assert_eq!(document["figures"][0]["fitted"], false);
     let sample = "../shared/data/vtrain-a100-single-sample.csv";
@@ -148,12 +238,28 @@ fn rows_that_constants_were_fitted_to_are_no_predictions() {
     }
     fs::write(
         &written,
-        stdout(&format!("convert {sample}")).replace("\"fitted\": true", "\"fitted\": false"),
+        stdout(&format!("convert {sample} {TERMS}"))
+            .replace("\"fitted\": true", "\"fitted\": false"),
     )
     .unwrap();
-    let document = answer(&format!("validate --measurements {}", written.display()));
+    let line = format!("validate --measurements {}", written.display());
+    let document = answer(&line);
     assert_eq!(document["overall"].as_array().unwrap().len(), 1, "none is called a prediction");
     assert_eq!(document["overall"][0]["fitted"], 240);
+    let figures = document["figures"].as_array().unwrap();
+    assert!(figures.iter().all(|figure| figure["terms_of_fit"].is_null()), "the fit's own terms");
+    let mut rounded: Value = serde_json::from_str(&fs::read_to_string(&written).unwrap()).unwrap();
+    for one in rounded["measurements"].as_array_mut().unwrap() {
+        let value = one["value"].as_f64().unwrap();
+        one["value"] = json!(format!("{value:.1e}").parse::<f64>().unwrap());
+        one["measured"]["step"]["recompute"] = json!("block");
+    }
+    fs::write(&written, rounded.to_string()).unwrap();
+    let document = answer(&line);
+    assert_eq!(document["overall"][0]["fitted"], 240, "rounding makes no predictions");
+    assert_eq!(document["figures"][0]["terms_of_fit"], json!(["a100-80gb-8", "none", "51200"]));
+    let text = stdout(&line);
+    assert!(text.contains("240 figures the fit of GPTs has seen on other terms"), "{text}");
 }
 
 /// Anyone's figures of anyone's machine.
@@ -175,6 +281,37 @@ fn figures_are_predicted_on_a_profile_of_ones_own() {
     assert_eq!(document["figures"][0]["hardware"], "mine");
     let message = refusal(&format!("{line} --measurements {}", path.display()), 2);
     assert!(message.contains("two files call themselves `boost-a100`"), "{message}");
+    let again = hardware.display();
+    let message = refusal(&format!("{line} --hardware {again} --hardware {again}"), 2);
+    assert!(message.contains("two files call themselves `mine`"), "{message}");
+}
+
+/// Which one of a preset and a file of its name was taken is told.
+#[test]
+fn profiles_that_are_called_like_a_preset_are_told_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a100.json");
+    let mut profile: Value =
+        serde_json::from_str(include_str!("../../profiles/a100-80gb.json")).unwrap();
+    profile["executors"]["eager"]["step_factor"] = json!(2.0);
+    fs::write(&path, profile.to_string()).unwrap();
+    let document = answer(&format!("validate --hardware {}", path.display()));
+    let hardware = &document["hardware"][0];
+    assert_eq!((&hardware["name"], &hardware["hides_preset"]), (&"a100-80gb".into(), &true.into()));
+    assert_eq!(hardware["from"], path.to_str().unwrap());
+    assert_eq!(document["left_out"], json!([]), "its factor was not fitted to these steps");
+    let text = stdout(&format!("validate --hardware {}", path.display()));
+    assert!(text.contains("in the place of the preset of that name"), "{text}");
+    fs::write(folder.path().join("a100-80gb"), profile.to_string()).unwrap();
+    let line = "validate --hardware a100-80gb";
+    let mut command = narrows(line);
+    let output = command.current_dir(folder.path()).assert().success().get_output().clone();
+    let warning = String::from_utf8_lossy(&output.stderr);
+    assert!(warning.contains("taken as the preset; the file is `./a100-80gb`"), "{warning}");
+    let mut command = narrows("validate --hardware h100-sxm");
+    let output = command.assert().success().get_output().clone();
+    let warning = String::from_utf8_lossy(&output.stderr);
+    assert!(warning.contains("no measurement is of `h100-sxm`"), "{warning}");
 }
 
 /// What a step adds to its kernels is in every time that is reported.

@@ -10,6 +10,7 @@ use narrows_plan::{Bytes, Mesh, Workload};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::sources;
 use crate::Executor;
 
 /// Measurements as written; [`read`](super::read) also checks them.
@@ -24,6 +25,7 @@ pub struct MeasurementsFile {
     /// One or two sentences for a reader.
     pub description: String,
     /// Who measured, by a name that measurements refer to.
+    #[serde(deserialize_with = "sources::each_once")]
     pub sources: IndexMap<String, Source>,
     /// The figures.
     pub measurements: Vec<Measurement>,

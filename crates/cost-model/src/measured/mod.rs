@@ -9,6 +9,7 @@ mod errors;
 mod file;
 mod kernels;
 mod rows;
+mod sources;
 
 use narrows_plan::{Defect, Defects};
 

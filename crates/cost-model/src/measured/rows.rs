@@ -15,13 +15,14 @@
 
 use indexmap::IndexMap;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
+use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects, Mesh, Workload};
 
 use super::{
     Format, Gpt, Measured, Measurement, MeasurementsFile, Source, Step, Subject, Unit, check,
 };
 use crate::Executor;
-use crate::gpt::fitted::was_fitted_to;
+use crate::gpt::fitted::fitted_to;
 
 /// What rows do not say of themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub struct Assumed {
     pub hardware: String,
     /// Rows of the embedding.
     pub vocabulary: u64,
-    /// What the backward pass computed again.
+    /// What the backward pass computed again: nothing or whole blocks, no other is priced.
     pub recompute: Recompute,
 }
 
@@ -164,7 +165,7 @@ impl Row<'_> {
     fn size(&mut self, column: &str) -> u64 {
         let number = self.number(column);
         if number.fract() != 0.0 || !(1.0..1e9).contains(&number) {
-            self.defect(column, format!("{number} is not a count"));
+            self.defect(column, format!("{} is not a count", short(number)));
             return 1;
         }
         number as u64
@@ -216,7 +217,7 @@ impl Row<'_> {
             hardware: assumed.hardware.clone(),
             executor: Executor::Eager,
             mesh,
-            fitted: was_fitted_to(&step, mesh, value * 1e-3),
+            fitted: fitted_to(&step, mesh, value * 1e-3).is_some(),
             measured: Measured::Step(Box::new(step)),
             value,
             unit: Unit::Ms,

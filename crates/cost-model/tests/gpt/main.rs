@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use narrows_cost_model::gpt::fit::{Drawn, NAMES, Row, Rows, framework, numbers};
-use narrows_cost_model::gpt::fitted::{digest, was_fitted_to};
+use narrows_cost_model::gpt::fitted::{Terms, digest, fitted_to};
 use narrows_cost_model::gpt::interval::{Certainty, certainty};
 use narrows_cost_model::gpt::{FRAMEWORK, Framework, step_s};
 use narrows_cost_model::measured::{
@@ -237,7 +237,7 @@ fn other_models_and_other_hardware_are_less_certain() {
     }
 }
 
-/// Rows of the fit are told from others, whatever is assumed of them.
+/// Rows of the fit are told from others, whatever is assumed of them and however their times are rounded.
 #[test]
 fn rows_say_whether_something_was_fitted_to_them() {
     let Some((rows, profiles)) = both() else { return };
@@ -245,31 +245,57 @@ fn rows_say_whether_something_was_fitted_to_them() {
     for row in &rows {
         let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
         let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
-        let assumed = Step { recompute: Recompute::Latents, ..step.as_ref().clone() };
-        assert!(was_fitted_to(&assumed, mesh, measured_s));
+        let own = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
+        let terms = fitted_to(step, mesh, measured_s).unwrap();
+        assert!(terms.hold(step, own), "{terms:?}");
+        let two_digits: f64 = format!("{measured_s:.1e}").parse().unwrap();
+        for rounded in [two_digits, measured_s * 0.96, measured_s * 1.04] {
+            assert_eq!(fitted_to(step, mesh, rounded), Some(terms), "{rounded} for {measured_s}");
+        }
+        let recompute = match step.recompute {
+            Recompute::None => Recompute::Block,
+            _ => Recompute::None,
+        };
+        let assumed = Step { recompute, ..step.as_ref().clone() };
+        assert_eq!(fitted_to(&assumed, mesh, measured_s), Some(terms));
+        assert!(!terms.hold(&assumed, own) && !terms.hold(step, &preset("a100-80gb").unwrap()));
         let mut other = assumed.clone();
         other.workload.global_batch *= 2;
-        assert!(!was_fitted_to(&other, mesh, measured_s));
-        assert!(!was_fitted_to(&assumed, mesh, measured_s * 1.001));
+        assert_eq!(fitted_to(&other, mesh, measured_s), None);
+        assert_eq!(fitted_to(step, mesh, measured_s * 1.2), None);
     }
 }
 
-/// Digests of the rows, sorted: no order of theirs says anything.
-fn digests(rows: &[Measurement], profile: &Profile) -> String {
-    let digest = |row: &Measurement| {
-        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
-        digest(step, row.mesh, row.measured_s(profile)).unwrap() + "\n"
+/// Digests of the rows below the terms of their file, sorted: no order of theirs says anything.
+fn digests(rows: &[Measurement], profiles: &[Profile; 2]) -> String {
+    let of_one = |profile: &Profile| {
+        let own = rows.iter().filter(|row| row.hardware == profile.name());
+        let digest = |row: &Measurement| {
+            let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+            let Subject::Gpt(gpt) = step.model else { panic!("rows are steps of GPTs") };
+            let (hardware, recompute) = (row.hardware.clone(), step.recompute);
+            let terms = Terms { hardware, recompute, vocabulary: gpt.vocabulary };
+            let digest = digest(step, row.mesh, row.measured_s(profile)).unwrap();
+            (terms.words().join(" "), digest)
+        };
+        let mut digests: Vec<(String, String)> = own.map(digest).collect();
+        digests.sort();
+        let heading = digests[0].0.clone();
+        assert!(
+            digests.iter().all(|(terms, _)| *terms == heading),
+            "one file is on the same terms"
+        );
+        let lines = digests.into_iter().map(|(_, digest)| digest + "\n");
+        format!("{heading}\n{}", lines.collect::<String>())
     };
-    let mut digests: Vec<String> = rows.iter().map(digest).collect();
-    digests.sort();
-    digests.concat()
+    profiles.iter().map(of_one).collect()
 }
 
 #[test]
 #[ignore = "a tool: with NARROWS_BLESS=1 writes data/fits/gpt-a100-rows.txt, which rows were fitted to"]
 fn name_rows() {
     let Some((rows, profiles)) = both() else { return };
-    let digests = digests(&rows, &profiles[0]);
+    let digests = digests(&rows, &profiles);
     println!("{digests}");
     if std::env::var_os("NARROWS_BLESS").is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fits/gpt-a100-rows.txt");

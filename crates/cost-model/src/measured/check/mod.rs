@@ -1,16 +1,15 @@
 //! Whether measurements make sense: names that are there, sizes that divide, values that are times.
 
-use std::collections::HashSet;
+mod step;
+
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, Zero};
+use narrows_plan::strategy::NormRule;
+use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects, Mesh};
 
-use crate::Executor;
-
-use super::{
-    Gpt, KernelRun, Measured, Measurement, MeasurementsFile, NormRun, Step, Subject, Unit,
-};
+use super::{KernelRun, Measured, Measurement, MeasurementsFile, NormRun, Unit};
 
 /// Larger sizes are mistakes, and their products do not overflow.
 const SIZE_MAX: u64 = 1 << 24;
@@ -18,8 +17,6 @@ const SIZE_MAX: u64 = 1 << 24;
 const DEVICES_MAX: u64 = 1 << 20;
 /// More numbers than this no device holds, and their bytes do not overflow.
 const NUMBERS_MAX: u128 = 1 << 52;
-/// A simulated step has each of them.
-const MICROBATCHES_MAX: u64 = 1 << 16;
 /// Times in seconds: a thousandth of a nanosecond to thirty years.
 const TIME_S: RangeInclusive<f64> = 1e-12..=1e9;
 /// Percent of a peak that nobody exceeds.
@@ -27,25 +24,30 @@ const PERCENT: RangeInclusive<f64> = 1e-6..=100.0;
 
 /// Every defect of a file.
 pub fn check(file: &MeasurementsFile) -> Result<(), Defects> {
-    let mut check = Check { defects: Defects::default(), place: String::new() };
+    let mut check = Check { defects: Defects::default(), place: String::new(), sound_until: 0 };
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
     if file.name.is_empty() || !file.name.chars().all(legal) {
-        check.defect("name", format!("`{}` is not a name", file.name));
+        let problem = format!("`{}` is not a name", file.name);
+        check.hinted("name", problem, "lower-case letters, digits, `-`, `_` and `.`");
     }
     check.words("description", &file.description, true);
     for (name, source) in &file.sources {
-        check.words("sources", name, false);
-        check.words(&format!("sources.{name}.citation"), &source.citation, false);
-        check.words(&format!("sources.{name}.conditions"), &source.conditions, true);
+        check.words(&format!("sources[{name:?}]"), name, false);
+        check.words(&format!("sources[{name:?}].citation"), &source.citation, false);
+        check.words(&format!("sources[{name:?}].conditions"), &source.conditions, true);
     }
-    let mut names = HashSet::new();
+    let mut names = HashMap::new();
     for (index, measurement) in file.measurements.iter().enumerate() {
         check.place = format!("measurements[{index}].");
-        if !names.insert(measurement.name.as_str()) {
-            check.defect("name", format!("`{}` is taken", measurement.name));
+        check.sound_until = check.defects.0.len();
+        if let Some(first) = names.insert(measurement.name.as_str(), index) {
+            let problem = format!("`{}` is taken by measurements[{first}]", measurement.name);
+            check.hinted("name", problem, "a name of its own: reports tell figures apart by it");
         }
         if !file.sources.contains_key(&measurement.source) {
-            check.defect("source", format!("`{}` is not among the sources", measurement.source));
+            let known: Vec<&str> = file.sources.keys().map(String::as_str).collect();
+            let problem = format!("`{}` is not a key of `sources`", measurement.source);
+            check.hinted("source", problem, &known.join(", "));
         }
         check.measurement(measurement);
     }
@@ -56,11 +58,23 @@ struct Check {
     defects: Defects,
     /// Before every field.
     place: String,
+    /// How many defects were there before the measurement that is looked at.
+    sound_until: usize,
 }
 
 impl Check {
     fn defect(&mut self, field: &str, problem: String) {
         self.defects.push(Defect::new(format!("{}{field}", self.place), problem));
+    }
+
+    fn hinted(&mut self, field: &str, problem: String, hint: &str) {
+        let defect = Defect::new(format!("{}{field}", self.place), problem);
+        self.defects.push(if hint.is_empty() { defect } else { defect.hint(hint) });
+    }
+
+    /// Whether nothing is wrong with this measurement so far: its sizes may be computed with.
+    fn sound(&self) -> bool {
+        self.defects.0.len() == self.sound_until
     }
 
     fn size(&mut self, field: &str, size: u64) {
@@ -99,8 +113,7 @@ impl Check {
             Unit::MbPerMs => (1.0 / value, TIME_S),
             Unit::PercentOfPeak => (value, PERCENT),
         };
-        let plain = (1e-4..1e9).contains(&value.abs()) || value == 0.0;
-        let shown = if plain { value.to_string() } else { format!("{value:e}") };
+        let shown = short(value);
         // No range contains what is not a number.
         if !(value > 0.0 && range.contains(&in_seconds)) {
             let problem = match measurement.unit {
@@ -131,41 +144,27 @@ impl Check {
         match &measurement.measured {
             Measured::Kernels(runs) => self.kernels(runs, measurement),
             Measured::Step(step) => {
-                if matches!(step.model, Subject::Gpt(_)) && measurement.executor != Executor::Eager
-                {
-                    self.defect("executor", "a GPT is predicted under `eager` alone".into());
-                }
                 if unit == Unit::PercentOfPeak {
-                    self.defect("unit", "`percent_of_peak` is for kernels".into());
+                    self.hinted("unit", "`percent_of_peak` is for products".into(), "s, ms, us");
                 }
-                self.step("step", step, measurement.mesh);
+                self.step("step", step, measurement);
             }
             Measured::Recomputation(step) => {
                 self.recomputation(step);
-                self.step("recomputation", step, measurement.mesh);
+                self.step("recomputation", step, measurement);
             }
         }
         let recomputes = matches!(measurement.measured, Measured::Recomputation(_));
         if recomputes != (unit == saving) {
-            self.defect("unit", "`mb_per_ms` is for recomputation, and no other is".into());
-        }
-    }
-
-    fn recomputation(&mut self, step: &Step) {
-        if matches!(step.recompute, Recompute::Auto | Recompute::None) {
-            let problem = "say what is computed again, `latents` or `block`";
-            self.defect("measured.recomputation.recompute", problem.into());
-        }
-        if let Subject::Gpt(_) = step.model {
-            let problem = "the memory of a GPT is not predicted";
-            self.defect("measured.recomputation.model.gpt", problem.into());
+            let hint = if recomputes { "mb_per_ms" } else { "s, ms, us" };
+            self.hinted("unit", "`mb_per_ms` is for recomputation, and no other is".into(), hint);
         }
     }
 
     fn kernels(&mut self, runs: &[KernelRun], measurement: &Measurement) {
         let unit = measurement.unit;
         if runs.is_empty() {
-            self.defect("measured.kernels", "is empty".into());
+            self.hinted("measured.kernels", "is empty".into(), "product, all_reduce, norm");
         }
         for (index, run) in runs.iter().enumerate() {
             let field = |name: &str| format!("measured.kernels[{index}].{name}");
@@ -182,6 +181,7 @@ impl Check {
                     }
                 }
                 KernelRun::AllReduce(run) => {
+                    self.among_devices(&field("all_reduce"), measurement.mesh);
                     self.size(&field("all_reduce.times"), run.times);
                     if !(1..=1 << 50).contains(&run.payload_bytes.0) {
                         let problem = format!("{} bytes are no payload", run.payload_bytes.0);
@@ -201,7 +201,17 @@ impl Check {
         }
     }
 
+    /// What lies over the tensor axis has no time, or another one, where that is one device.
+    fn among_devices(&mut self, field: &str, mesh: Mesh) {
+        if mesh.tensor == 1 {
+            let problem = "runs among the devices of the tensor axis, and `mesh.tensor` is 1";
+            let hint = "the devices that took part as `mesh.tensor`, or leave this kernel out";
+            self.hinted(field, problem.into(), hint);
+        }
+    }
+
     fn norm(&mut self, field: &str, run: &NormRun, mesh: Mesh) {
+        self.among_devices(field, mesh);
         let sizes = [("rows", run.rows), ("features", run.features), ("times", run.times)];
         for (name, size) in sizes {
             self.size(&format!("{field}.{name}"), size);
@@ -216,77 +226,14 @@ impl Check {
         }
         match run.norm {
             NormRule::Auto => {
-                let problem = "`auto` says not which: `sync` or `online`";
-                self.defect(&format!("{field}.norm"), problem.into());
+                let problem = "`auto` says not which";
+                self.hinted(&format!("{field}.norm"), problem.into(), "sync, online");
             }
             NormRule::Sync if run.latents > 0 => {
                 let problem = "a synchronous norm is done before any latent is made";
                 self.defect(&format!("{field}.latents"), problem.into());
             }
             NormRule::Sync | NormRule::Online => {}
-        }
-    }
-
-    fn step(&mut self, kind: &str, step: &Step, mesh: Mesh) {
-        let work = step.workload;
-        for (name, size) in [
-            ("global_batch", work.global_batch),
-            ("sequence_length", work.sequence_length),
-            ("micro_batch", work.micro_batch),
-        ] {
-            self.size(&format!("measured.{kind}.workload.{name}"), size);
-        }
-        if !self.defects.0.is_empty() {
-            return;
-        }
-        let turn = mesh.data.saturating_mul(work.micro_batch);
-        if !work.global_batch.is_multiple_of(turn) {
-            let problem = format!(
-                "{} sequences do not divide into microbatches of {} on {} replicas",
-                work.global_batch, work.micro_batch, mesh.data
-            );
-            self.defect(&format!("measured.{kind}.workload.global_batch"), problem);
-        } else if work.global_batch / turn > MICROBATCHES_MAX {
-            let problem = format!("more than {MICROBATCHES_MAX} microbatches");
-            self.defect(&format!("measured.{kind}.workload.global_batch"), problem);
-        }
-        if let Subject::Gpt(gpt) = &step.model {
-            self.gpt(gpt, step, mesh);
-        }
-    }
-
-    fn gpt(&mut self, gpt: &Gpt, step: &Step, mesh: Mesh) {
-        let model = "measured.step.model.gpt";
-        let sizes = [("layers", gpt.layers), ("hidden", gpt.hidden), ("heads", gpt.heads)];
-        for (name, size) in sizes.into_iter().chain([("vocabulary", gpt.vocabulary)]) {
-            self.size(&format!("{model}.{name}"), size);
-        }
-        let work = step.workload;
-        let (tokens, wide) = ([work.micro_batch, work.sequence_length], 4 * gpt.hidden);
-        self.holds(model, &[wide, wide, gpt.layers]);
-        self.holds(model, &[gpt.vocabulary, gpt.hidden]);
-        self.holds(model, &[tokens[0], tokens[1], wide.max(gpt.vocabulary)]);
-        self.holds(model, &[tokens[0], gpt.heads, tokens[1], tokens[1]]);
-        if !self.defects.0.is_empty() {
-            return;
-        }
-        for (name, size, by) in [
-            ("layers", gpt.layers, mesh.pipeline),
-            ("heads", gpt.heads, mesh.tensor),
-            ("hidden", gpt.hidden, gpt.heads),
-            ("vocabulary", gpt.vocabulary, mesh.tensor),
-        ] {
-            if !size.is_multiple_of(by) {
-                self.defect(&format!("{model}.{name}"), format!("{size} does not divide by {by}"));
-            }
-        }
-        if step.zero != Zero::Off {
-            self.defect("measured.step.zero", "a GPT is predicted without ZeRO".into());
-        }
-        if step.strategy != Baseline::FullrankTp {
-            let problem =
-                format!("a GPT is predicted as full rank, not `{}`", step.strategy.name());
-            self.defect("measured.step.strategy", problem);
         }
     }
 }
