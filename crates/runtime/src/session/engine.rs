@@ -61,6 +61,11 @@ pub trait Engine: Send {
     /// Keeps when every instruction of a step was executed, from now on.
     fn keep_laps(&mut self);
 
+    /// Whether steps are made in another way while laps are kept, and take another time.
+    fn steps_otherwise_when_timed(&self) -> bool {
+        false
+    }
+
     /// When a device executed the instructions of the last step; empty unless they are kept.
     fn laps(&self, device: u64) -> &[Lap];
 

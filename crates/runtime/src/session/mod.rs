@@ -139,6 +139,12 @@ impl Session {
         self.engine.keep_laps();
     }
 
+    /// Whether steps are made in another way while laps are kept, and take another time: instruction by instruction,
+    /// and not as the graphs that they otherwise are.
+    pub fn steps_otherwise_when_timed(&self) -> bool {
+        self.engine.steps_otherwise_when_timed()
+    }
+
     /// When a device executed the instructions of the last step, in the [order](crate::order::step) in
     /// which it met them; empty unless they are [kept](Session::keep_laps), and of other processes.
     pub fn laps(&self, device: DeviceId) -> &[Lap] {

@@ -12,6 +12,7 @@ mod devices;
 #[path = "../support/draws.rs"]
 mod draws;
 mod failures;
+mod measure;
 mod support;
 mod walk;
 

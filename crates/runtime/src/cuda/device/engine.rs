@@ -336,6 +336,11 @@ impl Engine for GpuEngine {
         self.keeps_laps = self.player.time_instructions().is_ok();
     }
 
+    fn steps_otherwise_when_timed(&self) -> bool {
+        // No graph is replayed while instructions are timed.
+        self.player.laps.is_none()
+    }
+
     fn laps(&self, _: u64) -> &[Lap] {
         self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], Laps::laps)
     }
