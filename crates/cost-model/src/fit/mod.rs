@@ -9,11 +9,14 @@
 //! over the measurements of the group. What is left is corrected by the measurements themselves
 //! ([`price::measured`](crate::price::measured)), and the interval of a group is the distance
 //! within which nine measurements in ten lie of what all the others make of them.
+//!
+//! That is a machine of processors ([`profile`]). For GPUs the peaks are the data sheet's: [`gpu`].
 
+pub mod gpu;
 mod search;
 mod steps;
 
-use narrows_plan::kernel::{Direction, Gemm};
+use narrows_plan::kernel::{Attention, Direction, Gemm};
 use narrows_plan::{Bytes, Defects, Kernel, Mesh};
 
 use crate::interval::thinned;
@@ -70,45 +73,52 @@ pub fn profile(
     repeatability: Option<Repeatability>,
 ) -> Result<Profile, Defects> {
     let mut file = preset(BASE)?.file().clone();
-    let measured = Provenance {
-        kind: ProvenanceKind::Measured,
-        source: machine.source.clone(),
-        date: machine.date.clone(),
-        assumed: vec![],
+    let (source, date) = (&machine.source, &machine.date);
+    let measured = from(ProvenanceKind::Measured, None, source, date);
+    let fitted = |what: &str, class| {
+        let how = format!("{what} to {} of them", of_class(&points, class).len());
+        from(ProvenanceKind::Measured, Some(&how), source, date)
     };
-    let threads = machine.threads;
+    let threads = Some(machine.threads);
     let (name, description) = (machine.name.clone(), machine.description.clone());
     (file.name, file.description) = (name, description);
     file.device.memory_bytes = machine.memory;
     file.device.compute_units = 1;
     let has = |class| points.iter().any(|point| Class::of(&point.kernel) == class);
     rates(&mut file, &points);
-    file.device.provenance = measured.clone();
+    let how = "peak and bandwidth: the most that a product and a pass reached; memory: what the system says";
+    file.device.provenance = from(ProvenanceKind::Measured, Some(how), source, date);
+    // Nothing was computed in bf16, and nobody counts what products are spread over.
+    file.device.provenance.assumed = vec!["peak_flops_per_s.bf16".into(), "compute_units".into()];
     if has(Class::Gemm) {
         file.gemm.efficiency_max = 1.0;
-        file.gemm.provenance = measured.clone();
+        file.gemm.provenance = fitted("the price of products fitted", Class::Gemm);
     }
     if has(Class::Pass) {
-        file.passes.provenance = measured.clone();
+        file.passes.provenance = fitted("the price of passes fitted", Class::Pass);
         let starts = points.iter().filter(|point| Class::of(&point.kernel) == Class::Pass);
         let least = starts.map(|point| point.time_s).fold(f64::INFINITY, f64::min);
         let captured = &mut file.executors.captured;
         captured.launch_gap_s = (least / 2.0).min(1e-5);
-        captured.provenance = measured.clone();
+        let how = "launch_gap_s: half of the shortest pass, at most 10 µs, because a pass is not shorter than its \
+                   start; step_factor: steps by the clock over the sums of their instructions' shortest times";
+        captured.provenance = from(ProvenanceKind::Derived, Some(how), source, date);
     }
     for class in [Class::Pass, Class::Gemm, Class::Attention, Class::Link] {
-        let of_class: Vec<Point> =
-            points.iter().filter(|point| Class::of(&point.kernel) == class).cloned().collect();
+        let of_class = of_class(&points, class);
         if of_class.is_empty() {
             continue;
         }
         if class == Class::Attention {
-            curves(&mut file, &of_class);
-            file.attention.provenance = measured.clone();
+            let peak = file.device.peak_flops_per_s.f32;
+            let together = |a: &Attention, of: &Point| a.flops().0 * of.devices as f64 / of.time_s;
+            curves(&mut file, &of_class, |a, point| together(a, point) / peak);
+            file.attention.provenance = fitted("the price of attention fitted", class);
         }
         if class == Class::Link {
+            let how = "bandwidth: that of memory; efficiency and fill fitted";
             let assumed = vec!["fill_half_bytes".to_owned()];
-            file.links.intra_node.provenance = Provenance { assumed, ..measured.clone() };
+            file.links.intra_node.provenance = Provenance { assumed, ..fitted(how, class) };
         }
         improve(&mut file, parameters(class), |file| error(file, &of_class));
     }
@@ -126,6 +136,16 @@ pub fn profile(
         provenance: measured.clone(),
     });
     intervals(file, &measured)
+}
+
+/// Where numbers come from: a machine's measurements, and what was made of them.
+fn from(kind: ProvenanceKind, how: Option<&str>, source: &str, date: &str) -> Provenance {
+    let source = how.map_or(source.to_owned(), |how| format!("{how}; {source}"));
+    Provenance { kind, source, date: date.to_owned(), assumed: vec![] }
+}
+
+fn of_class(points: &[Point], class: Class) -> Vec<Point> {
+    points.iter().filter(|point| Class::of(&point.kernel) == class).cloned().collect()
 }
 
 /// What steps lie off beyond their kernels: other steps than those that were measured are needed to see it
@@ -190,9 +210,12 @@ fn rates(file: &mut ProfileFile, points: &[Point]) {
     }
 }
 
-/// Attention's efficiency by length: the mean of the logarithms of what was reached there.
-fn curves(file: &mut ProfileFile, points: &[Point]) {
-    let peak = file.device.peak_flops_per_s.f32;
+/// Attention's efficiency by length: the mean of the logarithms of the shares of the peak that were reached there.
+fn curves(
+    file: &mut ProfileFile,
+    points: &[Point],
+    share_of_peak: impl Fn(&Attention, &Point) -> f64,
+) {
     let half = file.attention.head_dim_half;
     for wanted in [Direction::Forward, Direction::Backward] {
         let mut curve: Vec<CurvePoint> = vec![];
@@ -205,8 +228,7 @@ fn curves(file: &mut ProfileFile, points: &[Point]) {
                     {
                         let (dim, reference) = (a.head_dim as f64, 128.0);
                         let head = (dim / (dim + half) * (reference + half) / reference).min(1.0);
-                        let rate = a.flops().0 * point.devices as f64 / point.time_s;
-                        Some((rate / (peak * head)).ln())
+                        Some((share_of_peak(a, point) / head).ln())
                     }
                     _ => None,
                 })

@@ -10,7 +10,7 @@
 //! Shapes are compared by the logarithms of their sizes, so a distance of 1 is a factor of two in one
 //! of them, and only with measurements of the same kind of kernel. What was measured itself has its own
 //! time back, up to what its nearest neighbours weigh; far from everything f is the mean of the kind's
-//! factors. No product or attention is priced above the peak rate, whatever its neighbours did.
+//! factors. Where devices share a machine, how many do is one of the sizes. No product or attention is priced above the peak rate, whatever its neighbours did.
 
 use std::collections::HashMap;
 
@@ -52,23 +52,26 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// For a mesh of `devices`. `curves` prices by the curves what runs on a share of the machine.
+    /// For a mesh of `devices`. `curves` prices by the curves what ran on so many devices: each on its share of
+    /// the machine, where they share one.
     pub fn new(measured: &Measured, devices: u64, curves: impl Fn(&Kernel, u64) -> f64) -> Self {
         let mut families: HashMap<Kind, Family> = HashMap::new();
         let mut shapes = Shapes::default();
+        let sharing = |devices| if measured.is_shared() { devices } else { 1 };
         for Point { kernel, devices, time_s, .. } in &measured.points {
             let factor = (time_s / curves(kernel, *devices)).ln();
             if factor.is_finite() {
-                let known = Known { at: shape(kernel, log(*devices)), factor };
+                let devices = sharing(*devices);
+                let known = Known { at: shape(kernel, log(devices)), factor };
                 families.entry(kind(kernel)).or_default().known.push(known);
-                shapes.add(kernel, *devices);
+                shapes.add(kernel, devices);
             }
         }
         for family in families.values_mut() {
             let count = family.known.len() as f64;
             family.mean = family.known.iter().map(|known| known.factor).sum::<f64>() / count;
         }
-        Correction { families, shapes, devices }
+        Correction { families, shapes, devices: sharing(devices) }
     }
 
     /// What the price by the curves is multiplied with.

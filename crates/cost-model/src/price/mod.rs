@@ -53,6 +53,8 @@ pub struct Prices {
     half_widths: [f64; 5],
     /// What a device has of a machine that was measured as a whole; 1 where devices are whole.
     sharing: f64,
+    /// Whether the corrections are those of whole devices: of kernels inside a node alone, without launch gaps.
+    whole: bool,
     peak_flops_per_s: f64,
     correction: Option<Correction>,
     /// What was measured of a profile that is not corrected.
@@ -112,6 +114,7 @@ impl Prices {
             links: LinkPrice::new(&file.links, topology),
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             sharing: 1.0,
+            whole: false,
             peak_flops_per_s: match file.precision.compute() {
                 DType::Bf16 => peak.bf16,
                 DType::F32 | DType::U32 => peak.f32,
@@ -121,11 +124,20 @@ impl Prices {
             form: file.form_of.as_deref().and_then(measured_shapes),
         };
         if let Some(measured) = &file.measured {
-            let curves = |kernel: &Kernel, devices: u64| {
-                prices.curves(kernel, devices as f64).unwrap_or_default().0
+            let correction = if measured.is_shared() {
+                let curves = |kernel: &Kernel, devices: u64| {
+                    prices.curves(kernel, devices as f64).unwrap_or_default().0
+                };
+                Correction::new(measured, mesh.devices(), curves)
+            } else {
+                // As many devices as there were, in nodes of this size: whatever this mesh is.
+                let links = |devices| LinkPrice::new(&file.links, Topology::new(per_node, devices));
+                let fused = PassPrice::new(&file.passes, &file.device, true);
+                let alone = |kernel: &Kernel, devices| prices.alone(kernel, fused, &links(devices));
+                Correction::new(measured, mesh.devices(), alone)
             };
-            let correction = Correction::new(measured, mesh.devices(), curves);
-            prices.sharing = mesh.devices() as f64;
+            prices.whole = !measured.is_shared();
+            prices.sharing = if prices.whole { 1.0 } else { mesh.devices() as f64 };
             prices.correction = Some(correction);
         }
         prices
@@ -137,17 +149,62 @@ impl Prices {
     /// costs nothing.
     pub fn kernel(&self, kernel: &Kernel) -> Seconds {
         let Some(curves) = self.curves(kernel, self.sharing) else { return Seconds(0.0) };
-        let Some(correction) = &self.correction else { return curves };
-        Seconds((curves.0 * correction.factor(kernel)).max(self.least_s(kernel)))
+        let factor = match &self.correction {
+            Some(correction) if self.is_corrected(kernel) => correction.factor(kernel),
+            _ => return curves,
+        };
+        Seconds(self.corrected(kernel, curves.0, factor))
     }
 
     /// The times that so many draws of the measurements would give, in seconds; `None` where there are
     /// none that correct prices.
     pub fn drawn(&self, kernel: &Kernel, draws: usize) -> Option<Vec<f64>> {
         let correction = self.correction.as_ref()?;
-        let (curves, least) = (self.curves(kernel, self.sharing)?.0, self.least_s(kernel));
+        let curves = self.curves(kernel, self.sharing)?.0;
+        if !self.is_corrected(kernel) {
+            return Some(vec![curves; draws]);
+        }
         let factors = correction.drawn_factors(kernel, draws);
-        Some(factors.into_iter().map(|factor| (curves * factor).max(least)).collect())
+        let drawn = factors.into_iter().map(|factor| self.corrected(kernel, curves, factor));
+        Some(drawn.collect())
+    }
+
+    /// Of whole devices, what crosses nodes was not measured.
+    fn is_corrected(&self, kernel: &Kernel) -> bool {
+        !self.whole || self.source(kernel) != Source::InterNode
+    }
+
+    /// A price by the curves, corrected. The launch gaps of whole devices are the executor's, and no measurement of
+    /// a kernel changes them.
+    fn corrected(&self, kernel: &Kernel, curves_s: f64, factor: f64) -> f64 {
+        let launches = match kernel {
+            Kernel::Pass(pass) => self.pass.launches(pass),
+            _ => 1,
+        };
+        let gaps = if self.whole { self.launch_gap.0 * f64::from(launches) } else { 0.0 };
+        gaps + ((curves_s - gaps) * factor).max(self.least_s(kernel))
+    }
+
+    /// The price of a fused kernel by the curves, without the gap before it; 0 of what is never launched, and of
+    /// what crosses nodes.
+    fn alone(&self, kernel: &Kernel, fused: PassPrice, links: &LinkPrice) -> f64 {
+        let price = match kernel {
+            Kernel::Gemm(gemm) => self.gemm.price(gemm),
+            Kernel::Attention(attention) => self.attention.price(attention),
+            Kernel::Pass(pass) => fused.price(pass, Seconds(0.0)),
+            Kernel::Collective(c)
+                if c.group.size > 1 && c.payload.0 > 0 && !links.crosses_nodes(&c.group) =>
+            {
+                links.collective(c)
+            }
+            Kernel::Transfer(t)
+                if t.group.size > 1 && t.bytes.0 > 0 && !links.crosses_nodes(&t.group) =>
+            {
+                links.transfer(t)
+            }
+            Kernel::Collective(_) | Kernel::Transfer(_) => Seconds(0.0),
+        };
+        price.0
     }
 
     /// What no measurement nearby makes shorter: the time at the peak rate.
@@ -196,6 +253,7 @@ impl Prices {
     /// was measured. Published figures are of one node.
     pub fn distance(&self, kernel: &Kernel) -> f64 {
         match (&self.correction, &self.shapes) {
+            (Some(_), _) if !self.is_corrected(kernel) => f64::INFINITY,
             (Some(correction), _) => correction.distance(kernel),
             (None, Some(_)) if self.source(kernel) == Source::InterNode => f64::INFINITY,
             (None, Some(shapes)) => shapes.distance(kernel, 1),

@@ -29,14 +29,15 @@ impl PassPrice {
         }
     }
 
+    /// How many kernels it is.
+    pub fn launches(&self, pass: &Pass) -> u32 {
+        if self.fused { 1 } else { pass.unfused_launches }
+    }
+
     /// Seconds including a launch gap for every launch.
     pub fn price(&self, pass: &Pass, launch_gap: Seconds) -> Seconds {
-        let (traffic, launches) = if self.fused {
-            (pass.traffic, 1)
-        } else {
-            (pass.unfused_traffic, pass.unfused_launches)
-        };
-        (launch_gap + self.start) * f64::from(launches)
+        let traffic = if self.fused { pass.traffic } else { pass.unfused_traffic };
+        (launch_gap + self.start) * f64::from(self.launches(pass))
             + Seconds(traffic.as_f64() / self.bytes_per_s)
     }
 }

@@ -65,7 +65,8 @@ pub struct Provenance {
     pub source: String,
     /// The day they were written down, `YYYY-MM-DD`.
     pub date: String,
-    /// Fields of the group that it does not hold for: their values are assumed.
+    /// Fields of the group that it does not hold for: their values are assumed. One within another object of
+    /// the group is named with that: `peak_flops_per_s.bf16`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub assumed: Vec<String>,
 }
@@ -74,8 +75,11 @@ pub struct Provenance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProvenanceKind {
-    /// Measured on this hardware by `narrows calibrate`.
+    /// Measured on this hardware by `narrows calibrate`, or fitted to what it measured.
     Measured,
+    /// Computed from what was measured on this hardware, by a rule that the source names: nobody measured the
+    /// numbers themselves.
+    Derived,
     /// The vendor's data sheet.
     Datasheet,
     /// Taken from, or fitted to, somebody's published measurements on this hardware.

@@ -1,8 +1,9 @@
 //! Measurements within a profile: what kernels took on the machine itself.
 //!
 //! The numbers of the other groups are then a fit to these, and prices are corrected by the nearest of
-//! them ([`price::measured`](crate::price::measured)). A measured profile is one of a whole machine:
-//! of D devices each has 1/D of its processors and of its memory's bandwidth.
+//! them ([`price::measured`](crate::price::measured)). A profile that names threads is one of a whole machine of
+//! processors: of D devices each has 1/D of them and of the memory's bandwidth. One that names none is of
+//! devices that are whole, as GPUs are.
 
 use narrows_plan::Kernel;
 use schemars::JsonSchema;
@@ -19,8 +20,10 @@ const UNDISTURBED_MIN: f64 = 0.8;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Threads of the machine, which its devices share evenly.
-    pub threads: u32,
+    /// Threads of the machine, which its devices share evenly; absent where devices are whole and share
+    /// nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
     /// The machine, as `narrows doctor` names it; absent where nobody says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
@@ -43,12 +46,20 @@ pub struct Measured {
 pub struct Point {
     /// What was executed.
     pub kernel: Kernel,
-    /// Devices that shared the machine.
+    /// Devices that shared the machine; where devices are whole, those of the mesh.
     pub devices: u64,
-    /// Mean time on one of them, waiting for others within a collective included.
+    /// Mean time on one of them, waiting for others within a collective included. Where devices are whole, without
+    /// the launch gap.
     pub time_s: f64,
     /// How far two passes of the measurement lay apart, relative to the shorter.
     pub spread: f64,
+}
+
+impl Measured {
+    /// Whether devices share the machine, and each of D has 1/D of it.
+    pub fn is_shared(&self) -> bool {
+        self.threads.is_some()
+    }
 }
 
 /// How well a measurement repeats. Everything is run in several rounds, so that other work on the machine

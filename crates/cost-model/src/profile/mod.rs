@@ -72,9 +72,10 @@ impl Profile {
         }
     }
 
-    /// The peak rate of so many devices together. Those of a measured machine share it.
+    /// The peak rate of so many devices together. Those of a measured machine of processors share it.
     pub fn peak_flops_per_s_of(&self, devices: u64, input: DType) -> f64 {
-        let machines = if self.file.measured.is_some() { 1.0 } else { devices as f64 };
+        let shared = self.file.measured.as_ref().is_some_and(Measured::is_shared);
+        let machines = if shared { 1.0 } else { devices as f64 };
         self.peak_flops_per_s(input) * machines
     }
 

@@ -165,8 +165,7 @@ impl Check {
     /// Every provenance that makes an exception must name a field beside it.
     fn assumed_fields(&mut self, value: &serde_json::Value, path: &str) {
         let serde_json::Value::Object(fields) = value else { return };
-        let numbers: Vec<&str> =
-            fields.iter().filter(|(_, value)| value.is_number()).map(|(key, _)| &**key).collect();
+        let numbers = numbers(fields);
         let provenance = fields.get("provenance").unwrap_or(&serde_json::Value::Null);
         let named = provenance["assumed"].as_array().into_iter().flatten();
         for name in named.filter_map(|name| name.as_str()) {
@@ -174,7 +173,7 @@ impl Check {
             if provenance["kind"] == "assumed" {
                 let problem = format!("names `{name}`, where all of the group is assumed");
                 self.defect(&place, problem);
-            } else if !numbers.contains(&name) {
+            } else if !numbers.iter().any(|number| number == name) {
                 let problem = format!("`{name}` is no number of this group");
                 self.defects.push(Defect::new(place, problem).hint(numbers.join(", ")));
             }
@@ -281,7 +280,9 @@ impl Check {
     }
 
     fn measured(&mut self, measured: &Measured) {
-        self.count("measured.threads", measured.threads, 65_536);
+        if let Some(threads) = measured.threads {
+            self.count("measured.threads", threads, 65_536);
+        }
         if measured.points.is_empty() || measured.points.len() > POINTS_MAX {
             let count = measured.points.len();
             let problem = format!("{count} points: name one at least, and {POINTS_MAX} at most");
@@ -397,6 +398,19 @@ impl Check {
         self.provenance("links.inter_node", &inter.provenance);
         self.error("links.relative_error", &links.relative_error);
     }
+}
+
+/// The numbers of a group by their paths in it: those of objects within it too, unless these say for themselves
+/// where they come from.
+fn numbers(group: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
+    let of = |(key, value): (&String, &serde_json::Value)| match value {
+        serde_json::Value::Number(_) => vec![key.clone()],
+        serde_json::Value::Object(within) if !within.contains_key("provenance") => {
+            numbers(within).into_iter().map(|path| format!("{key}.{path}")).collect()
+        }
+        _ => vec![],
+    };
+    group.iter().flat_map(of).collect()
 }
 
 /// Whether `text` has the form of a day. That the month has that day is not checked.
