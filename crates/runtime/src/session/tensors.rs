@@ -4,18 +4,22 @@
 //! it and the bf16 copy that the products see.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::Zero;
+use rayon::prelude::*;
 
 use super::weights::Held;
 use super::{Coordinates, Session};
 use crate::backend::RunError;
-use crate::parameters::logical_parameters;
+use crate::parameters::{LogicalParameter, logical_parameters};
 use crate::report::DeviceId;
+
+/// Numbers that a thread sets at a time.
+const PIECE: usize = 1 << 14;
 
 /// Whole tensors by the logical name of their parameter, row-major.
 pub type Whole = BTreeMap<String, Vec<f32>>;
@@ -27,18 +31,18 @@ impl Session {
     /// # Errors
     /// When a device is lost.
     pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
-        for parameter in logical_parameters(model) {
-            let value = parameter.initial(seed);
-            let columns = parameter.columns;
-            self.set(Tensors::Weights, |name| {
-                (name == parameter.name).then_some(|first: u64, numbers: &mut [f32]| {
-                    for (number, element) in numbers.iter_mut().zip(first..) {
-                        *number = value(element / columns, element % columns) as f32;
-                    }
-                })
-            })?;
-        }
-        Ok(())
+        let parameters = logical_parameters(model);
+        let parameters: HashMap<&str, &LogicalParameter> =
+            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
+        self.set(Tensors::Weights, |name| {
+            let parameter = parameters.get(name)?;
+            let (value, columns) = (parameter.initial(seed), parameter.columns);
+            Some(move |first: u64, numbers: &mut [f32]| {
+                for (number, element) in numbers.iter_mut().zip(first..) {
+                    *number = value(element / columns, element % columns) as f32;
+                }
+            })
+        })
     }
 
     /// Sets tensors, by logical name, from whole ones; names that are not there stay as they are.
@@ -69,14 +73,14 @@ impl Session {
     }
 
     /// Sets what is held of some parameters: what `values` gives is called with the first element of
-    /// a run and the run's numbers.
+    /// a run and the run's numbers, on many threads.
     fn set<F>(
         &mut self,
         tensors: Tensors,
         values: impl Fn(&str) -> Option<F>,
     ) -> Result<(), RunError>
     where
-        F: Fn(u64, &mut [f32]),
+        F: Fn(u64, &mut [f32]) + Sync,
     {
         let program = self.subject.program();
         let mesh = program.context.mesh;
@@ -95,14 +99,17 @@ impl Session {
                 }
                 let window = Window::of(buffer, program, at.data);
                 self.engine.change(device, buffer, &mut |numbers| {
+                    let mut runs = vec![];
                     held.each(|name, elements, number| {
                         let known = known.iter().find(|(known, _)| known == name);
                         if let (Some((_, fill)), Some((first, at))) =
                             (known, window.place(elements, number))
                         {
-                            fill(first.start, &mut numbers[at]);
+                            runs.push((fill, first.start, at));
                         }
                     });
+                    let pieces = pieces(runs, numbers);
+                    pieces.into_par_iter().for_each(|(fill, first, piece)| fill(first, piece));
                 })?;
             }
         }
@@ -188,6 +195,26 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// The numbers of each run, which overlap nowhere, in pieces that threads share: a piece with its run's mark,
+/// and its first element.
+fn pieces<F>(
+    mut runs: Vec<(F, u64, Range<usize>)>,
+    mut numbers: &mut [f32],
+) -> Vec<(F, u64, &mut [f32])>
+where
+    F: Copy,
+{
+    runs.sort_by_key(|(.., at)| at.start);
+    let (mut pieces, mut before) = (Vec::with_capacity(runs.len()), 0);
+    for (mark, first, at) in runs {
+        let (run, rest) = numbers.split_at_mut(at.start - before).1.split_at_mut(at.len());
+        (numbers, before) = (rest, at.end);
+        let run = run.chunks_mut(PIECE).enumerate();
+        pieces.extend(run.map(|(index, piece)| (mark, first + (index * PIECE) as u64, piece)));
+    }
+    pieces
 }
 
 /// Which of a parameter's tensors.
