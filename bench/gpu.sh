@@ -17,6 +17,7 @@
 # | --python FILE          | python3              | a Python; with torch, for `speed` |
 # | --peak-flops N         | by the GPU's name    | dense bf16 FLOP/s that MFU is of |
 # | --curve M,B,L,N        | cola-60m,4,256,100   | model, sequences, their length, steps of `curve` |
+# | --calibrate FLAGS      | none: whole          | flags of `narrows calibrate --backend cuda` besides, such as --quick |
 # | --speed M,B,L,N        | cola-1b,4,4096,20    | the same of `speed`, `predict` and `trace` |
 # | --btp M,B,L,N          | cola-60m,4,256,10    | the same of `btp` |
 # | --sanitize M,B,L,N     | cola-60m,1,128,2     | the same of `sanitize` |
@@ -36,7 +37,7 @@ torch_step=$here/benches/step/torch_step.py
 out=bench-gpu-$(date -u +%Y-%m-%dT%H%M)
 only='' skipped='' binary='' gpu_tests='' python=python3 peak=''
 curve=cola-60m,4,256,100 speed=cola-1b,4,4096,20 btp=cola-60m,4,256,10 sanitize=cola-60m,1,128,2
-warm_up=5 processes=2,4 one_gpu_by=host torch_device=cuda
+calibrate='' warm_up=5 processes=2,4 one_gpu_by=host torch_device=cuda
 asked="bench/gpu.sh $*"
 
 usage() {
@@ -63,6 +64,7 @@ while (($#)); do
         --python) python=$2 ;;
         --peak-flops) peak=$2 ;;
         --curve) curve=$2 ;;
+        --calibrate) calibrate=$2 ;;
         --speed) speed=$2 ;;
         --btp) btp=$2 ;;
         --sanitize) sanitize=$2 ;;
@@ -142,8 +144,9 @@ part_curve() {
 
 # A profile of this GPU.
 part_calibrate() {
-    "$binary" calibrate --help 2>&1 | grep -q -- --backend || skip 'this narrows calibrates processors alone'
-    logged calibrate "$binary" calibrate --backend cuda --output "$dir/profile.json" --format json
+    local -a besides
+    read -ra besides <<<"$calibrate"
+    logged calibrate "$binary" calibrate --backend cuda "${besides[@]}" --output "$dir/profile.json" --format json
     rows calibrate "$dir/profile.json"
 }
 

@@ -1,20 +1,13 @@
-//! Which GPUs a run may have, before anything is planned for them.
+//! Which GPUs a run may have, before anything is planned for them, and which of them a process uses.
 
 use narrows_runtime::RunError;
 use narrows_runtime::cuda::libraries::Library;
-use narrows_runtime::cuda::{CudaError, machine};
+use narrows_runtime::cuda::{CudaError, GpuOptions, machine};
 
-use crate::calibrate::cache;
+use super::launch::Launched;
+use crate::calibrate::{cache, gpu};
 use crate::errors::{Failure, Outcome, Problem};
 use crate::loader;
-
-/// Presets by what the names of their GPUs say: all of these parts.
-const PRESETS: [(&[&str], &str); 4] = [
-    (&["NVIDIA H200"], "h200-sxm"),
-    (&["NVIDIA H100"], "h100-sxm"),
-    (&["A100", "40GB"], "a100-40gb"),
-    (&["A100"], "a100-80gb"),
-];
 
 /// Where there is nothing to look at: the GPU that most is published of.
 const OTHERWISE: &str = "a100-80gb";
@@ -41,10 +34,17 @@ pub fn admit() -> Outcome<()> {
     Err(Failure::failed(vec![problem]))
 }
 
-/// The preset of this machine's first GPU.
+/// The preset of this machine's first GPU, or the nearest to it.
 pub fn profile() -> &'static str {
-    let gpus = machine::gpus().unwrap_or_default();
-    let name = gpus.first().map_or("", |gpu| gpu.name.as_str());
-    let preset = PRESETS.iter().find(|(parts, _)| parts.iter().all(|part| name.contains(part)));
-    preset.map_or(OTHERWISE, |(_, preset)| preset)
+    gpu::first(None).map_or(OTHERWISE, |gpu| gpu.preset().0)
+}
+
+/// How a process uses its GPU: of those of a node, the one of its number.
+pub fn options(launched: Option<&Launched>, eager: bool) -> GpuOptions {
+    let local = launched.map_or(0, |launched| launched.launch.local_rank);
+    // Who shows each process one GPU shows it its own.
+    let ordinal = if machine::count() == Ok(1) { 0 } else { local };
+    let folder = cache::folder().unwrap_or_default();
+    let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
+    GpuOptions { ordinal, eager, cubins, algorithms }
 }

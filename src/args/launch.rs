@@ -51,6 +51,11 @@ impl Launched {
     pub fn leads(&self) -> bool {
         self.launch.rank == 0
     }
+
+    /// Its name, for messages.
+    pub fn process(&self) -> String {
+        format!("process {} of {}", self.launch.rank, self.launch.world)
+    }
 }
 
 impl LaunchArgs {

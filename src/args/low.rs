@@ -72,8 +72,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Measure this machine, and write its hardware profile
     ///
-    /// Steps of small models under plans of every kind are timed, instruction by instruction. Whatever
-    /// else runs meanwhile is measured too. `run` uses the profile from then on.
+    /// Steps of small models under plans of every kind are timed, instruction by instruction; of GPUs (--backend
+    /// cuda, one a process) whole steps too. Whatever else runs meanwhile is measured. `run` uses the profile.
     Calibrate(CalibrateArgs),
     /// Say what this machine can run, and what it lacks
     ///
@@ -85,7 +85,8 @@ pub enum Command {
 }
 
 const HARDWARE_OF_RUN: &str = "On what: a preset such as cpu-local, a profile file, or `-` [default: this machine, measured; \
-    cpu-local with --backend null]\n\n\
+    with --backend cuda what `calibrate --backend cuda` kept of these GPUs, otherwise the preset nearest to \
+    them; cpu-local with --backend null]\n\n\
     For a plan file: the profile it names, unless given here.";
 const GLOBAL_BATCH_OF_RUN: &str = "Sequences in one optimizer step, over all devices [default: 8, \
     rounded up to a multiple of the devices]";

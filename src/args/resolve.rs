@@ -10,7 +10,8 @@ use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
 use narrows_plan::{Defect, Mesh, Plan};
 use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
-use crate::calibrate::{cache, machine};
+use crate::calibrate::cache::{self, Kept};
+use crate::calibrate::machine;
 use crate::errors::{Ending, Failure, Outcome, Problem, Problems};
 use crate::input;
 use crate::output;
@@ -273,12 +274,12 @@ pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile
     Ok(PlanFile { name, plan, model, profile })
 }
 
-/// This machine's measured profile, if it is what a plan names.
+/// This machine's measured profile, or that of its GPUs, if it is what a plan names.
 fn kept(origin: &Origin) -> Option<Profile> {
     if origin.name != machine::NAME {
-        return None;
+        return cache::of_gpus_with(&origin.fingerprint).filter(|of| of.name() == origin.name);
     }
-    cache::load(super::run::cores())
+    Kept::of_processors(super::run::cores()).load()
 }
 
 /// What a plan names, if it is a preset.

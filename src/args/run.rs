@@ -184,9 +184,7 @@ impl Training {
 
     /// The name of the process, for messages; empty when it is alone.
     pub fn process(&self) -> String {
-        let launch = self.launched.as_ref().map(|launched| &launched.launch);
-        launch
-            .map_or(String::new(), |launch| format!("process {} of {}", launch.rank, launch.world))
+        self.launched.as_ref().map_or(String::new(), Launched::process)
     }
 }
 

@@ -1,18 +1,21 @@
-//! Where the profile of this machine is kept between runs.
+//! Where profiles of this machine are kept between runs.
 //!
 //! `$XDG_CACHE_HOME/narrows`, or `~/.cache/narrows`: one file for each machine, number of threads,
-//! version and kind of build, so that a home that several machines share does not mix them up. The
-//! file may be deleted at any time.
+//! version and kind of build, so that a home that several machines share does not mix them up. What was
+//! measured in a few seconds is kept beside what was measured wholly, which is preferred. The
+//! files may be deleted at any time.
 
 use std::env;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::parameters::fnv1a;
 
 use super::machine;
+use super::works::Amount;
+use crate::errors::Outcome;
 use crate::output;
 
 /// The folder of what may be made anew at any time, where there is a place for it.
@@ -22,34 +25,104 @@ pub fn folder() -> Option<PathBuf> {
     Some(folder.join("narrows"))
 }
 
-/// The file of this machine's profile, where there is a place for it.
-pub fn path(threads: u64) -> Option<PathBuf> {
+/// What a profile is one of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept(String);
+
+impl Kept {
+    /// This machine's processors, with so many threads.
+    pub fn of_processors(threads: u64) -> Kept {
+        Kept(format!("cpu-{}", hash(&machine::title(threads))))
+    }
+
+    /// GPUs of one kind, with one driver and its libraries, so many of which were measured together.
+    pub fn of_gpus(title: &str, devices: u64) -> Kept {
+        Kept(format!("gpu-{}-{devices}", hash(title)))
+    }
+
+    /// Where one that was measured so goes, where there is a place for it.
+    pub fn path(&self, amount: Amount) -> Option<PathBuf> {
+        let Kept(stem) = self;
+        let suffix = match amount {
+            Amount::Whole => "",
+            Amount::Quick => "-quick",
+        };
+        Some(folder()?.join(format!("{stem}{suffix}.json")))
+    }
+
+    /// Where the one lies that `run` predicts with, if there is one.
+    pub fn found(&self) -> Option<PathBuf> {
+        let paths = [Amount::Whole, Amount::Quick].into_iter().filter_map(|of| self.path(of));
+        paths.into_iter().find(|path| path.exists())
+    }
+
+    /// The one that `run` predicts with; `None` where there is none, or none that can be read.
+    pub fn load(&self) -> Option<Profile> {
+        let paths = [Amount::Whole, Amount::Quick].into_iter().filter_map(|of| self.path(of));
+        paths.into_iter().find_map(|path| read(&path))
+    }
+
+    /// Keeps a profile. Says where.
+    ///
+    /// # Errors
+    /// When there is no place for it, or it cannot be written there.
+    pub fn store(&self, amount: Amount, profile: &Profile) -> io::Result<PathBuf> {
+        let path = self.path(amount).ok_or_else(nowhere)?;
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        output::write_whole(&path, &text(profile)?)?;
+        Ok(path)
+    }
+
+    /// Finds out early whether a profile can be kept.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn writable(&self, amount: Amount) -> Outcome<()> {
+        let hinted = |place: &str, error: &io::Error| {
+            let mut failure = output::unwritable(place, error);
+            let problems = failure.problems.iter_mut();
+            problems.for_each(|of| of.hints.push("--output FILE, to write it elsewhere".into()));
+            failure
+        };
+        let Some(path) = self.path(amount) else {
+            return Err(hinted("the cache folder", &nowhere()));
+        };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)
+            .map_err(|error| hinted(&folder.display().to_string(), &error))?;
+        output::writable(&path)
+    }
+}
+
+fn nowhere() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "there is neither a home nor a cache folder")
+}
+
+/// A profile of GPUs that is kept under this fingerprint, on whichever of this home's machines it was measured.
+pub fn of_gpus_with(fingerprint: &str) -> Option<Profile> {
+    let is_gpus = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.starts_with("gpu-") && name.ends_with(".json"))
+    };
+    let files = fs::read_dir(folder()?).ok()?.flatten().map(|entry| entry.path());
+    let profiles = files.filter(is_gpus).filter_map(|path| read(&path));
+    profiles.into_iter().find(|profile| profile.fingerprint() == fingerprint)
+}
+
+/// Of a machine, this version and this kind of build.
+fn hash(title: &str) -> String {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     let version = env!("CARGO_PKG_VERSION");
-    let hash = fnv1a(format!("{} {version} {build}", machine::title(threads)).bytes());
-    Some(folder()?.join(format!("cpu-{hash:016x}.json")))
+    let hash = fnv1a(format!("{title} {version} {build}").bytes());
+    format!("{hash:016x}")
 }
 
-/// The profile that is kept; `None` where there is none, or none that can be read.
-pub fn load(threads: u64) -> Option<Profile> {
-    let path = path(threads)?;
-    let text = fs::read_to_string(&path).ok()?;
+/// A profile that is kept; `None` when it cannot be read.
+pub fn read(path: &Path) -> Option<Profile> {
+    let text = fs::read_to_string(path).ok()?;
     profile::read(&path.display().to_string(), &text).ok()
-}
-
-/// Keeps a profile. Says where.
-///
-/// # Errors
-/// When there is no place for it, or it cannot be written there.
-pub fn store(threads: u64, profile: &Profile) -> io::Result<PathBuf> {
-    let path = path(threads).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "there is neither a home nor a cache folder")
-    })?;
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    output::write_whole(&path, &text(profile)?)?;
-    Ok(path)
 }
 
 /// A profile as its file has it: a measurement a line.

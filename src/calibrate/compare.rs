@@ -28,7 +28,7 @@ pub struct Compared {
     pub name: String,
     /// Whether its model's widths were measured.
     pub familiar: bool,
-    /// The shortest step by the clock.
+    /// The shortest step by the clock; on GPUs, of captured graphs.
     pub measured_step_time_s: f64,
     /// The step without disturbance: the sum of its instructions' shortest times, which no step had all at once.
     pub undisturbed_step_time_s: f64,
@@ -147,9 +147,9 @@ fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
     let predicted = instructions * profile.launching(Executor::Captured).step_factor;
     let arena = |device: usize| program.stages[DeviceId(device as u64).stage(&mesh)].arena.0;
     let mut allocated = best.allocated.iter().enumerate();
-    let rounds = subject.rounds.iter().map(|round| round.shortest_step_s);
+    let rounds = subject.rounds.iter().map(|round| round.whole_step_s);
     let fastest = rounds.clone().fold(f64::INFINITY, f64::min);
-    let (measured, undisturbed) = (best.shortest_step_s, best.step_s());
+    let (measured, undisturbed) = (best.whole_step_s, best.step_s());
     Some(Compared {
         name: subject.work.name.clone(),
         familiar: subject.work.familiar,

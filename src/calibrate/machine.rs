@@ -7,6 +7,7 @@ use narrows_cost_model::Profile;
 use narrows_cost_model::fit::Machine;
 use narrows_plan::Bytes;
 
+use super::gpu;
 use crate::memory;
 use crate::report::page::plural;
 
@@ -63,13 +64,26 @@ fn date(time: SystemTime) -> String {
 /// Why a measured profile says nothing of this machine with so many threads; `None` where it does, or does
 /// not say of which machine it is.
 pub fn other(profile: &Profile, threads: u64) -> Option<String> {
-    let measured = profile.file().measured.as_ref()?;
+    let measured = profile.file().measured.as_ref().filter(|measured| measured.is_shared())?;
     let (there, here) = (measured.machine.as_deref()?, title(threads));
     let name = profile.name();
     (there != here).then(|| {
         format!(
             "`{name}` was measured on another machine or with other threads ({there}; here {here}): its \
              predictions are not of this one; `narrows calibrate` measures it"
+        )
+    })
+}
+
+/// The same of a profile of GPUs.
+pub fn other_gpus(profile: &Profile) -> Option<String> {
+    let measured = profile.file().measured.as_ref().filter(|measured| !measured.is_shared())?;
+    let (there, here) = (measured.machine.as_deref()?, gpu::title()?);
+    let name = profile.name();
+    (there != here).then(|| {
+        format!(
+            "`{name}` was measured on other GPUs, or with another driver or libraries ({there}; here {here}): its \
+             predictions are not of these; `narrows calibrate --backend cuda` measures them"
         )
     })
 }

@@ -2,11 +2,12 @@
 //!
 //! Every plan is run in each of several rounds, so that whatever else the machine does meets all of them
 //! alike. Of every instruction the shortest time counts, for kernels as for steps
-//! ([`narrows_runtime::measure`]).
+//! ([`narrows_runtime::measure`]). GPUs are in [`gpu`]; all else is of either.
 
 pub mod cache;
 pub mod compare;
 pub mod coverage;
+pub mod gpu;
 pub mod machine;
 pub mod works;
 
@@ -19,6 +20,10 @@ use narrows_runtime::session::Session;
 
 use crate::errors::{Failure, Outcome};
 use works::Work;
+
+/// On GPUs the instructions of a step, each timed alone, may take longer than the step of graphs. Then nothing
+/// disturbed it, and that is all there is to say: the most that profiles allow.
+const UNDISTURBED_MAX: f64 = 1.1;
 
 /// A plan that is run in rounds.
 pub struct Subject {
@@ -46,16 +51,23 @@ impl Subject {
         Some(Subject { work, program, rounds: vec![] })
     }
 
+    /// Its devices on processors, which share so many threads.
+    ///
+    /// # Errors
+    /// When it cannot be executed there.
+    pub fn on_processors(&self, threads: u64) -> Outcome<Session> {
+        let each = (threads / self.work.request.devices).max(1) as usize;
+        let session = Session::new(&self.work.request.model, self.program.clone(), each);
+        session.map_err(|error| Failure::execution(&error))
+    }
+
     /// Runs it for a round.
     ///
     /// # Errors
     /// When it cannot be executed.
-    pub fn round(&mut self, threads: u64, effort: Effort) -> Outcome<()> {
-        let model = &self.work.request.model;
+    pub fn round(&mut self, mut session: Session, effort: Effort) -> Outcome<()> {
         let failure = |error| Failure::execution(&error);
-        let each = (threads / self.work.request.devices).max(1) as usize;
-        let mut session = Session::new(model, self.program.clone(), each).map_err(failure)?;
-        session.initialise(model, 1).map_err(failure)?;
+        session.initialise(&self.work.request.model, 1).map_err(failure)?;
         self.rounds.push(time(&mut session, effort).map_err(failure)?);
         Ok(())
     }
@@ -68,20 +80,21 @@ impl Subject {
     }
 }
 
-/// Runs all of them in rounds. `watch` is told before each run.
+/// Runs all of them in rounds, each in a session that `open` makes. `watch` is told before each run.
 ///
 /// # Errors
 /// When one cannot be executed.
 pub fn run(
     subjects: &mut [Subject],
-    threads: u64,
     rounds: Rounds,
+    mut open: impl FnMut(&Subject) -> Outcome<Session>,
     mut watch: impl FnMut(&Subject),
 ) -> Outcome<()> {
     for _ in 0..rounds.rounds {
         for subject in &mut *subjects {
             watch(subject);
-            subject.round(threads, rounds.effort)?;
+            let session = open(subject)?;
+            subject.round(session, rounds.effort)?;
         }
     }
     Ok(())
@@ -97,8 +110,30 @@ struct Sum {
     most: f64,
 }
 
+/// What devices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// They share a machine: what one computes takes longer the more there are.
+    Shared,
+    /// Each is one for itself.
+    Whole,
+}
+
+impl Devices {
+    /// How many devices a kernel's time depends on, of those there were.
+    fn of(self, kernel: &Kernel, devices: u64) -> u64 {
+        match (self, kernel) {
+            (Devices::Shared, _) | (_, Kernel::Collective(_) | Kernel::Transfer(_)) => devices,
+            (Devices::Whole, _) => 1,
+        }
+    }
+}
+
 /// What kernels took: means over their instructions in all plans, in the order in which they first occur.
-pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point> {
+pub fn points<'a>(
+    subjects: impl IntoIterator<Item = &'a Subject>,
+    together: Devices,
+) -> Vec<Point> {
     let mut sums: IndexMap<(Kernel, u64), Sum> = IndexMap::new();
     for subject in subjects {
         let devices = subject.work.request.devices;
@@ -108,6 +143,7 @@ pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point>
             subject.rounds.iter().map(|round| round.samples(program)).collect();
         for (index, sample) in best.samples(program).into_iter().enumerate() {
             let weight = sample.instructions as f64;
+            let devices = together.of(&sample.kernel, devices);
             let sum = sums.entry((sample.kernel, devices)).or_default();
             sum.seconds += sample.seconds * weight;
             sum.instructions += weight;
@@ -127,7 +163,8 @@ pub fn points<'a>(subjects: impl IntoIterator<Item = &'a Subject>) -> Vec<Point>
 /// How well what was measured repeats.
 pub fn repeatability(subjects: &[Subject], points: &[Point]) -> Repeatability {
     let shares = subjects.iter().filter_map(Subject::best);
-    let mut shares: Vec<f64> = shares.map(|best| best.step_s() / best.shortest_step_s).collect();
+    let share = |best: Minima| (best.step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX);
+    let mut shares: Vec<f64> = shares.map(share).collect();
     shares.sort_by(f64::total_cmp);
     let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);
     let rounds = subjects.iter().map(|subject| subject.rounds.len()).min().unwrap_or(1);

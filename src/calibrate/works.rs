@@ -13,7 +13,7 @@ use narrows_cost_model::Profile;
 use crate::errors::{Failure, Outcome};
 
 /// Blocks of the models that are measured.
-const BLOCKS: usize = 2;
+pub(super) const BLOCKS: usize = 2;
 
 /// A width that no preset has, with a dense block among low-rank ones.
 const OTHER_WIDTHS: &str = r#"{
@@ -24,15 +24,15 @@ const OTHER_WIDTHS: &str = r#"{
 
 /// How a model is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Division {
-    what: &'static str,
-    tensor: u64,
-    pipeline: u64,
-    data: u64,
-    rules: Rules,
-    grouping: GroupingRule,
+pub(super) struct Division {
+    pub what: &'static str,
+    pub tensor: u64,
+    pub pipeline: u64,
+    pub data: u64,
+    pub rules: Rules,
+    pub grouping: GroupingRule,
     /// Microbatches of a step.
-    turns: u64,
+    pub turns: u64,
 }
 
 /// One plan to run: a request that fixes everything about its mesh.
@@ -55,7 +55,7 @@ pub enum Amount {
     Whole,
 }
 
-const ALONE: Division = Division {
+pub(super) const ALONE: Division = Division {
     what: "one device",
     tensor: 1,
     pipeline: 1,
@@ -65,8 +65,15 @@ const ALONE: Division = Division {
     turns: 1,
 };
 
+/// Ways whose kernels others have too.
+pub(super) const DULL: [&str; 4] =
+    ["latents kept", "vanilla-tp-published", "btp, ungrouped", "tensor"];
+/// Ways that are unlike each other.
+pub(super) const TELLING: [&str; 6] =
+    ["grouped", "ungrouped", "tensor", "btp, online", "fullrank-tp", "data"];
+
 /// Every way on one device that changes kernels.
-fn alone() -> Vec<Division> {
+pub(super) fn alone() -> Vec<Division> {
     let (on, off) = (GroupingRule::On, GroupingRule::Off);
     let redo = |recompute| Rules { recompute, ..Rules::ALL };
     vec![
@@ -78,7 +85,7 @@ fn alone() -> Vec<Division> {
 }
 
 /// Every way on several devices.
-fn together(devices: u64, low_rank: bool) -> Vec<Division> {
+pub(super) fn together(devices: u64, low_rank: bool) -> Vec<Division> {
     let (on, off) = (GroupingRule::On, GroupingRule::Off);
     let along = Division { tensor: devices, ..ALONE };
     let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
@@ -126,10 +133,11 @@ pub fn to_measure(
             divisions.extend(together(count, model.is_low_rank()));
         }
         if quick {
-            let dull = ["latents kept", "vanilla-tp-published", "btp, ungrouped", "tensor"];
-            divisions.retain(|division| !dull.contains(&division.what));
+            divisions.retain(|division| !DULL.contains(&division.what));
         }
-        works.extend(divisions.iter().filter_map(|d| work(&model, batch, length, d, profile)));
+        let limit = MemoryLimit::None;
+        let of = |d: &Division| work(&model, (batch, length), d, profile, limit);
+        works.extend(divisions.iter().filter_map(of));
     };
     match amount {
         Amount::Quick => add(&tiny, 8, 128, true),
@@ -163,10 +171,11 @@ pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Ve
             divisions.truncate(alone().len());
         }
         if !all {
-            let some = ["grouped", "ungrouped", "tensor", "btp, online", "fullrank-tp", "data"];
-            divisions.retain(|division| some.contains(&division.what));
+            divisions.retain(|division| TELLING.contains(&division.what));
         }
-        let made = divisions.iter().filter_map(|d| work(model, batch, length, d, profile));
+        let limit = MemoryLimit::None;
+        let of = |d: &Division| work(model, (batch, length), d, profile, limit);
+        let made = divisions.iter().filter_map(of);
         works.extend(made.map(|work| Work { familiar, ..work }));
     };
     add(&tiny, 4, 128, true, amount == Amount::Whole);
@@ -181,12 +190,12 @@ pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Ve
     Ok(works)
 }
 
-fn work(
+pub(super) fn work(
     model: &Model,
-    batch: u64,
-    length: u64,
+    (batch, length): (u64, u64),
     division: &Division,
     profile: &Profile,
+    memory_limit: MemoryLimit,
 ) -> Option<Work> {
     let Division { what, tensor, pipeline, data, rules, grouping, turns } = *division;
     let micro_batch =
@@ -202,7 +211,7 @@ fn work(
         data: Some(data),
         rules,
         grouping,
-        memory_limit: MemoryLimit::None,
+        memory_limit,
         ..Request::new(model.clone(), profile.clone(), devices, batch, length)
     };
     request.validate().ok()?;
@@ -215,6 +224,6 @@ fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
         .take_while(move |c| *c <= most)
 }
 
-fn preset(name: &str) -> Outcome<Model> {
+pub(super) fn preset(name: &str) -> Outcome<Model> {
     presets::find(name).map_err(|defect| Failure::flags(defect.into()))
 }

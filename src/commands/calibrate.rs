@@ -1,23 +1,28 @@
 //! `narrows calibrate`: measures this machine, and writes its profile.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use narrows_cost_model::fit::gpu::Gpu;
 use narrows_cost_model::{Profile, fit, profile};
 use narrows_runtime::measure::Effort;
+use narrows_runtime::session::Session;
 
-use crate::args::calibrate::{CalibrateArgs, Calibration, calibrate as resolve};
+use crate::args::calibrate::{CalibrateArgs, Calibration, On, calibrate as resolve};
 use crate::args::low::Format;
+use crate::calibrate::cache::{self, Kept};
 use crate::calibrate::compare::compare;
+use crate::calibrate::gpu::{self, Party};
 use crate::calibrate::works::{Amount, Work, to_compare, to_measure};
-use crate::calibrate::{Rounds, Subject, cache, coverage, machine};
+use crate::calibrate::{Devices, Rounds, Subject, coverage, machine};
 use crate::calibrate::{points, repeatability, run as run_rounds};
-use crate::errors::{Failure, Outcome};
+use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
 use crate::report::calibration::Findings;
 
-/// What plans to measure are searched on: the shapes are what matters.
+/// What plans to measure processors are searched on: the shapes are what matters.
 const BASE: &str = "cpu-local";
 
 /// A few seconds.
@@ -32,24 +37,89 @@ const fn effort(least: usize, milliseconds: u64) -> Effort {
 /// Measures, writes, reports.
 pub fn run(args: &CalibrateArgs) -> Outcome<()> {
     let asked = resolve(args)?;
-    let place = asked.output.as_deref();
-    if let Some(file) = place.filter(|file| !output::is_stdout(file)) {
-        output::writable(Path::new(file))?;
+    match &asked.on {
+        On::Processors { threads } => on_processors(&asked, *threads),
+        On::Gpus { .. } => on_gpus(&asked),
     }
+}
+
+fn on_processors(asked: &Calibration, threads: u64) -> Outcome<()> {
+    let kept = Kept::of_processors(threads);
+    admit(asked, &kept)?;
     let base = profile::preset(BASE).map_err(Failure::flags)?;
-    let to_measure = to_measure(asked.amount, asked.model.as_ref(), asked.devices, &base)?;
-    let (amount, devices) = (asked.amount, asked.devices);
-    let others = if asked.compare { to_compare(amount, devices, &base)? } else { vec![] };
-    let (measured, compared) = measure(&asked, to_measure, others)?;
-    let command = command(&asked);
-    let mut profile = fitted(asked.threads, &command, &measured)?;
-    let comparison = asked.compare.then(|| compare(&profile, &compared, &command));
+    let works = to_measure(asked.amount, asked.model.as_ref(), asked.devices, &base)?;
+    let others =
+        if asked.compare { to_compare(asked.amount, asked.devices, &base)? } else { vec![] };
+    let (mut subjects, count) = planned(works, others);
+    measure(asked, &mut subjects, |subject| subject.on_processors(threads))?;
+    let compared = subjects.split_off(count);
+    let command = command(asked);
+    let profile = fitted(threads, &command, &subjects)?;
+    deliver(asked, &kept, profile, &subjects, &compared)
+}
+
+/// Every process measures; the first one fits, writes and speaks.
+fn on_gpus(asked: &Calibration) -> Outcome<()> {
+    let On::Gpus { launched, global_batch, sequence_length } = &asked.on else { return Ok(()) };
+    let Some(gpu) = gpu::first(launched.as_ref()) else {
+        let problem = Problem::new("--backend", "this machine shows no GPU");
+        return Err(Failure::failed(vec![problem.hint("`narrows doctor` says what is there")]));
+    };
+    let kept = Kept::of_gpus(&gpu::title().unwrap_or_default(), asked.devices);
+    if launched.is_none() {
+        admit(asked, &kept)?;
+    }
+    let base = gpu::base(&gpu)?;
+    let works = gpu::works::Asked {
+        amount: asked.amount,
+        also: asked.model.as_ref(),
+        devices: asked.devices,
+        global_batch: *global_batch,
+        sequence_length: *sequence_length,
+        profile: &base,
+    };
+    let others = if asked.compare { works.compared()? } else { vec![] };
+    let (mut subjects, count) = planned(works.measured()?, others);
+    let party = Party::join(launched.clone(), &subjects, &command(asked))?;
+    let mut measured = || {
+        if launched.is_some() && asked.leads() {
+            admit(asked, &kept)?;
+        }
+        measure(asked, &mut subjects, |subject| party.open(subject))?;
+        if !asked.leads() {
+            return Ok(());
+        }
+        let compared = subjects.split_off(count);
+        let profile = fitted_to_gpus(asked, gpu.clone(), &base, &subjects)?;
+        deliver(asked, &kept, profile, &subjects, &compared)
+    };
+    party.part(measured())
+}
+
+/// What is measured takes its time, so it is found out first whether it can be written.
+fn admit(asked: &Calibration, kept: &Kept) -> Outcome<()> {
+    match asked.output.as_deref() {
+        Some(file) if output::is_stdout(file) => Ok(()),
+        Some(file) => output::writable(Path::new(file)),
+        None => kept.writable(asked.amount),
+    }
+}
+
+/// Holds the profile against other plans, where that was asked for, writes it and reports.
+fn deliver(
+    asked: &Calibration,
+    kept: &Kept,
+    mut profile: Profile,
+    measured: &[Subject],
+    compared: &[Subject],
+) -> Outcome<()> {
+    let comparison = asked.compare.then(|| compare(&profile, compared, &command(asked)));
     if let Some(comparison) = &comparison {
         profile = comparison.widened(profile).map_err(|d| Failure::file("the profile", d))?;
     }
-    let written = write(&asked, &profile)?;
+    let written = write(asked, kept, &profile)?;
     let presets = super::waiting("planning the presets", asked.format, || {
-        coverage::of_presets(&profile, devices)
+        coverage::of_presets(&profile, asked.devices)
     });
     let findings = Findings::of(&profile, measured.len(), presets, comparison, written);
     if let Some(warning) = profile.warning() {
@@ -57,7 +127,7 @@ pub fn run(args: &CalibrateArgs) -> Outcome<()> {
     }
     match asked.format {
         Format::Json => output::print_json(&findings),
-        Format::Text if place.is_some_and(output::is_stdout) => {
+        Format::Text if asked.output.as_deref().is_some_and(output::is_stdout) => {
             output::tell(&findings.text());
             Ok(())
         }
@@ -68,7 +138,8 @@ pub fn run(args: &CalibrateArgs) -> Outcome<()> {
 /// A profile of this machine for who did not name one: the one that is kept, or one measured in a few
 /// seconds, and kept where that can be.
 pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
-    if let Some(profile) = cache::load(threads) {
+    let kept = Kept::of_processors(threads);
+    if let Some(profile) = kept.load() {
         return Ok(profile);
     }
     let base = profile::preset(BASE).map_err(Failure::flags)?;
@@ -80,16 +151,16 @@ pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
     let asked = Calibration {
         output: None,
         model: None,
-        threads,
+        on: On::Processors { threads },
         devices: threads.min(2),
         amount: Amount::Quick,
         compare: false,
         format,
     };
-    let works = to_measure(asked.amount, None, asked.devices, &base)?;
-    let (measured, _) = measure(&asked, works, vec![])?;
-    let profile = fitted(threads, "a quick measurement by `narrows run`", &measured)?;
-    match cache::store(threads, &profile) {
+    let (mut subjects, _) = planned(to_measure(asked.amount, None, asked.devices, &base)?, vec![]);
+    measure(&asked, &mut subjects, |subject| subject.on_processors(threads))?;
+    let profile = fitted(threads, "a quick measurement by `narrows run`", &subjects)?;
+    match kept.store(asked.amount, &profile) {
         Ok(path) if format == Format::Text => {
             output::tell(&format!("Kept in {}\n", path.display()));
         }
@@ -101,35 +172,51 @@ pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
     Ok(profile)
 }
 
+/// Plans what is measured and what is compared. How many there are of the former, which come first.
+fn planned(works: Vec<Work>, others: Vec<Work>) -> (Vec<Subject>, usize) {
+    let mut subjects: Vec<Subject> = works.into_iter().filter_map(Subject::plan).collect();
+    let count = subjects.len();
+    subjects.extend(others.into_iter().filter_map(Subject::plan));
+    (subjects, count)
+}
+
 /// Runs the plans to measure and the others in the same rounds.
 fn measure(
     asked: &Calibration,
-    to_measure: Vec<Work>,
-    others: Vec<Work>,
-) -> Outcome<(Vec<Subject>, Vec<Subject>)> {
+    subjects: &mut [Subject],
+    open: impl FnMut(&Subject) -> Outcome<Session>,
+) -> Outcome<()> {
     let rounds = match asked.amount {
         Amount::Quick => QUICK,
         Amount::Whole => WHOLE,
     };
-    let mut subjects: Vec<Subject> = to_measure.into_iter().filter_map(Subject::plan).collect();
-    let count = subjects.len();
-    subjects.extend(others.into_iter().filter_map(Subject::plan));
-    let progress = progress(subjects.len() * rounds.rounds, asked.format);
-    let done = run_rounds(&mut subjects, asked.threads, rounds, |subject| {
+    let progress = progress(subjects.len() * rounds.rounds, asked);
+    let done = run_rounds(subjects, rounds, open, |subject| {
         progress.set_message(subject.work.name.clone());
         progress.inc(1);
     });
     progress.finish_and_clear();
-    done?;
-    let compared = subjects.split_off(count);
-    Ok((subjects, compared))
+    done
 }
 
 fn fitted(threads: u64, command: &str, measured: &[Subject]) -> Outcome<Profile> {
     let machine = machine::describe(threads, command);
-    let points = points(measured);
+    let points = points(measured, Devices::Shared);
     let repeatability = repeatability(measured, &points);
     fit::profile(&machine, points, Some(repeatability))
+        .map_err(|defects| Failure::file("the measurement", defects))
+}
+
+fn fitted_to_gpus(
+    asked: &Calibration,
+    gpu: Gpu,
+    base: &Profile,
+    measured: &[Subject],
+) -> Outcome<Profile> {
+    let machine = gpu::describe(gpu, asked.devices, &command(asked));
+    let points = points(measured, Devices::Whole);
+    let repeatability = repeatability(measured, &points);
+    fit::gpu::profile(&machine, points, &gpu::steps(measured, base), Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
@@ -145,17 +232,32 @@ fn command(asked: &Calibration) -> String {
     if asked.compare {
         words.push("--compare".into());
     }
-    words.push(format!("--threads {} --devices {}`", asked.threads, asked.devices));
-    words.join(" ")
+    match &asked.on {
+        On::Processors { threads } => {
+            words.push(format!("--threads {threads} --devices {}", asked.devices));
+        }
+        On::Gpus { global_batch, sequence_length, .. } => {
+            words.push("--backend cuda".into());
+            let sizes = [("--global-batch", global_batch), ("--sequence-length", sequence_length)];
+            let given = sizes.into_iter().filter_map(|(flag, size)| Some((flag, (*size)?)));
+            words.extend(given.map(|(flag, size)| format!("{flag} {size}")));
+        }
+    }
+    format!("{}`", words.join(" "))
 }
 
 /// Says where it was written.
-fn write(asked: &Calibration, profile: &Profile) -> Outcome<String> {
+fn write(asked: &Calibration, kept: &Kept, profile: &Profile) -> Outcome<String> {
     let Some(file) = &asked.output else {
-        let place = cache::path(asked.threads);
-        let place = place.map_or("the cache folder".into(), |path| path.display().to_string());
-        let stored = cache::store(asked.threads, profile);
-        let path = stored.map_err(|error| output::unwritable(&place, &error))?;
+        let stored = kept.store(asked.amount, profile);
+        let path = stored.map_err(|error| unkept(kept.path(asked.amount), &error))?;
+        if let Some(preferred) = kept.found().filter(|found| *found != path) {
+            output::warn(&format!(
+                "{} is of a whole calibration, and stays what `run` predicts with: this quick one is beside it; \
+                 --output FILE writes it elsewhere, and without that file `run` takes it",
+                preferred.display()
+            ));
+        }
         return Ok(path.display().to_string());
     };
     let name = file.to_string_lossy().into_owned();
@@ -169,9 +271,14 @@ fn write(asked: &Calibration, profile: &Profile) -> Outcome<String> {
     Ok(name)
 }
 
+fn unkept(path: Option<PathBuf>, error: &io::Error) -> Failure {
+    let place = path.map_or("the cache folder".into(), |path| path.display().to_string());
+    output::unwritable(&place, error)
+}
+
 /// A bar, drawn on standard error, and only when that is a terminal.
-fn progress(runs: usize, format: Format) -> ProgressBar {
-    if format == Format::Json {
+fn progress(runs: usize, asked: &Calibration) -> ProgressBar {
+    if asked.format == Format::Json || !asked.leads() {
         return ProgressBar::hidden();
     }
     let progress = ProgressBar::new(runs as u64);

@@ -10,7 +10,8 @@ use narrows_runtime::cuda::machine::{self as cuda, CAPABILITY_MIN, Gpu};
 use serde::Serialize;
 
 use crate::args::run::cores;
-use crate::calibrate::{cache, machine};
+use crate::calibrate::cache::Kept;
+use crate::calibrate::{gpu, machine};
 use crate::loader;
 use crate::memory;
 use crate::report::page::{Align, Page};
@@ -24,6 +25,8 @@ pub struct Finding {
     driver_version: Option<String>,
     libraries: Vec<FoundLibrary>,
     devices: Vec<Device>,
+    /// What is kept of the GPUs; `null` where there are none.
+    gpus: Option<Measured>,
     /// Which process of how many this is; `null` when nobody started several.
     launch: Option<Process>,
 }
@@ -71,6 +74,15 @@ struct Device {
     free_memory_bytes: Option<u64>,
 }
 
+/// The profile of the GPUs.
+#[derive(Debug, Serialize)]
+struct Measured {
+    /// Which they are, with their driver and libraries.
+    title: String,
+    /// The profile that `run --backend cuda` predicts with, once they were measured.
+    profile: Option<PathBuf>,
+}
+
 #[derive(Debug, Serialize)]
 struct Process {
     launcher: &'static str,
@@ -105,7 +117,7 @@ impl Finding {
                 cores: threads,
                 memory_bytes: memory::total().map(|bytes| bytes.0),
                 free_memory_bytes: memory::available().map(|bytes| bytes.0),
-                profile: cache::path(threads).filter(|path| path.exists()),
+                profile: Kept::of_processors(threads).found(),
             },
             backends: Backends {
                 cpu: Usable { usable: true, because: vec![], hints: vec![] },
@@ -114,6 +126,7 @@ impl Finding {
             driver_version: libraries.first().and_then(|driver| driver.version.clone()),
             libraries,
             devices: gpus.unwrap_or_default().into_iter().map(Device::of).collect(),
+            gpus: gpu::title().map(|title| Measured { title, profile: gpu::kept(1) }),
             launch: launch.map(|launch| Process {
                 launcher: launch.launcher.name(),
                 rank: launch.rank,
@@ -194,6 +207,12 @@ impl Finding {
                 ]
             };
             page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
+            if let Some(Measured { title, profile }) = &self.gpus {
+                let profile = profile.as_ref().map(|path| path.display().to_string());
+                let unmeasured = "not measured yet: `narrows calibrate --backend cuda`";
+                let profile = profile.unwrap_or_else(|| unmeasured.into());
+                page.fields(&[("measured as", title.clone()), ("profile", profile)]);
+            }
         }
         page.finish()
     }

@@ -33,6 +33,16 @@ fn what_is_measured_is_a_profile_that_plans() {
         assert!(provenance["source"].as_str().unwrap().contains("narrows calibrate --quick"));
     }
     assert_eq!(profile["links"]["intra_node"]["provenance"]["kind"], "assumed");
+    // What was computed from measurements is not one, and what nobody measured is named.
+    let gap = &profile["executors"]["captured"]["provenance"];
+    assert_eq!(gap["kind"], "derived");
+    assert!(gap["source"].as_str().unwrap().contains("half of the shortest pass"), "{gap}");
+    let unmeasured = profile["device"]["provenance"]["assumed"].to_string();
+    assert!(unmeasured.contains("peak_flops_per_s.bf16"), "{unmeasured}");
+    for group in ["gemm", "attention", "passes"] {
+        let source = profile[group]["provenance"]["source"].as_str().unwrap();
+        assert!(source.contains("fitted to"), "{group}: {source}");
+    }
 
     let repeats = &found["repeatability"];
     for key in ["rounds_apart_median", "rounds_apart_90", "undisturbed"] {
@@ -191,10 +201,58 @@ fn what_cannot_be_done_is_said_before_anything_is_measured() {
         ("calibrate --threads 1 --devices 2".into(), "--devices: 2 devices would take turns"),
         ("calibrate --output - --format json".into(), "--output: the profile and the JSON"),
         ("calibrate --model nowhere.json".into(), "nowhere.json: cannot be read"),
+        ("calibrate --global-batch 2".into(), "--global-batch: says nothing about processors"),
+        ("calibrate --backend cuda --threads 1".into(), "--threads: says nothing about GPUs"),
+        ("calibrate --backend cuda --devices 1".into(), "--devices: says nothing about GPUs"),
     ] {
         let message = refusal(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
+}
+
+/// What takes minutes is not thrown away in the end.
+#[test]
+fn a_cache_that_cannot_be_written_is_found_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let assert = narrows(LEAST).env("XDG_CACHE_HOME", &file).assert().code(2);
+    let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("file/narrows: cannot be written"), "{message}");
+    // Only who has not measured yet can write elsewhere.
+    assert!(message.contains("--output FILE"), "{message}");
+    let mut homeless = narrows(LEAST);
+    let assert = homeless.env_remove("XDG_CACHE_HOME").env_remove("HOME").assert().code(2);
+    let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("neither a home nor a cache folder"), "{message}");
+}
+
+/// What was measured in seconds stands beside what was measured in minutes, which `run` prefers.
+#[test]
+fn a_quick_calibration_leaves_a_whole_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let measure = |flags: &str| {
+        let mut command = narrows(&format!("{LEAST} --format json {flags}"));
+        let output = command.env("XDG_CACHE_HOME", folder.path()).assert().success();
+        let output = output.get_output();
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let kept = found["output"].as_str().unwrap().to_owned();
+        (kept, String::from_utf8(output.stderr.clone()).unwrap())
+    };
+    let (quick, said) = measure("");
+    assert!(!said.contains("stays"), "nothing was kept before: {said}");
+    // As a whole calibration would be, which takes minutes.
+    let whole = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
+    let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-whole");
+    fs::write(&whole, &text).unwrap();
+    let (again, said) = measure("");
+    assert_eq!(again, quick);
+    assert!(said.contains(&whole) && said.contains("--output FILE"), "{said}");
+    assert_eq!(fs::read_to_string(&whole).unwrap(), text, "it is left as it was");
+    let line = "run --global-batch 2 --sequence-length 16 --threads 1 --steps 1 --output -";
+    let run = narrows(line).env("XDG_CACHE_HOME", folder.path()).assert().success();
+    let plan: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
+    assert_eq!(plan["hardware"]["name"], "cpu-whole");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::run::{SMALL, lines};
 use super::{narrows, stdout};
 
 /// Where the stand-ins are; `None`, and a printed reason, where they cannot be made.
-fn libraries() -> Option<PathBuf> {
+pub fn libraries() -> Option<PathBuf> {
     match narrows_stand_in::build(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
         Ok(libraries) => Some(libraries),
         Err(why) => {
@@ -23,7 +23,11 @@ fn libraries() -> Option<PathBuf> {
 }
 
 /// What processes are told besides, so that each has a stand-in of its own.
-fn environment(libraries: &Path, run: &Processes, devices: usize) -> Vec<(&'static str, String)> {
+pub fn environment(
+    libraries: &Path,
+    run: &Processes,
+    devices: usize,
+) -> Vec<(&'static str, String)> {
     vec![
         ("LD_LIBRARY_PATH", libraries.display().to_string()),
         ("NARROWS_STAND_IN_DEVICES", devices.to_string()),
@@ -31,7 +35,7 @@ fn environment(libraries: &Path, run: &Processes, devices: usize) -> Vec<(&'stat
     ]
 }
 
-fn alone(libraries: &Path, run: &Processes, arguments: &str) -> String {
+pub fn alone(libraries: &Path, run: &Processes, arguments: &str) -> String {
     let mut command = narrows(arguments);
     command.envs(environment(libraries, run, 1));
     let output = command.assert().success().get_output().stdout.clone();

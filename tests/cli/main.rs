@@ -1,6 +1,7 @@
 //! The command line as scripts see it: flags, JSON keys, exit codes.
 
 mod calibrate;
+mod calibrate_cuda;
 mod check;
 mod checkpoints;
 mod cluster;

@@ -1,7 +1,7 @@
 //! `narrows run`: trains a model under a plan, or counts what the plan does.
 
 mod checkpoints;
-mod processes;
+pub mod processes;
 mod trace;
 mod train;
 
@@ -18,7 +18,7 @@ use super::cost::{Priced, price};
 use crate::args::low::Format;
 use crate::args::resolve::{Answer, PlanFile, launch};
 use crate::args::run::{On, Run, RunArgs, Subject, Task, Training, cores, run as resolve};
-use crate::calibrate::machine;
+use crate::calibrate::{cache, gpu, machine};
 use crate::errors::{Failure, Outcome, Problem};
 use crate::output;
 use crate::report::run::Counts;
@@ -26,7 +26,7 @@ use crate::report::{infeasible, proof};
 pub use checkpoints::Kept;
 
 /// A plan that is about to be run.
-struct Planned {
+pub struct Planned {
     model: Model,
     plan: Plan,
     program: CheckedProgram,
@@ -61,11 +61,15 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
         Subject::Search(mut request) => {
             if let Task::Train(training) = &task
                 && args.request.subject.hardware.is_none()
-                // Many would measure at the same time, and each plan something else.
-                && training.launched.is_none()
-                && training.on == On::Processors
             {
-                request.profile = this_machine(training, request.devices, &answer)?;
+                match training.on {
+                    // Many would measure at the same time, and each plan something else.
+                    On::Processors if training.launched.is_none() => {
+                        request.profile = this_machine(training, request.devices, &answer)?;
+                    }
+                    On::Processors => {}
+                    On::Gpus { .. } => these_gpus(training, &mut request, &answer),
+                }
             }
             searched(&request, &task, &answer)?
         }
@@ -84,6 +88,27 @@ fn this_machine(training: &Training, devices: u64, answer: &Answer) -> Outcome<P
     calibrate::of_this_machine(threads(training, devices), answer.format)
 }
 
+/// What was measured of these GPUs, where that is kept; otherwise the preset stays, and that is said.
+fn these_gpus(training: &Training, request: &mut Request, answer: &Answer) {
+    let launch = training.launched.as_ref().map(|launched| &launched.launch);
+    // Other nodes may have kept something else, and all must plan the same.
+    let one_node = launch.is_none_or(|launch| launch.local_world == launch.world);
+    let kept = gpu::kept(request.devices).filter(|_| one_node);
+    if let Some(profile) = kept.and_then(|path| cache::read(&path)) {
+        request.profile = profile;
+    } else if training.leads() && answer.format == Format::Text {
+        let name = request.profile.name();
+        let why = if one_node {
+            "nothing that was measured of these GPUs is kept"
+        } else {
+            "nodes may have kept different measurements"
+        };
+        let measure =
+            "`narrows calibrate --backend cuda` measures, and --hardware names what it wrote";
+        output::tell(&format!("Predicting with the preset `{name}`: {why}; {measure}\n"));
+    }
+}
+
 /// Threads that all devices of this machine share.
 fn threads(training: &Training, devices: u64) -> u64 {
     training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()))
@@ -91,10 +116,15 @@ fn threads(training: &Training, devices: u64) -> u64 {
 
 /// Says where the profile was measured on something else than what is about to train.
 fn warn_of_other_machine(profile: &Profile, task: &Task, devices: u64) {
-    if let Task::Train(training) = task
-        && training.launched.is_none()
-        && let Some(warning) = machine::other(profile, threads(training, devices))
-    {
+    let Task::Train(training) = task else { return };
+    let warning = match training.on {
+        On::Processors if training.launched.is_none() => {
+            machine::other(profile, threads(training, devices))
+        }
+        On::Gpus { .. } if training.leads() => machine::other_gpus(profile),
+        _ => None,
+    };
+    if let Some(warning) = warning {
         output::warn(&warning);
     }
 }

@@ -19,27 +19,27 @@ pub fn join(planned: &Planned, training: &Training) -> Outcome<Option<Arc<Cluste
     if devices != processes {
         let mut failure = Failure::execution(&RunError::Processes { devices, processes });
         failure.ending = Ending::BadInput;
-        return Err(of_process(failure, training));
+        return Err(of_process(failure, &training.process()));
     }
     let neighbours = Session::neighbours(planned.program.program(), launched.launch.rank);
     let facts = facts(planned, training);
     let joined = Cluster::join(&launched.launch, facts, &neighbours, launched.deadlines);
-    let cluster = joined.map_err(|error| of_process(failed(error), training))?;
+    let cluster = joined.map_err(|error| of_process(failed(error), &training.process()))?;
     Ok(Some(Arc::new(cluster)))
 }
 
 /// Parts from the others, or tells them why the run ends.
-pub fn part(cluster: &Cluster, trained: Outcome<()>, training: &Training) -> Outcome<()> {
-    match trained {
+pub fn part(cluster: &Cluster, done: Outcome<()>, process: &str) -> Outcome<()> {
+    match done {
         // Who was asked to stop told the others, and all stopped.
         Ok(()) | Err(Failure { ending: Ending::Stopped, .. }) => {
-            let parted = cluster.part().map_err(|error| of_process(failed(error), training));
-            parted.and(trained)
+            let parted = cluster.part().map_err(|error| of_process(failed(error), process));
+            parted.and(done)
         }
         Err(failure) => {
             let why = failure.problems.first().map_or("it failed", |problem| &problem.problem);
             cluster.give_up_because(why);
-            Err(of_process(failure, training))
+            Err(of_process(failure, process))
         }
     }
 }
@@ -65,16 +65,17 @@ pub fn all_stand_at(cluster: &Cluster, step: u64, tokens_sha256: String) -> Outc
     Err(Failure::failed(vec![problem.hint("files that are the same for all processes")]))
 }
 
-fn failed(error: ClusterError) -> Failure {
+/// That a run of many processes ends.
+pub fn failed(error: ClusterError) -> Failure {
     Failure::execution(&RunError::Cluster(error))
 }
 
 /// Says which process it was: their messages come together.
-fn of_process(mut failure: Failure, training: &Training) -> Failure {
+pub fn of_process(mut failure: Failure, process: &str) -> Failure {
     for problem in &mut failure.problems {
         problem.place = match problem.place.is_empty() {
-            true => training.process(),
-            false => format!("{}: {}", training.process(), problem.place),
+            true => process.to_owned(),
+            false => format!("{process}: {}", problem.place),
         };
     }
     failure

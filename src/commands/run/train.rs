@@ -11,7 +11,6 @@ use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_runtime::cluster::Cluster;
 use narrows_runtime::cpu::memory::{Gathered, needed, needed_on_a_node};
-use narrows_runtime::cuda::{GpuOptions, machine};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
@@ -21,9 +20,9 @@ use super::checkpoints::Keeper;
 use super::processes;
 use super::trace::Tracer;
 use super::{Planned, Voice, voice};
+use crate::args::gpu;
 use crate::args::resolve::Answer;
 use crate::args::run::{On, Tokens, Training, cores};
-use crate::calibrate::cache;
 use crate::commands::{STOPPED, TICK};
 use crate::errors::{Ending, Failure, Outcome, Problem};
 use crate::lines::Lines;
@@ -48,7 +47,7 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
     let trained = train_in(cluster.clone(), planned, training, answer);
     match cluster {
         None => trained,
-        Some(cluster) => processes::part(&cluster, trained, training),
+        Some(cluster) => processes::part(&cluster, trained, &training.process()),
     }
 }
 
@@ -173,12 +172,7 @@ fn session(
             };
         }
     };
-    let local = training.launched.as_ref().map_or(0, |launched| launched.launch.local_rank);
-    // Who shows each process one GPU shows it its own.
-    let ordinal = if machine::count() == Ok(1) { 0 } else { local };
-    let folder = cache::folder().unwrap_or_default();
-    let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
-    let options = GpuOptions { ordinal, eager, cubins, algorithms };
+    let options = gpu::options(training.launched.as_ref(), eager);
     Session::on_gpu(model, program, &options, cluster, &mut |warning| output::warn(warning))
 }
 

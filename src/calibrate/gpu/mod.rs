@@ -1,0 +1,176 @@
+//! GPUs that are measured, one a process: which they are, how all processes begin and end together, and what is
+//! made of their steps.
+
+pub mod works;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use narrows_cost_model::fit::gpu::{Gpu, GpuMachine, WholeStep};
+use narrows_cost_model::{Executor, Prices, Profile, profile};
+use narrows_plan::Mesh;
+use narrows_planner::predict::kernels;
+use narrows_runtime::cluster::{Cluster, Fact};
+use narrows_runtime::cuda::libraries::Library;
+use narrows_runtime::cuda::machine;
+use narrows_runtime::data::{digest, hex};
+use narrows_runtime::session::Session;
+
+use super::Subject;
+use super::cache::Kept;
+use super::works::Amount;
+use crate::args::gpu as args;
+use crate::args::launch::Launched;
+use crate::commands::run::processes;
+use crate::errors::{Failure, Outcome};
+use crate::output;
+use crate::report::page::plural;
+
+/// This machine's first GPU, with its driver and libraries: what tells one measurement from another. `None` where
+/// there is none.
+pub fn title() -> Option<String> {
+    let gpu = machine::gpus().ok()?.into_iter().next()?;
+    let version = |library: Library, name: &str| {
+        Some(format!("{name} {}", machine::version(library).unwrap_or_else(|| "unknown".into())))
+    };
+    let parts = [
+        Some(gpu.name),
+        version(Library::Driver, "driver"),
+        version(Library::CublasLt, "cuBLASLt"),
+        machine::loads(Library::Nccl).then(|| version(Library::Nccl, "NCCL")).flatten(),
+    ];
+    Some(parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+}
+
+/// This machine's first GPU, as a fit knows it.
+pub fn first(launched: Option<&Launched>) -> Option<Gpu> {
+    let gpus = machine::gpus().ok()?;
+    let seen = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let started = launched.map_or(1, |launched| launched.launch.local_world);
+    let gpu = gpus.into_iter().next()?;
+    Some(Gpu {
+        name: gpu.name,
+        capability: gpu.capability,
+        multiprocessors: gpu.multiprocessors,
+        memory: gpu.memory,
+        // Launchers may show each process its own alone.
+        per_node: seen.max(u32::try_from(started).unwrap_or(u32::MAX)),
+    })
+}
+
+/// What plans are searched on before anything is measured: the preset, with this GPU's memory.
+pub fn base(gpu: &Gpu) -> Outcome<Profile> {
+    let preset = profile::preset(gpu.preset().0).map_err(Failure::flags)?;
+    let mut file = preset.file().clone();
+    file.device.memory_bytes = gpu.memory;
+    Ok(file.resolve().unwrap_or(preset))
+}
+
+/// Everything a profile says of this machine.
+pub fn describe(gpu: Gpu, devices: u64, command: &str) -> GpuMachine {
+    let title = title().unwrap_or_else(|| gpu.name.clone());
+    let name = gpu.name.trim_start_matches("NVIDIA ").to_ascii_lowercase();
+    let legal = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let name = format!("{}-measured", name.chars().map(legal).collect::<String>());
+    let together = plural(devices, "GPU");
+    GpuMachine {
+        name,
+        description: format!(
+            "{title}: {together}, as `narrows calibrate --backend cuda` measured. Peaks are the data sheet's."
+        ),
+        source: format!("{command}, on {together}: {title}"),
+        title,
+        gpu,
+        date: super::machine::today(),
+    }
+}
+
+/// Steps of the plans on one device, as they really run. What each launches is what has a price.
+pub fn steps(subjects: &[Subject], base: &Profile) -> Vec<WholeStep> {
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let prices = Prices::new(base, Executor::Captured, &mesh);
+    let alone = subjects.iter().filter(|subject| subject.work.request.devices == 1);
+    let step = |subject: &Subject| {
+        let best = subject.best()?;
+        let all = kernels(subject.program.program());
+        let launched = all.iter().filter(|(kernel, _)| prices.kernel(kernel).0 > 0.0);
+        Some(WholeStep {
+            instructions_s: best.step_s(),
+            launches: launched.map(|(_, times)| times).sum(),
+            captured_s: best.whole_step_s,
+            eager_s: best.shortest_step_s,
+        })
+    };
+    alone.filter_map(step).collect()
+}
+
+/// The processes that measure together; this one alone, where there are no others.
+pub struct Party {
+    launched: Option<Launched>,
+    cluster: Option<Arc<Cluster>>,
+}
+
+impl Party {
+    /// Meets the others, who must mean the same.
+    ///
+    /// # Errors
+    /// When one does not come, or means something else.
+    pub fn join(launched: Option<Launched>, subjects: &[Subject], asked: &str) -> Outcome<Party> {
+        let Some(of_many) = &launched else { return Ok(Party { launched, cluster: None }) };
+        let launch = &of_many.launch;
+        let others: Vec<u64> = (0..launch.world).filter(|rank| *rank != launch.rank).collect();
+        let joined = Cluster::join(launch, facts(subjects, asked), &others, of_many.deadlines)
+            .map_err(|error| processes::of_process(processes::failed(error), &of_many.process()))?;
+        Ok(Party { cluster: Some(Arc::new(joined)), launched })
+    }
+
+    /// A session of a plan for all devices, or for one: then each process has one of its own.
+    ///
+    /// # Errors
+    /// When it cannot be executed.
+    pub fn open(&self, subject: &Subject) -> Outcome<Session> {
+        let cluster = self.cluster.clone().filter(|_| subject.work.request.devices > 1);
+        let options = args::options(self.launched.as_ref(), false);
+        let (model, program) = (&subject.work.request.model, subject.program.clone());
+        let opened =
+            Session::on_gpu(model, program, &options, cluster, &mut |text| output::warn(text));
+        opened.map_err(|error| Failure::execution(&error))
+    }
+
+    /// Parts from the others, or tells them why nothing comes of it.
+    ///
+    /// # Errors
+    /// That of this process, or that another failed.
+    pub fn part(&self, done: Outcome<()>) -> Outcome<()> {
+        match (&self.cluster, &self.launched) {
+            (Some(cluster), Some(launched)) => processes::part(cluster, done, &launched.process()),
+            _ => done,
+        }
+    }
+}
+
+/// What must be the same for all processes.
+fn facts(subjects: &[Subject], asked: &str) -> Vec<Fact> {
+    let plans = subjects.iter().map(|subject| format!("{:?}", subject.program.program()));
+    let plans: String = plans.collect();
+    let fact = |what: &str, value: String| Fact { what: what.into(), value };
+    vec![
+        fact("version", env!("CARGO_PKG_VERSION").into()),
+        fact("calibration", asked.into()),
+        fact("GPU, driver and libraries", title().unwrap_or_default()),
+        fact("plans", hex(&digest(plans.as_bytes()))),
+    ]
+}
+
+/// The most GPUs that are measured together, as far as anybody looks for what was kept of them.
+const TOGETHER_MAX: u64 = 64;
+
+/// What is kept of this machine's GPUs, for so many of them: the profile of as many or of a few more, which has
+/// their links, then that of fewer; and what was measured wholly before what was measured in seconds.
+pub fn kept(devices: u64) -> Option<PathBuf> {
+    let title = title()?;
+    let counts = (devices..=TOGETHER_MAX.max(devices)).chain((1..devices).rev());
+    let kept: Vec<Kept> = counts.map(|count| Kept::of_gpus(&title, count)).collect();
+    let paths = |amount| kept.iter().filter_map(move |kept| kept.path(amount));
+    paths(Amount::Whole).chain(paths(Amount::Quick)).find(|path| path.exists())
+}
