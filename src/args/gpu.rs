@@ -1,6 +1,7 @@
 //! Which GPUs a run may have, before anything is planned for them, and which of them a process uses.
 
 use narrows_runtime::RunError;
+use narrows_runtime::cluster::Deadlines;
 use narrows_runtime::cuda::libraries::Library;
 use narrows_runtime::cuda::{CudaError, GpuOptions, machine};
 
@@ -46,5 +47,6 @@ pub fn options(launched: Option<&Launched>, eager: bool) -> GpuOptions {
     let ordinal = if machine::count() == Ok(1) { 0 } else { local };
     let folder = cache::folder().unwrap_or_default();
     let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
-    GpuOptions { ordinal, eager, cubins, algorithms }
+    let deadline = launched.map_or(Deadlines::default(), |launched| launched.deadlines).answer;
+    GpuOptions { ordinal, eager, cubins, algorithms, deadline }
 }

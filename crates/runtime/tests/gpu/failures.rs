@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use narrows_plan::Precision;
 use narrows_plan::mesh::Mesh;
 use narrows_runtime::cluster::{ClusterError, Fault};
-use narrows_runtime::cuda::CudaError;
+use narrows_runtime::cuda::{CudaError, GpuOptions};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, RunError};
 
@@ -61,6 +61,34 @@ fn who_stalls_is_found_at_the_deadline() {
         assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
         assert!(recent.contains("over tensor of"), "{error}");
         assert!(waited >= deadline, "{waited:?}");
+    });
+}
+
+/// A GPU that is alone waits for nobody, and may still never end a step. A stand-in's takes longer than it is first
+/// looked for; a GPU's may not.
+#[test]
+fn who_is_alone_and_stalls_is_found_too() {
+    devices::of_stand_ins("failures::who_is_alone_and_stalls_is_found_too", &[], || {
+        let (model, plan) = along(1, 1);
+        let folder = folder();
+        // A stall is what takes longer than allowed: here, than any step could.
+        let impatient = GpuOptions { deadline: Duration::ZERO, ..options(&folder, 0, false) };
+        let mut ended = each(
+            (&model, &plan),
+            Duration::ZERO,
+            |_| impatient.clone(),
+            |session, _| {
+                let mut session = session.unwrap_or_else(|error| panic!("{error}"));
+                session.initialise(&model, 1).unwrap();
+                let ids = tokens(&plan, 0, model.vocab);
+                let input = StepInput { tokens: &ids, targets: &ids };
+                session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err()
+            },
+        );
+        let error = ended.pop().unwrap();
+        let RunError::Cuda(cuda) = &error else { panic!("{error}") };
+        let CudaError::Stalled { step: 1, recent, .. } = &**cuda else { panic!("{error}") };
+        assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
     });
 }
 

@@ -44,7 +44,8 @@ pub fn folder() -> PathBuf {
 
 pub fn options(folder: &Path, ordinal: u64, eager: bool) -> GpuOptions {
     let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
-    GpuOptions { ordinal, eager, cubins, algorithms }
+    let deadline = Duration::from_secs(600);
+    GpuOptions { ordinal, eager, cubins, algorithms, deadline }
 }
 
 /// A few steps from the same weights.

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use half::bf16;
 use narrows_plan::model::Model;
@@ -44,6 +45,8 @@ pub struct GpuOptions {
     pub cubins: PathBuf,
     /// Where the fastest algorithms of products are kept.
     pub algorithms: PathBuf,
+    /// How long a GPU that is alone may be at one part of a step before it is given up; of many, the cluster says.
+    pub deadline: Duration,
 }
 
 /// One device, on a GPU.
@@ -136,15 +139,16 @@ impl GpuEngine {
             warn(&format!("{path}: the algorithms of products are not kept: {error}"));
         }
         let inputs = Inputs::new(&gpu, program, at)?;
+        let deadline =
+            cluster.as_ref().map_or(options.deadline, |cluster| cluster.deadlines().answer);
         let others = match cluster {
             None => None,
             Some(cluster) => {
-                let deadline = cluster.deadlines().answer;
                 let met = Communicators::new(&gpu, program, at, &cluster, deadline)?;
                 Some((cluster, met))
             }
         };
-        let set = Stage { products, memories, inputs, modules, others };
+        let set = Stage { products, memories, inputs, modules, others, deadline };
         let mut player = Player::new(gpu, tape, set, program, at, options.eager)?;
         if options.eager {
             // Beside single launches, events cost little.

@@ -48,6 +48,8 @@ pub struct Stage {
     pub modules: Modules,
     /// The other devices, if there are others.
     pub others: Option<(Arc<Cluster>, Communicators)>,
+    /// How long the device may be at one part of a step.
+    pub deadline: Duration,
 }
 
 /// A device that plays its tape.

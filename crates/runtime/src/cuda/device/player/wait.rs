@@ -20,7 +20,7 @@ const LOOKED_EVERY: Duration = Duration::from_micros(50);
 /// Legs that the processor may be ahead of the device.
 const LEGS_AHEAD: usize = 8;
 
-/// How often it is looked whether the others are there.
+/// How often it is looked whether the device goes on and the others are there.
 const ASKED_EVERY: Duration = Duration::from_millis(20);
 
 impl Player {
@@ -64,7 +64,7 @@ impl Player {
         Ok(())
     }
 
-    /// Waits for something, and looks meanwhile whether the others are there.
+    /// Waits for something, and looks meanwhile whether the device goes on and the others are there.
     fn until(
         &mut self,
         over: impl Fn(&Player) -> Result<bool, DriverError>,
@@ -73,33 +73,34 @@ impl Player {
         while !self.gpu.said("a step", over(self))? {
             if asked.elapsed() > ASKED_EVERY {
                 asked = Instant::now();
-                self.others_are_there()?;
+                self.all_is_well()?;
             }
             std::thread::sleep(LOOKED_EVERY);
         }
         Ok(())
     }
 
-    fn others_are_there(&mut self) -> Result<(), RunError> {
+    fn all_is_well(&mut self) -> Result<(), RunError> {
         // Those of legs that are not queued yet are the step's before.
         let queued = self.legs.iter().take(self.began.queued);
         let over = queued.take_while(|event| event.try_is_complete().unwrap_or(false)).count();
         if over > self.began.over {
             (self.began.over, self.began.advanced) = (over, Instant::now());
         }
-        let Some((cluster, communicators)) = &self.stage.others else { return Ok(()) };
-        if let Some(mut failure) = communicators.failure() {
-            if let CudaError::Nccl { recent, .. } = &mut failure {
-                *recent = self.recent();
-            }
-            return Err(failure.into());
-        }
         let Began { number, advanced, .. } = self.began;
-        if let Some(gone) = cluster.gone(&format!("step {number}")) {
-            return Err(gone.into());
+        if let Some((cluster, communicators)) = &self.stage.others {
+            if let Some(mut failure) = communicators.failure() {
+                if let CudaError::Nccl { recent, .. } = &mut failure {
+                    *recent = self.recent();
+                }
+                return Err(failure.into());
+            }
+            if let Some(gone) = cluster.gone(&format!("step {number}")) {
+                return Err(gone.into());
+            }
         }
         let waited = advanced.elapsed();
-        if waited > cluster.deadlines().answer {
+        if waited > self.stage.deadline {
             let stalled = CudaError::Stalled {
                 ordinal: self.gpu.ordinal,
                 step: number,
