@@ -65,6 +65,17 @@ fn rows_beside_the_repository_are_predicted() {
     }
 }
 
+/// What is shipped is what the search finds, so that anyone who has the rows finds it again.
+#[test]
+fn shipped_numbers_are_those_of_the_fit() {
+    let Some((rows, profiles)) = both() else { return };
+    let fitted = counted(rows.iter(), &profiles).fit();
+    let shipped = numbers(&FRAMEWORK, &profiles[1]);
+    for ((name, fitted), shipped) in NAMES.iter().zip(&fitted).zip(&shipped) {
+        assert!((shipped / fitted - 1.0).abs() < 2e-3, "{name}: {shipped}, and fitted {fitted}");
+    }
+}
+
 /// Both files, fitted to together.
 fn both() -> Option<(Vec<Measurement>, [Profile; 2])> {
     let found = ROWS.map(|(file, hardware, recompute, _)| rows(file, hardware, recompute));
