@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -67,9 +67,7 @@ fn folder_name(found: &BTreeMap<Library, Found>) -> String {
 fn begin_again(folder: &Path) {
     use std::os::unix::process::CommandExt;
     let Ok(program) = env::current_exe() else { return };
-    let before = env::var_os(LOADER_PATH).unwrap_or_default();
-    let places = std::iter::once(PathBuf::from(folder)).chain(env::split_paths(&before));
-    let path: OsString = env::join_paths(places).unwrap_or(before);
+    let path = with_folder(folder, &env::var_os(LOADER_PATH).unwrap_or_default());
     // It comes back only when the program could not be begun.
     let error = Command::new(program)
         .args(env::args_os().skip(1))
@@ -81,3 +79,25 @@ fn begin_again(folder: &Path) {
 
 #[cfg(not(unix))]
 fn begin_again(_: &Path) {}
+
+/// A loader's path that begins with a folder. None of its places is empty: to a loader that would be the folder
+/// the program was called in, whose files are anybody's.
+fn with_folder(folder: &Path, before: &OsStr) -> OsString {
+    let before = env::split_paths(before).filter(|place| !place.as_os_str().is_empty());
+    let places = std::iter::once(PathBuf::from(folder)).chain(before);
+    env::join_paths(places).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn no_place_of_a_loader_is_empty() {
+        for (before, wanted) in [("", "/links"), ("/a", "/links:/a"), (":/a::/b:", "/links:/a:/b")]
+        {
+            assert_eq!(with_folder(Path::new("/links"), OsStr::new(before)), wanted, "{before}");
+        }
+    }
+}
