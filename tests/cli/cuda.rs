@@ -69,6 +69,30 @@ fn without_a_gpu_there_is_a_sentence() {
     assert!(message.contains("narrows doctor"), "{message}");
 }
 
+/// A library that is another than its name says, or one from before a function was made, is as good as none.
+#[test]
+fn libraries_without_their_functions_do_not_load() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    let places = run.at("libraries");
+    std::fs::create_dir(&places).unwrap();
+    // That of cublas has no functions at all.
+    for name in ["cuda", "nvrtc", "cublasLt", "nccl"] {
+        let file = places.join(format!("lib{name}.so"));
+        std::fs::copy(libraries.join("libcublas.so.12"), file).unwrap();
+    }
+    let told = environment(&places, &run, 1);
+    let doctor = narrows("doctor --format json").envs(told.clone()).assert().success();
+    let found: Value = serde_json::from_slice(&doctor.get_output().stdout).unwrap();
+    let all = found["libraries"].as_array().unwrap().iter();
+    for library in all.filter(|library| library["name"] != "libcublas") {
+        assert_eq!(library["loads"], false, "{library}");
+    }
+    let refused = narrows("run --backend cuda").envs(told).assert().code(1);
+    let message = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("libcuda, the driver, does not load"), "{message}");
+}
+
 #[test]
 fn a_gpu_trains_as_processors_do() {
     let Some(libraries) = libraries() else { return };

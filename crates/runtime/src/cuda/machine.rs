@@ -29,16 +29,37 @@ pub struct Gpu {
     pub memory: Bytes,
 }
 
-/// Whether a library loads, under the names that `cudarc` asks for.
+/// Whether a library is there, and what of its functions is asked first is in it: the binding ends the program
+/// where one is missing.
+macro_rules! is_there {
+    ($sys:path $(, $function:literal)*) => {{
+        use $sys as sys;
+        let functions: &[&str] = &[$($function),*];
+        let has = |name: &&str| sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()).is_ok();
+        sys::is_culib_present() && functions.iter().all(has)
+    }};
+}
+
+/// Whether a library loads, under the names that `cudarc` asks for, and is what it is called.
 pub fn loads(library: Library) -> bool {
-    // SAFETY: loading runs the initialisers of a library of NVIDIA's, as its use would.
+    // SAFETY: loading runs the initialisers of a library of NVIDIA's, as its use would; functions are looked
+    // for and not called.
     unsafe {
         match library {
-            Library::Driver => driver::sys::is_culib_present(),
-            Library::Nvrtc => nvrtc::sys::is_culib_present(),
-            Library::Cublas => cublas::sys::is_culib_present(),
-            Library::CublasLt => cublaslt::sys::is_culib_present(),
-            Library::Nccl => nccl::sys::is_culib_present(),
+            // The last of them came with CUDA 11.4.
+            Library::Driver => is_there!(
+                driver::sys,
+                "cuInit",
+                "cuDriverGetVersion",
+                "cuStreamBeginCapture_v2",
+                "cuGraphInstantiateWithFlags"
+            ),
+            Library::Nvrtc => is_there!(nvrtc::sys, "nvrtcVersion"),
+            Library::Cublas => is_there!(cublas::sys),
+            Library::CublasLt => {
+                is_there!(cublaslt::sys, "cublasLtGetVersion", "cublasLtMatmul")
+            }
+            Library::Nccl => is_there!(nccl::sys, "ncclGetVersion"),
         }
     }
 }
