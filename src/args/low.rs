@@ -78,7 +78,7 @@ pub enum Command {
     /// Say what this machine can run, and what it lacks
     ///
     /// Libraries of CUDA are looked for where NARROWS_CUDA_LIBRARIES, LD_LIBRARY_PATH, CUDA_HOME, VIRTUAL_ENV
-    /// and CONDA_PREFIX say, and where systems have them.
+    /// and CONDA_PREFIX say, where systems have them, and in the packages of the Python on the PATH.
     Doctor(DoctorArgs),
     /// Print the JSON Schema of a kind of file
     Schema(SchemaArgs),

@@ -78,8 +78,8 @@ pub struct Found {
 pub const VARIABLE: &str = "NARROWS_CUDA_LIBRARIES";
 
 /// The folders in which libraries are looked for, the first that has one before others: those that
-/// variables name, those of packages of Python in an environment that is active, and those of
-/// systems. `variable` gives the value of a variable that is set.
+/// variables name, those of packages of Python in an environment that is active, those of systems, and those of
+/// packages of any other Python that is there. `variable` gives the value of a variable that is set.
 pub fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut places = vec![];
     for name in [VARIABLE, "LD_LIBRARY_PATH"] {
@@ -92,11 +92,7 @@ pub fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     }
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         let Some(root) = variable(name).map(PathBuf::from) else { continue };
-        for python in folders(&root.join("lib"), |name| name.starts_with("python3")) {
-            for package in folders(&python.join("site-packages/nvidia"), |_| true) {
-                places.push(package.join("lib"));
-            }
-        }
+        places.extend(of_python(&root));
         places.push(root.join("lib"));
     }
     places.push("/usr/local/cuda/lib64".into());
@@ -113,7 +109,32 @@ pub fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
         "/opt/cuda/lib64",
     ];
     places.extend(systems.map(PathBuf::from));
+    let paths = variable("PATH").unwrap_or_default();
+    let pythons = std::env::split_paths(&paths).filter(|path| path.join("python3").is_file());
+    let mut roots: Vec<PathBuf> =
+        pythons.filter_map(|path| path.parent().map(Path::to_owned)).collect();
+    // Where `pip install --user` puts packages, and where Debian's pip does.
+    roots.extend(variable("HOME").map(|home| Path::new(&home).join(".local")));
+    roots.push("/usr/local".into());
+    for place in roots.iter().flat_map(|root| of_python(root)) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
     places
+}
+
+/// Where packages of Python that are installed under a root have libraries.
+fn of_python(root: &Path) -> Vec<PathBuf> {
+    let mut found = vec![];
+    for python in folders(&root.join("lib"), |name| name.starts_with("python3")) {
+        for packages in ["site-packages/nvidia", "dist-packages/nvidia"] {
+            for package in folders(&python.join(packages), |_| true) {
+                found.push(package.join("lib"));
+            }
+        }
+    }
+    found
 }
 
 /// Folders in a folder, the last in the order of their names first: newer versions before older.
@@ -258,6 +279,30 @@ mod tests {
         let nvrtc = &found[&Library::Nvrtc];
         assert!(nvrtc.path.ends_with("toolkit/lib64/libnvrtc.so.11"), "{nvrtc:?}");
         assert_eq!((found[&Library::Nccl].version.as_str(), nvrtc.version.as_str()), ("2", "11"));
+    }
+
+    /// A Python without an environment: the system's, a container's, or a user's packages.
+    #[test]
+    fn packages_of_a_python_that_would_be_started_are_found() {
+        let root = folder(&[
+            "opt/bin/python3",
+            "opt/lib/python3.12/dist-packages/nvidia/nccl/lib/libnccl.so.2",
+            "other/bin/perl",
+            "other/lib/python3.12/site-packages/nvidia/cublas/lib/libcublas.so.12",
+            "home/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13",
+        ]);
+        let at = |name: &str| root.path().join(name);
+        let places = places(|name| match name {
+            "PATH" => std::env::join_paths([at("other/bin"), at("opt/bin")]).ok(),
+            "HOME" => Some(at("home").into()),
+            _ => None,
+        });
+        let within: Vec<PathBuf> =
+            places.into_iter().filter(|place| place.starts_with(root.path())).collect();
+        let found = find(&within);
+        let found: Vec<_> =
+            found.iter().map(|(library, file)| (*library, &*file.version)).collect();
+        assert_eq!(found, [(Library::CublasLt, "13"), (Library::Nccl, "2")]);
     }
 
     #[cfg(unix)]
