@@ -116,13 +116,14 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     }
     stream->capture = nullptr;
     capture->ended = true;
+    // Events that were recorded in the capture know that it ended, and keep nothing of what it made.
+    std::shared_ptr<Graph> made = std::move(capture->graph);
     auto& captures = state().captures;
     captures.erase(std::find(captures.begin(), captures.end(), capture));
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!joined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    *graph = new CUgraph_st{capture->graph};
-    log("host captures graph=" + std::to_string(capture->graph->number) +
-        " nodes=" + std::to_string(capture->graph->nodes.size()));
+    log("host captures graph=" + std::to_string(made->number) + " nodes=" + std::to_string(made->nodes.size()));
+    *graph = new CUgraph_st{std::move(made)};
     return CUDA_SUCCESS;
 }
 

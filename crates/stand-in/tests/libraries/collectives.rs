@@ -289,6 +289,29 @@ fn collectives_can_be_captured() {
     });
 }
 
+/// An abort waits for graphs and for nothing else: not for an event that was recorded in a capture.
+#[test]
+fn an_abort_waits_for_graphs_alone() {
+    each_seed("collectives::an_abort_waits_for_graphs_alone", |number, within| {
+        let rank = Rank::new(number, within, true);
+        let (stream, own) = (&rank.streams[0], rank.own(4));
+        stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+        rank.all_reduce(own, own, ncclFloat32, false).result().unwrap();
+        let event = stream.record_event(None).unwrap();
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        graph.launch().unwrap();
+        stream.synchronize().unwrap();
+        let comm = rank.comm as usize;
+        // SAFETY: it is not used afterwards.
+        let abort = std::thread::spawn(move || unsafe { nccl::comm_abort(comm as *mut _) }.is_ok());
+        assert!(!gpu::comes_true(|| abort.is_finished()), "a graph has a part of it");
+        drop(graph);
+        assert!(gpu::comes_true(|| abort.is_finished()), "no graph has");
+        assert!(abort.join().unwrap());
+        drop(event);
+    });
+}
+
 /// Ranks that call something else get an error that an abort ends.
 #[test]
 fn ranks_that_disagree_get_an_error() {
