@@ -318,16 +318,19 @@ fn a_process_alone_says_whom_it_waited_for() {
     );
 }
 
-/// The batch script of the examples is a script, and names flags that there are.
+/// The batch scripts of the examples are scripts, and name flags that there are.
 #[test]
-fn the_batch_script_is_one() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/cluster/run.sbatch");
-    assert!(Command::new("bash").args(["-n", path]).status().unwrap().success());
-    let script = fs::read_to_string(path).unwrap();
-    let (_, run) = script.split_once("narrows run ").unwrap();
-    let flags: Vec<&str> = run.split_whitespace().filter(|word| word.starts_with("--")).collect();
+fn the_batch_scripts_are_some() {
     let help = stdout("run --help");
     let known: Vec<&str> = help.split_whitespace().collect();
-    assert!(flags.len() > 5, "{flags:?}");
-    assert!(flags.iter().all(|flag| known.contains(flag)), "{flags:?}");
+    for name in ["run.sbatch", "run-gpus.sbatch"] {
+        let path = format!("{}/examples/cluster/{name}", env!("CARGO_MANIFEST_DIR"));
+        assert!(Command::new("bash").args(["-n", &path]).status().unwrap().success());
+        let script = fs::read_to_string(path).unwrap();
+        let (_, run) = script.split_once("narrows run ").unwrap();
+        let flags: Vec<&str> =
+            run.split_whitespace().filter(|word| word.starts_with("--")).collect();
+        assert!(flags.len() > 5, "{flags:?}");
+        assert!(flags.iter().all(|flag| known.contains(flag)), "{flags:?}");
+    }
 }
