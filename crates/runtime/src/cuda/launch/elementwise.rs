@@ -42,8 +42,8 @@ pub enum Cast {
     Bf16ToF32,
 }
 
-/// A change of format of so many numbers, from and to a byte of the arena: what makes weights of
-/// master copies. No program has such an instruction; a session does it when weights are set.
+/// A change of format of so many numbers, from and to a byte of the arena. No program has such an
+/// instruction: the optimizer rounds weights as it makes them, and those that are set come rounded.
 ///
 /// # Errors
 /// Too many numbers for a grid.
