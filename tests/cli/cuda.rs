@@ -170,6 +170,26 @@ fn processes_have_a_gpu_each() {
     }
 }
 
+/// Processes that nobody told apart take the same GPU, which NCCL refuses: they say what to do.
+#[test]
+fn processes_on_one_gpu_say_how_they_may() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(2);
+    let arguments = format!("{} --tensor 2", run.kept(2)).replace("--threads 1", "--backend cuda");
+    let all = |with: fn(usize) -> Vec<(&'static str, String)>| {
+        let begin = |rank| {
+            let told = [run.torchrun(rank), environment(&libraries, &run, 1), with(rank)].concat();
+            run.start(rank, &arguments, told)
+        };
+        ends((0..2).map(begin).collect())
+    };
+    let refused = all(|_| vec![]);
+    assert!(refused.iter().all(|output| output.status.code() == Some(1)), "{refused:#?}");
+    assert!(refused.iter().all(|output| said(output).contains("NCCL_HOSTID")), "{refused:#?}");
+    let told = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
+    assert!(told.iter().all(|output| output.status.success()), "{told:#?}");
+}
+
 /// What a GPU kept goes on on processors, and the other way round.
 #[test]
 fn checkpoints_go_from_gpu_to_processors_and_back() {

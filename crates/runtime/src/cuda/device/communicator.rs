@@ -21,6 +21,12 @@ const ASKED_EVERY: Duration = Duration::from_micros(200);
 /// How long it is asked without a pause first.
 const SPUN_FOR: Duration = Duration::from_micros(500);
 
+/// What is asked of NCCL when processes meet.
+pub(super) const MEETING: &str = "meeting the others";
+
+const SHARED: &str = "; it refuses two processes on one GPU: LOCAL_RANK and CUDA_VISIBLE_DEVICES say which GPU a process \
+    has, and several share one where each is told an NCCL_HOSTID of its own (docs/clusters.md)";
+
 /// A communicator. It is aborted where it ends before it was given back.
 pub(super) struct Communicator {
     pub raw: sys::ncclComm_t,
@@ -109,7 +115,7 @@ impl Communicator {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         };
         let more = last.filter(|text| !text.is_empty()).map(|text| format!(": {text}"));
-        let said = format!("{}{}", named(error), more.unwrap_or_default());
+        let said = format!("{}{}{}", named(&error), more.unwrap_or_default(), hint(call, &error));
         nccl(&format!("{call}, {}", self.title), said)
     }
 }
@@ -122,7 +128,7 @@ impl Drop for Communicator {
     }
 }
 
-pub(super) fn named(error: NcclError) -> String {
+pub(super) fn named(error: &NcclError) -> String {
     // SAFETY: NCCL gives a text that lives for ever, whatever the number.
     let text = unsafe { sys::ncclGetErrorString(error.0) };
     match text.is_null() {
@@ -133,7 +139,16 @@ pub(super) fn named(error: NcclError) -> String {
 }
 
 pub(super) fn failed(call: &str, error: NcclError) -> CudaError {
-    nccl(call, named(error))
+    nccl(call, format!("{}{}", named(&error), hint(call, &error)))
+}
+
+/// What may help, after what NCCL says.
+fn hint(call: &str, error: &NcclError) -> &'static str {
+    match error.0 {
+        // Where it sees two ranks on one GPU.
+        ncclResult_t::ncclInvalidUsage if call == MEETING => SHARED,
+        _ => "",
+    }
 }
 
 pub(super) fn nccl(call: &str, said: String) -> CudaError {

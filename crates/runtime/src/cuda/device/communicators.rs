@@ -28,7 +28,7 @@ use super::super::error::CudaError;
 use super::super::libraries::Library;
 use super::super::machine;
 use super::super::tape::{Joint, Sharing, Transfer};
-use super::communicator::{Communicator, Config, VERSION_MIN, Watch, failed, nccl};
+use super::communicator::{Communicator, Config, MEETING, VERSION_MIN, Watch, failed, nccl};
 use super::gpu::{DeviceMemory, Gpu};
 use crate::backend::RunError;
 use crate::cluster::Cluster;
@@ -105,10 +105,10 @@ impl Communicators {
             let config = (&raw mut config).cast();
             result::comm_init_rank_config(&raw mut raw, ranks, unique, rank, config)
         };
-        begun.map_err(|e| failed("meeting the others", e))?;
+        begun.map_err(|e| failed(MEETING, e))?;
         let whole = Communicator { raw, title: "all devices".into() };
         let watch = Watch { cluster, deadline };
-        whole.settle("meeting the others", &watch)?;
+        whole.settle(MEETING, &watch)?;
         let mut made =
             Communicators { groups: BTreeMap::new(), borders: Default::default(), whole, deadline };
         for sharing in groups(program) {
