@@ -95,6 +95,22 @@ fn nine_in_ten_lie_within_where_the_law_is_known() {
     }
 }
 
+/// Whatever the seed: a unit that no draw leaves out would have no residual, and be missing where it errs most.
+#[test]
+fn every_unit_is_left_out_by_some_draw() {
+    let strata = [vec![vec![0], vec![1], vec![2]], vec![vec![3, 4], vec![5]]];
+    for seed in 0..200 {
+        let of = |draws: usize| bootstrap(&strata, draws, seed, &0.0, |_| 0.0, |_, row| row as f64);
+        let found = of(16);
+        let rows: Vec<usize> = found.residuals.iter().map(|(row, _)| *row).collect();
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5], "seed {seed}");
+        assert!((16..=64).contains(&found.draws.len()), "{}", found.draws.len());
+    }
+    // One that is alone is in every draw, and drawing ends all the same.
+    let alone = bootstrap(&[vec![vec![0]]], 3, 1, &0.0, |_| 0.0, |_, _| 1.0);
+    assert_eq!((alone.draws.len(), alone.residuals.len()), (12, 0));
+}
+
 #[test]
 fn fewer_measurements_and_more_distance_make_wider_intervals() {
     let width = |[low, high]: [f64; 2]| (high / low).ln();

@@ -1,7 +1,7 @@
 //! The interval of a GPT's step, from the fit's draws and residuals.
 //!
 //! Residuals are those of steps of the same kind, within a node or across nodes, of a model that others of its
-//! steps were measured of or of another one (a "Mondrian" prediction, as conformal prediction calls it):
+//! steps of that kind were measured of or of another one (a "Mondrian" prediction, as conformal prediction calls it):
 //! the network, and a model that nobody saw, make steps less certain by more than the draws of some
 //! numbers say. For the former rows are drawn, for the latter whole models. Their scale grows with the
 //! distance in octaves from the box of sizes that were measured; the rows themselves are not needed, and lie beside the
@@ -25,7 +25,7 @@ use super::{Counted, Framework};
 use crate::interval::{Bootstrap, Random, around, error_drawn, thinned};
 use crate::measured::{Gpt, Step, Subject};
 use crate::price::shapes::{NEAR, scale};
-use crate::profile::{Profile, Provenance, RelativeError};
+use crate::profile::{Profile, Provenance, RelativeError, preset};
 
 /// More residuals than these are thinned out.
 const RESIDUALS_MAX: usize = 99;
@@ -41,8 +41,10 @@ pub struct Certainty {
     pub provenance: Provenance,
     /// The profiles of the hardware that was measured.
     pub hardware: BTreeSet<String>,
-    /// Digests of the models that were measured.
-    pub models: BTreeSet<String>,
+    /// Digests of the models that were measured within a node.
+    pub models_within_a_node: BTreeSet<String>,
+    /// The same of those across nodes.
+    pub models_across_nodes: BTreeSet<String>,
     /// Of steps of these models.
     pub known: Held,
     /// Of steps of other models.
@@ -102,21 +104,23 @@ impl Certainty {
         provenance: Provenance,
     ) -> Certainty {
         let mut ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
-        let (mut models, mut hardware) = (BTreeSet::new(), BTreeSet::new());
+        let (mut hardware, mut models) = (BTreeSet::new(), [BTreeSet::new(), BTreeSet::new()]);
         for row in rows.rows() {
             let sizes = sizes(row.step, row.mesh).into_iter().flatten();
             for (range, size) in ranges.iter_mut().zip(sizes) {
                 *range = [range[0].min(size), range[1].max(size)];
             }
             if let Subject::Gpt(gpt) = &row.step.model {
-                models.insert(digest(gpt));
+                models[usize::from(row.across())].insert(digest(gpt));
             }
             hardware.insert(row.profile.name().to_owned());
         }
+        let [models_within_a_node, models_across_nodes] = models;
         Certainty {
             provenance,
             hardware,
-            models,
+            models_within_a_node,
+            models_across_nodes,
             known: Held::of(rows, fitted, by_row),
             other: Held::of(rows, fitted, by_model),
             sizes: ranges,
@@ -132,6 +136,16 @@ impl Certainty {
         self.sizes.iter().zip(sizes).map(beyond).sum::<f64>().sqrt()
     }
 
+    /// Whether a profile is of hardware that was measured, besides the network's share, which is fitted. One that
+    /// is merely called so is not.
+    fn is_measured(&self, profile: &Profile) -> bool {
+        let own = preset(profile.name()).ok().filter(|own| self.hardware.contains(own.name()));
+        own.is_some_and(|own| {
+            let share = own.file().links.inter_node.efficiency;
+            with_network(profile.file(), share) == *own.file()
+        })
+    }
+
     /// The step's 90 % interval in seconds; `None` when the step is no GPT's.
     pub fn interval_s(
         &self,
@@ -145,7 +159,8 @@ impl Certainty {
         let counted = Counted::new(step, mesh, profile)?;
         let predicted_s = counted.step_s(own);
         let across = mesh.devices() > profile.devices_per_node();
-        let held = if self.models.contains(&digest(gpt)) { &self.known } else { &self.other };
+        let models = if across { &self.models_across_nodes } else { &self.models_within_a_node };
+        let held = if models.contains(&digest(gpt)) { &self.known } else { &self.other };
         let drawn = |factors: &Numbers| {
             let drawn: Numbers = std::array::from_fn(|index| fitted[index] * factors[index]);
             let other = if across {
@@ -157,7 +172,7 @@ impl Certainty {
         };
         let draws: Vec<(Counted, Framework)> = held.draws.iter().filter_map(drawn).collect();
         let logarithm = |step_s: f64| (step_s / predicted_s).ln();
-        let logarithms = if self.hardware.contains(profile.name()) {
+        let logarithms = if self.is_measured(profile) {
             draws.iter().map(|(counted, own)| logarithm(counted.step_s(own))).collect()
         } else {
             let mut random = Random::new(SEED);

@@ -78,6 +78,9 @@ pub struct Bootstrap<P> {
 /// Efron's weight of what draws have not seen.
 const UNSEEN: f64 = 0.632;
 
+/// Drawing goes on for at most so many times what was asked for. A unit alone in its stratum is never left out.
+const LONGER: usize = 4;
+
 /// What is drawn together: measurements, by their indexes, that err alike.
 pub type Unit = Vec<usize>;
 
@@ -90,6 +93,9 @@ pub fn each_alone(measurements: usize) -> Vec<Vec<Unit>> {
 /// Field and Welsh, 2007): where the next measurement is of a unit that nobody saw, as a step of another
 /// model is, what a draw has not seen must be whole units. `fit` is told how often each measurement was
 /// drawn, and `fitted` is the one to all of them; `residual` is ln(measured / predicted) over the scale of one.
+///
+/// A unit that is in every draw has no residual, and with few units it may be the one that errs most: drawing goes on,
+/// for at most four times as many draws, until each was left out once.
 pub fn bootstrap<P>(
     strata: &[Vec<Unit>],
     draws: usize,
@@ -103,7 +109,8 @@ pub fn bootstrap<P>(
     let measurements = indexes.max().map_or(0, |last| last + 1);
     let mut sums = vec![(0.0, 0_usize); measurements];
     let mut drawn = vec![];
-    for _ in 0..draws {
+    let left_out = |sums: &[(f64, usize)]| sums.iter().all(|(_, unseen)| *unseen > 0);
+    while drawn.len() < draws || (drawn.len() < LONGER * draws && !left_out(&sums)) {
         let mut times = vec![0.0; measurements];
         for units in strata {
             for _ in 0..units.len() {

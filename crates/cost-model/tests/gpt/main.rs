@@ -136,7 +136,7 @@ fn provenance() -> Provenance {
         source: "240 steps on one node and 30 on 8 to 64 nodes of the validation rows of vTrain (KAIST); \
                  draws and residuals by `cargo test --release -p narrows-cost-model --test gpt`"
             .into(),
-        date: "2026-11-21".into(),
+        date: "2026-11-22".into(),
         assumed: vec![],
     }
 }
@@ -240,12 +240,41 @@ fn other_models_and_other_hardware_are_less_certain() {
     let a100 = preset("a100-80gb-8").unwrap();
     let own = width(&a100, 20);
     assert!(width(&a100, 21) > 1.02 * own, "{own} {}", width(&a100, 21));
-    let mut named_otherwise = a100.file().clone();
+    let (mut named_otherwise, mut named_alike) = (a100.file().clone(), a100.file().clone());
     named_otherwise.name = "a100-elsewhere".into();
-    for other in [preset("h100-sxm").unwrap(), named_otherwise.resolve().unwrap()] {
+    named_alike.device.memory_bandwidth_bytes_per_s *= 1.5;
+    let made = [named_otherwise, named_alike].map(|file| file.resolve().unwrap());
+    for other in made.into_iter().chain([preset("h100-sxm").unwrap()]) {
         let other = width(&other, 20);
         assert!(other > 1.3 * own, "{own} {other}");
     }
+}
+
+/// What was measured within a node says less of the network. No row is missing from what is said of other
+/// models, and across nodes those are less certain too.
+#[test]
+fn other_models_are_less_certain_across_nodes() {
+    let certainty = certainty().unwrap();
+    assert_eq!([&certainty.known, &certainty.other].map(|held| held.across_nodes.len()), [30, 30]);
+    let profile = preset("a100-80gb-8-4nic").unwrap();
+    let width = |layers: u64, hidden: u64, heads: u64| {
+        let gpt = Gpt { layers, hidden, heads, vocabulary: 51_200 };
+        let step = Step {
+            model: Subject::Gpt(gpt),
+            workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch: 1 },
+            strategy: Baseline::FullrankTp,
+            recompute: Recompute::Block,
+            norm: NormRule::Auto,
+            weights: WeightRule::Any,
+            zero: Zero::Off,
+        };
+        let mesh = Mesh { tensor: 8, pipeline: 1, data: 8 };
+        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
+        (high / low).ln()
+    };
+    // The model of 3.6 B parameters was measured across nodes, that of width 2048 within one alone.
+    let (known, within, nowhere) = (width(30, 3072, 32), width(24, 2048, 16), width(29, 3072, 32));
+    assert!(nowhere > 1.02 * known && within > 1.02 * known, "{known} {within} {nowhere}");
 }
 
 /// Rows of the fit are told from others, whatever is assumed of them and however their times are rounded.
