@@ -153,6 +153,19 @@ fn width(profile: &Profile, kernel: Kernel) -> f64 {
     (high / low).ln()
 }
 
+/// Two measurements say less of the next one than the same half-width that somebody gives.
+#[test]
+fn few_residuals_make_wider_intervals() {
+    let of = |residuals: &[f64]| {
+        let mut file = preset("h100-sxm").unwrap().file().clone();
+        file.gemm.relative_error.residuals = residuals.to_vec();
+        width(&file.resolve().unwrap(), product(4096, 4096, 4096, false))
+    };
+    let (none, two, eight) = (of(&[]), of(&[0.1, -0.2]), of(&[0.1; 8]));
+    assert!(two > 1.6 * none && two < 1.9 * none, "{none} {two}");
+    assert!(eight > 1.05 * none && eight < two, "{none} {eight} {two}");
+}
+
 #[test]
 fn prices_far_from_published_figures_are_less_certain() {
     let a100 = preset("a100-80gb").unwrap();

@@ -16,7 +16,7 @@
 //! a draw of the measurements, where there are neither the profile's own numbers. e_{b,c} is one of the
 //! residuals of the class, the same for all of its kernels: kernels of one class err together, those of
 //! different classes do not. A class without residuals has its 90 % half-width h, mostly assumed: e is
-//! then normal with 1.645·σ = ln(1 + h).
+//! then normal with 1.645·σ = ln(1 + h). So it is with few residuals, spread by √((n + 1)/(n − 1)) as others are.
 
 use std::collections::HashMap;
 
@@ -208,7 +208,8 @@ pub(crate) fn drawn(error: &RelativeError, random: &mut Random) -> f64 {
     let normal = random.normal();
     let index = random.below(error.residuals.len().max(1));
     match error.residuals.len() {
-        0..RESIDUALS_MIN => sigma * normal,
+        0 => sigma * normal,
+        some @ 1..RESIDUALS_MIN => sigma * normal * few(some),
         many => error.residuals[index] * few(many),
     }
 }
