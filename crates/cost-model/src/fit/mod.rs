@@ -101,7 +101,7 @@ pub fn profile(
         let captured = &mut file.executors.captured;
         captured.launch_gap_s = (least / 2.0).min(1e-5);
         let how = "launch_gap_s: half of the shortest pass, at most 10 µs, because a pass is not shorter than its \
-                   start; step_factor: steps by the clock over the sums of their instructions' shortest times";
+                   start; step_factor: steps by the clock over the sums of their instructions' shortest times, at most 1.25";
         captured.provenance = from(ProvenanceKind::Derived, Some(how), source, date);
     }
     for class in [Class::Pass, Class::Gemm, Class::Attention, Class::Link] {
@@ -122,10 +122,12 @@ pub fn profile(
         }
         improve(&mut file, parameters(class), |file| error(file, &of_class));
     }
-    let captured = &mut file.executors.captured;
-    captured.step_error = Some(step_error(&measured.date));
-    if let Some(Repeatability { undisturbed, .. }) = repeatability {
-        captured.step_factor = undisturbed.recip().clamp(1.0, STEP_FACTOR_MAX);
+    // Whoever launches: what the machine does besides, and what nobody saw of its steps.
+    for launching in [&mut file.executors.captured, &mut file.executors.eager] {
+        launching.step_error = Some(step_error(&measured.date));
+        if let Some(Repeatability { undisturbed, .. }) = repeatability {
+            launching.step_factor = undisturbed.recip().clamp(1.0, STEP_FACTOR_MAX);
+        }
     }
     file.measured = Some(Measured {
         threads,
