@@ -83,9 +83,11 @@ fn begin_again(_: &Path) {}
 /// A loader's path that begins with a folder. None of its places is empty: to a loader that would be the folder
 /// the program was called in, whose files are anybody's.
 fn with_folder(folder: &Path, before: &OsStr) -> OsString {
-    let before = env::split_paths(before).filter(|place| !place.as_os_str().is_empty());
-    let places = std::iter::once(PathBuf::from(folder)).chain(before);
-    env::join_paths(places).unwrap_or_default()
+    let before: Vec<PathBuf> =
+        env::split_paths(before).filter(|place| !place.as_os_str().is_empty()).collect();
+    let places = std::iter::once(folder).chain(before.iter().map(PathBuf::as_path));
+    // A folder with a colon in its name can be no place of a path.
+    env::join_paths(places).or_else(|_| env::join_paths(&before)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -99,5 +101,6 @@ mod tests {
         {
             assert_eq!(with_folder(Path::new("/links"), OsStr::new(before)), wanted, "{before}");
         }
+        assert_eq!(with_folder(Path::new("/my:links"), OsStr::new("/a::/b")), "/a:/b");
     }
 }
