@@ -190,6 +190,24 @@ fn processes_on_one_gpu_say_how_they_may() {
     assert!(told.iter().all(|output| output.status.success()), "{told:#?}");
 }
 
+/// One on a GPU and one on processors would wait for each other in different ways.
+#[test]
+fn processes_run_on_one_backend() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(2);
+    let begin = |rank: usize| {
+        let backend = ["--backend cuda", "--backend cpu"][rank];
+        let arguments = format!("{} --tensor 2", run.kept(2)).replace("--threads 1", backend);
+        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        run.start(rank, &arguments, told)
+    };
+    let outputs = ends((0..2).map(begin).collect());
+    for output in outputs {
+        let message = said(&output);
+        assert!(message.contains("its backend: cpu, not cuda"), "{message}");
+    }
+}
+
 /// What a GPU kept goes on on processors, and the other way round.
 #[test]
 fn checkpoints_go_from_gpu_to_processors_and_back() {

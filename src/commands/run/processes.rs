@@ -9,7 +9,7 @@ use narrows_runtime::session::Session;
 
 use super::Planned;
 use crate::args::checkpoint::Checkpoints;
-use crate::args::run::{Tokens, Training};
+use crate::args::run::{On, Tokens, Training};
 use crate::errors::{Ending, Failure, Outcome, Problem};
 
 /// Meets the other processes, if there are any: all must be there, and mean the same.
@@ -95,9 +95,14 @@ fn facts(planned: &Planned, training: &Training) -> Vec<Fact> {
             format!("every {every} steps in {}, from {origin:?}", dir.display())
         }
     };
+    let backend = match training.on {
+        On::Processors => "cpu",
+        On::Gpus { .. } => "cuda",
+    };
     let fact = |what: &str, value: String| Fact { what: what.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
+        fact("backend", backend.into()),
         fact("model", model.fingerprint()),
         fact("plan", hex(&digest(&plan))),
         fact("tokens", tokens),
