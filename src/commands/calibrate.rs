@@ -28,7 +28,7 @@ const BASE: &str = "cpu-local";
 /// A few seconds.
 const QUICK: Rounds = Rounds { rounds: 2, effort: effort(1, 250) };
 /// Some minutes.
-const WHOLE: Rounds = Rounds { rounds: 2, effort: effort(2, 400) };
+const WHOLE: Rounds = Rounds { rounds: 4, effort: effort(2, 400) };
 
 const fn effort(least: usize, milliseconds: u64) -> Effort {
     Effort { warm_up: 1, least, most: 20, time: Duration::from_millis(milliseconds) }
