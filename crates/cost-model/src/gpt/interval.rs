@@ -1,7 +1,7 @@
 //! The interval of a GPT's step, from the fit's draws and residuals.
 //!
 //! Residuals are those of steps of the same kind, within a node or across nodes, of a model that others of its
-//! steps of that kind were measured of or of another one (a "Mondrian" prediction, as conformal prediction calls it):
+//! steps of that kind were measured of, recomputing the same, or of another one (a "Mondrian" prediction, as conformal prediction calls it):
 //! the network, and a model that nobody saw, make steps less certain by more than the draws of some
 //! numbers say. For the former rows are drawn, for the latter whole models. Their scale grows with the
 //! distance in octaves from the box of sizes that were measured; the rows themselves are not needed, and lie beside the
@@ -16,6 +16,7 @@
 
 use std::collections::BTreeSet;
 
+use narrows_plan::strategy::Recompute;
 use narrows_plan::{Defect, Defects, Mesh};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -45,9 +46,13 @@ pub struct Certainty {
     pub models_within_a_node: BTreeSet<String>,
     /// The same of those across nodes.
     pub models_across_nodes: BTreeSet<String>,
-    /// Of steps of these models.
+    /// What was recomputed in steps within a node.
+    pub recomputed_within_a_node: Vec<Recompute>,
+    /// The same across nodes.
+    pub recomputed_across_nodes: Vec<Recompute>,
+    /// Of steps of these models that recompute the same.
     pub known: Held,
-    /// Of steps of other models.
+    /// Of other steps.
     pub other: Held,
     /// The smallest and the largest logarithm, base two, of each of a step's sizes.
     pub sizes: Vec<[f64; 2]>,
@@ -105,6 +110,7 @@ impl Certainty {
     ) -> Certainty {
         let mut ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
         let (mut hardware, mut models) = (BTreeSet::new(), [BTreeSet::new(), BTreeSet::new()]);
+        let mut recomputed = [vec![], vec![]];
         for row in rows.rows() {
             let sizes = sizes(row.step, row.mesh).into_iter().flatten();
             for (range, size) in ranges.iter_mut().zip(sizes) {
@@ -113,14 +119,21 @@ impl Certainty {
             if let Subject::Gpt(gpt) = &row.step.model {
                 models[usize::from(row.across())].insert(digest(gpt));
             }
+            let recomputed = &mut recomputed[usize::from(row.across())];
+            if !recomputed.contains(&row.step.recompute) {
+                recomputed.push(row.step.recompute);
+            }
             hardware.insert(row.profile.name().to_owned());
         }
+        let [recomputed_within_a_node, recomputed_across_nodes] = recomputed;
         let [models_within_a_node, models_across_nodes] = models;
         Certainty {
             provenance,
             hardware,
             models_within_a_node,
             models_across_nodes,
+            recomputed_within_a_node,
+            recomputed_across_nodes,
             known: Held::of(rows, fitted, by_row),
             other: Held::of(rows, fitted, by_model),
             sizes: ranges,
@@ -159,8 +172,13 @@ impl Certainty {
         let counted = Counted::new(step, mesh, profile)?;
         let predicted_s = counted.step_s(own);
         let across = mesh.devices() > profile.devices_per_node();
-        let models = if across { &self.models_across_nodes } else { &self.models_within_a_node };
-        let held = if models.contains(&digest(gpt)) { &self.known } else { &self.other };
+        let (models, recomputed) = match across {
+            true => (&self.models_across_nodes, &self.recomputed_across_nodes),
+            false => (&self.models_within_a_node, &self.recomputed_within_a_node),
+        };
+        let recomputed = recomputed.contains(&step.recompute);
+        let known = recomputed && models.contains(&digest(gpt));
+        let held = if known { &self.known } else { &self.other };
         let drawn = |factors: &Numbers| {
             let drawn: Numbers = std::array::from_fn(|index| fitted[index] * factors[index]);
             let other = if across {
@@ -183,10 +201,23 @@ impl Certainty {
             };
             (0..HARDWARE_DRAWS).filter_map(&mut one).collect::<Vec<f64>>()
         };
-        let residuals = if across { &held.across_nodes } else { &held.within_a_node };
+        let residuals = match (recomputed, across) {
+            (true, true) => held.across_nodes.clone(),
+            (true, false) => held.within_a_node.clone(),
+            // Nobody measured such a step here: it is as uncertain as the worse of both kinds.
+            (false, _) => wider(&held.within_a_node, &held.across_nodes).to_vec(),
+        };
         let scale = scale(NEAR + self.outside(step, mesh));
-        Some(around(&logarithms, residuals, scale).map(|logarithm| predicted_s * logarithm.exp()))
+        Some(around(&logarithms, &residuals, scale).map(|logarithm| predicted_s * logarithm.exp()))
     }
+}
+
+/// Of two lists of residuals that which is spread further.
+fn wider<'a>(a: &'a [f64], b: &'a [f64]) -> &'a [f64] {
+    let mean = |residuals: &[f64]| {
+        residuals.iter().map(|residual| residual.abs()).sum::<f64>() / residuals.len().max(1) as f64
+    };
+    if mean(a) > mean(b) { a } else { b }
 }
 
 /// The framework on hardware that nothing was fitted on, and an error of its steps.

@@ -277,6 +277,30 @@ fn other_models_are_less_certain_across_nodes() {
     assert!(nowhere > 1.02 * known && within > 1.02 * known, "{known} {within} {nowhere}");
 }
 
+/// No row within a node recomputes: such a step is less certain than one like the rows.
+#[test]
+fn recomputation_that_nobody_measured_is_less_certain() {
+    let certainty = certainty().unwrap();
+    let profile = preset("a100-80gb-8").unwrap();
+    let width = |recompute| {
+        let gpt = Gpt { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
+        let step = Step {
+            model: Subject::Gpt(gpt),
+            workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
+            strategy: Baseline::FullrankTp,
+            recompute,
+            norm: NormRule::Auto,
+            weights: WeightRule::Any,
+            zero: Zero::Off,
+        };
+        let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
+        (high / low).ln()
+    };
+    let (seen, unseen) = (width(Recompute::None), width(Recompute::Block));
+    assert!(unseen > 1.1 * seen, "{seen} {unseen}");
+}
+
 /// Rows of the fit are told from others, whatever is assumed of them and however their times are rounded.
 #[test]
 fn rows_say_whether_something_was_fitted_to_them() {
