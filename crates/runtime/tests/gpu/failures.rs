@@ -23,45 +23,55 @@ fn along(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_pla
 #[test]
 fn who_stalls_is_found_at_the_deadline() {
     devices::seeded("failures::who_stalls_is_found_at_the_deadline", 1, 2, |_| {
-        let (model, plan) = along(2, 1);
-        let folder = folder();
-        // Longer than a step takes on the busiest machine.
-        let deadline = Duration::from_secs(20);
-        let given_up = AtomicBool::new(false);
-        let ended = each(
-            (&model, &plan),
-            deadline,
-            |rank| options(&folder, devices::ordinal(rank), false),
-            |session, rank| {
-                let mut session = session.unwrap_or_else(|error| panic!("{error}"));
-                session.initialise(&model, 1).unwrap();
-                let ids = tokens(&plan, 0, model.vocab);
-                let input = StepInput { tokens: &ids, targets: &ids };
-                let optimizer = Optimizer::new(1e-3, 1, 10);
-                session.step(&optimizer, input).unwrap();
-                if rank == 1 {
-                    while !given_up.load(Ordering::SeqCst) {
-                        std::thread::sleep(Duration::from_millis(50));
-                    }
-                    return None;
-                }
-                let begun = Instant::now();
-                let error = session.step(&optimizer, input).unwrap_err();
-                let waited = begun.elapsed();
-                given_up.store(true, Ordering::SeqCst);
-                // Nothing can be done with it any more, and nothing waits for ever.
-                let again = session.step(&optimizer, input).unwrap_err().to_string();
-                assert!(again.contains("it failed before"), "{again}");
-                Some((error, waited))
-            },
-        );
-        let (error, waited) = ended.into_iter().flatten().next().unwrap();
-        let RunError::Cuda(cuda) = &error else { panic!("{error}") };
-        let CudaError::Stalled { step: 2, recent, .. } = &**cuda else { panic!("{error}") };
-        assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
-        assert!(recent.contains("over tensor of"), "{error}");
-        assert!(waited >= deadline, "{waited:?}");
+        stalls(false);
+        stalls(true);
     });
+}
+
+fn stalls(eager: bool) {
+    let (model, plan) = along(2, 1);
+    let folder = folder();
+    // Longer than a step takes on the busiest machine.
+    let deadline = Duration::from_secs(20);
+    let given_up = AtomicBool::new(false);
+    let ended = each(
+        (&model, &plan),
+        deadline,
+        |rank| options(&folder, devices::ordinal(rank), eager),
+        |session, rank| {
+            let mut session = session.unwrap_or_else(|error| panic!("{error}"));
+            session.initialise(&model, 1).unwrap();
+            let ids = tokens(&plan, 0, model.vocab);
+            let input = StepInput { tokens: &ids, targets: &ids };
+            let optimizer = Optimizer::new(1e-3, 1, 10);
+            session.step(&optimizer, input).unwrap();
+            if rank == 1 {
+                while !given_up.load(Ordering::SeqCst) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                return None;
+            }
+            let begun = Instant::now();
+            let error = session.step(&optimizer, input).unwrap_err();
+            let waited = begun.elapsed();
+            given_up.store(true, Ordering::SeqCst);
+            // Nothing can be done with it any more, and nothing waits for ever.
+            let again = session.step(&optimizer, input).unwrap_err().to_string();
+            assert!(again.contains("it failed before"), "{again}");
+            Some((error, waited))
+        },
+    );
+    let (error, waited) = ended.into_iter().flatten().next().unwrap();
+    let RunError::Cuda(cuda) = &error else { panic!("{error}") };
+    let CudaError::Stalled { step: 2, recent, .. } = &**cuda else { panic!("{error}") };
+    assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
+    assert!(recent.contains("over tensor of"), "{error}");
+    assert!(waited >= deadline, "{waited:?}");
+    // Graphs are over or not, as wholes; of single launches the very collective is named.
+    assert_ne!(recent.contains("try: --eager"), eager, "{error}");
+    let last = recent.lines().last().unwrap();
+    let one = last.contains("not over: ") && !last.contains("instructions");
+    assert_eq!(one, eager, "{error}");
 }
 
 /// A GPU that is alone waits for nobody, and may still never end a step. A stand-in's takes longer than it is first

@@ -92,13 +92,19 @@ impl Products {
     ) -> Result<(), CudaError> {
         for (key, places) in products {
             let described = Described::new(key).map_err(|error| named(key, error))?;
-            let kept = store.get(key).filter(|kept| self.works(&described, key, kept));
-            if kept.is_none() {
-                let found = self.fastest(gpu, &described, key, *places, stream)?;
-                store.insert(*key, found);
+            let kept = store.get(key);
+            if kept.is_some_and(|kept| self.works(&described, key, kept)) {
+                continue;
+            }
+            let rejected = kept.is_some();
+            let found = self.fastest(gpu, &described, key, *places, stream)?;
+            match rejected {
+                true => store.replace(*key, found),
+                false => store.insert(*key, found),
             }
         }
-        Ok(())
+        // What a candidate left behind uses the workspace of all.
+        gpu.said("looking for algorithms", stream.synchronize())
     }
 
     /// Prepares products with these algorithms, and makes each once where [`find`](Products::find) would:

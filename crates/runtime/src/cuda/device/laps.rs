@@ -16,6 +16,10 @@ pub struct Laps {
     events: Vec<[CudaEvent; 2]>,
     /// Of the instructions begun in this step: where they ran, and what they count as.
     kinds: Vec<(Option<Lane>, Part)>,
+    /// Which they are: a piece of the tape and an entry of it; none of a transfer.
+    entries: Vec<Option<[usize; 2]>>,
+    /// How many of them have ended, as far as the processor knows.
+    ended: usize,
     laps: Vec<Lap>,
 }
 
@@ -27,20 +31,30 @@ impl Laps {
     /// None yet.
     pub fn new(context: &Arc<CudaContext>) -> Result<Laps, DriverError> {
         let (begun, context) = (event(context)?, context.clone());
-        Ok(Laps { context, begun, events: vec![], kinds: vec![], laps: vec![] })
+        Ok(Laps {
+            context,
+            begun,
+            events: vec![],
+            kinds: vec![],
+            entries: vec![],
+            ended: 0,
+            laps: vec![],
+        })
     }
 
     /// A step begins on a stream.
     pub fn start(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
         self.kinds.clear();
+        self.entries.clear();
+        self.ended = 0;
         self.begun.record(stream)
     }
 
-    /// An instruction begins on a stream; of the two lanes, or of transfers.
+    /// An instruction begins on a stream; of the two lanes, or of transfers, which are no entries.
     pub fn begin(
         &mut self,
-        lane: Option<Lane>,
-        part: Part,
+        (lane, part): (Option<Lane>, Part),
+        entry: Option<[usize; 2]>,
         stream: &CudaStream,
     ) -> Result<(), DriverError> {
         if self.events.len() == self.kinds.len() {
@@ -48,15 +62,28 @@ impl Laps {
         }
         self.events[self.kinds.len()][0].record(stream)?;
         self.kinds.push((lane, part));
+        self.entries.push(entry);
         Ok(())
     }
 
     /// The instruction that began last ends on a stream.
     pub fn end(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
-        match self.kinds.len().checked_sub(1) {
-            Some(last) => self.events[last][1].record(stream),
-            None => Ok(()),
+        if let Some(last) = self.kinds.len().checked_sub(1) {
+            self.events[last][1].record(stream)?;
         }
+        self.ended = self.kinds.len();
+        Ok(())
+    }
+
+    /// The entries of this step on a lane, in their order, and whether each is over.
+    pub fn entries(&self, lane: Lane) -> impl Iterator<Item = ([usize; 2], bool)> {
+        let all = self.kinds.iter().zip(&self.entries).zip(&self.events).enumerate();
+        all.filter(move |(_, (((own, _), _), _))| *own == Some(lane)).filter_map(
+            |(index, ((_, entry), events))| {
+                let over = index < self.ended && events[1].try_is_complete().unwrap_or(false);
+                Some(((*entry)?, over))
+            },
+        )
     }
 
     /// Reads the events of a step that is over.

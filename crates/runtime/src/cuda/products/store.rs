@@ -7,7 +7,7 @@
 //! file at once lose nothing but what the others found, and the first algorithm that a file has
 //! for a product stays, so that later runs compute the same bits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,8 @@ pub struct AlgorithmStore {
     algorithms: BTreeMap<MatmulKey, Algorithm>,
     /// Whether there is something that the file may lack.
     changed: bool,
+    /// Of which products what the file has does not work.
+    replaced: BTreeSet<MatmulKey>,
 }
 
 /// A file of algorithms that is as good as none.
@@ -88,7 +90,8 @@ impl AlgorithmStore {
             Ok(algorithms) => (algorithms, None),
             Err(why) => (BTreeMap::new(), Some(Unusable { path: path.display().to_string(), why })),
         };
-        (AlgorithmStore { path, platform, algorithms, changed: false }, unusable)
+        let (changed, replaced) = (false, BTreeSet::new());
+        (AlgorithmStore { path, platform, algorithms, changed, replaced }, unusable)
     }
 
     /// The file, whether it is there or not.
@@ -116,6 +119,12 @@ impl AlgorithmStore {
         self.changed |= self.algorithms.insert(product, algorithm) != Some(algorithm);
     }
 
+    /// Keeps an algorithm in place of one that does not work, also in the file.
+    pub fn replace(&mut self, product: MatmulKey, algorithm: Algorithm) {
+        self.insert(product, algorithm);
+        self.replaced.insert(product);
+    }
+
     /// Writes the file, with what another process has put there since. Does nothing where nothing
     /// was kept since it was loaded or saved.
     ///
@@ -126,7 +135,8 @@ impl AlgorithmStore {
             return Ok(());
         }
         let mut all = self.algorithms.clone();
-        all.extend(read(&self.path, &self.platform).unwrap_or_default());
+        let kept = read(&self.path, &self.platform).unwrap_or_default();
+        all.extend(kept.into_iter().filter(|(product, _)| !self.replaced.contains(product)));
         let algorithms: Vec<Entry> =
             all.into_iter().map(|(product, algorithm)| Entry { product, algorithm }).collect();
         let sha256 = hash(&self.platform, &algorithms)?;
@@ -268,6 +278,11 @@ mod tests {
         let all = load(folder.path(), &h200);
         let found = [8, 16, 24].map(|m| all.get(&product(m)).map(|found| found.data[0]));
         assert_eq!(found, [Some(1), Some(2), Some(4)]);
+        // Unless it does not work.
+        let mut three = load(folder.path(), &h200);
+        three.replace(product(16), algorithm(5));
+        three.save().unwrap();
+        assert_eq!(load(folder.path(), &h200).get(&product(16)), Some(&algorithm(5)));
     }
 
     #[test]

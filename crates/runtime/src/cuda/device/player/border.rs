@@ -43,7 +43,7 @@ impl Player {
         };
         let said = |made: Result<(), DriverError>| gpu.said(transfer.name(), made);
         if let Some(laps) = laps {
-            said(laps.begin(None, transfer.part, &compute))?;
+            said(laps.begin((None, transfer.part), None, &compute))?;
         }
         let arena = &stage.memories.arena;
         let mut addresses = vec![];

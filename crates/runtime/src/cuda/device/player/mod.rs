@@ -355,7 +355,8 @@ impl Player {
                 said(stream.wait(event))?;
             }
             if let Some(laps) = laps {
-                gpu.said("timing", laps.begin(Some(entry.lane), entry.part, stream))?;
+                let what = (Some(entry.lane), entry.part);
+                gpu.said("timing", laps.begin(what, Some([number, at]), stream))?;
             }
             if updates || !entry.updates {
                 put(gpu, stage, (entry, work), stream)?;

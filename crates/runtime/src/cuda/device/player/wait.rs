@@ -8,8 +8,9 @@ use narrows_plan::program::Phase;
 
 use super::{Began, Played, Player};
 use crate::backend::RunError;
+use crate::cuda::device::laps::Laps;
 use crate::cuda::error::CudaError;
-use crate::cuda::tape::{Leg, TapeTurn, Work};
+use crate::cuda::tape::{Entry, Joint, Lane, Leg, TapeTurn, Work};
 
 /// Lines that are said of a step that stalls.
 const LINES_OF_STALL: usize = 8;
@@ -112,8 +113,34 @@ impl Player {
         Ok(())
     }
 
-    /// The last legs that are over and the first that are not, each on a line of its own.
+    /// The last legs that are over and the first that is not, each on a line of its own; and where instructions
+    /// are timed, so that it is known of each, the last collectives.
     fn recent(&self) -> String {
+        let joints = match &self.laps {
+            Some(laps) => self.recent_joints(laps),
+            None => "\n  (try: --eager, which tells single collectives apart)".into(),
+        };
+        self.recent_legs() + &joints
+    }
+
+    fn recent_joints(&self, laps: &Laps) -> String {
+        let mut lines = VecDeque::new();
+        for ([piece, entry], over) in laps.entries(Lane::Collectives) {
+            let entry = &self.tape.pieces[piece].entries[entry];
+            let Work::Joint(joint) = &entry.work else { continue };
+            let state = if over { "over" } else { "not over" };
+            if lines.len() == LINES_OF_STALL {
+                lines.pop_front();
+            }
+            lines.push_back(format!("\n  {state}: {}", describe_joint(entry, joint)));
+            if !over {
+                break;
+            }
+        }
+        lines.into_iter().collect()
+    }
+
+    fn recent_legs(&self) -> String {
         let turns = self.tape.turns.iter();
         let legs = turns.flat_map(|turn| turn.legs.iter().map(move |leg| (turn, leg)));
         let mut lines = VecDeque::new();
@@ -149,13 +176,8 @@ impl Player {
                 });
                 let count = joints.clone().count();
                 let ends = joints.clone().take(1).chain(joints.skip(1).last());
-                let ends: Vec<String> = ends
-                    .map(|(entry, joint)| {
-                        let (kind, axis) = (joint.kind.name(), joint.sharing.axis.name());
-                        let bytes = joint.whole_bytes();
-                        format!("{kind} over {axis} of {bytes} bytes ({})", entry.origin)
-                    })
-                    .collect();
+                let ends: Vec<String> =
+                    ends.map(|(entry, joint)| describe_joint(entry, joint)).collect();
                 let joints = match count {
                     0 => "no collectives".into(),
                     _ => format!("{count} collectives, {}", ends.join(" to ")),
@@ -164,4 +186,9 @@ impl Player {
             }
         }
     }
+}
+
+fn describe_joint(entry: &Entry, joint: &Joint) -> String {
+    let (kind, axis) = (joint.kind.name(), joint.sharing.axis.name());
+    format!("{kind} over {axis} of {} bytes ({})", joint.whole_bytes(), entry.origin)
 }
