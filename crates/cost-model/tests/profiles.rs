@@ -85,7 +85,9 @@ fn defects_name_their_field() {
         ("/links/inter_node/efficiency", json!(2), "links.inter_node.efficiency"),
         ("/executors/eager/provenance/date", json!("May"), "executors.eager.provenance.date"),
         ("/device/provenance/source", json!(" "), "device.provenance.source"),
+        ("/device/provenance/source", json!("a\nb"), "device.provenance.source"),
         ("/name", json!("A 100"), "name"),
+        ("/description", json!("\u{1b}[31mred"), "description"),
         (
             "/gemm/provenance",
             json!({"kind": "published", "source": "s", "date": "2026-11-21", "assumed": ["magic"]}),

@@ -76,7 +76,7 @@ pub fn describe(gpu: Gpu, devices: u64, command: &str) -> GpuMachine {
     GpuMachine {
         name,
         description: format!(
-            "{title}: {together}, as `narrows calibrate --backend cuda` measured. Peaks are the data sheet's."
+            "{title}: {together}, as `narrows calibrate --backend cuda` measured; `device.provenance` says where peaks are from."
         ),
         source: format!("{command}, on {together}: {title}"),
         title,

@@ -45,6 +45,7 @@ impl ProfileFile {
     pub fn resolve(self) -> Result<Profile, Defects> {
         let mut check = Check { defects: Defects::default() };
         check.name(&self.name);
+        check.words("description", &self.description);
         check.device(&self.device);
         check.gemm(&self.gemm);
         check.attention(&self.attention);
@@ -125,6 +126,13 @@ impl Check {
         }
     }
 
+    /// Text that a terminal prints as it is.
+    fn words(&mut self, field: &str, text: &str) {
+        if text.chars().any(char::is_control) {
+            self.defect(field, "holds a control character, or more than one line".into());
+        }
+    }
+
     fn share(&mut self, field: &str, value: f64) {
         self.within(field, value, SHARE);
     }
@@ -156,6 +164,7 @@ impl Check {
                 "says nothing about where the numbers come from".to_string(),
             );
         }
+        self.words(&format!("{group}.provenance.source"), &provenance.source);
         if !is_date(&provenance.date) {
             let problem = format!("`{}` is not a day in the form YYYY-MM-DD", provenance.date);
             self.defect(&format!("{group}.provenance.date"), problem);
@@ -280,6 +289,7 @@ impl Check {
     }
 
     fn measured(&mut self, measured: &Measured) {
+        self.words("measured.machine", measured.machine.as_deref().unwrap_or_default());
         if let Some(threads) = measured.threads {
             self.count("measured.threads", threads, 65_536);
         }
