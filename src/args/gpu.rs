@@ -21,6 +21,13 @@ pub fn admit() -> Outcome<()> {
             return Err(Failure::execution(&RunError::from(CudaError::Absent(library))));
         }
     }
+    if let Some(outdated) = machine::outdated() {
+        let problem = format!("{outdated}, and this wants one of 12.0 or newer");
+        let problem = Problem::new("--backend", problem)
+            .hint("NVIDIA's driver for this system, 525 or newer")
+            .hint("--backend cpu");
+        return Err(Failure::failed(vec![problem]));
+    }
     let problem = match machine::gpus() {
         Ok(gpus) if gpus.is_empty() => "this machine shows no GPU".to_owned(),
         Ok(_) if cache::folder().is_none() => {

@@ -238,6 +238,10 @@ fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> U
         because.push(format!("{} ({}) {is}", found.name, found.purpose));
         hints.push(library.hint().to_owned());
     }
+    if let Some(outdated) = cuda::outdated() {
+        because.push(format!("{outdated}, and this wants one of 12.0 or newer"));
+        hints.push(Library::Driver.hint().to_owned());
+    }
     hints.dedup();
     match gpus {
         Err(why) => because.push(format!("the driver does not come up: {why}")),

@@ -69,6 +69,22 @@ fn without_a_gpu_there_is_a_sentence() {
     assert!(message.contains("narrows doctor"), "{message}");
 }
 
+/// A driver whose functions are all there may still be too old for what is compiled.
+#[test]
+fn old_drivers_are_refused() {
+    let Some(libraries) = libraries() else { return };
+    let run = Processes::new(1);
+    let mut command = narrows("run --backend cuda --steps 1");
+    command.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_DRIVER", "11080");
+    let assert = command.assert().code(1);
+    let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(message.contains("one of CUDA 11.8") && message.contains("525"), "{message}");
+    let mut doctor = narrows("doctor");
+    doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_DRIVER", "11080");
+    let told = String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
+    assert!(told.contains("cuda  cannot run") && told.contains("one of CUDA 11.8"), "{told}");
+}
+
 /// A library that is another than its name says, or one from before a function was made, is as good as none.
 #[test]
 fn libraries_without_their_functions_do_not_load() {

@@ -18,6 +18,7 @@
 //! | `NARROWS_STAND_IN_DEVICES` | devices; 1 |
 //! | `NARROWS_STAND_IN_MEMORY` | bytes of each; 4 GiB |
 //! | `NARROWS_STAND_IN_CAPABILITY` | compute capability; 9.0 |
+//! | `NARROWS_STAND_IN_DRIVER` | the driver's version, as `cuDriverGetVersion` says it; 12090 |
 //! | `NARROWS_STAND_IN_ONE_COLLECTIVE` | 1: a device runs one collective at once, of all communicators |
 //! | `NARROWS_STAND_IN_LOG` | a file that gets a line for everything that runs, and that the host does |
 //!

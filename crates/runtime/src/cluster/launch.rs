@@ -142,7 +142,7 @@ impl Launch {
         if world == 1 {
             return Ok(None);
         }
-        let local_rank = number(&variable, names.local_rank)?.unwrap_or(0);
+        let local_rank = number(&variable, names.local_rank)?;
         // Slurm writes how often it repeats, and then those of other nodes: `8(x2),4`.
         let counts = variable(names.local_world).unwrap_or_default();
         let first: String = counts.chars().take_while(char::is_ascii_digit).collect();
@@ -153,8 +153,10 @@ impl Launch {
             None if one_node => "127.0.0.1".into(),
             None => first_node(&variable).ok_or(LaunchError::NoMeeting { launcher })?,
         };
-        let port = port(&variable)?;
-        let meeting = Address { host, port };
+        // Who meets at a loopback address is on one node, whoever forgot to say so.
+        let here = ["localhost", "::1"].contains(&host.as_str()) || host.starts_with("127.");
+        let local_rank = local_rank.unwrap_or(if here { rank } else { 0 });
+        let meeting = Address { host, port: port(&variable)? };
         Ok(Some(Launch { launcher, rank, world, local_rank, local_world, meeting }))
     }
 }
@@ -255,6 +257,12 @@ mod tests {
             meeting(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")]),
             "[::1]:29500"
         );
+        // A loop in a shell says no local rank.
+        let local = |host| {
+            let run = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", host)];
+            read(&run).unwrap().unwrap().local_rank
+        };
+        assert_eq!(["127.0.0.1", "localhost", "::1", "node1"].map(local), [1, 1, 1, 0]);
     }
 
     #[test]

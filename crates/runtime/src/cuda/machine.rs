@@ -95,6 +95,19 @@ pub fn version(library: Library) -> Option<String> {
     }
 }
 
+/// The oldest CUDA that a driver may be of: that of the drivers 525.
+const DRIVER_MIN: c_int = 12_000;
+
+/// What the driver is of, where it is too old: what it does then fails somewhere later, and says something else.
+pub fn outdated() -> Option<String> {
+    let mut number: c_int = 0;
+    let there = loads(Library::Driver);
+    // SAFETY: the library is there, and the number is valid to write.
+    let said = there.then(|| unsafe { driver::sys::cuDriverGetVersion(&raw mut number) }.result());
+    let old = matches!(said, Some(Ok(()))) && number < DRIVER_MIN;
+    old.then(|| format!("NVIDIA's driver is one of CUDA {}.{}", number / 1000, number % 1000 / 10))
+}
+
 /// The GPUs of this machine. None of them is touched.
 ///
 /// # Errors
