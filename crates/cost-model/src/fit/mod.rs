@@ -10,7 +10,7 @@
 //! ([`price::measured`](crate::price::measured)), and the interval of a group is the distance
 //! within which nine measurements in ten lie of what all the others make of them.
 //!
-//! That is a machine of processors ([`profile`]). For GPUs the peaks are the data sheet's: [`gpu`].
+//! That is a machine of processors ([`profile()`]). For GPUs the peaks are the data sheet's: [`gpu`].
 
 pub mod gpu;
 mod search;
