@@ -71,8 +71,9 @@ impl Player {
         over: impl Fn(&Player) -> Result<bool, DriverError>,
     ) -> Result<(), RunError> {
         let mut asked = Instant::now();
+        let every = ASKED_EVERY.min(self.stage.deadline);
         while !self.gpu.said("a step", over(self))? {
-            if asked.elapsed() > ASKED_EVERY {
+            if asked.elapsed() > every {
                 asked = Instant::now();
                 self.all_is_well()?;
             }
