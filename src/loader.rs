@@ -12,8 +12,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use narrows_runtime::cuda::libraries::{self, Found, Library};
-use narrows_runtime::cuda::machine;
+use narrows_cuda::libraries::{self, Found, Library};
+use narrows_cuda::machine;
 use narrows_runtime::parameters::fnv1a;
 
 use crate::calibrate::cache;

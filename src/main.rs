@@ -13,6 +13,7 @@ mod lines;
 mod loader;
 mod memory;
 mod output;
+mod processes;
 mod report;
 mod tokenize;
 mod validate;

@@ -98,7 +98,7 @@ fn whoever_was_faster_is_predicted_to_be() {
 }
 
 /// The intervals that are shipped hold nine in ten, or more, of what they were made from: published figures
-/// and rows beside the repository. What is left out says more: `crates/cost-model/tests/gpt` and `calibration`.
+/// and rows beside the repository. What is left out says more: `calibration/tests/gpt` and `calibration`.
 #[test]
 fn intervals_hold_what_they_were_made_from() {
     let mut documents = vec![validated(&[])];

@@ -1,4 +1,4 @@
-//! bench/gpu.sh, as far as it goes without a GPU: on stand-ins for CUDA's libraries, and without anything.
+//! benches/gpu.sh, as far as it goes without a GPU: on stand-ins for CUDA's libraries, and without anything.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -55,13 +55,13 @@ fn scripts_run() -> bool {
 }
 
 fn figures(arguments: &[&str]) -> Output {
-    ended(command("python3").arg("bench/figures.py").args(arguments))
+    ended(command("python3").arg("benches/gpu_figures.py").args(arguments))
 }
 
 /// The script, with the program under test.
 fn script(output: &Path) -> Command {
     let mut script = command("bash");
-    script.arg("bench/gpu.sh").arg("--binary").arg(narrows()).arg("--output").arg(output);
+    script.arg("benches/gpu.sh").arg("--binary").arg(narrows()).arg("--output").arg(output);
     script
 }
 
@@ -73,7 +73,7 @@ fn rows(table: &str) -> Vec<Vec<String>> {
 }
 
 fn parts() -> Vec<String> {
-    let list = said(command("bash").args(["bench/gpu.sh", "--list"]));
+    let list = said(command("bash").args(["benches/gpu.sh", "--list"]));
     let parts: Vec<String> = list.lines().map(str::to_owned).collect();
     assert!(parts.len() > 5, "{parts:?}");
     parts
@@ -113,7 +113,7 @@ fn on_stand_ins_every_part_has_its_rows() {
     if !scripts_run() {
         return;
     }
-    let libraries = match narrows_stand_in::build(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
+    let libraries = match narrows_fake_cuda::build(&narrows_fake_cuda::target_folder()) {
         Ok(libraries) => libraries,
         Err(why) => return println!("skipped: {why}"),
     };

@@ -100,7 +100,7 @@ impl Narrows {
         request.micro_batch = Some(sequences);
         let plan = search(&request).best.ok_or("no plan")?.plan;
         let program = CheckedProgram::check(lower(&plan.resolve(model)?))?;
-        let mut session = Session::new(model, program, threads)?;
+        let mut session = narrows_cpu::session(model, program, threads)?;
         session.initialise(model, SEED)?;
         // The learning rate stays where it is, as the other side's does.
         let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(RATE, 0, 1) };

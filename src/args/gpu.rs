@@ -1,9 +1,9 @@
 //! Which GPUs a run may have, before anything is planned for them, and which of them a process uses.
 
+use narrows_cluster::Deadlines;
+use narrows_cuda::libraries::Library;
+use narrows_cuda::{CudaError, GpuOptions, machine};
 use narrows_runtime::RunError;
-use narrows_runtime::cluster::Deadlines;
-use narrows_runtime::cuda::libraries::Library;
-use narrows_runtime::cuda::{CudaError, GpuOptions, machine};
 
 use super::launch::Launched;
 use crate::calibrate::{cache, gpu};
@@ -22,10 +22,8 @@ pub fn admit() -> Outcome<()> {
         }
     }
     if let Some(outdated) = machine::outdated() {
-        let problem = format!("{outdated}, and this wants one of 12.0 or newer");
-        let problem = Problem::new("--backend", problem)
-            .hint("NVIDIA's driver for this system, 525 or newer")
-            .hint("--backend cpu");
+        let problem =
+            Problem::new("--backend", outdated).hint(Library::Driver.hint()).hint("--backend cpu");
         return Err(Failure::failed(vec![problem]));
     }
     let problem = match machine::gpus() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use narrows_runtime::cluster::{Deadlines, Launch, LaunchError, Launcher};
+use narrows_cluster::{Deadlines, Launch, LaunchError, Launcher};
 
 use super::units;
 use crate::errors::{Failure, Outcome, Problem};

@@ -1,7 +1,7 @@
 //! What the flags of `validate` mean.
 
+use narrows_calibration::measurements::{self, MeasurementsFile};
 use narrows_cost_model::Profile;
-use narrows_cost_model::measured::{self, MeasurementsFile};
 use narrows_cost_model::profile::preset_names;
 
 use crate::errors::{Failure, Outcome, Problem, Problems};
@@ -45,13 +45,13 @@ pub fn validate(args: &ValidateArgs) -> Outcome<Validation> {
     let mut files: Vec<Given<MeasurementsFile>> = vec![];
     if args.measurements.is_empty() {
         let shipped =
-            measured::shipped().map_err(|found| Failure::file("the program's figures", found));
+            measurements::shipped().map_err(|found| Failure::file("the program's figures", found));
         let shipped = problems.take(shipped).unwrap_or_default().into_iter();
         files.extend(shipped.map(|read| Given { path: read.name.clone(), read }));
     }
     for argument in &args.measurements {
         let read = input::text(argument).and_then(|(path, text)| {
-            let read = measured::read(&path, &text);
+            let read = measurements::read(&path, &text);
             let read = read.map_err(|defects| Failure::file(&path, defects))?;
             Ok(Given { path, read })
         });

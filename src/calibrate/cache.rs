@@ -50,16 +50,19 @@ impl Kept {
         Some(folder()?.join(format!("{stem}{suffix}.json")))
     }
 
+    /// Where one may lie, the preferred one first.
+    fn paths(&self) -> impl Iterator<Item = PathBuf> {
+        [Amount::Whole, Amount::Quick].into_iter().filter_map(|amount| self.path(amount))
+    }
+
     /// Where the one lies that `run` predicts with, if there is one.
     pub fn found(&self) -> Option<PathBuf> {
-        let paths = [Amount::Whole, Amount::Quick].into_iter().filter_map(|of| self.path(of));
-        paths.into_iter().find(|path| path.exists())
+        self.paths().find(|path| path.exists())
     }
 
     /// The one that `run` predicts with; `None` where there is none, or none that can be read.
     pub fn load(&self) -> Option<Profile> {
-        let paths = [Amount::Whole, Amount::Quick].into_iter().filter_map(|of| self.path(of));
-        paths.into_iter().find_map(|path| read(&path))
+        self.paths().find_map(|path| read(&path))
     }
 
     /// Keeps a profile. Says where.

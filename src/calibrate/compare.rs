@@ -2,11 +2,11 @@
 //! next prediction.
 //!
 //! Plans of one model, batch and length are a group, and err alike. The interval of a step comes from the
-//! errors of all groups ([`fit::steps`](narrows_cost_model::fit::steps)). Whether it holds is seen by leaving each
+//! errors of all groups ([`fit::steps`](narrows_calibration::fit::steps)). Whether it holds is seen by leaving each
 //! group out in turn: how many of its plans lie within what the other groups say?
 
 use indexmap::IndexMap;
-use narrows_cost_model::fit::{GROUPS_MIN, steps, with_steps};
+use narrows_calibration::fit::{GROUPS_MIN, steps, with_steps};
 use narrows_cost_model::interval::{Coverage, Spread};
 use narrows_cost_model::profile::{Provenance, ProvenanceKind, RelativeError};
 use narrows_cost_model::simulate::simulate;
@@ -233,7 +233,7 @@ fn order(plans: &[Compared], of: impl Fn(&Compared, &Compared) -> bool) -> (usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use narrows_cost_model::fit;
+    use narrows_calibration::fit;
     use narrows_cost_model::profile::Point;
     use narrows_plan::Bytes;
     use narrows_plan::kernel::{Pass, PassKind};

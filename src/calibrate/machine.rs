@@ -3,8 +3,8 @@
 use std::fs;
 use std::time::SystemTime;
 
+use narrows_calibration::fit::Machine;
 use narrows_cost_model::Profile;
-use narrows_cost_model::fit::Machine;
 use narrows_plan::Bytes;
 
 use super::gpu;

@@ -57,7 +57,7 @@ impl Subject {
     /// When it cannot be executed there.
     pub fn on_processors(&self, threads: u64) -> Outcome<Session> {
         let each = (threads / self.work.request.devices).max(1) as usize;
-        let session = Session::new(&self.work.request.model, self.program.clone(), each);
+        let session = narrows_cpu::session(&self.work.request.model, self.program.clone(), each);
         session.map_err(|error| Failure::execution(&error))
     }
 

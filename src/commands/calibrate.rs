@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use narrows_cost_model::fit::gpu::Gpu;
-use narrows_cost_model::{Profile, fit, profile};
+use narrows_calibration::fit;
+use narrows_calibration::fit::gpu::Gpu;
+use narrows_cost_model::{Profile, profile};
 use narrows_runtime::measure::Effort;
 use narrows_runtime::session::Session;
 

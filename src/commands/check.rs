@@ -1,7 +1,8 @@
 //! `narrows check`: a proof that a plan runs, or what is wrong with it.
 
 use narrows_plan::lower::lower;
-use narrows_runtime::numeric::Twin;
+use narrows_plan::model::Model;
+use narrows_reference::numeric::Twin;
 use serde::Serialize;
 
 use crate::args::low::{CheckArgs, Format};
@@ -55,7 +56,8 @@ fn numeric(file: &PlanFile) -> Outcome<Numeric> {
         Failure::failed(vec![Problem::new(&file.name, format!("its twin cannot be run: {why}"))])
     };
     let twin = Twin::of(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
-    let compared = twin.compare(SEED).map_err(|error| cannot(error.to_string()))?;
+    let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
+    let compared = twin.compare(&open, SEED).map_err(|error| cannot(error.to_string()))?;
     Ok(Numeric::of(&twin, &compared))
 }
 

@@ -1,6 +1,6 @@
 //! `narrows convert`: rows of comma-separated values as measurements.
 
-use narrows_cost_model::measured::{Assumed, Source, from_rows};
+use narrows_calibration::measurements::{Assumed, Source, from_rows};
 
 use crate::args::low::ConvertArgs;
 use crate::errors::{Failure, Outcome};

@@ -1,6 +1,7 @@
 //! `narrows schema`: the JSON Schema of a kind of file.
 
-use narrows_cost_model::{measured, profile};
+use narrows_calibration::measurements;
+use narrows_cost_model::profile;
 use narrows_plan::{Plan, model};
 
 use crate::args::low::{SchemaArgs, SchemaKind};
@@ -12,7 +13,7 @@ pub fn run(args: &SchemaArgs) -> Outcome<()> {
     output::print_json(&match args.kind {
         SchemaKind::Model => model::schema(),
         SchemaKind::Profile => profile::schema(),
-        SchemaKind::Measurements => measured::schema(),
+        SchemaKind::Measurements => measurements::schema(),
         SchemaKind::Plan => Plan::schema(),
     })
 }

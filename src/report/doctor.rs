@@ -3,10 +3,10 @@
 use std::env;
 use std::path::PathBuf;
 
+use narrows_cluster::Launch;
+use narrows_cuda::libraries::Library;
+use narrows_cuda::machine::{self as cuda, CAPABILITY_MIN, Gpu};
 use narrows_plan::Bytes;
-use narrows_runtime::cluster::Launch;
-use narrows_runtime::cuda::libraries::Library;
-use narrows_runtime::cuda::machine::{self as cuda, CAPABILITY_MIN, Gpu};
 use serde::Serialize;
 
 use crate::args::run::cores;
@@ -239,7 +239,7 @@ fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> U
         hints.push(library.hint().to_owned());
     }
     if let Some(outdated) = cuda::outdated() {
-        because.push(format!("{outdated}, and this wants one of 12.0 or newer"));
+        because.push(outdated);
         hints.push(Library::Driver.hint().to_owned());
     }
     hints.dedup();

@@ -1,6 +1,6 @@
 //! How far the small twin of a plan is from unsharded training.
 
-use narrows_runtime::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Twin};
+use narrows_reference::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Twin};
 use serde::Serialize;
 
 use super::page::{Page, plural};
@@ -105,10 +105,11 @@ mod tests {
         let request = Request::new(model.clone(), profile, 2, 4, 64);
         let plan = narrows_planner::search(&request).best.unwrap().plan;
         let twin = Twin::of(&plan, &model).unwrap();
-        let same = Numeric::of(&twin, &twin.compare(1).unwrap());
+        let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
+        let same = Numeric::of(&twin, &twin.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());
         let other = Model { rope_theta: 100.0, ..twin.model.clone() };
-        let numeric = Numeric::of(&twin, &twin.compare_with(&other, 1).unwrap());
+        let numeric = Numeric::of(&twin, &twin.compare_with(&open, &other, 1).unwrap());
         assert!(numeric.problem("plan.json").is_some());
         assert!(!numeric.equal && numeric.gradient_relative_differences[0].tolerance < 1e-3);
     }

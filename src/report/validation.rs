@@ -1,7 +1,7 @@
 //! Predicted beside measured: a table for each kind of figure, then the errors in sum.
 
+use narrows_calibration::measurements::{Errors, MeasurementsFile, Orderings, Unit};
 use narrows_cost_model::interval::Coverage;
-use narrows_cost_model::measured::{Errors, MeasurementsFile, Orderings, Unit};
 use narrows_plan::Seconds;
 use serde::Serialize;
 

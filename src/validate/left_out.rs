@@ -7,10 +7,10 @@
 //! ```text
 //! predicted without i = predicted · (∏ measuredⱼ / predictedⱼ over j ≠ i)^(1/(n − 1))
 //! ```
-//! Steps of GPTs have nine numbers, fitted by a search: they are left out in `crates/cost-model/tests/gpt`.
+//! Steps of GPTs have nine numbers, fitted by a search: they are left out in `calibration/tests/gpt`.
 
+use narrows_calibration::measurements::{Measured, Subject};
 use narrows_cost_model::Executor;
-use narrows_cost_model::measured::{Measured, Subject};
 
 use super::Compared;
 

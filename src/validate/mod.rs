@@ -2,19 +2,19 @@
 //!
 //! Kernels are priced one by one. A step is planned under the restrictions that its measurement names,
 //! with its mesh and microbatch, and its plan is simulated; a GPT's step has an estimator of its own
-//! ([`narrows_cost_model::gpt`]). Nothing is fitted here; figures that something was fitted to before are
+//! ([`narrows_calibration::gpt`]). Nothing is fitted here; figures that something was fitted to before are
 //! marked, and summed up apart.
 
 mod left_out;
 
 use std::collections::BTreeMap;
 
-use narrows_cost_model::gpt::fitted::{Terms, fitted_to};
-use narrows_cost_model::gpt::{self, FRAMEWORK};
-use narrows_cost_model::interval::{Coverage, Spread};
-use narrows_cost_model::measured::{
+use narrows_calibration::gpt::fitted::{Terms, fitted_to};
+use narrows_calibration::gpt::{self, FRAMEWORK};
+use narrows_calibration::measurements::{
     self, Errors, KernelRun, Measured, Measurement, Orderings, Race, Step, Subject,
 };
+use narrows_cost_model::interval::{Coverage, Spread};
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
@@ -159,10 +159,10 @@ fn model(subject: &Subject) -> Result<Model, Defects> {
 
 /// What kernels that run one after the other should take.
 fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> Predicted {
-    let time_s = measured::predicted_s(measurement, runs, profile);
+    let time_s = measurements::predicted_s(measurement, runs, profile);
     let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
     let input = profile.precision().compute();
-    let interval = spread.of_kernels(&measured::kernels(runs, measurement.mesh, input));
+    let interval = spread.of_kernels(&measurements::kernels(runs, measurement.mesh, input));
     Predicted { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
 }
 

@@ -13,7 +13,7 @@ use super::{narrows, stdout};
 
 /// Where the stand-ins are; `None`, and a printed reason, where they cannot be made.
 pub fn libraries() -> Option<PathBuf> {
-    match narrows_stand_in::build(Path::new(env!("CARGO_TARGET_TMPDIR"))) {
+    match narrows_fake_cuda::build(&narrows_fake_cuda::target_folder()) {
         Ok(libraries) => Some(libraries),
         Err(why) => {
             println!("skipped: {why}");
@@ -30,7 +30,7 @@ pub fn environment(
 ) -> Vec<(&'static str, String)> {
     vec![
         ("LD_LIBRARY_PATH", libraries.display().to_string()),
-        ("NARROWS_STAND_IN_DEVICES", devices.to_string()),
+        ("NARROWS_FAKE_CUDA_DEVICES", devices.to_string()),
         ("TMPDIR", run.at("").display().to_string()),
     ]
 }
@@ -75,12 +75,12 @@ fn old_drivers_are_refused() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(1);
     let mut command = narrows("run --backend cuda --steps 1");
-    command.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_DRIVER", "11080");
+    command.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
     let assert = command.assert().code(1);
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(message.contains("one of CUDA 11.8") && message.contains("525"), "{message}");
     let mut doctor = narrows("doctor");
-    doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_DRIVER", "11080");
+    doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
     let told = String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
     assert!(told.contains("cuda  cannot run") && told.contains("one of CUDA 11.8"), "{told}");
 }
@@ -148,7 +148,7 @@ fn a_step_is_graphs_and_no_waiting() {
     let log = run.at("log.txt");
     let small = SMALL.replace(" --threads 1", " --backend cuda");
     let mut command = narrows(&format!("{small} --steps 5"));
-    command.envs(environment(&libraries, &run, 1)).env("NARROWS_STAND_IN_LOG", &log);
+    command.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_LOG", &log);
     command.assert().success();
     let log = std::fs::read_to_string(log).unwrap();
     let calls: Vec<&str> = log.lines().filter(|line| line.contains(" host ")).collect();

@@ -61,7 +61,7 @@ fn rows_become_measurements_and_are_predicted() {
 fn damaged_measurements_are_refused_with_their_place() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.json");
-    let text = include_str!("../../data/measurements/boost-a100.json");
+    let text = include_str!("../../calibration/data/measurements/boost-a100.json");
     for (pointer, value, part) in [
         ("/measurements/0/value", json!(-1.0), "measurements[0].value"),
         ("/measurements/0/value", json!(1e-320), "measurements[0].value: 1e-320 is no time"),
@@ -270,7 +270,7 @@ fn figures_are_predicted_on_a_profile_of_ones_own() {
         include_str!("../../profiles/cpu-local.json").replace("\"cpu-local\"", "\"mine\"");
     let (hardware, path) = (folder.path().join("mine.json"), folder.path().join("m.json"));
     fs::write(&hardware, profile).unwrap();
-    let text = include_str!("../../data/measurements/boost-a100.json");
+    let text = include_str!("../../calibration/data/measurements/boost-a100.json");
     let mut file: Value = serde_json::from_str(text).unwrap();
     file["measurements"].as_array_mut().unwrap().truncate(1);
     file["measurements"][0]["hardware"] = json!("mine");

@@ -11,8 +11,8 @@ use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Rules, Strategy, WeightRule, Zero};
 use narrows_planner::Request;
+use narrows_reference::{Parameters, Reference};
 use narrows_runtime::Optimizer;
-use narrows_runtime::reference::{Parameters, Reference};
 use narrows_runtime::session::{StepInput, Tensors};
 
 use super::subject::{self, Tokens, furthest, mesh, request};

@@ -6,7 +6,7 @@ use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{NormRule, Recompute, Rules, WeightRule, Zero};
 use narrows_planner::{GroupingRule, Request};
-use narrows_runtime::reference::{Parameters, Reference};
+use narrows_reference::{Parameters, Reference};
 use narrows_runtime::session::{StepInput, Tensors};
 
 use super::subject::{self, Tokens, furthest, mesh, model, request};

@@ -7,7 +7,7 @@ use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Baseline, Zero};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_planner::{Request, search};
-use narrows_runtime::reference::{Batch, Float, Parameters};
+use narrows_reference::{Batch, Float, Parameters};
 use narrows_runtime::session::{Session, Whole};
 
 /// Sequences of a step.
@@ -48,6 +48,11 @@ pub fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
     })
 }
 
+/// Opens a session on the processors.
+pub fn open(model: &Model, program: CheckedProgram) -> Result<Session, narrows_runtime::RunError> {
+    narrows_cpu::session(model, program, 1)
+}
+
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
     Mesh { tensor, pipeline, data }
 }
@@ -81,7 +86,8 @@ pub fn checked(plan: &Plan, model: &Model) -> CheckedProgram {
 /// A session with the weights that a seed gives.
 pub fn session(plan: &Plan, model: &Model, seed: u64) -> Session {
     let program = checked(plan, model);
-    let mut session = Session::new(model, program, 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut session =
+        narrows_cpu::session(model, program, 1).unwrap_or_else(|error| panic!("{error}"));
     session.initialise(model, seed).unwrap();
     session
 }

@@ -20,8 +20,9 @@ use narrows_plan::mesh::{Axis, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
 use narrows_planner::predict::{BlockCollectives, Prediction, predict};
+use narrows_runtime::null::count_step;
 use narrows_runtime::session::StepInput;
-use narrows_runtime::{Backend, NullBackend, Optimizer, Report};
+use narrows_runtime::{Optimizer, Report};
 
 use super::subject::{self, mesh, processors, request};
 
@@ -65,7 +66,7 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
 fn step(plan: &Plan, model: &Model, what: &str) -> (Report, Prediction) {
     let (prediction, program) =
         predict(model, &processors(), Executor::Captured, plan).expect("a prediction");
-    let counted = NullBackend.run_step(&program).expect("it runs");
+    let counted = count_step(&program).expect("it runs");
     let mut session = subject::session(plan, model, 1);
     let tokens = vec![1; (plan.workload.global_batch * plan.workload.sequence_length) as usize];
     let input = StepInput { tokens: &tokens, targets: &tokens };

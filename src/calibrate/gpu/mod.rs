@@ -6,14 +6,15 @@ pub mod works;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narrows_cost_model::fit::gpu::{Gpu, GpuMachine, WholeStep};
+use narrows_calibration::fit::gpu::{Gpu, GpuMachine, WholeStep};
+use narrows_cluster::{Cluster, Fact};
 use narrows_cost_model::{Executor, Prices, Profile, profile};
+use narrows_cuda::libraries::Library;
+use narrows_cuda::machine;
 use narrows_plan::Mesh;
 use narrows_planner::predict::kernels;
-use narrows_runtime::cluster::{Cluster, Fact};
-use narrows_runtime::cuda::libraries::Library;
-use narrows_runtime::cuda::machine;
 use narrows_runtime::data::{digest, hex};
+use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 
 use super::Subject;
@@ -21,9 +22,9 @@ use super::cache::Kept;
 use super::works::Amount;
 use crate::args::gpu as args;
 use crate::args::launch::Launched;
-use crate::commands::run::processes;
 use crate::errors::{Failure, Outcome};
 use crate::output;
+use crate::processes;
 use crate::report::page::plural;
 
 /// This machine's first GPU, with its driver and libraries: what tells one measurement from another. `None` where
@@ -31,15 +32,14 @@ use crate::report::page::plural;
 pub fn title() -> Option<String> {
     let gpu = machine::gpus().ok()?.into_iter().next()?;
     let version = |library: Library, name: &str| {
-        Some(format!("{name} {}", machine::version(library).unwrap_or_else(|| "unknown".into())))
+        format!("{name} {}", machine::version(library).unwrap_or_else(|| "unknown".into()))
     };
-    let parts = [
-        Some(gpu.name),
-        version(Library::Driver, "driver"),
-        version(Library::CublasLt, "cuBLASLt"),
-        machine::loads(Library::Nccl).then(|| version(Library::Nccl, "NCCL")).flatten(),
-    ];
-    Some(parts.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    let mut parts =
+        vec![gpu.name, version(Library::Driver, "driver"), version(Library::CublasLt, "cuBLASLt")];
+    if machine::loads(Library::Nccl) {
+        parts.push(version(Library::Nccl, "NCCL"));
+    }
+    Some(parts.join(", "))
 }
 
 /// This machine's first GPU, as a fit knows it.
@@ -119,9 +119,8 @@ impl Party {
         let Some(of_many) = &launched else { return Ok(Party { launched, cluster: None }) };
         let launch = &of_many.launch;
         let others: Vec<u64> = (0..launch.world).filter(|rank| *rank != launch.rank).collect();
-        let joined = Cluster::join(launch, facts(subjects, asked), &others, of_many.deadlines)
-            .map_err(|error| processes::of_process(processes::failed(error), &of_many.process()))?;
-        Ok(Party { cluster: Some(Arc::new(joined)), launched })
+        let joined = processes::join(of_many, facts(subjects, asked), &others)?;
+        Ok(Party { cluster: Some(joined), launched })
     }
 
     /// A session of a plan for all devices, or for one: then each process has one of its own.
@@ -132,8 +131,13 @@ impl Party {
         let cluster = self.cluster.clone().filter(|_| subject.work.request.devices > 1);
         let options = args::options(self.launched.as_ref(), false);
         let (model, program) = (&subject.work.request.model, subject.program.clone());
-        let opened =
-            Session::on_gpu(model, program, &options, cluster, &mut |text| output::warn(text));
+        let opened = narrows_cuda::session(
+            model,
+            program,
+            &options,
+            cluster.map(|cluster| cluster as Arc<dyn ProcessGroup>),
+            &mut |text| output::warn(text),
+        );
         opened.map_err(|error| Failure::execution(&error))
     }
 

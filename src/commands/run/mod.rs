@@ -1,7 +1,7 @@
 //! `narrows run`: trains a model under a plan, or counts what the plan does.
 
 mod checkpoints;
-pub mod processes;
+mod processes;
 mod trace;
 mod train;
 
@@ -11,7 +11,7 @@ use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::Request;
 use narrows_planner::predict::{Prediction, predict_program};
-use narrows_runtime::{Backend, NullBackend};
+use narrows_runtime::null;
 
 use super::calibrate;
 use super::cost::{Priced, price};
@@ -26,7 +26,7 @@ use crate::report::{infeasible, proof};
 pub use checkpoints::Kept;
 
 /// A plan that is about to be run.
-pub struct Planned {
+struct Planned {
     model: Model,
     plan: Plan,
     program: CheckedProgram,
@@ -172,9 +172,8 @@ fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned>
 }
 
 fn count(planned: &Planned, answer: &Answer) -> Outcome<()> {
-    let mut backend = NullBackend;
-    let report = backend.run_step(&planned.program).map_err(|error| Failure::execution(&error))?;
-    let counts = Counts::of(backend.name(), &planned.model, &report);
+    let report = null::count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
+    let counts = Counts::of("null", &planned.model, &report);
     match voice(answer, None, true) {
         Voice::Silent => output::print_json(&counts),
         voice => voice.say(&counts.text()),

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use narrows_cluster::Cluster;
+use narrows_cpu::memory::{Gathered, needed, needed_on_a_node};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_runtime::cluster::Cluster;
-use narrows_runtime::cpu::memory::{Gathered, needed, needed_on_a_node};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
 use narrows_runtime::{DeviceId, RunError, Trainer};
@@ -28,6 +29,7 @@ use crate::errors::{Ending, Failure, Outcome, Problem};
 use crate::lines::Lines;
 use crate::memory;
 use crate::output;
+use crate::processes::part;
 use crate::report::page::plural;
 use crate::report::parts;
 use crate::report::run::{Beginning, Course, Summary, progress_line};
@@ -47,7 +49,7 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
     let trained = train_in(cluster.clone(), planned, training, answer);
     match cluster {
         None => trained,
-        Some(cluster) => processes::part(&cluster, trained, &training.process()),
+        Some(cluster) => part(&cluster, trained, &training.process()),
     }
 }
 
@@ -73,8 +75,13 @@ fn train_in(
     }
     let asked = training.tracing.as_ref();
     let mut tracer = asked.map(|asked| Tracer::new(asked, &program, &prices));
-    let mut session = session(&model, program, (training, threads), cluster.clone())
-        .map_err(|error| Failure::execution(&error))?;
+    let mut session = session(
+        &model,
+        program,
+        (training, threads),
+        cluster.clone().map(|cluster| cluster as Arc<dyn ProcessGroup>),
+    )
+    .map_err(|error| Failure::execution(&error))?;
     session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
         session.keep_laps();
@@ -160,20 +167,20 @@ fn session(
     model: &Model,
     program: CheckedProgram,
     (training, threads): (&Training, u64),
-    cluster: Option<Arc<Cluster>>,
+    cluster: Option<Arc<dyn ProcessGroup>>,
 ) -> Result<Session, RunError> {
     let eager = match training.on {
         On::Gpus { eager } => eager,
         On::Processors => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
             return match cluster {
-                None => Session::new(model, program, threads),
-                Some(cluster) => Session::of_process(model, program, threads, cluster),
+                None => narrows_cpu::session(model, program, threads),
+                Some(cluster) => narrows_cpu::session_of_process(model, program, threads, cluster),
             };
         }
     };
     let options = gpu::options(training.launched.as_ref(), eager);
-    Session::on_gpu(model, program, &options, cluster, &mut |warning| output::warn(warning))
+    narrows_cuda::session(model, program, &options, cluster, &mut |warning| output::warn(warning))
 }
 
 /// A file of metrics: a new one, unless the run goes on.
@@ -230,7 +237,7 @@ fn enough_memory(model: &Model, program: &Program, training: &Training) -> Outco
     };
     let needed = match &training.launched {
         None => needed(model, program, gathered),
-        Some(launched) => needed_on_a_node(model, program, gathered, &launched.launch),
+        Some(launched) => needed_on_a_node(model, program, gathered, launched.launch.node_ranks()),
     };
     let Some(available) = memory::available().filter(|available| needed > *available) else {
         return Ok(());

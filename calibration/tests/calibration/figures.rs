@@ -1,0 +1,73 @@
+//! The published figures as kernels and seconds.
+
+use narrows_calibration::measurements::{Measured, kernels, shipped};
+use narrows_cost_model::Prices;
+use narrows_cost_model::profile::preset;
+use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
+use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::{Bytes, DType};
+
+/// One measured number: the kernels that ran one after the other, and the time they took.
+pub struct Figure {
+    pub name: String,
+    /// Each with how often it ran.
+    pub kernels: Vec<(Kernel, f64)>,
+    pub seconds: f64,
+}
+
+impl Figure {
+    /// The predicted time, in seconds.
+    pub fn price(&self, prices: &Prices) -> f64 {
+        self.kernels.iter().map(|(kernel, times)| prices.kernel(kernel).0 * times).sum()
+    }
+
+    /// price / measured − 1.
+    pub fn error(&self, prices: &Prices) -> f64 {
+        self.price(prices) / self.seconds - 1.0
+    }
+}
+
+/// The figures by table.
+pub struct Figures {
+    pub products: Vec<Figure>,
+    pub utilisation: Vec<Figure>,
+    pub grouped_products: Vec<Figure>,
+    pub all_reduces: Vec<Figure>,
+    pub grouped_all_reduces: Vec<Figure>,
+}
+
+pub fn load() -> Figures {
+    Figures {
+        products: table("products"),
+        utilisation: table("utilisation"),
+        grouped_products: table("grouped products"),
+        all_reduces: table("all-reduces"),
+        grouped_all_reduces: table("grouped all-reduces"),
+    }
+}
+
+/// The kernels of a table that comes with the program.
+fn table(name: &str) -> Vec<Figure> {
+    let profile = preset("a100-80gb").unwrap();
+    let file = shipped().unwrap().remove(0);
+    let rows = file.measurements.iter().filter(|row| row.table == name);
+    let figures = rows.map(|row| {
+        let Measured::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
+        let (kernels, seconds) = (kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
+        Figure { name: row.name.clone(), kernels, seconds }
+    });
+    figures.collect()
+}
+
+pub fn product(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
+    let (input, output) = (DType::Bf16, DType::Bf16);
+    Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
+}
+
+pub fn all_reduce(mib: u64) -> Kernel {
+    Kernel::Collective(Collective {
+        kind: CollectiveKind::AllReduce,
+        payload: Bytes(mib * Bytes::MIB),
+        group: Group { axis: Axis::Tensor, size: 4, stride: 1 },
+    })
+}

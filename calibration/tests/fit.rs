@@ -1,0 +1,264 @@
+//! A fit finds the machine that made its measurements.
+
+use narrows_calibration::fit::{Machine, profile, steps, with_steps};
+use narrows_cost_model::interval::{Random, Spread};
+use narrows_cost_model::price::measured::Class;
+use narrows_cost_model::profile::{Point, Provenance, ProvenanceKind, Repeatability, preset};
+use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_plan::kernel::{
+    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind,
+};
+use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::{Bytes, DType, Mesh};
+
+fn machine() -> Machine {
+    Machine {
+        name: "invented".into(),
+        title: "an invented processor, 2 threads".into(),
+        description: "A machine that a formula is.".into(),
+        memory: Bytes(1 << 34),
+        threads: 2,
+        source: "a test".into(),
+        date: "2026-11-21".into(),
+    }
+}
+
+fn product(m: u64, n: u64, k: u64) -> Kernel {
+    let (input, output) = (DType::F32, DType::F32);
+    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
+}
+
+fn pass(bytes: u64) -> Kernel {
+    let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
+    Kernel::Pass(Pass { kind: PassKind::Add, traffic, unfused_traffic, unfused_launches: 2 })
+}
+
+fn attention(length: u64, direction: Direction) -> Kernel {
+    let input = DType::F32;
+    let (sequences, heads, kv_heads, head_dim) = (4, 8, 8, 32);
+    Kernel::Attention(Attention { direction, sequences, length, heads, kv_heads, head_dim, input })
+}
+
+fn all_reduce(bytes: u64) -> Kernel {
+    let group = Group { axis: Axis::Tensor, size: 2, stride: 1 };
+    let payload = Bytes(bytes);
+    Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
+}
+
+/// Powers of four.
+fn sizes() -> impl Iterator<Item = u64> + Clone {
+    [64, 256, 1024].into_iter()
+}
+
+fn kernels() -> Vec<Kernel> {
+    let mut all = vec![];
+    for m in sizes() {
+        for n in sizes() {
+            all.extend(sizes().map(|k| product(m, n, k)));
+        }
+    }
+    all.extend((10..24).step_by(2).map(|log| pass(1 << log)));
+    for length in [64, 256, 1024] {
+        all.extend([Direction::Forward, Direction::Backward].map(|way| attention(length, way)));
+    }
+    all.extend((10..24).step_by(2).map(|log| all_reduce(1 << log)));
+    all
+}
+
+const fn mesh(devices: u64) -> Mesh {
+    Mesh { tensor: devices, pipeline: 1, data: 1 }
+}
+
+/// What `truth` makes of each kernel, on one device and on two that share it.
+fn measurements(truth: &Profile, noise: impl Fn(usize) -> f64) -> Vec<Point> {
+    let prices = Prices::new(truth, Executor::Captured, &mesh(1));
+    let mut points = vec![];
+    for devices in [1, 2] {
+        for kernel in kernels() {
+            let link = Class::of(&kernel) == Class::Link;
+            if link && devices == 1 {
+                continue;
+            }
+            let sharing = if link { 1.0 } else { devices as f64 };
+            let time_s = prices.kernel(&kernel).0 * sharing * noise(points.len());
+            points.push(Point { kernel, devices, time_s, spread: 0.0 });
+        }
+    }
+    points
+}
+
+fn truth() -> Profile {
+    let mut file = preset("cpu-local").unwrap().file().clone();
+    file.gemm.efficiency_max = 0.9;
+    file.gemm.start_s = 4e-6;
+    file.gemm.tile_overhead_elements = 2.0;
+    file.passes.start_s = 3e-6;
+    file.links.intra_node.fill_s = 15e-6;
+    file.resolve().unwrap()
+}
+
+/// The largest distance of a price from the truth, over shapes between those that were measured.
+fn furthest(fitted: &Profile, truth: &Profile) -> f64 {
+    let between = [
+        product(128, 512, 512),
+        product(512, 128, 256),
+        pass(3 << 14),
+        attention(512, Direction::Forward),
+    ];
+    let (fitted, truth) = (
+        Prices::new(fitted, Executor::Captured, &mesh(1)),
+        Prices::new(truth, Executor::Captured, &mesh(1)),
+    );
+    let apart = |kernel| (fitted.kernel(kernel).0 / truth.kernel(kernel).0).ln().abs();
+    between.iter().map(apart).fold(0.0, f64::max)
+}
+
+#[test]
+fn a_machine_is_found_again() {
+    let truth = truth();
+    let fitted = profile(&machine(), measurements(&truth, |_| 1.0), None).unwrap();
+    let prices = |devices| Prices::new(&fitted, Executor::Captured, &mesh(devices));
+    for point in measurements(&truth, |_| 1.0) {
+        let priced = prices(point.devices).kernel(&point.kernel).0;
+        assert!((priced / point.time_s).ln().abs() < 0.05, "{point:?}: {priced}");
+        assert!(!prices(point.devices).unmeasured(&point.kernel));
+    }
+    assert!(furthest(&fitted, &truth) < 0.25, "{}", furthest(&fitted, &truth));
+    let file = fitted.file();
+    assert!((file.passes.start_s / 3e-6).ln().abs() < 0.5, "{}", file.passes.start_s);
+    assert_eq!(file.gemm.provenance.kind, ProvenanceKind::Measured);
+    assert!(fitted.assumed().iter().all(|path| !path.starts_with("gemm")));
+}
+
+/// Whatever was measured, prices are positive and finite, and no product beats the peak.
+#[test]
+fn noise_makes_no_nonsense() {
+    let truth = truth();
+    let noise =
+        |index: usize| if index.is_multiple_of(7) { 5.0 } else { 1.0 + (index % 3) as f64 / 5.0 };
+    let fitted = profile(&machine(), measurements(&truth, noise), None).unwrap();
+    for devices in [1, 2, 64] {
+        let prices = Prices::new(&fitted, Executor::Captured, &mesh(devices));
+        for log in 0..40 {
+            for kernel in [product(1 << log.min(20), 64, 8), pass(1 << log), all_reduce(1 << log)] {
+                let price = prices.kernel(&kernel).0;
+                assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
+                if let Kernel::Gemm(gemm) = &kernel {
+                    let peak = fitted.peak_flops_per_s(DType::F32);
+                    assert!(gemm.flops().0 / price <= peak * 1.000_001);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_not_measured_is_less_certain() {
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let prices = Prices::new(&fitted, Executor::Captured, &mesh(1));
+    let (near, far) = (product(256, 256, 300), product(1 << 16, 1 << 16, 256));
+    assert!(!prices.unmeasured(&near) && prices.unmeasured(&far));
+    assert!(prices.relative_half_width(&far) > 2.0 * prices.relative_half_width(&near));
+}
+
+#[test]
+fn nothing_is_no_measurement() {
+    let defects = profile(&machine(), vec![], None).unwrap_err();
+    assert!(defects.to_string().contains("measured.points"), "{defects}");
+}
+
+fn closed_loop() -> Provenance {
+    let (kind, source) = (ProvenanceKind::Measured, "a closed loop".into());
+    Provenance { kind, source, date: "2026-11-21".into(), assumed: vec![] }
+}
+
+/// Errors of groups of plans: each group has one of its own, and each plan of it another.
+fn drawn(random: &mut Random, groups: usize, of_group: f64, of_plan: f64) -> Vec<Vec<f64>> {
+    let mut group = || {
+        let own = of_group * random.normal();
+        (0..8).map(|_| own + of_plan * random.normal()).collect()
+    };
+    (0..groups).map(|_| group()).collect()
+}
+
+/// The interval of a step covers nine in ten of the next groups' plans, however errors divide.
+#[test]
+fn intervals_of_compared_steps_cover_the_next_group() {
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let near = [(product(256, 256, 256), 3.0), (pass(1 << 12), 5.0)];
+    let mut random = Random::new(7);
+    for (of_group, of_plan) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
+        let (mut inside, mut all) = (0, 0);
+        for _ in 0..60 {
+            let mut groups = drawn(&mut random, 7, of_group, of_plan);
+            let next = groups.pop().unwrap();
+            let seen: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
+            let compared = with_steps(&fitted, steps(&seen, closed_loop()).unwrap()).unwrap();
+            let spread = Spread::new(&compared, Executor::Captured, &mesh(1));
+            let [low, high] = spread.of_step(&near);
+            inside += next.iter().filter(|error| (low..=high).contains(&error.exp())).count();
+            all += next.len();
+        }
+        let share = f64::from(inside as u32) / f64::from(all as u32);
+        println!("{of_group} {of_plan}: {share}");
+        assert!((0.85..=0.96).contains(&share), "{of_group} {of_plan}: {share}");
+    }
+}
+
+/// Without a comparison the assumption stands; with one, only what is far away adds to it.
+#[test]
+fn what_was_compared_takes_the_place_of_what_is_assumed() {
+    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let assumed = fitted.file().executors.captured.step_error.as_ref().unwrap();
+    assert_eq!((assumed.half_width_90, assumed.provenance.kind), (0.08, ProvenanceKind::Assumed));
+    assert!(fitted.assumed().contains(&"executors.captured.step_error".to_string()));
+    let groups = [[0.2, -0.1], [0.15, 0.18], [-0.2, -0.17]];
+    let groups: Vec<&[f64]> = groups.iter().map(|group| &group[..]).collect();
+    let error = steps(&groups, closed_loop()).unwrap();
+    let compared = with_steps(&fitted, error.clone()).unwrap();
+    assert!(!compared.assumed().contains(&"executors.captured.step_error".to_string()));
+    let width = |profile: &Profile, executor, kernel: Kernel| {
+        let [low, high] = Spread::new(profile, executor, &mesh(1)).of_step(&[(kernel, 1.0)]);
+        (high / low).ln() / 2.0
+    };
+    let (near, far) = (product(256, 256, 256), product(1 << 16, 1 << 16, 256));
+    let near_width = width(&compared, Executor::Captured, near.clone());
+    assert!((near_width / error.half_width_90.ln_1p() - 1.0).abs() < 0.1, "{near_width} {error:?}");
+    assert!(width(&compared, Executor::Captured, far) > near_width);
+    let eager = |profile| width(profile, Executor::Eager, near.clone());
+    assert_eq!(eager(&compared), eager(&fitted), "nobody compared an eager executor");
+    assert!(steps(&groups[..1], closed_loop()).is_none(), "one group says nothing of the next");
+    let busy = steps(&[&[7.0], &[-7.0], &[7.0]], closed_loop()).unwrap();
+    assert!(busy.half_width_90 > 1000.0, "no cap hides how far they are off: {busy:?}");
+    assert!(with_steps(&fitted, busy).is_ok());
+    let exact = steps(&[&[0.0], &[0.0]], closed_loop()).unwrap();
+    assert!(exact.half_width_90 >= 0.03 && with_steps(&fitted, exact).is_ok());
+}
+
+#[test]
+fn a_busy_machine_is_told_and_changes_no_price_of_a_kernel() {
+    let found = |undisturbed| {
+        let of = Repeatability::of(&measurements(&truth(), |_| 1.0), 2, undisturbed);
+        profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
+    };
+    let (quiet, busy) = (found(0.96), found(0.4));
+    assert_eq!(quiet.warning(), None);
+    let warning = busy.warning().unwrap();
+    assert!(warning.contains("`invented` was measured on a busy machine"), "{warning}");
+    let factor = |profile: &Profile| profile.launching(Executor::Captured).step_factor;
+    assert!((factor(&quiet) - 1.0 / 0.96).abs() < 1e-9 && factor(&busy) == 1.25);
+    for profile in [&quiet, &busy] {
+        // Nothing says that steps launched one by one are shorter, or more certain.
+        let eager = profile.launching(Executor::Eager);
+        assert!(eager.step_factor == factor(profile) && eager.step_error.is_some(), "{eager:?}");
+    }
+    let mut alike = busy.file().clone();
+    let executors = &mut alike.executors;
+    for launching in [&mut executors.captured, &mut executors.eager] {
+        launching.step_factor = factor(&quiet);
+    }
+    assert_eq!(quiet.fingerprint(), alike.resolve().unwrap().fingerprint());
+    let text = serde_json::to_string(busy.file()).unwrap();
+    let again = narrows_cost_model::profile::read("again", &text).unwrap();
+    assert_eq!(again.warning(), Some(warning));
+}

@@ -1,0 +1,370 @@
+//! A fit finds the GPUs that made its measurements, on meshes of one device, of two, and of a whole node.
+
+use narrows_calibration::fit::gpu::{Gpu, GpuMachine, WholeStep, profile};
+use narrows_cost_model::interval::Spread;
+use narrows_cost_model::price::measured::Class;
+use narrows_cost_model::profile::{
+    CurvePoint, Point, ProfileFile, ProvenanceKind, Wiring, preset, read,
+};
+use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_plan::kernel::{
+    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
+};
+use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::{Bytes, DType, Mesh};
+
+/// What the truth is a perturbation of, and what a fit begins with.
+const BASE: &str = "h100-sxm";
+/// The launch gaps of the truth.
+const GAPS_S: [f64; 2] = [1.1e-6, 5.5e-6];
+
+fn machine(name: &str, per_node: u32) -> GpuMachine {
+    let memory = Bytes(85_000_000_000);
+    let (capability, multiprocessors) = ((9, 0), 132);
+    GpuMachine {
+        name: "gpu-measured".into(),
+        title: format!("{name}, driver 13.0"),
+        description: "GPUs that a formula is.".into(),
+        gpu: Gpu { name: name.into(), capability, multiprocessors, memory, per_node },
+        source: "a test".into(),
+        date: "2026-11-21".into(),
+    }
+}
+
+fn h100(per_node: u32) -> GpuMachine {
+    machine("NVIDIA H100 80GB HBM3", per_node)
+}
+
+fn product(m: u64, n: u64, k: u64) -> Kernel {
+    let (input, output) = (DType::Bf16, DType::Bf16);
+    Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
+}
+
+fn pass(bytes: u64) -> Kernel {
+    let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
+    Kernel::Pass(Pass { kind: PassKind::Add, traffic, unfused_traffic, unfused_launches: 2 })
+}
+
+fn attention(length: u64, direction: Direction) -> Kernel {
+    let input = DType::Bf16;
+    let (sequences, heads, kv_heads, head_dim) = (4, 16, 16, 128);
+    Kernel::Attention(Attention { direction, sequences, length, heads, kv_heads, head_dim, input })
+}
+
+fn collective(kind: CollectiveKind, bytes: u64, size: u64, stride: u64) -> Kernel {
+    let group = Group { axis: Axis::Tensor, size, stride };
+    Kernel::Collective(Collective { kind, payload: Bytes(bytes), group })
+}
+
+fn transfer(bytes: u64) -> Kernel {
+    let group = Group { axis: Axis::Pipeline, size: 2, stride: 1 };
+    Kernel::Transfer(Transfer { bytes: Bytes(bytes), group })
+}
+
+/// On one device: what each computes.
+fn computed() -> Vec<Kernel> {
+    let mut all = vec![];
+    for m in [1024, 4096, 16_384] {
+        for (n, k) in [(256, 4096), (4096, 256), (1024, 1024), (4096, 1024), (11_008, 1024)] {
+            all.push(product(m, n, k));
+        }
+    }
+    all.extend((16..28).step_by(2).map(|log| pass(1 << log)));
+    for length in [512, 1024, 2048, 4096] {
+        all.extend([Direction::Forward, Direction::Backward].map(|way| attention(length, way)));
+    }
+    all
+}
+
+/// Between so many devices.
+fn exchanged(devices: u64) -> Vec<Kernel> {
+    let mut groups = vec![(devices, 1)];
+    if devices > 2 {
+        groups.extend([(2, 1), (2, devices / 2)]);
+    }
+    let mut all: Vec<Kernel> = (16..28).step_by(4).map(|log| transfer(1 << log)).collect();
+    for (size, stride) in groups {
+        for kind in
+            [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter]
+        {
+            all.extend((14..28).step_by(2).map(|log| collective(kind, 1 << log, size, stride)));
+        }
+    }
+    all
+}
+
+const fn mesh(devices: u64) -> Mesh {
+    Mesh { tensor: devices, pipeline: 1, data: 1 }
+}
+
+fn truth(per_node: u32) -> Profile {
+    let mut file = preset(BASE).unwrap().file().clone();
+    file.gemm.efficiency_max = 0.78;
+    file.gemm.start_s = 3.2e-6;
+    file.gemm.memory_efficiency = 0.7;
+    file.gemm.exposed_epilogue = 1.4;
+    file.passes.efficiency = 0.77;
+    file.passes.start_s = 2.4e-6;
+    file.attention.start_s = 5e-6;
+    for point in file.attention.forward.iter_mut().chain(&mut file.attention.backward) {
+        point.efficiency *= 0.8;
+    }
+    file.links.intra_node.efficiency = 0.62;
+    file.links.intra_node.fill_s = 12e-6;
+    file.links.devices_per_node = per_node;
+    file.executors.captured.launch_gap_s = GAPS_S[0];
+    file.executors.eager.launch_gap_s = GAPS_S[1];
+    file.resolve().unwrap()
+}
+
+/// What the truth takes for a kernel itself, on a mesh of so many devices.
+fn alone(truth: &Profile, kernel: &Kernel, devices: u64) -> f64 {
+    let prices = Prices::new(truth, Executor::Captured, &mesh(devices));
+    prices.kernel(kernel).0 - prices.launch_gap().0
+}
+
+fn point(truth: &Profile, kernel: Kernel, devices: u64) -> Point {
+    Point { time_s: alone(truth, &kernel, devices), kernel, devices, spread: 0.0 }
+}
+
+/// As `calibrate` has them: what is computed on one device, and what is exchanged on meshes.
+fn points(truth: &Profile, meshes: &[u64]) -> Vec<Point> {
+    let mut all: Vec<Point> =
+        computed().into_iter().map(|kernel| point(truth, kernel, 1)).collect();
+    for &devices in meshes.iter().filter(|devices| **devices > 1) {
+        all.extend(exchanged(devices).into_iter().map(|kernel| point(truth, kernel, devices)));
+    }
+    all
+}
+
+fn steps() -> Vec<WholeStep> {
+    let step = |launches: f64| {
+        let instructions_s = launches * 80e-6;
+        let [captured_s, eager_s] = GAPS_S.map(|gap| instructions_s + launches * gap);
+        WholeStep { instructions_s, launches, captured_s, eager_s }
+    };
+    vec![step(50.0), step(200.0), step(90.0)]
+}
+
+fn fitted(meshes: &[u64], per_node: u32) -> (Profile, Profile) {
+    let truth = truth(per_node);
+    let found = profile(&h100(per_node), points(&truth, meshes), &steps(), None).unwrap();
+    (truth, found)
+}
+
+fn apart(found: f64, wanted: f64) -> f64 {
+    (found / wanted).ln().abs()
+}
+
+/// Where something was measured the price is that, on whichever mesh; between, it is near; and the numbers are
+/// those of the truth as far as the measurements tell them apart.
+#[test]
+fn gpus_are_found_again() {
+    for (meshes, per_node) in [(&[1][..], 1), (&[1, 2], 2), (&[1, 2, 8], 8), (&[1, 2], 8)] {
+        let (truth, found) = fitted(meshes, per_node);
+        let both = |devices| {
+            [&found, &truth].map(|of| Prices::new(of, Executor::Captured, &mesh(devices)))
+        };
+        for Point { kernel, devices, .. } in points(&truth, meshes) {
+            // What is computed takes as long on every mesh.
+            let on = match Class::of(&kernel) {
+                Class::Link => vec![devices],
+                _ => vec![1, 2, 8, 64],
+            };
+            for devices in on {
+                let [priced, wanted] = both(devices).map(|of| of.kernel(&kernel).0);
+                assert!(
+                    apart(priced, wanted) < 0.02,
+                    "{meshes:?}, {devices}: {kernel:?} {priced} {wanted}"
+                );
+                assert!(!both(devices)[0].unmeasured(&kernel), "{kernel:?}");
+            }
+        }
+        let most = meshes.iter().copied().max().unwrap();
+        let mut between = vec![
+            (product(8192, 2048, 512), 1),
+            (product(2048, 512, 4096), 1),
+            (pass(3 << 20), 1),
+            (attention(3000, Direction::Backward), 1),
+        ];
+        if most > 1 {
+            let kind = CollectiveKind::AllReduce;
+            between.extend([(collective(kind, 3 << 20, most, 1), most), (transfer(3 << 20), most)]);
+        }
+        for (kernel, devices) in between {
+            let [priced, wanted] = both(devices).map(|of| of.kernel(&kernel).0);
+            assert!(apart(priced, wanted) < 0.1, "{meshes:?}: {kernel:?} {priced} {wanted}");
+        }
+        let [file, wanted] = [&found, &truth].map(Profile::file);
+        let near = |what: &str, of: fn(&ProfileFile) -> f64, tolerance: f64| {
+            let (found, wanted) = (of(file), of(wanted));
+            assert!(apart(found, wanted) < tolerance, "{meshes:?}, {what}: {found}, not {wanted}");
+        };
+        near("gemm.efficiency_max", |f| f.gemm.efficiency_max, 0.06);
+        near("gemm.start_s", |f| f.gemm.start_s, 0.3);
+        near("passes.efficiency", |f| f.passes.efficiency, 0.04);
+        near("passes.start_s", |f| f.passes.start_s, 0.1);
+        let directions: [fn(&ProfileFile) -> &[CurvePoint]; 2] =
+            [|f| &f.attention.forward, |f| &f.attention.backward];
+        for curve in directions {
+            let at = |file| curve(file).iter().find(|at| at.length == 2048).unwrap().efficiency;
+            assert!(apart(at(file), at(wanted)) < 0.05, "{:?} {:?}", curve(file), curve(wanted));
+        }
+        near("gap of graphs", |f| f.executors.captured.launch_gap_s, 1e-6);
+        near("gap of launches", |f| f.executors.eager.launch_gap_s, 1e-6);
+        if most > 1 {
+            near("links.efficiency", |f| f.links.intra_node.efficiency, 0.05);
+        }
+        assert_eq!(file.device.peak_flops_per_s, wanted.device.peak_flops_per_s);
+        let text = serde_json::to_string(file).unwrap();
+        assert_eq!(read("again", &text).unwrap(), found);
+    }
+}
+
+/// Each number says whether it was measured, derived, or is still the preset's.
+#[test]
+fn numbers_say_where_they_come_from() {
+    let base = preset(BASE).unwrap();
+    let (_, one) = fitted(&[1], 1);
+    let (_, several) = fitted(&[1, 2], 2);
+    for (found, links) in [(&one, false), (&several, true)] {
+        let file = found.file();
+        for provenance in
+            [&file.gemm.provenance, &file.passes.provenance, &file.attention.provenance]
+        {
+            assert_eq!(provenance.kind, ProvenanceKind::Measured);
+            assert!(provenance.source.contains("fitted") && provenance.source.contains("a test"));
+        }
+        for launching in [&file.executors.captured, &file.executors.eager] {
+            assert_eq!(launching.provenance.kind, ProvenanceKind::Derived);
+            assert!(launching.provenance.source.starts_with("steps of "), "{launching:?}");
+        }
+        let kind = file.links.intra_node.provenance.kind;
+        assert_eq!(kind == ProvenanceKind::Measured, links);
+        assert_eq!(file.links.inter_node.provenance, base.file().links.inter_node.provenance);
+        assert_eq!(file.device.provenance.kind, base.file().device.provenance.kind);
+        assert_eq!(file.device.memory_bytes, Bytes(85_000_000_000));
+    }
+    // One GPU says nothing of its node.
+    assert_eq!(one.devices_per_node(), base.devices_per_node());
+    assert_eq!(several.devices_per_node(), 2);
+}
+
+/// Of a GPU that no preset is of, nothing is the data sheet's, and what it reached it can do.
+#[test]
+fn another_gpu_is_nearest_to_something() {
+    let truth = truth(8);
+    let mut points = points(&truth, &[1]);
+    points.iter_mut().for_each(|point| point.time_s /= 4.0);
+    let other = machine("NVIDIA B300", 1);
+    assert_eq!(other.gpu.preset(), ("h100-sxm", false));
+    let found = profile(&other, points.clone(), &steps(), None).unwrap();
+    let device = &found.file().device;
+    assert_eq!(device.provenance.kind, ProvenanceKind::Assumed);
+    assert!(device.provenance.source.contains("the most that was reached"), "{device:?}");
+    assert!(found.assumed().contains(&"links.inter_node".to_owned()));
+    let prices = Prices::new(&found, Executor::Captured, &mesh(1));
+    for Point { kernel, time_s, .. } in points {
+        let priced = prices.kernel(&kernel).0 - prices.launch_gap().0;
+        assert!(apart(priced, time_s) < 0.05, "{kernel:?}: {priced}, not {time_s}");
+    }
+}
+
+#[test]
+fn presets_are_found_by_name() {
+    let named = |name: &str, memory: u64, per_node| {
+        let (capability, multiprocessors) = ((8, 0), 108);
+        let (name, memory) = (name.into(), Bytes(memory << 30));
+        Gpu { name, capability, multiprocessors, memory, per_node }.preset()
+    };
+    for (name, memory, per_node, wanted) in [
+        ("NVIDIA A100-SXM4-40GB", 39, 4, ("a100-40gb", true)),
+        ("NVIDIA A100-SXM4-80GB", 79, 4, ("a100-80gb", true)),
+        ("NVIDIA A100-SXM4-80GB", 79, 8, ("a100-80gb-8", true)),
+        ("NVIDIA A100 80GB PCIe", 79, 2, ("a100-80gb", false)),
+        ("NVIDIA H100 80GB HBM3", 79, 8, ("h100-sxm", true)),
+        ("NVIDIA H200", 139, 8, ("h200-sxm", true)),
+        ("NVIDIA A10G", 22, 1, ("a100-40gb", false)),
+    ] {
+        assert_eq!(named(name, memory, per_node), wanted, "{name}");
+    }
+}
+
+/// What crosses nodes corrects nothing inside one, and is not corrected by it.
+#[test]
+fn nodes_are_kept_apart() {
+    let (truth, found) = fitted(&[1, 2], 2);
+    let crossing = collective(CollectiveKind::AllReduce, 1 << 24, 4, 1);
+    let of_two = collective(CollectiveKind::AllReduce, 1 << 24, 2, 1);
+    let on_four = Prices::new(&found, Executor::Captured, &mesh(4));
+    assert!(on_four.unmeasured(&crossing) && !on_four.unmeasured(&of_two));
+    let wanted = alone(&truth, &of_two, 2);
+    let inside = on_four.kernel(&of_two).0 - on_four.launch_gap().0;
+    assert!(apart(inside, wanted) < 0.02, "{inside} {wanted}");
+    let mut with = points(&truth, &[1, 2]);
+    with.push(Point { kernel: crossing, devices: 4, time_s: 1.0, spread: 0.0 });
+    let machine = h100(2);
+    let again = profile(&machine, with, &steps(), None).unwrap();
+    assert_eq!(again.file().measured, found.file().measured, "it is left out");
+}
+
+/// An eager executor has gaps of its own, before kernels that take what they took.
+#[test]
+fn gaps_are_the_executors() {
+    let (_, found) = fitted(&[1], 1);
+    let of = |executor| Prices::new(&found, executor, &mesh(1));
+    let [captured, eager] = [Executor::Captured, Executor::Eager].map(of);
+    let product = product(4096, 1024, 1024);
+    let more = eager.kernel(&product).0 - captured.kernel(&product).0;
+    assert!((more - (GAPS_S[1] - GAPS_S[0])).abs() < 1e-9, "{more}");
+    // Two launches, and twice the traffic.
+    let pass = pass(1 << 26);
+    assert!(eager.kernel(&pass).0 > 1.8 * captured.kernel(&pass).0);
+}
+
+/// The noise of a measurement is in the intervals, and makes no nonsense.
+#[test]
+fn noise_widens_intervals() {
+    let truth = truth(8);
+    let noisy = |size: f64| {
+        let mut points = points(&truth, &[1, 2, 8]);
+        for (index, point) in points.iter_mut().enumerate() {
+            point.time_s *= 1.0 + size * [0.0, 1.0, -0.7, 0.4, -0.2][index % 5];
+        }
+        profile(&h100(8), points, &steps(), None).unwrap()
+    };
+    let [quiet, loud] = [noisy(0.0), noisy(0.3)];
+    let width = |profile: &Profile| {
+        let spread = Spread::new(profile, Executor::Captured, &mesh(1));
+        let [low, high] = spread.of_kernels(&[(product(4096, 1024, 1024), 1.0)]);
+        high / low
+    };
+    assert!(width(&loud) > 1.2 * width(&quiet), "{} {}", width(&loud), width(&quiet));
+    for log in 10..36 {
+        for (kernel, devices) in [
+            (product(1 << (log / 2), 4096, 64), 1),
+            (pass(1 << log), 1),
+            (collective(CollectiveKind::AllReduce, 1 << log, 8, 1), 8),
+        ] {
+            let price = Prices::new(&loud, Executor::Captured, &mesh(devices)).kernel(&kernel).0;
+            assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_no_measurement() {
+    let defects = profile(&h100(1), vec![], &[], None).unwrap_err();
+    assert!(defects.to_string().contains("measured.points"), "{defects}");
+}
+
+/// More GPUs than are wired in pairs have a switch.
+#[test]
+fn a_node_is_as_large_as_it_is() {
+    let truth = truth(8);
+    let mut machine = machine("NVIDIA A100-SXM4-80GB", 8);
+    machine.gpu.capability = (8, 0);
+    let found = profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
+    let links = &found.file().links;
+    assert_eq!((links.devices_per_node, links.intra_node.wiring), (8, Wiring::Switched));
+}

@@ -1,0 +1,314 @@
+//! Profiles as files: presets and schema agree, and bad profiles get located defects.
+
+use arbtest::arbtest;
+use narrows_cost_model::profile::{self, ProfileFile, preset, preset_names, read, schema};
+use narrows_plan::Defects;
+use serde_json::{Value, json};
+
+const A100: &str = include_str!("../../profiles/a100-80gb.json");
+
+/// Every file under profiles/, by name.
+fn files() -> Vec<(String, Value)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../profiles");
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let json = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    json.map(|path| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_string();
+        (name, serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())
+    })
+    .collect()
+}
+
+/// The defects of a100-80gb with `value` at `pointer`.
+fn defects_with(pointer: &str, value: Value) -> Defects {
+    let mut file: Value = serde_json::from_str(A100).unwrap();
+    *file.pointer_mut(pointer).unwrap() = value;
+    read("bad.json", &file.to_string()).expect_err("a defect")
+}
+
+#[test]
+fn every_file_is_a_preset_and_satisfies_the_schema() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    let mut names: Vec<String> = Vec::new();
+    for (name, value) in files() {
+        let errors: Vec<String> = validator.iter_errors(&value).map(|e| e.to_string()).collect();
+        assert!(errors.is_empty(), "{name}: {errors:?}");
+        assert_eq!(preset(&name).unwrap().name(), name);
+        names.push(name);
+    }
+    let mut presets: Vec<&str> = preset_names().collect();
+    names.sort();
+    presets.sort();
+    assert_eq!(names, presets);
+}
+
+#[test]
+fn the_schema_refuses_what_reading_refuses() {
+    let validator = jsonschema::validator_for(&schema()).unwrap();
+    for (pointer, value) in [
+        ("/format", json!("narrows-profile/2")),
+        ("/precision", json!("fp8")),
+        ("/device/memory_bytes", json!("80 GB")),
+        ("/gemm", json!({})),
+        ("/links/library", json!("gloo")),
+    ] {
+        let mut file: Value = serde_json::from_str(A100).unwrap();
+        *file.pointer_mut(pointer).unwrap() = value;
+        assert!(!validator.is_valid(&file), "{pointer}");
+        assert!(read("bad.json", &file.to_string()).is_err(), "{pointer}");
+    }
+}
+
+#[test]
+fn a_profile_survives_writing() {
+    for (name, _) in files() {
+        let profile = preset(&name).unwrap();
+        let text = serde_json::to_string(profile.file()).unwrap();
+        assert_eq!(read(&name, &text).unwrap(), profile);
+    }
+}
+
+#[test]
+fn defects_name_their_field() {
+    for (pointer, value, field) in [
+        ("/gemm/efficiency_max", json!(1.2), "gemm.efficiency_max"),
+        ("/gemm/efficiency_max", json!(0.0), "gemm.efficiency_max"),
+        ("/gemm/tiles/2/rows", json!(0), "gemm.tiles[2].rows"),
+        ("/gemm/tiles", json!([]), "gemm.tiles"),
+        ("/device/memory_bytes", json!(0), "device.memory_bytes"),
+        ("/device/reserve/bytes", json!(1u64 << 50), "device.reserve.bytes"),
+        ("/device/peak_flops_per_s/bf16", json!(-1.0), "device.peak_flops_per_s.bf16"),
+        ("/attention/forward/1/length", json!(1), "attention.forward[1].length"),
+        ("/attention/forward/0/efficiency", json!(0.01), "attention.forward[1].efficiency"),
+        ("/passes/start_s", json!(-1e-9), "passes.start_s"),
+        ("/links/devices_per_node", json!(0), "links.devices_per_node"),
+        ("/links/inter_node/efficiency", json!(2), "links.inter_node.efficiency"),
+        ("/executors/eager/provenance/date", json!("May"), "executors.eager.provenance.date"),
+        ("/device/provenance/source", json!(" "), "device.provenance.source"),
+        ("/device/provenance/source", json!("a\nb"), "device.provenance.source"),
+        ("/name", json!("A 100"), "name"),
+        ("/description", json!("\u{1b}[31mred"), "description"),
+        (
+            "/gemm/provenance",
+            json!({"kind": "published", "source": "s", "date": "2026-11-21", "assumed": ["magic"]}),
+            "gemm.provenance.assumed",
+        ),
+        ("/gemm/relative_error/residuals/3", json!(99.0), "gemm.relative_error.residuals[3]"),
+        (
+            "/executors/eager/step_error/half_width_90",
+            json!(-1),
+            "executors.eager.step_error.half_width_90",
+        ),
+        ("/refits/draws/0", json!([0.9]), "refits.draws[0]"),
+        ("/refits/draws/1/0", json!(2.0), "refits.draws[1]"),
+        ("/refits/kernels", json!([]), "refits.kernels"),
+        // From here on serde finds the defect.
+        ("/refits/numbers/0", json!("gemm.magic"), "refits.numbers[0]"),
+        ("/gemm/efficiency_max", json!("high"), "gemm.efficiency_max"),
+        ("/gemm/tiles/1", json!({"rows": 1, "depth": 2}), "gemm.tiles[1].depth"),
+        ("/links/library", json!("gloo"), "links.library"),
+    ] {
+        let defects = defects_with(pointer, value);
+        assert!(defects.0.iter().any(|defect| defect.field == field), "{field}: {defects}");
+    }
+}
+
+/// A small profile that measured something.
+fn measured() -> Value {
+    let point = |m: u64| {
+        json!({"kernel": {"gemm": {"m": m, "n": 8, "k": 8, "batch": 1, "accumulate": false,
+            "input": "f32", "output": "f32"}}, "devices": 1, "time_s": 1e-3, "spread": 0.0})
+    };
+    let mut file: Value =
+        serde_json::from_str(include_str!("../../profiles/cpu-local.json")).unwrap();
+    file["measured"] = json!({
+        "threads": 2,
+        "repeatability": {"rounds": 2, "rounds_apart_median": 0.1, "rounds_apart_90": 0.2, "undisturbed": 1.02},
+        "points": [point(8), point(16)],
+        "provenance": {"kind": "measured", "source": "a test", "date": "2026-11-22"},
+    });
+    file
+}
+
+#[test]
+fn what_a_measurement_cannot_be_is_refused() {
+    let good = measured();
+    read("good.json", &good.to_string()).unwrap();
+    let again = good["measured"]["points"][0].clone();
+    let a100: Value = serde_json::from_str(A100).unwrap();
+    let mut twice = a100["refits"].clone();
+    twice["kernels"][1] = twice["kernels"][0].clone();
+    for (pointer, value, part) in [
+        (
+            "/measured/repeatability/undisturbed",
+            json!(5),
+            "measured.repeatability.undisturbed: 5 does",
+        ),
+        (
+            "/measured/points/1",
+            again,
+            "measured.points[1]: is the kernel of measured.points[0] again",
+        ),
+        (
+            "/measured/provenance/kind",
+            json!("assumed"),
+            "measured.provenance.kind: what kernels took",
+        ),
+        (
+            "/refits",
+            a100["refits"].clone(),
+            "refits: says that the numbers were fitted to figures of others",
+        ),
+        ("/refits", twice, "refits.kernels[1]: is the kernel of refits.kernels[0] again"),
+        ("/gemm/start_s", json!(1e300), "gemm.start_s: 1e300 does not lie"),
+    ] {
+        let mut file = good.clone();
+        match file.pointer_mut(pointer) {
+            Some(place) => *place = value,
+            None => file["refits"] = value,
+        }
+        let defects = read("bad.json", &file.to_string()).expect_err(part).to_string();
+        assert!(defects.contains(part), "{part}: {defects}");
+    }
+    let mut other_devices = good.clone();
+    other_devices["measured"]["points"][1] = good["measured"]["points"][0].clone();
+    other_devices["measured"]["points"][1]["devices"] = json!(2);
+    read("good.json", &other_devices.to_string()).unwrap();
+}
+
+#[test]
+fn a_busy_machine_is_as_uncertain_as_it_was() {
+    let mut file = measured();
+    file["gemm"]["relative_error"]["half_width_90"] = json!(1234.5);
+    let profile = read("busy.json", &file.to_string()).unwrap();
+    assert_eq!(profile.file().gemm.relative_error.half_width_90, 1234.5);
+}
+
+#[test]
+fn all_defects_are_reported_at_once() {
+    let mut file = preset("a100-80gb").unwrap().file().clone();
+    file.gemm.efficiency_max = f64::NAN;
+    file.passes.efficiency = f64::INFINITY;
+    file.links.intra_node.bandwidth_bytes_per_s = -1.0;
+    file.attention.backward.clear();
+    let fields: Vec<String> = file.resolve().unwrap_err().0.into_iter().map(|d| d.field).collect();
+    assert_eq!(
+        fields,
+        [
+            "gemm.efficiency_max",
+            "attention.backward",
+            "passes.efficiency",
+            "links.intra_node.bandwidth_bytes_per_s"
+        ]
+    );
+}
+
+#[test]
+fn an_unknown_preset_names_its_neighbours() {
+    assert_eq!(
+        preset("a100-80gB-4").unwrap_err().to_string(),
+        "hardware: there is no hardware profile called `a100-80gB-4` (try: a100-80gb, a100-80gb-8, or the \
+         path of a profile file)"
+    );
+    assert!(preset("tpu").unwrap_err().to_string().contains("h200-sxm"));
+}
+
+#[test]
+fn the_fingerprint_sees_numbers_only() {
+    let a100 = preset("a100-80gb").unwrap();
+    let with = |change: fn(&mut ProfileFile)| {
+        let mut file = a100.file().clone();
+        change(&mut file);
+        file.resolve().unwrap().fingerprint().to_string()
+    };
+    assert_eq!(a100.fingerprint().len(), 64);
+    assert_eq!(with(|file| file.gemm.provenance.source.push('!')), a100.fingerprint());
+    assert_eq!(with(|file| file.description.clear()), a100.fingerprint());
+    assert_ne!(with(|file| file.gemm.start_s *= 1.01), a100.fingerprint());
+    assert_ne!(with(|file| file.links.devices_per_node = 8), a100.fingerprint());
+}
+
+#[test]
+fn what_nobody_measured_is_labelled() {
+    let h100 = preset("h100-sxm").unwrap();
+    for group in ["gemm", "attention", "passes", "links.intra_node", "links.inter_node"] {
+        assert!(h100.assumed().iter().any(|path| path == group), "{group}");
+    }
+    let network = preset("a100-80gb-8-4nic").unwrap().assumed();
+    let of_network = |field: &str| network.contains(&format!("links.inter_node{field}"));
+    assert!(!of_network("") && !of_network(".efficiency"), "fitted: {network:?}");
+    assert!(of_network(".nics_per_node") && of_network(".bandwidth_bytes_per_s"), "{network:?}");
+    let a100 = preset("a100-80gb").unwrap().assumed();
+    assert!(!a100.contains(&"gemm".to_string()));
+    assert!(a100.contains(&"gemm.memory_efficiency".to_string()), "{a100:?}");
+    assert!(a100.contains(&"links.intra_node.fill_half_bytes".to_string()), "{a100:?}");
+}
+
+#[test]
+fn nodes_can_be_resized() {
+    let a100 = preset("a100-80gb").unwrap();
+    let eight = a100.with_devices_per_node(8).unwrap();
+    assert_eq!(eight.devices_per_node(), 8);
+    assert_eq!(eight.file().links.inter_node.nics_per_node, 8);
+    assert_eq!(a100.with_devices_per_node(0).unwrap_err().0[0].field, "links.devices_per_node");
+}
+
+/// Numbers, signs and structure of a good profile are broken at random.
+#[test]
+fn bad_profiles_never_panic() {
+    let good: Value = serde_json::from_str(A100).unwrap();
+    let mut pointers = Vec::new();
+    collect(&good, String::new(), &mut pointers);
+    arbtest(|u| {
+        let mut file = good.clone();
+        for _ in 0..u.int_in_range(1..=3)? {
+            let Some(place) = file.pointer_mut(u.choose(&pointers)?) else { continue };
+            *place = match u.int_in_range(0..=5)? {
+                0 => json!(u.arbitrary::<f64>()?),
+                1 => json!(u.arbitrary::<u64>()?),
+                2 => json!(u.arbitrary::<i32>()?),
+                3 => json!(u.arbitrary::<String>()?),
+                4 => json!([]),
+                _ => Value::Null,
+            };
+        }
+        if let Err(defects) = read("bad.json", &file.to_string()) {
+            assert!(!defects.0.is_empty());
+            for defect in defects.0 {
+                let pointer =
+                    format!("/{}", defect.field.replace(['.', '['], "/").replace(']', ""));
+                let whole = defect.field.is_empty() || defect.problem.contains("missing field");
+                assert!(whole || file.pointer(&pointer).is_some(), "{defect}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Cut or otherwise damaged text is an error, never a panic.
+#[test]
+fn damaged_text_never_panics() {
+    arbtest(|u| {
+        let mut bytes = A100.as_bytes().to_vec();
+        bytes.truncate(u.int_in_range(0..=A100.len())?);
+        if !bytes.is_empty() {
+            let at = u.int_in_range(0..=bytes.len() - 1)?;
+            bytes[at] = u.arbitrary()?;
+        }
+        let _ = profile::read("bad.json", &String::from_utf8_lossy(&bytes));
+        Ok(())
+    });
+}
+
+fn collect(value: &Value, path: String, pointers: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().for_each(|(key, v)| collect(v, format!("{path}/{key}"), pointers));
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, v)| collect(v, format!("{path}/{i}"), pointers));
+        }
+        _ => {}
+    }
+    pointers.push(path);
+}

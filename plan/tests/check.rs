@@ -1,0 +1,132 @@
+//! Every plan of the search space lowers to a program that the check accepts.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use narrows_plan::CheckedProgram;
+use narrows_plan::Precision;
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::model::presets;
+use narrows_plan::program::Program;
+use narrows_plan::strategy::{Context, Zero};
+use narrows_test_support::plans::{Dice, describe, draw, draw_plan, models};
+
+fn count() -> usize {
+    std::env::var("NARROWS_CHECK_PLANS").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
+}
+
+#[test]
+fn every_drawn_plan_is_proved() {
+    let models = models();
+    let mut dice = Dice(1);
+    let mut met: BTreeMap<String, u64> = BTreeMap::new();
+    for index in 0..count() {
+        let drawn = draw(&mut dice, &models);
+        let program = drawn.program();
+        if let Err(errors) = CheckedProgram::check(program.clone()) {
+            panic!("plan {index}:\n{errors}\n{}\n{program}", describe(&drawn.plan));
+        }
+        let ops = drawn.plan.blocks.values().flat_map(|block| block.ops.iter());
+        for (_, strategy) in ops.chain(&drawn.plan.embedding.ops).chain(&drawn.plan.head.ops) {
+            *met.entry(strategy.name().to_string()).or_default() += 1;
+        }
+        let mesh = drawn.plan.mesh;
+        for (name, there) in [
+            ("tied", drawn.model.tied),
+            ("tied over stages", drawn.model.tied && mesh.pipeline > 1),
+            ("zero over replicas", mesh.data > 1 && drawn.plan.zero == Zero::One),
+            ("three stages", mesh.pipeline == 3),
+            ("eight devices", mesh.tensor == 8),
+        ] {
+            *met.entry(name.into()).or_default() += u64::from(there);
+        }
+    }
+    println!("{met:?}");
+    // The draw must reach all of the space, or acceptance says little.
+    let strategies = 12;
+    assert!(met.len() >= strategies + 5 && met.values().all(|n| *n > 5), "{met:?}");
+}
+
+fn large() -> Program {
+    let model = presets::find("cola-7b").expect("a preset");
+    let context = Context {
+        mesh: Mesh { tensor: 4, pipeline: 1, data: 2 },
+        workload: Workload { global_batch: 32, sequence_length: 4096, micro_batch: 4 },
+        precision: Precision::MixedBf16,
+        zero: Zero::One,
+    };
+    let mut dice = Dice(7);
+    let plan = (0..50).find_map(|_| draw_plan(&mut dice, &model, context)).expect("a plan");
+    narrows_plan::lower::lower(&plan.resolve(&model).expect("it resolves"))
+}
+
+#[test]
+fn a_large_program_is_proved_quickly() {
+    let program = large();
+    let instructions: usize =
+        program.stages.iter().map(|s| s.forward.len() + s.backward.len() + s.step.len()).sum();
+    let fastest = (0..3)
+        .map(|_| {
+            let copy = program.clone();
+            let begun = Instant::now();
+            CheckedProgram::check(copy).unwrap_or_else(|errors| panic!("{errors}"));
+            begun.elapsed()
+        })
+        .min()
+        .expect("three runs");
+    println!("{instructions} instructions in {fastest:?}");
+    // A release build takes a few milliseconds; this bound holds on a busy machine too.
+    assert!(fastest.as_millis() < 1000, "{fastest:?}");
+}
+
+/// The first complaint about a program, after a change to it.
+fn complaint(change: impl Fn(&mut Program)) -> String {
+    let mut program = large();
+    change(&mut program);
+    let errors = CheckedProgram::check(program).expect_err("it was damaged");
+    errors.to_string().lines().next().unwrap_or_default().to_string()
+}
+
+#[test]
+fn complaints_say_what_where_and_why() {
+    let reduce = |program: &Program| {
+        program.stages[0]
+            .forward
+            .iter()
+            .position(|instr| instr.action.name() == "all_reduce")
+            .expect("a sum is owed somewhere")
+    };
+    let doubled = complaint(|program| {
+        let at = reduce(program);
+        let again = program.stages[0].forward[at].clone();
+        program.stages[0].forward.insert(at, again);
+    });
+    for part in ["stage 0, forward instruction", "which is whole already", "4 times", "(try: "] {
+        assert!(doubled.contains(part), "{part}: {doubled}");
+    }
+    let removed = complaint(|program| {
+        let at = reduce(program);
+        program.stages[0].forward.remove(at);
+    });
+    assert!(removed.contains("each device holds only its own part"), "{removed}");
+    let outside = complaint(|program| program.stages[0].arena.0 /= 2);
+    assert!(outside.contains("ends outside the arena"), "{outside}");
+    println!("{doubled}\n{removed}\n{outside}");
+}
+
+/// Whoever has a plan and a model, and no planner, is told too.
+#[test]
+fn a_sequence_longer_than_the_models_is_refused() {
+    let mut model = presets::find("cola-tiny").unwrap();
+    let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
+    let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
+    let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
+    let plan = draw_plan(&mut Dice(3), &model, context).unwrap();
+    model.max_sequence_length = 64;
+    plan.resolve(&model).unwrap();
+    model.max_sequence_length = 63;
+    let defects = plan.resolve(&model).unwrap_err();
+    assert_eq!(defects.0.len(), 1);
+    assert_eq!(defects.0[0].field, "workload.sequence_length");
+    assert!(defects.to_string().contains("64 tokens are more than the 63"), "{defects}");
+}

@@ -1,0 +1,188 @@
+//! The models that are given by name or as example files are the published ones.
+
+use narrows_plan::model::{
+    self, Activation, CrossingForm, CrossingGate, GatedProduct, Model, ModelFile, Weight, presets,
+};
+
+fn example(name: &str) -> (String, String) {
+    let path = format!("{}/../models/{name}", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    (path, text)
+}
+
+fn read_example(name: &str) -> Model {
+    let (path, text) = example(name);
+    model::read(&path, &text).unwrap_or_else(|defects| panic!("{path}\n{defects}"))
+}
+
+fn billions(preset: &str) -> String {
+    format!("{:.3}", presets::find(preset).unwrap().parameters() as f64 / 1e9)
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    for (size, dense, low_rank) in
+        [("1b", "1.275", "0.544"), ("7b", "6.607", "2.690"), ("30b", "29.405", "11.776")]
+    {
+        assert_eq!(billions(&format!("llama-{size}")), dense);
+        assert_eq!(billions(&format!("cola-{size}")), low_rank);
+        assert_eq!(billions(&format!("svd-{size}")), low_rank);
+    }
+}
+
+#[test]
+fn every_preset_resolves_under_its_name() {
+    let names = presets::names();
+    assert_eq!(names.len(), 4 * 9 + 1);
+    for name in names {
+        let model = presets::find(&name).unwrap_or_else(|defect| panic!("{defect}"));
+        assert_eq!(model.name, name);
+        assert_eq!(model.is_low_rank(), !name.starts_with("llama"), "{name}");
+        assert_eq!(presets::find(&name.to_uppercase()).unwrap(), model);
+    }
+}
+
+#[test]
+fn families_differ_where_they_should() {
+    let pair = |model: &Model, block: usize| match &model.blocks[block].gate.weight {
+        Weight::Pair(pair) => pair.clone(),
+        Weight::Dense => panic!("{} is dense", model.name),
+    };
+    for (name, product, activation) in [
+        ("cola-60m", GatedProduct::SwiGlu, Activation::Silu),
+        ("cola-130m", GatedProduct::SwiGlu, Activation::Silu),
+        ("cola-350m", GatedProduct::Plain, Activation::Silu),
+        ("svd-60m", GatedProduct::SwiGlu, Activation::Identity),
+        ("svd-7b", GatedProduct::SwiGlu, Activation::Identity),
+        ("lax-130m", GatedProduct::SwiGlu, Activation::Silu),
+        ("lax-1b", GatedProduct::Plain, Activation::Silu),
+    ] {
+        let model = presets::find(name).unwrap();
+        assert_eq!(model.blocks[1].product, product, "{name}");
+        assert_eq!(pair(&model, 1).activation, activation, "{name}");
+        assert_eq!(pair(&model, 0).crossing, None, "{name}: block 0 has nothing before it");
+        assert_eq!(pair(&model, 1).crossing.is_some(), name.starts_with("lax"), "{name}");
+        assert_eq!(model.tied, !name.ends_with('m'), "{name}");
+    }
+    let crossing = pair(&presets::find("lax-7b").unwrap(), 31).crossing.unwrap();
+    assert_eq!((crossing.form, crossing.gate), (CrossingForm::Released, CrossingGate::Identity));
+
+    let tiny = presets::find("cola-tiny").unwrap();
+    assert_eq!((tiny.vocab, tiny.blocks.len(), tiny.head_dim), (256, 4, 32));
+}
+
+#[test]
+fn an_unknown_preset_lists_near_names() {
+    for (wrong, near) in [
+        ("cola-7", "cola-7b"),
+        ("cola7b", "cola-7b"),
+        ("lama-30b", "llama-30b"),
+        ("llama-tiny", "cola-tiny"),
+        ("gpt-4", "cola-, svd- or lax-"),
+        ("", "cola-tiny"),
+        ("–", "cola-tiny"),
+    ] {
+        let defect = presets::find(wrong).unwrap_err();
+        let hint = defect.hint.as_deref().unwrap_or_default();
+        assert!(hint.contains(near), "{wrong}: {defect}");
+        assert_eq!(defect.field, "model");
+    }
+}
+
+#[test]
+fn the_dense_twin_is_the_dense_preset() {
+    for size in ["60m", "7b"] {
+        let dense = presets::find(&format!("llama-{size}")).unwrap();
+        for family in ["cola", "svd", "lax", "llama"] {
+            let model = presets::find(&format!("{family}-{size}")).unwrap();
+            assert_eq!(model.dense_twin(), dense, "{family}");
+        }
+    }
+    let mixed = read_example("mixed-ranks.json").dense_twin();
+    assert_eq!(mixed.name, "mixed-ranks-dense");
+    assert!(!mixed.is_low_rank());
+}
+
+#[test]
+fn examples_are_the_presets_they_are_named_after() {
+    for (file, preset) in [
+        ("cola-7b.config.json", "cola-7b"),
+        ("llama-7b.config.json", "llama-7b"),
+        ("lax-1b.json", "lax-1b"),
+    ] {
+        assert_eq!(read_example(file), presets::find(preset).unwrap(), "{file}");
+    }
+}
+
+#[test]
+fn mixed_ranks_says_what_it_seems_to_say() {
+    let model = read_example("mixed-ranks.json");
+    let rank = |block: usize, slot: usize| model.blocks[block].linears()[slot].1.rank();
+    let ranks =
+        |block: usize| std::array::from_fn::<_, 7, _>(|slot| rank(block, slot).unwrap_or(0));
+    assert_eq!(ranks(0), [0; 7]);
+    assert_eq!(ranks(1), [256, 128, 192, 256, 256, 256, 320]);
+    assert_eq!(ranks(3), [77, 128, 192, 256, 256, 256, 320]);
+    assert_eq!(ranks(5), [256, 64, 192, 256, 160, 160, 320]);
+    assert_eq!(ranks(6), [256, 64, 192, 0, 160, 160, 320]);
+    assert_eq!(ranks(9), [256, 128, 192, 256, 256, 256, 240]);
+    assert_eq!((model.blocks[9].down.d_in, model.blocks[8].down.d_in), (2048, 2816));
+    assert_eq!((model.blocks[2].k.d_out, model.blocks[2].q.d_out), (256, 1024));
+}
+
+#[test]
+fn our_examples_fit_the_schema() {
+    let schema = model::schema();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let directory = format!("{}/../models", env!("CARGO_MANIFEST_DIR"));
+    let mut seen = 0;
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let (path, text) = example(&name);
+        let model = model::read(&path, &text).unwrap_or_else(|defects| panic!("{path}\n{defects}"));
+        // What we write fits our schema too, whatever it was read from.
+        let written = serde_json::to_value(ModelFile::from(&model)).unwrap();
+        let read = serde_json::from_str(&text).unwrap();
+        let ours = !name.ends_with(".config.json");
+        seen += usize::from(ours);
+        for value in std::iter::once(&written).chain(ours.then_some(&read)) {
+            let errors: Vec<_> = validator.iter_errors(value).map(|e| e.to_string()).collect();
+            assert!(errors.is_empty(), "{name}: {errors:#?}");
+        }
+    }
+    assert_eq!(seen, 2);
+    let mut wrong: serde_json::Value = serde_json::from_str(&example("lax-1b.json").1).unwrap();
+    wrong["blocks"]["default"]["all"]["rank"] = 0.into();
+    assert!(!validator.is_valid(&wrong));
+}
+
+#[test]
+fn a_dense_gate_between_unequal_ranks_counts_both() {
+    let text = r#"{"format": "narrows-model/1", "hidden": 8, "vocab": 4, "heads": 2, "d_ff": 8,
+        "blocks": {"count": 2, "default": {"product": "plain", "all": "dense",
+            "q": {"rank": 3, "activation": "silu", "crossing": {"form": "paper", "gate": "dense"}}},
+            "overrides": {"1": {"q": {"rank": 5}}}}}"#;
+    let model = model::read("two", text).unwrap();
+    assert_eq!(model.block_linear_parameters(0), 3 * 16 + 6 * 64);
+    assert_eq!(model.block_linear_parameters(1), 5 * 16 + 3 * 5 + 6 * 64);
+    let rest = 2 * 4 * 8 + (2 * 2 + 1) * 8;
+    assert_eq!(model.parameters(), 3 * 16 + 5 * 16 + 3 * 5 + 12 * 64 + rest);
+}
+
+#[test]
+fn fingerprints_are_of_the_function_and_stable() {
+    let cola = presets::find("cola-7b").unwrap();
+    let renamed = Model { name: "another".to_owned(), ..cola.clone() };
+    assert_eq!(cola.fingerprint(), renamed.fingerprint());
+    assert_eq!(cola.fingerprint(), read_example("cola-7b.config.json").fingerprint());
+    // Written down once: a plan names its model by this.
+    let stable = "aff20da4c2b09a028f66118b4859fe6614c4355a5730194b7ceca57bfd7f9328";
+    assert_eq!(presets::find("cola-tiny").unwrap().fingerprint(), stable);
+
+    let mut all: Vec<String> =
+        presets::names().iter().map(|name| presets::find(name).unwrap().fingerprint()).collect();
+    let presets = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), presets);
+}

@@ -1,0 +1,81 @@
+//! Damaged programs: every one must be refused.
+//!
+//! Each kind of damage is one a careless edit or a wrong lowering could do. A damage that changes
+//! nothing (two sums in another order, a rotation before or after the sum it is linear in) is never
+//! made: it would not be damage. Nothing is skipped afterwards.
+
+use std::collections::BTreeMap;
+
+use narrows_plan::CheckedProgram;
+use narrows_plan::program::Program;
+use narrows_test_support::damage::{Damage, KINDS};
+use narrows_test_support::plans::{Dice, draw, models};
+
+const PROGRAMS: usize = 120;
+
+fn count() -> usize {
+    std::env::var("NARROWS_CHECK_MUTATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(1800)
+}
+
+#[test]
+fn every_damaged_program_is_refused() {
+    let mut dice = Dice(2);
+    let models = models();
+    let programs: Vec<Program> =
+        (0..PROGRAMS).map(|_| draw(&mut dice, &models).program()).collect();
+    for program in &programs {
+        CheckedProgram::check(program.clone()).unwrap_or_else(|errors| panic!("{errors}"));
+    }
+    let mut refused: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut accepted = vec![];
+    for index in 0..count() {
+        let (name, kind) = KINDS[index % KINDS.len()];
+        let (damaged, what) = damage(&mut dice, &programs, kind);
+        match CheckedProgram::check(damaged) {
+            Err(errors) => {
+                assert!(!errors.0.is_empty() && errors.0.iter().all(|e| !e.problem.is_empty()));
+                *refused.entry(name).or_default() += 1;
+            }
+            Ok(_) => accepted.push(format!("{name}: {what}")),
+        }
+    }
+    println!("refused: {refused:#?}");
+    assert!(accepted.is_empty(), "{} accepted:\n{}", accepted.len(), accepted.join("\n"));
+    assert!(refused.len() == KINDS.len() && refused.values().sum::<u64>() >= 1000);
+}
+
+/// Draws programs until the damage can be done to one.
+fn damage(dice: &mut Dice, programs: &[Program], kind: Damage) -> (Program, String) {
+    for _ in 0..10_000 {
+        let mut program = programs[dice.below(programs.len())].clone();
+        if let Some(what) = kind(dice, &mut program) {
+            return (program, what);
+        }
+    }
+    panic!("no program can be damaged like this");
+}
+
+/// Several damages at once may undo each other, but never crash the check.
+#[test]
+fn a_wreck_is_no_panic() {
+    let mut dice = Dice(3);
+    let models = models();
+    for _ in 0..300 {
+        let mut program = draw(&mut dice, &models).program();
+        for _ in 0..6 {
+            let (_, kind) = KINDS[dice.below(KINDS.len())];
+            // A damage looks up what earlier ones may have removed.
+            let whole = program.stages.iter().all(|stage| {
+                let instrs = stage.forward.iter().chain(&stage.backward).chain(&stage.step);
+                !stage.schedule.is_empty()
+                    && instrs.clone().all(|i| !i.reads.is_empty() || !i.writes.is_empty())
+            });
+            if whole {
+                kind(&mut dice, &mut program);
+            }
+        }
+        if let Err(errors) = CheckedProgram::check(program) {
+            assert!(!errors.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The hardware profiles that come with Narrows, as JSON text.
+//!
+//! `narrows-cost-model` reads and checks them. To add a profile, write `profiles/NAME.json` and add
+//! its name to the list below; a test of the cost model checks every entry.
+
+macro_rules! profiles {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_str!(concat!("../", $name, ".json")))),*]
+    };
+}
+
+/// Name and JSON text of every profile.
+pub const PROFILES: &[(&str, &str)] = profiles![
+    "a100-80gb",
+    "a100-80gb-8",
+    "a100-80gb-8-4nic",
+    "a100-40gb",
+    "h100-sxm",
+    "h200-sxm",
+    "cpu-local",
+];

@@ -1,0 +1,254 @@
+//! One device: its memory, its links to the others of its groups, and its way through a step.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use narrows_plan::program::{Access, Action, BufferId, Constants, Hop, Instr, Phase, StageProgram};
+use narrows_plan::strategy::Context;
+
+use super::arena::{Arena, Operands};
+use super::barrier::Aborted;
+use super::clock::Clock;
+use super::execute;
+use super::kernels::Parallel;
+use super::kernels::rotary::RotaryTable;
+use super::links::Links;
+use narrows_runtime::error::RunError;
+use narrows_runtime::order::slot;
+use narrows_runtime::parts::Part;
+use narrows_runtime::place;
+use narrows_runtime::report::DeviceReport;
+use narrows_runtime::session::{Coordinates, Step, Tokens};
+
+/// One device.
+pub struct Device<'a> {
+    pub at: Coordinates,
+    pub context: Context,
+    pub constants: Constants,
+    pub tied: bool,
+    pub stage: &'a StageProgram,
+    pub arena: &'a mut Arena,
+    pub scratch: &'a mut Vec<f32>,
+    pub rotary: Option<&'a RotaryTable>,
+    /// Whether weight decay applies, by the buffer of the weight.
+    pub decays: &'a HashMap<BufferId, bool>,
+    pub links: &'a Links,
+    /// What the time of each instruction counts as.
+    pub parts: &'a StageParts,
+    pub clock: &'a mut Clock,
+    pub parallel: Parallel,
+    pub step: Step<'a>,
+    pub report: &'a mut DeviceReport,
+    /// The mean loss over the step's tokens, as far as this device has seen it.
+    pub loss: f64,
+}
+
+/// What the time of a stage's instructions counts as: forward, backward and step.
+pub struct StageParts([Vec<Part>; 3]);
+
+impl StageParts {
+    pub fn new(stage: &StageProgram) -> StageParts {
+        let phases = [Phase::Forward, Phase::Backward, Phase::Step];
+        StageParts(phases.map(|phase| stage.phase(phase).iter().map(Part::of).collect()))
+    }
+
+    fn phase(&self, phase: Phase) -> &[Part] {
+        match phase {
+            Phase::Forward => &self.0[0],
+            Phase::Backward => &self.0[1],
+            Phase::Step => &self.0[2],
+        }
+    }
+}
+
+/// Why a device stopped.
+pub enum Stop {
+    /// Another device failed first.
+    Aborted,
+    /// This one did.
+    Failed(Box<RunError>),
+}
+
+impl From<Aborted> for Stop {
+    fn from(_: Aborted) -> Stop {
+        Stop::Aborted
+    }
+}
+
+/// An instruction with the ranges of its operands, ready to run.
+pub struct Ready<'i> {
+    pub instr: &'i Instr,
+    pub phase: Phase,
+    pub microbatch: u64,
+    slot: u64,
+}
+
+impl<'a> Device<'a> {
+    /// Executes the whole step.
+    pub fn run(&mut self) -> Result<(), Stop> {
+        let stage = self.stage;
+        for turn in &stage.schedule {
+            self.load_tokens(turn.microbatch);
+            self.clock.read(Part::Other);
+            self.pass(turn.phase, turn.microbatch, slot(stage, turn.microbatch))?;
+        }
+        self.pass(Phase::Step, 0, 0)
+    }
+
+    fn pass(&mut self, phase: Phase, microbatch: u64, slot: u64) -> Result<(), Stop> {
+        let (stage, parts) = (self.stage, self.parts);
+        for (instr, part) in stage.phase(phase).iter().zip(parts.phase(phase)) {
+            let begun = self.clock.last();
+            self.execute(&Ready { instr, phase, microbatch, slot })?;
+            self.clock.end_instruction(*part, begun);
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, ready: &Ready) -> Result<(), Stop> {
+        let instr = ready.instr;
+        match &instr.action {
+            Action::Gemm(product) => execute::product::run(self, ready, product)?,
+            Action::Attention(attention) => execute::attention::run(self, ready, attention)?,
+            Action::Pass(pass) => execute::pass::run(self, ready, *pass)?,
+            Action::Collective(exchange) => execute::collective::run(self, ready, exchange)?,
+            Action::Send(hop) => self.send(ready, hop)?,
+            Action::Receive(hop) => self.receive(ready, hop)?,
+        }
+        self.report.count_instruction(instr.action.name());
+        Ok(())
+    }
+
+    fn send(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+        let to = u64::from(hop.stage);
+        let Some(way) = self.links.way(&self.at, self.at.stage, to) else {
+            return Err(self.unfit(ready, "names a stage that is no neighbour"));
+        };
+        let ranges = || ready.instr.reads.iter().map(|access| self.range(ready, access));
+        let sent: u64 = ranges().map(|range| 4 * range.len() as u64).sum();
+        self.links.send(way, ranges().map(|range| self.arena.slice(range)))?;
+        self.report.sent.0 += sent;
+        Ok(())
+    }
+
+    fn receive(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+        let from = u64::from(hop.stage);
+        let links = self.links;
+        let Some(way) = links.way(&self.at, from, self.at.stage) else {
+            return Err(self.unfit(ready, "names a stage that is no neighbour"));
+        };
+        let mut fits = true;
+        links.receive(way, |numbers| {
+            self.clock.read(Part::Bubble);
+            let mut rest = numbers;
+            for access in &ready.instr.writes {
+                let range = self.range(ready, access);
+                let Some((mine, others)) = rest.split_at_checked(range.len()) else {
+                    fits = false;
+                    return;
+                };
+                self.report.received.0 += 4 * range.len() as u64;
+                self.arena.slice_mut(range).copy_from_slice(mine);
+                rest = others;
+            }
+            fits &= rest.is_empty();
+        })?;
+        if fits { Ok(()) } else { Err(self.unfit(ready, "receives another number of bytes")) }
+    }
+
+    /// The operands of an instruction.
+    pub fn operands(&mut self, ready: &Ready) -> Result<Operands<'_>, Stop> {
+        self.operands_as(ready, |device, access| device.range(ready, access))
+    }
+
+    /// The same with other ranges than those the instruction names.
+    pub fn operands_as(
+        &mut self,
+        ready: &Ready,
+        range: impl Fn(&Device, &Access) -> Range<usize>,
+    ) -> Result<Operands<'_>, Stop> {
+        let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
+        ready.instr.reads.iter().for_each(|access| reads.push(range(self, access)));
+        ready.instr.writes.iter().for_each(|access| writes.push(range(self, access)));
+        if self.arena.operands(reads.list(), writes.list()).is_none() {
+            return Err(self.unfit(ready, "works on operands that overlap or lie outside"));
+        }
+        // Asked twice, because a borrow that may be returned cannot also be given up.
+        match self.arena.operands(reads.list(), writes.list()) {
+            Some(operands) => Ok(operands),
+            None => Err(Stop::Aborted),
+        }
+    }
+
+    /// The numbers of an operand, from the beginning of the arena. Parameters of which this
+    /// replica updates a part are seen as that part.
+    pub fn range(&self, ready: &Ready, access: &Access) -> Range<usize> {
+        let seen = (access, ready.phase, ready.slot);
+        let bytes = place::of_replica(self.stage, (&self.context, self.at.data), seen);
+        let number = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
+        number(bytes.start)..number(bytes.end)
+    }
+
+    /// The whole buffer of an operand.
+    pub fn whole(&self, ready: &Ready, access: &Access) -> Range<usize> {
+        let extent = self.stage.buffer(access.buffer).extent;
+        self.range(ready, &Access { extent, ..*access })
+    }
+
+    /// An instruction that this backend cannot execute.
+    pub fn unfit(&self, ready: &Ready, why: &'static str) -> Stop {
+        Stop::Failed(Box::new(RunError::Unfit {
+            stage: self.at.stage as usize,
+            phase: ready.phase,
+            microbatch: ready.microbatch,
+            origin: ready.instr.origin.clone(),
+            why,
+        }))
+    }
+
+    /// Which tokens of each microbatch `rows` rows of this device are.
+    pub fn tokens(&self, rows: u64) -> Tokens {
+        Tokens::of(&self.context, &self.at, rows)
+    }
+
+    /// Token ids and targets of this device's rows of a microbatch.
+    fn load_tokens(&mut self, microbatch: u64) {
+        for buffer in &self.stage.buffers {
+            let Some(ids) = self.step.ids_of(buffer) else { continue };
+            let tokens = self.tokens(buffer.extent.rows);
+            let begin = (buffer.offset / 4) as usize;
+            let target = self.arena.slice_mut(begin..begin + buffer.extent.rows as usize);
+            let rows = bytemuck::cast_slice_mut(target).chunks_exact_mut(tokens.positions);
+            for (row, mine) in rows.zip(tokens.rows(&self.context, &self.at, microbatch)) {
+                row.copy_from_slice(&ids[mine]);
+            }
+        }
+    }
+}
+
+/// A few ranges, without an allocation.
+struct Ranges {
+    held: [Range<usize>; super::arena::OPERANDS_MAX],
+    count: usize,
+}
+
+impl Default for Ranges {
+    fn default() -> Ranges {
+        Ranges { held: std::array::from_fn(|_| 0..0), count: 0 }
+    }
+}
+
+impl Ranges {
+    /// One too many makes the arena refuse them all.
+    fn push(&mut self, range: Range<usize>) {
+        match self.held.get_mut(self.count) {
+            Some(held) => *held = range,
+            None => self.held[0] = usize::MAX..usize::MAX,
+        }
+        self.count = (self.count + 1).min(self.held.len());
+    }
+
+    fn list(&self) -> &[Range<usize>] {
+        &self.held[..self.count]
+    }
+}

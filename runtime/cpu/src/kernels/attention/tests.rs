@@ -1,0 +1,152 @@
+use super::*;
+use crate::kernels::testing::{assert_close, assert_same, random, widen};
+
+/// Everything by definition in f64, with s×s matrices: out, lse, dq, dk, dv.
+fn naive(shape: Shape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
+    let Shape { sequences, length, heads, kv_heads, head_dim } = shape;
+    let scale = 1.0 / (head_dim as f64).sqrt();
+    let mut made = [q, q, q, k, v].map(|of| vec![0.0; of.len()]);
+    made[1] = vec![0.0; shape.tokens() * heads];
+    let [out, lse, dq, dk, dv] = &mut made;
+    for (sequence, head) in (0..sequences).flat_map(|s| (0..heads).map(move |h| (s, h))) {
+        let key_head = head / (heads / kv_heads);
+        let at_q = |t: usize| ((sequence * length + t) * heads + head) * head_dim;
+        let at_k = |t: usize| ((sequence * length + t) * kv_heads + key_head) * head_dim;
+        let dot = |a: &[f64], i: usize, b: &[f64], j: usize| -> f64 {
+            (0..head_dim).map(|f| a[i + f] * b[j + f]).sum()
+        };
+        for i in 0..length {
+            let scores: Vec<f64> = (0..=i).map(|j| scale * dot(q, at_q(i), k, at_k(j))).collect();
+            let total: f64 = scores.iter().map(|s| s.exp()).sum();
+            lse[(sequence * length + i) * heads + head] = total.ln();
+            let p: Vec<f64> = scores.iter().map(|s| s.exp() / total).collect();
+            let dp: Vec<f64> = (0..=i).map(|j| dot(dout, at_q(i), v, at_k(j))).collect();
+            let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for (j, f) in (0..=i).flat_map(|j| (0..head_dim).map(move |f| (j, f))) {
+                let ds = scale * p[j] * (dp[j] - mean);
+                out[at_q(i) + f] += p[j] * v[at_k(j) + f];
+                dv[at_k(j) + f] += p[j] * dout[at_q(i) + f];
+                dq[at_q(i) + f] += ds * k[at_k(j) + f];
+                dk[at_k(j) + f] += ds * q[at_q(i) + f];
+            }
+        }
+    }
+    made
+}
+
+struct Made {
+    out: Vec<f32>,
+    lse: Vec<f32>,
+    gradients: Vec<f32>,
+}
+
+/// q, k and v side by side in one matrix, and their gradients in another.
+fn run(shape: Shape, both: &[f32], dout: &[f32], parallel: Parallel) -> Made {
+    let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
+    let keys = shape.kv_heads * shape.head_dim;
+    let width = hidden + 2 * keys;
+    let view = View::new(both, tokens, width);
+    let q = view.column_range(0, hidden);
+    let (k, v) = (view.column_range(hidden, keys), view.column_range(hidden + keys, keys));
+    let (mut out, mut lse) =
+        (vec![f32::NAN; tokens * hidden], vec![f32::NAN; tokens * shape.heads]);
+    let mut scratch = vec![f32::NAN; shape.scratch(parallel)];
+    let views =
+        (ViewMut::new(&mut out, tokens, hidden), ViewMut::new(&mut lse, tokens, shape.heads));
+    forward(shape, (q, k, v), views, &mut scratch, parallel);
+    let mut gradients = vec![f32::NAN; both.len()];
+    let (dq, rest) = ViewMut::new(&mut gradients, tokens, width).split_columns(hidden);
+    let (dk, dv) = rest.split_columns(keys);
+    let lse_view = View::new(&lse, tokens, shape.heads);
+    let (out_view, dout) = (View::new(&out, tokens, hidden), View::new(dout, tokens, hidden));
+    let saved = Saved { q, k, v, out: out_view, lse: lse_view, dout };
+    backward(shape, saved, Gradients { dq, dk, dv }, &mut scratch, parallel);
+    Made { out, lse, gradients }
+}
+
+fn check(shape: Shape, threads: usize) {
+    let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
+    let keys = shape.kv_heads * shape.head_dim;
+    let width = hidden + 2 * keys;
+    let both: Vec<f32> = random(1, tokens * width).iter().map(|x| 3.0 * x).collect();
+    let dout = random(2, tokens * hidden);
+    let made = run(shape, &both, &dout, Parallel::new(threads));
+    let columns = |of: &[f32], first: usize, count: usize| -> Vec<f32> {
+        of.chunks(width).flat_map(|row| row[first..first + count].to_vec()).collect()
+    };
+    let parts = [(0, hidden), (hidden, keys), (hidden + keys, keys)];
+    let [q, k, v] = parts.map(|(first, count)| widen(&columns(&both, first, count)));
+    let wanted = naive(shape, [&q, &k, &v, &widen(&dout)]);
+    assert_close(&made.out, &wanted[0], 3e-6);
+    assert_close(&made.lse, &wanted[1], 3e-6);
+    for ((first, count), wanted) in parts.into_iter().zip(&wanted[2..]) {
+        assert_close(&columns(&made.gradients, first, count), wanted, 1e-5);
+    }
+}
+
+#[test]
+fn lengths_around_the_tiles() {
+    for length in [1, 2, 63, 64, 65, 130, 255, 256, 257, 321] {
+        check(Shape { sequences: 1, length, heads: 2, kv_heads: 2, head_dim: 6 }, 1);
+    }
+}
+
+#[test]
+fn keys_shared_by_queries() {
+    for (heads, kv_heads) in [(4, 1), (4, 2), (6, 2)] {
+        check(Shape { sequences: 3, length: 70, heads, kv_heads, head_dim: 16 }, 1);
+    }
+}
+
+#[test]
+fn divided_by_sequences_and_by_heads() {
+    for (sequences, heads, kv_heads, threads) in
+        [(4, 2, 1, 2), (1, 4, 2, 2), (3, 4, 4, 2), (1, 3, 3, 8)]
+    {
+        check(Shape { sequences, length: 100, heads, kv_heads, head_dim: 8 }, threads);
+    }
+}
+
+/// Scores of several hundred, of both signs, in rows of several tiles.
+#[test]
+fn large_scores() {
+    let shape = Shape { sequences: 1, length: 600, heads: 1, kv_heads: 1, head_dim: 4 };
+    let both: Vec<f32> = random(5, 600 * 12).iter().map(|x| 40.0 * x).collect();
+    let made = run(shape, &both, &random(6, 600 * 4), Parallel::SERIAL);
+    let columns = |first: usize| -> Vec<f64> {
+        both.chunks(12).flat_map(|row| widen(&row[first..first + 4])).collect()
+    };
+    let (q, k, v) = (columns(0), columns(4), columns(8));
+    let dot = |i: usize, j: usize| -> f64 { (0..4).map(|f| q[4 * i + f] * k[4 * j + f]).sum() };
+    for i in [0, 300, 599] {
+        let scores: Vec<f64> = (0..=i).map(|j| 0.5 * dot(i, j)).collect();
+        let top = scores.iter().fold(f64::NEG_INFINITY, |top, s| top.max(*s));
+        let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+        let out: Vec<f64> = (0..4)
+            .map(|f| (0..=i).map(|j| (scores[j] - top).exp() / total * v[4 * j + f]).sum())
+            .collect();
+        assert_close(&made.out[4 * i..4 * i + 4], &out, 1e-4);
+        assert_close(&made.lse[i..=i], &[top + total.ln()], 1e-6);
+    }
+    assert!(made.gradients.iter().all(|x| x.is_finite()));
+}
+
+/// A head on a device of its own gives what it gives among others.
+#[test]
+fn sharded_heads_are_heads_of_the_whole() {
+    let whole = Shape { sequences: 2, length: 65, heads: 2, kv_heads: 2, head_dim: 8 };
+    let (both, dout) = (random(1, 130 * 48), random(2, 130 * 16));
+    let all = run(whole, &both, &dout, Parallel::SERIAL);
+    for head in 0..2 {
+        let shard: Vec<f32> = both
+            .chunks(48)
+            .flat_map(|row| [0, 16, 32].map(|part| row[part + 8 * head..][..8].to_vec()).concat())
+            .collect();
+        let of_head = |of: &[f32]| -> Vec<f32> {
+            of.chunks(16).flat_map(|row| row[8 * head..][..8].to_vec()).collect()
+        };
+        let one = Shape { heads: 1, kv_heads: 1, ..whole };
+        let made = run(one, &shard, &of_head(&dout), Parallel::SERIAL);
+        assert_same(&made.out, &of_head(&all.out), 1e-6);
+    }
+}

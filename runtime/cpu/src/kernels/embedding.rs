@@ -1,0 +1,124 @@
+//! The embedding: `Gather` and `ScatterAdd`.
+//!
+//! The table is `[vocabulary, width]`, or a shard of it: the rows from `first` (other tokens are
+//! another device's), or some columns. A token outside the whole vocabulary is the caller's error.
+
+use super::parallel::{Columns, Same};
+use super::simd::{Body, Simd};
+use super::{Parallel, View, ViewMut};
+
+/// `Gather`: the row of each token; zeros for tokens outside the shard.
+pub fn gather(tokens: &[u32], table: View<'_>, first: usize, out: ViewMut<'_>, parallel: Parallel) {
+    assert!(out.rows() == tokens.len() && out.columns() == table.columns());
+    parallel.rows::<GatherRows, _>(tokens.len(), (tokens, out, Same(table), Same(first)));
+}
+
+type Gather<'a> = (&'a [u32], ViewMut<'a>, Same<View<'a>>, Same<usize>);
+
+struct GatherRows;
+
+impl Body<Gather<'_>> for GatherRows {
+    #[inline(always)]
+    fn run<S: Simd>((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
+        for (row, token) in tokens.iter().enumerate() {
+            let out = out.row_mut(row);
+            match local(*token, first, table.rows()) {
+                Some(at) => out.copy_from_slice(table.row(at)),
+                None => out.fill(0.0),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn local(token: u32, first: usize, rows: usize) -> Option<usize> {
+    (token as usize).checked_sub(first).filter(|at| *at < rows)
+}
+
+/// `ScatterAdd`: adds each token's gradient to its row of the table's gradient, in the order of the
+/// tokens, whatever the threads: they divide the columns.
+pub fn scatter_add(
+    tokens: &[u32],
+    dy: View<'_>,
+    first: usize,
+    dtable: ViewMut<'_>,
+    parallel: Parallel,
+) {
+    assert!(dy.rows() == tokens.len() && dy.columns() == dtable.columns());
+    let work = (Columns(dy), Columns(dtable), Same(tokens), Same(first));
+    parallel.rows::<ScatterColumns, _>(dy.columns(), work);
+}
+
+type Scatter<'a> = (Columns<View<'a>>, Columns<ViewMut<'a>>, Same<&'a [u32]>, Same<usize>);
+
+struct ScatterColumns;
+
+impl Body<Scatter<'_>> for ScatterColumns {
+    #[inline(always)]
+    fn run<S: Simd>((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
+        for (row, token) in tokens.iter().enumerate() {
+            if let Some(at) = local(*token, first, dtable.rows()) {
+                for (sum, dy) in dtable.row_mut(at).iter_mut().zip(dy.row(row)) {
+                    *sum += dy;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::random;
+
+    const VOCABULARY: usize = 40;
+    const WIDTH: usize = 130;
+
+    fn tokens() -> Vec<u32> {
+        random(7, 200).iter().map(|x| ((x + 1.0) * 20.0) as u32).collect()
+    }
+
+    /// Shards of the vocabulary sum to the whole, shards of the features lie side by side.
+    #[test]
+    fn gathers() {
+        let (tokens, table) = (tokens(), random(1, VOCABULARY * WIDTH));
+        let table = View::new(&table, VOCABULARY, WIDTH);
+        let wanted: Vec<f32> =
+            tokens.iter().flat_map(|token| table.row(*token as usize).to_vec()).collect();
+        let rows = tokens.len();
+        for threads in [1, 2] {
+            let parallel = Parallel::new(threads);
+            let mut sum = vec![0.0; rows * WIDTH];
+            for device in 0..4 {
+                let mut part = vec![f32::NAN; rows * WIDTH];
+                let shard = table.row_range(device * 10, 10);
+                gather(&tokens, shard, device * 10, ViewMut::new(&mut part, rows, WIDTH), parallel);
+                sum.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+            }
+            assert_eq!(sum, wanted);
+            let out = ViewMut::new(&mut sum, rows, WIDTH).column_range(65, 65);
+            gather(&tokens, table.column_range(65, 65), 0, out, parallel);
+            assert_eq!(sum, wanted);
+        }
+    }
+
+    /// Bitwise equal whatever the threads, and to one sum for each row.
+    #[test]
+    fn scatters() {
+        let (tokens, dy) = (tokens(), random(2, 200 * WIDTH));
+        let dy = View::new(&dy, 200, WIDTH);
+        let mut wanted = vec![0.5; VOCABULARY * WIDTH];
+        for (row, token) in tokens.iter().enumerate() {
+            let sums = &mut wanted[*token as usize * WIDTH..][..WIDTH];
+            sums.iter_mut().zip(dy.row(row)).for_each(|(sum, dy)| *sum += dy);
+        }
+        for threads in [1, 2, 3] {
+            let mut made = vec![0.5; VOCABULARY * WIDTH];
+            for (device, shard) in made.chunks_exact_mut(10 * WIDTH).enumerate() {
+                let shard = ViewMut::new(shard, 10, WIDTH);
+                scatter_add(&tokens, dy, device * 10, shard, Parallel::new(threads));
+            }
+            assert_eq!(made, wanted);
+        }
+    }
+}

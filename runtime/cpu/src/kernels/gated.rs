@@ -1,0 +1,150 @@
+//! The product of gate and up: `gate⊙up` (CoLA), or `SiLU(gate)⊙up` (SwiGLU).
+//!
+//! All operands are `[tokens, width]`; gate and up may be columns of one matrix.
+
+use std::marker::PhantomData;
+
+use narrows_plan::model::GatedProduct;
+
+use super::latent::{Identity, Phi, Silu};
+use super::simd::{Body, Simd};
+use super::{Parallel, View, ViewMut};
+
+/// `GatedProduct`: y = φ(gate)⊙up.
+pub fn forward(
+    gate: View<'_>,
+    up: View<'_>,
+    product: GatedProduct,
+    y: ViewMut<'_>,
+    parallel: Parallel,
+) {
+    let rows = y.rows();
+    assert!(gate.rows() == rows && up.rows() == rows);
+    assert!(gate.columns() == y.columns() && up.columns() == y.columns());
+    let work = (gate, up, y);
+    match product {
+        GatedProduct::Plain => parallel.rows::<ForwardRows<Identity>, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<ForwardRows<Silu>, _>(rows, work),
+    };
+}
+
+struct ForwardRows<P>(PhantomData<P>);
+
+impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for ForwardRows<P> {
+    #[inline(always)]
+    fn run<S: Simd>((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
+        for row in 0..gate.rows() {
+            let read = gate.row(row).iter().zip(up.row(row));
+            for (y, (gate, up)) in y.row_mut(row).iter_mut().zip(read) {
+                *y = P::value::<S>(*gate) * up;
+            }
+        }
+    }
+}
+
+/// What [`backward`] reads, each `[tokens, width]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved<'a> {
+    /// Gradient of the product.
+    pub dy: View<'a>,
+    /// The gate.
+    pub gate: View<'a>,
+    /// What it gates.
+    pub up: View<'a>,
+}
+
+/// `GatedProductBackward`: dgate = dy⊙up⊙φ'(gate), dup = dy⊙φ(gate).
+pub fn backward(
+    saved: Saved<'_>,
+    product: GatedProduct,
+    dgate: ViewMut<'_>,
+    dup: ViewMut<'_>,
+    parallel: Parallel,
+) {
+    let Saved { dy, gate, up } = saved;
+    let (rows, columns) = (dy.rows(), dy.columns());
+    assert!([gate.rows(), up.rows(), dgate.rows(), dup.rows()].iter().all(|r| *r == rows));
+    let widths = [gate.columns(), up.columns(), dgate.columns(), dup.columns()];
+    assert!(widths.iter().all(|width| *width == columns));
+    let work = (dy, gate, up, dgate, dup);
+    match product {
+        GatedProduct::Plain => parallel.rows::<PlainBack, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<SwigluBack, _>(rows, work),
+    };
+}
+
+type Rows<'a> = (View<'a>, View<'a>, View<'a>, ViewMut<'a>, ViewMut<'a>);
+
+struct PlainBack;
+
+impl Body<Rows<'_>> for PlainBack {
+    #[inline(always)]
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+        for row in 0..dy.rows() {
+            let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
+            let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
+            for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
+                *dgate = dy * up;
+                *dup = dy * gate;
+            }
+        }
+    }
+}
+
+struct SwigluBack;
+
+impl Body<Rows<'_>> for SwigluBack {
+    #[inline(always)]
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+        for row in 0..dy.rows() {
+            let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
+            let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
+            for ((dgate, dup), ((dy, gate), up)) in written.zip(read) {
+                let sigmoid = super::simd::sigmoid::<S>(*gate);
+                *dgate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid));
+                *dup = dy * gate * sigmoid;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{assert_close, gradient, random, weigh, widen};
+
+    #[test]
+    fn products_and_their_derivatives() {
+        let (rows, width) = (5, 43);
+        let (both, dy) = (random(1, rows * 2 * width), random(2, rows * width));
+        let both: Vec<f32> = both.iter().map(|x| 4.0 * x).collect();
+        let view = View::new(&both, rows, 2 * width);
+        let (gate, up) = (view.column_range(0, width), view.column_range(width, width));
+        for product in [GatedProduct::Plain, GatedProduct::SwiGlu] {
+            let naive = |both: &[f64]| -> Vec<f64> {
+                let one = |i: usize| {
+                    let (row, column) = (i / width, i % width);
+                    let gate = both[row * 2 * width + column];
+                    let up = both[row * 2 * width + width + column];
+                    match product {
+                        GatedProduct::Plain => gate * up,
+                        GatedProduct::SwiGlu => gate / (1.0 + (-gate).exp()) * up,
+                    }
+                };
+                (0..rows * width).map(one).collect()
+            };
+            for threads in [1, 2] {
+                let parallel = Parallel::new(threads);
+                let mut y = vec![0.0; rows * width];
+                forward(gate, up, product, ViewMut::new(&mut y, rows, width), parallel);
+                assert_close(&y, &naive(&widen(&both)), 1e-6);
+                let mut made = vec![0.0; both.len()];
+                let (dgate, dup) = ViewMut::new(&mut made, rows, 2 * width).split_columns(width);
+                let saved = Saved { dy: View::new(&dy, rows, width), gate, up };
+                backward(saved, product, dgate, dup, parallel);
+                let wanted = gradient(&widen(&both), |both| weigh(&naive(both), &dy));
+                assert_close(&made, &wanted, 1e-6);
+            }
+        }
+    }
+}

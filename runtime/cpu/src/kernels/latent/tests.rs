@@ -1,0 +1,172 @@
+use super::*;
+use crate::kernels::norm;
+use crate::kernels::product;
+use crate::kernels::testing::{assert_close, assert_same, gradient, random, weigh, widen};
+
+const SERIAL: Parallel = Parallel::SERIAL;
+
+fn phi(activation: Activation, u: f64) -> f64 {
+    match activation {
+        Activation::Identity => u,
+        Activation::Silu => u / (1.0 + (-u).exp()),
+    }
+}
+
+#[test]
+fn plain_latent_and_its_derivative() {
+    let (rows, width) = (6, 45);
+    let (h, dz) = (random(1, rows * width), random(2, rows * width));
+    let h: Vec<f32> = h.iter().map(|h| 8.0 * h).collect();
+    for activation in [Activation::Identity, Activation::Silu] {
+        let (mut z, mut dh) = (vec![0.0; h.len()], vec![0.0; h.len()]);
+        let h_view = View::new(&h, rows, width);
+        forward(h_view, activation, ViewMut::new(&mut z, rows, width), SERIAL);
+        let naive = |h: &[f64]| h.iter().map(|h| phi(activation, *h)).collect::<Vec<_>>();
+        assert_close(&z, &naive(&widen(&h)), 1e-6);
+        let dz_view = View::new(&dz, rows, width);
+        backward(dz_view, h_view, activation, ViewMut::new(&mut dh, rows, width), SERIAL);
+        let wanted = gradient(&widen(&h), |h| weigh(&naive(h), &dz));
+        assert_close(&dh, &wanted, 1e-6);
+    }
+}
+
+/// Two latents side by side in one h, owed one division.
+#[test]
+fn recovered_latents_and_their_derivatives() {
+    let (rows, widths) = (4, [33, 12]);
+    let whole = widths[0] + widths[1];
+    let rms = Rms { width: 20, epsilon: 1e-5 };
+    let h = random(1, rows * whole);
+    let s: Vec<f32> = random(2, rows).iter().map(|s| 5.0 + 4.0 * s).collect();
+    let dz = [random(3, rows * widths[0]), random(4, rows * widths[1])];
+    for activation in [Activation::Identity, Activation::Silu] {
+        let naive = |h: &[f64], s: &[f64]| -> [Vec<f64>; 2] {
+            let rho = |row: usize| (s[row] / 20.0 + f64::from(rms.epsilon)).powf(-0.5);
+            let at =
+                |row: usize, column: usize| phi(activation, rho(row) * h[row * whole + column]);
+            let latent = |first: usize, width: usize| {
+                (0..rows * width).map(|i| at(i / width, first + i % width)).collect()
+            };
+            [latent(0, widths[0]), latent(widths[0], widths[1])]
+        };
+        let wanted = naive(&widen(&h), &widen(&s));
+        let loss = |h: &[f64], s: &[f64]| {
+            let z = naive(h, s);
+            weigh(&z[0], &dz[0]) + weigh(&z[1], &dz[1])
+        };
+        let dh_wanted = gradient(&widen(&h), |h| loss(h, &widen(&s)));
+        let ds_wanted = gradient(&widen(&s), |s| loss(&widen(&h), s));
+
+        let (mut dh, mut ds) = (vec![f32::NAN; h.len()], vec![f32::NAN; rows]);
+        let mut first = 0;
+        for (at, width) in widths.into_iter().enumerate() {
+            let h = View::new(&h, rows, whole).column_range(first, width);
+            let mut z = vec![0.0; rows * width];
+            recover(h, &s, rms, activation, ViewMut::new(&mut z, rows, width), SERIAL);
+            assert_close(&z, &wanted[at], 1e-6);
+            let mut in_place: Vec<f32> = (0..rows).flat_map(|row| h.row(row).to_vec()).collect();
+            let view = ViewMut::new(&mut in_place, rows, width);
+            recover_in_place(view, &s, rms, activation, SERIAL);
+            assert_eq!(in_place, z);
+            let saved = match activation {
+                Activation::Identity => View::new(&z, rows, width),
+                Activation::Silu => h,
+            };
+            let dz = View::new(&dz[at], rows, width);
+            let owed = Owed { dz, saved, s: &s, rms, phi: activation };
+            let write = if at == 0 { Write::Replace } else { Write::Add };
+            let dh = ViewMut::new(&mut dh, rows, whole).column_range(first, width);
+            recover_backward(owed, dh, &mut ds, write, SERIAL);
+            first += width;
+        }
+        assert_close(&dh, &dh_wanted, 1e-6);
+        assert_close(&ds, &ds_wanted, 3e-6);
+    }
+}
+
+/// The online chain over two devices gives what norm, product and φ give on one: forward, and
+/// backward to x, γ and A.
+#[test]
+fn the_online_chain_is_the_norm() {
+    const ROWS: usize = 7;
+    const D: usize = 48;
+    const R: usize = 20;
+    let half = D / 2;
+    let (x, scale, a) = (random(1, ROWS * D), random(2, D), random(3, D * R));
+    let dz = random(4, ROWS * R);
+    let rms = Rms { width: D, epsilon: 1e-5 };
+    let dz = View::new(&dz, ROWS, R);
+    let x = View::new(&x, ROWS, D);
+    let weight = View::new(&a, D, R);
+    for phi in [Activation::Identity, Activation::Silu] {
+        // One device.
+        let (mut y, mut s) = (vec![0.0; ROWS * D], vec![0.0; ROWS]);
+        let (mut h, mut z) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R]);
+        norm::forward(x, &scale, rms, ViewMut::new(&mut y, ROWS, D), &mut s, SERIAL);
+        let y = View::new(&y, ROWS, D);
+        product::forward(y, weight, ViewMut::new(&mut h, ROWS, R), 1, Write::Replace, SERIAL);
+        forward(View::new(&h, ROWS, R), phi, ViewMut::new(&mut z, ROWS, R), SERIAL);
+        let (mut dh, mut dy, mut dx) =
+            (vec![0.0; ROWS * R], vec![0.0; ROWS * D], vec![0.0; ROWS * D]);
+        let (mut da, mut dscale) = (vec![0.0; D * R], vec![0.0; D]);
+        backward(dz, View::new(&h, ROWS, R), phi, ViewMut::new(&mut dh, ROWS, R), SERIAL);
+        let dh = View::new(&dh, ROWS, R);
+        product::weight_gradient(y, dh, ViewMut::new(&mut da, D, R), 1, Write::Add, SERIAL);
+        let view = ViewMut::new(&mut dy, ROWS, D);
+        product::input_gradient(dh, weight, view, 1, Write::Replace, SERIAL);
+        let saved = norm::Saved { dy: View::new(&dy, ROWS, D), x, scale: &scale };
+        let made = norm::Gradients {
+            dx: ViewMut::new(&mut dx, ROWS, D),
+            write: Write::Replace,
+            dscale: &mut dscale,
+            scratch: &mut [],
+        };
+        norm::backward(saved, &s, rms, made, SERIAL);
+
+        // Two devices, each with half of the features; h and s are summed in order.
+        let (mut y2, mut h2, mut s2) = (vec![0.0; ROWS * D], vec![0.0; ROWS * R], vec![0.0; ROWS]);
+        for at in 0..2 {
+            let mut s_part = vec![0.0; ROWS];
+            let (shard, scale) = (x.column_range(at * half, half), &scale[at * half..][..half]);
+            let y = ViewMut::new(&mut y2, ROWS, D).column_range(at * half, half);
+            norm::online(shard, scale, y, &mut s_part, SERIAL);
+            s2.iter_mut().zip(&s_part).for_each(|(s, part)| *s += part);
+            let y = View::new(&y2, ROWS, D).column_range(at * half, half);
+            let weight = weight.row_range(at * half, half);
+            product::forward(y, weight, ViewMut::new(&mut h2, ROWS, R), 1, Write::Add, SERIAL);
+        }
+        let h2 = View::new(&h2, ROWS, R);
+        let (mut z2, mut du, mut ds) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R], vec![0.0; ROWS]);
+        recover(h2, &s2, rms, phi, ViewMut::new(&mut z2, ROWS, R), SERIAL);
+        assert_same(&z2, &z, 2e-6);
+        let saved = if phi == Activation::Silu { h2 } else { View::new(&z2, ROWS, R) };
+        let owed = Owed { dz, saved, s: &s2, rms, phi };
+        recover_backward(owed, ViewMut::new(&mut du, ROWS, R), &mut ds, Write::Replace, SERIAL);
+        let du = View::new(&du, ROWS, R);
+        let (mut dx2, mut da2, mut dscale2) = (vec![0.0; ROWS * D], vec![0.0; D * R], vec![0.0; D]);
+        for at in 0..2 {
+            let mut g = vec![0.0; ROWS * half];
+            let weight = weight.row_range(at * half, half);
+            let view = ViewMut::new(&mut g, ROWS, half);
+            product::input_gradient(du, weight, view, 1, Write::Replace, SERIAL);
+            let y = View::new(&y2, ROWS, D).column_range(at * half, half);
+            let da = ViewMut::new(&mut da2, D, R).row_range(at * half, half);
+            product::weight_gradient(y, du, da, 1, Write::Add, SERIAL);
+            let saved = norm::Saved {
+                dy: View::new(&g, ROWS, half),
+                x: x.column_range(at * half, half),
+                scale: &scale[at * half..][..half],
+            };
+            let made = norm::Gradients {
+                dx: ViewMut::new(&mut dx2, ROWS, D).column_range(at * half, half),
+                write: Write::Replace,
+                dscale: &mut dscale2[at * half..][..half],
+                scratch: &mut [],
+            };
+            norm::online_backward(saved, &ds, made, SERIAL);
+        }
+        assert_same(&dx2, &dx, 3e-6);
+        assert_same(&da2, &da, 3e-6);
+        assert_same(&dscale2, &dscale, 3e-6);
+    }
+}

@@ -1,0 +1,144 @@
+//! Rotary position embedding on half-rotated pairs, in place.
+//!
+//! Of a head of width w, features i and i + w/2 turn by the angle p·θ^(−2i/w) at position p:
+//! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Backward turns the gradients back.
+
+use super::parallel::{First, Same};
+use super::simd::{Body, Simd};
+use super::{Parallel, ViewMut};
+
+/// Cosines and sines of all positions, computed in f64 once a session.
+#[derive(Clone, Debug)]
+pub struct RotaryTable {
+    /// For every position, w/2 cosines and then w/2 sines.
+    angles: Vec<f32>,
+    head_dim: usize,
+}
+
+impl RotaryTable {
+    /// For positions 0 to `positions` − 1.
+    pub fn new(positions: usize, head_dim: usize, theta: f64) -> Self {
+        assert!(
+            head_dim.is_multiple_of(2),
+            "features turn in pairs: a head of {head_dim} has none for one"
+        );
+        let half = head_dim / 2;
+        let mut angles = Vec::with_capacity(positions * head_dim);
+        for position in 0..positions {
+            let turn = |i: usize| position as f64 * theta.powf(-2.0 * i as f64 / head_dim as f64);
+            angles.extend((0..half).map(|i| turn(i).cos() as f32));
+            angles.extend((0..half).map(|i| turn(i).sin() as f32));
+        }
+        RotaryTable { angles, head_dim }
+    }
+
+    #[inline(always)]
+    fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        self.angles[position * self.head_dim..][..self.head_dim].split_at(self.head_dim / 2)
+    }
+}
+
+/// Which position a row has: rows are `[sequences, positions]` of the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// The position of the shard's first token in its sequence.
+    pub first: usize,
+    /// Positions of each sequence that this device holds.
+    pub count: usize,
+}
+
+/// `Rope`: turns all heads of `x`, `[tokens, heads·w]`.
+pub fn forward(x: ViewMut<'_>, table: &RotaryTable, positions: Positions, parallel: Parallel) {
+    run(x, table, positions, 1.0, parallel);
+}
+
+/// `RopeBackward`: turns gradients back.
+pub fn backward(dx: ViewMut<'_>, table: &RotaryTable, positions: Positions, parallel: Parallel) {
+    run(dx, table, positions, -1.0, parallel);
+}
+
+fn run(x: ViewMut<'_>, table: &RotaryTable, positions: Positions, sign: f32, parallel: Parallel) {
+    assert_eq!(x.columns() % table.head_dim, 0, "whole heads of {}", table.head_dim);
+    let work = (First(0), x, Same(table), Same(positions), Same(sign));
+    parallel.rows::<TurnRows, _>(work.1.rows(), work);
+}
+
+type Rows<'a> = (First, ViewMut<'a>, Same<&'a RotaryTable>, Same<Positions>, Same<f32>);
+
+struct TurnRows;
+
+impl Body<Rows<'_>> for TurnRows {
+    #[inline(always)]
+    fn run<S: Simd>((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
+        for row in 0..x.rows() {
+            let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
+            for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
+                let (a, b) = head.split_at_mut(table.head_dim / 2);
+                for ((a, b), (cos, sin)) in a.iter_mut().zip(b).zip(cos.iter().zip(sin)) {
+                    let sin = sign * sin;
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{assert_close, assert_same, random};
+
+    const THETA: f64 = 10_000.0;
+
+    #[test]
+    fn pairs_turn_by_their_angle() {
+        let (sequences, length, heads, width, stride) = (2, 7, 3, 10, 41);
+        let rows = sequences * length;
+        let x = random(1, rows * stride);
+        let mut wanted: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        for row in 0..rows {
+            for head in 0..heads {
+                for i in 0..width / 2 {
+                    let first = row * stride + head * width + i;
+                    let second = first + width / 2;
+                    let angle = (row % length) as f64 * THETA.powf(-2.0 * i as f64 / width as f64);
+                    let (a, b) = (wanted[first], wanted[second]);
+                    wanted[first] = a * angle.cos() - b * angle.sin();
+                    wanted[second] = b * angle.cos() + a * angle.sin();
+                }
+            }
+        }
+        let table = RotaryTable::new(length, width, THETA);
+        let positions = Positions { first: 0, count: length };
+        let mut made = x.clone();
+        let view = ViewMut::strided(&mut made, rows, heads * width, stride);
+        forward(view, &table, positions, Parallel::SERIAL);
+        assert_close(&made, &wanted, 1e-6);
+        // A rotation's derivative is its transpose, and that is its inverse.
+        let view = ViewMut::strided(&mut made, rows, heads * width, stride);
+        backward(view, &table, positions, Parallel::SERIAL);
+        assert_same(&made, &x, 1e-6);
+    }
+
+    /// The second of two devices that cut positions, and any number of threads, turn alike.
+    #[test]
+    fn shards_of_positions() {
+        let (sequences, length, columns) = (16, 32, 64);
+        let x = random(1, sequences * length * columns);
+        let table = RotaryTable::new(length, 64, THETA);
+        let mut whole = x.clone();
+        let view = ViewMut::new(&mut whole, sequences * length, columns);
+        forward(view, &table, Positions { first: 0, count: length }, Parallel::SERIAL);
+        let half = length / 2;
+        let second = |x: &[f32]| -> Vec<f32> {
+            let sequences = x.chunks_exact(length * columns);
+            sequences.flat_map(|x| x[half * columns..].to_vec()).collect()
+        };
+        for threads in [1, 2, 3] {
+            let mut shard = second(&x);
+            let view = ViewMut::new(&mut shard, sequences * half, columns);
+            forward(view, &table, Positions { first: half, count: half }, Parallel::new(threads));
+            assert_eq!(shard, second(&whole));
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The tensor gate of a crossing between latents: g = Uᵀ·H·V for each token.
+//!
+//! H is the token's latent h, of a·b features, as an a×b matrix, row by row; g is an m×n matrix in
+//! the same way; U is `[a, m]`, V is `[b, n]`. Backward, with T = H·V made anew and dT = U·dg:
+//! dh = dT·Vᵀ, dU += T·dgᵀ, dV += Hᵀ·dT.
+//!
+//! Tokens are taken a few at a time: with their a×b matrices one below the other, H·V, dT·Vᵀ and
+//! Hᵀ·dT are one product each. What has U is a loop over rows of n numbers.
+
+use super::matrix::multiply;
+use super::parallel::{Lent, Same, Sums, add_sums};
+use super::simd::{Body, Simd, dot, vectorized};
+use super::{Parallel, View, ViewMut, Write};
+
+/// Tokens at a time.
+const TOKENS: usize = 16;
+
+/// The two matrices and their sizes.
+#[derive(Clone, Copy, Debug)]
+pub struct Gate<'a> {
+    /// U, `[a, m]`.
+    pub u: View<'a>,
+    /// V, `[b, n]`.
+    pub v: View<'a>,
+}
+
+impl Gate<'_> {
+    /// a·b, the features of h.
+    pub fn input(&self) -> usize {
+        self.u.rows() * self.v.rows()
+    }
+
+    /// m·n, the features of g.
+    pub fn output(&self) -> usize {
+        self.u.columns() * self.v.columns()
+    }
+
+    /// Numbers of T of one token.
+    fn middle(&self) -> usize {
+        self.u.rows() * self.v.columns()
+    }
+
+    /// Numbers of scratch memory that both directions need.
+    pub fn scratch(&self, parallel: Parallel) -> usize {
+        let rows = (self.u.rows(), self.v.rows());
+        let columns = (self.u.columns(), self.v.columns());
+        Gate::scratch_of(rows, columns, parallel)
+    }
+
+    /// The same of a gate with U `[a, m]` and V `[b, n]`.
+    pub fn scratch_of((a, b): (usize, usize), (m, n): (usize, usize), parallel: Parallel) -> usize {
+        parallel.threads() * 2 * TOKENS * a * n + parallel.sums_scratch(a * m + b * n)
+    }
+
+    fn check(&self, tokens: usize, h: usize, g: usize) {
+        assert!(h == tokens * self.input() && g == tokens * self.output());
+    }
+}
+
+/// An operand `[tokens, each]`, contiguous.
+type Tokens<T> = super::parallel::Several<T>;
+
+/// g (+)= Uᵀ·H·V: h `[tokens, a·b]`, g `[tokens, m·n]`, both contiguous. `scratch` holds
+/// [`Gate::scratch`] numbers.
+pub fn forward(
+    tokens: usize,
+    gate: Gate<'_>,
+    h: &[f32],
+    g: &mut [f32],
+    write: Write,
+    scratch: &mut [f32],
+    parallel: Parallel,
+) {
+    gate.check(tokens, h.len(), g.len());
+    let h = Tokens { each: gate.input(), of: h };
+    let g = Tokens { each: gate.output(), of: g };
+    let lent = Lent { each: 2 * TOKENS * gate.middle(), of: scratch };
+    parallel.rows::<ForwardTokens, _>(tokens, (h, g, Same(gate), Same(write), lent));
+}
+
+type Forward<'a> =
+    (Tokens<&'a [f32]>, Tokens<&'a mut [f32]>, Same<Gate<'a>>, Same<Write>, Lent<'a>);
+
+struct ForwardTokens;
+
+impl Body<Forward<'_>> for ForwardTokens {
+    #[inline(always)]
+    fn run<S: Simd>((h, g, Same(gate), Same(write), lent): Forward<'_>) {
+        let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
+        for (h, g) in some {
+            let t = middle(gate, h, lent.of);
+            vectorized::<Left, _>((gate, t, g, write));
+        }
+    }
+}
+
+/// T = H·V of a few tokens, in scratch memory.
+fn middle<'a>(gate: Gate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
+    let rows = h.len() / gate.v.rows();
+    let t = &mut scratch[..rows * gate.v.columns()];
+    let h = View::new(h, rows, gate.v.rows());
+    let view = ViewMut::new(t, rows, gate.v.columns());
+    multiply(h.into(), gate.v.into(), view, 1.0, Write::Replace);
+    t
+}
+
+/// g (+)= Uᵀ·T.
+struct Left;
+
+impl Body<(Gate<'_>, &[f32], &mut [f32], Write)> for Left {
+    #[inline(always)]
+    fn run<S: Simd>((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
+        let n = gate.v.columns();
+        if write == Write::Replace {
+            g.fill(0.0);
+        }
+        for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output())) {
+            for (row, t) in t.chunks_exact(n).enumerate() {
+                for (u, g) in gate.u.row(row).iter().zip(g.chunks_exact_mut(n)) {
+                    for (g, t) in g.iter_mut().zip(t) {
+                        *g += u * t;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What [`backward`] writes.
+pub struct Gradients<'a> {
+    /// Gradient of h, `[tokens, a·b]`, contiguous.
+    pub dh: &'a mut [f32],
+    /// Whether it is added to what is there.
+    pub write: Write,
+    /// Gradient of U, `[a, m]` contiguous, added to.
+    pub du: &'a mut [f32],
+    /// Gradient of V, `[b, n]` contiguous, added to.
+    pub dv: &'a mut [f32],
+}
+
+/// Gradients of h, U and V. `scratch` holds [`Gate::scratch`] numbers.
+pub fn backward(
+    tokens: usize,
+    gate: Gate<'_>,
+    (h, dg): (&[f32], &[f32]),
+    made: Gradients<'_>,
+    scratch: &mut [f32],
+    parallel: Parallel,
+) {
+    let Gradients { dh, write, du, dv } = made;
+    gate.check(tokens, h.len(), dg.len());
+    gate.check(tokens, dh.len(), dg.len());
+    assert!(du.len() == gate.u.rows() * gate.u.columns());
+    assert!(dv.len() == gate.v.rows() * gate.v.columns());
+    let each = 2 * TOKENS * gate.middle();
+    let (tiles, scratch) = scratch.split_at_mut(parallel.threads() * each);
+    let (first, second) = scratch.split_at_mut(parallel.sums_scratch(du.len()));
+    let sums = (Sums::new(du, first, parallel), Sums::new(dv, second, parallel));
+    let h = Tokens { each: gate.input(), of: h };
+    let dg = Tokens { each: gate.output(), of: dg };
+    let dh = Tokens { each: gate.input(), of: dh };
+    let lent = Lent { each, of: tiles };
+    let tasks = parallel
+        .rows::<BackwardTokens, _>(tokens, ((h, dg, dh), Same(gate), Same(write), lent, sums));
+    add_sums(du, first, tasks);
+    add_sums(dv, second, tasks);
+}
+
+type Operands<'a> = (Tokens<&'a [f32]>, Tokens<&'a [f32]>, Tokens<&'a mut [f32]>);
+type Backward<'a> = (Operands<'a>, Same<Gate<'a>>, Same<Write>, Lent<'a>, (Sums<'a>, Sums<'a>));
+
+struct BackwardTokens;
+
+impl Body<Backward<'_>> for BackwardTokens {
+    #[inline(always)]
+    fn run<S: Simd>(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
+        let (b, n) = (gate.v.rows(), gate.v.columns());
+        let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
+        let dh = dh.of.chunks_mut(TOKENS * gate.input());
+        let some = h.of.chunks(TOKENS * gate.input()).zip(dg.of.chunks(TOKENS * gate.output()));
+        for ((h, dg), dh) in some.zip(dh) {
+            let t = middle(gate, h, t);
+            let rows = h.len() / b;
+            let dt = &mut dt[..rows * n];
+            vectorized::<LeftBack, _>((gate, t, dg, &mut *dt, &mut *du.own));
+            let dt = View::new(dt, rows, n);
+            let dh = ViewMut::new(dh, rows, b);
+            multiply(dt.into(), gate.v.transposed(), dh, 1.0, write);
+            let dv = ViewMut::new(dv.own, b, n);
+            let h = View::new(h, rows, b).transposed();
+            multiply(h, dt.into(), dv, 1.0, Write::Add);
+        }
+    }
+}
+
+/// dT = U·dg, dU += T·dgᵀ.
+struct LeftBack;
+
+impl Body<(Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBack {
+    #[inline(always)]
+    fn run<S: Simd>((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
+        let (m, n) = (gate.u.columns(), gate.v.columns());
+        dt.fill(0.0);
+        let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
+        for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output())) {
+            let rows = t.chunks_exact(n).zip(dt.chunks_exact_mut(n)).zip(du.chunks_exact_mut(m));
+            for (row, ((t, dt), du)) in rows.enumerate() {
+                let columns = gate.u.row(row).iter().zip(du).zip(dg.chunks_exact(n));
+                for ((u, du), dg) in columns {
+                    *du += dot::<S>(t, dg);
+                    for (dt, dg) in dt.iter_mut().zip(dg) {
+                        *dt += u * dg;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::testing::{assert_close, gradient, random, weigh, widen};
+
+    const A: usize = 4;
+    const B: usize = 6;
+    const M: usize = 3;
+    const N: usize = 5;
+
+    fn naive(h: &[f64], u: &[f64], v: &[f64]) -> Vec<f64> {
+        let entry = |h: &[f64], k: usize| -> f64 {
+            let (row, column) = (k / N, k % N);
+            let term = |i: usize, j: usize| u[i * M + row] * h[i * B + j] * v[j * N + column];
+            (0..A).flat_map(|i| (0..B).map(move |j| (i, j))).map(|(i, j)| term(i, j)).sum()
+        };
+        h.chunks(A * B).flat_map(|h| (0..M * N).map(|k| entry(h, k)).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn values_and_derivatives() {
+        let tokens = 21;
+        let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
+        let (u, v) = (random(3, A * M), random(4, B * N));
+        let gate = Gate { u: View::new(&u, A, M), v: View::new(&v, B, N) };
+        let (h64, u64, v64) = (widen(&h), widen(&u), widen(&v));
+        for (write, offset) in [(Write::Replace, 0.0), (Write::Add, 0.5)] {
+            let moved = |of: Vec<f64>, by: f64| of.iter().map(|x| x + by).collect::<Vec<_>>();
+            let mut scratch = vec![f32::NAN; gate.scratch(Parallel::SERIAL)];
+            let mut g = vec![0.5; tokens * M * N];
+            forward(tokens, gate, &h, &mut g, write, &mut scratch, Parallel::SERIAL);
+            assert_close(&g, &moved(naive(&h64, &u64, &v64), offset), 1e-6);
+            let (mut dh, mut du, mut dv) =
+                (vec![0.5; h.len()], vec![0.25; u.len()], vec![0.25; v.len()]);
+            let made = Gradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
+            backward(tokens, gate, (&h, &dg), made, &mut scratch, Parallel::SERIAL);
+            let of_h = gradient(&h64, |h| weigh(&naive(h, &u64, &v64), &dg));
+            let of_u = gradient(&u64, |u| weigh(&naive(&h64, u, &v64), &dg));
+            let of_v = gradient(&v64, |v| weigh(&naive(&h64, &u64, v), &dg));
+            assert_close(&dh, &moved(of_h, offset), 1e-6);
+            assert_close(&du, &moved(of_u, 0.25), 2e-6);
+            assert_close(&dv, &moved(of_v, 0.25), 2e-6);
+        }
+    }
+
+    #[test]
+    fn threads_change_nothing_but_rounding() {
+        let tokens = 900;
+        let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
+        let (u, v) = (random(3, A * M), random(4, B * N));
+        let gate = Gate { u: View::new(&u, A, M), v: View::new(&v, B, N) };
+        let run = |threads: usize| {
+            let parallel = Parallel::new(threads);
+            let mut scratch = vec![f32::NAN; gate.scratch(parallel)];
+            let (mut g, mut dh) = (vec![0.0; tokens * M * N], vec![0.0; h.len()]);
+            let (mut du, mut dv) = (vec![0.0; u.len()], vec![0.0; v.len()]);
+            forward(tokens, gate, &h, &mut g, Write::Replace, &mut scratch, parallel);
+            let made = Gradients { dh: &mut dh, write: Write::Replace, du: &mut du, dv: &mut dv };
+            backward(tokens, gate, (&h, &dg), made, &mut scratch, parallel);
+            [g, dh, du, dv]
+        };
+        let one = run(1);
+        for threads in [2, 3] {
+            for (many, one) in run(threads).iter().zip(&one) {
+                assert_close(many, &widen(one), 2e-6);
+            }
+        }
+    }
+}

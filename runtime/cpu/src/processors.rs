@@ -1,0 +1,235 @@
+//! Devices that are threads of this process, or the one that it is.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use narrows_plan::model::Model;
+use narrows_plan::program::Buffer;
+use narrows_plan::{Bytes, CheckedProgram, Precision};
+
+use super::arena::Arena;
+use super::clock::Clock;
+use super::crew::{Crew, Outcome};
+use super::device::{Device, StageParts};
+use super::kernels::Parallel;
+use super::kernels::rotary::RotaryTable;
+use super::links::Links;
+use narrows_runtime::error::RunError;
+use narrows_runtime::parts::{Lap, Part};
+use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::report::{DeviceId, DeviceReport};
+use narrows_runtime::session::{Coordinates, Engine, Session, Share, Step, Subject};
+
+/// The devices of a process, on its processors.
+pub struct Processors {
+    subject: Arc<Subject>,
+    /// The devices of this process; what follows has an entry for each.
+    pub devices: Range<u64>,
+    pub arenas: Vec<Arena>,
+    scratch: Vec<Vec<f32>>,
+    /// What each device did in a step.
+    reports: Vec<DeviceReport>,
+    clocks: Vec<Clock>,
+    crew: Crew,
+    links: Links,
+    rotary: Option<RotaryTable>,
+    /// What the time of instructions counts as, by stage.
+    parts: Vec<StageParts>,
+    parallel: Parallel,
+}
+
+/// A session whose devices are all threads of this process; weights, gradients and moments are
+/// zeros. A device uses `threads` threads.
+///
+/// # Errors
+/// When the program is not in f32, or is not of this model.
+pub fn session(
+    model: &Model,
+    program: CheckedProgram,
+    threads: usize,
+) -> Result<Session, RunError> {
+    let subject = Arc::new(Subject::new(model, program)?);
+    let devices = 0..subject.program().context.mesh.devices();
+    let links = Links::in_memory(subject.program());
+    let engine = Processors::new(subject.clone(), threads, (devices, links))?;
+    Ok(Session::with(subject, Box::new(engine), None))
+}
+
+/// A session of the one device whose number is this process's rank. Every process must make the same
+/// calls of the session, in the same order.
+///
+/// # Errors
+/// As [`session`], and when the program is not for as many devices as there are processes.
+pub fn session_of_process(
+    model: &Model,
+    program: CheckedProgram,
+    threads: usize,
+    group: Arc<dyn ProcessGroup>,
+) -> Result<Session, RunError> {
+    let subject = Arc::new(Subject::new(model, program)?);
+    let (devices, processes) = (subject.program().context.mesh.devices(), group.world_size());
+    if devices != processes {
+        return Err(RunError::Processes { devices, processes });
+    }
+    let device = group.rank()..group.rank() + 1;
+    let links = Links::of_process(subject.program(), &*group);
+    let engine = Processors::new(subject.clone(), threads, (device, links))?;
+    Ok(Session::with(subject, Box::new(engine), Some(group)))
+}
+
+impl Processors {
+    pub fn new(
+        subject: Arc<Subject>,
+        threads: usize,
+        (devices, links): (Range<u64>, Links),
+    ) -> Result<Processors, RunError> {
+        let program = subject.program();
+        if program.context.precision != Precision::Full32 {
+            return Err(RunError::Precision);
+        }
+        let mesh = program.context.mesh;
+        let stage = |device: u64| &program.stages[DeviceId(device).stage(&mesh)];
+        let arenas: Vec<Arena> =
+            devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
+        let report = |arena: &Arena| DeviceReport::of(Bytes(arena.bytes()));
+        let reports = arenas.iter().map(report).collect();
+        let crew = Crew::new(arenas.len(), threads)
+            .map_err(|error| RunError::Threads { why: error.to_string() })?;
+        let rotary = program.head_dim().map(|head_dim| {
+            let positions = program.context.workload.sequence_length as usize;
+            RotaryTable::new(positions, head_dim as usize, program.constants.rope_theta)
+        });
+        let scratch = devices.clone().map(|_| vec![]).collect();
+        let clocks = devices.clone().map(|_| Clock::new()).collect();
+        let parts = program.stages.iter().map(StageParts::new).collect();
+        let parallel = Parallel::new(threads);
+        Ok(Processors {
+            subject,
+            devices,
+            arenas,
+            scratch,
+            reports,
+            clocks,
+            crew,
+            links,
+            rotary,
+            parts,
+            parallel,
+        })
+    }
+
+    /// Where what belongs to a device is among those of this process.
+    fn place(&self, device: u64) -> usize {
+        (device - self.devices.start) as usize
+    }
+}
+
+impl Engine for Processors {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn devices(&self) -> Range<u64> {
+        self.devices.clone()
+    }
+
+    fn run(&mut self, step: Step) -> Result<Share, RunError> {
+        let begun = Instant::now();
+        let program = self.subject.program();
+        let mesh = program.context.mesh;
+        let (links, rotary) = (&self.links, self.rotary.as_ref());
+        self.clocks.iter_mut().for_each(|clock| clock.start(begun));
+        let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&mut self.clocks);
+        let devices: Vec<Device> = memory
+            .zip(&mut self.reports)
+            .zip(self.devices.clone())
+            .map(|((((arena, scratch), clock), report), device)| {
+                let at = Coordinates::of(device, &mesh);
+                report.restart();
+                Device {
+                    at,
+                    context: program.context,
+                    constants: program.constants,
+                    tied: program.tied,
+                    stage: &program.stages[at.stage as usize],
+                    arena,
+                    scratch,
+                    rotary,
+                    decays: self.subject.decays(at.stage as usize),
+                    links,
+                    parts: &self.parts[at.stage as usize],
+                    clock,
+                    parallel: self.parallel,
+                    step,
+                    report,
+                    loss: 0.0,
+                }
+            })
+            .collect();
+        let mut outcomes = self.crew.run(devices)?;
+        let ended = Instant::now();
+        let failed = outcomes.iter_mut().find_map(Outcome::take_failure);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        // Where another process failed first, some stopped on the way.
+        let whole = outcomes.into_iter().filter(|outcome| outcome.stopped.is_none());
+        let mut share = Share::of(program, whole.map(|outcome| outcome.left));
+        let waited = if self.clocks.len() > 1 { Part::Bubble } else { Part::Other };
+        for clock in &mut self.clocks {
+            share.time.join(&clock.stop(waited, ended));
+        }
+        Ok(share)
+    }
+
+    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+        Ok(self.arenas[self.place(device)].slice(numbers_of(buffer)).into())
+    }
+
+    fn change(
+        &mut self,
+        device: u64,
+        buffer: &Buffer,
+        change: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), RunError> {
+        let place = self.place(device);
+        change(self.arenas[place].slice_mut(numbers_of(buffer)));
+        Ok(())
+    }
+
+    fn allocated(&self) -> Vec<u64> {
+        self.arenas.iter().map(Arena::bytes).collect()
+    }
+
+    /// Scratch memory of the kernels, which the first step makes as large as it takes, and copies of what
+    /// is sent to other stages.
+    fn scratch(&self) -> Vec<u64> {
+        let mesh = self.subject.program().context.mesh;
+        let of = |(device, scratch): (u64, &Vec<f32>)| {
+            let at = Coordinates::of(device, &mesh);
+            4 * scratch.capacity() as u64 + self.links.bytes(&at)
+        };
+        self.devices().zip(&self.scratch).map(of).collect()
+    }
+
+    fn keep_laps(&mut self) {
+        let program = self.subject.program();
+        let mesh = program.context.mesh;
+        for (device, clock) in self.devices.clone().zip(&mut self.clocks) {
+            let stage = DeviceId(device).stage(&mesh);
+            clock.keep_laps(narrows_runtime::order::step(&program.stages[stage]).count());
+        }
+    }
+
+    fn laps(&self, device: u64) -> &[Lap] {
+        self.clocks[self.place(device)].laps()
+    }
+}
+
+/// The numbers of a resident buffer in its arena.
+pub fn numbers_of(buffer: &Buffer) -> Range<usize> {
+    let begin = (buffer.offset / 4) as usize;
+    begin..begin + (buffer.extent.bytes().0 / 4) as usize
+}

@@ -1,0 +1,121 @@
+//! What a run moves and holds is what its program says: drawn plans on processors and on the null
+//! backend.
+
+use narrows_plan::lower::lower;
+use narrows_plan::model::{self, Model};
+use narrows_plan::{CheckedProgram, Precision};
+use narrows_reference::numeric::{GRADIENT_TOLERANCE, Twin};
+use narrows_runtime::RunError;
+use narrows_runtime::null::count_step;
+use narrows_runtime::session::{Session, StepInput};
+use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_test_support::small::{small_context, small_models};
+
+/// Opens a session on the processors.
+fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
+    narrows_cpu::session(model, program, 1)
+}
+
+#[test]
+fn what_is_moved_and_held_is_what_the_program_says() {
+    let models = small_models();
+    let mut dice = Dice(23);
+    let mut seen = 0;
+    while seen < 40 {
+        let model = dice.pick(&models).unwrap().clone();
+        let context = small_context(&mut dice, Precision::Full32);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        seen += 1;
+        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let program = lower(&twin.plan.resolve(&twin.model).unwrap());
+        let arenas: Vec<u64> = program.stages.iter().map(|stage| stage.arena.0).collect();
+        let program = CheckedProgram::check(program).unwrap();
+        let counted = count_step(&program).unwrap();
+        let mut session = narrows_cpu::session(&twin.model, program, 1).unwrap();
+        session.initialise(&twin.model, 1).unwrap();
+        let work = twin.plan.workload;
+        let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
+        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
+        assert_eq!(done.report, counted, "{}", describe(&twin.plan));
+        for device in counted.devices() {
+            let stage = device.stage(&counted.mesh);
+            assert_eq!(session.allocated()[device.0 as usize], arenas[stage]);
+        }
+    }
+}
+
+/// The twin of a plan of every kind of model is its model's function.
+#[test]
+fn twins_of_drawn_plans_are_equal_to_the_reference() {
+    let models = models();
+    let mut dice = Dice(29);
+    let (mut seen, mut worst) = (0, 0.0_f64);
+    while seen < 30 {
+        let model = dice.pick(&models).unwrap().clone();
+        let context = small_context(&mut dice, Precision::Full32);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        seen += 1;
+        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let found = twin.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
+        worst = worst.max(found.gradient_off());
+        assert!(found.loss_off() < 1e-6, "{found:?}");
+        assert!(found.is_equal(), "{:?} of {}", found.gradients.first(), describe(&twin.plan));
+        let beyond = found.gradients.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
+        for (name, off) in beyond {
+            println!("{name} off by {off:.1e}, reference by {:.1e}", found.conditions[name]);
+        }
+    }
+    println!("gradients off by {worst:e}");
+}
+
+/// Another ε of the norms is another function, and that is seen.
+#[test]
+fn another_function_is_told_apart() {
+    let model = model::presets::find("cola-tiny").unwrap();
+    let mut dice = Dice(31);
+    let plan = loop {
+        let context = small_context(&mut dice, Precision::Full32);
+        if let Some(plan) = draw_plan(&mut dice, &model, context) {
+            break plan;
+        }
+    };
+    let twin = Twin::of(&plan, &model).unwrap();
+    let other = Model { norm_epsilon: 1e-4, ..twin.model.clone() };
+    assert!(twin.compare(&open, 1).unwrap().is_equal());
+    let found = twin.compare_with(&open, &other, 1).unwrap();
+    assert!(!found.is_equal() && found.gradient_off() > 1e-3, "{found:?}");
+}
+
+/// A program that is sound and wrong: nothing in it says which of two equal linears is which.
+#[test]
+fn a_program_with_exchanged_weights_is_told_apart() {
+    let model = model::presets::find("llama-60m").unwrap();
+    let mut dice = Dice(37);
+    let mut seen = 0;
+    for _ in 0..40 {
+        let context = small_context(&mut dice, Precision::Full32);
+        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
+        let twin = Twin::of(&plan, &model).unwrap();
+        let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());
+        for stage in &mut program.stages {
+            for buffer in &mut stage.buffers {
+                let Some(shard) = &mut buffer.shard else { continue };
+                for (name, _, _) in &mut shard.members {
+                    *name = match name.as_str() {
+                        "up" => "gate".into(),
+                        "gate" => "up".into(),
+                        _ => continue,
+                    };
+                }
+            }
+        }
+        let Ok(program) = CheckedProgram::check(program) else { continue };
+        seen += 1;
+        let found = twin.compare_program(&open, program, &twin.model, 1).unwrap();
+        assert!(!found.is_equal() && found.gradient_off() > 1e-2, "{found:?}");
+        if seen == 5 {
+            return;
+        }
+    }
+    panic!("{seen} programs to run");
+}

@@ -1,0 +1,40 @@
+//! A plan is run by a binary with `narrows-plan` and `narrows-runtime` alone.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+#[path = "../examples/run_plan.rs"]
+#[allow(dead_code, reason = "its `main` reads the command line")]
+mod run_plan;
+
+/// Written by `narrows plan --model cola-tiny --hardware cpu-local --devices 4 --tensor 2 --pipeline 2
+/// --global-batch 4 --micro-batch 1 --sequence-length 16 --weights sharded`.
+const PLAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/support/data/tiny.json");
+
+#[test]
+fn the_example_trains() {
+    let losses = run_plan::run(PLAN, "cola-tiny", 8).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(losses.len(), 8);
+    assert!((losses[0] - 256.0_f64.ln()).abs() < 0.5, "{losses:?}");
+    assert!(losses[7] < losses[0] - 0.5, "{losses:?}");
+}
+
+/// Everything the crate is built with, however far away: no search, no solver, no prices.
+#[test]
+fn no_solver_is_linked() {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["tree", "--offline", "--package", "narrows-runtime", "--edges", "normal,build"])
+        .args(["--prefix", "none", "--format", "{p}"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let found: BTreeSet<&str> = lines.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(found.contains("narrows-plan") && found.contains("gemm"), "{found:?}");
+    for other in ["narrows", "narrows-planner", "narrows-cost-model", "good_lp", "microlp", "highs"]
+    {
+        assert!(!found.contains(other), "{other} is among {found:?}");
+    }
+}

@@ -1,0 +1,131 @@
+//! A collective as a device joins in it.
+
+use std::ops::Range;
+
+use narrows_plan::DType;
+use narrows_plan::kernel::CollectiveKind;
+use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::program::{Access, Exchange, Reduction};
+
+use super::Touched;
+use crate::launch::{Device, Refusal};
+use narrows_runtime::order::Moment;
+use narrows_runtime::place;
+
+/// The devices of a group: an axis, and how many along it. Of a pipeline that may be the first and the
+/// last stage alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sharing {
+    /// The axis.
+    pub axis: Axis,
+    /// How many devices.
+    pub size: u64,
+}
+
+/// A collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Joint {
+    /// Which.
+    pub kind: CollectiveKind,
+    /// How contributions are combined, where they are.
+    pub reduction: Reduction,
+    /// Over whom.
+    pub sharing: Sharing,
+    /// The group, as the program has it.
+    pub group: Group,
+    /// What goes in and comes out, an operand each, all in one launch.
+    pub shares: Vec<Share>,
+}
+
+/// An operand of a collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    /// The format of its numbers.
+    pub dtype: DType,
+    /// Bytes of the arena that are given.
+    pub source: Range<u64>,
+    /// Bytes of the arena that are made: the same ones, in place.
+    pub target: Range<u64>,
+}
+
+impl Joint {
+    pub(super) fn new(
+        device: &Device,
+        moment: &Moment,
+        exchange: &Exchange,
+    ) -> Result<Joint, Refusal> {
+        let instr = moment.instr;
+        let refused = |why: &str| Refusal {
+            pass: instr.action.name(),
+            origin: instr.origin.clone(),
+            why: why.into(),
+        };
+        let in_place = instr.reads.first() == instr.writes.first();
+        if !in_place && instr.reads.len() < instr.writes.len() {
+            return Err(refused("it makes more operands than it is given"));
+        }
+        if in_place && exchange.kind == CollectiveKind::AllToAll {
+            return Err(refused("NCCL exchanges parts from one buffer to another, not in place"));
+        }
+        if !in_place && exchange.kind == CollectiveKind::AllReduce {
+            return Err(refused("it is reduced elsewhere than in place"));
+        }
+        let bytes = |access: &Access| {
+            let seen = (access, moment.phase, moment.slot);
+            place::of_replica(device.stage, (device.context, device.data), seen)
+        };
+        let shares = instr.writes.iter().enumerate().map(|(port, made)| {
+            let given = if in_place { made } else { &instr.reads[port] };
+            let (source, target) = (bytes(given), bytes(made));
+            Share { dtype: made.extent.dtype, source, target }
+        });
+        let shares: Vec<Share> = shares.collect();
+        let members = exchange.group.size;
+        for share in &shares {
+            let numbers = share.bytes() / share.dtype.width();
+            let parts = exchange.kind != CollectiveKind::AllReduce;
+            if parts && !numbers.is_multiple_of(members) {
+                return Err(refused("its parts are not equal"));
+            }
+        }
+        Ok(Joint {
+            kind: exchange.kind,
+            reduction: exchange.reduction,
+            sharing: Sharing { axis: exchange.axis, size: members },
+            group: exchange.group,
+            shares,
+        })
+    }
+
+    /// Bytes of the whole, unsharded tensors.
+    pub fn whole_bytes(&self) -> u64 {
+        let shares: u64 = self.shares.iter().map(Share::bytes).sum();
+        match self.kind {
+            // Before and after it, everyone has a part.
+            CollectiveKind::AllToAll => shares * self.sharing.size,
+            _ => shares,
+        }
+    }
+
+    pub(super) fn touches(&self) -> Vec<Touched> {
+        let touched = self.shares.iter().flat_map(|share| {
+            let read = Touched { bytes: share.source.clone(), writes: false };
+            let made = Touched { bytes: share.target.clone(), writes: true };
+            [read, made]
+        });
+        touched.collect()
+    }
+}
+
+impl Share {
+    /// Bytes of what is given or of what is made, whichever is more.
+    pub fn bytes(&self) -> u64 {
+        let length = |range: &Range<u64>| range.end - range.start;
+        length(&self.source).max(length(&self.target))
+    }
+
+    /// Whether nothing is made elsewhere.
+    pub fn in_place(&self) -> bool {
+        self.source == self.target
+    }
+}

@@ -1,0 +1,77 @@
+//! The product of gate and up.
+
+use narrows_cpu::kernels::gated::{self, Saved};
+use narrows_cpu::kernels::{Parallel, View, ViewMut};
+use narrows_plan::DType;
+use narrows_plan::model::GatedProduct;
+use narrows_plan::program::PassOp;
+
+use super::case::Case;
+use super::numbers::{assert_near, random, rounded};
+
+const SHAPES: [(usize, usize); 6] = [(1, 1), (5, 33), (9, 64), (3, 688), (2, 2056), (17, 100)];
+const SERIAL: Parallel = Parallel::SERIAL;
+
+#[test]
+fn products_are_the_processors() {
+    let formats = [DType::Bf16, DType::F32];
+    let products = [GatedProduct::Plain, GatedProduct::SwiGlu];
+    let kinds = || formats.into_iter().flat_map(|dtype| products.map(|product| (dtype, product)));
+    for ((rows, width), (dtype, product)) in
+        SHAPES.into_iter().flat_map(|shape| kinds().map(move |kind| (shape, kind)))
+    {
+        let numbers = |seed, count: usize| {
+            rounded(dtype, random(seed, count as u64).into_iter().map(|x| 4.0 * x).collect())
+        };
+        let (both, dy) = (numbers(1, 2 * rows * width), numbers(2, rows * width));
+        let whole = View::new(&both, rows, 2 * width);
+        let (gate, up) = (whole.column_range(0, width), whole.column_range(width, width));
+        let mut y = vec![0.0; rows * width];
+        gated::forward(gate, up, product, ViewMut::new(&mut y, rows, width), SERIAL);
+        let mut made = vec![0.0; both.len()];
+        let (dgate, dup) = ViewMut::new(&mut made, rows, 2 * width).split_columns(width);
+        let saved = Saved { dy: View::new(&dy, rows, width), gate, up };
+        gated::backward(saved, product, dgate, dup, SERIAL);
+
+        let columns = |of: &[f32], first: usize| -> Vec<f32> {
+            of.chunks(2 * width).flat_map(|row| row[first..first + width].to_vec()).collect()
+        };
+        let (one, two) = ((rows as u64, width as u64), (rows as u64, 2 * width as u64));
+        for apart in [false, true] {
+            let mut case = Case::new(PassOp::GatedProduct { product }, 1, (1, one.0));
+            let reads = if apart {
+                let halves = [columns(&both, 0), columns(&both, width)];
+                halves.iter().map(|half| case.buffer(one, dtype, Some(half))).collect()
+            } else {
+                vec![case.buffer(two, dtype, Some(&both))]
+            };
+            let result = case.buffer(one, dtype, None);
+            case.reads(&reads).writes(&[result]);
+            let Some(outcome) = case.run() else { return };
+            assert_near(dtype, &outcome.numbers(result), &y, 1e-6);
+
+            let op = PassOp::GatedProductBackward { product };
+            let mut case = Case::new(op, 1, (1, one.0));
+            let mut reads = vec![case.buffer(one, dtype, Some(&dy))];
+            if apart {
+                let halves = [columns(&both, 0), columns(&both, width)];
+                reads.extend(halves.iter().map(|half| case.buffer(one, dtype, Some(half))));
+            } else {
+                reads.push(case.buffer(two, dtype, Some(&both)));
+            }
+            let shapes = if apart { vec![one; 2] } else { vec![two] };
+            let writes: Vec<_> =
+                shapes.into_iter().map(|shape| case.buffer(shape, dtype, None)).collect();
+            case.reads(&reads).writes(&writes);
+            let Some(outcome) = case.run() else { return };
+            let wanted = if apart {
+                vec![columns(&made, 0), columns(&made, width)]
+            } else {
+                vec![made.clone()]
+            };
+            for (result, wanted) in writes.iter().zip(&wanted) {
+                assert_near(dtype, &outcome.numbers(*result), wanted, 1e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Every kernel compiles for the A100 and the H100, without spilling, in few enough registers.
+//!
+//! Needs libnvrtc, of a toolkit or of the Python wheel `nvidia-cuda-nvrtc-cu12`; no driver and no
+//! headers. It is looked for where `NARROWS_NVRTC` says (the library, or a folder above it), then in
+//! `LD_LIBRARY_PATH`, `CUDA_HOME` and `VIRTUAL_ENV`, and in /usr/local/cuda. Each family is compiled in a child
+//! process: a compiler that crashes there fails the test and not the others.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, ptr};
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use narrows_cuda::source::{Family, HEADERS, NVRTC_OPTIONS};
+
+use super::probes;
+
+const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
+/// Not a processor: the compiler stops before machine code.
+const ASSEMBLY: &str = "compute_80";
+/// With 256 threads a block, four blocks of a multiprocessor have 64 registers a thread.
+const REGISTERS_MAX: u32 = 64;
+/// The same for blocks of 128 threads that keep tiles in registers: two, three or four of them.
+const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
+    ("bf16_w128", 255),
+    ("bf16_w64", 168),
+    ("bf16_w32", 168),
+    ("bf16_w256_v1", 255),
+    ("bf16_w32_v1", 128),
+    ("f32_w128", 168),
+    ("f32_w64", 128),
+    ("f32_w32", 128),
+    ("f32_w256_v1", 255),
+    ("f32_w32_v1", 128),
+];
+const CHILD: &str = "NARROWS_NVRTC_CHILD";
+
+/// What the assembler says of a kernel.
+#[derive(Debug)]
+struct Usage {
+    kernel: String,
+    registers: u32,
+    spilled_bytes: u32,
+    stack_bytes: u32,
+}
+
+#[test]
+fn kernels_compile_and_fit() {
+    let Some(library) = find() else {
+        println!(
+            "skipped: no libnvrtc; `pip install nvidia-cuda-nvrtc-cu12` into a virtual environment \
+             and set NARROWS_NVRTC to its folder"
+        );
+        return;
+    };
+    if let Ok(work) = env::var(CHILD) {
+        let (name, architecture) = work.split_once(' ').expect("a family and an architecture");
+        println!("{}", compile(&library, text(name), architecture));
+        return;
+    }
+    let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
+    for name in Family::ALL.map(Family::name).into_iter().chain(["probes"]) {
+        for architecture in ARCHITECTURES {
+            let log = in_child(&library, name, architecture);
+            let usages = usages(&log);
+            let declared = text(name).matches("KERNEL(").count();
+            assert!(usages.len() >= declared, "{name}: {declared} kernels, compiled {usages:?}");
+            for usage in usages {
+                println!(
+                    "| `{}` | {architecture} | {} | {} |",
+                    usage.kernel, usage.registers, usage.spilled_bytes
+                );
+                let fits = usage.registers <= registers_max(&usage.kernel)
+                    && usage.spilled_bytes == 0
+                    && usage.stack_bytes == 0;
+                assert!(fits, "{architecture}: {usage:?}");
+            }
+        }
+        // What is named for its vectors moves 16 bytes at a time.
+        for kernel in in_child(&library, name, ASSEMBLY).split(".entry ").skip(1) {
+            let entry = kernel.split('(').next().unwrap_or_default();
+            let missing: Vec<_> =
+                instructions(entry).iter().filter(|name| !kernel.contains(**name)).collect();
+            assert!(missing.is_empty(), "{entry} has no {missing:?}");
+            let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
+            assert!(
+                wide || !has_vectors(entry),
+                "{entry} accesses memory in small pieces: {kernel}"
+            );
+        }
+    }
+}
+
+fn registers_max(kernel: &str) -> u32 {
+    let mut tiles = TILE_REGISTERS_MAX.into_iter();
+    let summing = kernel.starts_with("attention_sums");
+    let found = tiles.find(|(ending, _)| kernel.ends_with(ending) && !summing);
+    found.map_or(REGISTERS_MAX, |(_, most)| most)
+}
+
+/// What a kernel's text must have, so that it is on tensor cores and waits for no copy.
+fn instructions(kernel: &str) -> &'static [&'static str] {
+    let tiles = kernel.contains("_bf16_w") && !kernel.ends_with("_v1");
+    let tiles = tiles && !kernel.starts_with("attention_sums");
+    if !tiles {
+        return &[];
+    }
+    &[
+        "ldmatrix.sync.aligned.m8n8.x4.shared",
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared",
+        "mma.sync.aligned.m16n8k16",
+        "cp.async.cg.shared.global",
+    ]
+}
+
+fn text(name: &str) -> &'static str {
+    let family = Family::ALL.into_iter().find(|family| family.name() == name);
+    family.map_or(probes::TEXT, Family::text)
+}
+
+fn in_child(library: &Path, name: &str, architecture: &str) -> String {
+    let test = concat!(module_path!(), "::kernels_compile_and_fit");
+    let test = test.split_once("::").map_or(test, |(_, path)| path);
+    let output = Command::new(env::current_exe().expect("this program"))
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, format!("{name} {architecture}"))
+        .env("NARROWS_NVRTC", library)
+        .output()
+        .expect("this program runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} for {architecture}: {said}{errors}");
+    said
+}
+
+/// The assembler's report: a line naming each kernel, then lines with what it uses.
+fn usages(log: &str) -> Vec<Usage> {
+    let mut found = vec![];
+    let before = |line: &str, unit: &str| -> Option<u32> {
+        line.split(unit).next()?.split_whitespace().last()?.parse().ok()
+    };
+    for line in log.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_string();
+            let unknown = u32::MAX;
+            let (registers, spilled_bytes, stack_bytes) = (unknown, unknown, unknown);
+            found.push(Usage { kernel, registers, spilled_bytes, stack_bytes });
+        }
+        let Some(usage) = found.last_mut() else { continue };
+        if line.contains("bytes stack frame") {
+            let of = |unit| before(line, unit).unwrap_or(u32::MAX);
+            usage.stack_bytes = of(" bytes stack frame");
+            usage.spilled_bytes =
+                of(" bytes spill stores").saturating_add(of(" bytes spill loads"));
+        }
+        if line.contains("Used ") {
+            usage.registers = before(line, " registers").unwrap_or(u32::MAX);
+        }
+    }
+    found
+}
+
+/// The compiler's library, where there is one.
+pub fn find() -> Option<PathBuf> {
+    let list = |name: &str| env::var_os(name).unwrap_or_default();
+    let mut places: Vec<PathBuf> = env::split_paths(&list("NARROWS_NVRTC")).collect();
+    places.extend(env::split_paths(&list("LD_LIBRARY_PATH")));
+    places.extend(["CUDA_HOME", "VIRTUAL_ENV"].map(|name| PathBuf::from(list(name))));
+    places.push("/usr/local/cuda".into());
+    places.iter().filter(|place| !place.as_os_str().is_empty()).find_map(|place| within(place, 7))
+}
+
+/// A file named like the library, so many folders down at most.
+fn within(place: &Path, depth: u32) -> Option<PathBuf> {
+    if place.is_file() {
+        let name = place.file_name()?.to_string_lossy().into_owned();
+        return name.starts_with("libnvrtc.so").then(|| place.to_path_buf());
+    }
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(place).ok()?.flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    let files = entries.iter().filter(|path| path.is_file());
+    let here = files.into_iter().find_map(|path| within(path, 0));
+    let folders = entries.iter().filter(|path| path.is_dir() && !path.is_symlink());
+    here.or_else(|| folders.into_iter().find_map(|path| within(path, depth.checked_sub(1)?)))
+}
+
+type Program = *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut Program,
+    *const c_char,
+    *const c_char,
+    c_int,
+    *const *const c_char,
+    *const *const c_char,
+) -> c_int;
+type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
+type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
+type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+
+/// Compiles to machine code, and returns the assembler's report; or to PTX, and returns that.
+fn compile(library: &Path, text: &str, architecture: &str) -> String {
+    let string = |text: &str| CString::new(text).expect("no zero bytes");
+    let folder = library.parent().expect("a folder");
+    let builtins = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+    let builtins = builtins.filter(|path| path.to_string_lossy().contains("libnvrtc-builtins.so"));
+    // SAFETY: a library of CUDA; loading it runs its constructors, as any program that uses it does.
+    let open = |path: &Path| unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    // NVRTC looks for its second half only where the loader does.
+    let _builtins: Vec<_> = builtins.map(|path| open(&path)).collect();
+    let nvrtc = open(library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+
+    let headers: Vec<CString> = HEADERS.iter().map(|header| string(header.text)).collect();
+    let names: Vec<CString> = HEADERS.iter().map(|header| string(header.name)).collect();
+    let assembly = architecture == ASSEMBLY;
+    let architecture = format!("--gpu-architecture={architecture}");
+    let options: Vec<CString> = NVRTC_OPTIONS
+        .into_iter()
+        .chain([architecture.as_str(), "--ptxas-options=-v"])
+        .map(string)
+        .collect();
+    let pointers = |strings: &[CString]| -> Vec<*const c_char> {
+        strings.iter().map(|string| string.as_ptr()).collect()
+    };
+    let (header_texts, header_names, options) =
+        (pointers(&headers), pointers(&names), pointers(&options));
+    let source = string(text);
+    // SAFETY: the functions have these signatures since CUDA 7 (nvrtc.h); every pointer is to
+    // memory that lives until the end of this function, and the log has as many bytes as NVRTC says.
+    unsafe {
+        let create = nvrtc.get::<Create>(b"nvrtcCreateProgram").expect("a function");
+        let compile = nvrtc.get::<Compile>(b"nvrtcCompileProgram").expect("a function");
+        let cubin_size = nvrtc.get::<Size>(b"nvrtcGetCUBINSize").expect("a function");
+        let mut program = ptr::null_mut();
+        let count = HEADERS.len() as c_int;
+        let (texts, names) = (header_texts.as_ptr(), header_names.as_ptr());
+        let made =
+            create(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), count, texts, names);
+        assert_eq!(made, 0, "NVRTC takes the source");
+        let failed = compile(program, options.len() as c_int, options.as_ptr());
+        let text = |size: &[u8], get: &[u8]| -> String {
+            let size = nvrtc.get::<Size>(size).expect("a function");
+            let get = nvrtc.get::<Get>(get).expect("a function");
+            let mut bytes = 0;
+            assert_eq!(size(program, &mut bytes), 0);
+            let mut text = vec![0u8; bytes.max(1)];
+            assert_eq!(get(program, text.as_mut_ptr().cast()), 0);
+            let text = CStr::from_bytes_until_nul(&text).expect("a text");
+            text.to_string_lossy().into_owned()
+        };
+        let log = text(b"nvrtcGetProgramLogSize", b"nvrtcGetProgramLog");
+        assert_eq!(failed, 0, "{log}");
+        if assembly {
+            return text(b"nvrtcGetPTXSize", b"nvrtcGetPTX");
+        }
+        let mut cubin = 0;
+        assert_eq!(cubin_size(program, &mut cubin), 0);
+        assert!(cubin > 0, "machine code, not PTX");
+        log
+    }
+}

@@ -1,0 +1,107 @@
+//! Checkpoints of sessions, and of runs on them.
+
+use narrows_plan::model::Model;
+
+use super::Checkpoint;
+use super::error::Fault;
+use super::tensors::check_sizes;
+use crate::data::{Cursor, DataError};
+use crate::error::RunError;
+use crate::optimizer::Optimizer;
+use crate::session::{Session, Tensors};
+use crate::train::Trainer;
+
+/// Why a run does not go on from a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The checkpoint is of another model.
+    #[error("{}{_0}", _0.place().map_or(String::new(), |place| format!("{place}: ")))]
+    Checkpoint(Fault),
+    /// The run reads other tokens, or in another order.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
+
+impl Checkpoint {
+    /// Where a run stands; `seed` is what its session was initialised with, and `model` the one it
+    /// was made for. Of a run of many processes it comes together in the first; others get `None`, and
+    /// must ask as well.
+    ///
+    /// # Errors
+    /// When a process is gone or late.
+    pub fn of_run(
+        trainer: &Trainer,
+        model: &Model,
+        seed: u64,
+    ) -> Result<Option<Checkpoint>, RunError> {
+        let (session, optimizer) = (trainer.session(), trainer.optimizer());
+        Checkpoint::of(session, model, optimizer, trainer.cursor(), seed)
+    }
+
+    /// Puts a run where the checkpoint stands. It may be under any plan of the model, and it keeps
+    /// the hyper-parameters it was begun with: those of the checkpoint are in
+    /// [`optimizer`](Checkpoint::optimizer).
+    ///
+    /// # Errors
+    /// When the run's model has other parameters, or its tokens are others or in another order: then
+    /// nothing was changed.
+    pub fn resume(&self, trainer: &mut Trainer) -> Result<(), ResumeError> {
+        trainer.sampler().resume(&self.cursor)?;
+        self.apply(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
+        trainer.resume(&self.cursor, self.step)?;
+        Ok(())
+    }
+
+    /// Where a session stands. `cursor` says what it reads next, `seed` what it was
+    /// [initialised](Session::initialise) with, and `model` is the one it was made for. For processes see
+    /// [`of_run`](Checkpoint::of_run).
+    ///
+    /// # Errors
+    /// When a process is gone or late.
+    pub fn of(
+        session: &Session,
+        model: &Model,
+        optimizer: &Optimizer,
+        cursor: Cursor,
+        seed: u64,
+    ) -> Result<Option<Checkpoint>, RunError> {
+        let weights = session.gather_all(Tensors::Weights)?;
+        let first_moments = session.gather_all(Tensors::FirstMoments)?;
+        let second_moments = session.gather_all(Tensors::SecondMoments)?;
+        if session.cluster().is_some_and(|cluster| cluster.rank() != 0) {
+            return Ok(None);
+        }
+        Ok(Some(Checkpoint {
+            step: session.steps(),
+            cursor,
+            seed,
+            optimizer: *optimizer,
+            model_fingerprint: model.fingerprint(),
+            made_under: Some(session.program().context.into()),
+            weights,
+            first_moments,
+            second_moments,
+        }))
+    }
+
+    /// Puts a session where the checkpoint stands. It may be under any plan of the model.
+    ///
+    /// # Errors
+    /// When the session's model has other parameters: then nothing was changed. Or a device is lost.
+    pub fn apply(&self, session: &mut Session) -> Result<(), Fault> {
+        let kinds = [
+            (Tensors::Weights, &self.weights),
+            (Tensors::FirstMoments, &self.first_moments),
+            (Tensors::SecondMoments, &self.second_moments),
+        ];
+        for (_, whole) in kinds {
+            let sizes = session.sizes().iter();
+            check_sizes(whole, sizes.map(|(name, size)| (&**name, *size as u64)))?;
+        }
+        for (tensors, whole) in kinds {
+            session.load(tensors, whole)?;
+        }
+        session.set_steps(self.step);
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! What kernels take where they are used: steps of a program, timed instruction by instruction.
+//!
+//! A kernel on its own runs on warm operands and waits for nobody, so whole steps are made. Whatever
+//! else a machine does only ever makes an instruction longer, and rarely the same one in every step: of
+//! each instruction, on each device, the shortest time over all steps counts. The sum of these is the
+//! step without disturbance, which [`Minima::step_s`] is the mean of over the devices. A collective's time
+//! holds what devices wait for each other.
+//!
+//! On a GPU single launches are timed, and not the graphs that steps are otherwise; how long these take is
+//! measured first, by the clock ([`Minima::whole_step_s`]). Processes make as many steps each, and each of them
+//! has the times of all devices in the end.
+//!
+//! Two kinds of instructions say nothing about their kernels, because most of their time is another
+//! stage's: receives, and collectives along the pipeline. They count in the step alone.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use narrows_plan::Kernel;
+use narrows_plan::mesh::Axis;
+use narrows_plan::program::{Action, Instr, Program};
+use serde::{Deserialize, Serialize};
+
+use crate::error::RunError;
+use crate::optimizer::Optimizer;
+use crate::order;
+use crate::parameters::Stream;
+use crate::process_group::agree;
+use crate::report::DeviceId;
+use crate::session::{Session, StepInput};
+
+/// How many steps are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    /// Steps before those that are timed: they touch memory and start threads.
+    pub warm_up: usize,
+    /// Steps that are timed at least; one, if none.
+    pub least: usize,
+    /// And at most.
+    pub most: usize,
+    /// No further step begins after so long.
+    pub time: Duration,
+}
+
+/// What one kernel took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Mean over its instructions.
+    pub seconds: f64,
+    /// Instructions with this kernel, in a step of all devices.
+    pub instructions: u64,
+}
+
+/// Steps after which all graphs are captured: the first goes launch by launch.
+const CAPTURED_AFTER: usize = 2;
+
+/// The shortest times of a program's instructions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Minima {
+    /// The shortest of the steps that were timed, by the clock; of processes, that of the slowest.
+    pub shortest_step_s: f64,
+    /// The shortest step by the clock as steps are where no instruction is timed: captured graphs on a GPU. Where
+    /// that makes no difference, the same.
+    pub whole_step_s: f64,
+    /// Bytes allocated for each device's buffers.
+    pub allocated: Vec<u64>,
+    /// Seconds by device and instruction, in the [order](crate::order::step) of a step.
+    laps_s: Vec<Vec<f64>>,
+}
+
+/// Makes steps on tokens drawn at random, and times them. The session's weights must be
+/// initialised; they are trained. Processes of one program must call this together.
+///
+/// # Errors
+/// When a step could not be executed, or another process failed.
+pub fn time(session: &mut Session, effort: Effort) -> Result<Minima, RunError> {
+    let program = session.program();
+    let work = program.context.workload;
+    let vocab = program.constants.vocab;
+    let stream = Stream::new(1, "tokens");
+    let count = work.global_batch * work.sequence_length;
+    let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % vocab) as u32).collect();
+    let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
+    let untimed = match session.steps_otherwise_when_timed() {
+        true => Some(shortest(session, CAPTURED_AFTER, effort, input)?),
+        false => None,
+    };
+    session.keep_laps();
+    let mut minima: Option<Minima> = None;
+    repeat(session, effort.warm_up, effort, input, |session, seconds| {
+        let laps = |device| session.laps(DeviceId(device)).iter();
+        let of_device = |device| laps(device).map(|lap| (lap.end - lap.begin).as_secs_f64());
+        let laps_s = session.devices().map(|device| of_device(device).collect()).collect();
+        let (shortest_step_s, whole_step_s) = (seconds, untimed.unwrap_or(seconds));
+        let made = Minima { shortest_step_s, whole_step_s, allocated: session.allocated(), laps_s };
+        match &mut minima {
+            Some(minima) => minima.join(&made),
+            None => minima = Some(made),
+        }
+    })?;
+    // At least one step was made.
+    let minima = minima.ok_or(RunError::Threads { why: "no step was made".into() })?;
+    match session.cluster() {
+        None => Ok(minima),
+        Some(cluster) => Ok(agree(&**cluster, minima, Minima::of_all)?),
+    }
+}
+
+/// The shortest step by the clock.
+fn shortest(
+    session: &mut Session,
+    least_warm_up: usize,
+    effort: Effort,
+    input: StepInput,
+) -> Result<f64, RunError> {
+    let mut shortest = f64::INFINITY;
+    let warm_up = effort.warm_up.max(least_warm_up);
+    repeat(session, warm_up, effort, input, |_, seconds| shortest = shortest.min(seconds))?;
+    Ok(shortest)
+}
+
+/// Makes steps, as many in every process. `made` is told what each took after the warm-up.
+fn repeat(
+    session: &mut Session,
+    warm_up: usize,
+    effort: Effort,
+    input: StepInput,
+    mut made: impl FnMut(&Session, f64),
+) -> Result<(), RunError> {
+    let optimizer = Optimizer::new(1e-4, 1, 1_000_000);
+    for _ in 0..warm_up {
+        session.step(&optimizer, input)?;
+    }
+    let (begun, mut steps) = (Instant::now(), 0);
+    let wanted = |steps, begun: Instant| steps < effort.most && begun.elapsed() < effort.time;
+    while steps < effort.least.max(1) || session.anyone(wanted(steps, begun))? {
+        let step = Instant::now();
+        session.step(&optimizer, input)?;
+        made(session, step.elapsed().as_secs_f64());
+        steps += 1;
+    }
+    Ok(())
+}
+
+impl Minima {
+    /// Takes the shorter of both times, of the same program.
+    pub fn join(&mut self, other: &Minima) {
+        self.shortest_step_s = self.shortest_step_s.min(other.shortest_step_s);
+        self.whole_step_s = self.whole_step_s.min(other.whole_step_s);
+        let laps = self.laps_s.iter_mut().flatten().zip(other.laps_s.iter().flatten());
+        laps.for_each(|(mine, others)| *mine = mine.min(*others));
+    }
+
+    /// What processes measured together, of the devices of each, in their order. A step is over when its last
+    /// process is.
+    fn of_all(all: Vec<Minima>) -> Minima {
+        let longest = |of: fn(&Minima) -> f64| all.iter().map(of).fold(0.0, f64::max);
+        Minima {
+            shortest_step_s: longest(|one| one.shortest_step_s),
+            whole_step_s: longest(|one| one.whole_step_s),
+            allocated: all.iter().flat_map(|one| one.allocated.clone()).collect(),
+            laps_s: all.iter().flat_map(|one| one.laps_s.clone()).collect(),
+        }
+    }
+
+    /// A step without disturbance: all instructions' shortest times, the mean over the devices.
+    pub fn step_s(&self) -> f64 {
+        self.laps_s.iter().flatten().sum::<f64>() / self.laps_s.len().max(1) as f64
+    }
+
+    /// What each kernel took, in the order of their first instructions.
+    pub fn samples(&self, program: &Program) -> Vec<Sample> {
+        let mut samples: Vec<Sample> = vec![];
+        let mut places: HashMap<Kernel, usize> = HashMap::new();
+        for (device, laps) in self.laps_s.iter().enumerate() {
+            let stage = DeviceId(device as u64).stage(&program.context.mesh);
+            for (moment, seconds) in order::step(&program.stages[stage]).zip(laps) {
+                if waits_for_another_stage(moment.instr) {
+                    continue;
+                }
+                let kernel = moment.instr.kernel();
+                let place = *places.entry(kernel.clone()).or_insert_with(|| {
+                    samples.push(Sample { kernel, seconds: 0.0, instructions: 0 });
+                    samples.len() - 1
+                });
+                samples[place].seconds += seconds;
+                samples[place].instructions += 1;
+            }
+        }
+        for sample in &mut samples {
+            sample.seconds /= sample.instructions as f64;
+        }
+        samples
+    }
+}
+
+fn waits_for_another_stage(instr: &Instr) -> bool {
+    match &instr.action {
+        Action::Receive(_) => true,
+        Action::Collective(exchange) => exchange.axis == Axis::Pipeline,
+        _ => false,
+    }
+}

@@ -1,0 +1,94 @@
+//! What executes the steps of a session, and where its memory is.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use narrows_plan::program::{Buffer, Region};
+
+use super::share::Share;
+use crate::error::RunError;
+use crate::optimizer::{Coefficients, Optimizer};
+use crate::parts::Lap;
+
+/// The devices of a process: their memory, and what runs on them.
+///
+/// A backend that trains is one implementation of this, and a constructor of a
+/// [`Session`](super::Session).
+pub trait Engine: Send {
+    /// The name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// The devices of this process.
+    fn devices(&self) -> Range<u64>;
+
+    /// Executes a step on them, whose tokens are as many as the program takes.
+    ///
+    /// # Errors
+    /// The first thing that went wrong on any of them.
+    fn run(&mut self, step: Step) -> Result<Share, RunError>;
+
+    /// The numbers of a resident buffer of weights, gradients or moments, whatever its format.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError>;
+
+    /// Lets `change` work on the numbers of such a buffer.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn change(
+        &mut self,
+        device: u64,
+        buffer: &Buffer,
+        change: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), RunError>;
+
+    /// Zeroes such a buffer.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn clear(&mut self, device: u64, buffer: &Buffer) -> Result<(), RunError> {
+        self.change(device, buffer, &mut |numbers| numbers.fill(0.0))
+    }
+
+    /// Bytes allocated for the buffers of each device.
+    fn allocated(&self) -> Vec<u64>;
+
+    /// Bytes that each device holds besides.
+    fn scratch(&self) -> Vec<u64>;
+
+    /// Keeps when every instruction of a step was executed, from now on.
+    fn keep_laps(&mut self);
+
+    /// Whether steps are made in another way while laps are kept, and take another time.
+    fn steps_otherwise_when_timed(&self) -> bool {
+        false
+    }
+
+    /// When a device executed the instructions of the last step; empty unless they are kept.
+    fn laps(&self, device: u64) -> &[Lap];
+}
+
+/// What all devices know in a step.
+#[derive(Clone, Copy)]
+pub struct Step<'a> {
+    /// The global batch's token ids, sequence after sequence.
+    pub tokens: &'a [u32],
+    /// What is to be predicted.
+    pub targets: &'a [u32],
+    /// How weights are updated, and the number of the step; `None` leaves them, and the gradients, as
+    /// they are.
+    pub update: Option<(&'a Optimizer, Coefficients, u64)>,
+}
+
+impl<'a> Step<'a> {
+    /// The ids that an input buffer is filled from; `None` for other buffers.
+    pub fn ids_of(&self, buffer: &Buffer) -> Option<&'a [u32]> {
+        match (buffer.region, buffer.name.as_str()) {
+            (Region::Input, "tokens") => Some(self.tokens),
+            (Region::Input, "targets") => Some(self.targets),
+            _ => None,
+        }
+    }
+}

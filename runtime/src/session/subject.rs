@@ -1,0 +1,81 @@
+//! A program, with what of its model must be known to execute it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use narrows_plan::CheckedProgram;
+use narrows_plan::model::Model;
+use narrows_plan::program::{BufferId, Constants, Program, Region, StageProgram};
+
+use super::weights::Held;
+use crate::error::RunError;
+use crate::parameters::{Role, logical_parameters};
+
+/// A checked program of a model.
+pub struct Subject {
+    program: CheckedProgram,
+    /// Whether weight decay applies, by stage and weight.
+    decays: Vec<HashMap<BufferId, bool>>,
+    /// Elements of every logical parameter.
+    sizes: BTreeMap<String, usize>,
+}
+
+impl Subject {
+    /// Puts them together.
+    ///
+    /// # Errors
+    /// When the program is not of this model.
+    pub fn new(model: &Model, program: CheckedProgram) -> Result<Subject, RunError> {
+        let other = || RunError::OtherModel { model: model.name.clone() };
+        let whole = program.program();
+        if whole.constants != Constants::of(model) || whole.tied != model.tied {
+            return Err(other());
+        }
+        let logical: BTreeMap<String, (usize, Role)> = logical_parameters(model)
+            .into_iter()
+            .map(|parameter| {
+                let elements = parameter.elements() as usize;
+                (parameter.name, (elements, parameter.role))
+            })
+            .collect();
+        let stages = whole.stages.iter();
+        let decays = stages.map(|stage| decays(whole, stage, &logical)).collect::<Option<_>>();
+        let decays = decays.ok_or_else(other)?;
+        let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
+        Ok(Subject { program, decays, sizes })
+    }
+
+    /// The program.
+    pub fn program(&self) -> &Program {
+        self.program.program()
+    }
+
+    /// Whether weight decay applies, by the weights of a stage.
+    pub fn decays(&self, stage: usize) -> &HashMap<BufferId, bool> {
+        &self.decays[stage]
+    }
+
+    /// Elements of every logical parameter.
+    pub fn sizes(&self) -> &BTreeMap<String, usize> {
+        &self.sizes
+    }
+}
+
+/// `None` when a weight is not one of the model's.
+fn decays(
+    program: &Program,
+    stage: &StageProgram,
+    logical: &BTreeMap<String, (usize, Role)>,
+) -> Option<HashMap<BufferId, bool>> {
+    let mut made = HashMap::new();
+    for (id, buffer) in stage.buffers.iter().enumerate() {
+        if buffer.region != Region::Weight {
+            continue;
+        }
+        let held = Held::new(buffer, 0, program.context.tensor(), program.tied)?;
+        for name in held.names() {
+            let (_, role) = logical.get(&name)?;
+            made.insert(BufferId(id as u32), *role == Role::Matrix);
+        }
+    }
+    Some(made)
+}

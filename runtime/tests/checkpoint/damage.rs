@@ -1,0 +1,297 @@
+//! Damaged, foreign and forged checkpoints: each is refused, with a place; none makes a panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use narrows_runtime::checkpoint::{Checkpoint, CheckpointError, Fault, TensorFault, load, save};
+use narrows_runtime::data::{digest, hex};
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensors, serialize};
+use tempfile::TempDir;
+
+use crate::support::*;
+use narrows_test_support::plans::Dice;
+
+const FILES: [&str; 4] =
+    ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"];
+
+/// A checkpoint to damage.
+struct Saved {
+    folder: TempDir,
+    path: PathBuf,
+    checkpoint: Checkpoint,
+}
+
+impl Saved {
+    fn new() -> Saved {
+        let folder = tempfile::tempdir().unwrap();
+        let model = small_model(false);
+        let checkpoint = trained(&model);
+        let path = save(folder.path(), &checkpoint, &model, keep(1)).unwrap();
+        Saved { folder, path, checkpoint }
+    }
+
+    fn load(&self) -> Result<Checkpoint, CheckpointError> {
+        load(&self.path, &small_model(false))
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        fs::read(self.path.join(name)).unwrap()
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) {
+        fs::write(self.path.join(name), bytes).unwrap();
+    }
+
+    /// Writes other bytes and a manifest that agrees with them.
+    fn forge(&self, name: &str, bytes: &[u8]) {
+        self.put(name, bytes);
+        let mut manifest: serde_json::Value =
+            serde_json::from_slice(&self.bytes("manifest.json")).unwrap();
+        manifest["files"][name]["bytes"] = bytes.len().into();
+        manifest["files"][name]["sha256"] = hex(&digest(bytes)).into();
+        self.put("manifest.json", manifest.to_string().as_bytes());
+    }
+
+    /// What is wrong, which must be with this file.
+    fn fault_of(&self, name: &str) -> Fault {
+        let Err(error) = self.load() else { panic!("{name} is damaged") };
+        assert_eq!(error.path, self.path.join(name), "{error}");
+        assert!(error.fault.hint().is_some(), "{error}");
+        error.fault
+    }
+}
+
+#[test]
+fn files_cut_off_are_refused() {
+    let saved = Saved::new();
+    let mut dice = Dice(1);
+    for name in FILES {
+        let bytes = saved.bytes(name);
+        let random = (0..20).map(|_| dice.below(bytes.len() - 1));
+        // Without its last byte, a line's end, a manifest says all it did.
+        for length in random.chain([0, 1, 7, 8, 9, bytes.len() - 2]) {
+            saved.put(name, &bytes[..length]);
+            match (name, saved.fault_of(name)) {
+                ("manifest.json", Fault::Field { .. }) => {}
+                (_, Fault::Length { found, .. }) => assert_eq!(found, length as u64),
+                (_, other) => panic!("{name} at {length}: {other}"),
+            }
+        }
+        saved.put(name, &[&bytes[..], b"x"].concat());
+        saved.fault_of(name);
+        saved.put(name, &bytes);
+    }
+    assert!(saved.load().unwrap() == saved.checkpoint);
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let saved = Saved::new();
+    let mut dice = Dice(2);
+    for name in FILES {
+        let mut bytes = saved.bytes(name);
+        let bits = bytes.len() * 8;
+        // Nothing but its own form protects the manifest: a bit of each of its bytes.
+        let each = 0..if name == "manifest.json" { bytes.len() } else { 0 };
+        let each: Vec<usize> = each.map(|byte| 8 * byte + dice.below(8)).collect();
+        for bit in (0..40).map(|_| dice.below(bits)).chain(each) {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            saved.put(name, &bytes);
+            let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
+            let checksum = matches!(error.fault, Fault::Checksum { .. });
+            assert!(checksum || name == "manifest.json", "{error}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        saved.put(name, &bytes);
+    }
+    assert!(saved.load().unwrap() == saved.checkpoint);
+}
+
+#[test]
+fn missing_and_exchanged_files_are_named() {
+    let saved = Saved::new();
+    for name in FILES {
+        let (path, aside) = (saved.path.join(name), saved.folder.path().join("aside"));
+        fs::rename(&path, &aside).unwrap();
+        assert!(matches!(saved.fault_of(name), Fault::Missing));
+        fs::create_dir(&path).unwrap();
+        assert!(matches!(saved.fault_of(name), Fault::NotPlain));
+        fs::remove_dir(&path).unwrap();
+        fs::rename(&aside, &path).unwrap();
+    }
+    let (model, moments) = (saved.bytes(FILES[1]), saved.bytes(FILES[2]));
+    saved.put(FILES[1], &moments);
+    saved.put(FILES[2], &model);
+    assert!(matches!(saved.fault_of(FILES[1]), Fault::Length { .. }));
+    // With a manifest that agrees, the tensors are still those of the other file.
+    saved.forge(FILES[1], &moments);
+    saved.forge(FILES[2], &model);
+    let fault = saved.fault_of(FILES[1]);
+    assert!(matches!(&fault, Fault::Tensor { fault: TensorFault::Unknown, .. }), "{fault}");
+    // Files of another step of the same run, as long as these.
+    let other = Saved::new();
+    let mut later = other.checkpoint.clone();
+    later.weights.get_mut("head").unwrap()[0] += 1.0;
+    later.step += 1;
+    let later = save(other.folder.path(), &later, &small_model(false), keep(2)).unwrap();
+    fs::copy(later.join(FILES[1]), other.path.join(FILES[1])).unwrap();
+    assert!(matches!(other.fault_of(FILES[1]), Fault::Checksum { .. }));
+}
+
+#[test]
+fn other_models_are_refused() {
+    let saved = Saved::new();
+    let error = load(&saved.path, &small_model(true)).unwrap_err();
+    let text = error.to_string();
+    assert_eq!(error.path, saved.path.join("state.json"));
+    assert!(text.contains("field `model`: the checkpoint is of the model `"), "{text}");
+    assert!(text.contains(&small_model(true).fingerprint()), "{text}");
+    let mut renamed = small_model(false);
+    renamed.name = "the same under another name".into();
+    assert!(load(&saved.path, &renamed).unwrap() == saved.checkpoint);
+}
+
+#[test]
+fn other_formats_are_refused() {
+    let saved = Saved::new();
+    let format = "\"narrows-checkpoint/1\"";
+    let newer = "this program knows 1";
+    for (written, expected) in [
+        ("\"narrows-checkpoint/2\"", newer),
+        ("\"narrows-checkpoint/18446744073709551615\"", newer),
+        ("\"narrows-checkpoint/01\"", "is no format of checkpoints"),
+        ("\"narrows-model/1\"", "field `format`: `\"narrows-model/1\"` is no format"),
+        ("17", "field `format`: `17` is no format"),
+    ] {
+        for name in ["manifest.json", "state.json"] {
+            let before = saved.bytes(name);
+            let manifest = saved.bytes("manifest.json");
+            let text = String::from_utf8(before.clone()).unwrap();
+            assert!(text.contains(format), "{text}");
+            let text = text.replace(format, written);
+            if name == "state.json" {
+                saved.forge(name, text.as_bytes());
+            } else {
+                saved.put(name, text.as_bytes());
+            }
+            let error = saved.load().unwrap_err();
+            assert_eq!(error.path, saved.path.join(name));
+            assert!(error.to_string().contains(expected), "{error}");
+            saved.put(name, &before);
+            saved.put("manifest.json", &manifest);
+        }
+    }
+}
+
+#[test]
+fn fields_are_named() {
+    let saved = Saved::new();
+    let state: serde_json::Value = serde_json::from_slice(&saved.bytes("state.json")).unwrap();
+    let message = |edit: &dyn Fn(&mut serde_json::Value)| {
+        let mut state = state.clone();
+        edit(&mut state);
+        saved.forge("state.json", state.to_string().as_bytes());
+        let fault = saved.fault_of("state.json");
+        format!("{}: {fault}", fault.place().unwrap_or_default())
+    };
+    let text = message(&|state| state["step"] = (-1).into());
+    assert!(text.starts_with("field `step`: invalid value"), "{text}");
+    let text = message(&|state| state["optimizer"]["clip_norm"] = "lots".into());
+    assert!(text.starts_with("field `optimizer.clip_norm`: `lots` is not a number"), "{text}");
+    let text = message(&|state| state["cursor"]["next"] = 1.into());
+    assert!(text.starts_with("field `cursor.next`: unknown field"), "{text}");
+    let text = message(&|state| drop(state.as_object_mut().unwrap().remove("seed")));
+    assert!(text.starts_with(": missing field `seed`"), "{text}");
+}
+
+/// One tensor of a file, changed.
+fn edited(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)>) -> Vec<u8> {
+    let file = SafeTensors::deserialize(bytes).unwrap();
+    let tensors: Vec<(String, TensorView)> = file
+        .iter()
+        .filter_map(|(found, view)| match &to {
+            Some((new_name, dtype, shape)) if found == name => {
+                let view = TensorView::new(*dtype, shape.clone(), view.data()).unwrap();
+                Some((new_name.to_string(), view))
+            }
+            None if found == name => None,
+            _ => Some((found.to_string(), view)),
+        })
+        .collect();
+    serialize(tensors, None).unwrap()
+}
+
+#[test]
+fn tensors_are_named() {
+    let saved = Saved::new();
+    let bytes = saved.bytes("model.safetensors");
+    let name = "model.layers.1.self_attn.q_proj.cola_a";
+    let fault = |to| {
+        saved.forge("model.safetensors", &edited(&bytes, name, to));
+        match saved.fault_of("model.safetensors") {
+            Fault::Tensor { tensor, fault } => (tensor, fault),
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(fault(None), (name.into(), TensorFault::Missing));
+    let unknown = ("another".to_string(), TensorFault::Unknown);
+    assert_eq!(fault(Some(("another", Dtype::F32, vec![32, 16]))), unknown);
+    let dtype = TensorFault::DType { found: "I32".into() };
+    assert_eq!(fault(Some((name, Dtype::I32, vec![32, 16]))), (name.into(), dtype));
+    let shape = TensorFault::Shape { expected: vec![32, 16], found: vec![16, 32] };
+    assert_eq!(fault(Some((name, Dtype::F32, vec![16, 32]))), (name.into(), shape));
+    // As it was, but in another order and without metadata: that is as good.
+    let same = edited(&bytes, name, Some((name, Dtype::F32, vec![32, 16])));
+    saved.forge("model.safetensors", &same);
+    assert!(saved.load().unwrap() == saved.checkpoint);
+}
+
+/// Whatever is in the files, and whether or not the manifest agrees.
+#[test]
+fn no_bytes_make_a_panic() {
+    let saved = Saved::new();
+    let originals: Vec<Vec<u8>> = FILES.iter().map(|name| saved.bytes(name)).collect();
+    arbtest::arbtest(|u| {
+        let at = u.choose_index(FILES.len())?;
+        let mut bytes = originals[at].clone();
+        // Where headers and JSON are, not among the numbers.
+        let reach = bytes.len().min(4000);
+        for _ in 0..u.int_in_range(1..=6)? {
+            let end = reach.min(bytes.len());
+            let from = u.int_in_range(0..=end)?;
+            match u.int_in_range(0..=4)? {
+                0 if from < bytes.len() => bytes[from] = u.arbitrary()?,
+                1 => bytes.truncate(from),
+                2 => drop(bytes.splice(from..from, u.arbitrary::<[u8; 3]>()?)),
+                3 if from + 8 <= bytes.len() => {
+                    bytes[from..from + 8].copy_from_slice(&u.arbitrary::<u64>()?.to_le_bytes());
+                }
+                _ if from < bytes.len() => {
+                    let digit = b"0123456789-e\"[]{}:,n"[u.choose_index(20)?];
+                    bytes[from] = digit;
+                }
+                _ => {}
+            }
+        }
+        restore(&saved.path, &originals);
+        if FILES[at] == "manifest.json" {
+            saved.put(FILES[at], &bytes);
+        } else {
+            saved.forge(FILES[at], &bytes);
+        }
+        if let Err(error) = saved.load() {
+            assert!(!error.to_string().is_empty());
+        }
+        Ok(())
+    })
+    .budget_ms(2_000);
+    restore(&saved.path, &originals);
+    assert!(saved.load().unwrap() == saved.checkpoint);
+}
+
+fn restore(path: &Path, originals: &[Vec<u8>]) {
+    for (name, bytes) in FILES.iter().zip(originals) {
+        fs::write(path.join(name), bytes).unwrap();
+    }
+}

@@ -1,0 +1,97 @@
+//! A process that saves after every step is killed, a hundred times, whenever it happens to be.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use narrows_plan::strategy::Zero;
+use narrows_runtime::checkpoint::{latest, load, save};
+
+use crate::support::*;
+use narrows_test_support::plans::Dice;
+
+/// Tells the child where to save. It is this test binary again, running [`child`] alone.
+const FOLDER: &str = "NARROWS_TEST_CHECKPOINT_FOLDER";
+const SAVED: &str = "saved step ";
+
+/// Trains and saves until it is killed; without a folder there is nothing to do.
+#[test]
+#[ignore = "the other side of the test below"]
+fn child() {
+    let Some(dir) = env::var_os(FOLDER) else { return };
+    let dir = Path::new(&dir);
+    let model = small_model(false);
+    let mut session = begun(&model, &plan(&model, 1, mesh(1, 1, 1), Zero::Off));
+    if let Some(path) = latest(dir).unwrap() {
+        load(&path, &model).unwrap().apply(&mut session).unwrap();
+    }
+    loop {
+        train(&mut session, 1);
+        let checkpoint = checkpoint_of(&session, &model);
+        // The second time, what has the name must step aside.
+        for _ in 0..2 {
+            save(dir, &checkpoint, &model, keep(1)).unwrap();
+            println!("{SAVED}{}", session.steps());
+        }
+    }
+}
+
+/// Lets the child run for `delay` after its first save (or from its start), kills it, and gives the
+/// last step it said it saved.
+fn run_and_kill(dir: &Path, delay: Duration, after_save: bool) -> Option<u64> {
+    let mut child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "kill::child", "--ignored", "--nocapture"])
+        .env(FOLDER, dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let (sender, receiver) = mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            let step = line.split_once(SAVED).and_then(|(_, step)| step.parse::<u64>().ok());
+            step.map(|step| sender.send(step));
+        }
+    });
+    let first = after_save.then(|| receiver.recv_timeout(Duration::from_secs(60)).ok()).flatten();
+    assert!(first.is_some() || !after_save, "the child saved nothing");
+    std::thread::sleep(delay);
+    // SIGKILL, on the systems that have it.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    reader.join().unwrap();
+    receiver.try_iter().last().or(first)
+}
+
+#[test]
+fn whenever_it_is_killed_nothing_saved_is_lost() {
+    const KILLS: u32 = 100;
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let model = small_model(false);
+    let mut dice = Dice(3);
+    let (mut reached, mut interrupted) = (0, 0);
+    let begun = Instant::now();
+    for kill in 0..KILLS {
+        let delay = Duration::from_micros(dice.below(40_000) as u64);
+        // Some before they have done anything, the others in the midst of it.
+        let said = run_and_kill(dir, delay, kill == 0 || dice.below(10) > 0);
+        let least = reached.max(said.unwrap_or(0));
+        let path = latest(dir).unwrap().expect("something was saved before");
+        let loaded = load(&path, &model).unwrap_or_else(|error| panic!("kill {kill}: {error}"));
+        assert!(loaded.step >= least, "kill {kill}: {} after {least}", loaded.step);
+        reached = loaded.step;
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        interrupted += usize::from(
+            names.filter(|name| !name.to_str().unwrap().starts_with("step-")).count() > 0,
+        );
+    }
+    println!("{KILLS} kills, {interrupted} amid a write, {reached} steps, {:?}", begun.elapsed());
+    assert!(interrupted > 0, "no kill interrupted anything");
+    let loaded = load(&latest(dir).unwrap().unwrap(), &model).unwrap();
+    save(dir, &loaded, &model, keep(1)).unwrap();
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 1, "leftovers are left");
+}

@@ -1,0 +1,94 @@
+//! Small models, drawn plans, and training on drawn tokens.
+
+use std::num::NonZeroUsize;
+
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::model::{self, Model};
+use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{CheckedProgram, Plan, Precision};
+use narrows_runtime::Optimizer;
+use narrows_runtime::checkpoint::Checkpoint;
+use narrows_runtime::data::Cursor;
+use narrows_runtime::session::{Session, StepInput};
+
+use narrows_test_support::plans::{Dice, draw_plan};
+
+pub const SEED: u64 = 5;
+
+/// Factors and dense matrices, crossings with gates of every kind: every name there is.
+pub fn small_model(tied: bool) -> Model {
+    let text = format!(
+        r#"{{"format": "narrows-model/1", "hidden": 32, "vocab": 64, "heads": 4, "kv_heads": 2,
+        "d_ff": 64, "tied": {tied},
+        "blocks": {{"count": 3, "default": {{"product": "swiglu",
+            "all": {{"rank": 16, "activation": "silu",
+                "crossing": {{"form": "released", "gate": {{"tensor": {{"a": 4, "b": 4}}}}}}}},
+            "up": {{"crossing": {{"form": "paper", "gate": "dense"}}}}, "o": "dense"}}}}}}"#
+    );
+    model::read("small.json", &text).expect("a valid model")
+}
+
+/// Tensor, pipeline and data axis.
+pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
+    Mesh { tensor, pipeline, data }
+}
+
+/// A plan drawn for a batch of eight sequences.
+pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
+    let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
+    let context = Context { mesh, workload, precision: Precision::Full32, zero };
+    let mut dice = Dice(seed);
+    (0..1000).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan of this mesh")
+}
+
+/// A session under a plan; all weights are zeros.
+pub fn session(model: &Model, plan: &Plan) -> Session {
+    let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
+    narrows_cpu::session(model, program, 1).unwrap()
+}
+
+/// A session at its first step.
+pub fn begun(model: &Model, plan: &Plan) -> Session {
+    let mut session = session(model, plan);
+    session.initialise(model, SEED).unwrap();
+    session
+}
+
+pub fn optimizer() -> Optimizer {
+    Optimizer::new(1e-2, 3, 40)
+}
+
+/// Makes steps on tokens that depend on the step's number alone; gives their losses.
+pub fn train(session: &mut Session, steps: u64) -> Vec<f64> {
+    let one = |_| {
+        let mut dice = Dice(1000 + session.steps());
+        let work = session.program().context.workload;
+        let count = work.global_batch * work.sequence_length;
+        // A target that can be learned: the token itself.
+        let tokens: Vec<u32> = (0..count).map(|_| dice.below(64) as u32).collect();
+        session.step(&optimizer(), StepInput { tokens: &tokens, targets: &tokens }).unwrap().loss
+    };
+    (0..steps).map(one).collect()
+}
+
+pub fn checkpoint_of(session: &Session, model: &Model) -> Checkpoint {
+    let cursor = Cursor {
+        next_sequence: session.steps() * 8,
+        seed: u64::MAX,
+        sequence_length: 8,
+        tokens_sha256: "ab".repeat(32),
+    };
+    Checkpoint::of(session, model, &optimizer(), cursor, SEED).unwrap().unwrap()
+}
+
+/// A checkpoint after two steps on one device.
+pub fn trained(model: &Model) -> Checkpoint {
+    let mut session = begun(model, &plan(model, 1, mesh(1, 1, 1), Zero::Off));
+    train(&mut session, 2);
+    checkpoint_of(&session, model)
+}
+
+pub fn keep(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).unwrap()
+}

@@ -1,0 +1,137 @@
+//! The null backend does what the program says, no more and no less.
+//!
+//! The plans under `tests/data` were written by `narrows plan`: BTP on four devices, two stages of
+//! two devices, and two replicas with ZeRO-1.
+
+use std::collections::BTreeMap;
+
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::Axis;
+use narrows_plan::model::presets;
+use narrows_plan::program::{Action, Instr, collective_payload};
+use narrows_plan::{Bytes, CheckedProgram, Plan};
+use narrows_runtime::null::count_step;
+use narrows_runtime::{DeviceId, Report};
+
+const PLANS: [(&str, &str); 3] = [
+    ("btp", narrows_test_support::saved::BTP),
+    ("stages", narrows_test_support::saved::STAGES),
+    ("replicas", narrows_test_support::saved::REPLICAS),
+];
+
+fn checked(text: &str) -> CheckedProgram {
+    let plan = Plan::read(text).expect("a plan");
+    let model = presets::find(&plan.model.name).expect("a preset");
+    let resolved = plan.resolve(&model).expect("it resolves");
+    CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+fn run(program: &CheckedProgram) -> Report {
+    count_step(program).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Every phase of a stage with how often it runs in a step.
+fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 3] {
+    let program = program.program();
+    let microbatches = program.context.workload.microbatches(&program.context.mesh);
+    let stage = &program.stages[stage];
+    [(&stage.forward, microbatches), (&stage.backward, microbatches), (&stage.step, 1)]
+}
+
+#[test]
+fn instructions_and_memory_are_those_of_the_program() {
+    for (name, text) in PLANS {
+        let program = checked(text);
+        let report = run(&program);
+        assert_eq!(report.stages.len(), program.program().stages.len());
+        for (index, stage) in report.stages.iter().enumerate() {
+            let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
+            for (list, times) in phases(&program, index) {
+                for instr in list {
+                    *expected.entry(instr.action.name()).or_default() += times;
+                }
+            }
+            assert_eq!(stage.instructions, expected, "{name}, stage {index}");
+            assert_eq!(stage.allocated, program.program().stages[index].arena);
+        }
+    }
+}
+
+#[test]
+fn volumes_are_those_of_the_program() {
+    for (name, text) in PLANS {
+        let program = checked(text);
+        let report = run(&program);
+        for (index, stage) in report.stages.iter().enumerate() {
+            for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
+                let mut expected = 0;
+                for (list, times) in phases(&program, index) {
+                    let bytes = collective_payload(list, axis).values().copied().sum::<Bytes>();
+                    expected += bytes.0 * times;
+                }
+                let counted: u64 = stage
+                    .collectives
+                    .iter()
+                    .filter(|((_, over), _)| *over == axis)
+                    .map(|(_, count)| count.payload.0)
+                    .sum();
+                assert_eq!(counted, expected, "{name}, stage {index}, {}", axis.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_axis_with_several_devices_is_used() {
+    let (_, btp) = PLANS[0];
+    let report = run(&checked(btp));
+    let axes: Vec<Axis> = report.stages[0].collectives.keys().map(|(_, axis)| *axis).collect();
+    assert!(axes.contains(&Axis::Tensor) && !axes.contains(&Axis::Data), "{axes:?}");
+    let (_, replicas) = PLANS[2];
+    let report = run(&checked(replicas));
+    assert!(report.stages[0].collectives.keys().any(|(_, axis)| *axis == Axis::Data));
+}
+
+/// The published volume of BTP is 7r a block and token, forward and backward, in all-reduces.
+#[test]
+fn btp_moves_seven_ranks_a_block_and_token_each_way() {
+    let (_, text) = PLANS[0];
+    let program = checked(text);
+    let stage = &program.program().stages[0];
+    let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
+    for pass in [&stage.forward, &stage.backward] {
+        let of_blocks = pass.iter().filter(|instr| {
+            let tensor = |e: &narrows_plan::program::Exchange| e.axis == Axis::Tensor;
+            let reduces = matches!(&instr.action, Action::Collective(e) if tensor(e));
+            reduces && !instr.origin.starts_with("head") && !instr.origin.starts_with("embedding")
+        });
+        let payload = collective_payload(of_blocks, Axis::Tensor);
+        assert_eq!(payload.get("all_reduce"), Some(&Bytes(7 * rank * tokens * blocks * bf16)));
+    }
+}
+
+#[test]
+fn what_one_stage_sends_the_next_receives() {
+    let (_, text) = PLANS[1];
+    let program = checked(text);
+    let report = run(&program);
+    let [first, second] = &report.stages[..] else { panic!("two stages") };
+    assert!(first.sent > Bytes(0) && second.sent > Bytes(0));
+    assert_eq!((first.sent, first.received), (second.received, second.sent));
+}
+
+#[test]
+fn every_device_is_reported() {
+    let (_, text) = PLANS[1];
+    let report = run(&checked(text));
+    assert_eq!(report.devices().count(), 4);
+    assert_eq!(report.device(DeviceId(1)), &report.stages[0]);
+    assert_eq!(report.device(DeviceId(2)), &report.stages[1]);
+}
+
+#[test]
+fn a_step_is_the_same_every_time() {
+    let (_, text) = PLANS[1];
+    let program = checked(text);
+    assert_eq!(run(&program), run(&program));
+}

@@ -1,0 +1,176 @@
+// Memory of devices, and pinned memory of the host.
+//
+// An allocation ends where a page begins that nobody may touch, to within the 256 bytes that its
+// beginning is aligned to, and no address is given twice: a kernel that leaves its memory, or uses
+// what was freed, stops the process with a sentence. What was never written is 0xff, NaN in every
+// format, and takes no memory: all pages are copies of a few until they are written.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <cstdio>
+#include <cstring>
+#include "state.h"
+
+namespace stand_in {
+
+constexpr u64 PAGE = 4096, ALIGNMENT = 256, CHUNK = 4 << 20;
+
+static u64 rounded(u64 bytes, u64 to) { return (bytes + to - 1) / to * to; }
+
+// A file of 0xff.
+static int unwritten() {
+    static const int file = [] {
+        const int file = memfd_create("narrows-unwritten", MFD_CLOEXEC);
+        const std::string bytes(CHUNK, '\xff');
+        if (file < 0 || write(file, bytes.data(), CHUNK) != ssize_t(CHUNK)) return -1;
+        return file;
+    }();
+    return file;
+}
+
+static void* map(u64 bytes) {
+    const u64 whole = bytes + 2 * PAGE;
+    void* mapped = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED || unwritten() < 0) return nullptr;
+    char* const first = static_cast<char*>(mapped) + PAGE;
+    for (u64 at = 0; at < bytes; at += CHUNK) {
+        const u64 piece = bytes - at < CHUNK ? bytes - at : CHUNK;
+        void* made = mmap(first + at, piece, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, unwritten(), 0);
+        if (made == MAP_FAILED) return nullptr;
+    }
+    return mapped;
+}
+
+static Allocation* holding(Device& device, u64 address, u64& begin) {
+    auto after = device.allocations.upper_bound(address);
+    if (after == device.allocations.begin()) return nullptr;
+    --after;
+    begin = after->first;
+    return &after->second;
+}
+
+bool is_inside(int ordinal, const void* pointer, u64 bytes) {
+    u64 begin, address = reinterpret_cast<u64>(pointer);
+    const Allocation* found = holding(*state().devices[ordinal], address, begin);
+    if (!found || found->freed) return false;
+    return address - begin <= found->bytes && bytes <= found->bytes - (address - begin);
+}
+
+static std::string where(int ordinal, u64 address) {
+    u64 begin;
+    const Allocation* found = holding(*state().devices[ordinal], address, begin);
+    if (!found) return "which is in no allocation of the device";
+    const std::string offset = std::to_string(address - begin);
+    const std::string bytes = std::to_string(found->bytes) + " bytes";
+    return "byte " + offset + " of " + bytes + (found->freed ? " that were freed" : "");
+}
+
+bool inside(int ordinal, const void* pointer, u64 bytes, const std::string& what) {
+    if (is_inside(ordinal, pointer, bytes)) return true;
+    fail(ordinal, CUDA_ERROR_ILLEGAL_ADDRESS,
+         what + " touches " + std::to_string(bytes) + " bytes at " +
+             where(ordinal, reinterpret_cast<u64>(pointer)));
+    return false;
+}
+
+// What runs now, for a sentence where it touches what it may not.
+static char running[256];
+static int running_on;
+static struct sigaction before;
+
+static void touched(int signal, siginfo_t* info, void*) {
+    const u64 address = reinterpret_cast<u64>(info->si_addr);
+    say(std::string(running) + " touches " + where(running_on, address));
+    sigaction(signal, &before, nullptr);
+}
+
+void watch(int ordinal, const std::string& name) {
+    struct sigaction action = {};
+    action.sa_sigaction = touched;
+    action.sa_flags = SA_SIGINFO;
+    snprintf(running, sizeof running, "%s", name.c_str());
+    running_on = ordinal;
+    sigaction(SIGSEGV, &action, &before);
+}
+
+void unwatch() { sigaction(SIGSEGV, &before, nullptr); }
+
+}  // namespace stand_in
+
+using namespace stand_in;
+
+static u64 total_bytes() { return setting("NARROWS_FAKE_CUDA_MEMORY", 4ull << 30); }
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (CUresult result = forbidden(*device)) return result;
+    if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+    const u64 taken = rounded(bytes, 512);
+    if (taken > total_bytes() - device->used_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+    const u64 aligned = rounded(bytes, ALIGNMENT), pages = rounded(aligned, PAGE);
+    void* mapped = map(pages);
+    if (!mapped) return CUDA_ERROR_OUT_OF_MEMORY;
+    *pointer = reinterpret_cast<u64>(mapped) + PAGE + pages - aligned;
+    device->allocations[*pointer] = {bytes, false, mapped, pages + 2 * PAGE};
+    device->used_bytes += taken;
+    return CUDA_SUCCESS;
+}
+
+// What is queued and still uses it is wrong: this does not wait.
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (CUresult result = forbidden(*device)) return result;
+    if (!pointer) return CUDA_SUCCESS;
+    auto found = device->allocations.find(pointer);
+    if (found == device->allocations.end() || found->second.freed) {
+        say("memory is freed that was not allocated, or was freed before");
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    Allocation& allocation = found->second;
+    device->used_bytes -= rounded(allocation.bytes, 512);
+    allocation.freed = true;
+    mmap(allocation.mapped, allocation.mapped_bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    *total = total_bytes();
+    *free = *total - device->used_bytes;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemHostAlloc(void** pointer, size_t bytes, u32) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (CUresult result = forbidden(*device)) return result;
+    if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+    *pointer = aligned_alloc(PAGE, rounded(bytes, PAGE));
+    if (!*pointer) return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(*pointer, 0xff, bytes);
+    const u64 begin = reinterpret_cast<u64>(*pointer);
+    state().pinned[begin] = begin + bytes;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) {
+    return cuMemHostAlloc(pointer, bytes, 0);
+}
+
+EXPORT CUresult cuMemFreeHost(void* pointer) {
+    Guard guard(lock());
+    Device* device;
+    if (CUresult result = working(device)) return result;
+    if (!state().pinned.erase(reinterpret_cast<u64>(pointer))) return CUDA_ERROR_INVALID_VALUE;
+    free(pointer);
+    return CUDA_SUCCESS;
+}

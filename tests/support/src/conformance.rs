@@ -1,0 +1,298 @@
+//! What every backend is held against: one list of programs, each of which must compute what the
+//! reference interpreter does. What the processor backend passes, every other must pass.
+//!
+//! A case is a model and a plan drawn from its whole space: a mesh with tensor, pipeline and data axis,
+//! microbatches, ZeRO or not. It is run in three steps: loss and gradients of a batch, then two steps
+//! of the optimizer. Held against the reference are the losses, every gradient, the norm of all
+//! gradients, and how far every weight has moved. The reference computes in f64 with the weights as the
+//! program's format holds them: summed in f32, the norm of three million gradients is off by 2e-3.
+//!
+//! A backend joins by a test that calls [`walk`] with the precision it runs, all [`CASES`], and how it makes a
+//! [`Session`] of a program: tests/cpu.rs is the smallest. One whose devices are processes, each with a session of
+//! its own, takes a [`Case`] in each and lets it [`hold`](Case::hold) that session: tests/gpu/walk.rs.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::fmt;
+
+use narrows_plan::lower::lower;
+use narrows_plan::model::Model;
+use narrows_plan::{CheckedProgram, DType, Plan, Precision};
+use narrows_reference::{Batch, Matrix, Parameters, Reference};
+use narrows_runtime::parameters::Stream;
+use narrows_runtime::session::{Session, StepInput, Tensors, Whole};
+use narrows_runtime::{Optimizer, RunError};
+
+use crate::plans::{Dice, describe, draw_plan};
+use crate::small::{small_context, small_models};
+
+/// What a run may differ from the reference by.
+#[derive(Clone, Copy, Debug)]
+struct Tolerance {
+    /// Of a loss, relative.
+    loss: f64,
+    /// Of a gradient: the norm of its difference over its norm. Of the norm of all, relative.
+    gradient: f64,
+    /// Of what two steps moved a weight by: the norm of its difference over its norm.
+    movement: f64,
+    /// Numbers of a weight that may go the other way besides: of a gate with 16 numbers one is much.
+    turned: f64,
+}
+
+impl Tolerance {
+    fn of(precision: Precision) -> Tolerance {
+        match precision {
+            // Sums in another order. A first step of AdamW moves every number by as much, whatever its
+            // gradient: one that is nearly zero in both may go either way.
+            Precision::Full32 => {
+                Tolerance { loss: 1e-5, gradient: 1e-5, movement: 1e-2, turned: 0.0 }
+            }
+            // Every activation is rounded to 8 bits: a relative error of 2⁻⁹ on average, some tens of
+            // times on the way of a gradient, at random.
+            Precision::MixedBf16 => {
+                Tolerance { loss: 2e-3, gradient: 0.08, movement: 0.3, turned: 2.0 }
+            }
+        }
+    }
+}
+
+/// A model, and a plan for it.
+pub struct Case {
+    pub model: Model,
+    pub plan: Plan,
+}
+
+/// Seeds of weights and tokens.
+const SEED: u64 = 5;
+const STEPS: u64 = 2;
+const RATE: f64 = 1e-3;
+
+/// How many cases a backend must pass, of a list that has no end: a plan of every small model.
+pub const CASES: usize = 19;
+
+/// The cases of these numbers.
+pub fn cases(
+    precision: Precision,
+    numbers: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = Case> {
+    let small = small_models();
+    numbers.into_iter().map(move |number| case(&small, number, precision))
+}
+
+/// For each small model the first case of the list that so many devices can run: where there are fewer than
+/// [`CASES`] want, no model is left out.
+pub fn cases_on(precision: Precision, devices: u64) -> Vec<Case> {
+    let count = small_models().len();
+    let first = |model| {
+        let fits = |case: &Case| case.plan.mesh.devices() <= devices;
+        cases(precision, (model..1000 * count).step_by(count)).find(fits)
+    };
+    (0..count).map(|model| first(model).expect("one in 16 is for one device")).collect()
+}
+
+/// A case of the list: small models take turns.
+fn case(small: &[Model], number: usize, precision: Precision) -> Case {
+    assert!(CASES >= small.len(), "{} models", small.len());
+    let model = small[number % small.len()].clone();
+    let mut dice = Dice(100 + number as u64);
+    let plan = (0..200).find_map(|_| {
+        let context = small_context(&mut dice, precision);
+        draw_plan(&mut dice, &model, context)
+    });
+    let plan = plan.unwrap_or_else(|| panic!("no plan of {} was drawn", model.name));
+    Case { model, plan }
+}
+
+/// Holds a backend against the reference in the cases of these numbers. `session` makes a session of a program whose
+/// weights, gradients and moments are zeros, or none where this machine cannot run the backend at all:
+/// then nothing is held.
+///
+/// # Panics
+/// At the first number that is further from the reference than the precision allows, and where the
+/// backend refuses a program.
+#[track_caller]
+pub fn walk(
+    precision: Precision,
+    numbers: impl IntoIterator<Item = usize>,
+    mut session: impl FnMut(&Model, CheckedProgram) -> Option<Session>,
+) {
+    let (mut worst, mut count) = (Off::default(), 0);
+    for case in cases(precision, numbers) {
+        let program = lower(&case.plan.resolve(&case.model).expect("a drawn plan resolves"));
+        let program = CheckedProgram::check(program).expect("a drawn plan is sound");
+        let Some(mut session) = session(&case.model, program) else { return };
+        worst.join(case.hold(&mut session));
+        count += 1;
+    }
+    println!("{count} programs: {worst}");
+}
+
+/// How far a run is from the reference, with the parameter that is furthest.
+#[derive(Debug, Default)]
+pub struct Off {
+    loss: f64,
+    gradient: (f64, String),
+    movement: (f64, String),
+}
+
+impl fmt::Display for Off {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (loss, gradient, movement) = (self.loss, self.gradient.0, self.movement.0);
+        write!(
+            f,
+            "losses off by {loss:.1e}, gradients by {gradient:.1e}, movements by {movement:.1e}"
+        )
+    }
+}
+
+impl Off {
+    #[track_caller]
+    fn assert_within(&self, tolerance: Tolerance, case: &Case) {
+        let of =
+            || format!("of {} on {}\n{}", case.model.name, case.plan.mesh, describe(&case.plan));
+        assert!(self.loss <= tolerance.loss, "loss off by {:e} {}", self.loss, of());
+        let (error, name) = &self.gradient;
+        assert!(*error <= tolerance.gradient, "gradient of {name} off by {error:e} {}", of());
+        let (error, name) = &self.movement;
+        assert!(*error <= tolerance.movement, "movement of {name} off by {error:e} {}", of());
+    }
+
+    /// Keeps the larger of both.
+    pub fn join(&mut self, other: Off) {
+        self.loss = self.loss.max(other.loss);
+        further(&mut self.gradient, other.gradient);
+        further(&mut self.movement, other.movement);
+    }
+}
+
+/// Keeps the larger; what is not a number is larger than all.
+fn further(worst: &mut (f64, String), other: (f64, String)) {
+    if other.0 > worst.0 || other.0.is_nan() {
+        *worst = other;
+    }
+}
+
+impl Case {
+    /// Holds a session of this case's program against the reference, and says how far it is from it. Where a session
+    /// is one process of several, all call it; losses are held in each, tensors in process 0.
+    ///
+    /// # Panics
+    /// At the first number that is further from the reference than the precision allows, and where the
+    /// backend refuses.
+    #[track_caller]
+    pub fn hold(&self, session: &mut Session) -> Off {
+        let tolerance = Tolerance::of(self.plan.precision);
+        let off = self.run(session, tolerance.turned);
+        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", describe(&self.plan)));
+        off.assert_within(tolerance, self);
+        off
+    }
+
+    fn run(&self, session: &mut Session, turned: f64) -> Result<Off, RunError> {
+        let model = &self.model;
+        let weights = self.weights();
+        session.load(Tensors::Weights, &weights)?;
+        let parameters = Parameters::<f64>::from_fn(model, |parameter| {
+            let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
+            move |row, column| f64::from(numbers[row * columns + column])
+        });
+        let mut reference = Reference::new(model, parameters).expect("parameters of the model");
+        let mut off = Off::default();
+
+        let (tokens, targets) = self.tokens(0);
+        let batch = self.batch(&tokens, &targets);
+        let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
+        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
+        let found = session.gather_all(Tensors::Gradients)?;
+        let first = session.devices().start == 0;
+        off.loss = relative(done.loss, loss);
+        for (name, wanted) in gradients.iter().filter(|_| first) {
+            let found = found[name].iter().copied().map(f64::from);
+            further(&mut off.gradient, (apart(found, wanted.elements()), name.to_string()));
+        }
+        session.clear_gradients()?;
+
+        let optimizer = Optimizer::new(RATE, 0, 2 * STEPS);
+        for step in 1..=STEPS {
+            let (tokens, targets) = self.tokens(step);
+            let batch = self.batch(&tokens, &targets);
+            let wanted = reference.step(&optimizer, &[batch]).expect("a batch");
+            let found =
+                session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets })?;
+            off.loss = off.loss.max(relative(found.loss, wanted.loss));
+            let norm = relative(found.gradient_norm, wanted.gradient_norm);
+            further(&mut off.gradient, (norm, "all parameters together".into()));
+        }
+        let found = session.gather_all(Tensors::Weights)?;
+        for (name, after) in reference.parameters().iter().filter(|_| first) {
+            let before = weights[name].iter().copied().map(f64::from);
+            let wanted = after.elements().iter().zip(before.clone());
+            let wanted: Vec<f64> = wanted.map(|(to, from)| to - from).collect();
+            let found = found[name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
+            // AdamW moves a number by about the learning rate a step, one way or the other.
+            let turned = turned * (2.0 * RATE * STEPS as f64).powi(2);
+            let found = apart_but_for(turned, found, &wanted);
+            further(&mut off.movement, (found, name.to_string()));
+        }
+        Ok(off)
+    }
+
+    /// Weights at which nothing is special, also where a run begins with ones and zeros, in the format
+    /// that the program computes with.
+    fn weights(&self) -> Whole {
+        let compute = self.plan.precision.compute();
+        let noisy = |(name, of): (&str, &Matrix<f32>)| {
+            let noise = Stream::new(SEED, &format!("{name} off"));
+            let numbers = of.elements().iter().zip(0..);
+            let numbers = numbers.map(|(x, n)| x + 0.02 * noise.normal(n) as f32);
+            (name.to_string(), numbers.map(|x| rounded(compute, x)).collect())
+        };
+        Parameters::<f32>::initial(&self.model, SEED).iter().map(noisy).collect()
+    }
+
+    /// Inputs and targets of a step.
+    fn tokens(&self, step: u64) -> (Vec<u32>, Vec<u32>) {
+        let work = self.plan.workload;
+        let mut dice = Dice(SEED + step);
+        let mut ids = || {
+            let count = work.global_batch * work.sequence_length;
+            (0..count).map(|_| dice.below(self.model.vocab as usize) as u32).collect()
+        };
+        (ids(), ids())
+    }
+
+    fn batch<'a>(&self, tokens: &'a [u32], targets: &'a [u32]) -> Batch<'a> {
+        let work = self.plan.workload;
+        let (sequences, length) = (work.global_batch as usize, work.sequence_length as usize);
+        Batch { tokens, targets, sequences, length }
+    }
+}
+
+/// The nearest number of a format, ties to even.
+fn rounded(format: DType, x: f32) -> f32 {
+    let bits = x.to_bits();
+    match format {
+        DType::Bf16 => f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000),
+        _ => x,
+    }
+}
+
+fn relative(found: f64, wanted: f64) -> f64 {
+    let off = (found - wanted).abs() / wanted.abs();
+    // A comparison with what is not a number must fail.
+    if off.is_nan() { f64::INFINITY } else { off }
+}
+
+/// ‖found − wanted‖/‖wanted‖.
+fn apart(found: impl Iterator<Item = f64>, wanted: &[f64]) -> f64 {
+    apart_but_for(0.0, found, wanted)
+}
+
+/// The same, with so much taken off ‖found − wanted‖².
+fn apart_but_for(squared: f64, found: impl Iterator<Item = f64>, wanted: &[f64]) -> f64 {
+    let squares = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>();
+    let off = squares(&mut found.zip(wanted).map(|(found, wanted)| found - wanted));
+    // Not `max`, which would hide what is not a number.
+    let off = if off < squared { 0.0 } else { off - squared };
+    (off / squares(&mut wanted.iter().copied()).max(1e-24)).sqrt()
+}
