@@ -21,14 +21,14 @@ use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::{Border, Context, TiedWeight};
+use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
 use narrows_plan::{DType, Mesh};
 use narrows_planner::candidates::contexts;
 use narrows_planner::deadline::Deadline;
 use narrows_planner::divide::block_part;
-use narrows_planner::extras::Extra;
-use narrows_planner::segments::{Part, Segments};
-use narrows_planner::stages::{Allotment, Cutoff, partitions};
+use narrows_planner::extras::StageOverhead;
+use narrows_planner::segments::{SegmentSolver, SegmentSpec};
+use narrows_planner::stages::{PruningCutoff, StageAssignment, partitions};
 use narrows_planner::{MemoryLimit, Request};
 
 /// What the axes vary: the shape of CoLA-7B, and how many devices.
@@ -115,15 +115,15 @@ struct Solved(Vec<Division>);
 /// What the blocks are divided among.
 struct Division {
     microbatches: u64,
-    extras: Vec<Extra>,
-    cutoff: Cutoff,
+    extras: Vec<StageOverhead>,
+    cutoff: PruningCutoff,
     /// By stage, and by number of blocks less one.
-    allotments: Vec<Vec<Arc<Allotment>>>,
+    allotments: Vec<Vec<Arc<StageAssignment>>>,
 }
 
 impl Solved {
     fn new(request: &Request) -> Solved {
-        let segments = Segments::new(request, Deadline::none());
+        let segments = SegmentSolver::new(request, Deadline::none());
         let mut divisions = vec![];
         for context in contexts(request) {
             for border in segments.borders(&context) {
@@ -143,15 +143,15 @@ impl Division {
     /// `None` when the context has no legal decisions in this layout.
     fn new(
         request: &Request,
-        segments: &Segments,
+        segments: &SegmentSolver,
         context: &Context,
-        border: Border,
+        border: BoundaryLayout,
     ) -> Option<Division> {
         let tied = request.model.tied.then_some(TiedWeight::ALL[0]);
         let solve = |kind, tied_weight| {
             let part = match kind {
                 SegmentKind::Block => block_part(0, border),
-                _ => Part::end(kind, border, tied_weight),
+                _ => SegmentSpec::end(kind, border, tied_weight),
             };
             segments.fastest(part, context)
         };
@@ -160,7 +160,7 @@ impl Division {
 
         let (blocks, stages) = (request.model.blocks.len(), context.mesh.pipeline);
         let microbatches = context.workload.microbatches(&context.mesh);
-        let mut extras = vec![Extra::default(); stages as usize];
+        let mut extras = vec![StageOverhead::default(); stages as usize];
         for (stage, end) in [0, stages as usize - 1].into_iter().zip(&ends) {
             extras[stage].forward += end.time.forward;
             extras[stage].backward += end.time.backward;
@@ -169,13 +169,14 @@ impl Division {
         let allotments = (0..stages)
             .map(|stage| {
                 let in_flight = slots_in_flight(stage, stages, microbatches);
-                let of = |count| Arc::new(Allotment::new(vec![block.clone(); count], in_flight));
+                let of =
+                    |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
                 (1..=blocks).map(of).collect()
             })
             .collect();
         let turn = (block.time.forward + block.time.backward).0;
         let steps = vec![0.0; blocks];
-        let cutoff = Cutoff { turns: vec![turn; blocks], steps, time: f64::INFINITY };
+        let cutoff = PruningCutoff { turns: vec![turn; blocks], steps, time: f64::INFINITY };
         Some(Division { microbatches, extras, cutoff, allotments })
     }
 

@@ -10,7 +10,7 @@ use narrows_runtime::train::TrainError;
 
 /// How a command ends when it does not end well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum ExitStatus {
     /// There is no plan, or a check failed: exit code 1.
     Failed,
     /// What was asked makes no sense: exit code 2.
@@ -38,13 +38,13 @@ pub struct Problem {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// How it ends.
-    pub ending: Ending,
+    pub ending: ExitStatus,
     /// Everything that is wrong, at least one thing.
     pub problems: Vec<Problem>,
 }
 
 /// A result, or why there is none.
-pub type Outcome<T> = Result<T, Failure>;
+pub type CommandResult<T> = Result<T, Failure>;
 
 impl Problem {
     /// A problem with something named by `place`.
@@ -94,19 +94,19 @@ fn flag(name: &str) -> String {
 impl Failure {
     /// Bad input: one problem.
     pub fn input(problem: Problem) -> Failure {
-        Failure { ending: Ending::BadInput, problems: vec![problem] }
+        Failure { ending: ExitStatus::BadInput, problems: vec![problem] }
     }
 
     /// Bad input: every defect of a file.
     pub fn file(name: &str, defects: Defects) -> Failure {
         let problems = defects.0.into_iter().map(|d| Problem::in_file(name, d)).collect();
-        Failure { ending: Ending::BadInput, problems }
+        Failure { ending: ExitStatus::BadInput, problems }
     }
 
     /// Bad input: every defect of the flags.
     pub fn flags(defects: Defects) -> Failure {
         let problems = defects.0.into_iter().map(Problem::in_flag).collect();
-        Failure { ending: Ending::BadInput, problems }
+        Failure { ending: ExitStatus::BadInput, problems }
     }
 
     /// Bad input: a token file that cannot be read or written.
@@ -149,7 +149,7 @@ impl Failure {
 
     /// No plan, or a check that failed.
     pub fn failed(problems: Vec<Problem>) -> Failure {
-        Failure { ending: Ending::Failed, problems }
+        Failure { ending: ExitStatus::Failed, problems }
     }
 }
 
@@ -177,7 +177,7 @@ pub struct Problems(Vec<Problem>);
 
 impl Problems {
     /// The value, or its problems noted.
-    pub fn take<T>(&mut self, outcome: Outcome<T>) -> Option<T> {
+    pub fn take<T>(&mut self, outcome: CommandResult<T>) -> Option<T> {
         outcome.map_err(|failure| self.0.extend(failure.problems)).ok()
     }
 
@@ -189,7 +189,7 @@ impl Problems {
     /// The failure they amount to; `None` when nothing was noted.
     pub fn failure(&mut self) -> Option<Failure> {
         let problems = std::mem::take(&mut self.0);
-        (!problems.is_empty()).then_some(Failure { ending: Ending::BadInput, problems })
+        (!problems.is_empty()).then_some(Failure { ending: ExitStatus::BadInput, problems })
     }
 }
 

@@ -9,7 +9,7 @@ use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::{Defect, Plan};
 
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
 /// Nothing that is read here is larger; whoever gives us an endless file hears about it.
@@ -17,28 +17,28 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Where a text comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Source {
+enum InputSource {
     Stdin,
     File(PathBuf),
 }
 
-impl Source {
-    fn of(argument: &OsStr) -> Source {
-        if is_stdin(argument) { Source::Stdin } else { Source::File(argument.into()) }
+impl InputSource {
+    fn of(argument: &OsStr) -> InputSource {
+        if is_stdin(argument) { InputSource::Stdin } else { InputSource::File(argument.into()) }
     }
 
     /// For messages, and to name models after.
     fn name(&self) -> String {
         match self {
-            Source::Stdin => "<stdin>".into(),
-            Source::File(path) => path.display().to_string(),
+            InputSource::Stdin => "<stdin>".into(),
+            InputSource::File(path) => path.display().to_string(),
         }
     }
 
-    fn text(&self) -> Outcome<String> {
+    fn text(&self) -> CommandResult<String> {
         let read = match self {
-            Source::Stdin => limited(std::io::stdin().lock()),
-            Source::File(path) => File::open(path).and_then(limited),
+            InputSource::Stdin => limited(std::io::stdin().lock()),
+            InputSource::File(path) => File::open(path).and_then(limited),
         };
         let bytes = read.map_err(|error| self.failure(&format!("cannot be read: {error}")))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
@@ -56,28 +56,28 @@ impl Source {
 }
 
 /// The name and the text of a file or of standard input.
-pub fn text(argument: &OsStr) -> Outcome<(String, String)> {
-    let source = Source::of(argument);
+pub fn text(argument: &OsStr) -> CommandResult<(String, String)> {
+    let source = InputSource::of(argument);
     Ok((source.name(), source.text()?))
 }
 
 /// A text of any size, which is read as a stream.
 #[derive(Debug)]
-pub struct Document {
-    source: Source,
+pub struct TextDocument {
+    source: InputSource,
     name: String,
     bytes: Option<u64>,
 }
 
-impl Document {
+impl TextDocument {
     /// A file that is there, or standard input. It is opened only when it is its turn: there may be
     /// more files than a process may have open.
-    pub fn find(argument: &OsStr) -> Outcome<Document> {
-        let source = Source::of(argument);
+    pub fn find(argument: &OsStr) -> CommandResult<TextDocument> {
+        let source = InputSource::of(argument);
         let name = source.name();
         let bytes = match &source {
-            Source::Stdin => None,
-            Source::File(path) => {
+            InputSource::Stdin => None,
+            InputSource::File(path) => {
                 let metadata = fs::metadata(path)
                     .map_err(|error| source.failure(&format!("cannot be read: {error}")))?;
                 if metadata.is_dir() {
@@ -86,7 +86,7 @@ impl Document {
                 metadata.is_file().then_some(metadata.len())
             }
         };
-        Ok(Document { source, name, bytes })
+        Ok(TextDocument { source, name, bytes })
     }
 
     /// For messages.
@@ -100,10 +100,10 @@ impl Document {
     }
 
     /// Begins to read it.
-    pub fn open(&self) -> Outcome<Box<dyn Read>> {
+    pub fn open(&self) -> CommandResult<Box<dyn Read>> {
         match &self.source {
-            Source::Stdin => Ok(Box::new(std::io::stdin().lock())),
-            Source::File(path) => match File::open(path) {
+            InputSource::Stdin => Ok(Box::new(std::io::stdin().lock())),
+            InputSource::File(path) => match File::open(path) {
                 Ok(file) => Ok(Box::new(file)),
                 Err(error) => Err(self.source.failure(&format!("cannot be read: {error}"))),
             },
@@ -130,7 +130,7 @@ fn looks_like_path(argument: &OsStr) -> bool {
 }
 
 /// The model of a preset's name, a file, a checkpoint's folder, or `-`.
-pub fn model(argument: &OsStr) -> Outcome<Model> {
+pub fn model(argument: &OsStr) -> CommandResult<Model> {
     let name = argument.to_string_lossy();
     let preset = presets::find(&name);
     match preset {
@@ -140,22 +140,22 @@ pub fn model(argument: &OsStr) -> Outcome<Model> {
             Err(Failure::input(Problem::in_flag(defect).hint(hint)))
         }
         Err(_) => {
-            let mut source = Source::of(argument);
-            if let Source::File(path) = &mut source
+            let mut source = InputSource::of(argument);
+            if let InputSource::File(path) = &mut source
                 && path.is_dir()
             {
                 path.push("config.json");
             }
             let text = source.text()?;
             let name = source.name();
-            let named = if source == Source::Stdin { "-" } else { name.as_str() };
+            let named = if source == InputSource::Stdin { "-" } else { name.as_str() };
             model::read(named, &text).map_err(|defects| Failure::file(&name, defects))
         }
     }
 }
 
 /// The hardware profile of a preset's name, a file, or `-`.
-pub fn profile(argument: &OsStr) -> Outcome<Profile> {
+pub fn profile(argument: &OsStr) -> CommandResult<Profile> {
     let name = argument.to_string_lossy();
     if profile::preset_names().any(|known| known == name) || !looks_like_path(argument) {
         if Path::new(argument).is_file() {
@@ -163,15 +163,15 @@ pub fn profile(argument: &OsStr) -> Outcome<Profile> {
         }
         return profile::preset(&name).map_err(Failure::flags);
     }
-    let source = Source::of(argument);
+    let source = InputSource::of(argument);
     let text = source.text()?;
     let name = source.name();
     profile::read(&name, &text).map_err(|defects| Failure::file(&name, defects))
 }
 
 /// The plan in a file or on standard input: a plan, or what `plan --format json` printed.
-pub fn plan(argument: &OsString) -> Outcome<(String, Plan)> {
-    let source = Source::of(argument);
+pub fn plan(argument: &OsString) -> CommandResult<(String, Plan)> {
+    let source = InputSource::of(argument);
     let name = source.name();
     let text = source.text()?;
     match read_plan(&text) {

@@ -6,31 +6,31 @@ use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 
 use serde::Deserialize;
 
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output::{is_stdout, unwritable};
 
 /// A file of lines, each of which is there as soon as it is written.
-pub struct Lines {
+pub struct LineFile {
     name: String,
     file: Box<dyn Write>,
 }
 
 /// What is looked for in a line that is there already.
 #[derive(Deserialize)]
-struct Numbered {
+struct StepNumber {
     step: u64,
 }
 
-impl Lines {
+impl LineFile {
     /// Begins a file, or standard output. What is there under its name is lost.
-    pub fn create(output: &OsStr) -> Outcome<Lines> {
+    pub fn create(output: &OsStr) -> CommandResult<LineFile> {
         let name = output.to_string_lossy().into_owned();
         let file: Box<dyn Write> = if is_stdout(output) {
             Box::new(io::stdout())
         } else {
             Box::new(fs::File::create(output).map_err(|error| unwritable(&name, &error))?)
         };
-        Ok(Lines { name, file })
+        Ok(LineFile { name, file })
     }
 
     /// Goes on with a file after the line of `step`. Lines of later steps, and the piece of one that
@@ -38,10 +38,10 @@ impl Lines {
     ///
     /// # Errors
     /// When a line is not one of metrics: then the file stays as it is.
-    pub fn resume(output: &OsStr, step: u64) -> Outcome<Lines> {
+    pub fn resume(output: &OsStr, step: u64) -> CommandResult<LineFile> {
         let plain = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
         if is_stdout(output) || !plain {
-            return Lines::create(output);
+            return LineFile::create(output);
         }
         let name = output.to_string_lossy().into_owned();
         let failed = |error: io::Error| unwritable(&name, &error);
@@ -49,7 +49,7 @@ impl Lines {
         let mut file = options.read(true).write(true).open(output).map_err(failed)?;
         let kept = length_until(&name, &file, step)?;
         file.set_len(kept).and_then(|()| file.seek(SeekFrom::Start(kept))).map_err(failed)?;
-        Ok(Lines { name, file: Box::new(file) })
+        Ok(LineFile { name, file: Box::new(file) })
     }
 
     /// What messages call it.
@@ -58,7 +58,7 @@ impl Lines {
     }
 
     /// Writes a JSON document as a line.
-    pub fn write(&mut self, value: &impl serde::Serialize) -> Outcome<()> {
+    pub fn write(&mut self, value: &impl serde::Serialize) -> CommandResult<()> {
         let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&self.name, &e.into()))?;
         line.push(b'\n');
         match self.file.write_all(&line).and_then(|()| self.file.flush()) {
@@ -71,7 +71,7 @@ impl Lines {
 }
 
 /// Bytes of the lines up to that of a step.
-fn length_until(name: &str, file: &fs::File, step: u64) -> Outcome<u64> {
+fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
     let (mut reader, mut line) = (BufReader::new(file), vec![]);
     let (mut kept, mut number) = (0, 0);
     loop {
@@ -83,7 +83,7 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> Outcome<u64> {
         if line.last() != Some(&b'\n') && is_piece(&line) {
             return Ok(kept);
         }
-        let found: Numbered = serde_json::from_slice(&line).map_err(|error| {
+        let found: StepNumber = serde_json::from_slice(&line).map_err(|error| {
             let problem = format!("is not a line of metrics: {error}");
             let problem =
                 Problem { field: format!("line {number}"), ..Problem::new(name, problem) };
@@ -120,7 +120,7 @@ mod tests {
             ("{\"step\":1}", 1, "{\"step\":2}\n"),
         ] {
             fs::write(&path, before).unwrap();
-            let mut lines = Lines::resume(path.as_os_str(), step).unwrap();
+            let mut lines = LineFile::resume(path.as_os_str(), step).unwrap();
             lines.write(&line(step + 1)).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{before:?}");
         }
@@ -132,7 +132,7 @@ mod tests {
         let path = folder.path().join("thesis.txt");
         for end in ["\n", ""] {
             fs::write(&path, format!("{{\"step\":1}}\nCall me Ishmael.{end}")).unwrap();
-            let Err(failure) = Lines::resume(path.as_os_str(), 9) else { panic!("not refused") };
+            let Err(failure) = LineFile::resume(path.as_os_str(), 9) else { panic!("not refused") };
             assert_eq!(failure.problems[0].field, "line 2");
             assert!(fs::read_to_string(&path).unwrap().contains("Ishmael"));
         }

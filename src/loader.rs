@@ -12,7 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use narrows_cuda::libraries::{self, Found, Library};
+use narrows_cuda::libraries::{self, CudaLibrary, FoundLibrary};
 use narrows_cuda::machine;
 use narrows_runtime::parameters::fnv1a;
 
@@ -29,7 +29,7 @@ const LOADER_PATH: &str = "LD_LIBRARY_PATH";
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Where each library is, in the folders that are looked in.
-pub fn found() -> BTreeMap<Library, Found> {
+pub fn found() -> BTreeMap<CudaLibrary, FoundLibrary> {
     libraries::find(&libraries::places(|name| env::var_os(name)))
 }
 
@@ -45,7 +45,7 @@ pub fn bring_within_reach() {
         return;
     }
     let found = found();
-    let of_cuda = |library: &&Library| **library != Library::Driver;
+    let of_cuda = |library: &&CudaLibrary| **library != CudaLibrary::Driver;
     if found.keys().filter(of_cuda).all(|library| machine::loads(*library)) {
         return;
     }
@@ -58,7 +58,7 @@ pub fn bring_within_reach() {
 }
 
 /// One folder for one set of libraries: another environment has others.
-fn folder_name(found: &BTreeMap<Library, Found>) -> String {
+fn folder_name(found: &BTreeMap<CudaLibrary, FoundLibrary>) -> String {
     let paths: String = found.values().map(|file| format!("{}\n", file.path.display())).collect();
     format!("cuda-{:016x}", fnv1a(paths.bytes()))
 }

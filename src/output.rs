@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use narrows_plan::Plan;
 
-use crate::errors::{Failure, Outcome, Problem, style};
+use crate::errors::{CommandResult, Failure, Problem, style};
 
 /// Prints a text; styles are dropped where they would not be seen. A reader that went away is no
 /// failure: whoever closes a pipe has seen enough.
-pub fn print(text: &str) -> Outcome<()> {
+pub fn print(text: &str) -> CommandResult<()> {
     let mut stdout = anstream::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritable("-", &error)),
@@ -20,7 +20,7 @@ pub fn print(text: &str) -> Outcome<()> {
 }
 
 /// Prints one JSON document.
-pub fn print_json(value: &impl serde::Serialize) -> Outcome<()> {
+pub fn print_json(value: &impl serde::Serialize) -> CommandResult<()> {
     let mut text = json_text(value)?;
     text.push('\n');
     print(&text)
@@ -43,7 +43,7 @@ pub fn is_stdout(output: &OsStr) -> bool {
 }
 
 /// Writes a plan, whole or not at all.
-pub fn write_plan(output: &OsStr, plan: &Plan) -> Outcome<()> {
+pub fn write_plan(output: &OsStr, plan: &Plan) -> CommandResult<()> {
     let mut text = json_text(plan)?;
     text.push('\n');
     if is_stdout(output) {
@@ -53,12 +53,12 @@ pub fn write_plan(output: &OsStr, plan: &Plan) -> Outcome<()> {
         .map_err(|error| unwritable(&output.to_string_lossy(), &error))
 }
 
-fn json_text(value: &impl serde::Serialize) -> Outcome<String> {
+fn json_text(value: &impl serde::Serialize) -> CommandResult<String> {
     serde_json::to_string_pretty(value).map_err(|error| unwritable("-", &error.into()))
 }
 
 /// Finds out early whether a file can be written, where what is written takes long to make.
-pub fn writable(path: &Path) -> Outcome<()> {
+pub fn writable(path: &Path) -> CommandResult<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     let tried = match fs::metadata(path) {

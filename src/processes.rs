@@ -2,23 +2,31 @@
 
 use std::sync::Arc;
 
-use narrows_cluster::{Cluster, ClusterError, Fact};
+use narrows_cluster::{ClusterError, RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
 
-use crate::args::launch::Launched;
-use crate::errors::{Ending, Failure, Outcome};
+use crate::args::launch::LaunchedProcess;
+use crate::errors::{CommandResult, ExitStatus, Failure};
 
 /// Meets the others: all must be there, and mean the same by these facts. `neighbours` are those it talks to.
-pub fn join(launched: &Launched, facts: Vec<Fact>, neighbours: &[u64]) -> Outcome<Arc<Cluster>> {
-    let joined = Cluster::join(&launched.launch, facts, neighbours, launched.deadlines);
+pub fn join(
+    launched: &LaunchedProcess,
+    facts: Vec<RunFact>,
+    neighbours: &[u64],
+) -> CommandResult<Arc<TcpProcessGroup>> {
+    let joined = TcpProcessGroup::join(&launched.launch, facts, neighbours, launched.deadlines);
     joined.map(Arc::new).map_err(|error| of_process(failed(error), &launched.process()))
 }
 
 /// Parts from the others, or tells them why it ends.
-pub fn part(cluster: &Cluster, done: Outcome<()>, process: &str) -> Outcome<()> {
+pub fn part(
+    cluster: &TcpProcessGroup,
+    done: CommandResult<()>,
+    process: &str,
+) -> CommandResult<()> {
     match done {
         // Who was asked to stop told the others, and all stopped.
-        Ok(()) | Err(Failure { ending: Ending::Stopped, .. }) => {
+        Ok(()) | Err(Failure { ending: ExitStatus::Stopped, .. }) => {
             let parted = cluster.part().map_err(|error| of_process(failed(error), process));
             parted.and(done)
         }

@@ -23,7 +23,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_planner::{Request, search};
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::{Stream, logical_parameters};
+use narrows_runtime::parameters::{CounterRng, logical_parameters};
 use narrows_runtime::session::{Session, StepInput};
 
 mod times;
@@ -119,7 +119,7 @@ impl Narrows {
 
 /// The token ids of the only batch, and the one that comes after them.
 fn token_ids(model: &Model, sequences: u64) -> Vec<u32> {
-    let stream = Stream::new(SEED, "tokens");
+    let stream = CounterRng::new(SEED, "tokens");
     (0..=sequences * LENGTH).map(|n| (stream.bits(n) % model.vocab) as u32).collect()
 }
 

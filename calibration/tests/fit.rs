@@ -1,18 +1,20 @@
 //! A fit finds the machine that made its measurements.
 
-use narrows_calibration::fit::{Machine, profile, steps, with_steps};
-use narrows_cost_model::interval::{Random, Spread};
-use narrows_cost_model::price::measured::Class;
-use narrows_cost_model::profile::{Point, Provenance, ProvenanceKind, Repeatability, preset};
+use narrows_calibration::fit::{CpuMachine, profile, steps, with_steps};
+use narrows_cost_model::interval::{ErrorModel, SplitMix64};
+use narrows_cost_model::price::measured::KernelClass;
+use narrows_cost_model::profile::{
+    MeasuredPoint, Provenance, ProvenanceKind, Repeatability, preset,
+};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind,
 };
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
-fn machine() -> Machine {
-    Machine {
+fn machine() -> CpuMachine {
+    CpuMachine {
         name: "invented".into(),
         title: "an invented processor, 2 threads".into(),
         description: "A machine that a formula is.".into(),
@@ -40,7 +42,7 @@ fn attention(length: u64, direction: Direction) -> Kernel {
 }
 
 fn all_reduce(bytes: u64) -> Kernel {
-    let group = Group { axis: Axis::Tensor, size: 2, stride: 1 };
+    let group = DeviceGroup { axis: Axis::Tensor, size: 2, stride: 1 };
     let payload = Bytes(bytes);
     Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
 }
@@ -70,18 +72,18 @@ const fn mesh(devices: u64) -> Mesh {
 }
 
 /// What `truth` makes of each kernel, on one device and on two that share it.
-fn measurements(truth: &Profile, noise: impl Fn(usize) -> f64) -> Vec<Point> {
+fn measurements(truth: &Profile, noise: impl Fn(usize) -> f64) -> Vec<MeasuredPoint> {
     let prices = Prices::new(truth, Executor::Captured, &mesh(1));
     let mut points = vec![];
     for devices in [1, 2] {
         for kernel in kernels() {
-            let link = Class::of(&kernel) == Class::Link;
+            let link = KernelClass::of(&kernel) == KernelClass::Link;
             if link && devices == 1 {
                 continue;
             }
             let sharing = if link { 1.0 } else { devices as f64 };
             let time_s = prices.kernel(&kernel).0 * sharing * noise(points.len());
-            points.push(Point { kernel, devices, time_s, spread: 0.0 });
+            points.push(MeasuredPoint { kernel, devices, time_s, spread: 0.0 });
         }
     }
     points
@@ -173,7 +175,7 @@ fn closed_loop() -> Provenance {
 }
 
 /// Errors of groups of plans: each group has one of its own, and each plan of it another.
-fn drawn(random: &mut Random, groups: usize, of_group: f64, of_plan: f64) -> Vec<Vec<f64>> {
+fn drawn(random: &mut SplitMix64, groups: usize, of_group: f64, of_plan: f64) -> Vec<Vec<f64>> {
     let mut group = || {
         let own = of_group * random.normal();
         (0..8).map(|_| own + of_plan * random.normal()).collect()
@@ -186,7 +188,7 @@ fn drawn(random: &mut Random, groups: usize, of_group: f64, of_plan: f64) -> Vec
 fn intervals_of_compared_steps_cover_the_next_group() {
     let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let near = [(product(256, 256, 256), 3.0), (pass(1 << 12), 5.0)];
-    let mut random = Random::new(7);
+    let mut random = SplitMix64::new(7);
     for (of_group, of_plan) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
         let (mut inside, mut all) = (0, 0);
         for _ in 0..60 {
@@ -194,7 +196,7 @@ fn intervals_of_compared_steps_cover_the_next_group() {
             let next = groups.pop().unwrap();
             let seen: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
             let compared = with_steps(&fitted, steps(&seen, closed_loop()).unwrap()).unwrap();
-            let spread = Spread::new(&compared, Executor::Captured, &mesh(1));
+            let spread = ErrorModel::new(&compared, Executor::Captured, &mesh(1));
             let [low, high] = spread.of_step(&near);
             inside += next.iter().filter(|error| (low..=high).contains(&error.exp())).count();
             all += next.len();
@@ -218,7 +220,7 @@ fn what_was_compared_takes_the_place_of_what_is_assumed() {
     let compared = with_steps(&fitted, error.clone()).unwrap();
     assert!(!compared.assumed().contains(&"executors.captured.step_error".to_string()));
     let width = |profile: &Profile, executor, kernel: Kernel| {
-        let [low, high] = Spread::new(profile, executor, &mesh(1)).of_step(&[(kernel, 1.0)]);
+        let [low, high] = ErrorModel::new(profile, executor, &mesh(1)).of_step(&[(kernel, 1.0)]);
         (high / low).ln() / 2.0
     };
     let (near, far) = (product(256, 256, 256), product(1 << 16, 1 << 16, 256));

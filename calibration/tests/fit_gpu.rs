@@ -1,16 +1,16 @@
 //! A fit finds the GPUs that made its measurements, on meshes of one device, of two, and of a whole node.
 
-use narrows_calibration::fit::gpu::{Gpu, GpuMachine, WholeStep, profile};
-use narrows_cost_model::interval::Spread;
-use narrows_cost_model::price::measured::Class;
+use narrows_calibration::fit::gpu::{GpuMachine, GpuModel, MeasuredStep, profile};
+use narrows_cost_model::interval::ErrorModel;
+use narrows_cost_model::price::measured::KernelClass;
 use narrows_cost_model::profile::{
-    CurvePoint, Point, ProfileFile, ProvenanceKind, Wiring, preset, read,
+    EfficiencyPoint, MeasuredPoint, NodeWiring, ProfileFile, ProvenanceKind, preset, read,
 };
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
 };
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 /// What the truth is a perturbation of, and what a fit begins with.
@@ -25,7 +25,7 @@ fn machine(name: &str, per_node: u32) -> GpuMachine {
         name: "gpu-measured".into(),
         title: format!("{name}, driver 13.0"),
         description: "GPUs that a formula is.".into(),
-        gpu: Gpu { name: name.into(), capability, multiprocessors, memory, per_node },
+        gpu: GpuModel { name: name.into(), capability, multiprocessors, memory, per_node },
         source: "a test".into(),
         date: "2026-11-21".into(),
     }
@@ -52,12 +52,12 @@ fn attention(length: u64, direction: Direction) -> Kernel {
 }
 
 fn collective(kind: CollectiveKind, bytes: u64, size: u64, stride: u64) -> Kernel {
-    let group = Group { axis: Axis::Tensor, size, stride };
+    let group = DeviceGroup { axis: Axis::Tensor, size, stride };
     Kernel::Collective(Collective { kind, payload: Bytes(bytes), group })
 }
 
 fn transfer(bytes: u64) -> Kernel {
-    let group = Group { axis: Axis::Pipeline, size: 2, stride: 1 };
+    let group = DeviceGroup { axis: Axis::Pipeline, size: 2, stride: 1 };
     Kernel::Transfer(Transfer { bytes: Bytes(bytes), group })
 }
 
@@ -123,13 +123,13 @@ fn alone(truth: &Profile, kernel: &Kernel, devices: u64) -> f64 {
     prices.kernel(kernel).0 - prices.launch_gap().0
 }
 
-fn point(truth: &Profile, kernel: Kernel, devices: u64) -> Point {
-    Point { time_s: alone(truth, &kernel, devices), kernel, devices, spread: 0.0 }
+fn point(truth: &Profile, kernel: Kernel, devices: u64) -> MeasuredPoint {
+    MeasuredPoint { time_s: alone(truth, &kernel, devices), kernel, devices, spread: 0.0 }
 }
 
 /// As `calibrate` has them: what is computed on one device, and what is exchanged on meshes.
-fn points(truth: &Profile, meshes: &[u64]) -> Vec<Point> {
-    let mut all: Vec<Point> =
+fn points(truth: &Profile, meshes: &[u64]) -> Vec<MeasuredPoint> {
+    let mut all: Vec<MeasuredPoint> =
         computed().into_iter().map(|kernel| point(truth, kernel, 1)).collect();
     for &devices in meshes.iter().filter(|devices| **devices > 1) {
         all.extend(exchanged(devices).into_iter().map(|kernel| point(truth, kernel, devices)));
@@ -137,11 +137,11 @@ fn points(truth: &Profile, meshes: &[u64]) -> Vec<Point> {
     all
 }
 
-fn steps() -> Vec<WholeStep> {
+fn steps() -> Vec<MeasuredStep> {
     let step = |launches: f64| {
         let instructions_s = launches * 80e-6;
         let [captured_s, eager_s] = GAPS_S.map(|gap| instructions_s + launches * gap);
-        WholeStep { instructions_s, launches, captured_s, eager_s }
+        MeasuredStep { instructions_s, launches, captured_s, eager_s }
     };
     vec![step(50.0), step(200.0), step(90.0)]
 }
@@ -165,10 +165,10 @@ fn gpus_are_found_again() {
         let both = |devices| {
             [&found, &truth].map(|of| Prices::new(of, Executor::Captured, &mesh(devices)))
         };
-        for Point { kernel, devices, .. } in points(&truth, meshes) {
+        for MeasuredPoint { kernel, devices, .. } in points(&truth, meshes) {
             // What is computed takes as long on every mesh.
-            let on = match Class::of(&kernel) {
-                Class::Link => vec![devices],
+            let on = match KernelClass::of(&kernel) {
+                KernelClass::Link => vec![devices],
                 _ => vec![1, 2, 8, 64],
             };
             for devices in on {
@@ -204,7 +204,7 @@ fn gpus_are_found_again() {
         near("gemm.start_s", |f| f.gemm.start_s, 0.3);
         near("passes.efficiency", |f| f.passes.efficiency, 0.04);
         near("passes.start_s", |f| f.passes.start_s, 0.1);
-        let directions: [fn(&ProfileFile) -> &[CurvePoint]; 2] =
+        let directions: [fn(&ProfileFile) -> &[EfficiencyPoint]; 2] =
             [|f| &f.attention.forward, |f| &f.attention.backward];
         for curve in directions {
             let at = |file| curve(file).iter().find(|at| at.length == 2048).unwrap().efficiency;
@@ -264,7 +264,7 @@ fn another_gpu_is_nearest_to_something() {
     assert!(device.provenance.source.contains("the most that was reached"), "{device:?}");
     assert!(found.assumed().contains(&"links.inter_node".to_owned()));
     let prices = Prices::new(&found, Executor::Captured, &mesh(1));
-    for Point { kernel, time_s, .. } in points {
+    for MeasuredPoint { kernel, time_s, .. } in points {
         let priced = prices.kernel(&kernel).0 - prices.launch_gap().0;
         assert!(apart(priced, time_s) < 0.05, "{kernel:?}: {priced}, not {time_s}");
     }
@@ -275,7 +275,7 @@ fn presets_are_found_by_name() {
     let named = |name: &str, memory: u64, per_node| {
         let (capability, multiprocessors) = ((8, 0), 108);
         let (name, memory) = (name.into(), Bytes(memory << 30));
-        Gpu { name, capability, multiprocessors, memory, per_node }.preset()
+        GpuModel { name, capability, multiprocessors, memory, per_node }.preset()
     };
     for (name, memory, per_node, wanted) in [
         ("NVIDIA A100-SXM4-40GB", 39, 4, ("a100-40gb", true)),
@@ -302,7 +302,7 @@ fn nodes_are_kept_apart() {
     let inside = on_four.kernel(&of_two).0 - on_four.launch_gap().0;
     assert!(apart(inside, wanted) < 0.02, "{inside} {wanted}");
     let mut with = points(&truth, &[1, 2]);
-    with.push(Point { kernel: crossing, devices: 4, time_s: 1.0, spread: 0.0 });
+    with.push(MeasuredPoint { kernel: crossing, devices: 4, time_s: 1.0, spread: 0.0 });
     let machine = h100(2);
     let again = profile(&machine, with, &steps(), None).unwrap();
     assert_eq!(again.file().measured, found.file().measured, "it is left out");
@@ -335,7 +335,7 @@ fn noise_widens_intervals() {
     };
     let [quiet, loud] = [noisy(0.0), noisy(0.3)];
     let width = |profile: &Profile| {
-        let spread = Spread::new(profile, Executor::Captured, &mesh(1));
+        let spread = ErrorModel::new(profile, Executor::Captured, &mesh(1));
         let [low, high] = spread.of_kernels(&[(product(4096, 1024, 1024), 1.0)]);
         high / low
     };
@@ -366,5 +366,5 @@ fn a_node_is_as_large_as_it_is() {
     machine.gpu.capability = (8, 0);
     let found = profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
     let links = &found.file().links;
-    assert_eq!((links.devices_per_node, links.intra_node.wiring), (8, Wiring::Switched));
+    assert_eq!((links.devices_per_node, links.intra_node.wiring), (8, NodeWiring::Switched));
 }

@@ -2,11 +2,11 @@
 
 use narrows_cost_model::Executor;
 use narrows_cost_model::interval::{
-    Bootstrap, Coverage, Random, Spread, around, bootstrap, each_alone,
+    Bootstrap, Coverage, ErrorModel, SplitMix64, around, bootstrap, each_alone,
 };
 use narrows_cost_model::profile::{Profile, ProfileFile, preset, preset_names};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 /// Sizes x, y and a time.
@@ -20,7 +20,7 @@ fn law(numbers: &[f64; 3], sizes: &[f64; 3]) -> f64 {
 }
 
 /// Measurements with a relative error that is normal in its logarithm.
-fn drawn(random: &mut Random, count: usize, noise: f64) -> Vec<Row> {
+fn drawn(random: &mut SplitMix64, count: usize, noise: f64) -> Vec<Row> {
     let mut row = || {
         let sizes = [1.0, 1.0].map(|_: f64| (random.share() * 4.0).exp());
         let sizes = [sizes[0], sizes[1], 1.0];
@@ -81,7 +81,7 @@ impl Fitted {
 #[test]
 fn nine_in_ten_lie_within_where_the_law_is_known() {
     for (count, noise) in [(25, 0.05), (60, 0.15), (200, 0.3)] {
-        let mut random = Random::new(count as u64);
+        let mut random = SplitMix64::new(count as u64);
         let mut covered = vec![];
         for _ in 0..200 {
             let fitted = Fitted::new(&drawn(&mut random, count, noise), 24);
@@ -115,7 +115,7 @@ fn every_unit_is_left_out_by_some_draw() {
 fn fewer_measurements_and_more_distance_make_wider_intervals() {
     let width = |[low, high]: [f64; 2]| (high / low).ln();
     let mean = |count: usize, scale: f64| {
-        let mut random = Random::new(1);
+        let mut random = SplitMix64::new(1);
         let mut one = || {
             let fitted = Fitted::new(&drawn(&mut random, count, 0.1), 24);
             width(fitted.interval(&[20.0, 20.0, 1.0], scale))
@@ -124,7 +124,7 @@ fn fewer_measurements_and_more_distance_make_wider_intervals() {
     };
     let (many, few, far) = (mean(100, 1.0), mean(12, 1.0), mean(100, 3.0));
     assert!(few > 1.15 * many && far > 2.5 * many, "{many} {few} {far}");
-    let rows = drawn(&mut Random::new(3), 30, 0.1);
+    let rows = drawn(&mut SplitMix64::new(3), 30, 0.1);
     let interval = || Fitted::new(&rows, 24).interval(&[5.0, 9.0, 1.0], 1.0);
     assert_eq!(interval(), interval());
 }
@@ -136,13 +136,13 @@ fn product(m: u64, n: u64, k: u64, accumulate: bool) -> Kernel {
 
 fn all_reduce(mib: u64, size: u64, stride: u64) -> Kernel {
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(mib * Bytes::MIB));
-    let group = Group { axis: Axis::Tensor, size, stride };
+    let group = DeviceGroup { axis: Axis::Tensor, size, stride };
     Kernel::Collective(Collective { kind, payload, group })
 }
 
 fn ratios(profile: &Profile, kernel: Kernel) -> [f64; 2] {
     let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
-    let [low, high] = Spread::new(profile, Executor::Eager, &mesh).of_kernels(&[(kernel, 3.0)]);
+    let [low, high] = ErrorModel::new(profile, Executor::Eager, &mesh).of_kernels(&[(kernel, 3.0)]);
     assert!(low <= 1.0 && 1.0 <= high && low > 0.0 && high.is_finite(), "{low} {high}");
     [low, high]
 }
@@ -232,12 +232,12 @@ fn kernels_that_nobody_measured_are_named_by_their_share() {
         (all_reduce(0, 4, 1), 1.0),
     ];
     let a100 = preset("a100-80gb").unwrap();
-    let found = Spread::new(&a100, Executor::Eager, &mesh).unmeasured(&kernels);
+    let found = ErrorModel::new(&a100, Executor::Eager, &mesh).unmeasured(&kernels);
     let named: Vec<&Kernel> = found.iter().map(|one| &one.kernel).collect();
     assert_eq!(named, [&kernels[2].0, &kernels[1].0]);
     assert!((0.3..0.4).contains(&found[0].share), "{found:?}");
     assert!(found.iter().all(|one| one.distance_octaves.unwrap() > 1.0));
     let h100 = preset("h100-sxm").unwrap();
-    let h100 = Spread::new(&h100, Executor::Eager, &mesh);
+    let h100 = ErrorModel::new(&h100, Executor::Eager, &mesh);
     assert!(!h100.knows_shapes() && h100.unmeasured(&kernels).is_empty());
 }

@@ -8,8 +8,8 @@
 //! the two ends of a port are the same, and that what the backward pass reads is kept or redone.
 
 use narrows_plan::emit::{
-    Template, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
-    owned_reduce, parameter_update,
+    InstrTemplate, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward,
+    op_redo, owned_reduce, parameter_update,
 };
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
@@ -18,7 +18,9 @@ use narrows_plan::strategy::{
 use narrows_plan::{Bytes, EdgeLayout, Kernel, Layout, Seconds};
 
 use crate::memory::{flow_kept, op_bytes};
-use crate::table::{Choice, CostTable, Link, Node, NodeId, Row, RowId};
+use crate::table::{
+    CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
+};
 
 /// What a kernel costs.
 pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
@@ -59,7 +61,7 @@ pub struct PricedSpace {
     pub space: SegmentSpace,
     ops: Vec<Vec<SegmentTime>>,
     flows: Vec<Vec<SegmentTime>>,
-    links: Vec<Link>,
+    links: Vec<TableLink>,
 }
 
 impl PricedSpace {
@@ -78,11 +80,10 @@ impl PricedSpace {
         let segment = &self.space.segment;
         let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
         let values = segment.value_ids().map(|id| format!("value {}", segment.value(id).name));
-        let choice = |time| Choice { time: Seconds(time), bytes: vec![] };
-        let nodes = ops
-            .chain(values)
-            .zip(self.times(context, price))
-            .map(|(name, times)| Node { name, choices: times.into_iter().map(choice).collect() });
+        let choice = |time| TableChoice { time: Seconds(time), bytes: vec![] };
+        let nodes = ops.chain(values).zip(self.times(context, price)).map(|(name, times)| {
+            TableNode { name, choices: times.into_iter().map(choice).collect() }
+        });
         let mut table =
             CostTable { nodes: nodes.collect(), links: self.links.clone(), rows: vec![] };
         if count_bytes {
@@ -132,7 +133,7 @@ impl PricedSpace {
     }
 
     /// The links of the [`table`](PricedSpace::table), in every context.
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[TableLink] {
         &self.links
     }
 }
@@ -170,7 +171,7 @@ fn step_time(
     (sum(&reduce, price), sum(&parameter_update(&parameter, context), price))
 }
 
-fn sum(templates: &[Template], price: KernelPrice) -> Seconds {
+fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
     templates.iter().map(|template| price(&template.kernel())).sum()
 }
 
@@ -183,7 +184,7 @@ fn op_turn(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice
         backward: sum(&op_backward(segment, id, choice, context), price),
         ..SegmentTime::default()
     };
-    if option.redo {
+    if option.recompute {
         time.backward += sum(&op_redo(segment, id, choice, context), price);
     }
     time
@@ -257,12 +258,12 @@ pub fn decode(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
     chosen
 }
 
-fn links(space: &SegmentSpace) -> Vec<Link> {
+fn links(space: &SegmentSpace) -> Vec<TableLink> {
     let segment = &space.segment;
     let mut links = vec![];
     for value_id in segment.value_ids() {
         let value = segment.value(value_id);
-        let linker = Linker { space, value: value_id };
+        let linker = LinkBuilder { space, value: value_id };
         if let Some((op, port)) = segment.output_port(value_id) {
             links.push(linker.producer(op, port));
             let strategies = space.ops[op.0 as usize].iter();
@@ -283,12 +284,12 @@ fn links(space: &SegmentSpace) -> Vec<Link> {
 }
 
 /// Makes the links between one value and the ops around it.
-struct Linker<'a> {
+struct LinkBuilder<'a> {
     space: &'a SegmentSpace,
     value: ValueId,
 }
 
-impl Linker<'_> {
+impl LinkBuilder<'_> {
     fn options(&self, op: OpId) -> &[OpOption] {
         &self.space.ops[op.0 as usize]
     }
@@ -297,19 +298,19 @@ impl Linker<'_> {
         &self.space.flows[self.value.0 as usize]
     }
 
-    fn make(&self, op: OpId, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Link {
-        let to = NodeId(self.space.ops.len() as u32 + self.value.0);
-        Link { from: NodeId(op.0), to, demand, offer }
+    fn make(&self, op: OpId, demand: Vec<Option<u8>>, offer: Vec<u64>) -> TableLink {
+        let to = TableNodeId(self.space.ops.len() as u32 + self.value.0);
+        TableLink { from: TableNodeId(op.0), to, demand, offer }
     }
 
     /// The op leaves the value in the flow's producer layouts; it is redone if the flow says so.
-    fn producer(&self, op: OpId, port: usize) -> Link {
+    fn producer(&self, op: OpId, port: usize) -> TableLink {
         let mut keys: Vec<(EdgeLayout, bool)> = vec![];
         let mut key = |pair| index_of(&mut keys, pair);
         let demand = self
             .options(op)
             .iter()
-            .map(|option| Some(key((option.choice.outputs[port], option.redo))))
+            .map(|option| Some(key((option.choice.outputs[port], option.recompute))))
             .collect();
         let offer = self
             .flows()
@@ -320,7 +321,7 @@ impl Linker<'_> {
     }
 
     /// The op reads one of the flow's copies. The last consumer reads the primary one.
-    fn consumer(&self, op: OpId, port: usize, last: bool) -> Link {
+    fn consumer(&self, op: OpId, port: usize, last: bool) -> TableLink {
         let mut keys: Vec<EdgeLayout> = vec![];
         let mut key = |edge| index_of(&mut keys, edge);
         let demand =
@@ -339,7 +340,7 @@ impl Linker<'_> {
     }
 
     /// What the op reads in the backward pass, or when redone, is there.
-    fn input_saved(&self, op: OpId, port: usize) -> Link {
+    fn input_saved(&self, op: OpId, port: usize) -> TableLink {
         let node = self.space.segment.op(op);
         let mut keys: Vec<Layout> = vec![];
         let mut key = |layout| index_of(&mut keys, layout);
@@ -347,7 +348,7 @@ impl Linker<'_> {
             .options(op)
             .iter()
             .map(|option| {
-                let reads = option.redo || needs_input(&node.op);
+                let reads = option.recompute || needs_input(&node.op);
                 reads.then(|| key(option.choice.inputs[port].forward))
             })
             .collect();
@@ -365,7 +366,7 @@ impl Linker<'_> {
     }
 
     /// The op's own output is there.
-    fn output_saved(&self, op: OpId) -> Link {
+    fn output_saved(&self, op: OpId) -> TableLink {
         let node = self.space.segment.op(op);
         let demand = self
             .options(op)
@@ -387,15 +388,15 @@ fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
 }
 
 /// The row of parameters, gradients and optimizer states.
-pub const RESIDENT: RowId = RowId(0);
+pub const RESIDENT: MemoryRowId = MemoryRowId(0);
 /// The row of what is kept from a forward pass to its backward pass.
-pub const KEPT: RowId = RowId(1);
+pub const KEPT: MemoryRowId = MemoryRowId(1);
 
 fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
     for name in ["resident bytes", "kept bytes"] {
-        table.rows.push(Row { name: name.into(), limit: Bytes(u64::MAX) });
+        table.rows.push(MemoryRow { name: name.into(), limit: Bytes(u64::MAX) });
     }
-    let count = |choice: &mut Choice, row: RowId, bytes: Bytes| {
+    let count = |choice: &mut TableChoice, row: MemoryRowId, bytes: Bytes| {
         choice.bytes.extend((bytes.0 > 0).then_some((row, bytes)));
     };
     for (node, options) in space.ops.iter().enumerate() {

@@ -13,8 +13,8 @@
 
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::kernel::PassKind;
-use narrows_plan::mesh::{Axis, Group, Mesh};
-use narrows_plan::program::{Action, Instr, Phase, StageProgram, Turn};
+use narrows_plan::mesh::{Axis, DeviceGroup, Mesh};
+use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ pub struct Breakdown {
 
 /// One pass of a stage in the simulated step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
+pub struct PassSpan {
     /// The stage.
     pub stage: usize,
     /// Forward, backward or step.
@@ -62,9 +62,9 @@ pub struct Timeline {
     /// Averages over the stages; they add up to the step time.
     pub breakdown: Breakdown,
     /// Every pass of every stage.
-    pub spans: Vec<Span>,
+    pub spans: Vec<PassSpan>,
     /// Every stage's part in every meeting, in the order of its step phase.
-    pub meetings: Vec<Meeting>,
+    pub meetings: Vec<StageSync>,
 }
 
 /// Times of one stage's passes.
@@ -84,12 +84,12 @@ pub enum StepPart {
     /// Waits for no other stage.
     Alone(Seconds),
     /// A collective with other stages: its time once all of them are there.
-    Together(Members, Seconds),
+    Together(SyncedStages, Seconds),
 }
 
 /// The stages that meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Members {
+pub struct SyncedStages {
     first: usize,
     apart: usize,
     size: usize,
@@ -97,7 +97,7 @@ pub struct Members {
 
 /// A stage's part in a meeting.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meeting {
+pub struct StageSync {
     /// The stage.
     pub stage: usize,
     /// When it came.
@@ -108,32 +108,32 @@ pub struct Meeting {
 
 /// A step that was played.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Played {
+pub struct SimulatedStep {
     /// From the first forward pass to the last update.
     pub time: Seconds,
     /// Every pass of every stage.
-    pub spans: Vec<Span>,
+    pub spans: Vec<PassSpan>,
     /// Every stage's part in every meeting, in the order of its step phase.
-    pub meetings: Vec<Meeting>,
+    pub meetings: Vec<StageSync>,
 }
 
-impl Members {
+impl SyncedStages {
     /// All of so many stages.
-    pub fn all(stages: usize) -> Members {
-        Members { first: 0, apart: 1, size: stages }
+    pub fn all(stages: usize) -> SyncedStages {
+        SyncedStages { first: 0, apart: 1, size: stages }
     }
 
     /// The first and the last of so many stages.
-    pub fn ends(stages: usize) -> Members {
-        Members { first: 0, apart: stages - 1, size: 2 }
+    pub fn ends(stages: usize) -> SyncedStages {
+        SyncedStages { first: 0, apart: stages - 1, size: 2 }
     }
 
     /// The stages that meet `stage` in a collective, whose group is counted in devices.
-    fn of(stage: usize, group: &Group, mesh: &Mesh) -> Members {
+    fn of(stage: usize, group: &DeviceGroup, mesh: &Mesh) -> SyncedStages {
         let apart = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
         let size = group.size as usize;
         let before = stage / apart % size;
-        Members { first: stage - before * apart, apart, size }
+        SyncedStages { first: stage - before * apart, apart, size }
     }
 
     fn stages(self) -> impl Iterator<Item = usize> {
@@ -151,7 +151,7 @@ impl StepPart {
 }
 
 /// The group of stages that an instruction waits for, if it is a collective among stages.
-pub fn meeting(instr: &Instr) -> Option<&Group> {
+pub fn meeting(instr: &Instr) -> Option<&DeviceGroup> {
     match &instr.action {
         Action::Collective(exchange) if exchange.axis == Axis::Pipeline => Some(&exchange.group),
         _ => None,
@@ -163,12 +163,12 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
     let program = program.program();
     let mesh = &program.context.mesh;
     let numbered = program.stages.iter().enumerate();
-    let stages: Vec<Costs> =
-        numbered.map(|(number, stage)| Costs::new(number, stage, mesh, price)).collect();
+    let stages: Vec<StageKernels> =
+        numbered.map(|(number, stage)| StageKernels::new(number, stage, mesh, price)).collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
-    let Played { time: step_time, spans, meetings } = run_schedule(&times, &schedules);
+    let SimulatedStep { time: step_time, spans, meetings } = run_schedule(&times, &schedules);
     let mut breakdown = Breakdown::default();
     for costs in &stages {
         let busy = costs.time.forward + costs.time.backward;
@@ -181,22 +181,22 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
 }
 
 /// Plays the stages' schedules, and then their step phases.
-pub fn run_schedule(times: &[StageTime], schedules: &[&[Turn]]) -> Played {
+pub fn run_schedule(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
     let (mut spans, mut meetings) = (vec![], vec![]);
     let time = play(times, schedules, |span| spans.push(span), |met| meetings.push(met));
-    Played { time, spans, meetings }
+    SimulatedStep { time, spans, meetings }
 }
 
 /// The same for the step time alone.
-pub fn schedule_time(times: &[StageTime], schedules: &[&[Turn]]) -> Seconds {
+pub fn schedule_time(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> Seconds {
     play(times, schedules, |_| {}, |_| {})
 }
 
 fn play(
     times: &[StageTime],
-    schedules: &[&[Turn]],
-    mut each: impl FnMut(Span),
-    met: impl FnMut(Meeting),
+    schedules: &[&[MicrobatchPass]],
+    mut each: impl FnMut(PassSpan),
+    met: impl FnMut(StageSync),
 ) -> Seconds {
     let stages = times.len();
     let passes = schedules.first().map_or(0, |turns| turns.len());
@@ -235,7 +235,13 @@ fn play(
                 next[stage] += 1;
                 progressed = true;
                 let (phase, microbatch) = (turn.phase, turn.microbatch);
-                each(Span { stage, phase, microbatch, begin: Seconds(begin), end: Seconds(end) });
+                each(PassSpan {
+                    stage,
+                    phase,
+                    microbatch,
+                    begin: Seconds(begin),
+                    end: Seconds(end),
+                });
             }
         }
         if !progressed {
@@ -246,13 +252,13 @@ fn play(
     run_steps(times, &mut clock, met);
     for (stage, (begin, end)) in begun.into_iter().zip(&clock).enumerate() {
         let (begin, end) = (Seconds(begin), Seconds(*end));
-        each(Span { stage, phase: Phase::Step, microbatch: 0, begin, end });
+        each(PassSpan { stage, phase: Phase::Step, microbatch: 0, begin, end });
     }
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }
 
 /// Plays the step phases from each stage's clock on. A checked program's stages meet in one order.
-fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(Meeting)) {
+fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(StageSync)) {
     let mut next = vec![0_usize; times.len()];
     let mut progressed = true;
     while std::mem::take(&mut progressed) {
@@ -275,7 +281,7 @@ fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(Meeting
             let begin = members.stages().map(|stage| clock[stage]).fold(0.0, f64::max);
             let end = begin + lengths.into_iter().fold(0.0, f64::max);
             for stage in members.stages() {
-                met(Meeting { stage, arrival: Seconds(clock[stage]), end: Seconds(end) });
+                met(StageSync { stage, arrival: Seconds(clock[stage]), end: Seconds(end) });
                 clock[stage] = end;
                 next[stage] += 1;
             }
@@ -286,14 +292,14 @@ fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(Meeting
 }
 
 /// A stage's kernels, priced and sorted.
-struct Costs {
+struct StageKernels {
     time: StageTime,
     /// Per phase: forward, backward, step.
     kinds: [Breakdown; 3],
 }
 
-impl Costs {
-    fn new(number: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> Costs {
+impl StageKernels {
+    fn new(number: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> StageKernels {
         let mut kinds = [Breakdown::default(); 3];
         let mut totals = [Seconds(0.0); 2];
         let (mut step, mut alone) = (vec![], Seconds(0.0));
@@ -307,7 +313,7 @@ impl Costs {
                     (None, None) => alone += time,
                     (None, Some(group)) => {
                         step.push(StepPart::Alone(std::mem::take(&mut alone)));
-                        let members = Members::of(number, group, mesh);
+                        let members = SyncedStages::of(number, group, mesh);
                         step.push(StepPart::Together(members, time));
                     }
                 }
@@ -315,7 +321,7 @@ impl Costs {
         }
         step.push(StepPart::Alone(alone));
         let [forward, backward] = totals;
-        Costs { time: StageTime { forward, backward, step }, kinds }
+        StageKernels { time: StageTime { forward, backward, step }, kinds }
     }
 
     fn parts(&self, microbatches: u64) -> Breakdown {

@@ -16,37 +16,37 @@ use narrows_plan::{Bytes, Seconds};
 
 /// Index of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(pub u32);
+pub struct TableNodeId(pub u32);
 
 /// Index of a memory row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RowId(pub u32);
+pub struct MemoryRowId(pub u32);
 
 /// One alternative of a node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct TableChoice {
     /// What it adds to the objective. Finite and not negative.
     pub time: Seconds,
     /// What it adds to each memory row it touches; each row at most once.
-    pub bytes: Vec<(RowId, Bytes)>,
+    pub bytes: Vec<(MemoryRowId, Bytes)>,
 }
 
 /// A decision with at least one alternative.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct TableNode {
     /// For messages.
     pub name: String,
     /// The alternatives.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<TableChoice>,
 }
 
 /// An implication between two nodes. Keys are small numbers below 64, private to the link.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Link {
+pub struct TableLink {
     /// The node whose choice demands.
-    pub from: NodeId,
+    pub from: TableNodeId,
     /// The node whose choice must offer.
-    pub to: NodeId,
+    pub to: TableNodeId,
     /// For each choice of `from`: the key it demands, if any.
     pub demand: Vec<Option<u8>>,
     /// For each choice of `to`: the set of keys it offers, as a bit mask.
@@ -55,7 +55,7 @@ pub struct Link {
 
 /// A memory limit at one point of the step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct MemoryRow {
     /// For messages: which point.
     pub name: String,
     /// The bytes that all choices together may use there.
@@ -66,11 +66,11 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CostTable {
     /// Decisions.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<TableNode>,
     /// Implications between them.
-    pub links: Vec<Link>,
+    pub links: Vec<TableLink>,
     /// Memory limits.
-    pub rows: Vec<Row>,
+    pub rows: Vec<MemoryRow>,
 }
 
 /// One choice for each node, by position.

@@ -12,7 +12,7 @@ use narrows_cost_model::{Executor, Prices};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
 };
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 const MESHES: [Mesh; 4] = [
@@ -106,7 +106,7 @@ fn passes(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
     Ok((Kernel::Pass(less), Kernel::Pass(more)))
 }
 
-fn group(u: &mut Unstructured, mesh: &Mesh) -> Result<Group> {
+fn group(u: &mut Unstructured, mesh: &Mesh) -> Result<DeviceGroup> {
     Ok(mesh.group(*u.choose(&[Axis::Tensor, Axis::Data, Axis::Pipeline])?))
 }
 
@@ -184,7 +184,7 @@ fn absurd_sizes_stay_finite() {
     assert!(prices.kernel(&Kernel::Gemm(gemm)).0.is_finite());
     let empty = Gemm { m: 0, n: 0, k: 0, batch: 0, accumulate: false, input, output };
     assert!(prices.kernel(&Kernel::Gemm(empty)).0 < 2e-5);
-    let group = Group { axis: Axis::Data, size: huge, stride: huge };
+    let group = DeviceGroup { axis: Axis::Data, size: huge, stride: huge };
     let kind = CollectiveKind::AllReduce;
     let collective = Collective { kind, payload: Bytes(huge), group };
     let wide = Prices::new(
@@ -198,7 +198,7 @@ fn absurd_sizes_stay_finite() {
 #[test]
 fn alone_there_is_nothing_to_send() {
     let prices = Prices::new(&preset("a100-80gb").unwrap(), Executor::Eager, &MESHES[0]);
-    let group = Group { axis: Axis::Data, size: 1, stride: 4 };
+    let group = DeviceGroup { axis: Axis::Data, size: 1, stride: 4 };
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(1 << 20));
     let alone = Kernel::Collective(Collective { kind, payload, group });
     assert_eq!(prices.kernel(&alone).0, 0.0);

@@ -8,7 +8,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::mesh::Group;
+use crate::mesh::DeviceGroup;
 use crate::{Bytes, DType, Flops};
 
 /// One unit of work on one device (or on one group, for a collective).
@@ -201,7 +201,7 @@ pub struct Collective {
     #[serde(rename = "payload_bytes")]
     pub payload: Bytes,
     /// Who takes part.
-    pub group: Group,
+    pub group: DeviceGroup,
 }
 
 /// A point-to-point transfer.
@@ -211,7 +211,7 @@ pub struct Transfer {
     /// Bytes one device sends.
     pub bytes: Bytes,
     /// The pipeline group (its stride decides whether the transfer crosses nodes).
-    pub group: Group,
+    pub group: DeviceGroup,
 }
 
 #[cfg(test)]

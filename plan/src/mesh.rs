@@ -50,7 +50,7 @@ pub struct Mesh {
 /// A communication group, as far as its price can depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Group {
+pub struct DeviceGroup {
     /// The axis along which the members lie.
     pub axis: Axis,
     /// Members.
@@ -75,13 +75,13 @@ impl Mesh {
     }
 
     /// The groups along `axis`; all of them have the same shape.
-    pub fn group(&self, axis: Axis) -> Group {
+    pub fn group(&self, axis: Axis) -> DeviceGroup {
         let stride = match axis {
             Axis::Tensor => 1,
             Axis::Data => self.tensor,
             Axis::Pipeline => self.tensor * self.data,
         };
-        Group { axis, size: self.size(axis), stride }
+        DeviceGroup { axis, size: self.size(axis), stride }
     }
 }
 

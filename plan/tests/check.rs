@@ -9,7 +9,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::presets;
 use narrows_plan::program::Program;
 use narrows_plan::strategy::{Context, Zero};
-use narrows_test_support::plans::{Dice, describe, draw, draw_plan, models};
+use narrows_test_support::plans::{TestRng, describe, draw, draw_plan, models};
 
 fn count() -> usize {
     std::env::var("NARROWS_CHECK_PLANS").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
@@ -18,7 +18,7 @@ fn count() -> usize {
 #[test]
 fn every_drawn_plan_is_proved() {
     let models = models();
-    let mut dice = Dice(1);
+    let mut dice = TestRng(1);
     let mut met: BTreeMap<String, u64> = BTreeMap::new();
     for index in 0..count() {
         let drawn = draw(&mut dice, &models);
@@ -55,7 +55,7 @@ fn large() -> Program {
         precision: Precision::MixedBf16,
         zero: Zero::One,
     };
-    let mut dice = Dice(7);
+    let mut dice = TestRng(7);
     let plan = (0..50).find_map(|_| draw_plan(&mut dice, &model, context)).expect("a plan");
     narrows_plan::lower::lower(&plan.resolve(&model).expect("it resolves"))
 }
@@ -121,7 +121,7 @@ fn a_sequence_longer_than_the_models_is_refused() {
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
-    let plan = draw_plan(&mut Dice(3), &model, context).unwrap();
+    let plan = draw_plan(&mut TestRng(3), &model, context).unwrap();
     model.max_sequence_length = 64;
     plan.resolve(&model).unwrap();
     model.max_sequence_length = 63;

@@ -198,7 +198,7 @@ fn linear(u: &mut Unstructured<'_>) -> Result<Option<LinearFile>> {
     }
     let crossing = match u.int_in_range(0..=5)? {
         0 => Some(CrossingFile::None),
-        1 => Some(CrossingFile::Some(model::Crossing {
+        1 => Some(CrossingFile::Some(model::LatentCrossing {
             form: *u.choose(&[CrossingForm::Paper, CrossingForm::Released])?,
             gate: *u.choose(&[
                 CrossingGate::Dense,

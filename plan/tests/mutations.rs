@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use narrows_plan::CheckedProgram;
 use narrows_plan::program::Program;
 use narrows_test_support::damage::{Damage, KINDS};
-use narrows_test_support::plans::{Dice, draw, models};
+use narrows_test_support::plans::{TestRng, draw, models};
 
 const PROGRAMS: usize = 120;
 
@@ -19,7 +19,7 @@ fn count() -> usize {
 
 #[test]
 fn every_damaged_program_is_refused() {
-    let mut dice = Dice(2);
+    let mut dice = TestRng(2);
     let models = models();
     let programs: Vec<Program> =
         (0..PROGRAMS).map(|_| draw(&mut dice, &models).program()).collect();
@@ -45,7 +45,7 @@ fn every_damaged_program_is_refused() {
 }
 
 /// Draws programs until the damage can be done to one.
-fn damage(dice: &mut Dice, programs: &[Program], kind: Damage) -> (Program, String) {
+fn damage(dice: &mut TestRng, programs: &[Program], kind: Damage) -> (Program, String) {
     for _ in 0..10_000 {
         let mut program = programs[dice.below(programs.len())].clone();
         if let Some(what) = kind(dice, &mut program) {
@@ -58,7 +58,7 @@ fn damage(dice: &mut Dice, programs: &[Program], kind: Damage) -> (Program, Stri
 /// Several damages at once may undo each other, but never crash the check.
 #[test]
 fn a_wreck_is_no_panic() {
-    let mut dice = Dice(3);
+    let mut dice = TestRng(3);
     let models = models();
     for _ in 0..300 {
         let mut program = draw(&mut dice, &models).program();

@@ -5,14 +5,14 @@ use std::ops::ControlFlow;
 
 use divan::{Bencher, black_box};
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::RowId;
+use narrows_cost_model::table::MemoryRowId;
 use narrows_plan::Bytes;
-use narrows_planner::solve::eliminate::{Plan, fastest, times};
+use narrows_planner::solve::eliminate::{EliminationOrder, fastest, times};
 use narrows_planner::solve::exact::Exact;
 use narrows_planner::solve::front::{FrontRequest, front};
-use narrows_planner::solve::ilp::{Backend, Ilp};
+use narrows_planner::solve::ilp::{Ilp, IlpLibrary};
 use narrows_planner::solve::presolve::presolve;
-use narrows_planner::solve::{Limits, Solver, exact};
+use narrows_planner::solve::{SolveLimits, Solver, exact};
 use narrows_test_support::tables::chain;
 
 const NODES: usize = 45;
@@ -43,7 +43,7 @@ fn elimination_ignoring_rows(bencher: Bencher, share: &Option<f64>) {
 #[divan::bench(args = SHARES.iter())]
 fn one_sweep(bencher: Bencher, share: &Option<f64>) {
     let table = presolve(&table(share)).unwrap().table;
-    let plan = Plan::new(&table).unwrap();
+    let plan = EliminationOrder::new(&table).unwrap();
     let costs = times(&table);
     bencher.bench_local(|| plan.cheapest(black_box(&costs)));
 }
@@ -51,16 +51,16 @@ fn one_sweep(bencher: Bencher, share: &Option<f64>) {
 #[divan::bench(args = SHARES.iter(), sample_count = 5, sample_size = 1)]
 fn integer_program(bencher: Bencher, share: &Option<f64>) {
     let table = table(share);
-    let limits = Limits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
-    bencher.bench_local(|| Ilp(Backend::MicroLp).solve(black_box(&table), &limits));
+    let limits = SolveLimits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
+    bencher.bench_local(|| Ilp(IlpLibrary::MicroLp).solve(black_box(&table), &limits));
 }
 
 #[cfg(feature = "highs")]
 #[divan::bench(args = SHARES.iter(), sample_count = 5, sample_size = 1)]
 fn integer_program_highs(bencher: Bencher, share: &Option<f64>) {
     let table = table(share);
-    let limits = Limits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
-    bencher.bench_local(|| Ilp(Backend::Highs).solve(black_box(&table), &limits));
+    let limits = SolveLimits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
+    bencher.bench_local(|| Ilp(IlpLibrary::Highs).solve(black_box(&table), &limits));
 }
 
 /// Ten points of a front, the other rows half full.
@@ -68,7 +68,8 @@ fn integer_program_highs(bencher: Bencher, share: &Option<f64>) {
 fn front_of_ten_points(bencher: Bencher) {
     let table = table(&Some(0.5));
     let step_min = Bytes(table.rows[0].limit.0 / 30);
-    let request = FrontRequest { row: RowId(0), step_min, points_max: 10, time_per_point: None };
+    let request =
+        FrontRequest { row: MemoryRowId(0), step_min, points_max: 10, time_per_point: None };
     bencher
         .bench_local(|| front(black_box(&table), &request, &Exact, |_| ControlFlow::Continue(())));
 }
@@ -76,6 +77,6 @@ fn front_of_ten_points(bencher: Bencher) {
 #[divan::bench(args = SHARES.iter(), sample_count = 5, sample_size = 1)]
 fn combined(bencher: Bencher, share: &Option<f64>) {
     let table = table(share);
-    let limits = Limits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
+    let limits = SolveLimits { time: Some(std::time::Duration::from_secs(60)), gap: 0.0 };
     bencher.bench_local(|| exact(black_box(&table), &limits));
 }

@@ -5,30 +5,30 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use narrows_plan::EdgeLayout;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, BorderLayout, FORMAT, Origin, Plan, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
 };
-use narrows_plan::strategy::{Border, Context};
+use narrows_plan::strategy::{BoundaryLayout, Context};
 
 use crate::request::Request;
-use crate::segments::Solved;
+use crate::segments::SolvedSegment;
 
 /// What was decided for a whole model.
 #[derive(Clone, Debug)]
-pub struct Decided {
+pub struct ModelDecisions {
     /// Mesh, workload, formats.
     pub context: Context,
     /// Layouts of what segments hand on.
-    pub border: Border,
+    pub border: BoundaryLayout,
     /// The embedding.
-    pub embedding: Arc<Solved>,
+    pub embedding: Arc<SolvedSegment>,
     /// The blocks of each stage, in order.
-    pub stages: Vec<Vec<Arc<Solved>>>,
+    pub stages: Vec<Vec<Arc<SolvedSegment>>>,
     /// The head.
-    pub head: Arc<Solved>,
+    pub head: Arc<SolvedSegment>,
 }
 
 /// The plan that says so.
-pub fn assemble(request: &Request, decided: &Decided) -> Plan {
+pub fn assemble(request: &Request, decided: &ModelDecisions) -> Plan {
     let mut blocks: IndexMap<String, BlockDecisions> = IndexMap::new();
     let mut first = 0;
     let mut stages = vec![];
@@ -48,11 +48,11 @@ pub fn assemble(request: &Request, decided: &Decided) -> Plan {
     let context = &decided.context;
     Plan {
         format: FORMAT.into(),
-        model: Origin {
+        model: PlanSource {
             name: request.model.name.clone(),
             fingerprint: request.model.fingerprint(),
         },
-        hardware: Origin {
+        hardware: PlanSource {
             name: request.profile.name().into(),
             fingerprint: request.profile.fingerprint().into(),
         },
@@ -70,11 +70,11 @@ pub fn assemble(request: &Request, decided: &Decided) -> Plan {
     }
 }
 
-fn layout(edge: EdgeLayout) -> BorderLayout {
-    BorderLayout::of(edge).unwrap_or(BorderLayout::Replicated)
+fn layout(edge: EdgeLayout) -> PlanLayout {
+    PlanLayout::of(edge).unwrap_or(PlanLayout::Replicated)
 }
 
-fn written(solved: &Solved) -> SegmentDecisions {
+fn written(solved: &SolvedSegment) -> SegmentDecisions {
     SegmentDecisions::from_choice(&solved.segment, &solved.choice)
 }
 

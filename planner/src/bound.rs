@@ -2,22 +2,24 @@
 
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
-use narrows_plan::emit::{OpParameter, ParameterRole, Split, parameter_reduce, parameter_update};
+use narrows_plan::emit::{
+    OpParameters, ParameterRole, WeightSplit, parameter_reduce, parameter_update,
+};
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::strategy::{Border, Context};
+use narrows_plan::strategy::{BoundaryLayout, Context};
 
 use crate::divide::block_part;
-use crate::fit::{NeedOf, Refusal};
+use crate::fit::{Infeasible, MemoryEvidence};
 use crate::predict::model_flops;
 use crate::request::Request;
-use crate::segments::{Part, Segments};
+use crate::segments::{SegmentSolver, SegmentSpec};
 
 /// A lower bound on the step time in a context, or why nothing can exist there.
 pub(crate) fn bound(
     request: &Request,
-    segments: &Segments,
+    segments: &SegmentSolver,
     context: &Context,
-) -> Result<Seconds, Refusal> {
+) -> Result<Seconds, Infeasible> {
     if let Some(refusal) = too_large(request, context) {
         return Err(refusal);
     }
@@ -27,7 +29,7 @@ pub(crate) fn bound(
         .into_iter()
         .filter_map(|border| least_turn(segments, context, border))
         .min_by(f64::total_cmp)
-        .ok_or(Refusal::NoStrategy)?;
+        .ok_or(Infeasible::NoStrategy)?;
     let microbatches = context.workload.microbatches(&mesh) as f64;
     let stages = mesh.pipeline as f64;
     let filled = 1.0 - (1.0 - 1.0 / microbatches).powi(mesh.pipeline as i32);
@@ -36,7 +38,7 @@ pub(crate) fn bound(
 }
 
 /// A bound without solving anything: the model's FLOPs at the devices' peak.
-pub(crate) fn quick_bound(request: &Request, context: &Context) -> Result<Seconds, Refusal> {
+pub(crate) fn quick_bound(request: &Request, context: &Context) -> Result<Seconds, Infeasible> {
     if let Some(refusal) = too_large(request, context) {
         return Err(refusal);
     }
@@ -64,7 +66,7 @@ fn least_step(request: &Request, context: &Context) -> f64 {
 }
 
 /// The least forward and backward time of a microbatch over the whole model.
-fn least_turn(segments: &Segments, context: &Context, border: Border) -> Option<f64> {
+fn least_turn(segments: &SegmentSolver, context: &Context, border: BoundaryLayout) -> Option<f64> {
     let turn = |part| segments.least_turn(part, context);
     let mut shape_turns = vec![None; segments.shapes()];
     for &shape in segments.layer_shapes() {
@@ -73,25 +75,30 @@ fn least_turn(segments: &Segments, context: &Context, border: Border) -> Option<
         }
     }
     let blocks: f64 = segments.layer_shapes().iter().filter_map(|shape| shape_turns[*shape]).sum();
-    let end = |kind| turn(Part::end(kind, border, None));
+    let end = |kind| turn(SegmentSpec::end(kind, border, None));
     Some(blocks + end(SegmentKind::Embedding)? + end(SegmentKind::Head)?)
 }
 
 /// All parameters, split perfectly: the share of a device on a stage of average size.
-fn average_stage(request: &Request, context: &Context) -> OpParameter {
+fn average_stage(request: &Request, context: &Context) -> OpParameters {
     let mesh = context.mesh;
     let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
-    OpParameter {
+    OpParameters {
         role: ParameterRole::Matrix,
         members: vec![("all".into(), mesh.tensor, elements)],
-        split: Split::Columns,
+        split: WeightSplit::Columns,
         gradient_partial: false,
     }
 }
 
 /// Even perfectly sharded, weights and optimizer states must fit.
-fn too_large(request: &Request, context: &Context) -> Option<Refusal> {
+fn too_large(request: &Request, context: &Context) -> Option<Infeasible> {
     let needed = average_stage(request, context).resident_bytes(context);
     let limit = request.memory_bytes();
-    (needed > limit).then_some(Refusal::Memory { stage: None, needed, limit, of: NeedOf::Every })
+    (needed > limit).then_some(Infeasible::Memory {
+        stage: None,
+        needed,
+        limit,
+        of: MemoryEvidence::Every,
+    })
 }

@@ -6,10 +6,10 @@ use narrows_plan::strategy::{Baseline, Recompute, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh};
 
 use crate::deadline::Deadline;
-use crate::fit::{Fitter, NeedOf, Refusal};
+use crate::fit::{ContextSolver, Infeasible, MemoryEvidence};
 use crate::request::Request;
-use crate::search::{ContextReport, Fate, SearchReport, SearchStatus};
-use crate::segments::Segments;
+use crate::search::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
+use crate::segments::SegmentSolver;
 
 /// Why no plan exists, as a chain of causes, and what to try.
 pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
@@ -31,7 +31,9 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         .contexts
         .iter()
         .filter_map(|context| match &context.fate {
-            Fate::Refused(Refusal::Memory { needed, of, .. }) => Some((*needed, *of, context)),
+            ContextOutcome::Refused(Infeasible::Memory { needed, of, .. }) => {
+                Some((*needed, *of, context))
+            }
             _ => None,
         })
         .min_by_key(|(needed, ..)| *needed);
@@ -39,12 +41,16 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         let limit = request.memory_bytes();
         let needs = match of {
             // Between what bytes allow and what an arena of some plan was, there may be others.
-            NeedOf::Lowered => format!("the smallest plan that was found needs {needed} a device"),
-            NeedOf::Tried => format!("every plan that was tried needs more than {limit} a device"),
-            NeedOf::Every if needed > limit => format!(
+            MemoryEvidence::Lowered => {
+                format!("the smallest plan that was found needs {needed} a device")
+            }
+            MemoryEvidence::Tried => {
+                format!("every plan that was tried needs more than {limit} a device")
+            }
+            MemoryEvidence::Every if needed > limit => format!(
                 "weights, optimizer states and kept activations need at least {needed} a device"
             ),
-            NeedOf::Every => format!("every plan needs more than {limit} a device"),
+            MemoryEvidence::Every => format!("every plan needs more than {limit} a device"),
         };
         causes.push(format!(
             "because {needs} on the most economical mesh ({}, microbatch {})",
@@ -59,7 +65,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
             hints.push(hint);
         }
         hints.push(smaller(request));
-    } else if report.contexts.iter().any(|c| matches!(c.fate, Fate::Refused(_))) {
+    } else if report.contexts.iter().any(|c| matches!(c.fate, ContextOutcome::Refused(_))) {
         causes.extend(without_strategy(request, report));
         causes.push(format!(
             "because on every mesh some op has no legal strategy under `--strategy {}`{}",
@@ -80,7 +86,7 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         }
         hints.push(hint);
     }
-    if report.contexts.iter().any(|context| matches!(context.fate, Fate::NotReached)) {
+    if report.contexts.iter().any(|context| matches!(context.fate, ContextOutcome::NotReached)) {
         causes.push("though some meshes were not reached in time".into());
         hints.push("a longer --time-limit".into());
     }
@@ -111,10 +117,11 @@ const NAMED_MAX: usize = 4;
 
 /// Which ops of the first mesh have no strategy.
 fn without_strategy(request: &Request, report: &SearchReport) -> Option<String> {
-    let refused =
-        |report: &&ContextReport| matches!(report.fate, Fate::Refused(Refusal::NoStrategy));
+    let refused = |report: &&ContextReport| {
+        matches!(report.fate, ContextOutcome::Refused(Infeasible::NoStrategy))
+    };
     let context = report.contexts.iter().find(refused)?.context;
-    let names = Segments::new(request, Deadline::none()).without_strategy(&context);
+    let names = SegmentSolver::new(request, Deadline::none()).without_strategy(&context);
     if names.is_empty() {
         return None;
     }
@@ -130,13 +137,15 @@ const LOWERED_MAX: usize = 6;
 
 /// The memory that a plan needs which exists, and its mesh.
 fn enough_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
-    let segments = Segments::new(request, Deadline::none());
-    let fitter = Fitter::new(request, &segments);
+    let segments = SegmentSolver::new(request, Deadline::none());
+    let fitter = ContextSolver::new(request, &segments);
     let mut refused: Vec<_> = report
         .contexts
         .iter()
         .filter_map(|context| match &context.fate {
-            Fate::Refused(Refusal::Memory { needed, .. }) => Some((*needed, context.context)),
+            ContextOutcome::Refused(Infeasible::Memory { needed, .. }) => {
+                Some((*needed, context.context))
+            }
             _ => None,
         })
         .collect();
@@ -150,17 +159,17 @@ fn enough_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mes
     Some((narrower.map_or(peak, |narrower| narrower.min(peak)), context.mesh))
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::NoStrategy => write!(f, "some op has no legal strategy"),
-            Refusal::Memory { stage: Some(stage), needed, limit, .. } => {
+            Infeasible::NoStrategy => write!(f, "some op has no legal strategy"),
+            Infeasible::Memory { stage: Some(stage), needed, limit, .. } => {
                 write!(f, "stage {stage} needs {needed}, a device may hold {limit}")
             }
-            Refusal::Memory { of: NeedOf::Tried, limit, .. } => {
+            Infeasible::Memory { of: MemoryEvidence::Tried, limit, .. } => {
                 write!(f, "nothing that was tried fits, a device may hold {limit}")
             }
-            Refusal::Memory { stage: None, needed, limit, .. } => {
+            Infeasible::Memory { stage: None, needed, limit, .. } => {
                 write!(f, "needs {}, a device may hold {limit}", at_least(*needed))
             }
         }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 /// When a search must end. Its copies are one deadline.
 #[derive(Clone, Debug, Default)]
-pub struct Deadline(Option<Arc<End>>);
+pub struct Deadline(Option<Arc<Limit>>);
 
 #[derive(Debug)]
-enum End {
+enum Limit {
     /// So long after the beginning.
     Time { begin: Instant, limit: Duration },
     /// Once it was asked so often.
@@ -24,13 +24,13 @@ impl Deadline {
 
     /// So long from now; without a limit, none.
     pub fn after(limit: Option<Duration>) -> Deadline {
-        Deadline(limit.map(|limit| Arc::new(End::Time { begin: Instant::now(), limit })))
+        Deadline(limit.map(|limit| Arc::new(Limit::Time { begin: Instant::now(), limit })))
     }
 
     /// Over once it was asked so often whether it is: interrupts a search at any place, whatever the
     /// machine's speed.
     pub fn after_questions(most: u64) -> Deadline {
-        Deadline(Some(Arc::new(End::Questions { asked: AtomicU64::new(0), most })))
+        Deadline(Some(Arc::new(Limit::Questions { asked: AtomicU64::new(0), most })))
     }
 
     /// Whether there is one at all.
@@ -51,8 +51,8 @@ impl Deadline {
     fn is_past(&self, share: f64) -> bool {
         match self.0.as_deref() {
             None => false,
-            Some(End::Time { begin, limit }) => begin.elapsed() >= limit.mul_f64(share),
-            Some(End::Questions { asked, most }) => {
+            Some(Limit::Time { begin, limit }) => begin.elapsed() >= limit.mul_f64(share),
+            Some(Limit::Questions { asked, most }) => {
                 asked.fetch_add(1, Ordering::Relaxed) as f64 >= share * *most as f64
             }
         }
@@ -61,7 +61,7 @@ impl Deadline {
     /// The time that is left, for solvers with a clock of their own; `None` where no clock decides.
     pub fn left(&self) -> Option<Duration> {
         match self.0.as_deref() {
-            Some(End::Time { begin, limit }) => Some(limit.saturating_sub(begin.elapsed())),
+            Some(Limit::Time { begin, limit }) => Some(limit.saturating_sub(begin.elapsed())),
             _ => None,
         }
     }

@@ -6,36 +6,36 @@ use std::sync::Arc;
 
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::{Border, Context};
+use narrows_plan::strategy::{BoundaryLayout, Context};
 use narrows_plan::{Bytes, Seconds};
 
-use crate::extras::Extra;
-use crate::segments::{MANY, Part, Segments, Solved};
-use crate::stages::{Allotment, Cutoff, Partition, allot, partitions};
+use crate::extras::StageOverhead;
+use crate::segments::{MANY, SegmentSolver, SegmentSpec, SolvedSegment};
+use crate::stages::{Partition, PruningCutoff, StageAssignment, allot, partitions};
 
 /// The best allotment of a run of blocks, or that none fits.
-type KnownAllotment = Option<Arc<Allotment>>;
+type CachedAssignment = Option<Arc<StageAssignment>>;
 
 /// Divides the blocks among stages under their budgets.
-pub struct Divider<'a> {
-    segments: &'a Segments<'a>,
+pub struct StagePartitioner<'a> {
+    segments: &'a SegmentSolver<'a>,
     context: &'a Context,
-    border: Border,
+    border: BoundaryLayout,
     budgets: Vec<Bytes>,
     /// By stage, first block (0 when all are alike) and count.
-    known: RefCell<HashMap<(usize, usize, usize), KnownAllotment>>,
+    known: RefCell<HashMap<(usize, usize, usize), CachedAssignment>>,
     is_interrupted: Cell<bool>,
 }
 
-impl<'a> Divider<'a> {
+impl<'a> StagePartitioner<'a> {
     /// For one layout of what blocks hand on; `budgets` are the bytes left for blocks.
     pub fn new(
-        segments: &'a Segments<'a>,
+        segments: &'a SegmentSolver<'a>,
         context: &'a Context,
-        border: Border,
+        border: BoundaryLayout,
         budgets: Vec<Bytes>,
     ) -> Self {
-        Divider {
+        StagePartitioner {
             segments,
             context,
             border,
@@ -51,7 +51,7 @@ impl<'a> Divider<'a> {
     }
 
     /// The best partitions that may beat the incumbent, and how many were priced.
-    pub fn partitions(&self, extras: &[Extra], incumbent: f64) -> (Vec<Partition>, u64) {
+    pub fn partitions(&self, extras: &[StageOverhead], incumbent: f64) -> (Vec<Partition>, u64) {
         let microbatches = self.context.workload.microbatches(&self.context.mesh);
         let choice = |stage, first, count| self.known_allotment(stage, first, count);
         let (mut turns, mut steps) = (vec![], vec![]);
@@ -60,7 +60,7 @@ impl<'a> Divider<'a> {
             turns.extend(self.segments.least_turn(part, self.context));
             steps.push(self.segments.step_range(part, self.context)[0]);
         }
-        let cutoff = Cutoff { turns, steps, time: incumbent };
+        let cutoff = PruningCutoff { turns, steps, time: incumbent };
         partitions(extras, microbatches, &cutoff, &choice)
     }
 
@@ -76,7 +76,7 @@ impl<'a> Divider<'a> {
         stage: usize,
         first: usize,
         count: usize,
-    ) -> Option<Arc<Allotment>> {
+    ) -> Option<Arc<StageAssignment>> {
         if self.is_interrupted.get() || self.segments.is_late() {
             self.is_interrupted.set(true);
             return None;
@@ -118,7 +118,7 @@ impl<'a> Divider<'a> {
         Partition::of(counts, &choice)
     }
 
-    fn parts(&self, first: usize, count: usize) -> impl Iterator<Item = Part> {
+    fn parts(&self, first: usize, count: usize) -> impl Iterator<Item = SegmentSpec> {
         let shapes = &self.segments.layer_shapes()[first..first + count];
         shapes.iter().map(|&shape| block_part(shape, self.border))
     }
@@ -130,12 +130,12 @@ impl<'a> Divider<'a> {
         stage: usize,
         first: usize,
         count: usize,
-    ) -> Option<Allotment> {
+    ) -> Option<StageAssignment> {
         let segments = self.segments;
         let in_flight = in_flight(self.context, stage);
-        let fastest: Option<Vec<Arc<Solved>>> =
+        let fastest: Option<Vec<Arc<SolvedSegment>>> =
             self.parts(first, count).map(|part| segments.fastest(part, context)).collect();
-        let fastest = Allotment::new(fastest?, in_flight);
+        let fastest = StageAssignment::new(fastest?, in_flight);
         if fastest.bytes <= self.budgets[stage] {
             return Some(fastest);
         }
@@ -170,8 +170,8 @@ impl<'a> Divider<'a> {
 }
 
 /// A block's part of the search.
-pub fn block_part(shape: usize, border: Border) -> Part {
-    Part { kind: SegmentKind::Block, shape, border, tied_weight: None }
+pub fn block_part(shape: usize, border: BoundaryLayout) -> SegmentSpec {
+    SegmentSpec { kind: SegmentKind::Block, shape, border, tied_weight: None }
 }
 
 /// Microbatches in flight on a stage.

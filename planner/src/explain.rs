@@ -7,10 +7,10 @@ use narrows_plan::{Mesh, Seconds};
 use serde::Serialize;
 
 use crate::causes::causes;
-use crate::fit::Fitted;
+use crate::fit::FeasiblePlan;
 use crate::predict::{Prediction, predict};
 use crate::request::{MemoryLimit, Request};
-use crate::search::{ContextReport, Fate, Searched, search};
+use crate::search::{ContextOutcome, ContextReport, SearchResult, search};
 
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
@@ -71,7 +71,7 @@ pub struct MeshRow {
 const MESHES_MAX: usize = 12;
 
 /// Explains what a search found.
-pub fn explain(request: &Request, searched: &Searched) -> Explanation {
+pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     let contexts = &searched.report.contexts;
     let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
     let meshes_not_listed = contexts.len().saturating_sub(MESHES_MAX);
@@ -111,7 +111,7 @@ fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64
 
 /// What the plan is compared with: the published baselines on a tensor-parallel mesh, the dense
 /// twin, weights all sharded, the other sizes of the tensor axis.
-fn rivals(request: &Request, best: &Fitted) -> Vec<(String, Request)> {
+fn rivals(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
     let mesh = best.decided.context.mesh;
     let tensor = match mesh.tensor {
         1 => sizes_within_a_node(request).next_back().unwrap_or(1),
@@ -179,7 +179,7 @@ fn priced(name: String, rival: &Request, time: Seconds) -> Alternative {
 fn alternative(
     name: &str,
     request: &Request,
-    fitted: &Fitted,
+    fitted: &FeasiblePlan,
     than: Option<Seconds>,
 ) -> Alternative {
     let prediction = predict(&request.model, &request.profile, request.executor, &fitted.plan).ok();
@@ -195,7 +195,7 @@ fn alternative(
 }
 
 /// Mesh, microbatch, hidden state and how the middle block's linears are split.
-pub fn summary(fitted: &Fitted) -> String {
+pub fn summary(fitted: &FeasiblePlan) -> String {
     let context = &fitted.decided.context;
     let mut parts = vec![
         context.mesh.to_string(),
@@ -227,11 +227,13 @@ pub fn summary(fitted: &Fitted) -> String {
 
 fn mesh_row(report: &ContextReport) -> MeshRow {
     let (step_time_s, fate) = match &report.fate {
-        Fate::Solved(time) => (Some(time.0), "solved".to_string()),
-        Fate::Pruned => (None, "pruned: its bound is no better than the plan".into()),
-        Fate::Unbeaten => (None, "searched: nothing faster than the plan was found".into()),
-        Fate::NotReached => (None, "not reached".into()),
-        Fate::Refused(refusal) => (None, refusal.to_string()),
+        ContextOutcome::Solved(time) => (Some(time.0), "solved".to_string()),
+        ContextOutcome::Pruned => (None, "pruned: its bound is no better than the plan".into()),
+        ContextOutcome::Unbeaten => {
+            (None, "searched: nothing faster than the plan was found".into())
+        }
+        ContextOutcome::NotReached => (None, "not reached".into()),
+        ContextOutcome::Refused(refusal) => (None, refusal.to_string()),
     };
     MeshRow {
         mesh: report.context.mesh,
@@ -244,7 +246,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
 }
 
 /// What limits the plan: where its time goes, and whether memory shaped it.
-fn binds(request: &Request, best: &Fitted, chosen: &Alternative) -> Vec<String> {
+fn binds(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<String> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
     let step = prediction.step_time_s;
@@ -268,7 +270,7 @@ fn binds(request: &Request, best: &Fitted, chosen: &Alternative) -> Vec<String> 
     sentences
 }
 
-fn memory_sentence(request: &Request, best: &Fitted) -> String {
+fn memory_sentence(request: &Request, best: &FeasiblePlan) -> String {
     let limit = request.memory_bytes();
     let peak = best.peak();
     if request.memory_limit == MemoryLimit::None {
@@ -287,7 +289,7 @@ fn memory_sentence(request: &Request, best: &Fitted) -> String {
 
 /// Whether a plan's linears follow BTP's placement: first factors split on their input, second
 /// factors on their output.
-pub fn is_btp_placement(fitted: &Fitted) -> bool {
+pub fn is_btp_placement(fitted: &FeasiblePlan) -> bool {
     fitted.decided.stages.iter().flatten().all(|block| {
         block.segment.ops.iter().zip(&block.choice.ops).all(|(node, option)| {
             let strategy = option.choice.strategy;

@@ -1,22 +1,22 @@
 //! What each stage runs besides its blocks, and a step of it all played against the clock.
 
 use narrows_cost_model::Prices;
-use narrows_cost_model::simulate::{Members, StageTime, StepPart, schedule_time};
+use narrows_cost_model::simulate::{StageTime, StepPart, SyncedStages, schedule_time};
 use narrows_plan::Seconds;
 use narrows_plan::emit::{
-    Crossing, gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
+    StageBoundary, gradient_extent, hops, op_parameters, step_begin, step_norm, tied_reduce,
 };
-use narrows_plan::program::{Extent, Turn, one_forward_one_backward};
+use narrows_plan::program::{Extent, MicrobatchPass, one_forward_one_backward};
 use narrows_plan::strategy::Context;
 
-use crate::ends::Ends;
-use crate::fit::Fitter;
-use crate::segments::Solved;
-use crate::stages::{Allotment, Partition};
+use crate::ends::EmbeddingAndHead;
+use crate::fit::ContextSolver;
+use crate::segments::SolvedSegment;
+use crate::stages::{Partition, StageAssignment};
 
 /// What a stage has besides its blocks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Extra {
+pub struct StageOverhead {
     /// Forward pass of a microbatch: embedding, head, transfers.
     pub forward: Seconds,
     /// Backward pass of a microbatch.
@@ -26,12 +26,12 @@ pub struct Extra {
     /// What is spent once a step at least, were the ends decided otherwise.
     pub step_least: Seconds,
     /// Of the step, where stages wait for each other.
-    pub meets: Meets,
+    pub meets: StepSyncs,
 }
 
-/// Where stages wait for each other in the step phase. All of it is part of [`Extra::step`].
+/// Where stages wait for each other in the step phase. All of it is part of [`StageOverhead::step`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Meets {
+pub struct StepSyncs {
     /// What comes before the first meeting.
     pub begin: Seconds,
     /// The first and the last stage add up the gradients of a tied weight.
@@ -42,26 +42,28 @@ pub struct Meets {
     pub update: Seconds,
 }
 
-impl Fitter<'_> {
+impl ContextSolver<'_> {
     /// What each stage runs besides its blocks.
-    pub(crate) fn extras(&self, context: &Context, ends: &Ends) -> Vec<Extra> {
+    pub(crate) fn extras(&self, context: &Context, ends: &EmbeddingAndHead) -> Vec<StageOverhead> {
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
-        let price = |template: &narrows_plan::emit::Template| prices.kernel(&template.kernel());
+        let price =
+            |template: &narrows_plan::emit::InstrTemplate| prices.kernel(&template.kernel());
         let stages = context.mesh.pipeline;
         let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
         // The reduction over the stages comes last.
         let norm = step_norm(context).last().filter(|_| stages > 1).map(price);
-        let meets = Meets { begin: price(&step_begin()), norm, ..Meets::default() };
+        let meets = StepSyncs { begin: price(&step_begin()), norm, ..StepSyncs::default() };
         (0..stages)
             .map(|stage| {
-                let crossing = Crossing { carried: self.segments.carried(), border: ends.border };
+                let crossing =
+                    StageBoundary { carried: self.segments.carried(), border: ends.border };
                 let (forward, backward) = hops(&crossing, &crossing, stage, context);
-                let mut extra = Extra {
+                let mut extra = StageOverhead {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),
                     step: once,
                     meets,
-                    ..Extra::default()
+                    ..StageOverhead::default()
                 };
                 if stage == 0 {
                     extra.add(&ends.embedding);
@@ -81,32 +83,32 @@ impl Fitter<'_> {
     }
 }
 
-impl Extra {
+impl StageOverhead {
     /// The step phase of a stage with these blocks, as it is lowered.
-    fn phase(&self, blocks: &Allotment, stages: usize) -> Vec<StepPart> {
-        let Meets { begin, tied, norm, update } = self.meets;
+    fn phase(&self, blocks: &StageAssignment, stages: usize) -> Vec<StepPart> {
+        let StepSyncs { begin, tied, norm, update } = self.meets;
         let update = update + blocks.update;
         let meetings = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
         let reduce = self.step + blocks.step - update - meetings;
         let mut parts = vec![StepPart::Alone(begin)];
-        parts.extend(tied.map(|time| StepPart::Together(Members::ends(stages), time)));
+        parts.extend(tied.map(|time| StepPart::Together(SyncedStages::ends(stages), time)));
         parts.push(StepPart::Alone(reduce));
-        parts.extend(norm.map(|time| StepPart::Together(Members::all(stages), time)));
+        parts.extend(norm.map(|time| StepPart::Together(SyncedStages::all(stages), time)));
         parts.push(StepPart::Alone(update));
         parts
     }
 }
 
 /// The gradient of the weight that both ends of a pipeline hold.
-fn tied_gradient(head: &Solved, context: &Context) -> Option<Extent> {
+fn tied_gradient(head: &SolvedSegment, context: &Context) -> Option<Extent> {
     let op = head.segment.op_ids().find(|id| head.segment.op(*id).name == "head")?;
     let strategy = head.choice.ops[op.0 as usize].choice.strategy;
     let parameter = op_parameters(head.segment.op(op), strategy, context)?;
     gradient_extent(&parameter, context)
 }
 
-impl Extra {
-    fn add(&mut self, solved: &Solved) {
+impl StageOverhead {
+    fn add(&mut self, solved: &SolvedSegment) {
         self.forward += solved.time.forward;
         self.backward += solved.time.backward;
         self.step += solved.time.step;
@@ -116,7 +118,7 @@ impl Extra {
 
 /// Plays a partition's schedule with the times it was divided by: what simulating the lowered
 /// program gives, without lowering it.
-pub(crate) fn play(context: &Context, partition: &Partition, extras: &[Extra]) -> Seconds {
+pub(crate) fn play(context: &Context, partition: &Partition, extras: &[StageOverhead]) -> Seconds {
     let stages = context.mesh.pipeline;
     let microbatches = context.workload.microbatches(&context.mesh);
     let times: Vec<StageTime> = partition
@@ -129,8 +131,8 @@ pub(crate) fn play(context: &Context, partition: &Partition, extras: &[Extra]) -
             step: extra.phase(stage, stages as usize),
         })
         .collect();
-    let schedules: Vec<Vec<Turn>> =
+    let schedules: Vec<Vec<MicrobatchPass>> =
         (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
-    let schedules: Vec<&[Turn]> = schedules.iter().map(Vec::as_slice).collect();
+    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
     schedule_time(&times, &schedules)
 }

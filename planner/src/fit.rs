@@ -16,21 +16,21 @@ use narrows_plan::lower::lower;
 use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Kernel, Seconds};
 
-use crate::assemble::{Decided, assemble};
-use crate::divide::Divider;
-use crate::ends::Ends;
-use crate::extras::{Extra, play};
-use crate::outlook::{Outlook, Reach};
+use crate::assemble::{ModelDecisions, assemble};
+use crate::divide::StagePartitioner;
+use crate::ends::EmbeddingAndHead;
+use crate::extras::{StageOverhead, play};
+use crate::outlook::{ContextBounds, LayoutBound};
 use crate::request::Request;
-use crate::segments::{Segments, Solved};
+use crate::segments::{SegmentSolver, SolvedSegment};
 use crate::stages::Partition;
-use crate::tried::Tried;
+use crate::tried::FitProgress;
 
 /// A plan that fits, lowered and simulated.
 #[derive(Clone, Debug)]
-pub struct Fitted {
+pub struct FeasiblePlan {
     /// The decisions.
-    pub decided: Decided,
+    pub decided: ModelDecisions,
     /// The plan as written.
     pub plan: narrows_plan::Plan,
     /// The lowered plan, proven.
@@ -45,7 +45,7 @@ pub struct Fitted {
 
 /// Why nothing exists in a context.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub enum Infeasible {
     /// Some op has no legal strategy that its neighbours can meet.
     NoStrategy,
     /// It does not fit.
@@ -57,13 +57,13 @@ pub enum Refusal {
         /// What there is.
         limit: Bytes,
         /// Whose need that is.
-        of: NeedOf,
+        of: MemoryEvidence,
     },
 }
 
 /// Which plans need what a refusal says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NeedOf {
+pub enum MemoryEvidence {
     /// Every plan needs at least so much: none exists.
     Every,
     /// One that was lowered, and is too large; another may fit.
@@ -73,9 +73,9 @@ pub enum NeedOf {
 }
 
 /// Fits plans into contexts.
-pub struct Fitter<'a> {
+pub struct ContextSolver<'a> {
     pub(crate) request: &'a Request,
-    pub(crate) segments: &'a Segments<'a>,
+    pub(crate) segments: &'a SegmentSolver<'a>,
     priced: AtomicU64,
 }
 
@@ -86,9 +86,9 @@ const CORRECTIONS_MAX: usize = 12;
 const TRIED_MAX: usize = 4;
 
 /// What came of a context.
-pub struct Attempt {
+pub struct ContextSolution {
     /// The fastest plan; `Ok(None)` when none was found that is faster than the incumbent.
-    pub best: Result<Option<Fitted>, Refusal>,
+    pub best: Result<Option<FeasiblePlan>, Infeasible>,
     /// No plan of this context is faster.
     pub proven: Seconds,
     /// Whether the deadline came before all was tried: what was not found may exist.
@@ -97,15 +97,15 @@ pub struct Attempt {
 
 /// Partitions whose arenas are too large: budgets that differ a little lead to the same blocks.
 #[derive(Default)]
-struct Refused {
+struct OversizedPartitions {
     /// By the blocks of each stage: the first stage that is too large, and its arena.
-    arenas: HashMap<Vec<Vec<*const Solved>>, (usize, Bytes)>,
+    arenas: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
 }
 
 /// What came of dividing the blocks among the stages.
-pub(crate) enum Divided<'a> {
+pub(crate) enum PartitionResult<'a> {
     /// Partitions, with what found them.
-    Found(Divider<'a>, Vec<Partition>),
+    Found(StagePartitioner<'a>, Vec<Partition>),
     /// None; the bytes by which even the smallest decisions are too large.
     Nothing(Bytes),
     /// The deadline came first.
@@ -113,8 +113,8 @@ pub(crate) enum Divided<'a> {
 }
 
 /// What came of lowering the best partition.
-enum Best {
-    Fits(Box<Fitted>),
+enum LoweringResult {
+    Fits(Box<FeasiblePlan>),
     /// None is faster than the incumbent.
     NothingFaster,
     /// The first stage whose arena is over the limit, and its arena.
@@ -123,7 +123,7 @@ enum Best {
     Interrupted,
 }
 
-impl Fitted {
+impl FeasiblePlan {
     /// The arena of the fullest stage.
     pub fn peak(&self) -> Bytes {
         let stages = self.program.program().stages.iter();
@@ -131,10 +131,10 @@ impl Fitted {
     }
 }
 
-impl<'a> Fitter<'a> {
+impl<'a> ContextSolver<'a> {
     /// For one request.
-    pub fn new(request: &'a Request, segments: &'a Segments<'a>) -> Self {
-        Fitter { request, segments, priced: AtomicU64::new(0) }
+    pub fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
+        ContextSolver { request, segments, priced: AtomicU64::new(0) }
     }
 
     /// Stage allotments priced so far.
@@ -143,15 +143,20 @@ impl<'a> Fitter<'a> {
     }
 
     /// The fastest plan of a context that is faster than `incumbent`, and a bound on all of them.
-    pub fn fit(&self, context: &Context, outlook: &Outlook, incumbent: f64) -> Attempt {
-        let mut attempt = Tried::new(incumbent);
+    pub fn fit(
+        &self,
+        context: &Context,
+        outlook: &ContextBounds,
+        incumbent: f64,
+    ) -> ContextSolution {
+        let mut attempt = FitProgress::new(incumbent);
         for (ends, reach) in &outlook.borders {
             match reach {
-                Reach::Bound(bound) if bound.0 < attempt.incumbent => {
+                LayoutBound::Bound(bound) if bound.0 < attempt.incumbent => {
                     self.fit_border(context, ends, bound.0, &mut attempt);
                 }
-                Reach::Bound(_) | Reach::NothingFaster => attempt.nothing_faster(),
-                Reach::Refused(refusal) => attempt.refuse(refusal.clone()),
+                LayoutBound::Bound(_) | LayoutBound::NothingFaster => attempt.nothing_faster(),
+                LayoutBound::Refused(refusal) => attempt.refuse(refusal.clone()),
             }
         }
         if attempt.is_open() {
@@ -166,7 +171,13 @@ impl<'a> Fitter<'a> {
 
     /// Fits a plan with this border. The fastest ends first; where memory keeps them from what all
     /// ends together could reach, the others too.
-    fn fit_border(&self, context: &Context, fastest: &Ends, bound: f64, tried: &mut Tried) {
+    fn fit_border(
+        &self,
+        context: &Context,
+        fastest: &EmbeddingAndHead,
+        bound: f64,
+        tried: &mut FitProgress,
+    ) {
         tried.proven = tried.proven.min(bound);
         // No other ends have a better bound. Those of several stages differ a little by what is
         // least of each alone.
@@ -193,42 +204,47 @@ impl<'a> Fitter<'a> {
 
     /// Fits a plan with these ends. Returns the bound on those that the blocks' bytes allow, unless
     /// every arena that was tried is too large.
-    fn fit_ends(&self, context: &Context, ends: &Ends, tried: &mut Tried) -> Option<f64> {
+    fn fit_ends(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        tried: &mut FitProgress,
+    ) -> Option<f64> {
         let extras = self.extras(context, ends);
         let mut slack = vec![Bytes(0); context.mesh.pipeline as usize];
         let mut first_bound = None;
         // Between what leads to too large an arena and what leaves nothing.
         let (mut low, mut high) = (slack.clone(), None);
-        let mut refused = Refused::default();
+        let mut refused = OversizedPartitions::default();
         for _ in 0..CORRECTIONS_MAX {
             if self.segments.is_late() {
                 tried.interrupt();
                 return None;
             }
             match self.divided(context, ends, &extras, &slack, tried.incumbent) {
-                Divided::Nothing(_) if slack == low => break,
-                Divided::Nothing(_) => high = Some(slack.clone()),
-                Divided::Interrupted => {
+                PartitionResult::Nothing(_) if slack == low => break,
+                PartitionResult::Nothing(_) => high = Some(slack.clone()),
+                PartitionResult::Interrupted => {
                     tried.interrupt();
                     return None;
                 }
-                Divided::Found(divider, found) => {
+                PartitionResult::Found(divider, found) => {
                     first_bound.get_or_insert(found[0].bound.0);
                     let to_beat = tried.incumbent;
                     match self.best_of(ends, found, &extras, &divider, to_beat, &mut refused) {
-                        Best::Fits(fitted) => {
+                        LoweringResult::Fits(fitted) => {
                             tried.take(*fitted);
                             return first_bound;
                         }
-                        Best::NothingFaster => {
+                        LoweringResult::NothingFaster => {
                             tried.nothing_faster();
                             return first_bound;
                         }
-                        Best::Interrupted => {
+                        LoweringResult::Interrupted => {
                             tried.interrupt();
                             return first_bound;
                         }
-                        Best::TooLarge(stage, needed) => {
+                        LoweringResult::TooLarge(stage, needed) => {
                             low.clone_from(&slack);
                             if high.is_none() {
                                 slack[stage] += needed - self.request.memory_bytes();
@@ -251,38 +267,38 @@ impl<'a> Fitter<'a> {
     pub(crate) fn divided(
         &self,
         context: &'a Context,
-        ends: &Ends,
-        extras: &[Extra],
+        ends: &EmbeddingAndHead,
+        extras: &[StageOverhead],
         slack: &[Bytes],
         incumbent: f64,
-    ) -> Divided<'a> {
+    ) -> PartitionResult<'a> {
         let limit = self.request.memory_bytes();
         let budgets = match self.budgets(context, ends, slack) {
             Ok(budgets) => budgets,
-            Err(needed) => return Divided::Nothing(needed.saturating_sub(limit)),
+            Err(needed) => return PartitionResult::Nothing(needed.saturating_sub(limit)),
         };
-        let divider = Divider::new(self.segments, context, ends.border, budgets);
+        let divider = StagePartitioner::new(self.segments, context, ends.border, budgets);
         let (found, priced) = divider.partitions(extras, incumbent);
         self.priced.fetch_add(priced, Ordering::Relaxed);
         if divider.is_interrupted() {
-            Divided::Interrupted
+            PartitionResult::Interrupted
         } else if found.is_empty() {
-            Divided::Nothing(divider.excess())
+            PartitionResult::Nothing(divider.excess())
         } else {
-            Divided::Found(divider, found)
+            PartitionResult::Found(divider, found)
         }
     }
 
     /// The partition with the shortest simulated step, lowered.
     fn best_of(
         &self,
-        ends: &Ends,
+        ends: &EmbeddingAndHead,
         found: Vec<Partition>,
-        extras: &[Extra],
-        divider: &Divider,
+        extras: &[StageOverhead],
+        divider: &StagePartitioner,
         incumbent: f64,
-        refused: &mut Refused,
-    ) -> Best {
+        refused: &mut OversizedPartitions,
+    ) -> LoweringResult {
         let context = divider.context();
         let microbatches = context.workload.microbatches(&context.mesh);
         let choice = |stage, first, count| divider.known_allotment(stage, first, count);
@@ -302,15 +318,19 @@ impl<'a> Fitter<'a> {
         }
         let Some((_, partition)) = best else {
             let interrupted = divider.is_interrupted();
-            return if interrupted { Best::Interrupted } else { Best::NothingFaster };
+            return if interrupted {
+                LoweringResult::Interrupted
+            } else {
+                LoweringResult::NothingFaster
+            };
         };
         let blocks = partition.blocks();
         if let Some((stage, arena)) = refused.arenas.get(&blocks) {
-            return Best::TooLarge(*stage, *arena);
+            return LoweringResult::TooLarge(*stage, *arena);
         }
         // Lowering cannot be interrupted.
         if self.segments.is_late() {
-            return Best::Interrupted;
+            return LoweringResult::Interrupted;
         }
         let fitted = self.realise(context, ends, partition);
         let limit = self.request.memory_bytes();
@@ -319,15 +339,20 @@ impl<'a> Fitter<'a> {
             Some(stage) => {
                 let arena = lowered[stage].arena;
                 refused.arenas.insert(blocks, (stage, arena));
-                Best::TooLarge(stage, arena)
+                LoweringResult::TooLarge(stage, arena)
             }
-            None => Best::Fits(Box::new(fitted)),
+            None => LoweringResult::Fits(Box::new(fitted)),
         }
     }
 
-    pub(crate) fn realise(&self, context: &Context, ends: &Ends, partition: Partition) -> Fitted {
+    pub(crate) fn realise(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        partition: Partition,
+    ) -> FeasiblePlan {
         let played = play(context, &partition, &self.extras(context, ends));
-        let decided = Decided {
+        let decided = ModelDecisions {
             context: *context,
             border: ends.border,
             embedding: ends.embedding.clone(),
@@ -344,7 +369,7 @@ impl<'a> Fitter<'a> {
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
         let price = |kernel: &Kernel| prices.kernel(kernel);
         let time = simulate(&program, &price).step_time;
-        Fitted { decided, plan, program, time, played, objective: partition.bound }
+        FeasiblePlan { decided, plan, program, time, played, objective: partition.bound }
     }
 
     /// What is left for the blocks of each stage; what a stage's ends alone need, when that is all
@@ -352,7 +377,7 @@ impl<'a> Fitter<'a> {
     pub(crate) fn budgets(
         &self,
         context: &Context,
-        ends: &Ends,
+        ends: &EmbeddingAndHead,
         slack: &[Bytes],
     ) -> Result<Vec<Bytes>, Bytes> {
         let limit = self.request.memory_bytes();
@@ -367,17 +392,17 @@ impl<'a> Fitter<'a> {
     }
 }
 
-impl Refusal {
+impl Infeasible {
     /// Of two refusals, the one that is closer to being a plan.
-    pub(crate) fn gentler(self, other: Refusal) -> Refusal {
+    pub(crate) fn gentler(self, other: Infeasible) -> Infeasible {
         match (&self, &other) {
-            (Refusal::NoStrategy, _) => other,
+            (Infeasible::NoStrategy, _) => other,
             (
-                Refusal::Memory { needed, of, .. },
-                Refusal::Memory { needed: theirs, of: whose, .. },
+                Infeasible::Memory { needed, of, .. },
+                Infeasible::Memory { needed: theirs, of: whose, .. },
             ) => {
                 // What is proved of every plan is further from one than what was tried.
-                let proved = |of| of == NeedOf::Every;
+                let proved = |of| of == MemoryEvidence::Every;
                 if (proved(*whose), theirs) < (proved(*of), needed) { other } else { self }
             }
             _ => self,

@@ -4,9 +4,9 @@ use narrows_plan::graph::OpId;
 use narrows_plan::strategy::Context;
 
 use crate::divide::block_part;
-use crate::segments::Segments;
+use crate::segments::SegmentSolver;
 
-impl Segments<'_> {
+impl SegmentSolver<'_> {
     /// The ops of blocks that cannot be done at all in a context, whatever their neighbours do.
     pub fn without_strategy(&self, context: &Context) -> Vec<String> {
         let mut names = vec![];

@@ -5,10 +5,10 @@ use narrows_plan::{Bytes, Seconds};
 use rayon::prelude::*;
 
 use crate::bound::quick_bound;
-use crate::divide::Divider;
-use crate::ends::Ends;
+use crate::divide::StagePartitioner;
+use crate::ends::EmbeddingAndHead;
 use crate::extras::play;
-use crate::fit::{Fitted, Fitter};
+use crate::fit::{ContextSolver, FeasiblePlan};
 use crate::stages::Partition;
 
 /// How much longer a step may take in a context than its work: what the pipeline leaves idle, and a
@@ -25,10 +25,10 @@ const OPENED_TOGETHER: usize = 8;
 /// How many even divisions are lowered, until one fits.
 const OPENED_MAX: usize = 4;
 
-impl Fitter<'_> {
+impl ContextSolver<'_> {
     /// A plan to have, whatever happens to time: an even division in the first context that one fits
     /// in, those with the smallest bubble and the smallest tensor axis first. Nothing is proved.
-    pub fn hurried(&self, contexts: &[Context]) -> Option<Fitted> {
+    pub fn hurried(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
         let limit = self.request.memory_bytes();
         let hopeful = contexts.iter().filter(|context| quick_bound(self.request, context).is_ok());
         let mut hopeful: Vec<&Context> = hopeful.collect();
@@ -56,8 +56,8 @@ impl Fitter<'_> {
 
     /// A first plan to beat: the fastest of those that divide the blocks evenly, as far as bytes and
     /// times tell before anything is lowered. `contexts` come with their bounds, the best first.
-    pub fn opening(&self, contexts: &[(Context, f64)]) -> Option<Fitted> {
-        let mut played: Vec<(f64, &Context, Ends, Partition)> = vec![];
+    pub fn opening(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
+        let mut played: Vec<(f64, &Context, EmbeddingAndHead, Partition)> = vec![];
         for chunk in contexts.chunks(OPENED_TOGETHER) {
             let least = played.iter().map(|(time, ..)| *time).fold(f64::INFINITY, f64::min);
             let open: Vec<_> = chunk.iter().filter(|(_, bound)| *bound < least).collect();
@@ -76,13 +76,16 @@ impl Fitter<'_> {
     }
 
     /// The fastest even division of a context's blocks, with its time.
-    fn even<'c>(&self, context: &'c Context) -> Option<(f64, &'c Context, Ends, Partition)> {
+    fn even<'c>(
+        &self,
+        context: &'c Context,
+    ) -> Option<(f64, &'c Context, EmbeddingAndHead, Partition)> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let nothing_less = vec![Bytes(0); context.mesh.pipeline as usize];
-        let all = Ends::all(self.request, self.segments, context);
+        let all = EmbeddingAndHead::all(self.request, self.segments, context);
         let divisions = all.into_iter().filter_map(|ends| {
             let budgets = self.budgets(context, &ends, &nothing_less).ok()?;
-            let divider = Divider::new(self.segments, context, ends.border, budgets);
+            let divider = StagePartitioner::new(self.segments, context, ends.border, budgets);
             let mut partition = divider.evenly()?;
             let extras = self.extras(context, &ends);
             partition.bound = Seconds(partition.bound_of(&extras, microbatches));

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
-use narrows_cost_model::interval::{Spread, Unmeasured};
+use narrows_cost_model::interval::{ErrorModel, UnmeasuredKernel};
 use narrows_cost_model::simulate::{Breakdown, simulate};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::check::{CheckErrors, CheckedProgram};
 use narrows_plan::decisions::ResolvedPlan;
-use narrows_plan::emit::Template;
+use narrows_plan::emit::InstrTemplate;
 use narrows_plan::emit::{
     flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
 };
@@ -44,7 +44,7 @@ pub struct Prediction {
     pub shapes_measured: bool,
     /// Kernels of the step that lie further than a factor of two from every measured shape, those
     /// with the largest share of the time first.
-    pub unmeasured: Vec<Unmeasured>,
+    pub unmeasured: Vec<UnmeasuredKernel>,
     /// Why the profile's measurement is not to be trusted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
@@ -101,7 +101,7 @@ pub fn predict_program(
     let factor = profile.launching(executor).step_factor;
     let step = timeline.step_time * factor;
     let kernels = kernels(program);
-    let spread = Spread::new(profile, executor, &context.mesh);
+    let spread = ErrorModel::new(profile, executor, &context.mesh);
     let interval = spread.of_step(&kernels);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
     let peak = profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
@@ -174,7 +174,7 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
         let option = &choice.ops[id.0 as usize];
         count(&op_forward(segment, id, &option.choice, context), &mut counted.forward);
         count(&op_backward(segment, id, &option.choice, context), &mut counted.backward);
-        if option.redo {
+        if option.recompute {
             count(&op_redo(segment, id, &option.choice, context), &mut counted.redo);
         }
     }
@@ -187,7 +187,7 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
     counted
 }
 
-fn count(templates: &[Template], bytes: &mut BTreeMap<&'static str, u64>) {
+fn count(templates: &[InstrTemplate], bytes: &mut BTreeMap<&'static str, u64>) {
     for template in templates {
         let Action::Collective(exchange) = &template.action else { continue };
         if exchange.axis != Axis::Tensor {

@@ -17,11 +17,11 @@ use rayon::prelude::*;
 use crate::bound::{bound, quick_bound};
 use crate::candidates::contexts;
 use crate::deadline::Deadline;
-use crate::fit::{Attempt, Fitted, Fitter, NeedOf, Refusal};
-use crate::outlook::Outlook;
+use crate::fit::{ContextSolution, ContextSolver, FeasiblePlan, Infeasible, MemoryEvidence};
+use crate::outlook::ContextBounds;
 use crate::request::Request;
-use crate::segments::Segments;
-use crate::verdict::Proof;
+use crate::segments::SegmentSolver;
+use crate::verdict::ProofState;
 
 /// How the search went.
 #[derive(Clone, Debug)]
@@ -78,15 +78,15 @@ pub struct ContextReport {
     /// No plan in it is faster; `None` when none exists at all.
     pub bound: Option<Seconds>,
     /// How it ended.
-    pub fate: Fate,
+    pub fate: ContextOutcome,
 }
 
 impl ContextReport {
     /// Whether it is proved that no plan exists here, rather than that none was found that fits.
     pub fn is_proved_empty(&self) -> bool {
         match self.fate {
-            Fate::Refused(Refusal::Memory { of, .. }) => of == NeedOf::Every,
-            Fate::Refused(Refusal::NoStrategy) => true,
+            ContextOutcome::Refused(Infeasible::Memory { of, .. }) => of == MemoryEvidence::Every,
+            ContextOutcome::Refused(Infeasible::NoStrategy) => true,
             _ => false,
         }
     }
@@ -94,7 +94,7 @@ impl ContextReport {
 
 /// How a context ended.
 #[derive(Clone, Debug)]
-pub enum Fate {
+pub enum ContextOutcome {
     /// Solved: the step time of its best plan.
     Solved(Seconds),
     /// Its bound is no better than another context's plan.
@@ -102,46 +102,46 @@ pub enum Fate {
     /// Its bound is better, but no plan in it was found to be faster than another context's.
     Unbeaten,
     /// Nothing legal, or nothing that fits.
-    Refused(Refusal),
+    Refused(Infeasible),
     /// The time limit came first.
     NotReached,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug)]
-pub struct Searched {
+pub struct SearchResult {
     /// The best plan, if any exists.
-    pub best: Option<Fitted>,
+    pub best: Option<FeasiblePlan>,
     /// How the search went.
     pub report: SearchReport,
 }
 
-struct Bounded {
+struct BoundedContext {
     context: Context,
-    bound: Result<Seconds, Refusal>,
+    bound: Result<Seconds, Infeasible>,
     /// What its bytes allow, once that was asked.
-    outlook: Option<Outlook>,
+    outlook: Option<ContextBounds>,
 }
 
 /// How many contexts are followed up side by side.
 const CHUNK: usize = 4;
 
 /// What became of a context, with its plan and what it proves.
-struct Ending {
-    fate: Fate,
-    fitted: Option<Fitted>,
+struct ContextResult {
+    fate: ContextOutcome,
+    fitted: Option<FeasiblePlan>,
     proven: f64,
     is_interrupted: bool,
 }
 
-impl Ending {
-    fn without_plan(fate: Fate, proven: f64) -> Ending {
-        let is_interrupted = matches!(fate, Fate::NotReached);
-        Ending { fate, fitted: None, proven, is_interrupted }
+impl ContextResult {
+    fn without_plan(fate: ContextOutcome, proven: f64) -> ContextResult {
+        let is_interrupted = matches!(fate, ContextOutcome::NotReached);
+        ContextResult { fate, fitted: None, proven, is_interrupted }
     }
 }
 
-impl Bounded {
+impl BoundedContext {
     /// The bound; infinite where nothing exists.
     fn least(&self) -> f64 {
         self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
@@ -153,7 +153,7 @@ impl Bounded {
     }
 
     /// Bounds the context by what its bytes allow.
-    fn look(&mut self, fitter: &Fitter, incumbent: f64) {
+    fn look(&mut self, fitter: &ContextSolver, incumbent: f64) {
         let outlook = fitter.outlook(&self.context, incumbent);
         let seen = outlook.bound(incumbent);
         self.bound = seen.map(|seen| Seconds(seen.0.max(self.least())));
@@ -161,59 +161,66 @@ impl Bounded {
     }
 
     /// Fits the context, unless its bound or the deadline says that it need not or cannot be.
-    fn end(&self, fitter: &Fitter, incumbent: f64) -> Ending {
+    fn end(&self, fitter: &ContextSolver, incumbent: f64) -> ContextResult {
         let bound = match &self.bound {
             Err(refusal) => {
-                return Ending::without_plan(Fate::Refused(refusal.clone()), f64::INFINITY);
+                return ContextResult::without_plan(
+                    ContextOutcome::Refused(refusal.clone()),
+                    f64::INFINITY,
+                );
             }
             Ok(bound) => bound.0,
         };
         if bound >= incumbent {
-            return Ending::without_plan(Fate::Pruned, f64::INFINITY);
+            return ContextResult::without_plan(ContextOutcome::Pruned, f64::INFINITY);
         }
         let Some(outlook) = self.outlook.as_ref().filter(|_| !fitter.segments.is_late()) else {
-            return Ending::without_plan(Fate::NotReached, bound);
+            return ContextResult::without_plan(ContextOutcome::NotReached, bound);
         };
-        let Attempt { best, proven: least, is_interrupted } =
+        let ContextSolution { best, proven: least, is_interrupted } =
             fitter.fit(&self.context, outlook, incumbent);
         match best {
-            Ok(Some(fitted)) => Ending {
-                fate: Fate::Solved(fitted.time),
+            Ok(Some(fitted)) => ContextResult {
+                fate: ContextOutcome::Solved(fitted.time),
                 fitted: Some(fitted),
                 proven: least.0,
                 is_interrupted,
             },
             // Nothing was found, and not all was tried: neither a proof nor a refusal.
-            _ if is_interrupted => Ending::without_plan(Fate::NotReached, least.0.min(bound)),
-            Ok(None) if least.0 < incumbent => Ending::without_plan(Fate::Unbeaten, least.0),
-            Ok(None) => Ending::without_plan(Fate::Pruned, least.0),
-            Err(refusal) => Ending::without_plan(Fate::Refused(refusal), least.0),
+            _ if is_interrupted => {
+                ContextResult::without_plan(ContextOutcome::NotReached, least.0.min(bound))
+            }
+            Ok(None) if least.0 < incumbent => {
+                ContextResult::without_plan(ContextOutcome::Unbeaten, least.0)
+            }
+            Ok(None) => ContextResult::without_plan(ContextOutcome::Pruned, least.0),
+            Err(refusal) => ContextResult::without_plan(ContextOutcome::Refused(refusal), least.0),
         }
     }
 }
 
 /// Searches the whole space of a request.
-pub fn search(request: &Request) -> Searched {
+pub fn search(request: &Request) -> SearchResult {
     search_until(request, &Deadline::after(request.time_limit))
 }
 
 /// Searches the whole space of a request until a deadline, whatever its own time limit is.
-pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
+pub fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
     let begin = Instant::now();
-    let segments = Segments::new(request, deadline.clone());
-    let fitter = Fitter::new(request, &segments);
+    let segments = SegmentSolver::new(request, deadline.clone());
+    let fitter = ContextSolver::new(request, &segments);
     let contexts = contexts(request);
     // Where time is short, a plan comes before all proofs.
     let mut best = if deadline.exists() { fitter.hurried(&contexts) } else { None };
     // Half of the time at most goes into bounds, so that some is left to fit plans.
-    let mut bounded: Vec<Bounded> = contexts
+    let mut bounded: Vec<BoundedContext> = contexts
         .into_par_iter()
         .map(|context| {
             let bound = match deadline.is_half_over() {
                 false => bound(request, &segments, &context),
                 true => quick_bound(request, &context),
             };
-            Bounded { context, bound, outlook: None }
+            BoundedContext { context, bound, outlook: None }
         })
         .collect();
 
@@ -230,10 +237,10 @@ pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
     // depend on the number of threads.
     while !bounded.is_empty() {
         bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
-        let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &Fitted| fitted.time.0);
+        let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &FeasiblePlan| fitted.time.0);
         let size = CHUNK.min(bounded.len());
         let late = segments.is_late();
-        let mut vague: Vec<&mut Bounded> = bounded[..size]
+        let mut vague: Vec<&mut BoundedContext> = bounded[..size]
             .iter_mut()
             .filter(|bounded| bounded.is_vague() && bounded.least() < to_beat && !late)
             .collect();
@@ -241,17 +248,17 @@ pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
             vague.par_iter_mut().for_each(|bounded| bounded.look(&fitter, to_beat));
             continue;
         }
-        let chunk: Vec<Bounded> = bounded.drain(..size).collect();
-        let ends: Vec<Ending> =
+        let chunk: Vec<BoundedContext> = bounded.drain(..size).collect();
+        let ends: Vec<ContextResult> =
             chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat)).collect();
-        for (Bounded { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
+        for (BoundedContext { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
             proven = proven.min(ending.proven);
             out_of_time |= ending.is_interrupted;
             best = faster(best, ending.fitted);
             // Fitting proves more than the bound that put the context in its place.
             let refined = ending.proven.min(to_beat);
             let bound = bound.ok().map(|bound| match ending.fate {
-                Fate::Pruned if refined.is_finite() => Seconds(bound.0.max(refined)),
+                ContextOutcome::Pruned if refined.is_finite() => Seconds(bound.0.max(refined)),
                 _ => bound,
             });
             reports.push(ContextReport { context, bound, fate: ending.fate });
@@ -269,10 +276,10 @@ pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
         // What the search opened with may stay unbeaten.
         let of_best = |report: &&mut ContextReport| report.context == best.decided.context;
         if let Some(report) = reports.iter_mut().find(of_best) {
-            report.fate = Fate::Solved(best.time);
+            report.fate = ContextOutcome::Solved(best.time);
         }
     }
-    let proof = Proof { proven, out_of_time, has_unproven: segments.has_unproven() };
+    let proof = ProofState { proven, out_of_time, has_unproven: segments.has_unproven() };
     let time = best.as_ref().map(|fitted| fitted.time.0);
     let report = SearchReport {
         candidates_priced: fitter.priced() + reports.len() as u64 + segments.solves(),
@@ -281,11 +288,11 @@ pub fn search_until(request: &Request, deadline: &Deadline) -> Searched {
         ..proof.report(request, time, reports)
     };
     let report = report.of_steps(request.profile.launching(request.executor).step_factor);
-    Searched { best, report }
+    SearchResult { best, report }
 }
 
 /// The faster of two plans; the first of equals.
-fn faster(one: Option<Fitted>, other: Option<Fitted>) -> Option<Fitted> {
+fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
     let to_beat = one.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
     other.filter(|fitted| fitted.time.0 < to_beat).or(one)
 }
@@ -294,11 +301,15 @@ fn faster(one: Option<Fitted>, other: Option<Fitted>) -> Option<Fitted> {
 const LAST_TRIED_MAX: usize = 2;
 
 /// The smallest plans under narrower rules, where plans by all rules were a little too large.
-fn last_resort(request: &Request, fitter: &Fitter, reports: &[ContextReport]) -> Option<Fitted> {
+fn last_resort(
+    request: &Request,
+    fitter: &ContextSolver,
+    reports: &[ContextReport],
+) -> Option<FeasiblePlan> {
     let lowered = |report: &ContextReport| match &report.fate {
-        Fate::Refused(Refusal::Memory { needed, of: NeedOf::Lowered, .. }) => {
-            Some((*needed, report.context))
-        }
+        ContextOutcome::Refused(Infeasible::Memory {
+            needed, of: MemoryEvidence::Lowered, ..
+        }) => Some((*needed, report.context)),
         _ => None,
     };
     let mut smallest: Vec<_> = reports.iter().filter_map(lowered).collect();
@@ -312,17 +323,18 @@ fn last_resort(request: &Request, fitter: &Fitter, reports: &[ContextReport]) ->
 /// contexts.
 fn narrowed(
     request: &Request,
-    fitter: &Fitter,
+    fitter: &ContextSolver,
     reports: &[ContextReport],
-    mut best: Fitted,
+    mut best: FeasiblePlan,
     proven: f64,
-) -> Fitted {
+) -> FeasiblePlan {
     let filled = best.peak().as_f64() / request.memory_bytes().as_f64();
     if filled < BINDING || proven >= best.time.0 * (1.0 - WORTH_NARROWING) {
         return best;
     }
-    let searched =
-        |report: &&ContextReport| matches!(report.fate, Fate::Solved(_) | Fate::Unbeaten);
+    let searched = |report: &&ContextReport| {
+        matches!(report.fate, ContextOutcome::Solved(_) | ContextOutcome::Unbeaten)
+    };
     let bound = |report: &ContextReport| report.bound.map_or(f64::INFINITY, |bound| bound.0);
     let mut open: Vec<&ContextReport> = reports.iter().filter(searched).collect();
     open.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
@@ -348,7 +360,7 @@ impl SearchReport {
         self.bound = self.bound * factor;
         for context in &mut self.contexts {
             context.bound = context.bound.map(|bound| bound * factor);
-            if let Fate::Solved(time) = &mut context.fate {
+            if let ContextOutcome::Solved(time) = &mut context.fate {
                 *time = *time * factor;
             }
         }

@@ -8,26 +8,26 @@ use narrows_cost_model::memory::{SegmentBytes, segment_bytes};
 use narrows_cost_model::segment::{PricedSpace, SegmentTime, decode, segment_time};
 use narrows_cost_model::table::{Assignment, CostTable};
 use narrows_plan::graph::{
-    BlockShape, Carried, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
+    BlockShape, CarriedTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{
-    Border, Context, SegmentChoice, SegmentSpace, TiedWeight, Zero, borders,
+    BoundaryLayout, Context, SegmentChoice, SegmentSpace, TiedWeight, Zero, borders,
 };
 use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
 use crate::deadline::Deadline;
-use crate::plans::Plans;
+use crate::plans::EliminationOrders;
 use crate::request::Request;
-use crate::solve::eliminate::{Cheapest, Plan};
+use crate::solve::eliminate::{EliminationOrder, MinCostAssignment};
 use crate::solve::hull::{Hull, Sweeper};
-use crate::solve::{Limits, Status, exact};
+use crate::solve::{SolveLimits, SolveStatus, exact};
 
 /// A segment's decisions with what they cost.
 #[derive(Clone, Debug)]
-pub struct Solved {
+pub struct SolvedSegment {
     /// Which factors are grouped.
     pub grouping: Grouping,
     /// The decisions.
@@ -42,27 +42,31 @@ pub struct Solved {
 
 /// Which segment, and how its ends are fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Part {
+pub struct SegmentSpec {
     /// Embedding, block or head.
     pub kind: SegmentKind,
     /// For blocks: which shape.
     pub shape: usize,
     /// Layouts of what comes in and goes out.
-    pub border: Border,
+    pub border: BoundaryLayout,
     /// For tied embeddings and heads: how the weight lies.
     pub tied_weight: Option<TiedWeight>,
 }
 
-impl Part {
+impl SegmentSpec {
     /// The embedding or the head: no latent crosses there.
-    pub fn end(kind: SegmentKind, border: Border, tied_weight: Option<TiedWeight>) -> Part {
-        Part { kind, shape: 0, border: Border::hidden(border.hidden), tied_weight }
+    pub fn end(
+        kind: SegmentKind,
+        border: BoundaryLayout,
+        tied_weight: Option<TiedWeight>,
+    ) -> SegmentSpec {
+        SegmentSpec { kind, shape: 0, border: BoundaryLayout::hidden(border.hidden), tied_weight }
     }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Key {
-    part: Part,
+struct SegmentCacheKey {
+    part: SegmentSpec,
     context: Context,
     in_flight: Option<u64>,
 }
@@ -71,38 +75,38 @@ struct Key {
 type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
 
 /// A part's space, ready to be solved in any context that shares its tensor axis and microbatch.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedSegment {
     pub(crate) priced: PricedSpace,
     segment: Arc<Segment>,
     /// None when the links are too far from a tree.
-    plan: Option<Arc<Plan>>,
+    plan: Option<Arc<EliminationOrder>>,
 }
 
 /// A hull as far as it is known, with its vertices read back.
-struct HeldHull {
+struct CachedHull {
     hull: Option<Hull>,
-    solved: HashMap<(usize, Assignment), Arc<Solved>>,
+    solved: HashMap<(usize, Assignment), Arc<SolvedSegment>>,
 }
 
 /// Solves and remembers.
-pub struct Segments<'a> {
+pub struct SegmentSolver<'a> {
     request: &'a Request,
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
     crossing: Vec<u64>,
-    carried: Vec<Carried>,
-    fastest: Mutex<HashMap<Key, Option<Arc<Solved>>>>,
-    steps: Mutex<HashMap<Key, [f64; 2]>>,
-    spaces: Mutex<HashMap<(Part, Grouping, Context), Arc<Prepared>>>,
-    pub(crate) plans: Plans,
-    sweepers: Mutex<HashMap<Key, Sweepers>>,
-    hulls: Mutex<HashMap<Key, Arc<Mutex<Option<HeldHull>>>>>,
+    carried: Vec<CarriedTensor>,
+    fastest: Mutex<HashMap<SegmentCacheKey, Option<Arc<SolvedSegment>>>>,
+    steps: Mutex<HashMap<SegmentCacheKey, [f64; 2]>>,
+    spaces: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
+    pub(crate) plans: EliminationOrders,
+    sweepers: Mutex<HashMap<SegmentCacheKey, Sweepers>>,
+    hulls: Mutex<HashMap<SegmentCacheKey, Arc<Mutex<Option<CachedHull>>>>>,
     deadline: Deadline,
     solves: std::sync::atomic::AtomicU64,
     unproven: std::sync::atomic::AtomicBool,
 }
 
-impl<'a> Segments<'a> {
+impl<'a> SegmentSolver<'a> {
     /// For one request.
     pub fn new(request: &'a Request, deadline: Deadline) -> Self {
         let layers = BlockShape::all(&request.model);
@@ -118,7 +122,7 @@ impl<'a> Segments<'a> {
                 })
             })
             .collect();
-        Segments {
+        SegmentSolver {
             request,
             shapes,
             layer_shapes,
@@ -127,7 +131,7 @@ impl<'a> Segments<'a> {
             fastest: Mutex::default(),
             steps: Mutex::default(),
             spaces: Mutex::default(),
-            plans: Plans::default(),
+            plans: EliminationOrders::default(),
             sweepers: Mutex::default(),
             hulls: Mutex::default(),
             deadline,
@@ -142,7 +146,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The layouts that a context and the request's baseline allow between segments.
-    pub fn borders(&self, context: &Context) -> Vec<Border> {
+    pub fn borders(&self, context: &Context) -> Vec<BoundaryLayout> {
         let baseline = self.request.rules.baseline;
         let mut borders = self.all_borders(context);
         borders.retain(|border| context.tensor() == 1 || baseline.allows_border(*border));
@@ -150,12 +154,12 @@ impl<'a> Segments<'a> {
     }
 
     /// The layouts that a context allows between segments, whatever the request says.
-    pub(crate) fn all_borders(&self, context: &Context) -> Vec<Border> {
+    pub(crate) fn all_borders(&self, context: &Context) -> Vec<BoundaryLayout> {
         borders(self.request.model.hidden, &self.crossing, context)
     }
 
     /// The least that goes from one block to the next, for pipelines whose cuts are not known yet.
-    pub fn carried(&self) -> &[Carried] {
+    pub fn carried(&self) -> &[CarriedTensor] {
         &self.carried
     }
 
@@ -185,8 +189,8 @@ impl<'a> Segments<'a> {
     }
 
     /// The fastest decisions for a segment without a memory limit; `None` when no legal ones exist.
-    pub fn fastest(&self, part: Part, context: &Context) -> Option<Arc<Solved>> {
-        let key = Key { part, context: *context, in_flight: None };
+    pub fn fastest(&self, part: SegmentSpec, context: &Context) -> Option<Arc<SolvedSegment>> {
+        let key = SegmentCacheKey { part, context: *context, in_flight: None };
         if let Some(known) = lock(&self.fastest).get(&key) {
             return known.clone();
         }
@@ -204,7 +208,7 @@ impl<'a> Segments<'a> {
 
     /// The least forward and backward time of a microbatch, whatever happens once a step and
     /// whatever the memory; `None` when the part has no legal decisions.
-    pub fn least_turn(&self, part: Part, context: &Context) -> Option<f64> {
+    pub fn least_turn(&self, part: SegmentSpec, context: &Context) -> Option<f64> {
         let mut many = *context;
         // A block knows of no stages. Ends do: on two stages, each has a tied weight of its own.
         if part.kind == SegmentKind::Block {
@@ -213,7 +217,7 @@ impl<'a> Segments<'a> {
         }
         many.zero = Zero::Off;
         many.workload.global_batch = many.mesh.data * many.workload.micro_batch * MANY;
-        let part = Part { tied_weight: None, ..part };
+        let part = SegmentSpec { tied_weight: None, ..part };
         let solved = self.fastest(part, &many)?;
         // MANY·t + u is least, so another t' is at least t − (u' − u)/MANY.
         let [_, most] = self.step_range(part, &many);
@@ -222,8 +226,8 @@ impl<'a> Segments<'a> {
     }
 
     /// The least and the most that a part may spend once a step.
-    pub fn step_range(&self, part: Part, context: &Context) -> [f64; 2] {
-        let key = Key { part, context: *context, in_flight: None };
+    pub fn step_range(&self, part: SegmentSpec, context: &Context) -> [f64; 2] {
+        let key = SegmentCacheKey { part, context: *context, in_flight: None };
         if let Some(known) = lock(&self.steps).get(&key) {
             return *known;
         }
@@ -244,12 +248,12 @@ impl<'a> Segments<'a> {
     /// bytes is among them; without it, every vertex is.
     pub fn hull(
         &self,
-        part: Part,
+        part: SegmentSpec,
         context: &Context,
         in_flight: u64,
         average: Option<Bytes>,
-    ) -> Vec<Arc<Solved>> {
-        let key = Key { part, context: *context, in_flight: Some(in_flight) };
+    ) -> Vec<Arc<SolvedSegment>> {
+        let key = SegmentCacheKey { part, context: *context, in_flight: Some(in_flight) };
         let known = lock(&self.hulls).entry(key).or_default().clone();
         let mut held = lock(&known);
         let held = held.get_or_insert_with(|| {
@@ -257,7 +261,7 @@ impl<'a> Segments<'a> {
             let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
             // One row is weighted with the microbatches it is there for.
             let hull = Hull::new(sweepers, &[1.0, in_flight as f64]);
-            HeldHull { hull, solved: HashMap::new() }
+            CachedHull { hull, solved: HashMap::new() }
         });
         let Some(hull) = &mut held.hull else { return vec![] };
         let before = hull.sweeps();
@@ -287,8 +291,8 @@ impl<'a> Segments<'a> {
     }
 
     /// The tables of all groupings, ready for sweeps.
-    fn sweepers(&self, part: Part, context: &Context) -> Sweepers {
-        let key = Key { part, context: *context, in_flight: None };
+    fn sweepers(&self, part: SegmentSpec, context: &Context) -> Sweepers {
+        let key = SegmentCacheKey { part, context: *context, in_flight: None };
         if let Some(known) = lock(&self.sweepers).get(&key) {
             return known.clone();
         }
@@ -314,7 +318,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The groupings that differ for a part.
-    pub(crate) fn groupings(&self, part: Part) -> Vec<Grouping> {
+    pub(crate) fn groupings(&self, part: SegmentSpec) -> Vec<Grouping> {
         if part.kind != SegmentKind::Block {
             return vec![Grouping::ALL[0]];
         }
@@ -329,7 +333,7 @@ impl<'a> Segments<'a> {
     }
 
     /// The op graph of a part.
-    pub fn segment(&self, part: Part, grouping: Grouping) -> Segment {
+    pub fn segment(&self, part: SegmentSpec, grouping: Grouping) -> Segment {
         let model: &Model = &self.request.model;
         match part.kind {
             SegmentKind::Embedding => embedding_segment(model),
@@ -341,10 +345,10 @@ impl<'a> Segments<'a> {
     /// The space of a part, priced for its tensor axis and microbatch.
     pub(crate) fn prepared(
         &self,
-        part: Part,
+        part: SegmentSpec,
         grouping: Grouping,
         context: &Context,
-    ) -> Arc<Prepared> {
+    ) -> Arc<PreparedSegment> {
         let mut shared = *context;
         // Neither the microbatches of a step nor ZeRO nor the stages show in a microbatch's times.
         shared.mesh.data *= shared.mesh.pipeline;
@@ -361,9 +365,10 @@ impl<'a> Segments<'a> {
         let space = SegmentSpace::new(segment, part.border, shared, rules, tied, part.tied_weight);
         let prices = self.prices(&shared);
         let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel));
-        let plan = self.plans.plan((Part { shape: 0, ..part }, grouping, shared.tensor()), &priced);
+        let plan =
+            self.plans.plan((SegmentSpec { shape: 0, ..part }, grouping, shared.tensor()), &priced);
         let segment = Arc::new(priced.space.segment.clone());
-        let made = Arc::new(Prepared { priced, segment, plan });
+        let made = Arc::new(PreparedSegment { priced, segment, plan });
         lock(&self.spaces).insert(key, made.clone());
         made
     }
@@ -372,7 +377,12 @@ impl<'a> Segments<'a> {
         Prices::new(&self.request.profile, self.request.executor, &context.mesh)
     }
 
-    fn solve(&self, part: Part, grouping: Grouping, context: &Context) -> Option<Cheapest> {
+    fn solve(
+        &self,
+        part: SegmentSpec,
+        grouping: Grouping,
+        context: &Context,
+    ) -> Option<MinCostAssignment> {
         let prepared = self.prepared(part, grouping, context);
         let prices = self.prices(context);
         let price = |kernel: &Kernel| prices.kernel(kernel);
@@ -384,39 +394,40 @@ impl<'a> Segments<'a> {
     }
 
     /// Solves a table that is too wide for elimination.
-    fn solve_wide(&self, table: &CostTable) -> Option<Cheapest> {
-        let limits = Limits { time: self.deadline.left(), gap: 0.0 };
+    fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
+        let limits = SolveLimits { time: self.deadline.left(), gap: 0.0 };
         let outcome = exact(table, &limits).ok()?;
-        if !matches!(outcome.status, Status::Optimal | Status::Infeasible) {
+        if !matches!(outcome.status, SolveStatus::Optimal | SolveStatus::Infeasible) {
             self.unproven.store(true, std::sync::atomic::Ordering::Relaxed);
         }
         let assignment = outcome.assignment?;
-        Some(Cheapest { cost: table.time(&assignment).0, assignment })
+        Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
     }
 
     fn finish(
         &self,
-        part: Part,
+        part: SegmentSpec,
         grouping: Grouping,
         context: &Context,
         assignment: &[u32],
-    ) -> Solved {
+    ) -> SolvedSegment {
         let prepared = self.prepared(part, grouping, context);
         let prices = self.prices(context);
         let space = &prepared.priced.space;
         let choice = decode(space, assignment);
         let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
         let bytes = segment_bytes(space, context, &choice);
-        Solved { grouping, choice, segment: prepared.segment.clone(), time, bytes }
+        SolvedSegment { grouping, choice, segment: prepared.segment.clone(), time, bytes }
     }
 }
 
 /// Microbatches of a bounding solve: so many that once-a-step work does not decide.
 pub(crate) const MANY: u64 = 1 << 20;
 
-fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<Carried> {
+fn least_carried(layers: &[BlockShape], hidden: u64) -> Vec<CarriedTensor> {
     let inner = &layers[..layers.len() - 1];
-    let width = |carried: &Vec<Carried>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
+    let width =
+        |carried: &Vec<CarriedTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
     inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
 }
 

@@ -7,21 +7,21 @@ use narrows_plan::strategy::{Context, NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Seconds};
 
 use crate::divide::{block_part, in_flight};
-use crate::ends::Ends;
-use crate::fit::{Fitted, Fitter};
+use crate::ends::EmbeddingAndHead;
+use crate::fit::{ContextSolver, FeasiblePlan};
 use crate::request::Request;
-use crate::segments::{Segments, Solved};
-use crate::stages::{Allotment, Partition};
+use crate::segments::{SegmentSolver, SolvedSegment};
+use crate::stages::{Partition, StageAssignment};
 
 /// How many points of the blocks' hulls are lowered, from the smallest up: what is redone needs
 /// memory for a while, so keeping the least is not always the smallest arena.
 const LEVELS_MAX: usize = 5;
 
-impl Fitter<'_> {
+impl ContextSolver<'_> {
     /// The plan of a context that needs the least memory, as far as bytes tell: every block and both
     /// ends at their smallest, and the blocks divided so that no stage needs more than it must.
-    pub fn smallest(&self, context: &Context) -> Option<Fitted> {
-        let all = Ends::all(self.request, self.segments, context);
+    pub fn smallest(&self, context: &Context) -> Option<FeasiblePlan> {
+        let all = EmbeddingAndHead::all(self.request, self.segments, context);
         let fitted = all.iter().filter_map(|ends| {
             let ends = ends.pairs(self.segments, context).pop()?;
             let levels = (0..LEVELS_MAX).filter_map(|level| {
@@ -30,29 +30,29 @@ impl Fitter<'_> {
                 let partition = Partition { bound: Seconds(0.0), counts, stages };
                 Some(self.realise(context, &ends, partition))
             });
-            levels.min_by_key(Fitted::peak)
+            levels.min_by_key(FeasiblePlan::peak)
         });
-        fitted.min_by_key(Fitted::peak)
+        fitted.min_by_key(FeasiblePlan::peak)
     }
 
     /// The smallest plan under narrower rules: bytes do not tell what a block that redoes a lot holds
     /// for a while, and the search for few bytes redoes more than the arena rewards.
-    pub fn smallest_of_narrower(&self, context: &Context) -> Option<Fitted> {
+    pub fn smallest_of_narrower(&self, context: &Context) -> Option<FeasiblePlan> {
         let narrower = narrower(self.request).into_iter().filter_map(|request| {
-            let segments = Segments::new(&request, self.segments.deadline().clone());
-            Fitter::new(&request, &segments).smallest(context)
+            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            ContextSolver::new(&request, &segments).smallest(context)
         });
-        narrower.min_by_key(Fitted::peak)
+        narrower.min_by_key(FeasiblePlan::peak)
     }
 
     /// A plan of a context under narrower rules that is faster than `incumbent`: where memory binds,
     /// correcting budgets by arenas may miss what fewer decisions lead to at once.
-    pub fn faster_of_narrower(&self, context: &Context, incumbent: f64) -> Option<Fitted> {
-        let mut best: Option<Fitted> = None;
+    pub fn faster_of_narrower(&self, context: &Context, incumbent: f64) -> Option<FeasiblePlan> {
+        let mut best: Option<FeasiblePlan> = None;
         for request in narrower(self.request) {
             let least = best.as_ref().map_or(incumbent, |fitted| fitted.time.0);
-            let segments = Segments::new(&request, self.segments.deadline().clone());
-            let fitter = Fitter::new(&request, &segments);
+            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            let fitter = ContextSolver::new(&request, &segments);
             let outlook = fitter.outlook(context, least);
             if let Ok(Some(faster)) = fitter.fit(context, &outlook, least).best {
                 best = Some(faster);
@@ -65,12 +65,12 @@ impl Fitter<'_> {
     fn smallest_stages(
         &self,
         context: &Context,
-        ends: &Ends,
+        ends: &EmbeddingAndHead,
         level: usize,
-    ) -> Option<Vec<Arc<Allotment>>> {
+    ) -> Option<Vec<Arc<StageAssignment>>> {
         let stages = context.mesh.pipeline as usize;
         let shapes = self.segments.layer_shapes();
-        let mut blocks: Vec<Vec<Arc<Solved>>> = vec![];
+        let mut blocks: Vec<Vec<Arc<SolvedSegment>>> = vec![];
         for stage in 0..stages {
             let in_flight = in_flight(context, stage);
             let smallest = |shape: &usize| {
@@ -111,7 +111,7 @@ impl Fitter<'_> {
             if fill(Bytes(middle)).is_some() { high = middle } else { low = middle }
         }
         let allot = |(stage, range): (usize, Range<usize>)| {
-            Arc::new(Allotment::new(blocks[stage][range].to_vec(), in_flight(context, stage)))
+            Arc::new(StageAssignment::new(blocks[stage][range].to_vec(), in_flight(context, stage)))
         };
         Some(fill(Bytes(high))?.into_iter().enumerate().map(allot).collect())
     }

@@ -26,14 +26,14 @@ use std::sync::Arc;
 
 use narrows_plan::{Bytes, Seconds};
 
-use crate::extras::Extra;
-use crate::segments::Solved;
+use crate::extras::StageOverhead;
+use crate::segments::SolvedSegment;
 
 /// Points chosen for a run of blocks, with what they cost together.
 #[derive(Clone, Debug, Default)]
-pub struct Allotment {
+pub struct StageAssignment {
     /// For each block in order, its point.
-    pub blocks: Vec<Arc<Solved>>,
+    pub blocks: Vec<Arc<SolvedSegment>>,
     /// Forward pass of a microbatch.
     pub forward: Seconds,
     /// Backward pass of a microbatch.
@@ -51,10 +51,10 @@ pub struct Allotment {
     pub turn_least: Seconds,
 }
 
-impl Allotment {
+impl StageAssignment {
     /// Of these blocks.
-    pub fn new(blocks: Vec<Arc<Solved>>, in_flight: u64) -> Allotment {
-        let mut made = Allotment::default();
+    pub fn new(blocks: Vec<Arc<SolvedSegment>>, in_flight: u64) -> StageAssignment {
+        let mut made = StageAssignment::default();
         for block in &blocks {
             made.forward += block.time.forward;
             made.backward += block.time.backward;
@@ -63,7 +63,7 @@ impl Allotment {
             made.bytes += block.bytes.total(in_flight);
         }
         made.turn_least = made.forward + made.backward;
-        Allotment { blocks, ..made }
+        StageAssignment { blocks, ..made }
     }
 }
 
@@ -74,13 +74,13 @@ impl Allotment {
 /// first. The first step that no longer fits could be taken in part by a perfect division: what
 /// that would save is the allotment's slack, and no choice of points is faster by more.
 pub fn allot(
-    hulls: &[Vec<Arc<Solved>>],
+    hulls: &[Vec<Arc<SolvedSegment>>],
     in_flight: u64,
     microbatches: u64,
     budget: Bytes,
-) -> Option<Allotment> {
-    let bytes = |solved: &Solved| solved.bytes.total(in_flight);
-    let time = |solved: &Solved| solved.time.total(microbatches).0;
+) -> Option<StageAssignment> {
+    let bytes = |solved: &SolvedSegment| solved.bytes.total(in_flight);
+    let time = |solved: &SolvedSegment| solved.time.total(microbatches).0;
     let mut level: Vec<usize> = vec![];
     let mut used = Bytes(0);
     // (seconds saved a byte, block, the point stepped up to)
@@ -111,7 +111,7 @@ pub fn allot(
     }
     let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
     let slack = Seconds(slack.unwrap_or(0.0));
-    Some(Allotment { slack, ..Allotment::new(blocks, in_flight) })
+    Some(StageAssignment { slack, ..StageAssignment::new(blocks, in_flight) })
 }
 
 /// A division of the blocks among the stages.
@@ -122,15 +122,15 @@ pub struct Partition {
     /// How many blocks each stage has.
     pub counts: Vec<usize>,
     /// The blocks of each stage.
-    pub stages: Vec<Arc<Allotment>>,
+    pub stages: Vec<Arc<StageAssignment>>,
 }
 
 /// The fastest allotment for `count` blocks from block `first` on a stage, if one fits:
 /// `choice(stage, first, count)`.
-pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<Allotment>>;
+pub type StageChoice<'a> = &'a dyn Fn(usize, usize, usize) -> Option<Arc<StageAssignment>>;
 
 /// Which stage of how many, and how many microbatches pass it.
-struct StagePlace {
+struct StagePosition {
     stage: usize,
     stages: usize,
     microbatches: u64,
@@ -138,7 +138,7 @@ struct StagePlace {
 
 /// The least time of a step because of one stage, without the first one's step phase: `before` and
 /// `after` are the turns of the other stages, `turn` its own.
-fn stage_bound(place: &StagePlace, before: f64, turn: f64, after: f64) -> f64 {
+fn stage_bound(place: &StagePosition, before: f64, turn: f64, after: f64) -> f64 {
     let microbatches = place.microbatches as f64;
     let busy = before + microbatches * turn;
     match place.late() {
@@ -147,7 +147,7 @@ fn stage_bound(place: &StagePlace, before: f64, turn: f64, after: f64) -> f64 {
     }
 }
 
-impl StagePlace {
+impl StagePosition {
     /// Turns that are left when the first microbatch has come back: m − w + 1, where m > w.
     fn late(&self) -> Option<f64> {
         let warm_up = (self.stages - self.stage) as u64;
@@ -156,7 +156,7 @@ impl StagePlace {
 }
 
 /// What stages and blocks take at least, summed up.
-struct Least {
+struct PrefixBounds {
     /// Turns of the transfers and ends of the stages before s.
     extras: Vec<f64>,
     /// Turns of the blocks before b.
@@ -166,8 +166,8 @@ struct Least {
     microbatches: u64,
 }
 
-impl Least {
-    fn new(extras: &[Extra], microbatches: u64, cutoff: &Cutoff) -> Least {
+impl PrefixBounds {
+    fn new(extras: &[StageOverhead], microbatches: u64, cutoff: &PruningCutoff) -> PrefixBounds {
         let sums = |times: &mut dyn Iterator<Item = f64>| {
             let mut sum = 0.0;
             let next = times.map(|time| {
@@ -176,7 +176,7 @@ impl Least {
             });
             std::iter::once(0.0).chain(next).collect::<Vec<f64>>()
         };
-        Least {
+        PrefixBounds {
             extras: sums(&mut extras.iter().map(|extra| (extra.forward + extra.backward).0)),
             turns: sums(&mut cutoff.turns.iter().copied()),
             steps: sums(&mut cutoff.steps.iter().copied()),
@@ -185,7 +185,7 @@ impl Least {
     }
 
     /// The least step phase of a stage with these blocks.
-    fn step(&self, extra: &Extra, run: &Range<usize>) -> f64 {
+    fn step(&self, extra: &StageOverhead, run: &Range<usize>) -> f64 {
         extra.step_least.0 + self.steps[run.end] - self.steps[run.start]
     }
 
@@ -195,8 +195,8 @@ impl Least {
         &self,
         stage: usize,
         run: Range<usize>,
-        allotment: &Allotment,
-        extra: &Extra,
+        allotment: &StageAssignment,
+        extra: &StageOverhead,
         first: f64,
     ) -> f64 {
         let stages = self.extras.len() - 1;
@@ -205,7 +205,7 @@ impl Least {
         let to = self.extras[stage + 1] + self.turns[run.end];
         let after = self.extras[stages] + self.turns[self.turns.len() - 1] - to;
         let turn = (extra.forward + extra.backward + allotment.turn_least).0.max(to - before);
-        let place = StagePlace { stage, stages, microbatches: self.microbatches };
+        let place = StagePosition { stage, stages, microbatches: self.microbatches };
         let bound = stage_bound(&place, before, turn, after) + first;
         // All of its turns and its step phase are least together.
         let all = microbatches * allotment.turn(extra) + (allotment.step + extra.step).0;
@@ -226,12 +226,12 @@ impl Least {
 /// what [`partitions`] finds the best of. `None` when a stage does not fit.
 pub fn division_bound(
     counts: &[usize],
-    extras: &[Extra],
+    extras: &[StageOverhead],
     microbatches: u64,
-    cutoff: &Cutoff,
+    cutoff: &PruningCutoff,
     choice: StageChoice,
 ) -> Option<f64> {
-    let least = Least::new(extras, microbatches, cutoff);
+    let least = PrefixBounds::new(extras, microbatches, cutoff);
     let first = least.step(&extras[0], &(0..counts[0]));
     let (mut begin, mut bound) = (0, 0.0_f64);
     for (stage, (count, extra)) in counts.iter().zip(extras).enumerate() {
@@ -258,7 +258,7 @@ struct Label {
 
 /// What partitions must beat to be worth pricing.
 #[derive(Clone, Debug)]
-pub struct Cutoff {
+pub struct PruningCutoff {
     /// The least forward and backward time of each block, whatever the memory.
     pub turns: Vec<f64>,
     /// The least that each block may spend once a step.
@@ -267,9 +267,9 @@ pub struct Cutoff {
     pub time: f64,
 }
 
-impl Cutoff {
+impl PruningCutoff {
     /// The most blocks from `first` on that a stage can have and beat the time.
-    fn most(&self, first: usize, extra: &Extra, microbatches: u64) -> usize {
+    fn most(&self, first: usize, extra: &StageOverhead, microbatches: u64) -> usize {
         let mut turn = (extra.forward + extra.backward).0;
         let fits = |block: &&f64| {
             turn += **block;
@@ -283,20 +283,20 @@ impl Cutoff {
 /// cannot beat the cutoff. Every stage has at least one block. Also returns how many partial
 /// partitions were priced.
 pub fn partitions(
-    extras: &[Extra],
+    extras: &[StageOverhead],
     microbatches: u64,
-    cutoff: &Cutoff,
+    cutoff: &PruningCutoff,
     choice: StageChoice,
 ) -> (Vec<Partition>, u64) {
     let (blocks, stages) = (cutoff.turns.len(), extras.len());
     // The most blocks that the stages from s on can have, were all blocks the quickest.
     let quickest = cutoff.turns.iter().copied().fold(f64::INFINITY, f64::min);
-    let ideal = Cutoff { turns: vec![quickest; blocks], steps: vec![], time: cutoff.time };
+    let ideal = PruningCutoff { turns: vec![quickest; blocks], steps: vec![], time: cutoff.time };
     let mut most_later = vec![0; stages + 1];
     for stage in (0..stages).rev() {
         most_later[stage] = most_later[stage + 1] + ideal.most(0, &extras[stage], microbatches);
     }
-    let sums = Least::new(extras, microbatches, cutoff);
+    let sums = PrefixBounds::new(extras, microbatches, cutoff);
     let mut priced = 0;
     let mut labels: Vec<Vec<Label>> = vec![vec![]; blocks + 1];
     labels[0].push(Label { turns: 0.0, bound: 0.0, step: 0.0, counts: vec![] });
@@ -347,13 +347,14 @@ impl Partition {
 
     /// Which solutions the blocks of each stage are: equal for two partitions of one search that lead
     /// to the same program.
-    pub fn blocks(&self) -> Vec<Vec<*const Solved>> {
-        let of_stage = |stage: &Arc<Allotment>| stage.blocks.iter().map(Arc::as_ptr).collect();
+    pub fn blocks(&self) -> Vec<Vec<*const SolvedSegment>> {
+        let of_stage =
+            |stage: &Arc<StageAssignment>| stage.blocks.iter().map(Arc::as_ptr).collect();
         self.stages.iter().map(of_stage).collect()
     }
 
     /// No step of these very blocks is shorter.
-    pub fn bound_of(&self, extras: &[Extra], microbatches: u64) -> f64 {
+    pub fn bound_of(&self, extras: &[StageOverhead], microbatches: u64) -> f64 {
         let turns: Vec<f64> =
             self.stages.iter().zip(extras).map(|(stage, extra)| stage.turn(extra)).collect();
         let all: f64 = turns.iter().sum();
@@ -361,7 +362,7 @@ impl Partition {
         let first = (self.stages[0].step + extras[0].step).0;
         let (mut before, mut bound) = (0.0, 0.0_f64);
         for (stage, turn) in turns.iter().enumerate() {
-            let place = StagePlace { stage, stages: turns.len(), microbatches };
+            let place = StagePosition { stage, stages: turns.len(), microbatches };
             bound = bound.max(stage_bound(&place, before, *turn, all - before - turn));
             before += turn;
         }
@@ -419,9 +420,9 @@ fn keep_undominated(list: &mut Vec<Label>) {
     *list = kept;
 }
 
-impl Allotment {
+impl StageAssignment {
     /// Forward and backward of a microbatch.
-    fn turn(&self, extra: &Extra) -> f64 {
+    fn turn(&self, extra: &StageOverhead) -> f64 {
         (self.forward + extra.forward + self.backward + extra.backward).0
     }
 }

@@ -2,11 +2,11 @@
 
 use narrows_plan::{Bytes, Seconds};
 
-use crate::fit::{Attempt, Fitted, NeedOf, Refusal};
+use crate::fit::{ContextSolution, FeasiblePlan, Infeasible, MemoryEvidence};
 
 /// The best plan so far, and what is proved.
-pub(crate) struct Tried {
-    pub best: Result<Option<Fitted>, Refusal>,
+pub(crate) struct FitProgress {
+    pub best: Result<Option<FeasiblePlan>, Infeasible>,
     /// No plan of the context is faster.
     pub proven: f64,
     /// What a plan must beat.
@@ -17,14 +17,14 @@ pub(crate) struct Tried {
     is_interrupted: bool,
 }
 
-impl Tried {
-    pub fn new(incumbent: f64) -> Tried {
-        let (best, proven) = (Err(Refusal::NoStrategy), f64::INFINITY);
-        Tried { best, proven, incumbent, open: false, is_interrupted: false }
+impl FitProgress {
+    pub fn new(incumbent: f64) -> FitProgress {
+        let (best, proven) = (Err(Infeasible::NoStrategy), f64::INFINITY);
+        FitProgress { best, proven, incumbent, open: false, is_interrupted: false }
     }
 
     /// A plan that is faster than all before.
-    pub fn take(&mut self, fitted: Fitted) {
+    pub fn take(&mut self, fitted: FeasiblePlan) {
         self.incumbent = self.incumbent.min(fitted.time.0);
         self.best = Ok(Some(fitted));
     }
@@ -37,9 +37,9 @@ impl Tried {
     }
 
     /// Nothing exists here.
-    pub fn refuse(&mut self, refusal: Refusal) {
+    pub fn refuse(&mut self, refusal: Infeasible) {
         if let Err(known) = &mut self.best {
-            let before = std::mem::replace(known, Refusal::NoStrategy);
+            let before = std::mem::replace(known, Infeasible::NoStrategy);
             *known = before.gentler(refusal);
         }
     }
@@ -51,7 +51,7 @@ impl Tried {
         }
         self.open = true;
         let needed = Bytes(limit.0.saturating_add(1));
-        self.refuse(Refusal::Memory { stage: None, needed, limit, of: NeedOf::Tried });
+        self.refuse(Infeasible::Memory { stage: None, needed, limit, of: MemoryEvidence::Tried });
     }
 
     /// The deadline came: what was not found may exist.
@@ -60,9 +60,9 @@ impl Tried {
     }
 
     /// What came of it all.
-    pub fn end(self) -> Attempt {
-        let Tried { best, proven, is_interrupted, .. } = self;
-        Attempt { best, proven: Seconds(proven), is_interrupted }
+    pub fn end(self) -> ContextSolution {
+        let FitProgress { best, proven, is_interrupted, .. } = self;
+        ContextSolution { best, proven: Seconds(proven), is_interrupted }
     }
 
     /// Whether the smallest plan there is should decide.
@@ -71,7 +71,7 @@ impl Tried {
     }
 
     /// The smallest plan: it fits, or it says what would be enough.
-    pub fn last_resort(&mut self, smallest: Option<Fitted>, limit: Bytes) {
+    pub fn last_resort(&mut self, smallest: Option<FeasiblePlan>, limit: Bytes) {
         let Some(smallest) = smallest else { return };
         let needed = smallest.peak();
         if needed <= limit {
@@ -79,6 +79,6 @@ impl Tried {
         }
         let fullest = smallest.program.program().stages.iter().map(|stage| stage.arena);
         let stage = fullest.enumerate().max_by_key(|(_, arena)| *arena).map(|(stage, _)| stage);
-        self.best = Err(Refusal::Memory { stage, needed, limit, of: NeedOf::Lowered });
+        self.best = Err(Infeasible::Memory { stage, needed, limit, of: MemoryEvidence::Lowered });
     }
 }

@@ -4,14 +4,14 @@ use narrows_plan::Seconds;
 
 use crate::bound::quick_bound;
 use crate::request::Request;
-use crate::search::{ContextReport, Fate, SearchReport, SearchStatus};
+use crate::search::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 
 /// Two times closer than this, relatively, are the same.
 const ROUNDING: f64 = 1e-9;
 
 /// What is known at the end of a search.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Proof {
+pub(crate) struct ProofState {
     /// No plan is faster; infinite where nothing could beat what the search opened with.
     pub proven: f64,
     /// Whether the deadline kept something from being tried.
@@ -20,7 +20,7 @@ pub(crate) struct Proof {
     pub has_unproven: bool,
 }
 
-impl Proof {
+impl ProofState {
     /// How the search ended with a plan of `time`, or with none; what was counted is left open.
     pub fn report(
         self,
@@ -38,8 +38,9 @@ impl Proof {
         let all_empty = contexts.iter().all(ContextReport::is_proved_empty);
         let (status, bound) = self.conclude(time, all_empty, peak);
         let gap = time.map_or(0.0, |time| (time - bound) / time);
-        let excluded =
-            |context: &&ContextReport| matches!(context.fate, Fate::Pruned | Fate::Refused(_));
+        let excluded = |context: &&ContextReport| {
+            matches!(context.fate, ContextOutcome::Pruned | ContextOutcome::Refused(_))
+        };
         SearchReport {
             status,
             gap: if gap <= ROUNDING { 0.0 } else { gap },
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     fn conclude(proven: f64, out_of_time: bool, time: Option<f64>) -> (SearchStatus, f64) {
-        Proof { proven, out_of_time, has_unproven: false }.conclude(time, true, || 0.5)
+        ProofState { proven, out_of_time, has_unproven: false }.conclude(time, true, || 0.5)
     }
 
     #[test]
@@ -109,7 +110,7 @@ mod tests {
         let infinite = f64::INFINITY;
         assert_eq!(conclude(infinite, false, None).0, SearchStatus::Infeasible);
         assert_eq!(conclude(infinite, true, None).0, SearchStatus::TimeLimit);
-        let unproven = Proof { proven: infinite, out_of_time: false, has_unproven: true };
+        let unproven = ProofState { proven: infinite, out_of_time: false, has_unproven: true };
         assert_eq!(unproven.conclude(None, true, || 0.5).0, SearchStatus::GapLimit);
     }
 }

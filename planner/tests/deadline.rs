@@ -4,7 +4,7 @@ use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
 use narrows_planner::deadline::Deadline;
-use narrows_planner::search::{ContextReport, Fate, SearchStatus, search_until};
+use narrows_planner::search::{ContextOutcome, ContextReport, SearchStatus, search_until};
 use narrows_planner::{MemoryLimit, Request, search};
 
 /// Memory is so tight that even divisions do not fit, and that arenas correct budgets often.
@@ -46,7 +46,7 @@ fn an_interrupted_search_proves_nothing() {
             }
             Some(_) => {}
         }
-        let not_reached = |c: &ContextReport| matches!(c.fate, Fate::NotReached);
+        let not_reached = |c: &ContextReport| matches!(c.fate, ContextOutcome::NotReached);
         interrupted += usize::from(report.contexts.iter().any(not_reached));
     }
     assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");

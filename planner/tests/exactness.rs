@@ -6,18 +6,18 @@ use narrows_cost_model::simulate::simulate;
 use narrows_cost_model::{Prices, profile};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
-    Template, gradient_extent, op_parameters, step_begin, step_norm, tied_reduce,
+    InstrTemplate, gradient_extent, op_parameters, step_begin, step_norm, tied_reduce,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::{Baseline, Border, Rules, TiedWeight};
+use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeight};
 use narrows_plan::{Kernel, Seconds};
-use narrows_planner::assemble::{Decided, assemble};
+use narrows_planner::assemble::{ModelDecisions, assemble};
 use narrows_planner::candidates::contexts;
 use narrows_planner::deadline::Deadline;
 use narrows_planner::divide::block_part;
-use narrows_planner::segments::{Part, Segments, Solved};
+use narrows_planner::segments::{SegmentSolver, SegmentSpec, SolvedSegment};
 use narrows_planner::{MemoryLimit, Request, search};
 
 fn request(model: &str, baseline: Baseline, devices: u64, tensor: Option<u64>) -> Request {
@@ -73,7 +73,7 @@ fn one_candidate_in_a_hundred() {
     {
         let mut request = request(model, Baseline::Auto, devices, None);
         request.global_batch = 64;
-        let segments = Segments::new(&request, Deadline::none());
+        let segments = SegmentSolver::new(&request, Deadline::none());
         for context in contexts(&request) {
             for border in segments.borders(&context) {
                 for tied in TiedWeight::ALL {
@@ -85,7 +85,7 @@ fn one_candidate_in_a_hundred() {
                     let solve = |kind, shape| {
                         let part = match kind {
                             SegmentKind::Block => block_part(shape, border),
-                            _ => Part::end(kind, border, tied_weight),
+                            _ => SegmentSpec::end(kind, border, tied_weight),
                         };
                         segments.fastest(part, &context)
                     };
@@ -164,18 +164,19 @@ fn stages_with_tied_ends() {
 
 /// What a stage does once a step, from what its segments were decided by.
 fn step_phase(
-    decided: &Decided,
+    decided: &ModelDecisions,
     stage: usize,
     model: &Model,
     price: &dyn Fn(&Kernel) -> Seconds,
 ) -> f64 {
     let context = &decided.context;
-    let mut segments: Vec<&Solved> = decided.stages[stage].iter().map(|solved| &**solved).collect();
+    let mut segments: Vec<&SolvedSegment> =
+        decided.stages[stage].iter().map(|solved| &**solved).collect();
     let (is_first, is_last) = (stage == 0, stage + 1 == decided.stages.len());
     segments.extend(is_first.then_some(&*decided.embedding));
     segments.extend(is_last.then_some(&*decided.head));
     let once = step_norm(context);
-    let mut once: Vec<Template> = once.into_iter().chain([step_begin()]).collect();
+    let mut once: Vec<InstrTemplate> = once.into_iter().chain([step_begin()]).collect();
     if model.tied && (is_first || is_last) {
         let context = &decided.context;
         let head =
@@ -191,15 +192,15 @@ fn step_phase(
 
 fn decide(
     request: &Request,
-    segments: &Segments,
+    segments: &SegmentSolver,
     context: narrows_plan::strategy::Context,
-    border: Border,
-    solve: &dyn Fn(SegmentKind, usize) -> Option<Arc<Solved>>,
-) -> Option<Decided> {
-    let blocks: Option<Vec<Arc<Solved>>> =
+    border: BoundaryLayout,
+    solve: &dyn Fn(SegmentKind, usize) -> Option<Arc<SolvedSegment>>,
+) -> Option<ModelDecisions> {
+    let blocks: Option<Vec<Arc<SolvedSegment>>> =
         segments.layer_shapes().iter().map(|shape| solve(SegmentKind::Block, *shape)).collect();
     assert_eq!(request.pipeline, Some(1));
-    Some(Decided {
+    Some(ModelDecisions {
         context,
         border,
         embedding: solve(SegmentKind::Embedding, 0)?,
@@ -208,6 +209,6 @@ fn decide(
     })
 }
 
-fn solved(decided: &Decided) -> impl Iterator<Item = &Arc<Solved>> {
+fn solved(decided: &ModelDecisions) -> impl Iterator<Item = &Arc<SolvedSegment>> {
     [&decided.embedding, &decided.head].into_iter().chain(decided.stages.iter().flatten())
 }

@@ -1,7 +1,7 @@
 //! The interval of a prediction: around it, the same every time, and wider the less was measured.
 
-use narrows_calibration::fit::{Machine, profile as measured_profile};
-use narrows_cost_model::profile::{Point, ProfileFile, preset};
+use narrows_calibration::fit::{CpuMachine, profile as measured_profile};
+use narrows_cost_model::profile::{MeasuredPoint, ProfileFile, preset};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::lower::lower;
@@ -75,11 +75,11 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
         let link = matches!(kernel, Kernel::Collective(_) | Kernel::Transfer(_));
         [1, 2, 4].map(|devices| {
             let time_s = if link { alone_s } else { alone_s * devices as f64 };
-            Point { kernel: kernel.clone(), devices, time_s, spread: 0.0 }
+            MeasuredPoint { kernel: kernel.clone(), devices, time_s, spread: 0.0 }
         })
     };
     let kept = kernels.into_iter().enumerate().filter(|(index, _)| measured(*index));
-    let machine = Machine {
+    let machine = CpuMachine {
         name: "invented".into(),
         title: "an invented processor".into(),
         description: "A machine that a formula is.".into(),

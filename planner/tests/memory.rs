@@ -106,7 +106,7 @@ fn divided_times_are_simulated_times() {
         let off = ((played - simulated) / simulated).abs();
         assert!(off < 1e-9, "{tensor} × {pipeline} at {percent} %: {played} is not {simulated}");
         let blocks = found.decided.stages.iter().flatten();
-        redone += blocks.filter(|block| block.choice.ops.iter().any(|op| op.redo)).count();
+        redone += blocks.filter(|block| block.choice.ops.iter().any(|op| op.recompute)).count();
     }
     assert!(redone > 0, "nothing was redone");
 }

@@ -6,9 +6,9 @@ use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
 use narrows_plan::{Bytes, Layout};
 use narrows_planner::explain::is_btp_placement;
-use narrows_planner::fit::Fitted;
+use narrows_planner::fit::FeasiblePlan;
 use narrows_planner::predict::{Prediction, predict};
-use narrows_planner::search::{SearchStatus, Searched};
+use narrows_planner::search::{SearchResult, SearchStatus};
 use narrows_planner::{MemoryLimit, Request, search};
 
 /// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
@@ -27,16 +27,16 @@ fn published(model: &str, baseline: Baseline, weights: WeightRule) -> Request {
     }
 }
 
-fn best(searched: &Searched) -> &Fitted {
+fn best(searched: &SearchResult) -> &FeasiblePlan {
     searched.best.as_ref().expect("a plan exists")
 }
 
-fn prediction(request: &Request, fitted: &Fitted) -> Prediction {
+fn prediction(request: &Request, fitted: &FeasiblePlan) -> Prediction {
     predict(&request.model, &request.profile, request.executor, &fitted.plan).unwrap().0
 }
 
 /// Strategies of the linears of the first block.
-fn linears(fitted: &Fitted) -> Vec<(String, Strategy)> {
+fn linears(fitted: &FeasiblePlan) -> Vec<(String, Strategy)> {
     let block = &fitted.decided.stages[0][0];
     block
         .segment

@@ -4,30 +4,30 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Row, RowId};
+use narrows_cost_model::table::{MemoryRow, MemoryRowId};
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::solve::brute::Brute;
 use narrows_planner::solve::eliminate::{Eliminate, fastest};
 use narrows_planner::solve::exact::Exact;
 use narrows_planner::solve::front::{FrontEnd, FrontRequest, front};
-use narrows_planner::solve::ilp::{Backend, Ilp};
+use narrows_planner::solve::ilp::{Ilp, IlpLibrary};
 use narrows_planner::solve::presolve::presolve;
 use narrows_planner::solve::{
-    Conflict, Limits, Outcome, Prover, SOLVERS, SolveError, Solver, Status, exact,
+    Conflict, Prover, SOLVERS, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver, exact,
 };
-use narrows_test_support::tables::{Dice, any_table, chain, choice, keep_redo_table, node};
+use narrows_test_support::tables::{Rolls, any_table, chain, choice, keep_redo_table, node};
 use proptest::prelude::*;
 
 fn close(a: Seconds, b: Seconds) -> bool {
     (a.0 - b.0).abs() <= 1e-9 * a.0.max(b.0)
 }
 
-fn run(solver: &dyn Solver, table: &CostTable) -> Outcome {
-    solver.solve(table, &Limits::default()).unwrap()
+fn run(solver: &dyn Solver, table: &CostTable) -> SolveOutcome {
+    solver.solve(table, &SolveLimits::default()).unwrap()
 }
 
 /// Checks that an unlimited solve ended with a proof that agrees with the oracle's.
-fn check(name: &str, table: &CostTable, oracle: &Outcome, outcome: &Outcome) {
+fn check(name: &str, table: &CostTable, oracle: &SolveOutcome, outcome: &SolveOutcome) {
     assert_eq!(outcome.status, oracle.status, "{name}");
     if let Some(assignment) = &outcome.assignment {
         assert!(table.is_consistent(assignment), "{name}");
@@ -42,7 +42,7 @@ fn check(name: &str, table: &CostTable, oracle: &Outcome, outcome: &Outcome) {
 fn check_all(table: &CostTable) {
     let oracle = run(&Brute, table);
     for (name, solver) in SOLVERS {
-        match solver.solve(table, &Limits::default()) {
+        match solver.solve(table, &SolveLimits::default()) {
             Ok(outcome) => check(name, table, &oracle, &outcome),
             Err(SolveError::RowsBind { bound }) => {
                 assert_eq!(*name, "eliminate");
@@ -66,19 +66,19 @@ proptest! {
 
     #[test]
     fn solvers_agree_on_any_table(rolls in prop::collection::vec(any::<u16>(), 0..400), rows in 0usize..4) {
-        check_all(&any_table(&mut Dice::new(&rolls), rows));
+        check_all(&any_table(&mut Rolls::new(&rolls), rows));
     }
 
     #[test]
     fn solvers_agree_on_keeping_and_redoing(rolls in prop::collection::vec(any::<u16>(), 0..300), rows in 0usize..4) {
-        check_all(&keep_redo_table(&mut Dice::new(&rolls), rows));
+        check_all(&keep_redo_table(&mut Rolls::new(&rolls), rows));
     }
 
     #[test]
     fn a_front_is_what_enumeration_says(rolls in prop::collection::vec(any::<u16>(), 0..200)) {
-        let table = keep_redo_table(&mut Dice::new(&rolls), 2);
+        let table = keep_redo_table(&mut Rolls::new(&rolls), 2);
         let request = FrontRequest {
-            row: RowId(0), step_min: Bytes(1), points_max: 30, time_per_point: None,
+            row: MemoryRowId(0), step_min: Bytes(1), points_max: 30, time_per_point: None,
         };
         let by = |solver: &dyn Solver| front(&table, &request, solver, |_| ControlFlow::Continue(())).unwrap();
         let (found, expected) = (by(&Exact), by(&Brute));
@@ -94,10 +94,10 @@ proptest! {
 #[test]
 fn elimination_ignores_rows_and_says_so() {
     let mut table = chain(12, 1, None);
-    table.nodes[0].choices.iter_mut().for_each(|c| c.bytes = vec![(RowId(0), Bytes(8))]);
-    table.rows = vec![Row { name: "small".into(), limit: Bytes(7) }];
+    table.nodes[0].choices.iter_mut().for_each(|c| c.bytes = vec![(MemoryRowId(0), Bytes(8))]);
+    table.rows = vec![MemoryRow { name: "small".into(), limit: Bytes(7) }];
     let bound = table.time(&fastest(&table).unwrap().unwrap());
-    let refusal = Eliminate.solve(&table, &Limits::default());
+    let refusal = Eliminate.solve(&table, &SolveLimits::default());
     assert_eq!(refusal, Err(SolveError::RowsBind { bound }));
 }
 
@@ -106,12 +106,12 @@ fn presolve_names_what_contradicts() {
     let mut table = CostTable {
         nodes: vec![node("a", vec![choice(1.0, &[(0, 5)]), choice(2.0, &[(0, 3)])])],
         links: vec![],
-        rows: vec![Row { name: "row".into(), limit: Bytes(2) }],
+        rows: vec![MemoryRow { name: "row".into(), limit: Bytes(2) }],
     };
-    let conflict = Conflict::Row { row: RowId(0), least: Bytes(3) };
-    assert_eq!(exact(&table, &Limits::default()).unwrap().conflict, Some(conflict));
+    let conflict = Conflict::Row { row: MemoryRowId(0), least: Bytes(3) };
+    assert_eq!(exact(&table, &SolveLimits::default()).unwrap().conflict, Some(conflict));
     table.rows[0].limit = Bytes(3);
-    assert_eq!(exact(&table, &Limits::default()).unwrap().assignment, Some(vec![1]));
+    assert_eq!(exact(&table, &SolveLimits::default()).unwrap().assignment, Some(vec![1]));
 }
 
 #[test]
@@ -124,10 +124,10 @@ fn one_byte_decides_beside_tens_of_gigabytes() {
             node("c", vec![choice(1.0, &[(0, 3)]), choice(7.0, &[(0, 0)])]),
         ],
         links: vec![],
-        rows: vec![Row { name: "row".into(), limit: Bytes(limit) }],
+        rows: vec![MemoryRow { name: "row".into(), limit: Bytes(limit) }],
     };
     for (limit, time) in [(2 * large + 4, 3.0), (2 * large + 3, 4.0), (2 * large - 5, 5.0)] {
-        for solver in [&Exact as &dyn Solver, &Ilp(Backend::MicroLp)] {
+        for solver in [&Exact as &dyn Solver, &Ilp(IlpLibrary::MicroLp)] {
             assert_eq!(run(solver, &table(limit)).time, Some(Seconds(time)), "{limit}");
         }
     }
@@ -138,7 +138,7 @@ fn a_chain_without_rows_is_proven_by_elimination_and_equals_the_program() {
     let table = chain(45, 3, None);
     let eliminated = run(&Exact, &table);
     assert_eq!(eliminated.prover, Prover::Eliminate);
-    assert!(close(eliminated.time.unwrap(), run(&Ilp(Backend::MicroLp), &table).time.unwrap()));
+    assert!(close(eliminated.time.unwrap(), run(&Ilp(IlpLibrary::MicroLp), &table).time.unwrap()));
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn windows_lose_nothing_against_the_whole_program() {
     for seed in 0..6 {
         for share in [0.5, 0.3, 0.15, 0.1] {
             let table = chain(12, seed, Some(share));
-            let whole = run(&Ilp(Backend::MicroLp), &table);
+            let whole = run(&Ilp(IlpLibrary::MicroLp), &table);
             check("exact", &table, &whole, &run(&Exact, &table));
         }
     }
@@ -158,14 +158,14 @@ fn nearly_equal_bytes_do_not_break_the_program() {
     for seed in (100..150).step_by(2) {
         let mut table = chain(16, seed, Some(0.2));
         let rolls = narrows_test_support::tables::rolls(seed, 4000);
-        let mut dice = Dice::new(&rolls);
+        let mut dice = Rolls::new(&rolls);
         for choice in table.nodes.iter_mut().flat_map(|node| &mut node.choices) {
             choice.time.0 *= [1.0, 1.0, 1e3, 1e-2][dice.roll(4)];
             let odd = |bytes: &mut Bytes| bytes.0 = bytes.0 * 37 + dice.roll(1000) as u64;
             choice.bytes.iter_mut().map(|(_, bytes)| bytes).for_each(odd);
         }
         table.rows.iter_mut().for_each(|row| row.limit.0 *= 37);
-        check("exact", &table, &run(&Ilp(Backend::MicroLp), &table), &run(&Exact, &table));
+        check("exact", &table, &run(&Ilp(IlpLibrary::MicroLp), &table), &run(&Exact, &table));
     }
 }
 
@@ -175,10 +175,10 @@ fn random_tables_vary() {
     let (mut infeasible, mut binding, mut proven_by_program) = (0, 0, 0);
     for seed in 0..300 {
         let rolls = narrows_test_support::tables::rolls(seed, 400);
-        let table = any_table(&mut Dice::new(&rolls), 2);
+        let table = any_table(&mut Rolls::new(&rolls), 2);
         let outcome = run(&Exact, &table);
-        infeasible += u32::from(outcome.status == Status::Infeasible);
-        let refused = Eliminate.solve(&table, &Limits::default());
+        infeasible += u32::from(outcome.status == SolveStatus::Infeasible);
+        let refused = Eliminate.solve(&table, &SolveLimits::default());
         binding += u32::from(matches!(refused, Err(SolveError::RowsBind { .. })));
         proven_by_program += u32::from(outcome.prover == Prover::Ilp);
     }
@@ -191,14 +191,14 @@ fn random_tables_vary() {
 #[test]
 fn no_time_is_no_assignment_and_no_claim() {
     let table = chain(20, 4, Some(0.3));
-    let limits = Limits { time: Some(Duration::ZERO), gap: 0.0 };
-    let outcome = Ilp(Backend::MicroLp).solve(&table, &limits).unwrap();
-    assert_eq!(outcome.status, Status::TimeLimit(Duration::ZERO));
+    let limits = SolveLimits { time: Some(Duration::ZERO), gap: 0.0 };
+    let outcome = Ilp(IlpLibrary::MicroLp).solve(&table, &limits).unwrap();
+    assert_eq!(outcome.status, SolveStatus::TimeLimit(Duration::ZERO));
     assert_eq!((outcome.assignment, outcome.time), (None, None));
     assert!(outcome.gap.is_infinite());
     let optimum = run(&Exact, &table).time.unwrap();
     let outcome = exact(&table, &limits).unwrap();
-    assert_ne!(outcome.status, Status::Optimal);
+    assert_ne!(outcome.status, SolveStatus::Optimal);
     assert!(outcome.bound <= optimum);
 }
 
@@ -206,12 +206,12 @@ fn no_time_is_no_assignment_and_no_claim() {
 fn a_gap_is_kept_and_reported() {
     let table = chain(25, 5, Some(0.25));
     let optimum = run(&Exact, &table).time.unwrap();
-    for solver in [&Exact as &dyn Solver, &Ilp(Backend::MicroLp)] {
-        let outcome = solver.solve(&table, &Limits { time: None, gap: 0.2 }).unwrap();
+    for solver in [&Exact as &dyn Solver, &Ilp(IlpLibrary::MicroLp)] {
+        let outcome = solver.solve(&table, &SolveLimits { time: None, gap: 0.2 }).unwrap();
         let time = outcome.time.unwrap();
         assert!(outcome.bound.0 <= optimum.0 * (1.0 + 1e-9) && time.0 >= optimum.0 * (1.0 - 1e-9));
         assert!(outcome.gap <= 0.2);
-        assert!(matches!(outcome.status, Status::Optimal | Status::GapLimit(0.2)));
+        assert!(matches!(outcome.status, SolveStatus::Optimal | SolveStatus::GapLimit(0.2)));
     }
 }
 
@@ -219,7 +219,7 @@ fn a_gap_is_kept_and_reported() {
 fn a_front_stops_when_told() {
     let table = chain(10, 6, Some(0.9));
     let request = FrontRequest {
-        row: RowId(0),
+        row: MemoryRowId(0),
         step_min: Bytes(1 << 20),
         points_max: 9,
         time_per_point: None,

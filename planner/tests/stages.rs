@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::simulate::{Members, Played, StageTime, StepPart, run_schedule};
+use narrows_cost_model::simulate::{
+    SimulatedStep, StageTime, StepPart, SyncedStages, run_schedule,
+};
 use narrows_plan::Seconds;
-use narrows_plan::program::{Turn, one_forward_one_backward};
-use narrows_planner::extras::Extra;
-use narrows_planner::stages::{Allotment, Cutoff, Partition, division_bound, partitions};
+use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_planner::extras::StageOverhead;
+use narrows_planner::stages::{
+    Partition, PruningCutoff, StageAssignment, division_bound, partitions,
+};
 
 fn partition(times: &[StageTime]) -> Partition {
     let stages = times
@@ -14,17 +18,17 @@ fn partition(times: &[StageTime]) -> Partition {
         .map(|time| {
             let (forward, backward) = (time.forward, time.backward);
             let step = time.step.iter().map(|part| part.time()).sum();
-            Arc::new(Allotment { forward, backward, step, ..Allotment::default() })
+            Arc::new(StageAssignment { forward, backward, step, ..StageAssignment::default() })
         })
         .collect();
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
 }
 
-fn played(times: &[StageTime], microbatches: u64) -> Played {
+fn played(times: &[StageTime], microbatches: u64) -> SimulatedStep {
     let stages = times.len() as u64;
-    let schedules: Vec<Vec<Turn>> =
+    let schedules: Vec<Vec<MicrobatchPass>> =
         (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
-    let schedules: Vec<&[Turn]> = schedules.iter().map(Vec::as_slice).collect();
+    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
     run_schedule(times, &schedules)
 }
 
@@ -36,13 +40,13 @@ fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
 fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> {
     vec![
         StepPart::Alone(Seconds(reduce)),
-        StepPart::Together(Members::all(stages), Seconds(norm)),
+        StepPart::Together(SyncedStages::all(stages), Seconds(norm)),
         StepPart::Alone(Seconds(update)),
     ]
 }
 
 fn bound(times: &[StageTime], microbatches: u64) -> f64 {
-    partition(times).bound_of(&vec![Extra::default(); times.len()], microbatches)
+    partition(times).bound_of(&vec![StageOverhead::default(); times.len()], microbatches)
 }
 
 #[test]
@@ -82,7 +86,7 @@ fn equal_stages_attain_it() {
 fn stages_meet_in_the_step_phase() {
     let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
         let mut step = vec![StepPart::Alone(Seconds(before))];
-        step.extend(tied.then_some(StepPart::Together(Members::ends(3), Seconds(2.0))));
+        step.extend(tied.then_some(StepPart::Together(SyncedStages::ends(3), Seconds(2.0))));
         step.extend(step_phase(3, [reduce, 1.0, update]));
         StageTime { step, ..StageTime::default() }
     };
@@ -129,21 +133,27 @@ fn the_best_partition_is_the_best_of_all_of_them() {
         let mut extras = vec![];
         for _ in 0..stages {
             let (forward, backward, step) = (time(99)?, time(99)?, time(9)?);
-            extras.push(Extra { forward, backward, step, step_least: step, ..Extra::default() });
+            extras.push(StageOverhead {
+                forward,
+                backward,
+                step,
+                step_least: step,
+                ..StageOverhead::default()
+            });
         }
         let choice = |_: usize, first: usize, count: usize| {
             let run = &times[first..first + count];
-            Some(Arc::new(Allotment {
+            Some(Arc::new(StageAssignment {
                 forward: run.iter().map(|time| time.0).sum(),
                 backward: run.iter().map(|time| time.1).sum(),
                 step: run.iter().map(|time| time.2).sum(),
                 turn_least: run.iter().map(|time| time.0 + time.1).sum(),
-                ..Allotment::default()
+                ..StageAssignment::default()
             }))
         };
         let turns = times.iter().map(|time| (time.0 + time.1).0).collect();
         let steps = times.iter().map(|time| time.2.0).collect();
-        let cutoff = Cutoff { turns, steps, time: f64::INFINITY };
+        let cutoff = PruningCutoff { turns, steps, time: f64::INFINITY };
         let (found, _) = partitions(&extras, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)
             .into_iter()

@@ -24,6 +24,6 @@ pub mod train;
 
 pub use error::RunError;
 pub use optimizer::Optimizer;
-pub use report::{CollectiveCount, DeviceId, DeviceReport, Report};
+pub use report::{CollectiveCount, DeviceId, DeviceReport, StepReport};
 pub use session::Session;
 pub use train::Trainer;

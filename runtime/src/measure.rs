@@ -3,11 +3,11 @@
 //! A kernel on its own runs on warm operands and waits for nobody, so whole steps are made. Whatever
 //! else a machine does only ever makes an instruction longer, and rarely the same one in every step: of
 //! each instruction, on each device, the shortest time over all steps counts. The sum of these is the
-//! step without disturbance, which [`Minima::step_s`] is the mean of over the devices. A collective's time
+//! step without disturbance, which [`InstructionTimings::step_s`] is the mean of over the devices. A collective's time
 //! holds what devices wait for each other.
 //!
 //! On a GPU single launches are timed, and not the graphs that steps are otherwise; how long these take is
-//! measured first, by the clock ([`Minima::whole_step_s`]). Processes make as many steps each, and each of them
+//! measured first, by the clock ([`InstructionTimings::whole_step_s`]). Processes make as many steps each, and each of them
 //! has the times of all devices in the end.
 //!
 //! Two kinds of instructions say nothing about their kernels, because most of their time is another
@@ -24,14 +24,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
 use crate::order;
-use crate::parameters::Stream;
+use crate::parameters::CounterRng;
 use crate::process_group::agree;
 use crate::report::DeviceId;
 use crate::session::{Session, StepInput};
 
 /// How many steps are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Effort {
+pub struct MeasurementEffort {
     /// Steps before those that are timed: they touch memory and start threads.
     pub warm_up: usize,
     /// Steps that are timed at least; one, if none.
@@ -44,7 +44,7 @@ pub struct Effort {
 
 /// What one kernel took.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
+pub struct KernelSample {
     /// The kernel.
     pub kernel: Kernel,
     /// Mean over its instructions.
@@ -58,7 +58,7 @@ const CAPTURED_AFTER: usize = 2;
 
 /// The shortest times of a program's instructions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Minima {
+pub struct InstructionTimings {
     /// The shortest of the steps that were timed, by the clock; of processes, that of the slowest.
     pub shortest_step_s: f64,
     /// The shortest step by the clock as steps are where no instruction is timed: captured graphs on a GPU. Where
@@ -75,11 +75,14 @@ pub struct Minima {
 ///
 /// # Errors
 /// When a step could not be executed, or another process failed.
-pub fn time(session: &mut Session, effort: Effort) -> Result<Minima, RunError> {
+pub fn time(
+    session: &mut Session,
+    effort: MeasurementEffort,
+) -> Result<InstructionTimings, RunError> {
     let program = session.program();
     let work = program.context.workload;
     let vocab = program.constants.vocab;
-    let stream = Stream::new(1, "tokens");
+    let stream = CounterRng::new(1, "tokens");
     let count = work.global_batch * work.sequence_length;
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % vocab) as u32).collect();
     let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
@@ -88,13 +91,18 @@ pub fn time(session: &mut Session, effort: Effort) -> Result<Minima, RunError> {
         false => None,
     };
     session.keep_laps();
-    let mut minima: Option<Minima> = None;
+    let mut minima: Option<InstructionTimings> = None;
     repeat(session, effort.warm_up, effort, input, |session, seconds| {
         let laps = |device| session.laps(DeviceId(device)).iter();
         let of_device = |device| laps(device).map(|lap| (lap.end - lap.begin).as_secs_f64());
         let laps_s = session.devices().map(|device| of_device(device).collect()).collect();
         let (shortest_step_s, whole_step_s) = (seconds, untimed.unwrap_or(seconds));
-        let made = Minima { shortest_step_s, whole_step_s, allocated: session.allocated(), laps_s };
+        let made = InstructionTimings {
+            shortest_step_s,
+            whole_step_s,
+            allocated: session.allocated(),
+            laps_s,
+        };
         match &mut minima {
             Some(minima) => minima.join(&made),
             None => minima = Some(made),
@@ -104,7 +112,7 @@ pub fn time(session: &mut Session, effort: Effort) -> Result<Minima, RunError> {
     let minima = minima.ok_or(RunError::Threads { why: "no step was made".into() })?;
     match session.cluster() {
         None => Ok(minima),
-        Some(cluster) => Ok(agree(&**cluster, minima, Minima::of_all)?),
+        Some(cluster) => Ok(agree(&**cluster, minima, InstructionTimings::of_all)?),
     }
 }
 
@@ -112,7 +120,7 @@ pub fn time(session: &mut Session, effort: Effort) -> Result<Minima, RunError> {
 fn shortest(
     session: &mut Session,
     least_warm_up: usize,
-    effort: Effort,
+    effort: MeasurementEffort,
     input: StepInput,
 ) -> Result<f64, RunError> {
     let mut shortest = f64::INFINITY;
@@ -125,7 +133,7 @@ fn shortest(
 fn repeat(
     session: &mut Session,
     warm_up: usize,
-    effort: Effort,
+    effort: MeasurementEffort,
     input: StepInput,
     mut made: impl FnMut(&Session, f64),
 ) -> Result<(), RunError> {
@@ -144,9 +152,9 @@ fn repeat(
     Ok(())
 }
 
-impl Minima {
+impl InstructionTimings {
     /// Takes the shorter of both times, of the same program.
-    pub fn join(&mut self, other: &Minima) {
+    pub fn join(&mut self, other: &InstructionTimings) {
         self.shortest_step_s = self.shortest_step_s.min(other.shortest_step_s);
         self.whole_step_s = self.whole_step_s.min(other.whole_step_s);
         let laps = self.laps_s.iter_mut().flatten().zip(other.laps_s.iter().flatten());
@@ -155,9 +163,9 @@ impl Minima {
 
     /// What processes measured together, of the devices of each, in their order. A step is over when its last
     /// process is.
-    fn of_all(all: Vec<Minima>) -> Minima {
-        let longest = |of: fn(&Minima) -> f64| all.iter().map(of).fold(0.0, f64::max);
-        Minima {
+    fn of_all(all: Vec<InstructionTimings>) -> InstructionTimings {
+        let longest = |of: fn(&InstructionTimings) -> f64| all.iter().map(of).fold(0.0, f64::max);
+        InstructionTimings {
             shortest_step_s: longest(|one| one.shortest_step_s),
             whole_step_s: longest(|one| one.whole_step_s),
             allocated: all.iter().flat_map(|one| one.allocated.clone()).collect(),
@@ -171,8 +179,8 @@ impl Minima {
     }
 
     /// What each kernel took, in the order of their first instructions.
-    pub fn samples(&self, program: &Program) -> Vec<Sample> {
-        let mut samples: Vec<Sample> = vec![];
+    pub fn samples(&self, program: &Program) -> Vec<KernelSample> {
+        let mut samples: Vec<KernelSample> = vec![];
         let mut places: HashMap<Kernel, usize> = HashMap::new();
         for (device, laps) in self.laps_s.iter().enumerate() {
             let stage = DeviceId(device as u64).stage(&program.context.mesh);
@@ -182,7 +190,7 @@ impl Minima {
                 }
                 let kernel = moment.instr.kernel();
                 let place = *places.entry(kernel.clone()).or_insert_with(|| {
-                    samples.push(Sample { kernel, seconds: 0.0, instructions: 0 });
+                    samples.push(KernelSample { kernel, seconds: 0.0, instructions: 0 });
                     samples.len() - 1
                 });
                 samples[place].seconds += seconds;

@@ -13,23 +13,23 @@ use narrows_plan::program::{Access, Action, Extent, Program, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram};
 
 use crate::error::RunError;
-use crate::order::{self, Moment};
+use crate::order::{self, ScheduledInstruction};
 use crate::place;
-use crate::report::{DeviceReport, Report};
+use crate::report::{DeviceReport, StepReport};
 
 /// Counts what the devices of a program would do in one step.
 ///
 /// # Errors
 /// The first operand outside its arena or transfer that does not match, with its stage and
 /// instruction.
-pub fn count_step(program: &CheckedProgram) -> Result<Report, RunError> {
+pub fn count_step(program: &CheckedProgram) -> Result<StepReport, RunError> {
     execute(program.program())
 }
 
 /// Transfers that were sent and not yet received, by sender and receiver.
 type InFlight = BTreeMap<(usize, usize), VecDeque<Bytes>>;
 
-fn execute(program: &Program) -> Result<Report, RunError> {
+fn execute(program: &Program) -> Result<StepReport, RunError> {
     let mut devices: Vec<NullDevice> =
         program.stages.iter().enumerate().map(|(at, stage)| NullDevice::new(at, stage)).collect();
     let mut in_flight = InFlight::new();
@@ -46,16 +46,16 @@ fn execute(program: &Program) -> Result<Report, RunError> {
         return Err(RunError::Stuck { stage, origin: moment.instr.origin.clone() });
     }
     let stages = devices.into_iter().map(|device| device.report).collect();
-    Ok(Report { mesh: program.context.mesh, stages })
+    Ok(StepReport { mesh: program.context.mesh, stages })
 }
 
 /// One device of a stage; the others do the same.
 struct NullDevice<'a> {
     at: usize,
     stage: &'a StageProgram,
-    rest: Box<dyn Iterator<Item = Moment<'a>> + 'a>,
+    rest: Box<dyn Iterator<Item = ScheduledInstruction<'a>> + 'a>,
     /// What is executed next; `None` when the step is over.
-    next: Option<Moment<'a>>,
+    next: Option<ScheduledInstruction<'a>>,
     report: DeviceReport,
 }
 
@@ -81,7 +81,11 @@ impl<'a> NullDevice<'a> {
     }
 
     /// Executes one instruction; `false` when it has to wait.
-    fn execute(&mut self, moment: &Moment<'_>, in_flight: &mut InFlight) -> Result<bool, RunError> {
+    fn execute(
+        &mut self,
+        moment: &ScheduledInstruction<'_>,
+        in_flight: &mut InFlight,
+    ) -> Result<bool, RunError> {
         let instr = moment.instr;
         for access in instr.reads.iter().chain(&instr.writes) {
             self.check_place(access, moment)?;
@@ -110,7 +114,11 @@ impl<'a> NullDevice<'a> {
         Ok(true)
     }
 
-    fn check_place(&self, access: &Access, moment: &Moment<'_>) -> Result<(), RunError> {
+    fn check_place(
+        &self,
+        access: &Access,
+        moment: &ScheduledInstruction<'_>,
+    ) -> Result<(), RunError> {
         let range = place::range(self.stage, access, moment.slot);
         if range.end <= self.stage.arena.0 {
             return Ok(());
@@ -135,7 +143,7 @@ fn bytes_of(side: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Constants, Hop, Instr, PassOp, Phase, Region, Turn,
+        Buffer, BufferId, Constants, Instr, MicrobatchPass, P2pTransfer, PassOp, Phase, Region,
         one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
@@ -153,7 +161,7 @@ mod tests {
         Instr { action, reads: list(reads), writes: list(writes), origin: "test".into() }
     }
 
-    fn stage(forward: Vec<Instr>, schedule: Vec<Turn>) -> StageProgram {
+    fn stage(forward: Vec<Instr>, schedule: Vec<MicrobatchPass>) -> StageProgram {
         let buffer = Buffer {
             name: "x".into(),
             extent: NUMBERS,
@@ -175,8 +183,8 @@ mod tests {
         }
     }
 
-    fn hop(stage: u32) -> Hop {
-        Hop { carries: vec!["hidden"], stage, group: MESH.group(Axis::Pipeline) }
+    fn hop(stage: u32) -> P2pTransfer {
+        P2pTransfer { carries: vec!["hidden"], stage, group: MESH.group(Axis::Pipeline) }
     }
 
     /// Two stages: the first sends what the second receives.

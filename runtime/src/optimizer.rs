@@ -37,7 +37,7 @@ pub struct Optimizer {
 
 /// The numbers of one step that an update needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Coefficients {
+pub struct StepCoefficients {
     /// η of the step.
     pub learning_rate: f64,
     /// 1 − β₁ᵗ.
@@ -95,10 +95,10 @@ impl Optimizer {
     }
 
     /// The coefficients of a step, counted from 1.
-    pub fn coefficients(&self, step: u64) -> Coefficients {
+    pub fn coefficients(&self, step: u64) -> StepCoefficients {
         let learning_rate = self.learning_rate(step);
         let power = |beta: f64| beta.powf(step as f64);
-        Coefficients {
+        StepCoefficients {
             learning_rate,
             correction1: 1.0 - power(self.beta1),
             correction2: 1.0 - power(self.beta2),

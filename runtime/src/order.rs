@@ -7,7 +7,7 @@ use narrows_plan::program::{Instr, Phase, StageProgram};
 
 /// An instruction at its place in a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Moment<'a> {
+pub struct ScheduledInstruction<'a> {
     /// The instruction.
     pub instr: &'a Instr,
     /// Its pass.
@@ -19,11 +19,16 @@ pub struct Moment<'a> {
 }
 
 /// Everything a device of this stage executes in a step, in order.
-pub fn step(stage: &StageProgram) -> impl Iterator<Item = Moment<'_>> {
+pub fn step(stage: &StageProgram) -> impl Iterator<Item = ScheduledInstruction<'_>> {
     let turns = stage.schedule.iter().map(|turn| (turn.phase, turn.microbatch));
     turns.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
         let slot = slot(stage, microbatch);
-        stage.phase(phase).iter().map(move |instr| Moment { instr, phase, microbatch, slot })
+        stage.phase(phase).iter().map(move |instr| ScheduledInstruction {
+            instr,
+            phase,
+            microbatch,
+            slot,
+        })
     })
 }
 

@@ -27,13 +27,13 @@
 //!
 //! # A shard without the whole
 //! Element i of a parameter is a function of the run's seed, the parameter's name and i alone, by a
-//! counter-based generator ([`Stream`]). So a device makes just its shard, and every plan of a
+//! counter-based generator ([`CounterRng`]). So a device makes just its shard, and every plan of a
 //! model begins from the same weights.
 
 use std::f64::consts::TAU;
 
 use narrows_plan::model::{
-    Crossing, CrossingForm, CrossingGate, FactorPair, Linear, Model, Weight,
+    CrossingForm, CrossingGate, FactorPair, LatentCrossing, Linear, Model, Weight,
 };
 
 /// Standard deviation of dense matrices and of the embedding at the beginning, as in LLaMA.
@@ -49,14 +49,14 @@ pub struct LogicalParameter {
     /// Columns.
     pub columns: u64,
     /// What the optimizer must know.
-    pub role: Role,
+    pub role: ParameterKind,
     /// How it begins.
-    pub initial: Initial,
+    pub initial: Initialisation,
 }
 
 /// What a parameter is to the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ParameterKind {
     /// A matrix: weight decay applies.
     Matrix,
     /// The scale or bias of a norm: no weight decay.
@@ -65,7 +65,7 @@ pub enum Role {
 
 /// The values a parameter begins with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Initial {
+pub enum Initialisation {
     /// Zeros.
     Zeros,
     /// Ones.
@@ -87,13 +87,13 @@ impl LogicalParameter {
 
     /// The function from (row, column) to the initial value, in a run with this seed.
     pub fn initial(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
-        let stream = Stream::new(seed, &self.name);
+        let stream = CounterRng::new(seed, &self.name);
         let (initial, columns) = (self.initial, self.columns);
         move |row, column| match initial {
-            Initial::Zeros => 0.0,
-            Initial::Ones => 1.0,
-            Initial::Identity => f64::from(u8::from(row == column)),
-            Initial::Normal { std } => std * stream.normal(row * columns + column),
+            Initialisation::Zeros => 0.0,
+            Initialisation::Ones => 1.0,
+            Initialisation::Identity => f64::from(u8::from(row == column)),
+            Initialisation::Normal { std } => std * stream.normal(row * columns + column),
         }
     }
 }
@@ -101,7 +101,7 @@ impl LogicalParameter {
 /// All parameters of a model, in the order they are computed with; a tied head is not among them.
 pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
     let normal = |name: &str, rows, columns| {
-        matrix(name.into(), rows, columns, Initial::Normal { std: DENSE_STD })
+        matrix(name.into(), rows, columns, Initialisation::Normal { std: DENSE_STD })
     };
     let mut found = vec![normal("embedding", model.vocab, model.hidden)];
     for (index, block) in model.blocks.iter().enumerate() {
@@ -128,9 +128,9 @@ pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
 fn of_linear(name: &str, linear: &Linear, rank_before: Option<u64>) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
     let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
-        return vec![matrix(name.into(), d_in, d_out, Initial::Normal { std: DENSE_STD })];
+        return vec![matrix(name.into(), d_in, d_out, Initialisation::Normal { std: DENSE_STD })];
     };
-    let initial = Initial::Normal { std: factor_std(d_in, d_out, *rank) };
+    let initial = Initialisation::Normal { std: factor_std(d_in, d_out, *rank) };
     let mut found = vec![
         matrix(format!("{name}.a"), d_in, *rank, initial),
         matrix(format!("{name}.b"), *rank, d_out, initial),
@@ -141,9 +141,14 @@ fn of_linear(name: &str, linear: &Linear, rank_before: Option<u64>) -> Vec<Logic
     found
 }
 
-fn of_crossing(name: &str, crossing: &Crossing, before: u64, rank: u64) -> Vec<LogicalParameter> {
+fn of_crossing(
+    name: &str,
+    crossing: &LatentCrossing,
+    before: u64,
+    rank: u64,
+) -> Vec<LogicalParameter> {
     let gate = |part: &str, rows, columns| {
-        matrix(format!("{name}.gate{part}"), rows, columns, Initial::Identity)
+        matrix(format!("{name}.gate{part}"), rows, columns, Initialisation::Identity)
     };
     let mut found = match crossing.gate {
         CrossingGate::Identity => vec![],
@@ -153,7 +158,7 @@ fn of_crossing(name: &str, crossing: &Crossing, before: u64, rank: u64) -> Vec<L
     if crossing.form == CrossingForm::Released {
         found.push(scale(format!("{name}.latent_norm.scale"), rank));
         let bias = scale(format!("{name}.latent_norm.bias"), rank);
-        found.push(LogicalParameter { initial: Initial::Zeros, ..bias });
+        found.push(LogicalParameter { initial: Initialisation::Zeros, ..bias });
     }
     found
 }
@@ -164,12 +169,18 @@ pub fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
     (rank as f64 * (d_in + d_out) as f64).powf(-0.25)
 }
 
-fn matrix(name: String, rows: u64, columns: u64, initial: Initial) -> LogicalParameter {
-    LogicalParameter { name, rows, columns, role: Role::Matrix, initial }
+fn matrix(name: String, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
+    LogicalParameter { name, rows, columns, role: ParameterKind::Matrix, initial }
 }
 
 fn scale(name: String, width: u64) -> LogicalParameter {
-    LogicalParameter { name, rows: 1, columns: width, role: Role::Vector, initial: Initial::Ones }
+    LogicalParameter {
+        name,
+        rows: 1,
+        columns: width,
+        role: ParameterKind::Vector,
+        initial: Initialisation::Ones,
+    }
 }
 
 /// The logical parameter behind one member of a program's buffer: `buffer` is the buffer's name,
@@ -199,16 +210,16 @@ pub fn logical_name(buffer: &str, member: &str) -> String {
 /// pairs from two of them, by Box and Muller: with u₁ in (0, 1] and u₂ in [0, 1), element 2p is
 /// √(−2·ln u₁)·cos 2πu₂ and element 2p+1 the same with sin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
+pub struct CounterRng {
     state: u64,
 }
 
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Stream {
+impl CounterRng {
     /// The stream of a parameter in a run with this seed.
-    pub fn new(seed: u64, name: &str) -> Stream {
-        Stream { state: mix(mix(seed) ^ fnv1a(name.bytes())) }
+    pub fn new(seed: u64, name: &str) -> CounterRng {
+        CounterRng { state: mix(mix(seed) ^ fnv1a(name.bytes())) }
     }
 
     /// The n-th 64 bits.
@@ -251,14 +262,14 @@ mod tests {
     /// The first outputs of SplitMix64 for the seed 1234567, as its authors' C code prints them.
     #[test]
     fn bits_are_those_of_splitmix() {
-        let stream = Stream { state: 1_234_567 };
+        let stream = CounterRng { state: 1_234_567 };
         assert_eq!(stream.bits(0), 6_457_827_717_110_365_317);
         assert_eq!(stream.bits(1), 3_203_168_211_198_807_973);
     }
 
     #[test]
     fn normal_numbers_are_normal() {
-        let stream = Stream::new(1, "embedding");
+        let stream = CounterRng::new(1, "embedding");
         let count = 20_000;
         let mean = |power: i32| {
             (0..count).map(|n| stream.normal(n).powi(power)).sum::<f64>() / count as f64
@@ -266,8 +277,8 @@ mod tests {
         assert!(mean(1).abs() < 0.03, "{}", mean(1));
         assert!((mean(2) - 1.0).abs() < 0.05, "{}", mean(2));
         assert!((mean(4) - 3.0).abs() < 0.3, "{}", mean(4));
-        assert_ne!(stream, Stream::new(2, "embedding"));
-        assert_ne!(stream, Stream::new(1, "head"));
+        assert_ne!(stream, CounterRng::new(2, "embedding"));
+        assert_ne!(stream, CounterRng::new(1, "head"));
     }
 
     /// A·B begins with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.

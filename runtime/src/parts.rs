@@ -19,7 +19,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// A part of a step's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum TimeCategory {
     /// Products.
     Gemm,
     /// Attention.
@@ -38,64 +38,64 @@ pub enum Part {
 
 /// The time of a step by part. It is written as seconds by the parts' names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parts([Duration; Part::ALL.len()]);
+pub struct TimeBreakdown([Duration; TimeCategory::ALL.len()]);
 
 /// When an instruction was executed, from the beginning of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lap {
+pub struct InstructionSpan {
     /// When it began.
     pub begin: Duration,
     /// When it ended.
     pub end: Duration,
 }
 
-impl Part {
+impl TimeCategory {
     /// All of them, in the order in which they are told.
-    pub const ALL: [Part; 7] = [
-        Part::Gemm,
-        Part::Attention,
-        Part::Elementwise,
-        Part::CollectiveExposed,
-        Part::Bubble,
-        Part::Optimizer,
-        Part::Other,
+    pub const ALL: [TimeCategory; 7] = [
+        TimeCategory::Gemm,
+        TimeCategory::Attention,
+        TimeCategory::Elementwise,
+        TimeCategory::CollectiveExposed,
+        TimeCategory::Bubble,
+        TimeCategory::Optimizer,
+        TimeCategory::Other,
     ];
 
     /// The key it is written under.
     pub fn name(self) -> &'static str {
         match self {
-            Part::Gemm => "gemm",
-            Part::Attention => "attention",
-            Part::Elementwise => "elementwise",
-            Part::CollectiveExposed => "collective_exposed",
-            Part::Bubble => "bubble",
-            Part::Optimizer => "optimizer",
-            Part::Other => "other",
+            TimeCategory::Gemm => "gemm",
+            TimeCategory::Attention => "attention",
+            TimeCategory::Elementwise => "elementwise",
+            TimeCategory::CollectiveExposed => "collective_exposed",
+            TimeCategory::Bubble => "bubble",
+            TimeCategory::Optimizer => "optimizer",
+            TimeCategory::Other => "other",
         }
     }
 
     /// What an instruction's time is spent on.
-    pub fn of(instr: &Instr) -> Part {
+    pub fn of(instr: &Instr) -> TimeCategory {
         match (instr.kernel(), &instr.action) {
-            (Kernel::Gemm(_), _) => Part::Gemm,
-            (Kernel::Attention(_), _) => Part::Attention,
-            (Kernel::Pass(pass), _) if pass.kind == PassKind::Optimizer => Part::Optimizer,
-            (Kernel::Pass(_), _) => Part::Elementwise,
-            (Kernel::Transfer(_), _) => Part::Other,
+            (Kernel::Gemm(_), _) => TimeCategory::Gemm,
+            (Kernel::Attention(_), _) => TimeCategory::Attention,
+            (Kernel::Pass(pass), _) if pass.kind == PassKind::Optimizer => TimeCategory::Optimizer,
+            (Kernel::Pass(_), _) => TimeCategory::Elementwise,
+            (Kernel::Transfer(_), _) => TimeCategory::Other,
             // The square sum's collectives belong to the optimizer.
             (Kernel::Collective(_), Action::Collective(exchange))
                 if exchange.axis == Axis::Pipeline =>
             {
-                Part::Optimizer
+                TimeCategory::Optimizer
             }
-            (Kernel::Collective(_), _) => Part::CollectiveExposed,
+            (Kernel::Collective(_), _) => TimeCategory::CollectiveExposed,
         }
     }
 }
 
-impl Parts {
+impl TimeBreakdown {
     /// The time of a part.
-    pub fn get(&self, part: Part) -> Duration {
+    pub fn get(&self, part: TimeCategory) -> Duration {
         self.0[part as usize]
     }
 
@@ -105,26 +105,26 @@ impl Parts {
     }
 
     /// Adds to a part.
-    pub fn add(&mut self, part: Part, time: Duration) {
+    pub fn add(&mut self, part: TimeCategory, time: Duration) {
         self.0[part as usize] += time;
     }
 
     /// Adds another's parts.
-    pub fn join(&mut self, other: &Parts) {
-        Part::ALL.iter().for_each(|part| self.add(*part, other.get(*part)));
+    pub fn join(&mut self, other: &TimeBreakdown) {
+        TimeCategory::ALL.iter().for_each(|part| self.add(*part, other.get(*part)));
     }
 
     /// Means, of what was added up over so many devices.
-    pub fn over(self, devices: usize) -> Parts {
+    pub fn over(self, devices: usize) -> TimeBreakdown {
         let devices = u32::try_from(devices).unwrap_or(u32::MAX).max(1);
-        Parts(self.0.map(|time| time / devices))
+        TimeBreakdown(self.0.map(|time| time / devices))
     }
 }
 
-impl Serialize for Parts {
+impl Serialize for TimeBreakdown {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(Part::ALL.len()))?;
-        for part in Part::ALL {
+        let mut map = serializer.serialize_map(Some(TimeCategory::ALL.len()))?;
+        for part in TimeCategory::ALL {
             map.serialize_entry(part.name(), &self.get(part).as_secs_f64())?;
         }
         map.end()

@@ -19,7 +19,7 @@ impl DeviceId {
 
 /// What was done in a step, by device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct StepReport {
     /// The mesh.
     pub mesh: Mesh,
     /// One for each pipeline stage: its devices run the same instructions on shards of the same
@@ -53,7 +53,7 @@ pub struct CollectiveCount {
     pub sent: Bytes,
 }
 
-impl Report {
+impl StepReport {
     /// What a device did.
     ///
     /// # Panics

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use arbtest::arbitrary::{self, Unstructured};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_runtime::data::{
-    Cursor, DataError, Description, Fault, Layout, Sampler, Sampling, TokenFile, TokenWriter,
-    TokenizerName, Width, digest, hex,
+    Cursor, DataError, DataFault, Sampler, Sampling, TokenFile, TokenFileInfo, TokenFileLayout,
+    TokenWidth, TokenWriter, TokenizerName, digest, hex,
 };
 
-fn description(vocabulary: u32) -> Description {
+fn description(vocabulary: u32) -> TokenFileInfo {
     let tokenizer = TokenizerName { name: "test-é".into(), fingerprint: digest(b"test") };
-    Description { vocabulary, end_of_text: Some(vocabulary - 1), tokenizer }
+    TokenFileInfo { vocabulary, end_of_text: Some(vocabulary - 1), tokenizer }
 }
 
 fn write(path: &Path, vocabulary: u32, tokens: &[u32]) {
@@ -54,9 +54,12 @@ fn llm_c(magic: i32, version: i32, count: i32, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn what_was_written_is_read() {
-    for (vocabulary, width) in
-        [(1, Width::U16), (256, Width::U16), (1 << 16, Width::U16), ((1 << 16) + 1, Width::U32)]
-    {
+    for (vocabulary, width) in [
+        (1, TokenWidth::U16),
+        (256, TokenWidth::U16),
+        (1 << 16, TokenWidth::U16),
+        ((1 << 16) + 1, TokenWidth::U32),
+    ] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.tokens");
         let tokens: Vec<u32> = (0..40_001).map(|at| (at * 7919) % vocabulary).collect();
@@ -64,7 +67,7 @@ fn what_was_written_is_read() {
         let file = TokenFile::open(&path).unwrap();
         assert_eq!(all(&file).unwrap(), tokens);
         let header = file.header();
-        assert_eq!((header.layout, header.width), (Layout::Narrows, width));
+        assert_eq!((header.layout, header.width), (TokenFileLayout::Narrows, width));
         assert_eq!(
             (header.vocabulary, header.end_of_text),
             (Some(vocabulary), Some(vocabulary - 1))
@@ -102,7 +105,7 @@ fn long_names_are_cut_between_characters() {
     let path = folder.path().join("t");
     let tokenizer =
         TokenizerName { name: format!("x{}", "é".repeat(60)), ..TokenizerName::bytes() };
-    let writer = TokenWriter::create(&path, Description { tokenizer, ..Description::bytes() });
+    let writer = TokenWriter::create(&path, TokenFileInfo { tokenizer, ..TokenFileInfo::bytes() });
     writer.unwrap().finish().unwrap();
     let file = TokenFile::open(&path).unwrap();
     assert_eq!(file.header().tokenizer.as_ref().unwrap().name, format!("x{}", "é".repeat(47)));
@@ -114,7 +117,7 @@ fn a_file_is_there_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tokens");
     fs::write(&path, "old").unwrap();
-    let mut writer = TokenWriter::create(&path, Description::bytes()).unwrap();
+    let mut writer = TokenWriter::create(&path, TokenFileInfo::bytes()).unwrap();
     writer.push(&[1; 100_000]).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"old");
     let error = writer.push(&[1, 2, 256]).unwrap_err();
@@ -126,7 +129,7 @@ fn a_file_is_there_whole_or_not_at_all() {
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     for place in [folder.path().to_path_buf(), folder.path().join("no/t.tokens")] {
-        let error = TokenWriter::create(&place, Description::bytes()).unwrap_err();
+        let error = TokenWriter::create(&place, TokenFileInfo::bytes()).unwrap_err();
         assert!(error.to_string().contains("cannot be written: "), "{error}");
         assert!(!error.to_string().contains(".narrows-"), "{error}");
     }
@@ -147,10 +150,10 @@ fn an_open_file_outlives_its_successor() {
 fn files_of_llm_c_are_read() {
     let gpt2 = held(llm_c(20_240_520, 1, 3, &[1, 0, 255, 0, 80, 196])).unwrap();
     assert_eq!(all(&gpt2).unwrap(), [1, 255, 50_256]);
-    assert_eq!((gpt2.header().layout, gpt2.header().vocabulary), (Layout::LlmCGpt2, None));
+    assert_eq!((gpt2.header().layout, gpt2.header().vocabulary), (TokenFileLayout::LlmCGpt2, None));
     let llama3 = held(llm_c(20_240_801, 7, 2, &[9, 0, 0, 0, 0, 244, 1, 0])).unwrap();
     assert_eq!(all(&llama3).unwrap(), [9, 128_000]);
-    assert_eq!(llama3.header().layout, Layout::LlmCLlama3);
+    assert_eq!(llama3.header().layout, TokenFileLayout::LlmCLlama3);
     llama3.verify().unwrap();
     assert_eq!(llama3.validate(128_001).unwrap(), Some(128_000));
     let error = llama3.validate(128_000).unwrap_err();
@@ -215,7 +218,7 @@ fn damage_is_located() {
 fn what_is_no_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let error = TokenFile::open(folder.path()).unwrap_err();
-    assert!(matches!(error.fault, Fault::NotPlain), "{error}");
+    assert!(matches!(error.fault, DataFault::NotPlain), "{error}");
     let error = TokenFile::open(&folder.path().join("none")).unwrap_err();
     assert!(error.to_string().contains("none: cannot be read: "), "{error}");
     #[cfg(unix)]

@@ -11,7 +11,7 @@ use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr, collective_payload};
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_runtime::null::count_step;
-use narrows_runtime::{DeviceId, Report};
+use narrows_runtime::{DeviceId, StepReport};
 
 const PLANS: [(&str, &str); 3] = [
     ("btp", narrows_test_support::saved::BTP),
@@ -26,7 +26,7 @@ fn checked(text: &str) -> CheckedProgram {
     CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-fn run(program: &CheckedProgram) -> Report {
+fn run(program: &CheckedProgram) -> StepReport {
     count_step(program).unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -101,7 +101,7 @@ fn btp_moves_seven_ranks_a_block_and_token_each_way() {
     let (rank, tokens, blocks, bf16) = (128, 4 * 1024, 8, 2);
     for pass in [&stage.forward, &stage.backward] {
         let of_blocks = pass.iter().filter(|instr| {
-            let tensor = |e: &narrows_plan::program::Exchange| e.axis == Axis::Tensor;
+            let tensor = |e: &narrows_plan::program::CollectiveOp| e.axis == Axis::Tensor;
             let reduces = matches!(&instr.action, Action::Collective(e) if tensor(e));
             reduces && !instr.origin.starts_with("head") && !instr.origin.starts_with("embedding")
         });

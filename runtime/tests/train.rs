@@ -9,10 +9,12 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, CheckedProgram, Precision};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
-use narrows_runtime::session::{Session, Tensors};
-use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
+use narrows_runtime::session::{Session, TensorKind};
+use narrows_runtime::train::{
+    MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
+};
 use narrows_runtime::{Optimizer, RunError, Trainer};
-use narrows_test_support::plans::{Dice, draw_plan};
+use narrows_test_support::plans::{TestRng, draw_plan};
 
 const TEXT: &[u8] = include_bytes!("../../data/moby-dick.txt");
 const LENGTH: u64 = 32;
@@ -28,7 +30,7 @@ fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 fn session(model: &Model, mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Session {
     let workload = Workload { global_batch: 4, sequence_length: LENGTH, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
-    let mut dice = Dice(dice);
+    let mut dice = TestRng(dice);
     let plan = (0..50).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan");
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
     let mut session = narrows_cpu::session(model, program, 1).unwrap();
@@ -50,11 +52,11 @@ fn trainer(mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Trainer {
 
 fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
     let mut losses = vec![];
-    let watch = |_: &Trainer, trained: &Trained| {
+    let watch = |_: &Trainer, trained: &TrainedStep| {
         losses.push(trained.loss);
-        Ok::<_, TrainError>(Next::Continue)
+        Ok::<_, TrainError>(TrainControl::Continue)
     };
-    assert_eq!(trainer.train(until, watch).unwrap(), Ended::Done);
+    assert_eq!(trainer.train(until, watch).unwrap(), TrainEnd::Done);
     losses
 }
 
@@ -82,7 +84,7 @@ fn the_loss_falls_alike_under_every_plan() {
 fn a_seed_is_a_run() {
     let run = |seed| {
         let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, seed);
-        (losses(&mut trainer, 4), trainer.session().gather(Tensors::Weights).unwrap())
+        (losses(&mut trainer, 4), trainer.session().gather(TensorKind::Weights).unwrap())
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1).0, run(2).0);
@@ -97,13 +99,13 @@ fn a_run_that_is_resumed_is_the_run() {
     let cursor = begun.cursor();
     assert_eq!(cursor.next_sequence, 12);
     let mut resumed = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
-    for tensors in [Tensors::Weights, Tensors::FirstMoments, Tensors::SecondMoments] {
+    for tensors in [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments] {
         let held = begun.session().gather(tensors).unwrap();
         resumed.session_mut().load(tensors, &held).unwrap();
     }
     resumed.resume(&cursor, begun.session().steps()).unwrap();
     assert_eq!(losses(&mut resumed, 6), expected[3..]);
-    let weights = |trainer: &Trainer| trainer.session().gather(Tensors::Weights).unwrap();
+    let weights = |trainer: &Trainer| trainer.session().gather(TensorKind::Weights).unwrap();
     assert_eq!(weights(&resumed), weights(&whole));
 }
 
@@ -117,14 +119,18 @@ fn whoever_watches_may_stop() {
     }
     let mut trainer = trainer(mesh(1, 1, 1), Zero::Off, 1, 1);
     let mut stop_at = |at: u64, until: u64| {
-        let watch = |_: &Trainer, trained: &Trained| {
-            Ok::<_, Never>(if trained.step == at { Next::Stop } else { Next::Continue })
+        let watch = |_: &Trainer, trained: &TrainedStep| {
+            Ok::<_, Never>(if trained.step == at {
+                TrainControl::Stop
+            } else {
+                TrainControl::Continue
+            })
         };
         trainer.train(until, watch).unwrap_or_else(|never| match never {})
     };
-    assert_eq!(stop_at(2, 5), Ended::Stopped);
+    assert_eq!(stop_at(2, 5), TrainEnd::Stopped);
     // Whoever stops at the last step has seen all of them.
-    assert_eq!(stop_at(3, 3), Ended::Done);
+    assert_eq!(stop_at(3, 3), TrainEnd::Done);
     assert_eq!(trainer.session().steps(), 3);
 }
 
@@ -135,10 +141,11 @@ fn a_step_without_numbers_changes_nothing() {
     let optimizer = Optimizer { clip_norm: 1e30, ..Optimizer::new(1e30, 1, 9) };
     let mut trainer = Trainer::new(session, sampler(&model, TEXT, 1), optimizer).unwrap();
     trainer.step().unwrap();
-    let (weights, cursor) = (trainer.session().gather(Tensors::Weights).unwrap(), trainer.cursor());
+    let (weights, cursor) =
+        (trainer.session().gather(TensorKind::Weights).unwrap(), trainer.cursor());
     let error = trainer.step().unwrap_err();
     assert!(matches!(error, TrainError::Run(RunError::NotFinite { step: 2, .. })), "{error}");
-    assert_eq!(trainer.session().gather(Tensors::Weights).unwrap(), weights);
+    assert_eq!(trainer.session().gather(TensorKind::Weights).unwrap(), weights);
     assert_eq!((trainer.session().steps(), trainer.cursor()), (1, cursor));
 }
 
@@ -148,9 +155,12 @@ fn a_record_says_what_was_expected_too() {
     let trained = trainer.step().unwrap();
     let allocated = trainer.session().allocated();
     let expected: Vec<Bytes> = allocated.iter().copied().map(Bytes).collect();
-    let predicted =
-        Predicted { step_time_s: 0.25, breakdown_s: [("gemm", 0.25)].into(), allocated: expected };
-    let record = serde_json::to_value(Record::new(&trained, Some(&predicted))).unwrap();
+    let predicted = StepPrediction {
+        step_time_s: 0.25,
+        breakdown_s: [("gemm", 0.25)].into(),
+        allocated: expected,
+    };
+    let record = serde_json::to_value(MetricsRecord::new(&trained, Some(&predicted))).unwrap();
     assert_eq!(record["predicted_step_time_s"], 0.25);
     assert_eq!(record["predicted_breakdown_s"]["gemm"], 0.25);
     let parts = record["breakdown_s"].as_object().unwrap();
@@ -161,7 +171,7 @@ fn a_record_says_what_was_expected_too() {
     assert_eq!(record["allocated_bytes"], record["predicted_allocated_bytes"]);
     assert_eq!(record["scratch_bytes"], serde_json::json!(trainer.session().scratch()));
     assert_eq!(record["collective_bytes"][0], record["collective_bytes"][1]);
-    let alone = serde_json::to_value(Record::new(&trained, None)).unwrap();
+    let alone = serde_json::to_value(MetricsRecord::new(&trained, None)).unwrap();
     assert!(alone["predicted_step_time_s"].is_null());
 }
 

@@ -7,11 +7,11 @@ use clap::{Args, ValueEnum};
 use narrows_plan::model::Model;
 
 use super::gpu;
-use super::launch::{LaunchArgs, Launched};
-use super::low::Format;
+use super::launch::{LaunchArgs, LaunchedProcess};
+use super::low::OutputFormat;
 use super::run::cores;
-use crate::calibrate::works::Amount;
-use crate::errors::{Failure, Outcome, Problem};
+use crate::calibrate::works::BenchmarkExtent;
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
 use crate::output;
 
@@ -53,8 +53,8 @@ pub struct CalibrateArgs {
     #[command(flatten)]
     pub launch: LaunchArgs,
     /// Form of the answer
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 /// What is measured.
@@ -68,7 +68,7 @@ pub enum MeasuredBackend {
 
 /// What the devices are.
 #[derive(Debug)]
-pub enum On {
+pub enum CalibrateTarget {
     /// Threads of this process.
     Processors {
         /// How many threads they share.
@@ -77,7 +77,7 @@ pub enum On {
     /// GPUs, one a process; this process alone, or one of many.
     Gpus {
         /// Which of them.
-        launched: Option<Launched>,
+        launched: Option<LaunchedProcess>,
         /// Sequences of a step on one GPU.
         global_batch: Option<u64>,
         /// Tokens of a sequence.
@@ -87,36 +87,38 @@ pub enum On {
 
 /// Everything that `calibrate` depends on.
 #[derive(Debug)]
-pub struct Calibration {
+pub struct CalibrateSettings {
     /// Where the profile goes; `None` for where `run` looks for it.
     pub output: Option<OsString>,
     /// A model of which plans are measured too.
     pub model: Option<Model>,
     /// What is measured.
-    pub on: On,
+    pub on: CalibrateTarget,
     /// Most devices.
     pub devices: u64,
     /// How much is measured.
-    pub amount: Amount,
+    pub amount: BenchmarkExtent,
     /// Whether other plans are compared.
     pub compare: bool,
     /// Form of the answer.
-    pub format: Format,
+    pub format: OutputFormat,
 }
 
-impl Calibration {
+impl CalibrateSettings {
     /// Whether this process speaks and writes: it does so for all, if there are others.
     pub fn leads(&self) -> bool {
         match &self.on {
-            On::Processors { .. } => true,
-            On::Gpus { launched, .. } => launched.as_ref().is_none_or(Launched::leads),
+            CalibrateTarget::Processors { .. } => true,
+            CalibrateTarget::Gpus { launched, .. } => {
+                launched.as_ref().is_none_or(LaunchedProcess::leads)
+            }
         }
     }
 }
 
 /// What is asked of `calibrate`.
-pub fn calibrate(args: &CalibrateArgs) -> Outcome<Calibration> {
-    if args.format == Format::Json && args.output.as_deref().is_some_and(output::is_stdout) {
+pub fn calibrate(args: &CalibrateArgs) -> CommandResult<CalibrateSettings> {
+    if args.format == OutputFormat::Json && args.output.as_deref().is_some_and(output::is_stdout) {
         let problem = "the profile and the JSON answer would both go to standard output";
         return Err(Failure::input(Problem::new("--output", problem).hint("the name of a file")));
     }
@@ -125,18 +127,18 @@ pub fn calibrate(args: &CalibrateArgs) -> Outcome<Calibration> {
         MeasuredBackend::Cuda => gpus(args)?,
     };
     let model = args.model.as_deref().map(input::model).transpose()?;
-    Ok(Calibration {
+    Ok(CalibrateSettings {
         output: args.output.clone(),
         model,
         on,
         devices,
-        amount: if args.quick { Amount::Quick } else { Amount::Whole },
+        amount: if args.quick { BenchmarkExtent::Quick } else { BenchmarkExtent::Whole },
         compare: args.compare,
         format: args.format,
     })
 }
 
-fn processors(args: &CalibrateArgs) -> Outcome<(On, u64)> {
+fn processors(args: &CalibrateArgs) -> CommandResult<(CalibrateTarget, u64)> {
     says_nothing(
         [
             ("--global-batch", args.global_batch.is_some()),
@@ -158,10 +160,10 @@ fn processors(args: &CalibrateArgs) -> Outcome<(On, u64)> {
             Problem::new("--devices", problem).hint("as many as there are threads, or fewer");
         return Err(Failure::input(problem));
     }
-    Ok((On::Processors { threads }, devices))
+    Ok((CalibrateTarget::Processors { threads }, devices))
 }
 
-fn gpus(args: &CalibrateArgs) -> Outcome<(On, u64)> {
+fn gpus(args: &CalibrateArgs) -> CommandResult<(CalibrateTarget, u64)> {
     says_nothing(
         [("--threads", args.threads.is_some()), ("--devices", args.devices.is_some())],
         ("GPUs, which are one a process", "torchrun, srun or mpirun starts several processes"),
@@ -172,10 +174,10 @@ fn gpus(args: &CalibrateArgs) -> Outcome<(On, u64)> {
     let (global_batch, sequence_length) = (args.global_batch, args.sequence_length);
     let [global_batch, sequence_length] =
         [global_batch, sequence_length].map(|given| given.map(NonZeroU64::get));
-    Ok((On::Gpus { launched, global_batch, sequence_length }, devices))
+    Ok((CalibrateTarget::Gpus { launched, global_batch, sequence_length }, devices))
 }
 
-fn says_nothing(flags: [(&str, bool); 2], (of, hint): (&str, &str)) -> Outcome<()> {
+fn says_nothing(flags: [(&str, bool); 2], (of, hint): (&str, &str)) -> CommandResult<()> {
     match flags.into_iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((flag, _)) => {

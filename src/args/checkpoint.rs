@@ -30,7 +30,7 @@ pub struct CheckpointArgs {
 
 /// Where a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum RunOrigin {
     /// At the first step, in a folder without checkpoints.
     FirstStep,
     /// At the last whole checkpoint, or else at the first step.
@@ -39,7 +39,7 @@ pub enum Origin {
 
 /// Where checkpoints go, and when.
 #[derive(Debug)]
-pub struct Checkpoints {
+pub struct CheckpointSettings {
     /// Their folder.
     pub dir: PathBuf,
     /// Steps from one to the next.
@@ -47,14 +47,14 @@ pub struct Checkpoints {
     /// How many are kept.
     pub keep: NonZeroUsize,
     /// Where the run begins.
-    pub origin: Origin,
+    pub origin: RunOrigin,
 }
 
 impl CheckpointArgs {
     /// What they mean; `None` when no checkpoints are asked for.
-    pub fn resolve(&self) -> Option<Checkpoints> {
-        let origin = if self.resume { Origin::LastCheckpoint } else { Origin::FirstStep };
-        self.checkpoint_dir.as_ref().map(|dir| Checkpoints {
+    pub fn resolve(&self) -> Option<CheckpointSettings> {
+        let origin = if self.resume { RunOrigin::LastCheckpoint } else { RunOrigin::FirstStep };
+        self.checkpoint_dir.as_ref().map(|dir| CheckpointSettings {
             dir: dir.clone(),
             every: self.checkpoint_every.unwrap_or(EVERY),
             keep: self.keep.unwrap_or(KEEP),

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::errors::{Outcome, Problem, Problems};
-use crate::input::{self, Document};
+use crate::errors::{CommandResult, Problem, Problems};
+use crate::input::{self, TextDocument};
 use crate::output;
 use crate::tokenize::{HuggingFace, Tokenizer};
 
@@ -16,16 +16,16 @@ use super::resolve::only_one_stdin;
 #[derive(Debug)]
 pub enum DataTask {
     /// Make a token file.
-    Make(Making),
+    Make(DataSettings),
     /// Say what one holds.
     Inspect(PathBuf),
 }
 
 /// A token file that is to be made.
 #[derive(Debug)]
-pub struct Making {
+pub struct DataSettings {
     /// Its texts, in order.
-    pub documents: Vec<Document>,
+    pub documents: Vec<TextDocument>,
     /// What turns them into tokens.
     pub tokenizer: Tokenizer,
     /// Where it goes.
@@ -33,7 +33,7 @@ pub struct Making {
 }
 
 /// Everything that `data` depends on. All inputs are looked at before anything is written.
-pub fn data(args: &DataArgs) -> Outcome<DataTask> {
+pub fn data(args: &DataArgs) -> CommandResult<DataTask> {
     let mut problems = Problems::default();
     if let Some(file) = &args.inspect {
         if input::is_stdin(file) {
@@ -44,8 +44,9 @@ pub fn data(args: &DataArgs) -> Outcome<DataTask> {
     }
     let inputs = args.texts.iter().chain(&args.tokenizer);
     only_one_stdin(inputs.clone())?;
-    let found: Vec<_> = args.texts.iter().map(|text| problems.take(Document::find(text))).collect();
-    let documents: Vec<Document> = found.into_iter().flatten().collect();
+    let found: Vec<_> =
+        args.texts.iter().map(|text| problems.take(TextDocument::find(text))).collect();
+    let documents: Vec<TextDocument> = found.into_iter().flatten().collect();
     let tokenizer = problems.take(tokenizer(args.tokenizer.as_ref()));
     let output = args.output.clone().unwrap_or_default();
     if output::is_stdout(&output) {
@@ -58,13 +59,13 @@ pub fn data(args: &DataArgs) -> Outcome<DataTask> {
     }
     match (problems.failure(), tokenizer) {
         (None, Some(tokenizer)) => {
-            Ok(DataTask::Make(Making { documents, tokenizer, output: output.into() }))
+            Ok(DataTask::Make(DataSettings { documents, tokenizer, output: output.into() }))
         }
         (failure, _) => Err(failure.unwrap_or_else(|| crate::errors::Failure::failed(vec![]))),
     }
 }
 
-fn tokenizer(argument: Option<&OsString>) -> Outcome<Tokenizer> {
+fn tokenizer(argument: Option<&OsString>) -> CommandResult<Tokenizer> {
     let Some(argument) = argument else { return Ok(Tokenizer::Bytes) };
     let (name, text) = input::text(argument)?;
     Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::read(&name, &text)?)))

@@ -2,12 +2,12 @@
 
 use clap::Args;
 
-use super::low::Format;
+use super::low::OutputFormat;
 
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// How the answer is printed
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }

@@ -1,29 +1,30 @@
 //! Which GPUs a run may have, before anything is planned for them, and which of them a process uses.
 
-use narrows_cluster::Deadlines;
-use narrows_cuda::libraries::Library;
+use narrows_cluster::ClusterTimeouts;
+use narrows_cuda::libraries::CudaLibrary;
 use narrows_cuda::{CudaError, GpuOptions, machine};
 use narrows_runtime::RunError;
 
-use super::launch::Launched;
+use super::launch::LaunchedProcess;
 use crate::calibrate::{cache, gpu};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::loader;
 
 /// Where there is nothing to look at: the GPU that most is published of.
 const OTHERWISE: &str = "a100-80gb";
 
 /// Brings the libraries of CUDA within reach, and refuses a machine without them or without a GPU.
-pub fn admit() -> Outcome<()> {
+pub fn admit() -> CommandResult<()> {
     loader::bring_within_reach();
-    for library in [Library::Driver, Library::Nvrtc, Library::CublasLt] {
+    for library in [CudaLibrary::Driver, CudaLibrary::Nvrtc, CudaLibrary::CublasLt] {
         if !machine::loads(library) {
             return Err(Failure::execution(&RunError::from(CudaError::Absent(library))));
         }
     }
     if let Some(outdated) = machine::outdated() {
-        let problem =
-            Problem::new("--backend", outdated).hint(Library::Driver.hint()).hint("--backend cpu");
+        let problem = Problem::new("--backend", outdated)
+            .hint(CudaLibrary::Driver.hint())
+            .hint("--backend cpu");
         return Err(Failure::failed(vec![problem]));
     }
     let problem = match machine::gpus() {
@@ -46,12 +47,13 @@ pub fn profile() -> &'static str {
 }
 
 /// How a process uses its GPU: of those of a node, the one of its number.
-pub fn options(launched: Option<&Launched>, eager: bool) -> GpuOptions {
+pub fn options(launched: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
     let local = launched.map_or(0, |launched| launched.launch.local_rank);
     // Who shows each process one GPU shows it its own.
     let ordinal = if machine::count() == Ok(1) { 0 } else { local };
     let folder = cache::folder().unwrap_or_default();
     let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
-    let deadline = launched.map_or(Deadlines::default(), |launched| launched.deadlines).answer;
+    let deadline =
+        launched.map_or(ClusterTimeouts::default(), |launched| launched.deadlines).answer;
     GpuOptions { ordinal, eager, cubins, algorithms, deadline }
 }

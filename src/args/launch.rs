@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use narrows_cluster::{Deadlines, Launch, LaunchError, Launcher};
+use narrows_cluster::{ClusterTimeouts, LaunchError, LaunchInfo, Launcher};
 
 use super::units;
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 
 /// Flags of runs of many processes.
 #[derive(Debug, Args)]
@@ -39,14 +39,14 @@ pub enum LauncherName {
 
 /// One process of many.
 #[derive(Clone, Debug)]
-pub struct Launched {
+pub struct LaunchedProcess {
     /// Which one, and where all meet.
-    pub launch: Launch,
+    pub launch: LaunchInfo,
     /// How long it waits.
-    pub deadlines: Deadlines,
+    pub deadlines: ClusterTimeouts,
 }
 
-impl Launched {
+impl LaunchedProcess {
     /// Whether this process speaks and writes for all.
     pub fn leads(&self) -> bool {
         self.launch.rank == 0
@@ -60,7 +60,7 @@ impl Launched {
 
 impl LaunchArgs {
     /// What they and the environment mean; `None` when this process is alone.
-    pub fn resolve(&self) -> Outcome<Option<Launched>> {
+    pub fn resolve(&self) -> CommandResult<Option<LaunchedProcess>> {
         let variable = |name: &str| std::env::var(name).ok();
         let chosen = match self.launcher {
             LauncherName::None => return Ok(None),
@@ -70,8 +70,8 @@ impl LaunchArgs {
             LauncherName::Openmpi => Some(Launcher::OpenMpi),
         };
         let read = match chosen {
-            None => Launch::read(variable),
-            Some(launcher) => Launch::of(launcher, variable),
+            None => LaunchInfo::read(variable),
+            Some(launcher) => LaunchInfo::of(launcher, variable),
         };
         let launch = read.map_err(|error| refused(&error))?;
         if let (None, Some(launcher)) = (&launch, chosen) {
@@ -79,8 +79,9 @@ impl LaunchArgs {
             let hint = "--launcher none, for all devices in this process";
             return Err(Failure::input(Problem::new("--launcher", problem).hint(hint)));
         }
-        let deadlines = Deadlines { join: self.join_timeout, answer: self.collective_timeout };
-        Ok(launch.map(|launch| Launched { launch, deadlines }))
+        let deadlines =
+            ClusterTimeouts { join: self.join_timeout, answer: self.collective_timeout };
+        Ok(launch.map(|launch| LaunchedProcess { launch, deadlines }))
     }
 }
 

@@ -126,7 +126,7 @@ pub struct CheckArgs {
     pub plan: OsString,
     /// Model and hardware.
     #[command(flatten)]
-    pub subject: SubjectArgs,
+    pub subject: ModelArgs,
     /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
     #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
     #[arg(value_parser = units::memory_limit)]
@@ -138,8 +138,8 @@ pub struct CheckArgs {
     #[arg(long)]
     pub numeric: bool,
     /// Form of the answer
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 /// Flags of `data`.
@@ -160,8 +160,8 @@ pub struct DataArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "output", "tokenizer"])]
     pub inspect: Option<OsString>,
     /// Form of the answer
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 /// Flags of `validate`.
@@ -176,8 +176,8 @@ pub struct ValidateArgs {
     #[arg(long, value_name = "FILE")]
     pub hardware: Vec<OsString>,
     /// Form of the answer
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
 /// Flags of `convert`.
@@ -235,7 +235,7 @@ pub enum SchemaKind {
 
 /// The form of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// For people
     Text,
     /// One JSON document
@@ -251,7 +251,7 @@ pub enum Objective {
 
 /// Model and hardware.
 #[derive(Debug, Args)]
-pub struct SubjectArgs {
+pub struct ModelArgs {
     /// What to train: a preset such as cola-7b, a model file, a Hugging Face config.json, or `-`
     ///
     /// Presets: llama-, cola-, svd- or lax- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
@@ -270,7 +270,7 @@ pub struct SubjectArgs {
 pub struct RequestArgs {
     /// Model and hardware.
     #[command(flatten)]
-    pub subject: SubjectArgs,
+    pub subject: ModelArgs,
     /// Number of devices [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub devices: Option<u64>,
@@ -334,11 +334,11 @@ pub struct OutputArgs {
     #[arg(long, value_name = "FILE")]
     pub output: Option<OsString>,
     /// Form of the answer
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
 }
 
-type Names<T> = [(&'static str, T)];
+type ValueNames<T> = [(&'static str, T)];
 
 /// A stage of ZeRO, or `None` for a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -384,7 +384,7 @@ const EXECUTOR: [(&str, Executor); 2] =
     [("captured", Executor::Captured), ("eager", Executor::Eager)];
 
 /// Parses one of a few names.
-fn named<T>(names: &'static Names<T>) -> impl TypedValueParser<Value = T>
+fn named<T>(names: &'static ValueNames<T>) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync + 'static,
 {
@@ -396,7 +396,7 @@ where
 }
 
 /// The name of a value among those of a flag.
-pub fn name_of<T: PartialEq>(names: &'static Names<T>, value: &T) -> &'static str {
+pub fn name_of<T: PartialEq>(names: &'static ValueNames<T>, value: &T) -> &'static str {
     names.iter().find(|(_, known)| known == value).map_or("", |(name, _)| name)
 }
 

@@ -4,23 +4,23 @@
 use std::ffi::{OsStr, OsString};
 
 use narrows_cost_model::{Executor, Profile};
-use narrows_plan::decisions::Origin;
+use narrows_plan::decisions::PlanSource;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
 use narrows_plan::{Defect, Mesh, Plan};
 use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
-use crate::calibrate::cache::{self, Kept};
+use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::machine;
-use crate::errors::{Ending, Failure, Outcome, Problem, Problems};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem, Problems};
 use crate::input;
 use crate::output;
 
-use super::low::{Format, OutputArgs, RequestArgs, SubjectArgs, executor_name};
+use super::low::{ModelArgs, OutputArgs, OutputFormat, RequestArgs, executor_name};
 
 /// What is meant by who does not say.
 #[derive(Clone, Copy, Debug)]
-pub struct Defaults {
+pub struct ModelDefaults {
     /// The model; `None` when it has to be said.
     pub model: Option<&'static str>,
     /// The hardware.
@@ -34,7 +34,7 @@ pub struct Defaults {
 }
 
 /// One sequence a device, as long as those of the published measurements.
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: ModelDefaults = ModelDefaults {
     model: None,
     hardware: "a100-80gb",
     devices: 1,
@@ -57,14 +57,14 @@ pub struct PlanFile {
 
 /// Where an answer goes, and in which form.
 #[derive(Debug)]
-pub struct Answer {
+pub struct OutputSettings {
     /// Text or JSON.
-    pub format: Format,
+    pub format: OutputFormat,
     /// A file for the plan.
     pub output: Option<OsString>,
 }
 
-impl Answer {
+impl OutputSettings {
     /// Whether a report on standard output would get mixed up with the plan.
     pub fn plan_on_stdout(&self) -> bool {
         self.output.as_deref().is_some_and(output::is_stdout)
@@ -72,13 +72,13 @@ impl Answer {
 }
 
 /// The form of the answer. Two documents on one stream are refused.
-pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
-    let answer = Answer { format: args.format, output: args.output.clone() };
+pub fn answer(args: &OutputArgs) -> CommandResult<OutputSettings> {
+    let answer = OutputSettings { format: args.format, output: args.output.clone() };
     if answer.output.as_ref().is_some_and(|file| file.is_empty()) {
         let problem = Problem::new("--output", "an empty name is no file's");
         return Err(Failure::input(problem.hint("a file for the plan, or `-`")));
     }
-    if answer.format == Format::Json && answer.plan_on_stdout() {
+    if answer.format == OutputFormat::Json && answer.plan_on_stdout() {
         let problem = "the plan and the JSON answer would both go to standard output";
         let hint = "--format json alone: the plan is its `decisions`";
         return Err(Failure::input(Problem::new("--output", problem).hint(hint)));
@@ -87,12 +87,12 @@ pub fn answer(args: &OutputArgs) -> Outcome<Answer> {
 }
 
 /// The whole request of `plan`, and of other commands without a plan file.
-pub fn request(args: &RequestArgs) -> Outcome<Request> {
+pub fn request(args: &RequestArgs) -> CommandResult<Request> {
     request_with(args, &DEFAULTS)
 }
 
 /// The same, with other defaults.
-pub fn request_with(args: &RequestArgs, defaults: &Defaults) -> Outcome<Request> {
+pub fn request_with(args: &RequestArgs, defaults: &ModelDefaults) -> CommandResult<Request> {
     only_one_stdin(args.subject.model.iter().chain(&args.subject.hardware))?;
     let mut problems = Problems::default();
     let model = problems.take(required_model(&args.subject, defaults));
@@ -100,7 +100,7 @@ pub fn request_with(args: &RequestArgs, defaults: &Defaults) -> Outcome<Request>
     let profile = problems.take(input::profile(hardware));
     if let (Some(model), Some(profile)) = (model, profile) {
         let devices = args.devices.unwrap_or(defaults.devices);
-        let sizes = Sizes {
+        let sizes = RequestSizes {
             devices,
             global_batch: args.global_batch.unwrap_or(round_up(defaults.global_batch, devices)),
             sequence_length: args
@@ -118,16 +118,16 @@ pub fn request_with(args: &RequestArgs, defaults: &Defaults) -> Outcome<Request>
 }
 
 /// What every request needs to know.
-struct Sizes {
+struct RequestSizes {
     devices: u64,
     global_batch: u64,
     sequence_length: u64,
 }
 
 /// The request that a plan answers: its model, hardware, devices and batch, all else searched.
-pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> {
+pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> CommandResult<Request> {
     sensible(file)?;
-    let sizes = Sizes {
+    let sizes = RequestSizes {
         devices: args.devices.unwrap_or(devices(file.plan.mesh).unwrap_or(u64::MAX)),
         global_batch: args.global_batch.unwrap_or(file.plan.workload.global_batch),
         sequence_length: args.sequence_length.unwrap_or(file.plan.workload.sequence_length),
@@ -142,7 +142,7 @@ pub fn request_of_plan(args: &RequestArgs, file: &PlanFile) -> Outcome<Request> 
 
 /// Whether a plan's sizes are ones that could have been asked for, and its model one that can be
 /// planned.
-pub fn sensible(file: &PlanFile) -> Outcome<()> {
+pub fn sensible(file: &PlanFile) -> CommandResult<()> {
     let PlanFile { name, plan, model, profile } = file;
     let request = Request {
         model: model.clone(),
@@ -163,7 +163,11 @@ pub fn sensible(file: &PlanFile) -> Outcome<()> {
     };
     let defects = request.validate().err().unwrap_or_default().0.into_iter();
     let problems: Vec<Problem> = defects.map(|defect| in_plan(name, defect)).collect();
-    if problems.is_empty() { Ok(()) } else { Err(Failure { ending: Ending::BadInput, problems }) }
+    if problems.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure { ending: ExitStatus::BadInput, problems })
+    }
 }
 
 /// The devices of a mesh nobody has checked.
@@ -186,8 +190,8 @@ fn in_plan(file: &str, defect: Defect) -> Problem {
     Problem::in_file(file, Defect { field: field.into(), ..defect })
 }
 
-fn assemble(args: &RequestArgs, sizes: Sizes, model: Model, profile: Profile) -> Request {
-    let Sizes { devices, global_batch, sequence_length } = sizes;
+fn assemble(args: &RequestArgs, sizes: RequestSizes, model: Model, profile: Profile) -> Request {
+    let RequestSizes { devices, global_batch, sequence_length } = sizes;
     Request {
         devices,
         global_batch,
@@ -217,7 +221,7 @@ fn round_up(number: u64, of: u64) -> u64 {
     if of == 0 { number } else { number.checked_next_multiple_of(of).unwrap_or(number) }
 }
 
-fn required_model(args: &SubjectArgs, defaults: &Defaults) -> Outcome<Model> {
+fn required_model(args: &ModelArgs, defaults: &ModelDefaults) -> CommandResult<Model> {
     let Some(model) = args.model.as_deref().or(defaults.model.map(OsStr::new)) else {
         let hint = "a preset such as cola-7b or llama-7b, or the path of a config.json";
         return Err(Failure::input(Problem::new("--model", "is missing").hint(hint)));
@@ -226,7 +230,7 @@ fn required_model(args: &SubjectArgs, defaults: &Defaults) -> Outcome<Model> {
 }
 
 /// Refuses a second `-` among inputs.
-pub fn only_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> Outcome<()> {
+pub fn only_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> CommandResult<()> {
     if inputs.into_iter().filter(|input| input::is_stdin(input)).count() < 2 {
         return Ok(());
     }
@@ -235,7 +239,7 @@ pub fn only_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> Out
 }
 
 /// FullRank-TP is how dense models are split: on a low-rank one it has no meaning.
-fn dense_enough(request: &Request) -> Outcome<()> {
+fn dense_enough(request: &Request) -> CommandResult<()> {
     let model = &request.model;
     if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
         return Ok(());
@@ -252,7 +256,7 @@ fn dense_enough(request: &Request) -> Outcome<()> {
 }
 
 /// A plan file with the model and hardware it names, or those of the flags.
-pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile> {
+pub fn plan_file(argument: &OsString, subject: &ModelArgs) -> CommandResult<PlanFile> {
     only_one_stdin([argument].into_iter().chain(&subject.model).chain(&subject.hardware))?;
     let (name, plan) = input::plan(argument)?;
     let mut problems = Problems::default();
@@ -275,20 +279,20 @@ pub fn plan_file(argument: &OsString, subject: &SubjectArgs) -> Outcome<PlanFile
 }
 
 /// This machine's measured profile, or that of its GPUs, if it is what a plan names.
-fn kept(origin: &Origin) -> Option<Profile> {
+fn kept(origin: &PlanSource) -> Option<Profile> {
     if origin.name != machine::NAME {
         return cache::of_gpus_with(&origin.fingerprint).filter(|of| of.name() == origin.name);
     }
-    Kept::of_processors(super::run::cores()).load()
+    CachedProfileKey::of_processors(super::run::cores()).load()
 }
 
 /// What a plan names, if it is a preset.
 fn named<T>(
     file: &str,
     field: &str,
-    origin: &Origin,
-    find: impl Fn(&OsStr) -> Outcome<T>,
-) -> Outcome<T> {
+    origin: &PlanSource,
+    find: impl Fn(&OsStr) -> CommandResult<T>,
+) -> CommandResult<T> {
     // A name in a plan is never opened as a file: plans come from anywhere.
     let known = match field {
         "model" => presets::find(&origin.name).is_ok(),
@@ -303,7 +307,7 @@ fn named<T>(
     Err(Failure::input(Problem::in_file(file, defect).hint(hint)))
 }
 
-fn same_model(file: &str, plan: &Plan, model: &Model) -> Outcome<()> {
+fn same_model(file: &str, plan: &Plan, model: &Model) -> CommandResult<()> {
     let fingerprint = model.fingerprint();
     if plan.model.fingerprint == fingerprint {
         return Ok(());
@@ -337,12 +341,12 @@ pub fn launch(file: &mut PlanFile, args: &RequestArgs) {
 }
 
 /// How a plan names the hardware it is for.
-pub fn origin(profile: &Profile) -> Origin {
-    Origin { name: profile.name().into(), fingerprint: profile.fingerprint().into() }
+pub fn origin(profile: &Profile) -> PlanSource {
+    PlanSource { name: profile.name().into(), fingerprint: profile.fingerprint().into() }
 }
 
 /// Puts the sizes that flags give in the place of the plan's, and refuses the flags of a search.
-pub fn replace(file: &mut PlanFile, args: &RequestArgs) -> Outcome<()> {
+pub fn replace(file: &mut PlanFile, args: &RequestArgs) -> CommandResult<()> {
     let plan = &mut file.plan;
     let searching = [
         ("--strategy", args.strategy.is_some()),

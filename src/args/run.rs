@@ -9,24 +9,24 @@ use clap::{Args, ValueEnum};
 use narrows_planner::Request;
 use narrows_runtime::Optimizer;
 
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::input;
 use crate::output;
 
-use super::checkpoint::{CheckpointArgs, Checkpoints};
+use super::checkpoint::{CheckpointArgs, CheckpointSettings};
 use super::data::same_file;
 use super::gpu;
-use super::launch::{LaunchArgs, Launched};
-use super::low::{Format, OutputArgs, RequestArgs};
-use super::resolve::{self, Answer, Defaults, PlanFile};
-use super::trace::{TraceArgs, Tracing};
+use super::launch::{LaunchArgs, LaunchedProcess};
+use super::low::{OutputArgs, OutputFormat, RequestArgs};
+use super::resolve::{self, ModelDefaults, OutputSettings, PlanFile};
+use super::trace::{TraceArgs, TraceSettings};
 use super::units;
 
 /// What is planned for who does not say: small enough to learn something on a processor in minutes.
 /// One device on all cores, because its threads read one memory, and a device for each core would add
 /// collectives and move parameters about: on two cores its steps took 0.142 s at best, those of two
 /// devices 0.189 s.
-const DEFAULTS: Defaults = Defaults {
+const DEFAULTS: ModelDefaults = ModelDefaults {
     model: Some("cola-tiny"),
     hardware: "cpu-local",
     devices: 1,
@@ -123,7 +123,7 @@ pub enum BackendName {
 
 /// Where the tokens of a run come from.
 #[derive(Debug)]
-pub enum Tokens {
+pub enum TokenSource {
     /// The text within the program, every byte a token.
     Shipped,
     /// A token file.
@@ -132,16 +132,16 @@ pub enum Tokens {
 
 /// What a run does with a plan.
 #[derive(Debug)]
-pub enum Task {
+pub enum RunTask {
     /// Counts what it would do.
     Count,
     /// Trains.
-    Train(Box<Training>),
+    Train(Box<TrainSettings>),
 }
 
 /// What a run's devices are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
+pub enum ExecutionTarget {
     /// Threads of this process, or processes.
     Processors,
     /// GPUs, one a process.
@@ -153,11 +153,11 @@ pub enum On {
 
 /// Everything that training depends on, besides the plan.
 #[derive(Debug)]
-pub struct Training {
+pub struct TrainSettings {
     /// What the devices are.
-    pub on: On,
+    pub on: ExecutionTarget,
     /// Where the tokens come from.
-    pub tokens: Tokens,
+    pub tokens: TokenSource,
     /// Steps of the whole run.
     pub steps: u64,
     /// The seed of weights and of sequences.
@@ -169,28 +169,28 @@ pub struct Training {
     /// How weights change.
     pub optimizer: Optimizer,
     /// Where checkpoints go, if anywhere.
-    pub checkpoints: Option<Checkpoints>,
+    pub checkpoints: Option<CheckpointSettings>,
     /// What is traced, if anything.
-    pub tracing: Option<Tracing>,
+    pub tracing: Option<TraceSettings>,
     /// Which of many processes this is, if there are others.
-    pub launched: Option<Launched>,
+    pub launched: Option<LaunchedProcess>,
 }
 
-impl Training {
+impl TrainSettings {
     /// Whether this process speaks and writes: it does so for all, if there are others.
     pub fn leads(&self) -> bool {
-        self.launched.as_ref().is_none_or(Launched::leads)
+        self.launched.as_ref().is_none_or(LaunchedProcess::leads)
     }
 
     /// The name of the process, for messages; empty when it is alone.
     pub fn process(&self) -> String {
-        self.launched.as_ref().map_or(String::new(), Launched::process)
+        self.launched.as_ref().map_or(String::new(), LaunchedProcess::process)
     }
 }
 
 /// Which plan is run.
 #[derive(Debug)]
-pub enum Subject {
+pub enum PlanSelection {
     /// One that was read.
     File(Box<PlanFile>),
     /// The fastest.
@@ -199,17 +199,17 @@ pub enum Subject {
 
 /// Everything that `run` depends on.
 #[derive(Debug)]
-pub struct Run {
+pub struct RunSettings {
     /// Which plan.
-    pub subject: Subject,
+    pub subject: PlanSelection,
     /// What is done with it.
-    pub task: Task,
+    pub task: RunTask,
     /// Where the answer goes.
-    pub answer: Answer,
+    pub answer: OutputSettings,
 }
 
 /// What is asked of `run`.
-pub fn run(args: &RunArgs) -> Outcome<Run> {
+pub fn run(args: &RunArgs) -> CommandResult<RunSettings> {
     let answer = resolve::answer(&args.output)?;
     let task = task(args)?;
     one_document_on_stdout(args, &answer)?;
@@ -218,30 +218,31 @@ pub fn run(args: &RunArgs) -> Outcome<Run> {
         Some(argument) => {
             let mut file = resolve::plan_file(argument, &args.request.subject)?;
             resolve::replace(&mut file, &args.request)?;
-            Subject::File(Box::new(file))
+            PlanSelection::File(Box::new(file))
         }
         None => {
             let processes = match &task {
-                Task::Train(training) => training.launched.as_ref(),
-                Task::Count => None,
+                RunTask::Train(training) => training.launched.as_ref(),
+                RunTask::Count => None,
             };
             let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world);
             let hardware = match &task {
-                Task::Train(training) if training.on != On::Processors => gpu::profile(),
+                RunTask::Train(training) if training.on != ExecutionTarget::Processors => {
+                    gpu::profile()
+                }
                 _ => DEFAULTS.hardware,
             };
-            let defaults = Defaults { devices, hardware, ..DEFAULTS };
-            Subject::Search(Box::new(resolve::request_with(&args.request, &defaults)?))
+            let defaults = ModelDefaults { devices, hardware, ..DEFAULTS };
+            PlanSelection::Search(Box::new(resolve::request_with(&args.request, &defaults)?))
         }
     };
-    Ok(Run { subject, task, answer })
+    Ok(RunSettings { subject, task, answer })
 }
 
-fn task(args: &RunArgs) -> Outcome<Task> {
+fn task(args: &RunArgs) -> CommandResult<RunTask> {
     match args.backend {
-        BackendName::Cpu => {
-            training(args, On::Processors).map(|training| Task::Train(Box::new(training)))
-        }
+        BackendName::Cpu => training(args, ExecutionTarget::Processors)
+            .map(|training| RunTask::Train(Box::new(training))),
         BackendName::Null => {
             let measured = [
                 ("--metrics", args.metrics.is_some()),
@@ -250,7 +251,7 @@ fn task(args: &RunArgs) -> Outcome<Task> {
                 ("--checkpoint-dir", args.checkpoints.checkpoint_dir.is_some()),
             ];
             match measured.into_iter().find(|(_, given)| *given) {
-                None => Ok(Task::Count),
+                None => Ok(RunTask::Count),
                 Some((flag, _)) => {
                     let problem = "the null backend computes nothing: it reads no tokens and has \
                         nothing to measure or to keep";
@@ -260,27 +261,27 @@ fn task(args: &RunArgs) -> Outcome<Task> {
         }
         BackendName::Cuda => {
             gpu::admit()?;
-            let on = On::Gpus { eager: args.eager };
-            training(args, on).map(|training| Task::Train(Box::new(training)))
+            let on = ExecutionTarget::Gpus { eager: args.eager };
+            training(args, on).map(|training| RunTask::Train(Box::new(training)))
         }
     }
 }
 
-fn training(args: &RunArgs, on: On) -> Outcome<Training> {
+fn training(args: &RunArgs, on: ExecutionTarget) -> CommandResult<TrainSettings> {
     let tokens = match &args.data {
-        None => Tokens::Shipped,
+        None => TokenSource::Shipped,
         Some(file) if input::is_stdin(file) => {
             let problem = "a token file is mapped into memory, and a stream cannot be";
             let hint = "the name of a file";
             return Err(Failure::input(Problem::new("--data", problem).hint(hint)));
         }
-        Some(file) => Tokens::File(file.into()),
+        Some(file) => TokenSource::File(file.into()),
     };
     let threads = args.threads.map(NonZeroU64::get);
     for (flag, given, on_gpus) in
         [("--threads", threads.is_some(), false), ("--eager", args.eager, true)]
     {
-        if given && on_gpus != (on != On::Processors) {
+        if given && on_gpus != (on != ExecutionTarget::Processors) {
             let (backend, other) = if on_gpus { ("processors", "cuda") } else { ("GPUs", "cpu") };
             let problem = format!("says nothing about {backend}");
             let hint = format!("without it, or --backend {other}");
@@ -299,13 +300,13 @@ fn training(args: &RunArgs, on: On) -> Outcome<Training> {
     let schedule = (args.warm_up_steps.unwrap_or(warm_up), decay);
     let launched = args.launch.resolve()?;
     // One writes for all.
-    let leads = launched.as_ref().is_none_or(Launched::leads);
+    let leads = launched.as_ref().is_none_or(LaunchedProcess::leads);
     let optimizer = Optimizer {
         weight_decay: args.weight_decay,
         clip_norm: args.clip_norm,
         ..Optimizer::new(args.learning_rate, schedule.0, schedule.1)
     };
-    Ok(Training {
+    Ok(TrainSettings {
         on,
         tokens,
         steps,
@@ -319,21 +320,21 @@ fn training(args: &RunArgs, on: On) -> Outcome<Training> {
     })
 }
 
-fn one_document_on_stdout(args: &RunArgs, answer: &Answer) -> Outcome<()> {
+fn one_document_on_stdout(args: &RunArgs, answer: &OutputSettings) -> CommandResult<()> {
     if !args.metrics.as_deref().is_some_and(output::is_stdout) {
         return Ok(());
     }
     let other = match answer.format {
-        Format::Json => "JSON answer",
-        Format::Text if answer.plan_on_stdout() => "plan",
-        Format::Text => return Ok(()),
+        OutputFormat::Json => "JSON answer",
+        OutputFormat::Text if answer.plan_on_stdout() => "plan",
+        OutputFormat::Text => return Ok(()),
     };
     let problem = format!("the metrics and the {other} would both go to standard output");
     Err(Failure::input(Problem::new("--metrics", problem).hint("the name of a file")))
 }
 
 /// A token file that is cut off while it is mapped would end the program.
-fn no_input_is_overwritten(args: &RunArgs) -> Outcome<()> {
+fn no_input_is_overwritten(args: &RunArgs) -> CommandResult<()> {
     let subject = &args.request.subject;
     let inputs =
         || args.data.iter().chain(&args.plan).chain(&subject.model).chain(&subject.hardware);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
 /// Steps that a trace may have: with more of them, viewers take no pleasure in it.
@@ -26,7 +26,7 @@ pub struct TraceArgs {
 
 /// What is traced.
 #[derive(Debug)]
-pub struct Tracing {
+pub struct TraceSettings {
     /// Where it is written.
     pub file: PathBuf,
     /// Which steps, if not the last.
@@ -35,7 +35,7 @@ pub struct Tracing {
 
 impl TraceArgs {
     /// What they mean in a run of so many steps; `None` when no trace is asked for.
-    pub fn resolve(&self, steps: u64) -> Outcome<Option<Tracing>> {
+    pub fn resolve(&self, steps: u64) -> CommandResult<Option<TraceSettings>> {
         let Some(file) = &self.trace else { return Ok(None) };
         if output::is_stdout(file) {
             let problem = Problem::new("--trace", "a trace is written to a file of its own");
@@ -45,7 +45,7 @@ impl TraceArgs {
             let problem = format!("the run has {steps} steps, and no step {}", asked.end());
             return Err(Failure::input(Problem::new("--trace-steps", problem)));
         }
-        Ok(Some(Tracing { file: file.into(), steps: self.trace_steps.clone() }))
+        Ok(Some(TraceSettings { file: file.into(), steps: self.trace_steps.clone() }))
     }
 }
 

@@ -4,7 +4,7 @@ use narrows_calibration::measurements::{self, MeasurementsFile};
 use narrows_cost_model::Profile;
 use narrows_cost_model::profile::preset_names;
 
-use crate::errors::{Failure, Outcome, Problem, Problems};
+use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::input;
 use crate::output;
 
@@ -13,16 +13,16 @@ use super::resolve::only_one_stdin;
 
 /// What is predicted, and on what.
 #[derive(Debug)]
-pub struct Validation {
+pub struct ValidateSettings {
     /// The measurements that are asked for: the files given, or those that come with the program.
-    pub files: Vec<Given<MeasurementsFile>>,
+    pub files: Vec<MeasurementInput<MeasurementsFile>>,
     /// Profiles that measurements may name besides the presets; no two of one name.
-    pub profiles: Vec<Given<Profile>>,
+    pub profiles: Vec<MeasurementInput<Profile>>,
 }
 
 /// What was read, and where.
 #[derive(Debug)]
-pub struct Given<T> {
+pub struct MeasurementInput<T> {
     /// The file's path, for messages.
     pub path: String,
     /// What it holds.
@@ -30,30 +30,30 @@ pub struct Given<T> {
 }
 
 /// What is asked of `validate`.
-pub fn validate(args: &ValidateArgs) -> Outcome<Validation> {
+pub fn validate(args: &ValidateArgs) -> CommandResult<ValidateSettings> {
     only_one_stdin(args.measurements.iter().chain(&args.hardware))?;
     let mut problems = Problems::default();
-    let mut profiles: Vec<Given<Profile>> = vec![];
+    let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
     for argument in &args.hardware {
         if let Some(read) = problems.take(input::profile(argument)) {
             let path = argument.to_string_lossy().into_owned();
-            profiles.push(Given { path, read });
+            profiles.push(MeasurementInput { path, read });
         }
     }
     let names = profiles.iter().map(|given| (given.read.name(), given.path.as_str()));
     once("--hardware", names.collect(), &mut problems);
-    let mut files: Vec<Given<MeasurementsFile>> = vec![];
+    let mut files: Vec<MeasurementInput<MeasurementsFile>> = vec![];
     if args.measurements.is_empty() {
         let shipped =
             measurements::shipped().map_err(|found| Failure::file("the program's figures", found));
         let shipped = problems.take(shipped).unwrap_or_default().into_iter();
-        files.extend(shipped.map(|read| Given { path: read.name.clone(), read }));
+        files.extend(shipped.map(|read| MeasurementInput { path: read.name.clone(), read }));
     }
     for argument in &args.measurements {
         let read = input::text(argument).and_then(|(path, text)| {
             let read = measurements::read(&path, &text);
             let read = read.map_err(|defects| Failure::file(&path, defects))?;
-            Ok(Given { path, read })
+            Ok(MeasurementInput { path, read })
         });
         files.extend(problems.take(read));
     }
@@ -63,7 +63,7 @@ pub fn validate(args: &ValidateArgs) -> Outcome<Validation> {
         return Err(failure);
     }
     warn_of_unused(&files, &profiles);
-    Ok(Validation { files, profiles })
+    Ok(ValidateSettings { files, profiles })
 }
 
 /// No two of the names, which stand beside paths, may be one.
@@ -79,8 +79,11 @@ fn once(flag: &str, names: Vec<(&str, &str)>, problems: &mut Problems) {
 }
 
 /// Nothing would show that a profile was given for nothing.
-fn warn_of_unused(files: &[Given<MeasurementsFile>], profiles: &[Given<Profile>]) {
-    for Given { path, read: profile } in profiles {
+fn warn_of_unused(
+    files: &[MeasurementInput<MeasurementsFile>],
+    profiles: &[MeasurementInput<Profile>],
+) {
+    for MeasurementInput { path, read: profile } in profiles {
         let mut figures = files.iter().flat_map(|file| &file.read.measurements);
         if !figures.any(|figure| figure.hardware == profile.name()) {
             let name = profile.name();
@@ -91,14 +94,14 @@ fn warn_of_unused(files: &[Given<MeasurementsFile>], profiles: &[Given<Profile>]
     }
 }
 
-impl Validation {
+impl ValidateSettings {
     /// Where the profile of this name comes from, where it was given.
-    pub fn given(&self, name: &str) -> Option<&Given<Profile>> {
+    pub fn given(&self, name: &str) -> Option<&MeasurementInput<Profile>> {
         self.profiles.iter().find(|given| given.read.name() == name)
     }
 }
 
-impl Given<Profile> {
+impl MeasurementInput<Profile> {
     /// Whether it stands in the place of the preset of its name.
     pub fn hides_preset(&self) -> bool {
         preset_names().any(|known| known == self.read.name() && known != self.path)

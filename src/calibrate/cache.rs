@@ -14,8 +14,8 @@ use narrows_cost_model::{Profile, profile};
 use narrows_runtime::parameters::fnv1a;
 
 use super::machine;
-use super::works::Amount;
-use crate::errors::Outcome;
+use super::works::BenchmarkExtent;
+use crate::errors::CommandResult;
 use crate::output;
 
 /// The folder of what may be made anew at any time, where there is a place for it.
@@ -27,32 +27,34 @@ pub fn folder() -> Option<PathBuf> {
 
 /// What a profile is one of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept(String);
+pub struct CachedProfileKey(String);
 
-impl Kept {
+impl CachedProfileKey {
     /// This machine's processors, with so many threads.
-    pub fn of_processors(threads: u64) -> Kept {
-        Kept(format!("cpu-{}", hash(&machine::title(threads))))
+    pub fn of_processors(threads: u64) -> CachedProfileKey {
+        CachedProfileKey(format!("cpu-{}", hash(&machine::title(threads))))
     }
 
     /// GPUs of one kind, with one driver and its libraries, so many of which were measured together.
-    pub fn of_gpus(title: &str, devices: u64) -> Kept {
-        Kept(format!("gpu-{}-{devices}", hash(title)))
+    pub fn of_gpus(title: &str, devices: u64) -> CachedProfileKey {
+        CachedProfileKey(format!("gpu-{}-{devices}", hash(title)))
     }
 
     /// Where one that was measured so goes, where there is a place for it.
-    pub fn path(&self, amount: Amount) -> Option<PathBuf> {
-        let Kept(stem) = self;
+    pub fn path(&self, amount: BenchmarkExtent) -> Option<PathBuf> {
+        let CachedProfileKey(stem) = self;
         let suffix = match amount {
-            Amount::Whole => "",
-            Amount::Quick => "-quick",
+            BenchmarkExtent::Whole => "",
+            BenchmarkExtent::Quick => "-quick",
         };
         Some(folder()?.join(format!("{stem}{suffix}.json")))
     }
 
     /// Where one may lie, the preferred one first.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        [Amount::Whole, Amount::Quick].into_iter().filter_map(|amount| self.path(amount))
+        [BenchmarkExtent::Whole, BenchmarkExtent::Quick]
+            .into_iter()
+            .filter_map(|amount| self.path(amount))
     }
 
     /// Where the one lies that `run` predicts with, if there is one.
@@ -69,7 +71,7 @@ impl Kept {
     ///
     /// # Errors
     /// When there is no place for it, or it cannot be written there.
-    pub fn store(&self, amount: Amount, profile: &Profile) -> io::Result<PathBuf> {
+    pub fn store(&self, amount: BenchmarkExtent, profile: &Profile) -> io::Result<PathBuf> {
         let path = self.path(amount).ok_or_else(nowhere)?;
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -82,7 +84,7 @@ impl Kept {
     ///
     /// # Errors
     /// When it cannot.
-    pub fn writable(&self, amount: Amount) -> Outcome<()> {
+    pub fn writable(&self, amount: BenchmarkExtent) -> CommandResult<()> {
         let hinted = |place: &str, error: &io::Error| {
             let mut failure = output::unwritable(place, error);
             let problems = failure.problems.iter_mut();

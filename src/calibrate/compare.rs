@@ -7,7 +7,7 @@
 
 use indexmap::IndexMap;
 use narrows_calibration::fit::{GROUPS_MIN, steps, with_steps};
-use narrows_cost_model::interval::{Coverage, Spread};
+use narrows_cost_model::interval::{Coverage, ErrorModel};
 use narrows_cost_model::profile::{Provenance, ProvenanceKind, RelativeError};
 use narrows_cost_model::simulate::simulate;
 use narrows_cost_model::{Executor, Prices, Profile};
@@ -16,14 +16,14 @@ use narrows_planner::predict::kernels;
 use narrows_runtime::DeviceId;
 use serde::Serialize;
 
-use super::{Subject, machine};
+use super::{PlannedBenchmark, machine};
 
 /// Plans whose step times are closer than this need not be told apart.
 const APART: f64 = 0.10;
 
 /// One plan.
 #[derive(Clone, Debug, Serialize)]
-pub struct Compared {
+pub struct ComparedPlan {
     /// Model, batch, and how it was divided.
     pub name: String,
     /// Whether its model's widths were measured.
@@ -54,9 +54,9 @@ pub struct Compared {
 
 /// All of them.
 #[derive(Clone, Debug, Serialize)]
-pub struct Comparison {
+pub struct ClosedLoop {
     /// Every plan.
-    pub plans: Vec<Compared>,
+    pub plans: Vec<ComparedPlan>,
     /// Mean of the errors' sizes.
     pub mean_absolute_error: f64,
     /// The same over plans of models whose widths were not measured.
@@ -77,12 +77,12 @@ pub struct Comparison {
     pub memory_exact: usize,
     /// What the errors say of the next prediction; absent where plans are of too few groups.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub interval: Option<Interval>,
+    pub interval: Option<StepInterval>,
 }
 
 /// The interval of the next step's time.
 #[derive(Clone, Debug, Serialize)]
-pub struct Interval {
+pub struct StepInterval {
     /// Groups of plans, each of one model, batch and length.
     pub groups: usize,
     /// Nine steps in ten should lie within a factor of 1 + this of their prediction.
@@ -94,7 +94,7 @@ pub struct Interval {
     error: RelativeError,
 }
 
-impl Comparison {
+impl ClosedLoop {
     /// The profile with the interval that its comparison showed. Where plans are of too few groups to show
     /// one, the interval stays what is assumed.
     ///
@@ -109,21 +109,21 @@ impl Comparison {
 }
 
 /// Holds a profile against plans that were run. `source` says where and how, for the provenance.
-pub fn compare(profile: &Profile, subjects: &[Subject], source: &str) -> Comparison {
-    let mut plans: Vec<Compared> =
+pub fn compare(profile: &Profile, subjects: &[PlannedBenchmark], source: &str) -> ClosedLoop {
+    let mut plans: Vec<ComparedPlan> =
         subjects.iter().filter_map(|subject| compared(profile, subject)).collect();
     let interval = interval(profile, &mut plans, source);
-    let mean = |of: fn(&Compared) -> f64, plans: Vec<&Compared>| {
+    let mean = |of: fn(&ComparedPlan) -> f64, plans: Vec<&ComparedPlan>| {
         let sum: f64 = plans.iter().map(|plan| of(plan).abs()).sum();
         (!plans.is_empty()).then(|| sum / plans.len() as f64)
     };
     let (error, of_instructions) =
-        (|plan: &Compared| plan.error, |plan: &Compared| plan.error_of_instructions);
+        (|plan: &ComparedPlan| plan.error, |plan: &ComparedPlan| plan.error_of_instructions);
     let all = || plans.iter().collect();
     let unfamiliar = plans.iter().filter(|plan| !plan.familiar).collect();
     let (pairs, pairs_wrong) = order(&plans, |_, _| true);
     let (of_one_task, of_one_task_wrong) = order(&plans, |a, b| task(a) == task(b));
-    Comparison {
+    ClosedLoop {
         mean_absolute_error: mean(error, all()).unwrap_or_default(),
         mean_absolute_error_unfamiliar: mean(error, unfamiliar),
         mean_absolute_error_of_instructions: mean(of_instructions, all()).unwrap_or_default(),
@@ -138,7 +138,7 @@ pub fn compare(profile: &Profile, subjects: &[Subject], source: &str) -> Compari
     }
 }
 
-fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
+fn compared(profile: &Profile, subject: &PlannedBenchmark) -> Option<ComparedPlan> {
     let best = subject.best()?;
     let program = subject.program.program();
     let mesh = program.context.mesh;
@@ -150,7 +150,7 @@ fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
     let rounds = subject.rounds.iter().map(|round| round.whole_step_s);
     let fastest = rounds.clone().fold(f64::INFINITY, f64::min);
     let (measured, undisturbed) = (best.whole_step_s, best.step_s());
-    Some(Compared {
+    Some(ComparedPlan {
         name: subject.work.name.clone(),
         familiar: subject.work.familiar,
         measured_step_time_s: measured,
@@ -167,7 +167,7 @@ fn compared(profile: &Profile, subject: &Subject) -> Option<Compared> {
 }
 
 /// The interval that all plans show, and for each plan the one that the other groups do.
-fn interval(profile: &Profile, plans: &mut [Compared], source: &str) -> Option<Interval> {
+fn interval(profile: &Profile, plans: &mut [ComparedPlan], source: &str) -> Option<StepInterval> {
     let mut groups: IndexMap<String, Vec<f64>> = IndexMap::new();
     for plan in &*plans {
         let residual = (plan.measured_step_time_s / plan.predicted_step_time_s).ln();
@@ -197,7 +197,7 @@ fn interval(profile: &Profile, plans: &mut [Compared], source: &str) -> Option<I
     for plan in &*plans {
         let others = without(Some(task(plan)), provenance(None))?;
         let profile = with_steps(profile, others).ok()?;
-        let spread = Spread::new(&profile, Executor::Captured, &plan.mesh);
+        let spread = ErrorModel::new(&profile, Executor::Captured, &plan.mesh);
         let ratios = spread.of_step(&plan.kernels);
         intervals.push(ratios.map(|ratio| ratio * plan.predicted_step_time_s));
     }
@@ -206,16 +206,19 @@ fn interval(profile: &Profile, plans: &mut [Compared], source: &str) -> Option<I
     let error = without(None, provenance(Some(inside)))?;
     let (groups, half_width_90) = (groups.len(), error.half_width_90);
     plans.iter_mut().zip(intervals).for_each(|(plan, own)| plan.interval_s = Some(own));
-    Some(Interval { groups, half_width_90, inside, error })
+    Some(StepInterval { groups, half_width_90, inside, error })
 }
 
 /// What a plan is for: its name up to the devices.
-fn task(plan: &Compared) -> &str {
+fn task(plan: &ComparedPlan) -> &str {
     plan.name.split(" on ").next().unwrap_or_default()
 }
 
 /// Pairs more than a tenth apart, and how many of them are predicted the wrong way round.
-fn order(plans: &[Compared], of: impl Fn(&Compared, &Compared) -> bool) -> (usize, usize) {
+fn order(
+    plans: &[ComparedPlan],
+    of: impl Fn(&ComparedPlan, &ComparedPlan) -> bool,
+) -> (usize, usize) {
     let (mut pairs, mut wrong) = (0, 0);
     for (index, a) in plans.iter().enumerate() {
         for b in plans[index + 1..].iter().filter(|b| of(a, b)) {
@@ -234,7 +237,7 @@ fn order(plans: &[Compared], of: impl Fn(&Compared, &Compared) -> bool) -> (usiz
 mod tests {
     use super::*;
     use narrows_calibration::fit;
-    use narrows_cost_model::profile::Point;
+    use narrows_cost_model::profile::MeasuredPoint;
     use narrows_plan::Bytes;
     use narrows_plan::kernel::{Pass, PassKind};
 
@@ -244,8 +247,8 @@ mod tests {
         Kernel::Pass(Pass { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 })
     }
 
-    fn plan(name: &str, measured: f64, predicted: f64) -> Compared {
-        Compared {
+    fn plan(name: &str, measured: f64, predicted: f64) -> ComparedPlan {
+        ComparedPlan {
             name: name.into(),
             familiar: true,
             measured_step_time_s: measured,
@@ -266,7 +269,7 @@ mod tests {
             let Kernel::Pass(pass) = kernel() else { panic!("a pass") };
             let traffic = Bytes((pass.traffic.as_f64() * factor) as u64);
             let kernel = Kernel::Pass(Pass { traffic, ..pass });
-            Point { kernel, devices: 1, time_s: 1e-3 * factor, spread: 0.0 }
+            MeasuredPoint { kernel, devices: 1, time_s: 1e-3 * factor, spread: 0.0 }
         });
         let machine = machine::describe(1, "a test");
         fit::profile(&machine, points.to_vec(), None).unwrap()
@@ -302,7 +305,7 @@ mod tests {
     #[test]
     fn a_profile_keeps_what_was_assumed_until_it_was_compared() {
         let profile = profile();
-        let compared = |interval| Comparison {
+        let compared = |interval| ClosedLoop {
             plans: vec![],
             mean_absolute_error: 0.0,
             mean_absolute_error_unfamiliar: None,

@@ -3,7 +3,7 @@
 //! Every preset is planned as `narrows run --model NAME --devices N` does it, but with two of its blocks: they are
 //! alike. A kernel counts as measured where something like it was, within a factor of two in its sizes.
 
-use narrows_cost_model::interval::Spread;
+use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::model::{Model, presets};
 use narrows_planner::predict::kernels;
@@ -18,7 +18,7 @@ const BLOCKS: usize = 2;
 
 /// One preset.
 #[derive(Clone, Debug, Serialize)]
-pub struct Needed {
+pub struct PresetCoverage {
     /// Its name.
     pub model: String,
     /// Devices it is planned for.
@@ -32,13 +32,13 @@ pub struct Needed {
 }
 
 /// All presets, in the order of their names in lists.
-pub fn of_presets(profile: &Profile, devices: u64) -> Vec<Needed> {
+pub fn of_presets(profile: &Profile, devices: u64) -> Vec<PresetCoverage> {
     let models = presets::names().into_iter().filter_map(|name| presets::find(&name).ok());
     models.filter_map(|model| needed(model, profile, devices)).collect()
 }
 
 /// `None` where a preset has no plan for so many devices.
-fn needed(mut model: Model, profile: &Profile, devices: u64) -> Option<Needed> {
+fn needed(mut model: Model, profile: &Profile, devices: u64) -> Option<PresetCoverage> {
     let name = model.name.clone();
     model.blocks.truncate(BLOCKS);
     let length = SEQUENCE_LENGTH.min(model.max_sequence_length);
@@ -53,9 +53,9 @@ fn needed(mut model: Model, profile: &Profile, devices: u64) -> Option<Needed> {
     let all = kernels(program.program());
     let prices = Prices::new(profile, Executor::Captured, &mesh);
     let launched = all.iter().filter(|(kernel, _)| prices.kernel(kernel).0 > 0.0).count();
-    let unmeasured = Spread::new(profile, Executor::Captured, &mesh).unmeasured(&all);
+    let unmeasured = ErrorModel::new(profile, Executor::Captured, &mesh).unmeasured(&all);
     let far: f64 = unmeasured.iter().map(|one| one.share).sum();
-    Some(Needed {
+    Some(PresetCoverage {
         model: name,
         devices,
         kernels: launched,

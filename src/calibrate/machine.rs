@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::SystemTime;
 
-use narrows_calibration::fit::Machine;
+use narrows_calibration::fit::CpuMachine;
 use narrows_cost_model::Profile;
 use narrows_plan::Bytes;
 
@@ -35,9 +35,9 @@ pub fn title(threads: u64) -> String {
 }
 
 /// Everything a profile says of this machine.
-pub fn describe(threads: u64, command: &str) -> Machine {
+pub fn describe(threads: u64, command: &str) -> CpuMachine {
     let title = title(threads);
-    Machine {
+    CpuMachine {
         name: NAME.into(),
         description: format!(
             "{title}, as `narrows calibrate` measured it. Devices are threads that share the machine: \

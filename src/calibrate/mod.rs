@@ -12,50 +12,50 @@ pub mod machine;
 pub mod works;
 
 use indexmap::IndexMap;
-use narrows_cost_model::profile::{Point, Repeatability};
+use narrows_cost_model::profile::{MeasuredPoint, Repeatability};
 use narrows_plan::{CheckedProgram, Kernel};
 use narrows_planner::search::search;
-use narrows_runtime::measure::{Effort, Minima, Sample, time};
+use narrows_runtime::measure::{InstructionTimings, KernelSample, MeasurementEffort, time};
 use narrows_runtime::session::Session;
 
-use crate::errors::{Failure, Outcome};
-use works::Work;
+use crate::errors::{CommandResult, Failure};
+use works::Benchmark;
 
 /// On GPUs the instructions of a step, each timed alone, may take longer than the step of graphs. Then nothing
 /// disturbed it, and that is all there is to say: the most that profiles allow.
 const UNDISTURBED_MAX: f64 = 1.1;
 
 /// A plan that is run in rounds.
-pub struct Subject {
+pub struct PlannedBenchmark {
     /// What was asked.
-    pub work: Work,
+    pub work: Benchmark,
     /// Its program.
     pub program: CheckedProgram,
     /// What each round took.
-    pub rounds: Vec<Minima>,
+    pub rounds: Vec<InstructionTimings>,
 }
 
 /// How often everything is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rounds {
+pub struct MeasurementRounds {
     /// How many rounds.
     pub rounds: usize,
     /// Steps of each plan in a round.
-    pub effort: Effort,
+    pub effort: MeasurementEffort,
 }
 
-impl Subject {
+impl PlannedBenchmark {
     /// Plans the work. `None` when its restrictions leave no plan.
-    pub fn plan(work: Work) -> Option<Subject> {
+    pub fn plan(work: Benchmark) -> Option<PlannedBenchmark> {
         let program = search(&work.request).best?.program;
-        Some(Subject { work, program, rounds: vec![] })
+        Some(PlannedBenchmark { work, program, rounds: vec![] })
     }
 
     /// Its devices on processors, which share so many threads.
     ///
     /// # Errors
     /// When it cannot be executed there.
-    pub fn on_processors(&self, threads: u64) -> Outcome<Session> {
+    pub fn on_processors(&self, threads: u64) -> CommandResult<Session> {
         let each = (threads / self.work.request.devices).max(1) as usize;
         let session = narrows_cpu::session(&self.work.request.model, self.program.clone(), each);
         session.map_err(|error| Failure::execution(&error))
@@ -65,7 +65,7 @@ impl Subject {
     ///
     /// # Errors
     /// When it cannot be executed.
-    pub fn round(&mut self, mut session: Session, effort: Effort) -> Outcome<()> {
+    pub fn round(&mut self, mut session: Session, effort: MeasurementEffort) -> CommandResult<()> {
         let failure = |error| Failure::execution(&error);
         session.initialise(&self.work.request.model, 1).map_err(failure)?;
         self.rounds.push(time(&mut session, effort).map_err(failure)?);
@@ -73,7 +73,7 @@ impl Subject {
     }
 
     /// The shortest of all rounds, instruction by instruction.
-    pub fn best(&self) -> Option<Minima> {
+    pub fn best(&self) -> Option<InstructionTimings> {
         let mut best = self.rounds.first()?.clone();
         self.rounds.iter().for_each(|round| best.join(round));
         Some(best)
@@ -85,11 +85,11 @@ impl Subject {
 /// # Errors
 /// When one cannot be executed.
 pub fn run(
-    subjects: &mut [Subject],
-    rounds: Rounds,
-    mut open: impl FnMut(&Subject) -> Outcome<Session>,
-    mut watch: impl FnMut(&Subject),
-) -> Outcome<()> {
+    subjects: &mut [PlannedBenchmark],
+    rounds: MeasurementRounds,
+    mut open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
+    mut watch: impl FnMut(&PlannedBenchmark),
+) -> CommandResult<()> {
     for _ in 0..rounds.rounds {
         for subject in &mut *subjects {
             watch(subject);
@@ -102,7 +102,7 @@ pub fn run(
 
 /// What one kernel took in all plans together.
 #[derive(Default)]
-struct Sum {
+struct KernelSum {
     seconds: f64,
     instructions: f64,
     /// The least of each plan's rounds, and the most.
@@ -112,34 +112,36 @@ struct Sum {
 
 /// What devices are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Devices {
+pub enum DeviceSharing {
     /// They share a machine: what one computes takes longer the more there are.
     Shared,
     /// Each is one for itself.
     Whole,
 }
 
-impl Devices {
+impl DeviceSharing {
     /// How many devices a kernel's time depends on, of those there were.
     fn of(self, kernel: &Kernel, devices: u64) -> u64 {
         match (self, kernel) {
-            (Devices::Shared, _) | (_, Kernel::Collective(_) | Kernel::Transfer(_)) => devices,
-            (Devices::Whole, _) => 1,
+            (DeviceSharing::Shared, _) | (_, Kernel::Collective(_) | Kernel::Transfer(_)) => {
+                devices
+            }
+            (DeviceSharing::Whole, _) => 1,
         }
     }
 }
 
 /// What kernels took: means over their instructions in all plans, in the order in which they first occur.
 pub fn points<'a>(
-    subjects: impl IntoIterator<Item = &'a Subject>,
-    together: Devices,
-) -> Vec<Point> {
-    let mut sums: IndexMap<(Kernel, u64), Sum> = IndexMap::new();
+    subjects: impl IntoIterator<Item = &'a PlannedBenchmark>,
+    together: DeviceSharing,
+) -> Vec<MeasuredPoint> {
+    let mut sums: IndexMap<(Kernel, u64), KernelSum> = IndexMap::new();
     for subject in subjects {
         let devices = subject.work.request.devices;
         let Some(best) = subject.best() else { continue };
         let program = subject.program.program();
-        let rounds: Vec<Vec<Sample>> =
+        let rounds: Vec<Vec<KernelSample>> =
             subject.rounds.iter().map(|round| round.samples(program)).collect();
         for (index, sample) in best.samples(program).into_iter().enumerate() {
             let weight = sample.instructions as f64;
@@ -155,15 +157,16 @@ pub fn points<'a>(
     let made = sums.into_iter().filter_map(|((kernel, devices), sum)| {
         let time_s = sum.seconds / sum.instructions;
         let spread = (sum.most / sum.least.max(1e-12) - 1.0).clamp(0.0, 1e6);
-        (time_s > 1e-10).then_some(Point { kernel, devices, time_s, spread })
+        (time_s > 1e-10).then_some(MeasuredPoint { kernel, devices, time_s, spread })
     });
     made.collect()
 }
 
 /// How well what was measured repeats.
-pub fn repeatability(subjects: &[Subject], points: &[Point]) -> Repeatability {
-    let shares = subjects.iter().filter_map(Subject::best);
-    let share = |best: Minima| (best.step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX);
+pub fn repeatability(subjects: &[PlannedBenchmark], points: &[MeasuredPoint]) -> Repeatability {
+    let shares = subjects.iter().filter_map(PlannedBenchmark::best);
+    let share =
+        |best: InstructionTimings| (best.step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX);
     let mut shares: Vec<f64> = shares.map(share).collect();
     shares.sort_by(f64::total_cmp);
     let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);

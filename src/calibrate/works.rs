@@ -10,7 +10,7 @@ use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
 use narrows_cost_model::Profile;
 
-use crate::errors::{Failure, Outcome};
+use crate::errors::{CommandResult, Failure};
 
 /// Blocks of the models that are measured.
 pub(super) const BLOCKS: usize = 2;
@@ -24,7 +24,7 @@ const OTHER_WIDTHS: &str = r#"{
 
 /// How a model is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Division {
+pub(super) struct ModelSplit {
     pub what: &'static str,
     pub tensor: u64,
     pub pipeline: u64,
@@ -37,7 +37,7 @@ pub(super) struct Division {
 
 /// One plan to run: a request that fixes everything about its mesh.
 #[derive(Clone, Debug)]
-pub struct Work {
+pub struct Benchmark {
     /// For reports.
     pub name: String,
     /// Whether its model is one whose widths are measured.
@@ -48,14 +48,14 @@ pub struct Work {
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
+pub enum BenchmarkExtent {
     /// A few seconds: the default model of `run`.
     Quick,
     /// Some minutes.
     Whole,
 }
 
-pub(super) const ALONE: Division = Division {
+pub(super) const ALONE: ModelSplit = ModelSplit {
     what: "one device",
     tensor: 1,
     pipeline: 1,
@@ -73,42 +73,47 @@ pub(super) const TELLING: [&str; 6] =
     ["grouped", "ungrouped", "tensor", "btp, online", "fullrank-tp", "data"];
 
 /// Every way on one device that changes kernels.
-pub(super) fn alone() -> Vec<Division> {
+pub(super) fn alone() -> Vec<ModelSplit> {
     let (on, off) = (GroupingRule::On, GroupingRule::Off);
     let redo = |recompute| Rules { recompute, ..Rules::ALL };
     vec![
-        Division { what: "grouped", grouping: on, ..ALONE },
-        Division { what: "ungrouped", grouping: off, ..ALONE },
-        Division { what: "latents kept", rules: redo(Recompute::Latents), ..ALONE },
-        Division { what: "2 microbatches", turns: 2, ..ALONE },
+        ModelSplit { what: "grouped", grouping: on, ..ALONE },
+        ModelSplit { what: "ungrouped", grouping: off, ..ALONE },
+        ModelSplit { what: "latents kept", rules: redo(Recompute::Latents), ..ALONE },
+        ModelSplit { what: "2 microbatches", turns: 2, ..ALONE },
     ]
 }
 
 /// Every way on several devices.
-pub(super) fn together(devices: u64, low_rank: bool) -> Vec<Division> {
+pub(super) fn together(devices: u64, low_rank: bool) -> Vec<ModelSplit> {
     let (on, off) = (GroupingRule::On, GroupingRule::Off);
-    let along = Division { tensor: devices, ..ALONE };
+    let along = ModelSplit { tensor: devices, ..ALONE };
     let sharded = Rules { weights: WeightRule::Sharded, ..Rules::ALL };
     let named = |baseline| Rules { baseline, ..Rules::ALL };
     let btp = |norm| Rules { norm, ..named(Baseline::Btp) };
     let mut all = vec![
-        Division { what: "tensor", ..along },
-        Division { what: "tensor, weights sharded", rules: sharded, ..along },
-        Division { what: "data", data: devices, ..ALONE },
-        Division { what: "pipeline", pipeline: devices, turns: 2, ..ALONE },
+        ModelSplit { what: "tensor", ..along },
+        ModelSplit { what: "tensor, weights sharded", rules: sharded, ..along },
+        ModelSplit { what: "data", data: devices, ..ALONE },
+        ModelSplit { what: "pipeline", pipeline: devices, turns: 2, ..ALONE },
     ];
     if low_rank {
         let published = named(Baseline::VanillaTpPublished);
         all.extend([
-            Division { what: "vanilla-tp", rules: named(Baseline::VanillaTp), ..along },
-            Division { what: "vanilla-tp-published", rules: published, ..along },
-            Division { what: "btp, online", rules: btp(NormRule::Online), grouping: on, ..along },
-            Division { what: "btp, sync", rules: btp(NormRule::Sync), grouping: on, ..along },
-            Division { what: "btp, ungrouped", rules: btp(NormRule::Auto), grouping: off, ..along },
+            ModelSplit { what: "vanilla-tp", rules: named(Baseline::VanillaTp), ..along },
+            ModelSplit { what: "vanilla-tp-published", rules: published, ..along },
+            ModelSplit { what: "btp, online", rules: btp(NormRule::Online), grouping: on, ..along },
+            ModelSplit { what: "btp, sync", rules: btp(NormRule::Sync), grouping: on, ..along },
+            ModelSplit {
+                what: "btp, ungrouped",
+                rules: btp(NormRule::Auto),
+                grouping: off,
+                ..along
+            },
         ]);
     } else {
         let rules = named(Baseline::FullrankTp);
-        all.push(Division { what: "fullrank-tp", rules, ..along });
+        all.push(ModelSplit { what: "fullrank-tp", rules, ..along });
     }
     all
 }
@@ -118,11 +123,11 @@ pub(super) fn together(devices: u64, low_rank: bool) -> Vec<Division> {
 /// # Errors
 /// When a preset is not there.
 pub fn to_measure(
-    amount: Amount,
+    amount: BenchmarkExtent,
     also: Option<&Model>,
     devices: u64,
     profile: &Profile,
-) -> Outcome<Vec<Work>> {
+) -> CommandResult<Vec<Benchmark>> {
     let tiny = preset("cola-tiny")?;
     let mut works = vec![];
     let mut add = |model: &Model, batch: u64, length: u64, quick: bool| {
@@ -136,12 +141,12 @@ pub fn to_measure(
             divisions.retain(|division| !DULL.contains(&division.what));
         }
         let limit = MemoryLimit::None;
-        let of = |d: &Division| work(&model, (batch, length), d, profile, limit);
+        let of = |d: &ModelSplit| work(&model, (batch, length), d, profile, limit);
         works.extend(divisions.iter().filter_map(of));
     };
     match amount {
-        Amount::Quick => add(&tiny, 8, 128, true),
-        Amount::Whole => {
+        BenchmarkExtent::Quick => add(&tiny, 8, 128, true),
+        BenchmarkExtent::Whole => {
             add(&tiny, 8, 128, false);
             add(&tiny, 2, 128, true);
             add(&tiny.dense_twin(), 2, 128, true);
@@ -149,7 +154,7 @@ pub fn to_measure(
         }
     }
     if let Some(model) = also {
-        add(model, 4, 256.min(model.max_sequence_length), amount == Amount::Quick);
+        add(model, 4, 256.min(model.max_sequence_length), amount == BenchmarkExtent::Quick);
     }
     Ok(works)
 }
@@ -158,7 +163,11 @@ pub fn to_measure(
 ///
 /// # Errors
 /// When a preset is not there.
-pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Vec<Work>> {
+pub fn to_compare(
+    amount: BenchmarkExtent,
+    devices: u64,
+    profile: &Profile,
+) -> CommandResult<Vec<Benchmark>> {
     let tiny = preset("cola-tiny")?;
     let other = read("cola-384", OTHER_WIDTHS).map_err(|d| Failure::file("cola-384", d))?;
     let mut small = preset("cola-60m")?;
@@ -174,14 +183,14 @@ pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Ve
             divisions.retain(|division| TELLING.contains(&division.what));
         }
         let limit = MemoryLimit::None;
-        let of = |d: &Division| work(model, (batch, length), d, profile, limit);
+        let of = |d: &ModelSplit| work(model, (batch, length), d, profile, limit);
         let made = divisions.iter().filter_map(of);
-        works.extend(made.map(|work| Work { familiar, ..work }));
+        works.extend(made.map(|work| Benchmark { familiar, ..work }));
     };
-    add(&tiny, 4, 128, true, amount == Amount::Whole);
+    add(&tiny, 4, 128, true, amount == BenchmarkExtent::Whole);
     add(&tiny, 4, 96, true, false);
     add(&tiny, 8, 64, true, false);
-    if amount == Amount::Quick {
+    if amount == BenchmarkExtent::Quick {
         return Ok(works);
     }
     add(&tiny.dense_twin(), 2, 128, true, false);
@@ -193,11 +202,11 @@ pub fn to_compare(amount: Amount, devices: u64, profile: &Profile) -> Outcome<Ve
 pub(super) fn work(
     model: &Model,
     (batch, length): (u64, u64),
-    division: &Division,
+    division: &ModelSplit,
     profile: &Profile,
     memory_limit: MemoryLimit,
-) -> Option<Work> {
-    let Division { what, tensor, pipeline, data, rules, grouping, turns } = *division;
+) -> Option<Benchmark> {
+    let ModelSplit { what, tensor, pipeline, data, rules, grouping, turns } = *division;
     let micro_batch =
         batch.checked_div(data * turns).filter(|size| size * data * turns == batch)?;
     if micro_batch == 0 || pipeline > model.blocks.len() as u64 {
@@ -216,7 +225,7 @@ pub(super) fn work(
     };
     request.validate().ok()?;
     let name = format!("{} {batch}×{length} on {devices}: {what}", model.name);
-    Some(Work { name, familiar: true, request })
+    Some(Benchmark { name, familiar: true, request })
 }
 
 fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
@@ -224,6 +233,6 @@ fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {
         .take_while(move |c| *c <= most)
 }
 
-pub(super) fn preset(name: &str) -> Outcome<Model> {
+pub(super) fn preset(name: &str) -> CommandResult<Model> {
     presets::find(name).map_err(|defect| Failure::flags(defect.into()))
 }

@@ -6,46 +6,48 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use narrows_calibration::fit;
-use narrows_calibration::fit::gpu::Gpu;
+use narrows_calibration::fit::gpu::GpuModel;
 use narrows_cost_model::{Profile, profile};
-use narrows_runtime::measure::Effort;
+use narrows_runtime::measure::MeasurementEffort;
 use narrows_runtime::session::Session;
 
-use crate::args::calibrate::{CalibrateArgs, Calibration, On, calibrate as resolve};
-use crate::args::low::Format;
-use crate::calibrate::cache::{self, Kept};
+use crate::args::calibrate::{
+    CalibrateArgs, CalibrateSettings, CalibrateTarget, calibrate as resolve,
+};
+use crate::args::low::OutputFormat;
+use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
-use crate::calibrate::gpu::{self, Party};
-use crate::calibrate::works::{Amount, Work, to_compare, to_measure};
-use crate::calibrate::{Devices, Rounds, Subject, coverage, machine};
+use crate::calibrate::gpu::{self, GpuProcesses};
+use crate::calibrate::works::{Benchmark, BenchmarkExtent, to_compare, to_measure};
+use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, coverage, machine};
 use crate::calibrate::{points, repeatability, run as run_rounds};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
-use crate::report::calibration::Findings;
+use crate::report::calibration::CalibrationReport;
 
 /// What plans to measure processors are searched on: the shapes are what matters.
 const BASE: &str = "cpu-local";
 
 /// A few seconds.
-const QUICK: Rounds = Rounds { rounds: 2, effort: effort(1, 250) };
+const QUICK: MeasurementRounds = MeasurementRounds { rounds: 2, effort: effort(1, 250) };
 /// Some minutes.
-const WHOLE: Rounds = Rounds { rounds: 4, effort: effort(2, 400) };
+const WHOLE: MeasurementRounds = MeasurementRounds { rounds: 4, effort: effort(2, 400) };
 
-const fn effort(least: usize, milliseconds: u64) -> Effort {
-    Effort { warm_up: 1, least, most: 20, time: Duration::from_millis(milliseconds) }
+const fn effort(least: usize, milliseconds: u64) -> MeasurementEffort {
+    MeasurementEffort { warm_up: 1, least, most: 20, time: Duration::from_millis(milliseconds) }
 }
 
 /// Measures, writes, reports.
-pub fn run(args: &CalibrateArgs) -> Outcome<()> {
+pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
     let asked = resolve(args)?;
     match &asked.on {
-        On::Processors { threads } => on_processors(&asked, *threads),
-        On::Gpus { .. } => on_gpus(&asked),
+        CalibrateTarget::Processors { threads } => on_processors(&asked, *threads),
+        CalibrateTarget::Gpus { .. } => on_gpus(&asked),
     }
 }
 
-fn on_processors(asked: &Calibration, threads: u64) -> Outcome<()> {
-    let kept = Kept::of_processors(threads);
+fn on_processors(asked: &CalibrateSettings, threads: u64) -> CommandResult<()> {
+    let kept = CachedProfileKey::of_processors(threads);
     admit(asked, &kept)?;
     let base = profile::preset(BASE).map_err(Failure::flags)?;
     let works = to_measure(asked.amount, asked.model.as_ref(), asked.devices, &base)?;
@@ -60,18 +62,20 @@ fn on_processors(asked: &Calibration, threads: u64) -> Outcome<()> {
 }
 
 /// Every process measures; the first one fits, writes and speaks.
-fn on_gpus(asked: &Calibration) -> Outcome<()> {
-    let On::Gpus { launched, global_batch, sequence_length } = &asked.on else { return Ok(()) };
+fn on_gpus(asked: &CalibrateSettings) -> CommandResult<()> {
+    let CalibrateTarget::Gpus { launched, global_batch, sequence_length } = &asked.on else {
+        return Ok(());
+    };
     let Some(gpu) = gpu::first(launched.as_ref()) else {
         let problem = Problem::new("--backend", "this machine shows no GPU");
         return Err(Failure::failed(vec![problem.hint("`narrows doctor` says what is there")]));
     };
-    let kept = Kept::of_gpus(&gpu::title().unwrap_or_default(), asked.devices);
+    let kept = CachedProfileKey::of_gpus(&gpu::title().unwrap_or_default(), asked.devices);
     if launched.is_none() {
         admit(asked, &kept)?;
     }
     let base = gpu::base(&gpu)?;
-    let works = gpu::works::Asked {
+    let works = gpu::works::BenchmarkSelection {
         amount: asked.amount,
         also: asked.model.as_ref(),
         devices: asked.devices,
@@ -81,7 +85,7 @@ fn on_gpus(asked: &Calibration) -> Outcome<()> {
     };
     let others = if asked.compare { works.compared()? } else { vec![] };
     let (mut subjects, count) = planned(works.measured()?, others);
-    let party = Party::join(launched.clone(), &subjects, &command(asked))?;
+    let party = GpuProcesses::join(launched.clone(), &subjects, &command(asked))?;
     let mut measured = || {
         if launched.is_some() && asked.leads() {
             admit(asked, &kept)?;
@@ -98,7 +102,7 @@ fn on_gpus(asked: &Calibration) -> Outcome<()> {
 }
 
 /// What is measured takes its time, so it is found out first whether it can be written.
-fn admit(asked: &Calibration, kept: &Kept) -> Outcome<()> {
+fn admit(asked: &CalibrateSettings, kept: &CachedProfileKey) -> CommandResult<()> {
     match asked.output.as_deref() {
         Some(file) if output::is_stdout(file) => Ok(()),
         Some(file) => output::writable(Path::new(file)),
@@ -108,12 +112,12 @@ fn admit(asked: &Calibration, kept: &Kept) -> Outcome<()> {
 
 /// Holds the profile against other plans, where that was asked for, writes it and reports.
 fn deliver(
-    asked: &Calibration,
-    kept: &Kept,
+    asked: &CalibrateSettings,
+    kept: &CachedProfileKey,
     mut profile: Profile,
-    measured: &[Subject],
-    compared: &[Subject],
-) -> Outcome<()> {
+    measured: &[PlannedBenchmark],
+    compared: &[PlannedBenchmark],
+) -> CommandResult<()> {
     let comparison = asked.compare.then(|| compare(&profile, compared, &command(asked)));
     if let Some(comparison) = &comparison {
         profile = comparison.widened(profile).map_err(|d| Failure::file("the profile", d))?;
@@ -122,39 +126,39 @@ fn deliver(
     let presets = super::waiting("planning the presets", asked.format, || {
         coverage::of_presets(&profile, asked.devices)
     });
-    let findings = Findings::of(&profile, measured.len(), presets, comparison, written);
+    let findings = CalibrationReport::of(&profile, measured.len(), presets, comparison, written);
     if let Some(warning) = profile.warning() {
         output::warn(&warning);
     }
     match asked.format {
-        Format::Json => output::print_json(&findings),
-        Format::Text if asked.output.as_deref().is_some_and(output::is_stdout) => {
+        OutputFormat::Json => output::print_json(&findings),
+        OutputFormat::Text if asked.output.as_deref().is_some_and(output::is_stdout) => {
             output::tell(&findings.text());
             Ok(())
         }
-        Format::Text => output::print(&findings.text()),
+        OutputFormat::Text => output::print(&findings.text()),
     }
 }
 
 /// A profile of this machine for who did not name one: the one that is kept, or one measured in a few
 /// seconds, and kept where that can be.
-pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
-    let kept = Kept::of_processors(threads);
+pub fn of_this_machine(threads: u64, format: OutputFormat) -> CommandResult<Profile> {
+    let kept = CachedProfileKey::of_processors(threads);
     if let Some(profile) = kept.load() {
         return Ok(profile);
     }
     let base = profile::preset(BASE).map_err(Failure::flags)?;
-    if format == Format::Text {
+    if format == OutputFormat::Text {
         output::tell(
             "Measuring this machine, once, for some seconds: `narrows calibrate` does it better\n",
         );
     }
-    let asked = Calibration {
+    let asked = CalibrateSettings {
         output: None,
         model: None,
-        on: On::Processors { threads },
+        on: CalibrateTarget::Processors { threads },
         devices: threads.min(2),
-        amount: Amount::Quick,
+        amount: BenchmarkExtent::Quick,
         compare: false,
         format,
     };
@@ -162,7 +166,7 @@ pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
     measure(&asked, &mut subjects, |subject| subject.on_processors(threads))?;
     let profile = fitted(threads, "a quick measurement by `narrows run`", &subjects)?;
     match kept.store(asked.amount, &profile) {
-        Ok(path) if format == Format::Text => {
+        Ok(path) if format == OutputFormat::Text => {
             output::tell(&format!("Kept in {}\n", path.display()));
         }
         Ok(_) => {}
@@ -174,22 +178,23 @@ pub fn of_this_machine(threads: u64, format: Format) -> Outcome<Profile> {
 }
 
 /// Plans what is measured and what is compared. How many there are of the former, which come first.
-fn planned(works: Vec<Work>, others: Vec<Work>) -> (Vec<Subject>, usize) {
-    let mut subjects: Vec<Subject> = works.into_iter().filter_map(Subject::plan).collect();
+fn planned(works: Vec<Benchmark>, others: Vec<Benchmark>) -> (Vec<PlannedBenchmark>, usize) {
+    let mut subjects: Vec<PlannedBenchmark> =
+        works.into_iter().filter_map(PlannedBenchmark::plan).collect();
     let count = subjects.len();
-    subjects.extend(others.into_iter().filter_map(Subject::plan));
+    subjects.extend(others.into_iter().filter_map(PlannedBenchmark::plan));
     (subjects, count)
 }
 
 /// Runs the plans to measure and the others in the same rounds.
 fn measure(
-    asked: &Calibration,
-    subjects: &mut [Subject],
-    open: impl FnMut(&Subject) -> Outcome<Session>,
-) -> Outcome<()> {
+    asked: &CalibrateSettings,
+    subjects: &mut [PlannedBenchmark],
+    open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
+) -> CommandResult<()> {
     let rounds = match asked.amount {
-        Amount::Quick => QUICK,
-        Amount::Whole => WHOLE,
+        BenchmarkExtent::Quick => QUICK,
+        BenchmarkExtent::Whole => WHOLE,
     };
     let progress = progress(subjects.len() * rounds.rounds, asked);
     let done = run_rounds(subjects, rounds, open, |subject| {
@@ -200,31 +205,31 @@ fn measure(
     done
 }
 
-fn fitted(threads: u64, command: &str, measured: &[Subject]) -> Outcome<Profile> {
+fn fitted(threads: u64, command: &str, measured: &[PlannedBenchmark]) -> CommandResult<Profile> {
     let machine = machine::describe(threads, command);
-    let points = points(measured, Devices::Shared);
+    let points = points(measured, DeviceSharing::Shared);
     let repeatability = repeatability(measured, &points);
     fit::profile(&machine, points, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
 fn fitted_to_gpus(
-    asked: &Calibration,
-    gpu: Gpu,
+    asked: &CalibrateSettings,
+    gpu: GpuModel,
     base: &Profile,
-    measured: &[Subject],
-) -> Outcome<Profile> {
+    measured: &[PlannedBenchmark],
+) -> CommandResult<Profile> {
     let machine = gpu::describe(gpu, asked.devices, &command(asked));
-    let points = points(measured, Devices::Whole);
+    let points = points(measured, DeviceSharing::Whole);
     let repeatability = repeatability(measured, &points);
     fit::gpu::profile(&machine, points, &gpu::steps(measured, base), Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
 /// The command that makes such a profile again.
-fn command(asked: &Calibration) -> String {
+fn command(asked: &CalibrateSettings) -> String {
     let mut words = vec!["`narrows calibrate".to_owned()];
-    if asked.amount == Amount::Quick {
+    if asked.amount == BenchmarkExtent::Quick {
         words.push("--quick".into());
     }
     if let Some(model) = &asked.model {
@@ -234,10 +239,10 @@ fn command(asked: &Calibration) -> String {
         words.push("--compare".into());
     }
     match &asked.on {
-        On::Processors { threads } => {
+        CalibrateTarget::Processors { threads } => {
             words.push(format!("--threads {threads} --devices {}", asked.devices));
         }
-        On::Gpus { global_batch, sequence_length, .. } => {
+        CalibrateTarget::Gpus { global_batch, sequence_length, .. } => {
             words.push("--backend cuda".into());
             let sizes = [("--global-batch", global_batch), ("--sequence-length", sequence_length)];
             let given = sizes.into_iter().filter_map(|(flag, size)| Some((flag, (*size)?)));
@@ -248,7 +253,11 @@ fn command(asked: &Calibration) -> String {
 }
 
 /// Says where it was written.
-fn write(asked: &Calibration, kept: &Kept, profile: &Profile) -> Outcome<String> {
+fn write(
+    asked: &CalibrateSettings,
+    kept: &CachedProfileKey,
+    profile: &Profile,
+) -> CommandResult<String> {
     let Some(file) = &asked.output else {
         let stored = kept.store(asked.amount, profile);
         let path = stored.map_err(|error| unkept(kept.path(asked.amount), &error))?;
@@ -278,8 +287,8 @@ fn unkept(path: Option<PathBuf>, error: &io::Error) -> Failure {
 }
 
 /// A bar, drawn on standard error, and only when that is a terminal.
-fn progress(runs: usize, asked: &Calibration) -> ProgressBar {
-    if asked.format == Format::Json || !asked.leads() {
+fn progress(runs: usize, asked: &CalibrateSettings) -> ProgressBar {
+    if asked.format == OutputFormat::Json || !asked.leads() {
         return ProgressBar::hidden();
     }
     let progress = ProgressBar::new(runs as u64);

@@ -5,25 +5,25 @@ use narrows_plan::model::Model;
 use narrows_reference::numeric::Twin;
 use serde::Serialize;
 
-use crate::args::low::{CheckArgs, Format};
+use crate::args::low::{CheckArgs, OutputFormat};
 use crate::args::resolve::{self, PlanFile};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
-use crate::report::numeric::Numeric;
-use crate::report::proof::{self, Proof};
+use crate::report::numeric::NumericReport;
+use crate::report::proof::{self, CheckReport};
 
 /// Of the twin's weights and tokens.
 const SEED: u64 = 1;
 
 /// Reads, resolves, lowers, checks.
-pub fn run(args: &CheckArgs) -> Outcome<()> {
+pub fn run(args: &CheckArgs) -> CommandResult<()> {
     let file = resolve::plan_file(&args.plan, &args.subject)?;
     resolve::sensible(&file)?;
     super::cost::warn_of_other_profile(&file, "checked");
     let resolved =
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
     let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());
-    let proof = Proof::of(lower(&resolved), limit);
+    let proof = CheckReport::of(lower(&resolved), limit);
     let mut problems = proof.problems(&file.name);
     let numeric = match args.numeric && problems.is_empty() {
         true => Some(numeric(&file)?),
@@ -31,34 +31,36 @@ pub fn run(args: &CheckArgs) -> Outcome<()> {
     };
     problems.extend(numeric.as_ref().and_then(|numeric| numeric.problem(&file.name)));
     match args.format {
-        Format::Json => output::print_json(&Answer { proof: &proof, numeric: numeric.as_ref() })?,
-        Format::Text if problems.is_empty() => {
+        OutputFormat::Json => {
+            output::print_json(&CheckOutput { proof: &proof, numeric: numeric.as_ref() })?
+        }
+        OutputFormat::Text if problems.is_empty() => {
             output::print(&proof::text(&proof, &file))?;
             numeric.as_ref().map_or(Ok(()), |numeric| output::print(&numeric.text()))?;
         }
-        Format::Text => {}
+        OutputFormat::Text => {}
     }
     if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
 }
 
 /// What `--format json` prints.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct CheckOutput<'a> {
     #[serde(flatten)]
-    proof: &'a Proof,
+    proof: &'a CheckReport,
     #[serde(skip_serializing_if = "Option::is_none")]
-    numeric: Option<&'a Numeric>,
+    numeric: Option<&'a NumericReport>,
 }
 
 /// Runs the plan's twin.
-fn numeric(file: &PlanFile) -> Outcome<Numeric> {
+fn numeric(file: &PlanFile) -> CommandResult<NumericReport> {
     let cannot = |why: String| {
         Failure::failed(vec![Problem::new(&file.name, format!("its twin cannot be run: {why}"))])
     };
     let twin = Twin::of(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
     let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
     let compared = twin.compare(&open, SEED).map_err(|error| cannot(error.to_string()))?;
-    Ok(Numeric::of(&twin, &compared))
+    Ok(NumericReport::of(&twin, &compared))
 }
 
 #[cfg(test)]
@@ -133,7 +135,7 @@ mod tests {
             if let Ok(plan) = Plan::read(&edited.to_string())
                 && let Ok(resolved) = plan.resolve(&request.model)
             {
-                let proof = Proof::of(lower(&resolved), Bytes(1 << 40));
+                let proof = CheckReport::of(lower(&resolved), Bytes(1 << 40));
                 let _ = proof.problems("fuzz");
             }
             Ok(())

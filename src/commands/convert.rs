@@ -1,16 +1,16 @@
 //! `narrows convert`: rows of comma-separated values as measurements.
 
-use narrows_calibration::measurements::{Assumed, Source, from_rows};
+use narrows_calibration::measurements::{Citation, RowDefaults, from_rows};
 
 use crate::args::low::ConvertArgs;
-use crate::errors::{Failure, Outcome};
+use crate::errors::{CommandResult, Failure};
 use crate::input;
 use crate::output;
 
 /// Reads rows and prints measurements.
-pub fn run(args: &ConvertArgs) -> Outcome<()> {
+pub fn run(args: &ConvertArgs) -> CommandResult<()> {
     let (name, text) = input::text(&args.rows)?;
-    let source = Source {
+    let source = Citation {
         citation: args.source.clone(),
         conditions: format!(
             "Not said by the rows: recomputation `{}`, a vocabulary of {}, hardware `{}`.",
@@ -19,7 +19,7 @@ pub fn run(args: &ConvertArgs) -> Outcome<()> {
             args.hardware
         ),
     };
-    let assumed = Assumed {
+    let assumed = RowDefaults {
         name: args.name.clone(),
         source,
         hardware: args.hardware.clone(),

@@ -8,12 +8,12 @@ use narrows_planner::predict::{Prediction, predict_program};
 
 use crate::args::low::PlanFileArgs;
 use crate::args::resolve::{self, PlanFile};
-use crate::errors::{Failure, Outcome};
+use crate::errors::{CommandResult, Failure};
 use crate::output;
-use crate::report::{Findings, proof};
+use crate::report::{PlanReport, proof};
 
 /// A plan that was proved and priced.
-pub struct Priced {
+pub struct PricedPlan {
     /// The plan, naming the hardware it was priced on.
     pub plan: Plan,
     /// Its decisions, resolved against the model.
@@ -23,7 +23,7 @@ pub struct Priced {
 }
 
 /// Prices a plan file, or plans first.
-pub fn run(args: &PlanFileArgs) -> Outcome<()> {
+pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let answer = resolve::answer(&args.output)?;
     let Some(argument) = &args.plan else {
         let request = resolve::request(&args.request)?;
@@ -33,7 +33,7 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     let mut file = resolve::plan_file(argument, &args.request.subject)?;
     resolve::replace(&mut file, &args.request)?;
     resolve::launch(&mut file, &args.request);
-    let Priced { plan, resolved, prediction } = &price(&file)?;
+    let PricedPlan { plan, resolved, prediction } = &price(&file)?;
     let PlanFile { name, model, profile, .. } = &file;
     let memory_limit = memory_bytes(args.request.memory_limit, profile.usable_memory());
     let needed = Bytes(prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0));
@@ -42,12 +42,12 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     }
     let (search, executor) = (None, plan.executor);
     let findings =
-        Findings { model, profile, executor, memory_limit, plan, resolved, prediction, search };
+        PlanReport { model, profile, executor, memory_limit, plan, resolved, prediction, search };
     super::plan::deliver(&findings, &answer)
 }
 
 /// Proves and prices a plan for the executor it names. Only what was proved has a price.
-pub fn price(file: &PlanFile) -> Outcome<Priced> {
+pub fn price(file: &PlanFile) -> CommandResult<PricedPlan> {
     resolve::sensible(file)?;
     warn_of_other_profile(file, "re-priced");
     super::warn_of_measurement(&file.profile);
@@ -57,7 +57,7 @@ pub fn price(file: &PlanFile) -> Outcome<Priced> {
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(name, &errors)))?;
     let prediction = predict_program(model, profile, plan.executor, &resolved, &program);
-    Ok(Priced { plan, resolved, prediction })
+    Ok(PricedPlan { plan, resolved, prediction })
 }
 
 /// The bytes a limit allows.

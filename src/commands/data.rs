@@ -3,26 +3,26 @@
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use narrows_runtime::data::{DataError, Fault, TokenFile, TokenWriter};
+use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenWriter};
 
-use crate::args::data::{DataTask, Making, data};
-use crate::args::low::{DataArgs, Format};
-use crate::errors::{Ending, Failure, Outcome, Problem};
-use crate::input::Document;
+use crate::args::data::{DataSettings, DataTask, data};
+use crate::args::low::{DataArgs, OutputFormat};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::input::TextDocument;
 use crate::output;
-use crate::report::tokens::{Contents, Made};
-use crate::tokenize::Trouble;
+use crate::report::tokens::{NewTokenFileReport, TokenFileReport};
+use crate::tokenize::TokenizeError;
 
 /// Makes a token file, or inspects one.
-pub fn run(args: &DataArgs) -> Outcome<()> {
+pub fn run(args: &DataArgs) -> CommandResult<()> {
     match data(args)? {
         DataTask::Make(making) => make(&making, args.format),
         DataTask::Inspect(file) => inspect(&file, args.format),
     }
 }
 
-fn make(making: &Making, format: Format) -> Outcome<()> {
-    let Making { documents, tokenizer, output } = making;
+fn make(making: &DataSettings, format: OutputFormat) -> CommandResult<()> {
+    let DataSettings { documents, tokenizer, output } = making;
     let mut writer =
         TokenWriter::create(output, tokenizer.description()).map_err(Failure::token_file)?;
     let progress = progress(documents, format);
@@ -42,41 +42,46 @@ fn make(making: &Making, format: Format) -> Outcome<()> {
     }
     progress.finish_and_clear();
     if text_bytes == 0 || writer.tokens() == 0 {
-        let names: Vec<&str> = documents.iter().map(Document::name).collect();
+        let names: Vec<&str> = documents.iter().map(TextDocument::name).collect();
         let problem = if text_bytes == 0 { "there is no text" } else { "has no tokens" };
         return Err(Failure::input(Problem::new(names.join(", "), problem)));
     }
     let header = writer.finish().map_err(Failure::token_file)?;
-    let contents = Contents::of(output, &header);
-    let made = Made::of(contents, documents.len() as u64, text_bytes, tokenizer.end_of_text());
+    let contents = TokenFileReport::of(output, &header);
+    let made = NewTokenFileReport::of(
+        contents,
+        documents.len() as u64,
+        text_bytes,
+        tokenizer.end_of_text(),
+    );
     match format {
-        Format::Json => output::print_json(&made),
-        Format::Text => output::print(&made.text()),
+        OutputFormat::Json => output::print_json(&made),
+        OutputFormat::Text => output::print(&made.text()),
     }
 }
 
-fn inspect(file: &Path, format: Format) -> Outcome<()> {
+fn inspect(file: &Path, format: OutputFormat) -> CommandResult<()> {
     let tokens = TokenFile::open(file).map_err(Failure::token_file)?;
     let damaged = |error: DataError| match error.fault {
-        Fault::Checksum { .. } | Fault::OutOfVocabulary { .. } => {
-            Failure { ending: Ending::Failed, ..Failure::token_file(error) }
+        DataFault::Checksum { .. } | DataFault::OutOfVocabulary { .. } => {
+            Failure { ending: ExitStatus::Failed, ..Failure::token_file(error) }
         }
         _ => Failure::token_file(error),
     };
     tokens.verify().map_err(damaged)?;
     let largest_id = tokens.validate(u32::MAX).map_err(damaged)?;
-    let contents = Contents::of(file, tokens.header()).verified(largest_id);
+    let contents = TokenFileReport::of(file, tokens.header()).verified(largest_id);
     match format {
-        Format::Json => output::print_json(&contents),
-        Format::Text => output::print(&contents.text()),
+        OutputFormat::Json => output::print_json(&contents),
+        OutputFormat::Text => output::print(&contents.text()),
     }
 }
 
 /// A bar where the sizes are known. It is drawn on standard error, and only when that is a terminal.
-fn progress(documents: &[Document], format: Format) -> ProgressBar {
-    let total: Option<u64> = documents.iter().map(Document::bytes).sum();
+fn progress(documents: &[TextDocument], format: OutputFormat) -> ProgressBar {
+    let total: Option<u64> = documents.iter().map(TextDocument::bytes).sum();
     let (progress, template) = match (format, total) {
-        (Format::Json, _) => return ProgressBar::hidden(),
+        (OutputFormat::Json, _) => return ProgressBar::hidden(),
         (_, Some(total)) => (
             ProgressBar::new(total),
             "{spinner} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} to go",
@@ -90,19 +95,19 @@ fn progress(documents: &[Document], format: Format) -> ProgressBar {
     progress
 }
 
-fn failure(document: &Document, trouble: Trouble) -> Failure {
+fn failure(document: &TextDocument, trouble: TokenizeError) -> Failure {
     let name = document.name();
     let at = |byte: u64, problem: String| Problem {
         field: format!("byte {byte}"),
         ..Problem::new(name, problem)
     };
     Failure::input(match trouble {
-        Trouble::Unreadable(error) => Problem::new(name, format!("cannot be read: {error}")),
-        Trouble::NotText(byte) => at(byte, "is not UTF-8".into())
+        TokenizeError::Unreadable(error) => Problem::new(name, format!("cannot be read: {error}")),
+        TokenizeError::NotText(byte) => at(byte, "is not UTF-8".into())
             .hint("text in UTF-8, or no --tokenizer: then every byte is a token"),
-        Trouble::Refused { first_byte, problem } => at(first_byte, problem)
+        TokenizeError::Refused { first_byte, problem } => at(first_byte, problem)
             .because(["because the tokenizer does not take the text from there on".into()])
             .hint("a tokenizer with a token for what is unknown to it"),
-        Trouble::Unwritable(error) => return Failure::token_file(error),
+        TokenizeError::Unwritable(error) => return Failure::token_file(error),
     })
 }

@@ -1,18 +1,18 @@
 //! `narrows doctor`: says what this machine can run, and what it lacks.
 
 use crate::args::doctor::DoctorArgs;
-use crate::args::low::Format;
-use crate::errors::Outcome;
+use crate::args::low::OutputFormat;
+use crate::errors::CommandResult;
 use crate::loader;
 use crate::output;
-use crate::report::doctor::Finding;
+use crate::report::doctor::DoctorReport;
 
 /// Looks, and reports.
-pub fn run(args: &DoctorArgs) -> Outcome<()> {
+pub fn run(args: &DoctorArgs) -> CommandResult<()> {
     loader::bring_within_reach();
-    let finding = Finding::look();
+    let finding = DoctorReport::look();
     match args.format {
-        Format::Json => output::print_json(&finding),
-        Format::Text => output::print(&finding.text()),
+        OutputFormat::Json => output::print_json(&finding),
+        OutputFormat::Text => output::print(&finding.text()),
     }
 }

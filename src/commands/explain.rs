@@ -4,14 +4,14 @@ use narrows_planner::Request;
 use narrows_planner::explain::explain;
 use narrows_planner::predict::Prediction;
 
-use crate::args::low::{Format, PlanFileArgs};
+use crate::args::low::{OutputFormat, PlanFileArgs};
 use crate::args::resolve;
-use crate::errors::Outcome;
+use crate::errors::CommandResult;
 use crate::output;
 use crate::report::{infeasible, json, rivals};
 
 /// A plan that was given, to compare with what the search finds.
-pub struct Given {
+pub struct GivenPlan {
     /// The file's name.
     pub name: String,
     /// What it is expected to do.
@@ -19,7 +19,7 @@ pub struct Given {
 }
 
 /// Searches, prices what else there was, explains.
-pub fn run(args: &PlanFileArgs) -> Outcome<()> {
+pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
     let answer = resolve::answer(&args.output)?;
     let (request, given) = match &args.plan {
         None => (resolve::request(&args.request)?, None),
@@ -32,10 +32,10 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
     let explanation =
         super::waiting("pricing the alternatives", answer.format, || explain(&request, &searched));
     match answer.format {
-        Format::Json => {
+        OutputFormat::Json => {
             output::print_json(&json::explained(&explanation, given.as_ref(), &searched.report))?;
         }
-        Format::Text => {
+        OutputFormat::Text => {
             let text = rivals::text(&request, &searched, &explanation, given.as_ref());
             if answer.plan_on_stdout() { output::tell(&text) } else { output::print(&text)? }
         }
@@ -47,12 +47,12 @@ pub fn run(args: &PlanFileArgs) -> Outcome<()> {
 }
 
 /// The request that a plan answers, with the plan's own price.
-fn with_plan(args: &PlanFileArgs) -> Outcome<(Request, Option<Given>)> {
+fn with_plan(args: &PlanFileArgs) -> CommandResult<(Request, Option<GivenPlan>)> {
     let Some(argument) = &args.plan else { return Ok((resolve::request(&args.request)?, None)) };
     let mut file = resolve::plan_file(argument, &args.request.subject)?;
     resolve::launch(&mut file, &args.request);
     let request = resolve::request_of_plan(&args.request, &file)?;
     let priced = super::cost::price(&file)?;
-    let given = Given { name: file.name, prediction: priced.prediction };
+    let given = GivenPlan { name: file.name, prediction: priced.prediction };
     Ok((request, Some(given)))
 }

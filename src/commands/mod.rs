@@ -12,7 +12,7 @@ pub mod run;
 mod schema;
 mod validate;
 
-pub use explain::Given;
+pub use explain::GivenPlan;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -24,10 +24,10 @@ use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use narrows_cost_model::Profile;
 use narrows_planner::Request;
-use narrows_planner::search::{Searched, search};
+use narrows_planner::search::{SearchResult, search};
 
-use crate::args::low::{Command, Format, LowArgs};
-use crate::errors::{Ending, Outcome};
+use crate::args::low::{Command, LowArgs, OutputFormat};
+use crate::errors::{CommandResult, ExitStatus};
 use crate::output;
 use crate::report::page::plural;
 
@@ -53,15 +53,15 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(failure) => {
             output::tell(&failure.to_string());
             match failure.ending {
-                Ending::Failed => FAILED.into(),
-                Ending::BadInput => BAD_INPUT.into(),
-                Ending::Stopped => STOPPED.into(),
+                ExitStatus::Failed => FAILED.into(),
+                ExitStatus::BadInput => BAD_INPUT.into(),
+                ExitStatus::Stopped => STOPPED.into(),
             }
         }
     }
 }
 
-fn execute(command: &Command) -> Outcome<()> {
+fn execute(command: &Command) -> CommandResult<()> {
     match command {
         Command::Plan(args) => plan::run(args),
         Command::Cost(args) => cost::run(args),
@@ -81,7 +81,7 @@ fn execute(command: &Command) -> Outcome<()> {
 const TICK: Duration = Duration::from_millis(120);
 
 /// Searches, and shows on a terminal that it does.
-fn searched(request: &Request, format: Format) -> Searched {
+fn searched(request: &Request, format: OutputFormat) -> SearchResult {
     let Request { model, devices, profile, .. } = request;
     warn_of_measurement(profile);
     let doing = format!("planning {} on {}", model.name, plural(*devices, "device"));
@@ -97,11 +97,11 @@ fn warn_of_measurement(profile: &Profile) {
 }
 
 /// Does something that takes its time, and shows on a terminal that it does.
-fn waiting<T>(doing: &str, format: Format, task: impl FnOnce() -> T) -> T {
+fn waiting<T>(doing: &str, format: OutputFormat, task: impl FnOnce() -> T) -> T {
     let progress = match format {
-        Format::Json => ProgressBar::hidden(),
+        OutputFormat::Json => ProgressBar::hidden(),
         // Draws on standard error, and only when that is a terminal.
-        Format::Text => ProgressBar::new_spinner(),
+        OutputFormat::Text => ProgressBar::new_spinner(),
     };
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
         progress.set_style(style);

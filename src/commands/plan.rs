@@ -4,19 +4,19 @@ use narrows_plan::Mesh;
 use narrows_plan::strategy::{Baseline, Zero};
 use narrows_planner::Request;
 use narrows_planner::predict::predict_program;
-use narrows_planner::search::Searched;
+use narrows_planner::search::SearchResult;
 
-use crate::args::low::{Format, PlanArgs};
-use crate::args::resolve::{self, Answer};
-use crate::errors::{Failure, Outcome};
+use crate::args::low::{OutputFormat, PlanArgs};
+use crate::args::resolve::{self, OutputSettings};
+use crate::errors::{CommandResult, Failure};
 use crate::output;
-use crate::report::{Findings, infeasible, json, text};
+use crate::report::{PlanReport, infeasible, json, text};
 
 /// Where defects of the planner's own plans are: a bug, but no reason to panic.
 const OURS: &str = "the plan found";
 
 /// Searches, writes the plan, reports.
-pub fn run(args: &PlanArgs) -> Outcome<()> {
+pub fn run(args: &PlanArgs) -> CommandResult<()> {
     let answer = resolve::answer(&args.output)?;
     let request = resolve::request(&args.request)?;
     let searched = super::searched(&request, answer.format);
@@ -24,9 +24,13 @@ pub fn run(args: &PlanArgs) -> Outcome<()> {
 }
 
 /// Writes and reports what a search found.
-pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outcome<()> {
+pub fn present(
+    request: &Request,
+    searched: &SearchResult,
+    answer: &OutputSettings,
+) -> CommandResult<()> {
     let Some(fitted) = &searched.best else {
-        if answer.format == Format::Json {
+        if answer.format == OutputFormat::Json {
             output::print_json(&json::nothing_found(request, &searched.report))?;
         }
         return Err(infeasible::failure(request, &searched.report));
@@ -36,7 +40,7 @@ pub fn present(request: &Request, searched: &Searched, answer: &Answer) -> Outco
     warn_of_idle_strategy(request, fitted.plan.mesh);
     warn_of_idle_zero(request, fitted.plan.mesh);
     let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
-    let findings = Findings {
+    let findings = PlanReport {
         model,
         profile,
         executor: *executor,
@@ -73,13 +77,13 @@ fn warn_of_idle_zero(request: &Request, mesh: Mesh) {
 }
 
 /// Writes the plan where it was asked for, then reports.
-pub fn deliver(findings: &Findings, answer: &Answer) -> Outcome<()> {
+pub fn deliver(findings: &PlanReport, answer: &OutputSettings) -> CommandResult<()> {
     if let Some(file) = &answer.output {
         output::write_plan(file, findings.plan)?;
     }
     match answer.format {
-        Format::Json => output::print_json(&json::found(findings)),
-        Format::Text => {
+        OutputFormat::Json => output::print_json(&json::found(findings)),
+        OutputFormat::Text => {
             let report = text::found(findings, answer.output.as_deref());
             if answer.plan_on_stdout() {
                 output::tell(&report);

@@ -5,11 +5,11 @@ use narrows_cost_model::profile;
 use narrows_plan::{Plan, model};
 
 use crate::args::low::{SchemaArgs, SchemaKind};
-use crate::errors::Outcome;
+use crate::errors::CommandResult;
 use crate::output;
 
 /// Prints the schema.
-pub fn run(args: &SchemaArgs) -> Outcome<()> {
+pub fn run(args: &SchemaArgs) -> CommandResult<()> {
     output::print_json(&match args.kind {
         SchemaKind::Model => model::schema(),
         SchemaKind::Profile => profile::schema(),

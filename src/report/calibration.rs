@@ -1,21 +1,21 @@
 //! What a calibration found: coverage, repeatability, intervals, provenance, and the closed loop.
 
 use narrows_cost_model::Profile;
-use narrows_cost_model::price::measured::Class;
-use narrows_cost_model::profile::{Point, Provenance, Repeatability};
+use narrows_cost_model::price::measured::KernelClass;
+use narrows_cost_model::profile::{MeasuredPoint, Provenance, Repeatability};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, half_width, percent, plural};
-use crate::calibrate::compare::{Compared, Comparison};
-use crate::calibrate::coverage::Needed;
+use super::page::{Align, TextPage, half_width, percent, plural};
+use crate::calibrate::compare::{ClosedLoop, ComparedPlan};
+use crate::calibrate::coverage::PresetCoverage;
 
 /// Beyond this share of the time, what was measured says little of a plan.
 const COVERED_MIN: f64 = 0.5;
 
 /// What was measured of one class of kernels.
 #[derive(Debug, Serialize)]
-pub struct Coverage {
+pub struct ClassCoverage {
     /// What people call it.
     pub kernels: &'static str,
     /// Shapes, each on so many devices once.
@@ -28,7 +28,7 @@ pub struct Coverage {
 
 /// A group of a profile's numbers.
 #[derive(Debug, Serialize)]
-pub struct Group {
+pub struct ProfileGroup {
     /// Its path in the file.
     pub field: String,
     #[serde(flatten)]
@@ -37,7 +37,7 @@ pub struct Group {
 
 /// What a calibration found.
 #[derive(Debug, Serialize)]
-pub struct Findings {
+pub struct CalibrationReport {
     /// Where the profile was written.
     pub output: String,
     /// The machine.
@@ -45,48 +45,48 @@ pub struct Findings {
     /// Plans that were run to measure.
     pub plans: usize,
     /// What was measured.
-    pub coverage: Vec<Coverage>,
+    pub coverage: Vec<ClassCoverage>,
     /// What of it the presets' plans need.
-    pub presets: Vec<Needed>,
+    pub presets: Vec<PresetCoverage>,
     /// How well it repeats.
     pub repeatability: Option<Repeatability>,
     /// Why it is not to be trusted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
     /// Where every group of the profile's numbers comes from.
-    pub provenance: Vec<Group>,
+    pub provenance: Vec<ProfileGroup>,
     /// Parts of the profile that were not measured.
     pub assumed: Vec<String>,
     /// The closed loop, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub comparison: Option<Comparison>,
+    pub comparison: Option<ClosedLoop>,
 }
 
-impl Findings {
+impl CalibrationReport {
     /// Of a fitted profile and what it was fitted to.
     pub fn of(
         profile: &Profile,
         plans: usize,
-        presets: Vec<Needed>,
-        comparison: Option<Comparison>,
+        presets: Vec<PresetCoverage>,
+        comparison: Option<ClosedLoop>,
         output: String,
-    ) -> Findings {
+    ) -> CalibrationReport {
         let file = profile.file();
         let points = file.measured.as_ref().map_or(&[][..], |measured| &measured.points);
         let width = |class| match class {
-            Class::Gemm => file.gemm.relative_error.half_width_90,
-            Class::Attention => file.attention.relative_error.half_width_90,
-            Class::Pass => file.passes.relative_error.half_width_90,
-            Class::Link => file.links.relative_error.half_width_90,
+            KernelClass::Gemm => file.gemm.relative_error.half_width_90,
+            KernelClass::Attention => file.attention.relative_error.half_width_90,
+            KernelClass::Pass => file.passes.relative_error.half_width_90,
+            KernelClass::Link => file.links.relative_error.half_width_90,
         };
-        let coverage = Class::ALL.into_iter().map(|class| Coverage {
+        let coverage = KernelClass::ALL.into_iter().map(|class| ClassCoverage {
             kernels: title(class),
             measured: of_class(points, class).count(),
             spread_median: median(of_class(points, class).map(|point| point.spread).collect()),
             half_width_90: width(class),
         });
-        let group = |(field, provenance)| Group { field, provenance };
-        Findings {
+        let group = |(field, provenance)| ProfileGroup { field, provenance };
+        CalibrationReport {
             output,
             machine: file.description.clone(),
             plans,
@@ -102,7 +102,7 @@ impl Findings {
 
     /// For people.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         page.heading("Calibration");
         page.paragraph(&self.machine);
         let mut fields = vec![
@@ -148,7 +148,7 @@ impl Findings {
 }
 
 /// A row for each size, a column for each family.
-fn presets(page: &mut Page, presets: &[Needed]) {
+fn presets(page: &mut TextPage, presets: &[PresetCoverage]) {
     let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
     for (family, size) in presets.iter().filter_map(|one| one.model.split_once('-')) {
         if !families.contains(&family) {
@@ -187,10 +187,10 @@ fn presets(page: &mut Page, presets: &[Needed]) {
 }
 
 /// A paragraph for each source: most groups share one.
-fn provenance(page: &mut Page, groups: &[Group]) {
+fn provenance(page: &mut TextPage, groups: &[ProfileGroup]) {
     page.heading("Where the profile's numbers come from");
     let mut sources: Vec<(String, Vec<String>)> = vec![];
-    for Group { field, provenance } in groups {
+    for ProfileGroup { field, provenance } in groups {
         let Provenance { kind, source, date, assumed } = provenance;
         let from = format!("{}, {date}, {source}", format!("{kind:?}").to_lowercase());
         let except = match assumed.len() {
@@ -208,14 +208,14 @@ fn provenance(page: &mut Page, groups: &[Group]) {
     }
 }
 
-fn between(plan: &Compared) -> String {
+fn between(plan: &ComparedPlan) -> String {
     let Some(interval) = plan.interval_s else { return "-".into() };
     let [low, high] = interval.map(Seconds);
     let within = (interval[0]..=interval[1]).contains(&plan.measured_step_time_s);
     format!("{low} to {high}{}", if within { "" } else { ", OUTSIDE" })
 }
 
-fn compared(page: &mut Page, comparison: &Comparison) {
+fn compared(page: &mut TextPage, comparison: &ClosedLoop) {
     page.heading("Predicted and measured");
     let seconds = |time: f64| format!("{:.1} ms", time * 1e3);
     let rows = comparison.plans.iter().map(|plan| {
@@ -274,7 +274,7 @@ fn compared(page: &mut Page, comparison: &Comparison) {
     ]);
 }
 
-fn interval(comparison: &Comparison) -> String {
+fn interval(comparison: &ClosedLoop) -> String {
     let plans = comparison.plans.len();
     match &comparison.interval {
         Some(found) => format!(
@@ -288,16 +288,16 @@ fn interval(comparison: &Comparison) -> String {
     }
 }
 
-fn of_class(points: &[Point], class: Class) -> impl Iterator<Item = &Point> {
-    points.iter().filter(move |point| Class::of(&point.kernel) == class)
+fn of_class(points: &[MeasuredPoint], class: KernelClass) -> impl Iterator<Item = &MeasuredPoint> {
+    points.iter().filter(move |point| KernelClass::of(&point.kernel) == class)
 }
 
-fn title(class: Class) -> &'static str {
+fn title(class: KernelClass) -> &'static str {
     match class {
-        Class::Gemm => "products",
-        Class::Attention => "attention",
-        Class::Pass => "element-wise and optimizer",
-        Class::Link => "collectives and transfers",
+        KernelClass::Gemm => "products",
+        KernelClass::Attention => "attention",
+        KernelClass::Pass => "element-wise and optimizer",
+        KernelClass::Link => "collectives and transfers",
     }
 }
 

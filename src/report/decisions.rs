@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::decisions::{ResolvedPlan, SegmentPlan};
 use narrows_plan::emit::{
-    Split, Template, copy_forward, flow_backward, op_backward, op_forward, op_parameters,
+    InstrTemplate, WeightSplit, copy_forward, flow_backward, op_backward, op_forward, op_parameters,
 };
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
 use narrows_plan::mesh::Axis;
@@ -12,7 +12,7 @@ use narrows_plan::program::Action;
 use narrows_plan::strategy::{Context, Save};
 use narrows_plan::{Bytes, Plan};
 
-use super::page::{Align, Page};
+use super::page::{Align, TextPage};
 
 const COLUMNS: [(&str, Align); 7] = [
     ("op", Align::Left),
@@ -25,7 +25,7 @@ const COLUMNS: [(&str, Align); 7] = [
 ];
 
 /// The tables of embedding, blocks and head.
-pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan) {
+pub fn tables(page: &mut TextPage, plan: &Plan, resolved: &ResolvedPlan) {
     let context = &resolved.context;
     ends(page, resolved);
     for (name, decisions) in &plan.blocks {
@@ -44,7 +44,7 @@ pub fn tables(page: &mut Page, plan: &Plan, resolved: &ResolvedPlan) {
     }
 }
 
-fn ends(page: &mut Page, resolved: &ResolvedPlan) {
+fn ends(page: &mut TextPage, resolved: &ResolvedPlan) {
     page.heading("Embedding and head");
     let mut made = rows(&resolved.embedding, &resolved.context);
     made.extend(rows(&resolved.head, &resolved.context));
@@ -132,9 +132,9 @@ fn weight(plan: &SegmentPlan, id: OpId, context: &Context) -> String {
         return String::new();
     };
     match parameter.split {
-        Split::Whole => "whole".into(),
-        Split::Rows => format!("rows ÷ {}", context.tensor()),
-        Split::Columns => format!("columns ÷ {}", context.tensor()),
+        WeightSplit::Whole => "whole".into(),
+        WeightSplit::Rows => format!("rows ÷ {}", context.tensor()),
+        WeightSplit::Columns => format!("columns ÷ {}", context.tensor()),
     }
 }
 
@@ -165,18 +165,18 @@ fn saved(plan: &SegmentPlan, id: ValueId) -> String {
     flow.saves.iter().enumerate().filter_map(told).collect::<Vec<_>>().join(", ")
 }
 
-fn value_forward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<Template> {
+fn value_forward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<InstrTemplate> {
     let (value, flow) = (plan.segment.value(id), &plan.choice.flows[id.0 as usize]);
     let copies = 1..flow.copies().len();
     copies.flat_map(|copy| copy_forward(value, flow, copy, context)).collect()
 }
 
-fn value_backward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<Template> {
+fn value_backward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<InstrTemplate> {
     flow_backward(plan.segment.value(id), &plan.choice.flows[id.0 as usize], context)
 }
 
 /// The tensor-axis collectives of some instructions: `all_reduce 96.0 MiB`.
-fn exchanges(templates: &[Template]) -> String {
+fn exchanges(templates: &[InstrTemplate]) -> String {
     let mut kinds: BTreeMap<&str, Bytes> = BTreeMap::new();
     for template in templates {
         if let Action::Collective(exchange) = &template.action

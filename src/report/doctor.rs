@@ -3,36 +3,36 @@
 use std::env;
 use std::path::PathBuf;
 
-use narrows_cluster::Launch;
-use narrows_cuda::libraries::Library;
-use narrows_cuda::machine::{self as cuda, CAPABILITY_MIN, Gpu};
+use narrows_cluster::LaunchInfo;
+use narrows_cuda::libraries::CudaLibrary;
+use narrows_cuda::machine::{self as cuda, CAPABILITY_MIN, GpuInfo};
 use narrows_plan::Bytes;
 use serde::Serialize;
 
 use crate::args::run::cores;
-use crate::calibrate::cache::Kept;
+use crate::calibrate::cache::CachedProfileKey;
 use crate::calibrate::{gpu, machine};
 use crate::loader;
 use crate::memory;
-use crate::report::page::{Align, Page};
+use crate::report::page::{Align, TextPage};
 
 /// The finding; its JSON form is the answer of `doctor --format json`.
 #[derive(Debug, Serialize)]
-pub struct Finding {
+pub struct DoctorReport {
     version: &'static str,
-    machine: Machine,
-    backends: Backends,
+    machine: MachineReport,
+    backends: BackendReports,
     driver_version: Option<String>,
-    libraries: Vec<FoundLibrary>,
-    devices: Vec<Device>,
+    libraries: Vec<LibraryReport>,
+    devices: Vec<DeviceReport>,
     /// What is kept of the GPUs; `null` where there are none.
-    gpus: Option<Measured>,
+    gpus: Option<ProfileReport>,
     /// Which process of how many this is; `null` when nobody started several.
-    launch: Option<Process>,
+    launch: Option<ProcessReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct Machine {
+struct MachineReport {
     title: String,
     cores: u64,
     memory_bytes: Option<u64>,
@@ -42,21 +42,21 @@ struct Machine {
 }
 
 #[derive(Debug, Serialize)]
-struct Backends {
-    cpu: Usable,
-    cuda: Usable,
+struct BackendReports {
+    cpu: Availability,
+    cuda: Availability,
 }
 
 /// Whether a backend can run here.
 #[derive(Debug, Serialize)]
-struct Usable {
+struct Availability {
     usable: bool,
     because: Vec<String>,
     hints: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct FoundLibrary {
+struct LibraryReport {
     name: String,
     purpose: &'static str,
     loads: bool,
@@ -65,7 +65,7 @@ struct FoundLibrary {
 }
 
 #[derive(Debug, Serialize)]
-struct Device {
+struct DeviceReport {
     ordinal: u32,
     name: String,
     compute_capability: String,
@@ -76,7 +76,7 @@ struct Device {
 
 /// The profile of the GPUs.
 #[derive(Debug, Serialize)]
-struct Measured {
+struct ProfileReport {
     /// Which they are, with their driver and libraries.
     title: String,
     /// The profile that `run --backend cuda` predicts with, once they were measured.
@@ -84,18 +84,18 @@ struct Measured {
 }
 
 #[derive(Debug, Serialize)]
-struct Process {
+struct ProcessReport {
     launcher: &'static str,
     rank: u64,
     processes: u64,
     meeting: String,
 }
 
-impl Finding {
+impl DoctorReport {
     /// Looks at this machine.
-    pub fn look() -> Finding {
+    pub fn look() -> DoctorReport {
         let found = loader::found();
-        let library = |library: Library| FoundLibrary {
+        let library = |library: CudaLibrary| LibraryReport {
             name: format!("lib{}", library.stem()),
             purpose: library.purpose(),
             loads: cuda::loads(library),
@@ -105,29 +105,29 @@ impl Finding {
                 std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone())
             }),
         };
-        let libraries: Vec<FoundLibrary> = Library::ALL.into_iter().map(library).collect();
+        let libraries: Vec<LibraryReport> = CudaLibrary::ALL.into_iter().map(library).collect();
         let gpus = cuda::gpus();
         let usable = cuda_usable(&libraries, &gpus);
         let threads = cores();
-        let launch = Launch::read(|name| env::var(name).ok()).ok().flatten();
-        Finding {
+        let launch = LaunchInfo::read(|name| env::var(name).ok()).ok().flatten();
+        DoctorReport {
             version: env!("CARGO_PKG_VERSION"),
-            machine: Machine {
+            machine: MachineReport {
                 title: machine::title(threads),
                 cores: threads,
                 memory_bytes: memory::total().map(|bytes| bytes.0),
                 free_memory_bytes: memory::available().map(|bytes| bytes.0),
-                profile: Kept::of_processors(threads).found(),
+                profile: CachedProfileKey::of_processors(threads).found(),
             },
-            backends: Backends {
-                cpu: Usable { usable: true, because: vec![], hints: vec![] },
+            backends: BackendReports {
+                cpu: Availability { usable: true, because: vec![], hints: vec![] },
                 cuda: usable,
             },
             driver_version: libraries.first().and_then(|driver| driver.version.clone()),
             libraries,
-            devices: gpus.unwrap_or_default().into_iter().map(Device::of).collect(),
-            gpus: gpu::title().map(|title| Measured { title, profile: gpu::kept(1) }),
-            launch: launch.map(|launch| Process {
+            devices: gpus.unwrap_or_default().into_iter().map(DeviceReport::of).collect(),
+            gpus: gpu::title().map(|title| ProfileReport { title, profile: gpu::kept(1) }),
+            launch: launch.map(|launch| ProcessReport {
                 launcher: launch.launcher.name(),
                 rank: launch.rank,
                 processes: launch.world,
@@ -138,8 +138,8 @@ impl Finding {
 
     /// For people.
     pub fn text(&self) -> String {
-        let Finding { machine, backends, .. } = self;
-        let mut page = Page::default();
+        let DoctorReport { machine, backends, .. } = self;
+        let mut page = TextPage::default();
         page.heading(format!("narrows {} on this machine", self.version));
         let size = |bytes: Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
         let mut fields = vec![
@@ -150,7 +150,7 @@ impl Finding {
         let profile = machine.profile.as_ref().map(|path| path.display().to_string());
         let unmeasured = "not measured yet: `narrows calibrate`, or the first `narrows run`";
         fields.push(("profile", profile.unwrap_or_else(|| unmeasured.into())));
-        if let Some(Process { launcher, rank, processes, meeting }) = &self.launch {
+        if let Some(ProcessReport { launcher, rank, processes, meeting }) = &self.launch {
             let process =
                 format!("{rank} of {processes}, started by {launcher}, meeting at {meeting}");
             fields.push(("process", process));
@@ -173,7 +173,7 @@ impl Finding {
             ("version", Align::Left),
             ("found", Align::Left),
         ];
-        let row = |library: &FoundLibrary| {
+        let row = |library: &LibraryReport| {
             let path = library.path.as_ref().map(|path| path.display().to_string());
             vec![
                 library.name.clone(),
@@ -196,7 +196,7 @@ impl Finding {
                 ("memory", Align::Right),
                 ("free", Align::Right),
             ];
-            let row = |device: &Device| {
+            let row = |device: &DeviceReport| {
                 vec![
                     device.ordinal.to_string(),
                     device.name.clone(),
@@ -207,7 +207,7 @@ impl Finding {
                 ]
             };
             page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
-            if let Some(Measured { title, profile }) = &self.gpus {
+            if let Some(ProfileReport { title, profile }) = &self.gpus {
                 let profile = profile.as_ref().map(|path| path.display().to_string());
                 let unmeasured = "not measured yet: `narrows calibrate --backend cuda`";
                 let profile = profile.unwrap_or_else(|| unmeasured.into());
@@ -218,9 +218,9 @@ impl Finding {
     }
 }
 
-impl Device {
-    fn of(gpu: Gpu) -> Device {
-        Device {
+impl DeviceReport {
+    fn of(gpu: GpuInfo) -> DeviceReport {
+        DeviceReport {
             ordinal: gpu.ordinal,
             name: gpu.name,
             compute_capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
@@ -231,16 +231,17 @@ impl Device {
     }
 }
 
-fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> Usable {
+fn cuda_usable(libraries: &[LibraryReport], gpus: &Result<Vec<GpuInfo>, String>) -> Availability {
     let (mut because, mut hints) = (vec![], vec![]);
-    for (library, found) in Library::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads) {
+    for (library, found) in CudaLibrary::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads)
+    {
         let is = if found.path.is_some() { "does not load" } else { "is not there" };
         because.push(format!("{} ({}) {is}", found.name, found.purpose));
         hints.push(library.hint().to_owned());
     }
     if let Some(outdated) = cuda::outdated() {
         because.push(outdated);
-        hints.push(Library::Driver.hint().to_owned());
+        hints.push(CudaLibrary::Driver.hint().to_owned());
     }
     hints.dedup();
     match gpus {
@@ -256,5 +257,5 @@ fn cuda_usable(libraries: &[FoundLibrary], gpus: &Result<Vec<Gpu>, String>) -> U
     let done_without =
         |because: &String| ["libnccl ", "libcublas "].iter().any(|name| because.starts_with(name));
     let usable = because.iter().all(done_without);
-    Usable { usable, because, hints }
+    Availability { usable, because, hints }
 }

@@ -7,22 +7,22 @@ use narrows_planner::predict::Prediction;
 use narrows_planner::search::SearchReport;
 use serde::Serialize;
 
-use crate::commands::Given;
+use crate::commands::GivenPlan;
 
-use super::{Findings, infeasible, limited};
+use super::{PlanReport, infeasible, limited};
 
 /// What `plan` and `cost` print.
 #[derive(Serialize)]
-pub struct Found<'a> {
+pub struct PlanOutput<'a> {
     decisions: &'a Plan,
-    prediction: Priced<'a>,
+    prediction: PredictionOutput<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    search: Option<Search>,
+    search: Option<SearchOutput>,
 }
 
 /// A prediction with what it is compared to.
 #[derive(Serialize)]
-struct Priced<'a> {
+struct PredictionOutput<'a> {
     #[serde(flatten)]
     prediction: &'a Prediction,
     /// `null` without a limit.
@@ -31,7 +31,7 @@ struct Priced<'a> {
 
 /// How a search went.
 #[derive(Serialize)]
-pub struct Search {
+pub struct SearchOutput {
     status: &'static str,
     /// `null` when there is no plan to be at a distance from it.
     gap: Option<f64>,
@@ -45,19 +45,19 @@ pub struct Search {
 
 /// What `plan` and `cost` print when there is no plan.
 #[derive(Serialize)]
-pub struct NothingFound {
+pub struct InfeasibleOutput {
     decisions: Option<()>,
     prediction: Option<()>,
-    search: Search,
+    search: SearchOutput,
     /// Each is explained by the next.
     causes: Vec<String>,
     hints: Vec<String>,
 }
 
-impl Search {
+impl SearchOutput {
     /// The report's numbers.
-    pub fn new(report: &SearchReport) -> Search {
-        Search {
+    pub fn new(report: &SearchReport) -> SearchOutput {
+        SearchOutput {
             status: report.status.name(),
             gap: Some(report.gap),
             bound_s: Some(report.bound.0).filter(|bound| bound.is_finite()),
@@ -69,25 +69,25 @@ impl Search {
     }
 
     /// The numbers of a report on a search that found no plan.
-    fn without_plan(report: &SearchReport) -> Search {
-        Search { gap: None, bound_s: None, ..Search::new(report) }
+    fn without_plan(report: &SearchReport) -> SearchOutput {
+        SearchOutput { gap: None, bound_s: None, ..SearchOutput::new(report) }
     }
 }
 
 /// What `explain` prints.
 #[derive(Serialize)]
-pub struct Explained<'a> {
+pub struct ExplainOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
     /// The plan file that was given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    given: Option<Compared<'a>>,
-    search: Search,
+    given: Option<ComparisonOutput<'a>>,
+    search: SearchOutput,
 }
 
 /// A plan file beside the plan found.
 #[derive(Serialize)]
-struct Compared<'a> {
+struct ComparisonOutput<'a> {
     name: &'a str,
     prediction: &'a Prediction,
     ratio: Option<f64>,
@@ -96,41 +96,41 @@ struct Compared<'a> {
 /// An explanation.
 pub fn explained<'a>(
     explanation: &'a Explanation,
-    given: Option<&'a Given>,
+    given: Option<&'a GivenPlan>,
     report: &SearchReport,
-) -> Explained<'a> {
+) -> ExplainOutput<'a> {
     let best = explanation.chosen.as_ref().and_then(|chosen| chosen.prediction.as_ref());
-    let given = given.map(|given| Compared {
+    let given = given.map(|given| ComparisonOutput {
         name: &given.name,
         prediction: &given.prediction,
         ratio: best.map(|best| given.prediction.step_time_s / best.step_time_s),
     });
     let search = match explanation.chosen {
-        Some(_) => Search::new(report),
-        None => Search::without_plan(report),
+        Some(_) => SearchOutput::new(report),
+        None => SearchOutput::without_plan(report),
     };
-    Explained { explanation, given, search }
+    ExplainOutput { explanation, given, search }
 }
 
 /// A priced plan.
-pub fn found<'a>(findings: &Findings<'a>) -> Found<'a> {
-    Found {
+pub fn found<'a>(findings: &PlanReport<'a>) -> PlanOutput<'a> {
+    PlanOutput {
         decisions: findings.plan,
-        prediction: Priced {
+        prediction: PredictionOutput {
             prediction: findings.prediction,
             memory_limit_bytes: limited(findings.memory_limit).map(|bytes| bytes.0),
         },
-        search: findings.search.map(Search::new),
+        search: findings.search.map(SearchOutput::new),
     }
 }
 
 /// A search without a plan.
-pub fn nothing_found(request: &Request, report: &SearchReport) -> NothingFound {
+pub fn nothing_found(request: &Request, report: &SearchReport) -> InfeasibleOutput {
     let (causes, hints) = infeasible::causes(request, report);
-    NothingFound {
+    InfeasibleOutput {
         decisions: None,
         prediction: None,
-        search: Search::without_plan(report),
+        search: SearchOutput::without_plan(report),
         causes,
         hints,
     }

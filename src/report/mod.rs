@@ -26,7 +26,7 @@ use narrows_planner::search::SearchReport;
 
 /// Everything there is to say about a priced plan.
 #[derive(Clone, Copy)]
-pub struct Findings<'a> {
+pub struct PlanReport<'a> {
     /// What is trained.
     pub model: &'a Model,
     /// On what.

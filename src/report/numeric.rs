@@ -3,7 +3,7 @@
 use narrows_reference::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Twin};
 use serde::Serialize;
 
-use super::page::{Page, plural};
+use super::page::{TextPage, plural};
 use crate::errors::Problem;
 
 /// Gradients that are reported, the furthest first.
@@ -11,7 +11,7 @@ const REPORTED: usize = 5;
 
 /// The outcome; its JSON form is `numeric` of `check --numeric --format json`.
 #[derive(Serialize)]
-pub struct Numeric {
+pub struct NumericReport {
     equal: bool,
     devices: u64,
     blocks: u64,
@@ -22,28 +22,28 @@ pub struct Numeric {
     loss_tolerance: f64,
     gradients_compared: u64,
     /// ‖a−b‖/‖b‖ of those that are furthest.
-    gradient_relative_differences: Vec<Difference>,
+    gradient_relative_differences: Vec<GradientDifference>,
     gradient_tolerance: f64,
 }
 
 #[derive(Serialize)]
-struct Difference {
+struct GradientDifference {
     name: String,
     relative_difference: f64,
     /// More than `gradient_tolerance` where the gradient is ill-conditioned.
     tolerance: f64,
 }
 
-impl Numeric {
+impl NumericReport {
     /// Of a twin that was compared.
-    pub fn of(twin: &Twin, found: &Comparison) -> Numeric {
+    pub fn of(twin: &Twin, found: &Comparison) -> NumericReport {
         let largest = found.gradients.iter().take(REPORTED);
-        let difference = |(name, off): &(String, f64)| Difference {
+        let difference = |(name, off): &(String, f64)| GradientDifference {
             name: name.clone(),
             relative_difference: *off,
             tolerance: found.tolerance(name),
         };
-        Numeric {
+        NumericReport {
             equal: found.is_equal(),
             devices: twin.plan.mesh.devices(),
             blocks: twin.model.blocks.len() as u64,
@@ -67,16 +67,18 @@ impl Numeric {
 
     fn differences(&self) -> String {
         let gradient = self.gradient_relative_differences.first();
-        let gradient =
-            gradient.map_or(String::new(), |Difference { name, relative_difference, .. }| {
+        let gradient = gradient.map_or(
+            String::new(),
+            |GradientDifference { name, relative_difference, .. }| {
                 format!(", and no gradient by more than {relative_difference:.1e} ({name})")
-            });
+            },
+        );
         format!("its twin's loss is off by {:.1e}{gradient}", self.loss_relative_difference)
     }
 
     /// For people, when they are equal.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         page.heading("It computes its model");
         page.paragraph(&format!(
             "A twin of {} and width {} was run on {} as threads, and held against unsharded training \
@@ -106,10 +108,10 @@ mod tests {
         let plan = narrows_planner::search(&request).best.unwrap().plan;
         let twin = Twin::of(&plan, &model).unwrap();
         let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
-        let same = Numeric::of(&twin, &twin.compare(&open, 1).unwrap());
+        let same = NumericReport::of(&twin, &twin.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());
         let other = Model { rope_theta: 100.0, ..twin.model.clone() };
-        let numeric = Numeric::of(&twin, &twin.compare_with(&open, &other, 1).unwrap());
+        let numeric = NumericReport::of(&twin, &twin.compare_with(&open, &other, 1).unwrap());
         assert!(numeric.problem("plan.json").is_some());
         assert!(!numeric.equal && numeric.gradient_relative_differences[0].tolerance < 1e-3);
     }

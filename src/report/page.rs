@@ -19,7 +19,7 @@ const PARAGRAPH_WIDTH: usize = 96;
 
 /// Text under construction.
 #[derive(Default)]
-pub struct Page(String);
+pub struct TextPage(String);
 
 /// Which way a column is aligned.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Align {
     Right,
 }
 
-impl Page {
+impl TextPage {
     /// A heading, a blank line before it.
     pub fn heading(&mut self, text: impl Display) {
         let blank = if self.0.is_empty() { "" } else { "\n" };
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn empty_columns_are_left_out() {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         let columns = [("a", Align::Left), ("b", Align::Left), ("c", Align::Right)];
         page.table(&columns, &[vec!["x".into(), String::new(), "10".into()]]);
         assert!(!page.finish().contains('b'));

@@ -3,37 +3,37 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::simulate::Breakdown;
-use narrows_runtime::parts::Part;
+use narrows_runtime::parts::TimeCategory;
 
 /// What people call a part.
-pub fn title(part: Part) -> &'static str {
+pub fn title(part: TimeCategory) -> &'static str {
     match part {
-        Part::Gemm => "products",
-        Part::Attention => "attention",
-        Part::Elementwise => "element-wise",
-        Part::CollectiveExposed => "collectives, exposed",
-        Part::Bubble => "pipeline bubble",
-        Part::Optimizer => "optimizer",
-        Part::Other => "other",
+        TimeCategory::Gemm => "products",
+        TimeCategory::Attention => "attention",
+        TimeCategory::Elementwise => "element-wise",
+        TimeCategory::CollectiveExposed => "collectives, exposed",
+        TimeCategory::Bubble => "pipeline bubble",
+        TimeCategory::Optimizer => "optimizer",
+        TimeCategory::Other => "other",
     }
 }
 
 /// The predicted time of a part, in seconds.
-pub fn predicted(breakdown: &Breakdown, part: Part) -> f64 {
+pub fn predicted(breakdown: &Breakdown, part: TimeCategory) -> f64 {
     match part {
-        Part::Gemm => breakdown.gemm,
-        Part::Attention => breakdown.attention,
-        Part::Elementwise => breakdown.elementwise,
-        Part::CollectiveExposed => breakdown.collective_exposed,
-        Part::Bubble => breakdown.bubble,
-        Part::Optimizer => breakdown.optimizer,
-        Part::Other => breakdown.other,
+        TimeCategory::Gemm => breakdown.gemm,
+        TimeCategory::Attention => breakdown.attention,
+        TimeCategory::Elementwise => breakdown.elementwise,
+        TimeCategory::CollectiveExposed => breakdown.collective_exposed,
+        TimeCategory::Bubble => breakdown.bubble,
+        TimeCategory::Optimizer => breakdown.optimizer,
+        TimeCategory::Other => breakdown.other,
     }
 }
 
 /// All predicted times, in seconds, by the names they are written under.
 pub fn by_name(breakdown: &Breakdown) -> BTreeMap<&'static str, f64> {
-    Part::ALL.into_iter().map(|part| (part.name(), predicted(breakdown, part))).collect()
+    TimeCategory::ALL.into_iter().map(|part| (part.name(), predicted(breakdown, part))).collect()
 }
 
 #[cfg(test)]
@@ -57,13 +57,13 @@ mod tests {
         let program = search(&request).best.expect("a plan").program;
         let predicted_counts = by_name(&simulate(&program, &|_| Seconds(1.0)).breakdown);
         let mut counts: BTreeMap<&str, f64> =
-            Part::ALL.iter().map(|part| (part.name(), 0.0)).collect();
+            TimeCategory::ALL.iter().map(|part| (part.name(), 0.0)).collect();
         for moment in narrows_runtime::order::step(&program.program().stages[0]) {
-            *counts.get_mut(Part::of(moment.instr).name()).unwrap() += 1.0;
+            *counts.get_mut(TimeCategory::of(moment.instr).name()).unwrap() += 1.0;
         }
         assert_eq!(counts, predicted_counts);
         let written = serde_json::to_value(Breakdown::default()).unwrap();
         let names: Vec<&String> = written.as_object().unwrap().keys().collect();
-        assert_eq!(names, Part::ALL.map(Part::name), "one set of keys");
+        assert_eq!(names, TimeCategory::ALL.map(TimeCategory::name), "one set of keys");
     }
 }

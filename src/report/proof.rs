@@ -8,25 +8,25 @@ use narrows_plan::{Bytes, CheckErrors, CheckedProgram};
 use serde::Serialize;
 
 use super::limited;
-use super::page::{Align, Page, plural, thousands};
+use super::page::{Align, TextPage, plural, thousands};
 use crate::args::resolve::PlanFile;
 use crate::errors::Problem;
 
 /// The outcome of a check; its JSON form is what `check --format json` prints.
 #[derive(Serialize)]
-pub struct Proof {
+pub struct CheckReport {
     proven: bool,
     /// What was lowered.
-    stages: Vec<StageCount>,
+    stages: Vec<StageSummary>,
     /// What a device may hold; `null` without a limit.
     memory_limit_bytes: Option<u64>,
     /// What is wrong: nothing, when the plan is proven.
-    errors: Vec<Fault>,
+    errors: Vec<CheckProblem>,
 }
 
 /// What a stage's program holds.
 #[derive(Serialize)]
-struct StageCount {
+struct StageSummary {
     instructions: u64,
     buffers: u64,
     collectives: BTreeMap<&'static str, u64>,
@@ -37,7 +37,7 @@ struct StageCount {
 
 /// One reason why a plan may not run.
 #[derive(Clone, Serialize)]
-struct Fault {
+struct CheckProblem {
     stage: Option<usize>,
     phase: Option<&'static str>,
     instruction: Option<usize>,
@@ -46,22 +46,22 @@ struct Fault {
     hint: Option<String>,
 }
 
-impl Proof {
+impl CheckReport {
     /// Checks a lowered plan and its memory.
-    pub fn of(program: Program, limit: Bytes) -> Proof {
-        let mut errors: Vec<Fault> = program
+    pub fn of(program: Program, limit: Bytes) -> CheckReport {
+        let mut errors: Vec<CheckProblem> = program
             .stages
             .iter()
             .enumerate()
             .filter(|(_, stage)| stage.arena > limit)
-            .map(|(index, stage)| Fault::memory(index, stage.arena, limit))
+            .map(|(index, stage)| CheckProblem::memory(index, stage.arena, limit))
             .collect();
-        let stages = program.stages.iter().map(StageCount::of).collect();
+        let stages = program.stages.iter().map(StageSummary::of).collect();
         if let Err(found) = CheckedProgram::check(program) {
-            errors.extend(found.0.iter().map(Fault::of));
+            errors.extend(found.0.iter().map(CheckProblem::of));
         }
         let memory_limit_bytes = limited(limit).map(|bytes| bytes.0);
-        Proof { proven: errors.is_empty(), stages, memory_limit_bytes, errors }
+        CheckReport { proven: errors.is_empty(), stages, memory_limit_bytes, errors }
     }
 
     /// What is wrong with the file called `name`.
@@ -72,13 +72,13 @@ impl Proof {
 
 /// What a check found in the file called `name`.
 pub fn problems(name: &str, errors: &CheckErrors) -> Vec<Problem> {
-    errors.0.iter().map(|error| Fault::of(error).problem(name)).collect()
+    errors.0.iter().map(|error| CheckProblem::of(error).problem(name)).collect()
 }
 
-impl Fault {
-    fn of(error: &CheckError) -> Fault {
+impl CheckProblem {
+    fn of(error: &CheckError) -> CheckProblem {
         let at = error.instruction.as_ref();
-        Fault {
+        CheckProblem {
             stage: error.stage,
             phase: at.map(|(phase, ..)| phase_name(*phase)),
             instruction: at.map(|(_, index, _)| *index),
@@ -88,8 +88,8 @@ impl Fault {
         }
     }
 
-    fn memory(stage: usize, needed: Bytes, limit: Bytes) -> Fault {
-        Fault {
+    fn memory(stage: usize, needed: Bytes, limit: Bytes) -> CheckProblem {
+        CheckProblem {
             stage: Some(stage),
             phase: None,
             instruction: None,
@@ -119,8 +119,8 @@ fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-impl StageCount {
-    fn of(stage: &StageProgram) -> StageCount {
+impl StageSummary {
+    fn of(stage: &StageProgram) -> StageSummary {
         let all = || stage.forward.iter().chain(&stage.backward).chain(&stage.step);
         let mut collectives = BTreeMap::new();
         for instr in all() {
@@ -129,7 +129,7 @@ impl StageCount {
             }
         }
         let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
-        StageCount {
+        StageSummary {
             instructions: all().count() as u64,
             buffers: stage.buffers.len() as u64,
             collectives,
@@ -146,14 +146,14 @@ const PROVED: &str = "Every layout follows from the one before it and every sum 
     meet receives, and all devices of a group run one order of collectives.";
 
 /// The proof, for people.
-pub fn text(proof: &Proof, file: &PlanFile) -> String {
-    let mut page = Page::default();
+pub fn text(proof: &CheckReport, file: &PlanFile) -> String {
+    let mut page = TextPage::default();
     page.heading(format!("{} is proven", file.name));
     let mesh = &file.plan.mesh;
     page.line(format!("{} on {}: {mesh}", file.model.name, plural(mesh.devices(), "device")));
     page.paragraph(PROVED);
     page.heading("Stages");
-    let row = |(index, stage): (usize, &StageCount)| {
+    let row = |(index, stage): (usize, &StageSummary)| {
         vec![
             index.to_string(),
             thousands(stage.instructions),

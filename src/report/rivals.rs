@@ -5,20 +5,20 @@ use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Request;
 use narrows_planner::explain::{Alternative, Explanation, MeshRow};
 use narrows_planner::predict::Prediction;
-use narrows_planner::search::Searched;
+use narrows_planner::search::SearchResult;
 
-use super::page::{Align, Page, plural};
+use super::page::{Align, TextPage, plural};
 use super::text::how_it_went;
-use crate::commands::Given;
+use crate::commands::GivenPlan;
 
 /// The whole explanation.
 pub fn text(
     request: &Request,
-    searched: &Searched,
+    searched: &SearchResult,
     explanation: &Explanation,
-    given: Option<&Given>,
+    given: Option<&GivenPlan>,
 ) -> String {
-    let mut page = Page::default();
+    let mut page = TextPage::default();
     let devices = plural(request.devices, "device");
     page.heading(format!("{} on {devices} of {}", request.model.name, request.profile.name()));
     if let Some(chosen) = &explanation.chosen {
@@ -44,7 +44,7 @@ const COLUMNS: [(&str, Align); 8] = [
     ("memory", Align::Right),
 ];
 
-fn alternatives(page: &mut Page, explanation: &Explanation, given: Option<&Given>) {
+fn alternatives(page: &mut TextPage, explanation: &Explanation, given: Option<&GivenPlan>) {
     let Some(chosen) = &explanation.chosen else { return };
     page.heading("What else there was");
     let mut rows = vec![priced(&chosen.name, chosen.prediction.as_ref(), None)];
@@ -84,7 +84,7 @@ fn priced(name: &str, prediction: Option<&Prediction>, ratio: Option<f64>) -> Ve
     row
 }
 
-fn meshes(page: &mut Page, meshes: &[MeshRow], not_listed: usize) {
+fn meshes(page: &mut TextPage, meshes: &[MeshRow], not_listed: usize) {
     if meshes.is_empty() {
         return;
     }

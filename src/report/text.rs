@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use narrows_plan::decisions::BorderLayout;
+use narrows_plan::decisions::PlanLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
-use narrows_planner::search::{Fate, SearchReport, SearchStatus};
-use narrows_runtime::parts::Part;
+use narrows_planner::search::{ContextOutcome, SearchReport, SearchStatus};
+use narrows_runtime::parts::TimeCategory;
 
-use super::page::{Align, Page, count, percent, plural, thousands};
-use super::{Findings, decisions, limited, parts, unmeasured};
+use super::page::{Align, TextPage, count, percent, plural, thousands};
+use super::{PlanReport, decisions, limited, parts, unmeasured};
 use crate::args::low::executor_name;
 use crate::output;
 
 /// A priced plan, and where it was written.
-pub fn found(findings: &Findings, written: Option<&OsStr>) -> String {
-    let mut page = Page::default();
+pub fn found(findings: &PlanReport, written: Option<&OsStr>) -> String {
+    let mut page = TextPage::default();
     subject(&mut page, findings);
     price(&mut page, findings);
     decisions::tables(&mut page, findings.plan, findings.resolved);
@@ -34,8 +34,8 @@ pub fn found(findings: &Findings, written: Option<&OsStr>) -> String {
     page.finish()
 }
 
-fn subject(page: &mut Page, findings: &Findings) {
-    let Findings { model, profile, plan, .. } = findings;
+fn subject(page: &mut TextPage, findings: &PlanReport) {
+    let PlanReport { model, profile, plan, .. } = findings;
     let devices = plural(plan.mesh.devices(), "device");
     page.heading(format!("{} on {devices} of {}", model.name, profile.name()));
     let crossing = match plan.crossing_layout {
@@ -69,16 +69,16 @@ fn subject(page: &mut Page, findings: &Findings) {
     ]);
 }
 
-fn lies(layout: BorderLayout) -> &'static str {
+fn lies(layout: PlanLayout) -> &'static str {
     match layout {
-        BorderLayout::Replicated => "whole on every device",
-        BorderLayout::Feature => "sharded on features",
-        BorderLayout::Sequence => "sharded on sequences",
-        BorderLayout::Position => "sharded on positions",
+        PlanLayout::Replicated => "whole on every device",
+        PlanLayout::Feature => "sharded on features",
+        PlanLayout::Sequence => "sharded on sequences",
+        PlanLayout::Position => "sharded on positions",
     }
 }
 
-fn shape(findings: &Findings) -> String {
+fn shape(findings: &PlanReport) -> String {
     let model = findings.model;
     let mut ranks: Vec<u64> = model
         .blocks
@@ -97,7 +97,7 @@ fn shape(findings: &Findings) -> String {
     format!("{parameters} parameters, {blocks} of width {}{rank}", model.hidden)
 }
 
-fn price(page: &mut Page, findings: &Findings) {
+fn price(page: &mut TextPage, findings: &PlanReport) {
     let prediction = findings.prediction;
     let [low, high] = prediction.step_time_interval_s.map(Seconds);
     let step_time = Seconds(prediction.step_time_s);
@@ -136,9 +136,10 @@ fn memory(peak: Bytes, limit: Option<Bytes>) -> String {
     }
 }
 
-fn breakdown(page: &mut Page, findings: &Findings) {
+fn breakdown(page: &mut TextPage, findings: &PlanReport) {
     let breakdown = &findings.prediction.breakdown_s;
-    let named = Part::ALL.map(|part| (parts::title(part), parts::predicted(breakdown, part)));
+    let named =
+        TimeCategory::ALL.map(|part| (parts::title(part), parts::predicted(breakdown, part)));
     let step_time = findings.prediction.step_time_s;
     let rows: Vec<Vec<String>> = named
         .iter()
@@ -152,7 +153,7 @@ fn breakdown(page: &mut Page, findings: &Findings) {
 }
 
 /// The collectives of a middle block.
-fn volumes(page: &mut Page, findings: &Findings) {
+fn volumes(page: &mut TextPage, findings: &PlanReport) {
     let volumes = &findings.prediction.block_collective_bytes;
     let passes =
         [("forward", &volumes.forward), ("backward", &volumes.backward), ("redo", &volumes.redo)];
@@ -179,7 +180,8 @@ fn volumes(page: &mut Page, findings: &Findings) {
 
 /// One line about a search.
 pub fn how_it_went(search: &SearchReport) -> String {
-    let found = search.contexts.iter().any(|context| matches!(context.fate, Fate::Solved(_)));
+    let found =
+        search.contexts.iter().any(|context| matches!(context.fate, ContextOutcome::Solved(_)));
     let SearchReport { candidates_priced: priced, candidates_pruned: pruned, .. } = search;
     let ended = match search.status {
         SearchStatus::Optimal => "proven the fastest of the space".to_owned(),

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use narrows_plan::Bytes;
-use narrows_runtime::data::{Digest, Header, Layout, hex};
+use narrows_runtime::data::{Digest, TokenFileHeader, TokenFileLayout, hex};
 use serde::Serialize;
 
-use super::page::{Page, plural, thousands};
+use super::page::{TextPage, plural, thousands};
 
 /// What a token file says of itself; its JSON form is what `data --inspect --format json` prints.
 #[derive(Serialize)]
-pub struct Contents {
+pub struct TokenFileReport {
     file: String,
     layout: &'static str,
     token_count: u64,
@@ -19,15 +19,15 @@ pub struct Contents {
     /// `null` where the file does not say.
     vocabulary_size: Option<u32>,
     end_of_text_id: Option<u32>,
-    tokenizer: Option<Tokenizer>,
+    tokenizer: Option<TokenizerReport>,
     /// Of the tokens; `null` where the file does not say.
     tokens_sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    verified: Option<Verified>,
+    verified: Option<VerificationReport>,
 }
 
 #[derive(Serialize)]
-struct Tokenizer {
+struct TokenizerReport {
     name: String,
     /// Of its file; `null` for bytes.
     sha256: Option<String>,
@@ -35,7 +35,7 @@ struct Tokenizer {
 
 /// What was found by reading all of it.
 #[derive(Serialize)]
-struct Verified {
+struct VerificationReport {
     /// `null` where there is none.
     checksum: Option<bool>,
     largest_id: Option<u32>,
@@ -43,9 +43,9 @@ struct Verified {
 
 /// A token file that was made; its JSON form is what `data --format json` prints.
 #[derive(Serialize)]
-pub struct Made {
+pub struct NewTokenFileReport {
     #[serde(flatten)]
-    contents: Contents,
+    contents: TokenFileReport,
     document_count: u64,
     /// The token between documents; `null` where they are joined as they are.
     document_separator: Option<&'static str>,
@@ -53,15 +53,15 @@ pub struct Made {
     bytes_per_token: f64,
 }
 
-impl Contents {
+impl TokenFileReport {
     /// Those of a file with this header.
-    pub fn of(file: &Path, header: &Header) -> Contents {
-        let tokenizer = header.tokenizer.as_ref().map(|tokenizer| Tokenizer {
+    pub fn of(file: &Path, header: &TokenFileHeader) -> TokenFileReport {
+        let tokenizer = header.tokenizer.as_ref().map(|tokenizer| TokenizerReport {
             name: tokenizer.name.clone(),
             sha256: (tokenizer.fingerprint != Digest::default())
                 .then(|| hex(&tokenizer.fingerprint)),
         });
-        Contents {
+        TokenFileReport {
             file: file.display().to_string(),
             layout: header.layout.name(),
             token_count: header.tokens,
@@ -76,21 +76,21 @@ impl Contents {
     }
 
     /// The same, read through and found right.
-    pub fn verified(mut self, largest_id: Option<u32>) -> Contents {
+    pub fn verified(mut self, largest_id: Option<u32>) -> TokenFileReport {
         let checksum = self.tokens_sha256.is_some().then_some(true);
-        self.verified = Some(Verified { checksum, largest_id });
+        self.verified = Some(VerificationReport { checksum, largest_id });
         self
     }
 
     /// For people.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         page.heading(&self.file);
         let mut fields = self.fields();
         fields.push(("layout", self.layout.into()));
         let end_of_text = match self.end_of_text_id {
             Some(id) => format!("id {id} between documents"),
-            None if self.layout == Layout::Narrows.name() => "none".into(),
+            None if self.layout == TokenFileLayout::Narrows.name() => "none".into(),
             None => "not stated".into(),
         };
         fields.push(("end of text", end_of_text));
@@ -108,7 +108,7 @@ impl Contents {
     }
 
     fn fields(&self) -> Vec<(&'static str, String)> {
-        let Contents { token_count, token_width_bytes, .. } = self;
+        let TokenFileReport { token_count, token_width_bytes, .. } = self;
         let size = Bytes(self.file_bytes);
         let tokens = thousands(*token_count);
         let vocabulary = match (&self.vocabulary_size, &self.tokenizer) {
@@ -125,21 +125,27 @@ impl Contents {
     }
 }
 
-impl Made {
+impl NewTokenFileReport {
     /// What was made of some documents.
     pub fn of(
-        contents: Contents,
+        contents: TokenFileReport,
         document_count: u64,
         text_bytes: u64,
         document_separator: Option<&'static str>,
-    ) -> Made {
+    ) -> NewTokenFileReport {
         let bytes_per_token = text_bytes as f64 / contents.token_count.max(1) as f64;
-        Made { contents, document_count, document_separator, text_bytes, bytes_per_token }
+        NewTokenFileReport {
+            contents,
+            document_count,
+            document_separator,
+            text_bytes,
+            bytes_per_token,
+        }
     }
 
     /// For people.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         page.heading(&self.contents.file);
         let documents = match (self.document_count, self.document_separator) {
             (1, _) => "1 document".into(),

@@ -10,9 +10,9 @@ use std::time::Duration;
 use narrows_cost_model::segment::KernelPrice;
 use narrows_cost_model::simulate::{Timeline, meeting};
 use narrows_plan::program::{Action, Instr, Phase, Program};
-use narrows_runtime::order::{self, Moment};
-use narrows_runtime::parts::Lap;
-use narrows_runtime::parts::Part;
+use narrows_runtime::order::{self, ScheduledInstruction};
+use narrows_runtime::parts::InstructionSpan;
+use narrows_runtime::parts::TimeCategory;
 use narrows_runtime::{DeviceId, Trainer};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ const EXPECTED: u64 = 1_000_000;
 
 /// An event, under the names of the format.
 #[derive(Debug, Serialize)]
-pub struct Event {
+pub struct TraceEvent {
     name: String,
     /// What kind of event: `X` has a length, `M` names something.
     ph: &'static str,
@@ -40,24 +40,24 @@ pub struct Event {
 }
 
 /// A step that was measured: laps by device.
-pub struct Measured {
+pub struct MeasuredTrace {
     step: u64,
-    laps: Vec<Vec<Lap>>,
+    laps: Vec<Vec<InstructionSpan>>,
 }
 
 /// Where events are put.
 #[derive(Clone, Copy)]
-struct Process {
+struct TraceProcess {
     pid: u64,
     step: u64,
 }
 
-impl Measured {
+impl MeasuredTrace {
     /// The last step of a run.
-    pub fn of(trainer: &Trainer, step: u64) -> Measured {
+    pub fn of(trainer: &Trainer, step: u64) -> MeasuredTrace {
         let session = trainer.session();
         let devices = (0..session.program().context.mesh.devices()).map(DeviceId);
-        Measured { step, laps: devices.map(|device| session.laps(device).to_vec()).collect() }
+        MeasuredTrace { step, laps: devices.map(|device| session.laps(device).to_vec()).collect() }
     }
 
     /// When its last device was done.
@@ -68,7 +68,7 @@ impl Measured {
 }
 
 /// The events of measured steps, one after the other.
-pub fn measured(program: &Program, steps: &[Measured]) -> Vec<Event> {
+pub fn measured(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceEvent> {
     let mesh = program.context.mesh;
     let mut events = vec![];
     for device in (0..mesh.devices()).map(DeviceId) {
@@ -77,7 +77,7 @@ pub fn measured(program: &Program, steps: &[Measured]) -> Vec<Event> {
         events.extend(named(device.0, &name));
         let mut begin = Duration::ZERO;
         for measured in steps {
-            let process = Process { pid: device.0, step: measured.step };
+            let process = TraceProcess { pid: device.0, step: measured.step };
             let spans = measured.laps[device.0 as usize]
                 .iter()
                 .map(|lap| (micros(begin + lap.begin), micros(begin + lap.end)));
@@ -91,10 +91,10 @@ pub fn measured(program: &Program, steps: &[Measured]) -> Vec<Event> {
 }
 
 /// The events of the step that was expected.
-pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> Vec<Event> {
+pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> Vec<TraceEvent> {
     let mut events = vec![];
     for (stage, stage_program) in program.stages.iter().enumerate() {
-        let process = Process { pid: EXPECTED + stage as u64, step: 0 };
+        let process = TraceProcess { pid: EXPECTED + stage as u64, step: 0 };
         events.extend(named(process.pid, &format!("predicted: each device of stage {stage}")));
         let mut moments = vec![];
         // Where stages meet, a stage is in the collective from its arrival on, as a measured one is.
@@ -106,7 +106,10 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
                 let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);
                 let slot = order::slot(stage_program, microbatch);
-                moments.push((Moment { instr, phase, microbatch, slot }, (1e6 * begin, 1e6 * end)));
+                moments.push((
+                    ScheduledInstruction { instr, phase, microbatch, slot },
+                    (1e6 * begin, 1e6 * end),
+                ));
                 begin = end;
             }
         }
@@ -115,19 +118,19 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
     events
 }
 
-impl Process {
+impl TraceProcess {
     /// A step: itself, its passes, its instructions.
     fn step<'a>(
         self,
-        moments: impl Iterator<Item = (Moment<'a>, (f64, f64))>,
+        moments: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
         whole: (f64, f64),
-        events: &mut Vec<Event>,
+        events: &mut Vec<TraceEvent>,
     ) {
         let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
         events.push(self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
         let mut pass: Option<(Phase, u64, (f64, f64))> = None;
         for (moment, span) in moments {
-            let Moment { instr, phase, microbatch, .. } = moment;
+            let ScheduledInstruction { instr, phase, microbatch, .. } = moment;
             pass = match pass {
                 Some((before, of, (begin, _))) if (before, of) == (phase, microbatch) => {
                     Some((phase, microbatch, (begin, span.1)))
@@ -142,7 +145,7 @@ impl Process {
         events.extend(pass.map(|pass| self.pass(pass)));
     }
 
-    fn pass(self, (phase, microbatch, span): (Phase, u64, (f64, f64))) -> Event {
+    fn pass(self, (phase, microbatch, span): (Phase, u64, (f64, f64))) -> TraceEvent {
         let (title, args) = match phase {
             Phase::Step => ("update".into(), json!({ "step": self.step })),
             _ => (
@@ -153,7 +156,13 @@ impl Process {
         self.event(title, "pass", PASSES, span, args)
     }
 
-    fn instruction(self, instr: &Instr, phase: Phase, microbatch: u64, span: (f64, f64)) -> Event {
+    fn instruction(
+        self,
+        instr: &Instr,
+        phase: Phase,
+        microbatch: u64,
+        span: (f64, f64),
+    ) -> TraceEvent {
         let thread = match instr.action {
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
@@ -167,7 +176,7 @@ impl Process {
             "microbatch": microbatch,
             "step": self.step,
         });
-        self.event(instr.origin.clone(), Part::of(instr).name(), thread, span, args)
+        self.event(instr.origin.clone(), TimeCategory::of(instr).name(), thread, span, args)
     }
 
     fn event(
@@ -177,8 +186,8 @@ impl Process {
         tid: u64,
         (begin, end): (f64, f64),
         args: Value,
-    ) -> Event {
-        Event { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
+    ) -> TraceEvent {
+        TraceEvent { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
     }
 }
 
@@ -200,10 +209,10 @@ fn phase_name(phase: Phase) -> &'static str {
 }
 
 /// The names of a process and of its threads.
-fn named(pid: u64, name: &str) -> [Event; 5] {
+fn named(pid: u64, name: &str) -> [TraceEvent; 5] {
     let meta = |what: &str, tid: u64, args: Value| {
         let (name, ph, cat) = (what.to_owned(), "M", "");
-        Event { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
+        TraceEvent { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }
     };
     let thread = |tid: u64, name: &str| meta("thread_name", tid, json!({ "name": name }));
     [

@@ -4,13 +4,13 @@ use narrows_plan::Kernel;
 use narrows_plan::kernel::{Direction, Gemm};
 use narrows_planner::predict::Prediction;
 
-use super::page::{Align, Page, percent, plural, thousands};
+use super::page::{Align, TextPage, percent, plural, thousands};
 
 /// As many shapes are named; the others are counted.
 const SHOWN: usize = 5;
 
 /// Names the largest ones.
-pub fn tell(page: &mut Page, prediction: &Prediction) {
+pub fn tell(page: &mut TextPage, prediction: &Prediction) {
     if !prediction.shapes_measured {
         page.line("No shape of this plan was measured on such hardware: the interval is assumed.");
         return;
@@ -21,7 +21,7 @@ pub fn tell(page: &mut Page, prediction: &Prediction) {
     }
     let share: f64 = all.iter().map(|one| one.share).sum();
     page.heading("Shapes more than a factor of two from any that was measured");
-    let row = |one: &narrows_cost_model::interval::Unmeasured| {
+    let row = |one: &narrows_cost_model::interval::UnmeasuredKernel| {
         let octaves = one.distance_octaves;
         let away = octaves.map_or("nothing like it".into(), |far| format!("{far:.1} octaves"));
         vec![name(&one.kernel), percent(one.share), away]

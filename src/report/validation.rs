@@ -1,21 +1,23 @@
 //! Predicted beside measured: a table for each kind of figure, then the errors in sum.
 
-use narrows_calibration::measurements::{Errors, MeasurementsFile, Orderings, Unit};
+use narrows_calibration::measurements::{
+    MeasurementUnit, MeasurementsFile, Orderings, RelativeErrors,
+};
 use narrows_cost_model::interval::Coverage;
 use narrows_plan::Seconds;
 use serde::Serialize;
 
-use super::page::{Align, Page, percent, percents, plural, signed_percents};
+use super::page::{Align, TextPage, percent, percents, plural, signed_percents};
 use crate::args::low::executor_name;
-use crate::args::validate::{Given, Validation};
-use crate::validate::{Compared, LeftOut, Summary, left_out, overall, sources, tables};
+use crate::args::validate::{MeasurementInput, ValidateSettings};
+use crate::validate::{ComparedFigure, FigureSummary, LeftOut, left_out, overall, sources, tables};
 
 /// More figures than this in one table are summed up only.
 const SHOWN_MAX: usize = 60;
 
 /// The report for people.
-pub fn text(asked: &Validation, compared: &[Compared]) -> String {
-    let mut page = Page::default();
+pub fn text(asked: &ValidateSettings, compared: &[ComparedFigure]) -> String {
+    let mut page = TextPage::default();
     for table in tables(compared) {
         page.heading(&table.name);
         if table.figures.len() <= SHOWN_MAX {
@@ -43,8 +45,8 @@ pub fn text(asked: &Validation, compared: &[Compared]) -> String {
     page.finish()
 }
 
-fn figures(page: &mut Page, table: &Summary) {
-    let row = |one: &&Compared| {
+fn figures(page: &mut TextPage, table: &FigureSummary) {
+    let row = |one: &&ComparedFigure| {
         let error = (one.predicted_s / one.measured_s - 1.0) * 100.0;
         vec![
             one.measurement.name.clone(),
@@ -74,19 +76,19 @@ fn figures(page: &mut Page, table: &Summary) {
 }
 
 /// A time, and for what where it is not for the figure itself.
-fn time(of: &Compared, seconds: f64) -> String {
+fn time(of: &ComparedFigure, seconds: f64) -> String {
     let time = Seconds(seconds);
     if per_gigabyte(of) { format!("{time} a GB") } else { time.to_string() }
 }
 
 /// Whether a figure's time is what freeing 10⁹ bytes takes.
-fn per_gigabyte(of: &Compared) -> bool {
-    of.measurement.unit == Unit::MbPerMs
+fn per_gigabyte(of: &ComparedFigure) -> bool {
+    of.measurement.unit == MeasurementUnit::MbPerMs
 }
 
-fn errors(page: &mut Page, summaries: &[Summary]) {
-    let row = |summary: &Summary| {
-        let Errors {
+fn errors(page: &mut TextPage, summaries: &[FigureSummary]) {
+    let row = |summary: &FigureSummary| {
+        let RelativeErrors {
             figures,
             mean_absolute_percent: mean,
             median_absolute_percent: median,
@@ -125,7 +127,7 @@ fn errors(page: &mut Page, summaries: &[Summary]) {
 }
 
 /// Figures of a fit that are looked at otherwise than the fit did.
-fn other_terms(page: &mut Page, compared: &[Compared]) {
+fn other_terms(page: &mut TextPage, compared: &[ComparedFigure]) {
     let mut found: Vec<([String; 3], u64)> = vec![];
     for terms in compared.iter().filter_map(|one| one.other_terms) {
         let words = terms.words();
@@ -145,7 +147,7 @@ fn other_terms(page: &mut Page, compared: &[Compared]) {
 }
 
 /// What the factor of steps is worth.
-fn without_themselves(page: &mut Page, figures: &[LeftOut]) {
+fn without_themselves(page: &mut TextPage, figures: &[LeftOut]) {
     if figures.is_empty() {
         return;
     }
@@ -169,30 +171,33 @@ fn without_themselves(page: &mut Page, figures: &[LeftOut]) {
 }
 
 /// Which profiles were used, where some were given: one may be called like a preset.
-fn hardware(page: &mut Page, asked: &Validation, compared: &[Compared]) {
+fn hardware(page: &mut TextPage, asked: &ValidateSettings, compared: &[ComparedFigure]) {
     if asked.profiles.is_empty() {
         return;
     }
     page.heading("Hardware");
-    for Hardware { name, from, hides_preset } in used(asked, compared) {
+    for HardwareReport { name, from, hides_preset } in used(asked, compared) {
         let instead = if hides_preset { ", in the place of the preset of that name" } else { "" };
         page.line(format!("{name}: {from}{instead}"));
     }
 }
 
 /// The profiles that figures are of, each once.
-fn used<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Vec<Hardware<'a>> {
-    let mut used: Vec<Hardware> = vec![];
+fn used<'a>(
+    asked: &'a ValidateSettings,
+    compared: &'a [ComparedFigure<'a>],
+) -> Vec<HardwareReport<'a>> {
+    let mut used: Vec<HardwareReport> = vec![];
     for one in compared {
         let name = one.measurement.hardware.as_str();
         if used.iter().all(|known| known.name != name) {
             let given = asked.given(name);
             let file = given.filter(|given| given.path != name);
             let from = file.map_or("the preset", |given| given.path.as_str());
-            used.push(Hardware {
+            used.push(HardwareReport {
                 name,
                 from,
-                hides_preset: given.is_some_and(Given::hides_preset),
+                hides_preset: given.is_some_and(MeasurementInput::hides_preset),
             });
         }
     }
@@ -201,19 +206,19 @@ fn used<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Vec<Hardware
 
 /// The report for programs.
 #[derive(Serialize)]
-pub struct Document<'a> {
-    figures: Vec<Figure<'a>>,
+pub struct ValidationReport<'a> {
+    figures: Vec<FigureReport<'a>>,
     /// Step times that were fitted to, by a fit to the others.
-    left_out: Vec<Without<'a>>,
-    hardware: Vec<Hardware<'a>>,
-    tables: Vec<Sum>,
-    sources: Vec<Sum>,
-    overall: Vec<Sum>,
-    citations: Vec<Citation<'a>>,
+    left_out: Vec<LeftOutReport<'a>>,
+    hardware: Vec<HardwareReport<'a>>,
+    tables: Vec<SummaryReport>,
+    sources: Vec<SummaryReport>,
+    overall: Vec<SummaryReport>,
+    citations: Vec<SourceReport<'a>>,
 }
 
 #[derive(Serialize)]
-struct Figure<'a> {
+struct FigureReport<'a> {
     file: &'a str,
     table: &'a str,
     source: &'a str,
@@ -234,7 +239,7 @@ struct Figure<'a> {
 }
 
 #[derive(Serialize)]
-struct Without<'a> {
+struct LeftOutReport<'a> {
     file: &'a str,
     name: &'a str,
     measured_s: f64,
@@ -244,7 +249,7 @@ struct Without<'a> {
 
 /// A profile that figures are of.
 #[derive(Serialize)]
-struct Hardware<'a> {
+struct HardwareReport<'a> {
     name: &'a str,
     /// The path of its file, or that it is a preset.
     from: &'a str,
@@ -253,23 +258,23 @@ struct Hardware<'a> {
 }
 
 #[derive(Serialize)]
-struct Sum {
+struct SummaryReport {
     name: String,
     fitted: usize,
     #[serde(flatten)]
-    errors: Errors,
+    errors: RelativeErrors,
     orderings: Orderings,
-    coverage_90: Covered,
+    coverage_90: CoverageReport,
 }
 
 #[derive(Serialize)]
-struct Covered {
+struct CoverageReport {
     inside: usize,
     share: Option<f64>,
 }
 
 #[derive(Serialize)]
-struct Citation<'a> {
+struct SourceReport<'a> {
     file: &'a str,
     name: &'a str,
     citation: &'a str,
@@ -277,8 +282,11 @@ struct Citation<'a> {
 }
 
 /// The JSON document.
-pub fn json<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Document<'a> {
-    let figure = |one: &'a Compared<'a>| Figure {
+pub fn json<'a>(
+    asked: &'a ValidateSettings,
+    compared: &'a [ComparedFigure<'a>],
+) -> ValidationReport<'a> {
+    let figure = |one: &'a ComparedFigure<'a>| FigureReport {
         file: one.file,
         table: &one.measurement.table,
         source: &one.measurement.source,
@@ -295,29 +303,29 @@ pub fn json<'a>(asked: &'a Validation, compared: &'a [Compared<'a>]) -> Document
         interval_s: one.interval_s,
         inside: (one.interval_s[0]..=one.interval_s[1]).contains(&one.measured_s),
     };
-    let sums = |summaries: Vec<Summary>| {
-        let sum = |Summary { name, errors, orderings, coverage, fitted, .. }| {
-            let coverage_90 = Covered { inside: coverage.inside, share: coverage.share() };
-            Sum { name, fitted, errors, orderings, coverage_90 }
+    let sums = |summaries: Vec<FigureSummary>| {
+        let sum = |FigureSummary { name, errors, orderings, coverage, fitted, .. }| {
+            let coverage_90 = CoverageReport { inside: coverage.inside, share: coverage.share() };
+            SummaryReport { name, fitted, errors, orderings, coverage_90 }
         };
         summaries.into_iter().map(sum).collect()
     };
     let cited = |file: &'a MeasurementsFile| {
-        file.sources.iter().map(|(name, source)| Citation {
+        file.sources.iter().map(|(name, source)| SourceReport {
             file: &file.name,
             name,
             citation: &source.citation,
             conditions: &source.conditions,
         })
     };
-    let without = |one: LeftOut<'a>| Without {
+    let without = |one: LeftOut<'a>| LeftOutReport {
         file: one.figure.file,
         name: &one.figure.measurement.name,
         measured_s: one.figure.measured_s,
         predicted_s: one.predicted_s,
         error_percent: one.error() * 100.0,
     };
-    Document {
+    ValidationReport {
         figures: compared.iter().map(figure).collect(),
         left_out: left_out(compared).into_iter().map(without).collect(),
         hardware: used(asked, compared),

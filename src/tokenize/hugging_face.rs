@@ -5,10 +5,10 @@ use std::path::{Component, Path};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use narrows_runtime::data::{Description, TokenizerName, digest};
+use narrows_runtime::data::{TokenFileInfo, TokenizerName, digest};
 use tokenizers::{ModelWrapper, Tokenizer};
 
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 
 /// What the token at the end of a text is called. The file does not say which it is, so the first
 /// of these that it has is taken.
@@ -26,13 +26,13 @@ const END_OF_TEXT: [&str; 7] = [
 #[derive(Debug)]
 pub struct HuggingFace {
     tokenizer: Tokenizer,
-    description: Description,
+    description: TokenFileInfo,
     end_of_text: Option<&'static str>,
 }
 
 impl HuggingFace {
     /// Reads the text of a `tokenizer.json`.
-    pub fn read(name: &str, text: &str) -> Outcome<HuggingFace> {
+    pub fn read(name: &str, text: &str) -> CommandResult<HuggingFace> {
         let refused = |problem: String| {
             let hint = "a tokenizer.json as Hugging Face's tokenizers write it";
             Failure::input(Problem::new(name, problem).hint(hint))
@@ -62,7 +62,7 @@ impl HuggingFace {
         }
         let end_of_text =
             END_OF_TEXT.into_iter().find(|name| tokenizer.token_to_id(name).is_some());
-        let description = Description {
+        let description = TokenFileInfo {
             vocabulary,
             end_of_text: end_of_text.and_then(|name| tokenizer.token_to_id(name)),
             tokenizer: TokenizerName {
@@ -74,7 +74,7 @@ impl HuggingFace {
     }
 
     /// What its tokens are.
-    pub fn description(&self) -> &Description {
+    pub fn description(&self) -> &TokenFileInfo {
         &self.description
     }
 
@@ -138,7 +138,7 @@ mod tests {
     use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
     use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
-    use super::super::pieces::Pieces;
+    use super::super::pieces::TextPieces;
     use super::*;
 
     /// The published rules of LLaMA 3.
@@ -179,7 +179,7 @@ mod tests {
     }
 
     fn in_pieces(tokenizer: &HuggingFace, text: &str, piece_bytes: usize) -> Vec<u32> {
-        let mut pieces = Pieces::of_sizes(text.as_bytes(), piece_bytes, usize::MAX / 2);
+        let mut pieces = TextPieces::of_sizes(text.as_bytes(), piece_bytes, usize::MAX / 2);
         let mut texts = vec![];
         while let Some(piece) = pieces.next_piece().unwrap() {
             texts.push(piece);

@@ -8,10 +8,10 @@ mod pieces;
 
 use std::io::{self, Read};
 
-use narrows_runtime::data::{DataError, Description, TokenWriter};
+use narrows_runtime::data::{DataError, TokenFileInfo, TokenWriter};
 
 pub use hugging_face::HuggingFace;
-use pieces::Pieces;
+use pieces::TextPieces;
 
 /// Bytes that are read in one go where every byte is a token.
 const BYTES_AT_ONCE: usize = 64 << 10;
@@ -30,7 +30,7 @@ pub enum Tokenizer {
 
 /// Why a document has no tokens.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum TokenizeError {
     /// It cannot be read.
     Unreadable(io::Error),
     /// A tokenizer needs text, and the byte at this place is not UTF-8.
@@ -46,17 +46,17 @@ pub enum Trouble {
     Unwritable(DataError),
 }
 
-impl From<DataError> for Trouble {
-    fn from(error: DataError) -> Trouble {
-        Trouble::Unwritable(error)
+impl From<DataError> for TokenizeError {
+    fn from(error: DataError) -> TokenizeError {
+        TokenizeError::Unwritable(error)
     }
 }
 
 impl Tokenizer {
     /// What its tokens are.
-    pub fn description(&self) -> Description {
+    pub fn description(&self) -> TokenFileInfo {
         match self {
-            Tokenizer::Bytes => Description::bytes(),
+            Tokenizer::Bytes => TokenFileInfo::bytes(),
             Tokenizer::HuggingFace(tokenizer) => tokenizer.description().clone(),
         }
     }
@@ -75,7 +75,7 @@ impl Tokenizer {
         document: impl Read,
         writer: &mut TokenWriter,
         done: impl FnMut(u64),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), TokenizeError> {
         match self {
             Tokenizer::Bytes => bytes(document, writer, done),
             Tokenizer::HuggingFace(tokenizer) => pieces(tokenizer, document, writer, done),
@@ -87,7 +87,7 @@ fn bytes(
     mut document: impl Read,
     writer: &mut TokenWriter,
     mut done: impl FnMut(u64),
-) -> Result<(), Trouble> {
+) -> Result<(), TokenizeError> {
     let mut buffer = vec![0; BYTES_AT_ONCE];
     let mut tokens = Vec::with_capacity(BYTES_AT_ONCE);
     loop {
@@ -95,7 +95,7 @@ fn bytes(
             Ok(0) => return Ok(()),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Trouble::Unreadable(error)),
+            Err(error) => return Err(TokenizeError::Unreadable(error)),
         };
         tokens.clear();
         tokens.extend(buffer[..read].iter().map(|byte| u32::from(*byte)));
@@ -109,8 +109,8 @@ fn pieces(
     document: impl Read,
     writer: &mut TokenWriter,
     mut done: impl FnMut(u64),
-) -> Result<(), Trouble> {
-    let mut pieces = Pieces::new(document);
+) -> Result<(), TokenizeError> {
+    let mut pieces = TextPieces::new(document);
     let mut first_byte = 0;
     loop {
         let mut texts = vec![];
@@ -123,7 +123,7 @@ fn pieces(
             return Ok(());
         }
         let length: usize = texts.iter().map(String::len).sum();
-        let refused = |problem| Trouble::Refused { first_byte, problem };
+        let refused = |problem| TokenizeError::Refused { first_byte, problem };
         for tokens in tokenizer.encode(texts).map_err(refused)? {
             writer.push(&tokens)?;
         }

@@ -13,7 +13,7 @@
 
 use std::io::Read;
 
-use super::Trouble;
+use super::TokenizeError;
 
 /// Bytes of a piece, if there is a good place to cut.
 const PIECE_BYTES: usize = 128 << 10;
@@ -22,7 +22,7 @@ const PIECE_BYTES: usize = 128 << 10;
 const PIECE_BYTES_MAX: usize = 4 << 20;
 
 /// The pieces of a document.
-pub struct Pieces<R> {
+pub struct TextPieces<R> {
     document: R,
     /// What was read and is in no piece yet.
     buffer: Vec<u8>,
@@ -32,19 +32,19 @@ pub struct Pieces<R> {
     piece_bytes_max: usize,
 }
 
-impl<R: Read> Pieces<R> {
+impl<R: Read> TextPieces<R> {
     /// Those of a document.
     pub fn new(document: R) -> Self {
-        Pieces::of_sizes(document, PIECE_BYTES, PIECE_BYTES_MAX)
+        TextPieces::of_sizes(document, PIECE_BYTES, PIECE_BYTES_MAX)
     }
 
     /// With other sizes.
     pub fn of_sizes(document: R, piece_bytes: usize, piece_bytes_max: usize) -> Self {
-        Pieces { document, buffer: vec![], begin: 0, piece_bytes, piece_bytes_max }
+        TextPieces { document, buffer: vec![], begin: 0, piece_bytes, piece_bytes_max }
     }
 
     /// The next piece; `None` at the end.
-    pub fn next_piece(&mut self) -> Result<Option<String>, Trouble> {
+    pub fn next_piece(&mut self) -> Result<Option<String>, TokenizeError> {
         let mut wanted = self.piece_bytes;
         loop {
             let ended = self.fill(wanted)?;
@@ -70,24 +70,24 @@ impl<R: Read> Pieces<R> {
     }
 
     /// Reads until so many bytes are there; says whether the document ended before.
-    fn fill(&mut self, wanted: usize) -> Result<bool, Trouble> {
+    fn fill(&mut self, wanted: usize) -> Result<bool, TokenizeError> {
         let missing = wanted.saturating_sub(self.buffer.len()) as u64;
         let read = self.document.by_ref().take(missing).read_to_end(&mut self.buffer);
-        let read = read.map_err(Trouble::Unreadable)?;
+        let read = read.map_err(TokenizeError::Unreadable)?;
         Ok((read as u64) < missing)
     }
 
     /// The buffer as text, without the beginning of a character that was not read whole.
-    fn text(&self, ended: bool) -> Result<&str, Trouble> {
+    fn text(&self, ended: bool) -> Result<&str, TokenizeError> {
         let error = match std::str::from_utf8(&self.buffer) {
             Ok(text) => return Ok(text),
             Err(error) => error,
         };
         let valid = error.valid_up_to();
         if ended || error.error_len().is_some() || valid == 0 {
-            return Err(Trouble::NotText(self.begin + valid as u64));
+            return Err(TokenizeError::NotText(self.begin + valid as u64));
         }
-        std::str::from_utf8(&self.buffer[..valid]).map_err(|_| Trouble::NotText(self.begin))
+        std::str::from_utf8(&self.buffer[..valid]).map_err(|_| TokenizeError::NotText(self.begin))
     }
 }
 
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
 
     /// A reader that gives as little as it likes.
-    struct Slow<'a>(&'a [u8], usize);
+    struct TrickleReader<'a>(&'a [u8], usize);
 
-    impl Read for Slow<'_> {
+    impl Read for TrickleReader<'_> {
         fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
             let length = self.1.min(self.0.len()).min(into.len());
             into[..length].copy_from_slice(&self.0[..length]);
@@ -135,8 +135,12 @@ mod tests {
         }
     }
 
-    fn cut(bytes: &[u8], sizes: (usize, usize), at_once: usize) -> Result<Vec<String>, Trouble> {
-        let mut pieces = Pieces::of_sizes(Slow(bytes, at_once), sizes.0, sizes.1);
+    fn cut(
+        bytes: &[u8],
+        sizes: (usize, usize),
+        at_once: usize,
+    ) -> Result<Vec<String>, TokenizeError> {
+        let mut pieces = TextPieces::of_sizes(TrickleReader(bytes, at_once), sizes.0, sizes.1);
         let mut found = vec![];
         while let Some(piece) = pieces.next_piece()? {
             found.push(piece);
@@ -185,7 +189,7 @@ mod tests {
             ("one\ntwo\nthre\u{e9}\nfour".as_bytes(), usize::MAX),
         ] {
             match cut(bytes, (6, 12), 5) {
-                Err(Trouble::NotText(byte)) => assert_eq!(byte, place as u64),
+                Err(TokenizeError::NotText(byte)) => assert_eq!(byte, place as u64),
                 other => assert!(place == usize::MAX && other.is_ok(), "{other:?}"),
             }
         }

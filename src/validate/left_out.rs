@@ -9,10 +9,10 @@
 //! ```
 //! Steps of GPTs have nine numbers, fitted by a search: they are left out in `calibration/tests/gpt`.
 
-use narrows_calibration::measurements::{Measured, Subject};
+use narrows_calibration::measurements::{MeasuredQuantity, TrainedModel};
 use narrows_cost_model::Executor;
 
-use super::Compared;
+use super::ComparedFigure;
 
 /// A geometric mean further from one than this is none that a factor was fitted by.
 const FITTED_WITHIN: f64 = 0.005;
@@ -20,7 +20,7 @@ const FITTED_WITHIN: f64 = 0.005;
 /// A figure, predicted by what was fitted to the others.
 pub struct LeftOut<'a> {
     /// The figure.
-    pub figure: &'a Compared<'a>,
+    pub figure: &'a ComparedFigure<'a>,
     /// Its predicted time without it, in seconds.
     pub predicted_s: f64,
 }
@@ -33,12 +33,12 @@ impl LeftOut<'_> {
 }
 
 /// What has a factor of its own: a file's figures of one hardware and one executor.
-type Key<'a> = (&'a str, &'a str, Executor);
+type FactorKey<'a> = (&'a str, &'a str, Executor);
 
 /// The figures that the factor of steps was fitted to, each left out in turn; none of a file, a hardware and an
 /// executor where the factor was not fitted to the marked ones, or to one alone.
-pub fn left_out<'a>(compared: &'a [Compared<'a>]) -> Vec<LeftOut<'a>> {
-    let mut groups: Vec<(Key, Vec<&Compared>)> = vec![];
+pub fn left_out<'a>(compared: &'a [ComparedFigure<'a>]) -> Vec<LeftOut<'a>> {
+    let mut groups: Vec<(FactorKey, Vec<&ComparedFigure>)> = vec![];
     for one in compared.iter().filter(|one| one.fitted && is_planned_step(one)) {
         let key = (one.file, one.measurement.hardware.as_str(), one.measurement.executor);
         match groups.iter_mut().find(|(known, _)| *known == key) {
@@ -49,20 +49,22 @@ pub fn left_out<'a>(compared: &'a [Compared<'a>]) -> Vec<LeftOut<'a>> {
     groups.iter().flat_map(|(_, figures)| each_without(figures)).collect()
 }
 
-fn is_planned_step(one: &Compared) -> bool {
+fn is_planned_step(one: &ComparedFigure) -> bool {
     match &one.measurement.measured {
-        Measured::Step(step) => !matches!(step.model, Subject::Gpt(_)) && one.step_factor != 1.0,
+        MeasuredQuantity::Step(step) => {
+            !matches!(step.model, TrainedModel::Gpt(_)) && one.step_factor != 1.0
+        }
         _ => false,
     }
 }
 
-fn each_without<'a>(figures: &[&'a Compared<'a>]) -> Vec<LeftOut<'a>> {
-    let ratio = |one: &Compared| (one.measured_s / one.predicted_s).ln();
+fn each_without<'a>(figures: &[&'a ComparedFigure<'a>]) -> Vec<LeftOut<'a>> {
+    let ratio = |one: &ComparedFigure| (one.measured_s / one.predicted_s).ln();
     let (sum, count) = (figures.iter().map(|one| ratio(one)).sum::<f64>(), figures.len() as f64);
     if figures.len() < 2 || (sum / count).abs() > FITTED_WITHIN {
         return vec![];
     }
-    let without = |one: &&'a Compared<'a>| {
+    let without = |one: &&'a ComparedFigure<'a>| {
         let rest = (sum - ratio(one)) / (count - 1.0);
         LeftOut { figure: one, predicted_s: one.predicted_s * rest.exp() }
     };

@@ -9,12 +9,13 @@ mod left_out;
 
 use std::collections::BTreeMap;
 
-use narrows_calibration::gpt::fitted::{Terms, fitted_to};
+use narrows_calibration::gpt::fitted::{FitConditions, fitted_to};
 use narrows_calibration::gpt::{self, FRAMEWORK};
 use narrows_calibration::measurements::{
-    self, Errors, KernelRun, Measured, Measurement, Orderings, Race, Step, Subject,
+    self, KernelRun, MeasuredQuantity, Measurement, OrderingCase, Orderings, RelativeErrors,
+    TrainedModel, TrainingStep,
 };
-use narrows_cost_model::interval::{Coverage, Spread};
+use narrows_cost_model::interval::{Coverage, ErrorModel};
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
@@ -23,13 +24,13 @@ use narrows_planner::predict::{Prediction, kernels as kernels_of_step, predict_p
 use narrows_planner::search::search;
 use narrows_planner::{MemoryLimit, Request};
 
-use crate::args::validate::{Given, Validation};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::args::validate::{MeasurementInput, ValidateSettings};
+use crate::errors::{CommandResult, Failure, Problem};
 
 pub use left_out::{LeftOut, left_out};
 
 /// A figure and its prediction.
-pub struct Compared<'a> {
+pub struct ComparedFigure<'a> {
     /// The file's name.
     pub file: &'a str,
     /// What was measured.
@@ -44,23 +45,23 @@ pub struct Compared<'a> {
     pub fitted: bool,
     /// The terms of that fit, where they are not those of the file: then what stands beside it is no error of
     /// the fit either.
-    pub other_terms: Option<&'static Terms>,
+    pub other_terms: Option<&'static FitConditions>,
     /// What a step takes on this hardware as a multiple of its kernels, which is fitted to steps.
     pub step_factor: f64,
 }
 
 /// A predicted time and its interval, in seconds.
-struct Predicted {
+struct PredictedTime {
     time_s: f64,
     interval_s: [f64; 2],
 }
 
 /// Figures that are summed up together.
-pub struct Summary<'a> {
+pub struct FigureSummary<'a> {
     /// Whose.
     pub name: String,
     /// How far predictions are off.
-    pub errors: Errors,
+    pub errors: RelativeErrors,
     /// Whether the faster one comes out faster.
     pub orderings: Orderings,
     /// How many lie within their intervals.
@@ -68,16 +69,16 @@ pub struct Summary<'a> {
     /// To how many something was fitted.
     pub fitted: usize,
     /// The figures.
-    pub figures: Vec<&'a Compared<'a>>,
+    pub figures: Vec<&'a ComparedFigure<'a>>,
 }
 
 /// Predicts every figure, on the presets and on the profiles that were given besides.
-pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
-    let Validation { files, profiles } = asked;
+pub fn compare(asked: &ValidateSettings) -> CommandResult<Vec<ComparedFigure<'_>>> {
+    let ValidateSettings { files, profiles } = asked;
     let given = profiles.iter().map(|given| (given.read.name(), given.read.clone()));
     let mut profiles: BTreeMap<&str, Profile> = given.collect();
     let mut compared = vec![];
-    for Given { path, read: file } in files {
+    for MeasurementInput { path, read: file } in files {
         for (index, measurement) in file.measurements.iter().enumerate() {
             let at = |field: &str| format!("measurements[{index}].{field}");
             let name = measurement.hardware.as_str();
@@ -92,23 +93,23 @@ pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
             }
             let profile = &profiles[name];
             let predicted = match &measurement.measured {
-                Measured::Kernels(runs) => kernels(measurement, runs, profile),
-                Measured::Step(step) => self::step(step, measurement, profile)
+                MeasuredQuantity::Kernels(runs) => kernels(measurement, runs, profile),
+                MeasuredQuantity::Step(step) => self::step(step, measurement, profile)
                     .map_err(|defects| Failure::file(path, moved(defects, &at("measured.step"))))?,
-                Measured::Recomputation(step) => recomputation(step, measurement, profile)
+                MeasuredQuantity::Recomputation(step) => recomputation(step, measurement, profile)
                     .map_err(|defects| {
                         Failure::file(path, moved(defects, &at("measured.recomputation")))
                     })?,
             };
             let measured_s = measurement.measured_s(profile);
-            let Predicted { time_s: predicted_s, interval_s } = predicted;
+            let PredictedTime { time_s: predicted_s, interval_s } = predicted;
             let terms = self::terms(measurement, measured_s);
             let fitted = measurement.fitted || terms.is_some();
             let other_terms =
                 terms.and_then(|(terms, step)| (!terms.hold(step, profile)).then_some(terms));
             let step_factor = profile.launching(measurement.executor).step_factor;
             let file = &file.name;
-            compared.push(Compared {
+            compared.push(ComparedFigure {
                 file,
                 measurement,
                 measured_s,
@@ -127,8 +128,11 @@ pub fn compare(asked: &Validation) -> Outcome<Vec<Compared<'_>>> {
 }
 
 /// The terms on which the constants for GPTs were fitted to this step, whatever its file says, and the step.
-fn terms(measurement: &Measurement, measured_s: f64) -> Option<(&'static Terms, &Step)> {
-    let Measured::Step(step) = &measurement.measured else { return None };
+fn terms(
+    measurement: &Measurement,
+    measured_s: f64,
+) -> Option<(&'static FitConditions, &TrainingStep)> {
+    let MeasuredQuantity::Step(step) = &measurement.measured else { return None };
     Some((fitted_to(step, measurement.mesh, measured_s)?, step))
 }
 
@@ -149,25 +153,29 @@ fn moved(defects: Defects, place: &str) -> Defects {
     Defects(defects.0.into_iter().map(place).collect())
 }
 
-fn model(subject: &Subject) -> Result<Model, Defects> {
+fn model(subject: &TrainedModel) -> Result<Model, Defects> {
     match subject {
-        Subject::Preset(name) => presets::find(name).map_err(Defects::one),
-        Subject::Described(file) => file.as_ref().clone().resolve(),
-        Subject::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
+        TrainedModel::Preset(name) => presets::find(name).map_err(Defects::one),
+        TrainedModel::Described(file) => file.as_ref().clone().resolve(),
+        TrainedModel::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
     }
 }
 
 /// What kernels that run one after the other should take.
-fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> Predicted {
+fn kernels(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> PredictedTime {
     let time_s = measurements::predicted_s(measurement, runs, profile);
-    let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
+    let spread = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let input = profile.precision().compute();
     let interval = spread.of_kernels(&measurements::kernels(runs, measurement.mesh, input));
-    Predicted { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
+    PredictedTime { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
 }
 
 /// What a step should take.
-fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Predicted, Defects> {
+fn step(
+    step: &TrainingStep,
+    measurement: &Measurement,
+    profile: &Profile,
+) -> Result<PredictedTime, Defects> {
     let mesh = measurement.mesh;
     if let Some(time_s) = gpt::step_s(step, mesh, profile, &FRAMEWORK) {
         if profile.precision().compute() != DType::Bf16 {
@@ -177,23 +185,24 @@ fn step(step: &Step, measurement: &Measurement, profile: &Profile) -> Result<Pre
         }
         let certainty = gpt::interval::certainty()?;
         let interval_s = certainty.interval_s(step, mesh, profile, &FRAMEWORK);
-        return Ok(Predicted { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
+        return Ok(PredictedTime { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
     }
-    let Planned { prediction, .. } = planned(step, measurement, profile, step.recompute)?;
+    let PlannedStep { prediction, .. } = planned(step, measurement, profile, step.recompute)?;
     let interval_s = prediction.step_time_interval_s;
-    Ok(Predicted { time_s: prediction.step_time_s, interval_s })
+    Ok(PredictedTime { time_s: prediction.step_time_s, interval_s })
 }
 
 /// What recomputing adds to a step for 10⁹ bytes that it frees at the peak of the fullest stage. Both
 /// steps are planned, and their kernels err together: what they share is certain to cancel.
 fn recomputation(
-    step: &Step,
+    step: &TrainingStep,
     measurement: &Measurement,
     profile: &Profile,
-) -> Result<Predicted, Defects> {
+) -> Result<PredictedTime, Defects> {
     let keeping = planned(step, measurement, profile, Recompute::None)?;
     let redoing = planned(step, measurement, profile, step.recompute)?;
-    let peak = |of: &Planned| of.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+    let peak =
+        |of: &PlannedStep| of.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
     let freed = peak(&keeping) as f64 - peak(&redoing) as f64;
     let added_s = redoing.prediction.step_time_s - keeping.prediction.step_time_s;
     if freed <= 0.0 || added_s <= 0.0 {
@@ -202,14 +211,14 @@ fn recomputation(
     }
     let less = keeping.kernels.into_iter().map(|(kernel, times)| (kernel, -times));
     let difference: Vec<(Kernel, f64)> = redoing.kernels.into_iter().chain(less).collect();
-    let spread = Spread::new(profile, measurement.executor, &measurement.mesh);
+    let spread = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
     let time_s = added_s / freed * 1e9;
     let interval_s = spread.of_step(&difference).map(|ratio| time_s * ratio);
-    Ok(Predicted { time_s, interval_s })
+    Ok(PredictedTime { time_s, interval_s })
 }
 
 /// A plan that satisfies what a measurement says of its step.
-struct Planned {
+struct PlannedStep {
     prediction: Prediction,
     /// Its kernels, each with how often a step runs it.
     kernels: Vec<(Kernel, f64)>,
@@ -217,11 +226,11 @@ struct Planned {
 
 /// Plans a step as it was measured. Its memory is what it was when somebody ran it: there is no limit.
 fn planned(
-    step: &Step,
+    step: &TrainingStep,
     measurement: &Measurement,
     profile: &Profile,
     recompute: Recompute,
-) -> Result<Planned, Defects> {
+) -> Result<PlannedStep, Defects> {
     let (mesh, work) = (measurement.mesh, step.workload);
     let (model, profile) = (model(&step.model)?, profile.clone());
     let (batch, length) = (work.global_batch, work.sequence_length);
@@ -245,32 +254,32 @@ fn planned(
     let Request { model, profile, executor, .. } = &request;
     let resolved = fitted.plan.resolve(model)?;
     let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
-    Ok(Planned { prediction, kernels: kernels_of_step(fitted.program.program()) })
+    Ok(PlannedStep { prediction, kernels: kernels_of_step(fitted.program.program()) })
 }
 
 /// Sums up the figures of each table, in the order in which they first appear, and all together.
-pub fn tables<'a>(compared: &'a [Compared<'a>]) -> Vec<Summary<'a>> {
+pub fn tables<'a>(compared: &'a [ComparedFigure<'a>]) -> Vec<FigureSummary<'a>> {
     grouped(compared, |one| format!("{}: {}", one.file, one.measurement.table))
 }
 
 /// The same for each source.
-pub fn sources<'a>(compared: &'a [Compared<'a>]) -> Vec<Summary<'a>> {
+pub fn sources<'a>(compared: &'a [ComparedFigure<'a>]) -> Vec<FigureSummary<'a>> {
     grouped(compared, |one| format!("{}: {}", one.file, one.measurement.source))
 }
 
 /// All figures, and those that nothing was fitted to.
-pub fn overall<'a>(compared: &'a [Compared<'a>]) -> Vec<Summary<'a>> {
+pub fn overall<'a>(compared: &'a [ComparedFigure<'a>]) -> Vec<FigureSummary<'a>> {
     let all = summary("all".into(), compared.iter().collect());
-    let held = |one: &&Compared| !one.fitted;
+    let held = |one: &&ComparedFigure| !one.fitted;
     let held = summary("not fitted to".into(), compared.iter().filter(held).collect());
     all.into_iter().chain(held).collect()
 }
 
 fn grouped<'a>(
-    compared: &'a [Compared<'a>],
-    name: impl Fn(&Compared) -> String,
-) -> Vec<Summary<'a>> {
-    let mut groups: Vec<(String, Vec<&Compared>)> = vec![];
+    compared: &'a [ComparedFigure<'a>],
+    name: impl Fn(&ComparedFigure) -> String,
+) -> Vec<FigureSummary<'a>> {
+    let mut groups: Vec<(String, Vec<&ComparedFigure>)> = vec![];
     for one in compared {
         let name = name(one);
         match groups.iter_mut().find(|(known, _)| *known == name) {
@@ -281,15 +290,15 @@ fn grouped<'a>(
     groups.into_iter().filter_map(|(name, figures)| summary(name, figures)).collect()
 }
 
-fn summary<'a>(name: String, figures: Vec<&'a Compared<'a>>) -> Option<Summary<'a>> {
-    let errors = Errors::of(figures.iter().map(|one| (one.predicted_s, one.measured_s)))?;
-    let race = |one: &&'a Compared| {
+fn summary<'a>(name: String, figures: Vec<&'a ComparedFigure<'a>>) -> Option<FigureSummary<'a>> {
+    let errors = RelativeErrors::of(figures.iter().map(|one| (one.predicted_s, one.measured_s)))?;
+    let race = |one: &&'a ComparedFigure| {
         let job = one.measurement.race.as_deref()?;
-        Some(Race { job, measured_s: one.measured_s, predicted_s: one.predicted_s })
+        Some(OrderingCase { job, measured_s: one.measured_s, predicted_s: one.predicted_s })
     };
-    let races: Vec<Race> = figures.iter().filter_map(race).collect();
+    let races: Vec<OrderingCase> = figures.iter().filter_map(race).collect();
     let coverage = Coverage::of(figures.iter().map(|one| (one.measured_s, one.interval_s)));
     let orderings = Orderings::of(&races);
     let fitted = figures.iter().filter(|one| one.fitted).count();
-    Some(Summary { name, errors, orderings, coverage, fitted, figures })
+    Some(FigureSummary { name, errors, orderings, coverage, fitted, figures })
 }

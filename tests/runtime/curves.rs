@@ -13,7 +13,7 @@ use narrows_plan::strategy::{Baseline, Rules, Strategy, WeightRule, Zero};
 use narrows_planner::Request;
 use narrows_reference::{Parameters, Reference};
 use narrows_runtime::Optimizer;
-use narrows_runtime::session::{StepInput, Tensors};
+use narrows_runtime::session::{StepInput, TensorKind};
 
 use super::subject::{self, Tokens, furthest, mesh, request};
 
@@ -75,7 +75,7 @@ fn train(model: &Model, plan: &Plan, expected: &Expected, what: &str) -> Apart {
         assert!(off_norm < 10.0 * LOSS, "{what}, step {step}: norm {}", done.gradient_norm);
         loss = loss.max(off);
     }
-    let weights = furthest(&session.gather(Tensors::Weights).unwrap(), &expected.weights);
+    let weights = furthest(&session.gather(TensorKind::Weights).unwrap(), &expected.weights);
     assert!(weights.0 < WEIGHTS, "{what}: {} is off by {:e}", weights.1, weights.0);
     Apart { loss, weights }
 }

@@ -7,7 +7,7 @@ use narrows_plan::model::Model;
 use narrows_plan::strategy::{NormRule, Recompute, Rules, WeightRule, Zero};
 use narrows_planner::{GroupingRule, Request};
 use narrows_reference::{Parameters, Reference};
-use narrows_runtime::session::{StepInput, Tensors};
+use narrows_runtime::session::{StepInput, TensorKind};
 
 use super::subject::{self, Tokens, furthest, mesh, model, request};
 
@@ -50,7 +50,7 @@ impl Subject {
         let loss = (done.loss - self.loss).abs() / self.loss;
         assert!(loss < TOLERANCE, "{what}: loss {} for {}", done.loss, self.loss);
         let (gradient, name) =
-            furthest(&session.gather(Tensors::Gradients).unwrap(), &self.gradients);
+            furthest(&session.gather(TensorKind::Gradients).unwrap(), &self.gradients);
         assert!(gradient < TOLERANCE, "{what}: gradient of {name} is off by {gradient:e}");
         worst.plans += 1;
         worst.loss = worst.loss.max(loss);

@@ -8,7 +8,7 @@ use narrows_plan::strategy::{Baseline, Zero};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_planner::{Request, search};
 use narrows_reference::{Batch, Float, Parameters};
-use narrows_runtime::session::{Session, Whole};
+use narrows_runtime::session::{NamedTensors, Session};
 
 /// Sequences of a step.
 pub const SEQUENCES: u64 = 8;
@@ -133,7 +133,7 @@ impl Tokens {
 ///
 /// # Panics
 /// When a tensor is missing.
-pub fn furthest<T: Float>(found: &Whole, wanted: &Parameters<T>) -> (f64, String) {
+pub fn furthest<T: Float>(found: &NamedTensors, wanted: &Parameters<T>) -> (f64, String) {
     let mut worst = (0.0, String::new());
     for (name, wanted) in wanted.iter() {
         let found = found.get(name).unwrap_or_else(|| panic!("no {name}"));

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use narrows_cost_model::Executor;
 use narrows_plan::Plan;
-use narrows_plan::decisions::{BlockRun, Origin, StagePlan};
+use narrows_plan::decisions::{BlockRun, PlanSource, StagePlan};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::{Axis, Workload};
 use narrows_plan::model::Model;
@@ -22,7 +22,7 @@ use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
 use narrows_planner::predict::{BlockCollectives, Prediction, predict};
 use narrows_runtime::null::count_step;
 use narrows_runtime::session::StepInput;
-use narrows_runtime::{Optimizer, Report};
+use narrows_runtime::{Optimizer, StepReport};
 
 use super::subject::{self, mesh, processors, request};
 
@@ -53,7 +53,7 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
     let runs = |stage| BlockRun { first: stage * count, count, decisions: decisions.clone() };
     let global_batch = MICRO_BATCH * plan.mesh.data * microbatches;
     let plan = Plan {
-        model: Origin { name: model.name.clone(), fingerprint: model.fingerprint() },
+        model: PlanSource { name: model.name.clone(), fingerprint: model.fingerprint() },
         workload: Workload { global_batch, ..plan.workload },
         stages: (0..stages).map(|stage| StagePlan { runs: vec![runs(stage)] }).collect(),
         ..plan.clone()
@@ -63,7 +63,7 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
 
 /// Runs a step, on processors and on the null backend, and holds what each device did against the
 /// prediction's memory.
-fn step(plan: &Plan, model: &Model, what: &str) -> (Report, Prediction) {
+fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
     let (prediction, program) =
         predict(model, &processors(), Executor::Captured, plan).expect("a prediction");
     let counted = count_step(&program).expect("it runs");
@@ -81,7 +81,7 @@ fn step(plan: &Plan, model: &Model, what: &str) -> (Report, Prediction) {
 }
 
 /// What one device of each stage moved over the tensor axis, together.
-fn moved(report: &Report) -> Moved {
+fn moved(report: &StepReport) -> Moved {
     let of = |kind: CollectiveKind| {
         let counts = report.stages.iter().filter_map(|s| s.collectives.get(&(kind, Axis::Tensor)));
         counts.map(|count| count.payload.0 as i64).sum()

@@ -1,7 +1,7 @@
 //! From measurements on GPUs to a profile.
 //!
 //! Devices are whole: none shares anything with another, so a kernel's time is its own, on whatever mesh it was
-//! measured. The profile begins as that of the preset for such GPUs ([`Gpu::preset`]). Of it stay the peaks of the
+//! measured. The profile begins as that of the preset for such GPUs ([`GpuModel::preset`]). Of it stay the peaks of the
 //! data sheet, what lies between nodes, the reserve, and whatever nothing was measured of, with what they say of
 //! where they come from. Fitted are the efficiencies of products, passes and links inside a node, starts, and
 //! attention's curves, by the same search along one number after the other as for processors.
@@ -20,11 +20,11 @@ use narrows_plan::{Bytes, DType, Defects, Kernel, Mesh};
 use super::search::improve;
 use super::{curves, from, intervals, of_class, parameters};
 use narrows_cost_model::price::Prices;
-use narrows_cost_model::price::measured::Class;
+use narrows_cost_model::price::measured::KernelClass;
 use narrows_cost_model::price::topology::Topology;
 use narrows_cost_model::profile::{
-    Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind, Repeatability,
-    Wiring, preset,
+    Executor, KernelMeasurements, MeasuredPoint, NodeWiring, Profile, ProfileFile, Provenance,
+    ProvenanceKind, Repeatability, preset,
 };
 
 /// Attention's curves and its start depend on each other: they are fitted in turns.
@@ -38,7 +38,7 @@ const WIRED_MAX: u32 = 4;
 
 /// A kind of GPU, as its driver describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
+pub struct GpuModel {
     /// What it is called.
     pub name: String,
     /// Compute capability: (9, 0) is sm_90.
@@ -61,7 +61,7 @@ pub struct GpuMachine {
     /// What a reader should know.
     pub description: String,
     /// Which they are.
-    pub gpu: Gpu,
+    pub gpu: GpuModel,
     /// The command, and on what it ran.
     pub source: String,
     /// The day, `YYYY-MM-DD`.
@@ -70,7 +70,7 @@ pub struct GpuMachine {
 
 /// A step of a plan on one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WholeStep {
+pub struct MeasuredStep {
     /// The sum of its instructions' times, each timed alone.
     pub instructions_s: f64,
     /// Kernels that it launches.
@@ -81,7 +81,7 @@ pub struct WholeStep {
     pub eager_s: f64,
 }
 
-impl Gpu {
+impl GpuModel {
     /// The preset of the data sheet, and whether it is that of this GPU; otherwise the nearest one.
     pub fn preset(&self) -> (&'static str, bool) {
         let has = |part| self.name.contains(part);
@@ -110,8 +110,8 @@ impl Gpu {
 /// When the measurements make no profile, such as none at all.
 pub fn profile(
     machine: &GpuMachine,
-    points: Vec<Point>,
-    steps: &[WholeStep],
+    points: Vec<MeasuredPoint>,
+    steps: &[MeasuredStep],
     repeatability: Option<Repeatability>,
 ) -> Result<Profile, Defects> {
     let (source, date) = (&machine.source, &machine.date);
@@ -120,7 +120,7 @@ pub fn profile(
     let (captured, eager) = (file.executors.captured.clone(), file.executors.eager.clone());
     // Measured times hold no gap.
     file.executors.captured.launch_gap_s = 0.0;
-    for class in [Class::Pass, Class::Gemm, Class::Attention, Class::Link] {
+    for class in [KernelClass::Pass, KernelClass::Gemm, KernelClass::Attention, KernelClass::Link] {
         let of_class = of_class(&points, class);
         if of_class.is_empty() {
             continue;
@@ -129,10 +129,10 @@ pub fn profile(
         let provenance = from(ProvenanceKind::Measured, Some(&how), source, date);
         fit(&mut file, class, &of_class);
         match class {
-            Class::Gemm => file.gemm.provenance = provenance,
-            Class::Attention => file.attention.provenance = provenance,
-            Class::Pass => file.passes.provenance = provenance,
-            Class::Link => {
+            KernelClass::Gemm => file.gemm.provenance = provenance,
+            KernelClass::Attention => file.attention.provenance = provenance,
+            KernelClass::Pass => file.passes.provenance = provenance,
+            KernelClass::Link => {
                 let assumed = vec!["fill_half_bytes".to_owned()];
                 file.links.intra_node.provenance = Provenance { assumed, ..provenance };
             }
@@ -144,7 +144,7 @@ pub fn profile(
     if file.refits.take().is_some() {
         file.form_of = Some(machine.gpu.preset().0.to_owned());
     }
-    file.measured = Some(Measured {
+    file.measured = Some(KernelMeasurements {
         threads: None,
         machine: Some(machine.title.clone()),
         repeatability,
@@ -156,19 +156,19 @@ pub fn profile(
 }
 
 /// What is said of the numbers of a class.
-fn fitted(class: Class) -> &'static str {
+fn fitted(class: KernelClass) -> &'static str {
     match class {
-        Class::Gemm => "efficiencies, epilogue, tile overhead and start fitted",
-        Class::Attention => "curves, head size and start fitted",
-        Class::Pass => "efficiency and start fitted",
-        Class::Link => {
+        KernelClass::Gemm => "efficiencies, epilogue, tile overhead and start fitted",
+        KernelClass::Attention => "curves, head size and start fitted",
+        KernelClass::Pass => "efficiency and start fitted",
+        KernelClass::Link => {
             "efficiency and fill fitted, to the bandwidth and the wiring of the data sheet,"
         }
     }
 }
 
 /// The preset, with what the driver says of this GPU.
-fn base(machine: &GpuMachine, points: &[Point]) -> Result<ProfileFile, Defects> {
+fn base(machine: &GpuMachine, points: &[MeasuredPoint]) -> Result<ProfileFile, Defects> {
     let gpu = &machine.gpu;
     let (name, exact) = gpu.preset();
     let mut file = preset(name)?.file().clone();
@@ -193,7 +193,7 @@ fn base(machine: &GpuMachine, points: &[Point]) -> Result<ProfileFile, Defects> 
 }
 
 /// Of another GPU: nothing in the file was measured on this one, or is of its data sheet.
-fn assumed(file: &mut ProfileFile, name: &str, gpu: &Gpu, date: &str) {
+fn assumed(file: &mut ProfileFile, name: &str, gpu: &GpuModel, date: &str) {
     let scale = f64::from(gpu.multiprocessors) / f64::from(file.device.compute_units.max(1));
     file.device.compute_units = gpu.multiprocessors.max(1);
     let peak = &mut file.device.peak_flops_per_s;
@@ -232,7 +232,7 @@ fn assumed(file: &mut ProfileFile, name: &str, gpu: &Gpu, date: &str) {
 
 /// No product and no pass beats what a device can do: where one did, that is what it can do. Short ones say
 /// nothing, because their operands lie in caches, and clocks are coarse.
-fn exceeded(file: &mut ProfileFile, points: &[Point]) {
+fn exceeded(file: &mut ProfileFile, points: &[MeasuredPoint]) {
     let device = &mut file.device;
     let long = || points.iter().filter(|point| point.time_s >= LONG_S);
     let products = |input: DType| {
@@ -277,14 +277,14 @@ fn of_node(file: &mut ProfileFile, per_node: u32) {
     links.inter_node.nics_per_node = (cards.round() as u32).max(1);
     links.devices_per_node = per_node;
     if per_node > WIRED_MAX {
-        links.intra_node.wiring = Wiring::Switched;
+        links.intra_node.wiring = NodeWiring::Switched;
     }
 }
 
 /// What crosses nodes corrects no price: it would stand beside what does not.
-fn inside_a_node(points: Vec<Point>, file: &ProfileFile) -> Vec<Point> {
+fn inside_a_node(points: Vec<MeasuredPoint>, file: &ProfileFile) -> Vec<MeasuredPoint> {
     let per_node = u64::from(file.links.devices_per_node);
-    let crosses = |point: &Point| {
+    let crosses = |point: &MeasuredPoint| {
         let group = match &point.kernel {
             Kernel::Collective(collective) => &collective.group,
             Kernel::Transfer(transfer) => &transfer.group,
@@ -296,14 +296,14 @@ fn inside_a_node(points: Vec<Point>, file: &ProfileFile) -> Vec<Point> {
 }
 
 /// Fits the numbers of a class to its points.
-fn fit(file: &mut ProfileFile, class: Class, points: &[Point]) {
+fn fit(file: &mut ProfileFile, class: KernelClass, points: &[MeasuredPoint]) {
     let improve = |file: &mut ProfileFile| improve(file, parameters(class), |f| error(f, points));
-    if class != Class::Attention {
+    if class != KernelClass::Attention {
         return improve(file);
     }
     for _ in 0..TURNS {
         let (start_s, peak) = (file.attention.start_s, file.device.peak_flops_per_s.clone());
-        let share_of_peak = |a: &Attention, point: &Point| {
+        let share_of_peak = |a: &Attention, point: &MeasuredPoint| {
             let peak = match a.input {
                 DType::Bf16 => peak.bf16,
                 DType::F32 | DType::U32 => peak.f32,
@@ -317,11 +317,11 @@ fn fit(file: &mut ProfileFile, class: Class, points: &[Point]) {
 }
 
 /// Mean distance of the curves from these measurements, each on the mesh it was measured on.
-fn error(file: &ProfileFile, points: &[Point]) -> f64 {
+fn error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mut prices: Vec<(u64, Prices)> = vec![];
     let mut sum = 0.0;
-    for Point { kernel, devices, time_s, .. } in points {
+    for MeasuredPoint { kernel, devices, time_s, .. } in points {
         let of = match prices.iter().position(|(known, _)| known == devices) {
             Some(index) => index,
             None => {
@@ -337,8 +337,8 @@ fn error(file: &ProfileFile, points: &[Point]) -> f64 {
 }
 
 /// What is left of whole steps, launch by launch.
-fn gaps(file: &mut ProfileFile, steps: &[WholeStep], machine: &GpuMachine) {
-    let middle = |of: fn(&WholeStep) -> f64| {
+fn gaps(file: &mut ProfileFile, steps: &[MeasuredStep], machine: &GpuMachine) {
+    let middle = |of: fn(&MeasuredStep) -> f64| {
         let each = steps
             .iter()
             .filter(|step| step.launches >= 1.0)

@@ -21,12 +21,12 @@ use narrows_plan::{Bytes, Defects, Kernel, Mesh};
 
 use narrows_cost_model::interval::thinned;
 use narrows_cost_model::price::Prices;
-use narrows_cost_model::price::measured::Class;
+use narrows_cost_model::price::measured::KernelClass;
 use narrows_cost_model::profile::{
-    self, CurvePoint, Executor, Measured, Point, Profile, ProfileFile, Provenance, ProvenanceKind,
-    RelativeError, Repeatability, preset,
+    self, EfficiencyPoint, Executor, KernelMeasurements, MeasuredPoint, Profile, ProfileFile,
+    Provenance, ProvenanceKind, RelativeError, Repeatability, preset,
 };
-use search::{Parameter, improve};
+use search::{FitParameter, improve};
 
 pub use steps::{GROUPS_MIN, steps, with_steps};
 
@@ -46,7 +46,7 @@ const LENGTHS: [u64; 10] = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
 
 /// The machine that was measured.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct CpuMachine {
     /// The profile's name.
     pub name: String,
     /// What tells this machine, and the threads that are used of it, from others.
@@ -68,8 +68,8 @@ pub struct Machine {
 /// # Errors
 /// When the measurements make no profile, such as none at all.
 pub fn profile(
-    machine: &Machine,
-    points: Vec<Point>,
+    machine: &CpuMachine,
+    points: Vec<MeasuredPoint>,
     repeatability: Option<Repeatability>,
 ) -> Result<Profile, Defects> {
     let mut file = preset(BASE)?.file().clone();
@@ -84,19 +84,20 @@ pub fn profile(
     (file.name, file.description) = (name, description);
     file.device.memory_bytes = machine.memory;
     file.device.compute_units = 1;
-    let has = |class| points.iter().any(|point| Class::of(&point.kernel) == class);
+    let has = |class| points.iter().any(|point| KernelClass::of(&point.kernel) == class);
     rates(&mut file, &points);
     let how = "peak and bandwidth: the most that a product and a pass reached; memory: what the system says";
     file.device.provenance = from(ProvenanceKind::Measured, Some(how), source, date);
     // Nothing was computed in bf16, and nobody counts what products are spread over.
     file.device.provenance.assumed = vec!["peak_flops_per_s.bf16".into(), "compute_units".into()];
-    if has(Class::Gemm) {
+    if has(KernelClass::Gemm) {
         file.gemm.efficiency_max = 1.0;
-        file.gemm.provenance = fitted("the price of products fitted", Class::Gemm);
+        file.gemm.provenance = fitted("the price of products fitted", KernelClass::Gemm);
     }
-    if has(Class::Pass) {
-        file.passes.provenance = fitted("the price of passes fitted", Class::Pass);
-        let starts = points.iter().filter(|point| Class::of(&point.kernel) == Class::Pass);
+    if has(KernelClass::Pass) {
+        file.passes.provenance = fitted("the price of passes fitted", KernelClass::Pass);
+        let starts =
+            points.iter().filter(|point| KernelClass::of(&point.kernel) == KernelClass::Pass);
         let least = starts.map(|point| point.time_s).fold(f64::INFINITY, f64::min);
         let captured = &mut file.executors.captured;
         captured.launch_gap_s = (least / 2.0).min(1e-5);
@@ -104,18 +105,19 @@ pub fn profile(
                    start; step_factor: steps by the clock over the sums of their instructions' shortest times, at most 1.25";
         captured.provenance = from(ProvenanceKind::Derived, Some(how), source, date);
     }
-    for class in [Class::Pass, Class::Gemm, Class::Attention, Class::Link] {
+    for class in [KernelClass::Pass, KernelClass::Gemm, KernelClass::Attention, KernelClass::Link] {
         let of_class = of_class(&points, class);
         if of_class.is_empty() {
             continue;
         }
-        if class == Class::Attention {
+        if class == KernelClass::Attention {
             let peak = file.device.peak_flops_per_s.f32;
-            let together = |a: &Attention, of: &Point| a.flops().0 * of.devices as f64 / of.time_s;
+            let together =
+                |a: &Attention, of: &MeasuredPoint| a.flops().0 * of.devices as f64 / of.time_s;
             curves(&mut file, &of_class, |a, point| together(a, point) / peak);
             file.attention.provenance = fitted("the price of attention fitted", class);
         }
-        if class == Class::Link {
+        if class == KernelClass::Link {
             let how = "bandwidth: that of memory; efficiency and fill fitted";
             let assumed = vec!["fill_half_bytes".to_owned()];
             file.links.intra_node.provenance = Provenance { assumed, ..fitted(how, class) };
@@ -129,7 +131,7 @@ pub fn profile(
             launching.step_factor = undisturbed.recip().clamp(1.0, STEP_FACTOR_MAX);
         }
     }
-    file.measured = Some(Measured {
+    file.measured = Some(KernelMeasurements {
         threads,
         machine: Some(machine.title.clone()),
         repeatability,
@@ -146,8 +148,8 @@ fn from(kind: ProvenanceKind, how: Option<&str>, source: &str, date: &str) -> Pr
     Provenance { kind, source, date: date.to_owned(), assumed: vec![] }
 }
 
-fn of_class(points: &[Point], class: Class) -> Vec<Point> {
-    points.iter().filter(|point| Class::of(&point.kernel) == class).cloned().collect()
+fn of_class(points: &[MeasuredPoint], class: KernelClass) -> Vec<MeasuredPoint> {
+    points.iter().filter(|point| KernelClass::of(&point.kernel) == class).cloned().collect()
 }
 
 /// What steps lie off beyond their kernels: other steps than those that were measured are needed to see it
@@ -161,39 +163,39 @@ fn step_error(date: &str) -> RelativeError {
 }
 
 /// What is fitted for a class.
-fn parameters(class: Class) -> &'static [Parameter] {
+fn parameters(class: KernelClass) -> &'static [FitParameter] {
     match class {
-        Class::Gemm => &[
-            Parameter { at: |f| &mut f.gemm.memory_efficiency, range: (1e-3, 1.0) },
-            Parameter { at: |f| &mut f.gemm.exposed_epilogue, range: (1e-3, 100.0) },
-            Parameter { at: |f| &mut f.gemm.tile_overhead_elements, range: (1e-2, 1e3) },
-            Parameter { at: |f| &mut f.gemm.efficiency_max, range: (1e-2, 1.0) },
-            Parameter { at: |f| &mut f.gemm.start_s, range: (1e-8, 1e-3) },
+        KernelClass::Gemm => &[
+            FitParameter { at: |f| &mut f.gemm.memory_efficiency, range: (1e-3, 1.0) },
+            FitParameter { at: |f| &mut f.gemm.exposed_epilogue, range: (1e-3, 100.0) },
+            FitParameter { at: |f| &mut f.gemm.tile_overhead_elements, range: (1e-2, 1e3) },
+            FitParameter { at: |f| &mut f.gemm.efficiency_max, range: (1e-2, 1.0) },
+            FitParameter { at: |f| &mut f.gemm.start_s, range: (1e-8, 1e-3) },
         ],
-        Class::Attention => &[
-            Parameter { at: |f| &mut f.attention.start_s, range: (1e-8, 1e-3) },
-            Parameter { at: |f| &mut f.attention.head_dim_half, range: (1.0, 1024.0) },
+        KernelClass::Attention => &[
+            FitParameter { at: |f| &mut f.attention.start_s, range: (1e-8, 1e-3) },
+            FitParameter { at: |f| &mut f.attention.head_dim_half, range: (1.0, 1024.0) },
         ],
-        Class::Pass => &[
-            Parameter { at: |f| &mut f.passes.efficiency, range: (1e-3, 1.0) },
-            Parameter { at: |f| &mut f.passes.start_s, range: (1e-8, 1e-3) },
+        KernelClass::Pass => &[
+            FitParameter { at: |f| &mut f.passes.efficiency, range: (1e-3, 1.0) },
+            FitParameter { at: |f| &mut f.passes.start_s, range: (1e-8, 1e-3) },
         ],
-        Class::Link => &[
-            Parameter { at: |f| &mut f.links.intra_node.efficiency, range: (1e-3, 1.0) },
-            Parameter { at: |f| &mut f.links.intra_node.fill_s, range: (1e-8, 1e-2) },
+        KernelClass::Link => &[
+            FitParameter { at: |f| &mut f.links.intra_node.efficiency, range: (1e-3, 1.0) },
+            FitParameter { at: |f| &mut f.links.intra_node.fill_s, range: (1e-8, 1e-2) },
         ],
     }
 }
 
 /// Peak and bandwidth: what was reached, on one device or on several together.
-fn rates(file: &mut ProfileFile, points: &[Point]) {
-    let together = |rate: f64, point: &Point| rate * point.devices as f64 / point.time_s;
+fn rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
+    let together = |rate: f64, point: &MeasuredPoint| rate * point.devices as f64 / point.time_s;
     let long = || points.iter().filter(|point| point.time_s >= LONG_S);
-    let flops = |point: &Point| match &point.kernel {
+    let flops = |point: &MeasuredPoint| match &point.kernel {
         Kernel::Gemm(gemm) => together(gemm.flops().0, point),
         _ => 0.0,
     };
-    let bytes = |point: &Point| match &point.kernel {
+    let bytes = |point: &MeasuredPoint| match &point.kernel {
         Kernel::Pass(pass) => together(pass.traffic.as_f64(), point),
         _ => 0.0,
     };
@@ -215,12 +217,12 @@ fn rates(file: &mut ProfileFile, points: &[Point]) {
 /// Attention's efficiency by length: the mean of the logarithms of the shares of the peak that were reached there.
 fn curves(
     file: &mut ProfileFile,
-    points: &[Point],
-    share_of_peak: impl Fn(&Attention, &Point) -> f64,
+    points: &[MeasuredPoint],
+    share_of_peak: impl Fn(&Attention, &MeasuredPoint) -> f64,
 ) {
     let half = file.attention.head_dim_half;
     for wanted in [Direction::Forward, Direction::Backward] {
-        let mut curve: Vec<CurvePoint> = vec![];
+        let mut curve: Vec<EfficiencyPoint> = vec![];
         for length in LENGTHS {
             let reached: Vec<f64> = points
                 .iter()
@@ -240,7 +242,7 @@ fn curves(
             }
             let mean = (reached.iter().sum::<f64>() / reached.len() as f64).exp();
             let most = curve.last().map_or(1.0, |last| last.efficiency * 1.9);
-            curve.push(CurvePoint { length, efficiency: mean.clamp(1e-4, most.min(1.0)) });
+            curve.push(EfficiencyPoint { length, efficiency: mean.clamp(1e-4, most.min(1.0)) });
         }
         if curve.is_empty() {
             continue;
@@ -258,13 +260,13 @@ fn nearest(length: u64) -> u64 {
 }
 
 /// Mean distance of the curves from these measurements.
-fn error(file: &ProfileFile, points: &[Point]) -> f64 {
+fn error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
     let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(&profile, Executor::Captured, &mesh);
-    let distance = |point: &Point| {
-        let sharing = match Class::of(&point.kernel) {
-            Class::Link => 1.0,
+    let distance = |point: &MeasuredPoint| {
+        let sharing = match KernelClass::of(&point.kernel) {
+            KernelClass::Link => 1.0,
             _ => point.devices as f64,
         };
         let priced = prices.kernel(&point.kernel).0 * sharing;
@@ -279,7 +281,7 @@ fn intervals(mut file: ProfileFile, measured: &Provenance) -> Result<Profile, De
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(&profile, Executor::Captured, &mesh);
     let Some(correction) = prices.correction() else { return Ok(profile) };
-    for class in Class::ALL {
+    for class in KernelClass::ALL {
         let mut residuals = correction.left_out(class);
         let mut apart: Vec<f64> =
             residuals.iter().map(|residual| residual.exp_m1().abs()).collect();
@@ -298,10 +300,10 @@ fn intervals(mut file: ProfileFile, measured: &Provenance) -> Result<Profile, De
             },
         };
         match class {
-            Class::Gemm => file.gemm.relative_error = error,
-            Class::Attention => file.attention.relative_error = error,
-            Class::Pass => file.passes.relative_error = error,
-            Class::Link => file.links.relative_error = error,
+            KernelClass::Gemm => file.gemm.relative_error = error,
+            KernelClass::Attention => file.attention.relative_error = error,
+            KernelClass::Pass => file.passes.relative_error = error,
+            KernelClass::Link => file.links.relative_error = error,
         }
     }
     file.resolve()

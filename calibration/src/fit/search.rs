@@ -4,7 +4,7 @@
 use narrows_cost_model::profile::ProfileFile;
 
 /// A number that is fitted, and where it may lie.
-pub struct Parameter {
+pub struct FitParameter {
     pub at: fn(&mut ProfileFile) -> &mut f64,
     pub range: (f64, f64),
 }
@@ -17,7 +17,7 @@ const MOVES_MAX: usize = 12;
 /// Makes the error as small as moves of single numbers can.
 pub fn improve(
     file: &mut ProfileFile,
-    parameters: &[Parameter],
+    parameters: &[FitParameter],
     error: impl Fn(&ProfileFile) -> f64,
 ) {
     for parameter in parameters {

@@ -9,14 +9,14 @@ use std::rc::Rc;
 
 use narrows_plan::Mesh;
 
-use super::{Counted, Framework};
-use crate::measurements::{Step, Subject};
+use super::{Framework, StepCounts};
+use crate::measurements::{TrainedModel, TrainingStep};
 use narrows_cost_model::Profile;
-use narrows_cost_model::interval::{Bootstrap, Unit, bootstrap, each_alone};
+use narrows_cost_model::interval::{Bootstrap, ResamplingUnit, bootstrap, each_alone};
 use narrows_cost_model::profile::ProfileFile;
 
 /// What is fitted: a framework, and the share that its collectives reach of the network's bandwidth.
-pub type Numbers = [f64; 9];
+pub type Coefficients = [f64; 9];
 
 /// Their names.
 pub const NAMES: [&str; 9] = [
@@ -32,7 +32,7 @@ pub const NAMES: [&str; 9] = [
 ];
 
 /// Where every fit starts: what counting alone would say, and a host's guess.
-pub const START: Numbers = [70e-6, 2.0, 3.0, 1.0, 1.0, 1.0, 8e-3, 0.03, 0.85];
+pub const START: Coefficients = [70e-6, 2.0, 3.0, 1.0, 1.0, 1.0, 8e-3, 0.03, 0.85];
 
 /// Where the network's share is.
 const NETWORK: usize = 8;
@@ -43,7 +43,7 @@ const AGAIN: f64 = 0.08;
 const LAST: f64 = 4e-3;
 
 /// The framework among the numbers.
-pub fn framework(numbers: &Numbers) -> Framework {
+pub fn framework(numbers: &Coefficients) -> Framework {
     let [
         operator_s,
         idle_operators,
@@ -68,7 +68,7 @@ pub fn framework(numbers: &Numbers) -> Framework {
 }
 
 /// The numbers of a framework and a profile.
-pub fn numbers(own: &Framework, profile: &Profile) -> Numbers {
+pub fn numbers(own: &Framework, profile: &Profile) -> Coefficients {
     [
         own.operator_s,
         own.idle_operators,
@@ -83,9 +83,9 @@ pub fn numbers(own: &Framework, profile: &Profile) -> Numbers {
 }
 
 /// A step that was measured.
-pub struct Row<'a> {
+pub struct StepRow<'a> {
     /// What ran.
-    pub step: &'a Step,
+    pub step: &'a TrainingStep,
     /// On which devices.
     pub mesh: Mesh,
     /// The hardware.
@@ -94,14 +94,15 @@ pub struct Row<'a> {
     pub measured_s: f64,
 }
 
-impl Row<'_> {
+impl StepRow<'_> {
     /// Whether its devices are those of more than one node.
     pub fn across(&self) -> bool {
         self.mesh.devices() > self.profile.devices_per_node()
     }
 
-    fn counted(&self, network: f64) -> Option<Rc<Counted>> {
-        Counted::of(self.step, self.mesh, &with_network(self.profile.file(), network)).map(Rc::new)
+    fn counted(&self, network: f64) -> Option<Rc<StepCounts>> {
+        StepCounts::of(self.step, self.mesh, &with_network(self.profile.file(), network))
+            .map(Rc::new)
     }
 }
 
@@ -113,44 +114,45 @@ pub(super) fn with_network(file: &ProfileFile, share: f64) -> ProfileFile {
 }
 
 /// Steps to fit to, counted once.
-pub struct Rows<'a> {
-    rows: Vec<Row<'a>>,
-    inside: Vec<Option<Rc<Counted>>>,
+pub struct StepRows<'a> {
+    rows: Vec<StepRow<'a>>,
+    inside: Vec<Option<Rc<StepCounts>>>,
 }
 
-type Counts = Vec<Rc<Counted>>;
+type RowWeights = Vec<Rc<StepCounts>>;
 
-impl<'a> Rows<'a> {
+impl<'a> StepRows<'a> {
     /// Counts the rows; those that are no GPT's are left out.
-    pub fn new(rows: Vec<Row<'a>>) -> Rows<'a> {
-        let rows: Vec<Row> = rows.into_iter().filter(|row| row.counted(1.0).is_some()).collect();
+    pub fn new(rows: Vec<StepRow<'a>>) -> StepRows<'a> {
+        let rows: Vec<StepRow> =
+            rows.into_iter().filter(|row| row.counted(1.0).is_some()).collect();
         let inside = rows.iter().map(|row| if row.across() { None } else { row.counted(1.0) });
-        Rows { inside: inside.collect(), rows }
+        StepRows { inside: inside.collect(), rows }
     }
 
     /// The rows.
-    pub fn rows(&self) -> &[Row<'a>] {
+    pub fn rows(&self) -> &[StepRow<'a>] {
         &self.rows
     }
 
     /// Counts for a network; those that no network touches are shared.
-    fn counts(&self, network: f64) -> Counts {
-        let count = |(row, known): (&Row, &Option<Rc<Counted>>)| {
+    fn counts(&self, network: f64) -> RowWeights {
+        let count = |(row, known): (&StepRow, &Option<Rc<StepCounts>>)| {
             known.clone().or_else(|| row.counted(network))
         };
         self.rows.iter().zip(&self.inside).filter_map(count).collect()
     }
 
     /// ln(measured / predicted) of every row.
-    pub fn residuals(&self, numbers: &Numbers) -> Vec<f64> {
+    pub fn residuals(&self, numbers: &Coefficients) -> Vec<f64> {
         let counts = self.counts(numbers[NETWORK]);
         let own = framework(numbers);
         let residual =
-            |(row, count): (&Row, &Rc<Counted>)| (row.measured_s / count.step_s(&own)).ln();
+            |(row, count): (&StepRow, &Rc<StepCounts>)| (row.measured_s / count.step_s(&own)).ln();
         self.rows.iter().zip(&counts).map(residual).collect()
     }
 
-    fn loss(&self, numbers: &Numbers, counts: &Counts, times: &[f64]) -> f64 {
+    fn loss(&self, numbers: &Coefficients, counts: &RowWeights, times: &[f64]) -> f64 {
         let own = framework(numbers);
         let mut sums = [(0.0, 0.0); 2];
         for ((row, count), times) in self.rows.iter().zip(counts).zip(times) {
@@ -164,12 +166,12 @@ impl<'a> Rows<'a> {
     }
 
     /// The fit to all rows.
-    pub fn fit(&self) -> Numbers {
+    pub fn fit(&self) -> Coefficients {
         self.fit_to(&vec![1.0; self.rows.len()], START, FIRST)
     }
 
     /// The fit, with every row counted so many times.
-    fn fit_to(&self, times: &[f64], start: Numbers, mut step: f64) -> Numbers {
+    fn fit_to(&self, times: &[f64], start: Coefficients, mut step: f64) -> Coefficients {
         let (mut best, mut counts) = (start, self.counts(start[NETWORK]));
         let mut least = self.loss(&best, &counts, times);
         while step > LAST {
@@ -196,28 +198,28 @@ impl<'a> Rows<'a> {
     /// Fits to draws of the rows, each from `fitted`; [`interval`](narrows_cost_model::interval) says what for.
     pub fn bootstrap(
         &self,
-        drawn: Drawn,
-        fitted: Numbers,
+        drawn: HoldOut,
+        fitted: Coefficients,
         draws: usize,
         seed: u64,
-    ) -> Bootstrap<Numbers> {
-        let with_residuals = |numbers: Numbers| (numbers, self.residuals(&numbers));
+    ) -> Bootstrap<Coefficients> {
+        let with_residuals = |numbers: Coefficients| (numbers, self.residuals(&numbers));
         let fit = |times: &[f64]| with_residuals(self.fit_to(times, fitted, AGAIN));
-        let residual = |(_, residuals): &(Numbers, Vec<f64>), row: usize| residuals[row];
+        let residual = |(_, residuals): &(Coefficients, Vec<f64>), row: usize| residuals[row];
         let own = with_residuals(fitted);
         let strata = match drawn {
-            Drawn::Rows => each_alone(self.rows.len()),
-            Drawn::Models => [false, true].map(|across| self.models(across)).to_vec(),
+            HoldOut::Rows => each_alone(self.rows.len()),
+            HoldOut::Models => [false, true].map(|across| self.models(across)).to_vec(),
         };
         let Bootstrap { draws, residuals } = bootstrap(&strata, draws, seed, &own, fit, residual);
         Bootstrap { draws: draws.into_iter().map(|(numbers, _)| numbers).collect(), residuals }
     }
 
     /// The rows of each model, on one node or on several.
-    fn models(&self, across: bool) -> Vec<Unit> {
-        let mut models: BTreeMap<_, Unit> = BTreeMap::new();
+    fn models(&self, across: bool) -> Vec<ResamplingUnit> {
+        let mut models: BTreeMap<_, ResamplingUnit> = BTreeMap::new();
         for (index, row) in self.rows.iter().enumerate().filter(|(_, row)| row.across() == across) {
-            let Subject::Gpt(gpt) = row.step.model else { continue };
+            let TrainedModel::Gpt(gpt) = row.step.model else { continue };
             models.entry((gpt.hidden, gpt.layers, gpt.heads)).or_default().push(index);
         }
         models.into_values().collect()
@@ -226,7 +228,7 @@ impl<'a> Rows<'a> {
 
 /// What a draw leaves out whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawn {
+pub enum HoldOut {
     /// Rows: the next one is of a model that others of its rows were seen of.
     Rows,
     /// Models: the next row is of a model that nobody saw.

@@ -21,10 +21,10 @@ use narrows_plan::{Defect, Defects, Mesh};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::fit::{Numbers, Rows, framework, numbers, with_network};
-use super::{Counted, Framework};
-use crate::measurements::{Gpt, Step, Subject};
-use narrows_cost_model::interval::{Bootstrap, Random, around, error_drawn, thinned};
+use super::fit::{Coefficients, StepRows, framework, numbers, with_network};
+use super::{Framework, StepCounts};
+use crate::measurements::{GptModel, TrainedModel, TrainingStep};
+use narrows_cost_model::interval::{Bootstrap, SplitMix64, around, error_drawn, thinned};
 use narrows_cost_model::price::shapes::{NEAR, scale};
 use narrows_cost_model::profile::{Profile, Provenance, RelativeError, preset};
 
@@ -37,7 +37,7 @@ const SEED: u64 = 0x6770_7400;
 /// How certain a framework is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Certainty {
+pub struct IntervalModel {
     /// Where it comes from.
     pub provenance: Provenance,
     /// The profiles of the hardware that was measured.
@@ -51,9 +51,9 @@ pub struct Certainty {
     /// The same across nodes.
     pub recomputed_across_nodes: Vec<Recompute>,
     /// Of steps of these models that recompute the same.
-    pub known: Held,
+    pub known: BootstrapFit,
     /// Of other steps.
-    pub other: Held,
+    pub other: BootstrapFit,
     /// The smallest and the largest logarithm, base two, of each of a step's sizes.
     pub sizes: Vec<[f64; 2]>,
 }
@@ -61,53 +61,57 @@ pub struct Certainty {
 /// What draws say of the rows they have not seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Held {
+pub struct BootstrapFit {
     /// Every draw's numbers over those of the fit, in the order of [`NAMES`](super::fit::NAMES).
-    pub draws: Vec<Numbers>,
+    pub draws: Vec<Coefficients>,
     /// ln(measured / predicted) of steps that the fit had not seen, on one node.
     pub within_a_node: Vec<f64>,
     /// The same on several nodes.
     pub across_nodes: Vec<f64>,
 }
 
-impl Held {
-    fn of(rows: &Rows, fitted: &Numbers, bootstrap: &Bootstrap<Numbers>) -> Held {
-        let over = |draw: &Numbers| std::array::from_fn(|index| draw[index] / fitted[index]);
+impl BootstrapFit {
+    fn of(
+        rows: &StepRows,
+        fitted: &Coefficients,
+        bootstrap: &Bootstrap<Coefficients>,
+    ) -> BootstrapFit {
+        let over = |draw: &Coefficients| std::array::from_fn(|index| draw[index] / fitted[index]);
         let of = |across: bool| {
             let own =
                 bootstrap.residuals.iter().filter(|(row, _)| rows.rows()[*row].across() == across);
             thinned(own.map(|(_, residual)| *residual).collect(), RESIDUALS_MAX)
         };
         let draws = bootstrap.draws.iter().map(over).collect();
-        Held { draws, within_a_node: of(false), across_nodes: of(true) }
+        BootstrapFit { draws, within_a_node: of(false), across_nodes: of(true) }
     }
 }
 
 /// What tells a model from others; its sizes themselves are the rows'.
-fn digest(gpt: &Gpt) -> String {
+fn digest(gpt: &GptModel) -> String {
     let text = format!("{} {} {}", gpt.layers, gpt.hidden, gpt.heads);
     let digest = Sha256::digest(text.as_bytes());
     digest[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Width, blocks, tokens of a sequence and of a microbatch, and the mesh.
-fn sizes(step: &Step, mesh: Mesh) -> Option<[f64; 7]> {
-    let Subject::Gpt(gpt) = step.model else { return None };
+fn sizes(step: &TrainingStep, mesh: Mesh) -> Option<[f64; 7]> {
+    let TrainedModel::Gpt(gpt) = step.model else { return None };
     let tokens = step.workload.micro_batch * step.workload.sequence_length;
     let (Mesh { tensor, pipeline, data }, length) = (mesh, step.workload.sequence_length);
     let sizes = [gpt.hidden, gpt.layers, length, tokens, tensor, pipeline, data];
     Some(sizes.map(|size| (size as f64).log2()))
 }
 
-impl Certainty {
+impl IntervalModel {
     /// From the rows that `fitted` was fitted to, and draws of them by row and by model.
     pub fn of(
-        rows: &Rows,
-        fitted: &Numbers,
-        by_row: &Bootstrap<Numbers>,
-        by_model: &Bootstrap<Numbers>,
+        rows: &StepRows,
+        fitted: &Coefficients,
+        by_row: &Bootstrap<Coefficients>,
+        by_model: &Bootstrap<Coefficients>,
         provenance: Provenance,
-    ) -> Certainty {
+    ) -> IntervalModel {
         let mut ranges = vec![[f64::INFINITY, f64::NEG_INFINITY]; 7];
         let (mut hardware, mut models) = (BTreeSet::new(), [BTreeSet::new(), BTreeSet::new()]);
         let mut recomputed = [vec![], vec![]];
@@ -116,7 +120,7 @@ impl Certainty {
             for (range, size) in ranges.iter_mut().zip(sizes) {
                 *range = [range[0].min(size), range[1].max(size)];
             }
-            if let Subject::Gpt(gpt) = &row.step.model {
+            if let TrainedModel::Gpt(gpt) = &row.step.model {
                 models[usize::from(row.across())].insert(digest(gpt));
             }
             let recomputed = &mut recomputed[usize::from(row.across())];
@@ -127,21 +131,21 @@ impl Certainty {
         }
         let [recomputed_within_a_node, recomputed_across_nodes] = recomputed;
         let [models_within_a_node, models_across_nodes] = models;
-        Certainty {
+        IntervalModel {
             provenance,
             hardware,
             models_within_a_node,
             models_across_nodes,
             recomputed_within_a_node,
             recomputed_across_nodes,
-            known: Held::of(rows, fitted, by_row),
-            other: Held::of(rows, fitted, by_model),
+            known: BootstrapFit::of(rows, fitted, by_row),
+            other: BootstrapFit::of(rows, fitted, by_model),
             sizes: ranges,
         }
     }
 
     /// How far a step lies outside of what was measured, in octaves.
-    fn outside(&self, step: &Step, mesh: Mesh) -> f64 {
+    fn outside(&self, step: &TrainingStep, mesh: Mesh) -> f64 {
         let sizes = sizes(step, mesh).into_iter().flatten();
         let beyond = |(range, size): (&[f64; 2], f64)| {
             (range[0] - size).max(size - range[1]).max(0.0).powi(2)
@@ -162,14 +166,14 @@ impl Certainty {
     /// The step's 90 % interval in seconds; `None` when the step is no GPT's.
     pub fn interval_s(
         &self,
-        step: &Step,
+        step: &TrainingStep,
         mesh: Mesh,
         profile: &Profile,
         own: &Framework,
     ) -> Option<[f64; 2]> {
-        let Subject::Gpt(gpt) = &step.model else { return None };
+        let TrainedModel::Gpt(gpt) = &step.model else { return None };
         let fitted = numbers(own, profile);
-        let counted = Counted::new(step, mesh, profile)?;
+        let counted = StepCounts::new(step, mesh, profile)?;
         let predicted_s = counted.step_s(own);
         let across = mesh.devices() > profile.devices_per_node();
         let (models, recomputed) = match across {
@@ -179,21 +183,21 @@ impl Certainty {
         let recomputed = recomputed.contains(&step.recompute);
         let known = recomputed && models.contains(&digest(gpt));
         let held = if known { &self.known } else { &self.other };
-        let drawn = |factors: &Numbers| {
-            let drawn: Numbers = std::array::from_fn(|index| fitted[index] * factors[index]);
+        let drawn = |factors: &Coefficients| {
+            let drawn: Coefficients = std::array::from_fn(|index| fitted[index] * factors[index]);
             let other = if across {
-                Counted::of(step, mesh, &with_network(profile.file(), drawn[8]))?
+                StepCounts::of(step, mesh, &with_network(profile.file(), drawn[8]))?
             } else {
                 counted.clone()
             };
             Some((other, framework(&drawn)))
         };
-        let draws: Vec<(Counted, Framework)> = held.draws.iter().filter_map(drawn).collect();
+        let draws: Vec<(StepCounts, Framework)> = held.draws.iter().filter_map(drawn).collect();
         let logarithm = |step_s: f64| (step_s / predicted_s).ln();
         let logarithms = if self.is_measured(profile) {
             draws.iter().map(|(counted, own)| logarithm(counted.step_s(own))).collect()
         } else {
-            let mut random = Random::new(SEED);
+            let mut random = SplitMix64::new(SEED);
             let mut one = |index: usize| {
                 let (counted, own) = draws.get(index % draws.len().max(1))?;
                 let (own, step) = elsewhere(own, profile, across, &mut random);
@@ -225,7 +229,7 @@ fn elsewhere(
     own: &Framework,
     profile: &Profile,
     across: bool,
-    random: &mut Random,
+    random: &mut SplitMix64,
 ) -> (Framework, f64) {
     let file = profile.file();
     let links =
@@ -245,7 +249,7 @@ fn elsewhere(
 ///
 /// # Errors
 /// None, unless the program was built with a damaged file.
-pub fn certainty() -> Result<Certainty, Defects> {
+pub fn certainty() -> Result<IntervalModel, Defects> {
     const TEXT: &str = include_str!("../../data/fits/gpt-a100.json");
     serde_json::from_str(TEXT)
         .map_err(|error| Defect::new("", format!("data/fits/gpt-a100.json: {error}")).into())

@@ -15,23 +15,23 @@
 //! | | | | gradients of weights added up | 6 a weight |
 
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer};
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
-use crate::measurements::Gpt;
+use crate::measurements::GptModel;
 
 /// A list of kernels, and how many operators the host launches for it.
 #[derive(Clone, Debug, Default)]
-pub struct Work {
+pub struct OperatorList {
     /// What the device runs.
     pub kernels: Vec<Kernel>,
 }
 
 /// One microbatch on one device.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct MicrobatchShape {
     /// The model.
-    pub gpt: Gpt,
+    pub gpt: GptModel,
     /// The mesh.
     pub mesh: Mesh,
     /// Sequences of a microbatch.
@@ -40,7 +40,7 @@ pub struct Shape {
     pub length: u64,
 }
 
-impl Work {
+impl OperatorList {
     fn product(&mut self, m: u64, k: u64, n: u64, batch: u64) {
         let (input, output) = (DType::Bf16, DType::Bf16);
         let gemm = Gemm { m, n, k, batch, accumulate: false, input, output };
@@ -64,13 +64,13 @@ impl Work {
         }));
     }
 
-    fn all_reduce(&mut self, bytes: u64, group: Group) {
+    fn all_reduce(&mut self, bytes: u64, group: DeviceGroup) {
         let (kind, payload) = (CollectiveKind::AllReduce, Bytes(bytes));
         self.kernels.push(Kernel::Collective(Collective { kind, payload, group }));
     }
 }
 
-impl Shape {
+impl MicrobatchShape {
     /// Whether the framework's kernel for softmax takes these scores: four matrices at a time.
     /// Otherwise it casts, scales, masks and casts back, operator by operator.
     fn fused_softmax(&self) -> bool {
@@ -81,8 +81,8 @@ impl Shape {
         self.sequences * self.length
     }
 
-    fn tensor_group(&self) -> Group {
-        Group { axis: Axis::Tensor, size: self.mesh.tensor, stride: 1 }
+    fn tensor_group(&self) -> DeviceGroup {
+        DeviceGroup { axis: Axis::Tensor, size: self.mesh.tensor, stride: 1 }
     }
 
     /// Elements of the scores on one device.
@@ -112,8 +112,8 @@ impl Shape {
     }
 
     /// A block, forward.
-    pub fn block_forward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn block_forward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let (n, h, part) = (self.rows(), self.gpt.hidden, self.part());
         for (k, width) in self.linears() {
             work.product(n, k, width, 1);
@@ -140,8 +140,8 @@ impl Shape {
     }
 
     /// A block, backward, with nothing computed again.
-    pub fn block_backward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn block_backward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let (n, h, part) = (self.rows(), self.gpt.hidden, self.part());
         for (k, width) in self.linears() {
             work.gradients(n, k, width, 1);
@@ -169,8 +169,8 @@ impl Shape {
     }
 
     /// Rows of the embedding and their positions, forward; the same bytes and more go backward.
-    pub fn embedding_forward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn embedding_forward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let bytes = self.rows() * self.gpt.hidden;
         for times in [4, 6, 5] {
             work.pass(times * bytes);
@@ -180,8 +180,8 @@ impl Shape {
     }
 
     /// The embedding's gradients.
-    pub fn embedding_backward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn embedding_backward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let bytes = self.rows() * self.gpt.hidden;
         for times in [5, 6, 6] {
             work.pass(times * bytes);
@@ -192,8 +192,8 @@ impl Shape {
 
     /// The last norm, the logits and the loss, forward. The loss computes in fp32, operator by
     /// operator: a cast, the maximum, its subtraction, the exponential, its sum, the division.
-    pub fn head_forward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn head_forward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let (n, h) = (self.rows(), self.gpt.hidden);
         let width = self.gpt.vocabulary / self.mesh.tensor;
         work.pass(4 * n * h);
@@ -208,8 +208,8 @@ impl Shape {
     }
 
     /// The gradients of the loss, the logits and the last norm.
-    pub fn head_backward(&self) -> Work {
-        let mut work = Work::default();
+    pub fn head_backward(&self) -> OperatorList {
+        let mut work = OperatorList::default();
         let (n, h) = (self.rows(), self.gpt.hidden);
         let width = self.gpt.vocabulary / self.mesh.tensor;
         for bytes in [8, 6] {
@@ -225,7 +225,7 @@ impl Shape {
     /// What a stage hands to the next one.
     pub fn transfer(&self) -> Kernel {
         let stride = self.mesh.tensor * self.mesh.data;
-        let group = Group { axis: Axis::Pipeline, size: self.mesh.pipeline, stride };
+        let group = DeviceGroup { axis: Axis::Pipeline, size: self.mesh.pipeline, stride };
         Kernel::Transfer(Transfer { bytes: Bytes(2 * self.rows() * self.gpt.hidden), group })
     }
 
@@ -239,15 +239,15 @@ impl Shape {
 
     /// The reductions of gradients of so many bytes a weight: over the replicas, and of the embedding
     /// that the first and the last stage share.
-    pub fn gradient_reductions(&self, stage: u64, bytes: u64) -> Work {
-        let mut work = Work::default();
-        let data = Group { axis: Axis::Data, size: self.mesh.data, stride: self.mesh.tensor };
+    pub fn gradient_reductions(&self, stage: u64, bytes: u64) -> OperatorList {
+        let mut work = OperatorList::default();
+        let data = DeviceGroup { axis: Axis::Data, size: self.mesh.data, stride: self.mesh.tensor };
         work.all_reduce(bytes * self.stage_weights(stage), data);
         let shared = stage == 0 || stage + 1 == self.mesh.pipeline;
         if self.mesh.pipeline > 1 && shared {
             let table = self.gpt.vocabulary * self.gpt.hidden / self.mesh.tensor;
             let stride = self.mesh.tensor * self.mesh.data * (self.mesh.pipeline - 1);
-            let ends = Group { axis: Axis::Pipeline, size: 2, stride };
+            let ends = DeviceGroup { axis: Axis::Pipeline, size: 2, stride };
             work.all_reduce(bytes * table, ends);
         }
         work

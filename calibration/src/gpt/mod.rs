@@ -16,12 +16,12 @@ pub mod fitted;
 pub mod interval;
 pub mod kernels;
 
-use narrows_plan::program::{Turn, one_forward_one_backward};
+use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
 use narrows_plan::strategy::Recompute;
 use narrows_plan::{Kernel, Mesh, Seconds};
 
-use crate::measurements::{Step, Subject};
-use kernels::{Shape, Work};
+use crate::measurements::{TrainedModel, TrainingStep};
+use kernels::{MicrobatchShape, OperatorList};
 use narrows_cost_model::profile::ProfileFile;
 use narrows_cost_model::simulate::{StageTime, StepPart, schedule_time};
 use narrows_cost_model::{Executor, Prices, Profile};
@@ -65,16 +65,16 @@ const GRADIENT_BYTES: u64 = 2;
 
 /// What a step takes under any framework: its device's times by kind of kernel, and what is launched.
 #[derive(Clone, Debug)]
-pub struct Counted {
-    stages: Vec<Stage>,
-    schedules: Vec<Vec<Turn>>,
+pub struct StepCounts {
+    stages: Vec<StageCounts>,
+    schedules: Vec<Vec<MicrobatchPass>>,
     tensor: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Stage {
-    forward: Sums,
-    backward: Sums,
+struct StageCounts {
+    forward: PassTimes,
+    backward: PassTimes,
     /// Seconds of a transfer to the next stage.
     hop_s: f64,
     /// Seconds of the reductions of gradients.
@@ -83,7 +83,7 @@ struct Stage {
 
 /// One pass of a stage, launch gaps left out: those are the host's, which is counted on its own.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sums {
+struct PassTimes {
     products_s: f64,
     passes_s: f64,
     collectives_s: f64,
@@ -92,9 +92,10 @@ struct Sums {
     works: f64,
 }
 
-impl Sums {
-    fn of(work: &Work, prices: &Prices) -> Sums {
-        let mut sums = Sums { operators: work.kernels.len() as f64, works: 1.0, ..Sums::default() };
+impl PassTimes {
+    fn of(work: &OperatorList, prices: &Prices) -> PassTimes {
+        let mut sums =
+            PassTimes { operators: work.kernels.len() as f64, works: 1.0, ..PassTimes::default() };
         for kernel in &work.kernels {
             let busy = busy_s(kernel, prices);
             match kernel {
@@ -106,7 +107,7 @@ impl Sums {
         sums
     }
 
-    fn add(&mut self, other: &Sums, times: f64) {
+    fn add(&mut self, other: &PassTimes, times: f64) {
         self.products_s += other.products_s * times;
         self.passes_s += other.passes_s * times;
         self.collectives_s += other.collectives_s * times;
@@ -130,24 +131,24 @@ fn busy_s(kernel: &Kernel, prices: &Prices) -> f64 {
     (prices.kernel(kernel) - prices.launch_gap()).0.max(0.0)
 }
 
-impl Counted {
+impl StepCounts {
     /// Counts a step; `None` when it is no GPT's.
-    pub fn new(step: &Step, mesh: Mesh, profile: &Profile) -> Option<Counted> {
-        Counted::of(step, mesh, profile.file())
+    pub fn new(step: &TrainingStep, mesh: Mesh, profile: &Profile) -> Option<StepCounts> {
+        StepCounts::of(step, mesh, profile.file())
     }
 
     /// The same for numbers that were checked.
-    pub(crate) fn of(step: &Step, mesh: Mesh, file: &ProfileFile) -> Option<Counted> {
-        let Subject::Gpt(gpt) = step.model else { return None };
+    pub(crate) fn of(step: &TrainingStep, mesh: Mesh, file: &ProfileFile) -> Option<StepCounts> {
+        let TrainedModel::Gpt(gpt) = step.model else { return None };
         let workload = step.workload;
         let (sequences, length) = (workload.micro_batch, workload.sequence_length);
-        let shape = Shape { gpt, mesh, sequences, length };
+        let shape = MicrobatchShape { gpt, mesh, sequences, length };
         let prices = Prices::of(file, Executor::Eager, &mesh);
         let recompute = step.recompute != Recompute::None;
         let microbatches = workload.microbatches(&mesh);
-        Some(Counted {
+        Some(StepCounts {
             stages: (0..mesh.pipeline)
-                .map(|stage| Stage::of(&shape, stage, recompute, &prices))
+                .map(|stage| StageCounts::of(&shape, stage, recompute, &prices))
                 .collect(),
             schedules: (0..mesh.pipeline)
                 .map(|stage| one_forward_one_backward(stage, mesh.pipeline, microbatches))
@@ -158,7 +159,7 @@ impl Counted {
 
     /// The step's time in seconds.
     pub fn step_s(&self, framework: &Framework) -> f64 {
-        let time = |stage: &Stage| {
+        let time = |stage: &StageCounts| {
             let hop = stage.hop_s * framework.collective_factor;
             let [forward, backward] = [stage.forward, stage.backward]
                 .map(|sums| Seconds(sums.time_s(self.tensor, framework) + hop));
@@ -171,12 +172,12 @@ impl Counted {
     }
 }
 
-impl Stage {
-    fn of(shape: &Shape, stage: u64, recompute: bool, prices: &Prices) -> Stage {
+impl StageCounts {
+    fn of(shape: &MicrobatchShape, stage: u64, recompute: bool, prices: &Prices) -> StageCounts {
         let blocks = (shape.gpt.layers / shape.mesh.pipeline) as f64;
         let (first, last) = (stage == 0, stage + 1 == shape.mesh.pipeline);
-        let count = |work: Work| Sums::of(&work, prices);
-        let (mut forward, mut backward) = (Sums::default(), Sums::default());
+        let count = |work: OperatorList| PassTimes::of(&work, prices);
+        let (mut forward, mut backward) = (PassTimes::default(), PassTimes::default());
         forward.add(&count(shape.block_forward()), blocks);
         backward.add(&count(shape.block_backward()), blocks);
         if recompute {
@@ -192,11 +193,16 @@ impl Stage {
         }
         let reductions = count(shape.gradient_reductions(stage, GRADIENT_BYTES));
         let (hop_s, reductions_s) = (busy_s(&shape.transfer(), prices), reductions.collectives_s);
-        Stage { forward, backward, hop_s, reductions_s }
+        StageCounts { forward, backward, hop_s, reductions_s }
     }
 }
 
 /// The step's time in seconds; `None` when the step is no GPT's.
-pub fn step_s(step: &Step, mesh: Mesh, profile: &Profile, framework: &Framework) -> Option<f64> {
-    Some(Counted::new(step, mesh, profile)?.step_s(framework))
+pub fn step_s(
+    step: &TrainingStep,
+    mesh: Mesh,
+    profile: &Profile,
+    framework: &Framework,
+) -> Option<f64> {
+    Some(StepCounts::new(step, mesh, profile)?.step_s(framework))
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// The errors of some figures.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Errors {
+pub struct RelativeErrors {
     /// How many.
     pub figures: usize,
     /// Mean of |e|, in percent.
@@ -34,7 +34,7 @@ pub struct Orderings {
 
 /// One way of doing a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Race<'a> {
+pub struct OrderingCase<'a> {
     /// The job.
     pub job: &'a str,
     /// Its measured time.
@@ -43,16 +43,16 @@ pub struct Race<'a> {
     pub predicted_s: f64,
 }
 
-impl Errors {
+impl RelativeErrors {
     /// Sums up pairs of a predicted and a measured time. `None` when there are none.
-    pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<Errors> {
+    pub fn of(pairs: impl IntoIterator<Item = (f64, f64)>) -> Option<RelativeErrors> {
         let errors: Vec<f64> = pairs.into_iter().map(|(p, m)| (p / m - 1.0) * 100.0).collect();
         let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
         let worst = *sizes.last()?;
         let (low, high) = (sizes[(sizes.len() - 1) / 2], sizes[sizes.len() / 2]);
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-        Some(Errors {
+        Some(RelativeErrors {
             figures: errors.len(),
             mean_absolute_percent: mean(&sizes),
             median_absolute_percent: (low + high) / 2.0,
@@ -64,7 +64,7 @@ impl Errors {
 
 impl Orderings {
     /// Counts the pairs of each job.
-    pub fn of(races: &[Race]) -> Orderings {
+    pub fn of(races: &[OrderingCase]) -> Orderings {
         let mut counted = Orderings::default();
         for (index, one) in races.iter().enumerate() {
             for other in &races[index + 1..] {
@@ -88,18 +88,18 @@ mod tests {
 
     #[test]
     fn errors_are_summed_up() {
-        let errors = Errors::of([(1.1, 1.0), (0.8, 1.0), (1.0, 1.0), (1.3, 1.0)]).unwrap();
+        let errors = RelativeErrors::of([(1.1, 1.0), (0.8, 1.0), (1.0, 1.0), (1.3, 1.0)]).unwrap();
         assert_eq!(errors.figures, 4);
         assert!((errors.mean_absolute_percent - 15.0).abs() < 1e-9);
         assert!((errors.median_absolute_percent - 15.0).abs() < 1e-9);
         assert!((errors.worst_absolute_percent - 30.0).abs() < 1e-9);
         assert!((errors.mean_signed_percent - 5.0).abs() < 1e-9);
-        assert_eq!(Errors::of([]), None);
+        assert_eq!(RelativeErrors::of([]), None);
     }
 
     #[test]
     fn pairs_of_one_job_are_ordered() {
-        let race = |job, measured_s, predicted_s| Race { job, measured_s, predicted_s };
+        let race = |job, measured_s, predicted_s| OrderingCase { job, measured_s, predicted_s };
         let races =
             [race("a", 1.0, 1.0), race("a", 2.0, 3.0), race("a", 3.0, 2.0), race("b", 1.0, 9.0)];
         assert_eq!(Orderings::of(&races), Orderings { pairs: 3, right: 2 });

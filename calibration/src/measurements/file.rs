@@ -19,21 +19,21 @@ use narrows_cost_model::Executor;
 #[schemars(title = "Narrows measurements")]
 pub struct MeasurementsFile {
     /// The form of this file.
-    pub format: Format,
+    pub format: MeasurementsFormat,
     /// What the file is called in reports: lower-case letters, digits, `-`, `_` and `.`.
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
     /// Who measured, by a name that measurements refer to.
     #[serde(deserialize_with = "sources::each_once")]
-    pub sources: IndexMap<String, Source>,
+    pub sources: IndexMap<String, Citation>,
     /// The figures.
     pub measurements: Vec<Measurement>,
 }
 
 /// The form of a file of measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Format {
+pub enum MeasurementsFormat {
     /// The only form so far.
     #[serde(rename = "narrows-measurements/1")]
     V1,
@@ -42,7 +42,7 @@ pub enum Format {
 /// Where figures come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct Citation {
     /// Publication, repository and file, or who ran what.
     pub citation: String,
     /// Under which conditions: software, number formats, repetitions, what is known not to be alike.
@@ -66,11 +66,11 @@ pub struct Measurement {
     /// The devices that took part.
     pub mesh: Mesh,
     /// What was measured.
-    pub measured: Measured,
+    pub measured: MeasuredQuantity,
     /// How much.
     pub value: f64,
     /// Of what.
-    pub unit: Unit,
+    pub unit: MeasurementUnit,
     /// Measurements of one race do the same job in different ways: the faster one must be predicted
     /// to be the faster one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ fn is_false(value: &bool) -> bool {
 /// What a value counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum MeasurementUnit {
     /// Seconds.
     S,
     /// Milliseconds.
@@ -105,13 +105,13 @@ pub enum Unit {
 /// What was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Measured {
+pub enum MeasuredQuantity {
     /// Kernels that one device ran one after the other; the time is that of all together.
     Kernels(Vec<KernelRun>),
     /// One step of training, optimizer included.
-    Step(Box<Step>),
+    Step(Box<TrainingStep>),
     /// What recomputing costs: the step as described, beside the same step that recomputes nothing.
-    Recomputation(Box<Step>),
+    Recomputation(Box<TrainingStep>),
 }
 
 /// A kernel, so many times.
@@ -119,7 +119,7 @@ pub enum Measured {
 #[serde(rename_all = "snake_case")]
 pub enum KernelRun {
     /// A product C\[m,n\] = A\[m,k\]·B\[k,n\] in the format that training computes in: 16 bits on a GPU.
-    Product(ProductRun),
+    Product(GemmRun),
     /// An all-reduce among the devices of the tensor axis.
     AllReduce(AllReduceRun),
     /// An RMSNorm, forward, whose features are sharded over the tensor axis.
@@ -129,7 +129,7 @@ pub enum KernelRun {
 /// A product.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ProductRun {
+pub struct GemmRun {
     /// Rows of the result.
     pub m: u64,
     /// The contracted size.
@@ -189,9 +189,9 @@ fn is_one(value: &u64) -> bool {
 /// A step of training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct TrainingStep {
     /// What was trained.
-    pub model: Subject,
+    pub model: TrainedModel,
     /// Batch and sequence.
     pub workload: Workload,
     /// How tensors lay over the tensor axis. For a GPT: `fullrank-tp`.
@@ -224,20 +224,20 @@ fn no_zero() -> Zero {
 /// What was trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Subject {
+pub enum TrainedModel {
     /// A preset's name, as `narrows plan --model` takes it.
     Preset(String),
     /// A model file, written here.
     Described(Box<ModelFile>),
     /// A GPT of full rank.
-    Gpt(Gpt),
+    Gpt(GptModel),
 }
 
 /// A GPT as GPT-2 and GPT-3 are: LayerNorm, learned positions, biases, a GELU MLP of width 4h,
 /// attention whose scores are written to memory, tied embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Gpt {
+pub struct GptModel {
     /// Blocks.
     pub layers: u64,
     /// Width h.

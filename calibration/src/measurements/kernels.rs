@@ -1,13 +1,13 @@
 //! Measured kernels as priced ones, and measured values as seconds.
 
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::model::Activation;
 use narrows_plan::program::{Action, Extent, PassOp};
 use narrows_plan::strategy::NormRule;
 use narrows_plan::{Bytes, DType, Mesh};
 
-use super::{KernelRun, Measured, Measurement, NormRun, Unit};
+use super::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
 use narrows_cost_model::{Prices, Profile};
 
 /// The kernels of a run on this mesh in their order, each with how often it runs. Inputs have the format
@@ -30,7 +30,7 @@ pub fn kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kernel, f64
 }
 
 fn all_reduce(payload: Bytes, mesh: Mesh) -> Kernel {
-    let group = Group { axis: Axis::Tensor, size: mesh.tensor, stride: 1 };
+    let group = DeviceGroup { axis: Axis::Tensor, size: mesh.tensor, stride: 1 };
     Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
 }
 
@@ -69,12 +69,15 @@ impl Measurement {
     /// for its time becomes the time for 10⁹ bytes.
     pub fn measured_s(&self, profile: &Profile) -> f64 {
         match (self.unit, &self.measured) {
-            (Unit::S, _) => self.value,
-            (Unit::Ms, _) => self.value * 1e-3,
-            (Unit::Us, _) => self.value * 1e-6,
-            (Unit::MbPerMs, _) => 1.0 / self.value,
-            (Unit::PercentOfPeak, Measured::Step(_) | Measured::Recomputation(_)) => f64::NAN,
-            (Unit::PercentOfPeak, Measured::Kernels(runs)) => {
+            (MeasurementUnit::S, _) => self.value,
+            (MeasurementUnit::Ms, _) => self.value * 1e-3,
+            (MeasurementUnit::Us, _) => self.value * 1e-6,
+            (MeasurementUnit::MbPerMs, _) => 1.0 / self.value,
+            (
+                MeasurementUnit::PercentOfPeak,
+                MeasuredQuantity::Step(_) | MeasuredQuantity::Recomputation(_),
+            ) => f64::NAN,
+            (MeasurementUnit::PercentOfPeak, MeasuredQuantity::Kernels(runs)) => {
                 let flops = |(kernel, times): &(Kernel, f64)| match kernel {
                     Kernel::Gemm(gemm) => gemm.flops().0 * times,
                     _ => 0.0,

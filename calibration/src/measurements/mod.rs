@@ -1,7 +1,7 @@
 //! Measurements: what somebody's clock said of something that has a price here.
 //!
 //! A [`MeasurementsFile`] is what was written; [`read`] also checks that every figure can be
-//! compared. Errors are relative, `predicted / measured − 1`, and summed up by [`Errors`];
+//! compared. Errors are relative, `predicted / measured − 1`, and summed up by [`RelativeErrors`];
 //! [`Orderings`] counts whether the faster of two ways to do one job is predicted to be faster.
 
 mod check;
@@ -13,10 +13,10 @@ mod sources;
 
 use narrows_plan::{Defect, Defects};
 
-pub use errors::{Errors, Orderings, Race};
+pub use errors::{OrderingCase, Orderings, RelativeErrors};
 pub use file::*;
 pub use kernels::{kernels, predicted_s};
-pub use rows::{Assumed, from_rows};
+pub use rows::{RowDefaults, from_rows};
 
 /// The published figures that come with the program, by name.
 const SHIPPED: [(&str, &str); 1] =

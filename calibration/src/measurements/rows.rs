@@ -10,7 +10,7 @@
 //! | `# GPUs` | must be their product, where it is given |
 //! | `iteration time (ms)` | the figure |
 //!
-//! What the rows do not say is [`Assumed`], and said once for all of them. Rows that the constants for
+//! What the rows do not say is [`RowDefaults`], and said once for all of them. Rows that the constants for
 //! GPTs were fitted to are marked as [`fitted`](crate::gpt::fitted).
 
 use indexmap::IndexMap;
@@ -19,18 +19,19 @@ use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects, Mesh, Workload};
 
 use super::{
-    Format, Gpt, Measured, Measurement, MeasurementsFile, Source, Step, Subject, Unit, check,
+    Citation, GptModel, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile,
+    MeasurementsFormat, TrainedModel, TrainingStep, check,
 };
 use crate::gpt::fitted::fitted_to;
 use narrows_cost_model::Executor;
 
 /// What rows do not say of themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assumed {
+pub struct RowDefaults {
     /// The name of the measurements, their table and their source.
     pub name: String,
     /// Who measured them.
-    pub source: Source,
+    pub source: Citation,
     /// The name of a hardware profile.
     pub hardware: String,
     /// Rows of the embedding.
@@ -62,7 +63,7 @@ const TOLD_MAX: usize = 20;
 /// # Errors
 /// Columns that are missing or named twice; every cell that is missing or no number, with its line; then
 /// what [`read`](super::read) finds, with the line of its row.
-pub fn from_rows(text: &str, assumed: &Assumed) -> Result<MeasurementsFile, Defects> {
+pub fn from_rows(text: &str, assumed: &RowDefaults) -> Result<MeasurementsFile, Defects> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let header = lines.next().map_or("", |(_, line)| line);
@@ -73,7 +74,7 @@ pub fn from_rows(text: &str, assumed: &Assumed) -> Result<MeasurementsFile, Defe
     let mut places = vec![];
     for (index, line) in lines {
         let cells: Vec<&str> = cells(line).collect();
-        let mut row = Row { line: index + 1, columns: &columns, cells, defects: &mut defects };
+        let mut row = CsvRow { line: index + 1, columns: &columns, cells, defects: &mut defects };
         measurements.push(row.measurement(assumed));
         places.push(index + 1);
         if defects.0.len() > TOLD_MAX {
@@ -87,7 +88,7 @@ pub fn from_rows(text: &str, assumed: &Assumed) -> Result<MeasurementsFile, Defe
     }
     defects.into_result(())?;
     let file = MeasurementsFile {
-        format: Format::V1,
+        format: MeasurementsFormat::V1,
         name: assumed.name.clone(),
         description: format!("{} steps of GPTs, from rows.", measurements.len()),
         sources: IndexMap::from([(assumed.name.clone(), assumed.source.clone())]),
@@ -132,14 +133,14 @@ fn by_line(found: Defects, places: &[usize]) -> Defects {
     Defects(found.0.into_iter().map(place).collect())
 }
 
-struct Row<'a> {
+struct CsvRow<'a> {
     line: usize,
     columns: &'a [String],
     cells: Vec<&'a str>,
     defects: &'a mut Defects,
 }
 
-impl Row<'_> {
+impl CsvRow<'_> {
     fn defect(&mut self, column: &str, problem: String) {
         let place = format!("line {}, column `{column}`", self.line);
         self.defects.push(Defect::new(place, problem));
@@ -171,7 +172,7 @@ impl Row<'_> {
         number as u64
     }
 
-    fn measurement(&mut self, assumed: &Assumed) -> Measurement {
+    fn measurement(&mut self, assumed: &RowDefaults) -> Measurement {
         if self.cells.len() > self.columns.len() {
             let (cells, columns) = (self.cells.len(), self.columns.len());
             let problem = format!("{cells} cells, where there are {columns} columns");
@@ -189,7 +190,7 @@ impl Row<'_> {
                 self.defect(GPUS, format!("{devices} devices are not those of the mesh"));
             }
         }
-        let gpt = Gpt {
+        let gpt = GptModel {
             layers: self.size("# layers"),
             hidden: self.size("hidden size"),
             heads: self.size("attention heads"),
@@ -200,8 +201,8 @@ impl Row<'_> {
             sequence_length: self.size("sequence length"),
             micro_batch: self.size("micro batch"),
         };
-        let step = Step {
-            model: Subject::Gpt(gpt),
+        let step = TrainingStep {
+            model: TrainedModel::Gpt(gpt),
             workload,
             strategy: Baseline::FullrankTp,
             recompute: assumed.recompute,
@@ -218,9 +219,9 @@ impl Row<'_> {
             executor: Executor::Eager,
             mesh,
             fitted: fitted_to(&step, mesh, value * 1e-3).is_some(),
-            measured: Measured::Step(Box::new(step)),
+            measured: MeasuredQuantity::Step(Box::new(step)),
             value,
-            unit: Unit::Ms,
+            unit: MeasurementUnit::Ms,
             race: None,
         }
     }

@@ -7,12 +7,12 @@ use indexmap::map::Entry;
 use serde::Deserializer;
 use serde::de::{Error, MapAccess, Visitor};
 
-use super::Source;
+use super::Citation;
 
-struct EachOnce;
+struct UniqueSources;
 
-impl<'de> Visitor<'de> for EachOnce {
-    type Value = IndexMap<String, Source>;
+impl<'de> Visitor<'de> for UniqueSources {
+    type Value = IndexMap<String, Citation>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sources by their names")
@@ -20,7 +20,7 @@ impl<'de> Visitor<'de> for EachOnce {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut sources = IndexMap::new();
-        while let Some((name, source)) = map.next_entry::<String, Source>()? {
+        while let Some((name, source)) = map.next_entry::<String, Citation>()? {
             match sources.entry(name) {
                 Entry::Occupied(taken) => {
                     let problem =
@@ -40,9 +40,9 @@ impl<'de> Visitor<'de> for EachOnce {
 ///
 /// # Errors
 /// A name that is there twice.
-pub fn each_once<'de, D>(deserializer: D) -> Result<IndexMap<String, Source>, D::Error>
+pub fn each_once<'de, D>(deserializer: D) -> Result<IndexMap<String, Citation>, D::Error>
 where
     D: Deserializer<'de>,
 {
-    deserializer.deserialize_map(EachOnce)
+    deserializer.deserialize_map(UniqueSources)
 }

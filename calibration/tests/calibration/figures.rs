@@ -1,10 +1,10 @@
 //! The published figures as kernels and seconds.
 
-use narrows_calibration::measurements::{Measured, kernels, shipped};
+use narrows_calibration::measurements::{MeasuredQuantity, kernels, shipped};
 use narrows_cost_model::Prices;
 use narrows_cost_model::profile::preset;
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, Group};
+use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType};
 
 /// One measured number: the kernels that ran one after the other, and the time they took.
@@ -52,7 +52,7 @@ fn table(name: &str) -> Vec<Figure> {
     let file = shipped().unwrap().remove(0);
     let rows = file.measurements.iter().filter(|row| row.table == name);
     let figures = rows.map(|row| {
-        let Measured::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
+        let MeasuredQuantity::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
         let (kernels, seconds) = (kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
         Figure { name: row.name.clone(), kernels, seconds }
     });
@@ -68,6 +68,6 @@ pub fn all_reduce(mib: u64) -> Kernel {
     Kernel::Collective(Collective {
         kind: CollectiveKind::AllReduce,
         payload: Bytes(mib * Bytes::MIB),
-        group: Group { axis: Axis::Tensor, size: 4, stride: 1 },
+        group: DeviceGroup { axis: Axis::Tensor, size: 4, stride: 1 },
     })
 }

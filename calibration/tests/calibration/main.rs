@@ -7,7 +7,7 @@ mod figures;
 
 use figures::{Figure, Figures, all_reduce, load, product};
 use narrows_cost_model::interval::{Bootstrap, Coverage, around, bootstrap, each_alone};
-use narrows_cost_model::price::shapes::{Shapes, scale};
+use narrows_cost_model::price::shapes::{MeasuredShapes, scale};
 use narrows_cost_model::profile::{Profile, ProfileFile, preset};
 use narrows_cost_model::{Executor, Prices};
 use narrows_plan::{Kernel, Mesh};
@@ -181,7 +181,7 @@ fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
 /// How far the kernels of a figure lie from those of the others, by the furthest of them.
 fn apart(all: &[&Figure], index: usize) -> f64 {
     let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let shapes = Shapes::of(others.flat_map(|(_, figure)| kernels_of(figure)));
+    let shapes = MeasuredShapes::of(others.flat_map(|(_, figure)| kernels_of(figure)));
     let distances = kernels_of(&all[index]).map(|kernel| shapes.distance(kernel, 1));
     distances.fold(0.0, f64::max)
 }

@@ -6,12 +6,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use narrows_calibration::gpt::fit::{Drawn, NAMES, Row, Rows, framework, numbers};
-use narrows_calibration::gpt::fitted::{Terms, digest, fitted_to};
-use narrows_calibration::gpt::interval::{Certainty, certainty};
+use narrows_calibration::gpt::fit::{HoldOut, NAMES, StepRow, StepRows, framework, numbers};
+use narrows_calibration::gpt::fitted::{FitConditions, digest, fitted_to};
+use narrows_calibration::gpt::interval::{IntervalModel, certainty};
 use narrows_calibration::gpt::{FRAMEWORK, Framework, step_s};
 use narrows_calibration::measurements::{
-    Assumed, Errors, Gpt, Measured, Measurement, Source, Step, Subject, from_rows,
+    Citation, GptModel, MeasuredQuantity, Measurement, RelativeErrors, RowDefaults, TrainedModel,
+    TrainingStep, from_rows,
 };
 use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
@@ -33,10 +34,10 @@ fn rows(file: &str, hardware: &str, recompute: Recompute) -> Option<Vec<Measurem
         println!("skipped: {file} is not beside the repository");
         return None;
     };
-    let source = Source { citation: file.into(), conditions: String::new() };
+    let source = Citation { citation: file.into(), conditions: String::new() };
     let (name, hardware) = (file.into(), hardware.into());
-    let assumed = Assumed { name, source, hardware, vocabulary: 51_200, recompute };
-    Some(from_rows(&text, &Assumed { name: "rows".into(), ..assumed }).unwrap().measurements)
+    let assumed = RowDefaults { name, source, hardware, vocabulary: 51_200, recompute };
+    Some(from_rows(&text, &RowDefaults { name: "rows".into(), ..assumed }).unwrap().measurements)
 }
 
 /// The profile of a file's rows, with the network's share replaced.
@@ -47,7 +48,7 @@ fn profile(name: &str, network: f64) -> Profile {
 }
 
 fn predicted_s(row: &Measurement, profile: &Profile, framework: &Framework) -> f64 {
-    let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+    let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
     step_s(step, row.mesh, profile, framework).unwrap()
 }
 
@@ -59,7 +60,7 @@ fn rows_beside_the_repository_are_predicted() {
         let pairs = rows
             .iter()
             .map(|row| (predicted_s(row, &profile, &FRAMEWORK), row.measured_s(&profile)));
-        let errors = Errors::of(pairs).unwrap();
+        let errors = RelativeErrors::of(pairs).unwrap();
         println!("{file}: {errors:?}");
         assert!(errors.mean_absolute_percent < bar, "{file}: {errors:?}");
     }
@@ -86,13 +87,13 @@ fn both() -> Option<(Vec<Measurement>, [Profile; 2])> {
 fn counted<'a>(
     rows: impl Iterator<Item = &'a Measurement>,
     profiles: &'a [Profile; 2],
-) -> Rows<'a> {
+) -> StepRows<'a> {
     let row = |row: &'a Measurement| {
-        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+        let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
         let profile = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
-        Row { step, mesh: row.mesh, profile, measured_s: row.measured_s(profile) }
+        StepRow { step, mesh: row.mesh, profile, measured_s: row.measured_s(profile) }
     };
-    Rows::new(rows.map(row).collect())
+    StepRows::new(rows.map(row).collect())
 }
 
 /// What a fold says of the rows that it left out.
@@ -108,7 +109,7 @@ fn left_out(
     rows: &[Measurement],
     profiles: &[Profile; 2],
     out: impl Fn(usize, &Measurement) -> bool,
-    drawn: Drawn,
+    drawn: HoldOut,
 ) -> Vec<Held> {
     let of = |left_out: bool| {
         let own = rows.iter().enumerate().filter(|(index, row)| out(*index, row) == left_out);
@@ -117,10 +118,10 @@ fn left_out(
     let (rest, left_out) = (of(false), of(true));
     let fitted = rest.fit();
     let bootstrap = rest.bootstrap(drawn, fitted, DRAWS, SEED);
-    let certainty = Certainty::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
+    let certainty = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
     let own = framework(&fitted);
     let network = fitted[8].clamp(0.05, 1.0);
-    let held = |(row, residual): (&Row, f64)| {
+    let held = |(row, residual): (&StepRow, f64)| {
         let profile = profile(row.profile.name(), network);
         let [low, high] = certainty.interval_s(row.step, row.mesh, &profile, &own).unwrap();
         assert!(low <= high && low > 0.0);
@@ -147,7 +148,7 @@ fn report(held: &[Held]) -> [f64; 3] {
         let of: Vec<&Held> = held.iter().filter(|one| own(one)).collect();
         let inside = of.iter().filter(|one| one.inside).count() as f64 / of.len() as f64;
         let errors = of.iter().map(|one| ((-one.residual).exp(), 1.0));
-        let mean = Errors::of(errors).unwrap().mean_absolute_percent;
+        let mean = RelativeErrors::of(errors).unwrap().mean_absolute_percent;
         println!(
             "{what}: {} rows, mean error {mean:.2} %, {:.1} % within",
             of.len(),
@@ -163,7 +164,8 @@ fn report(held: &[Held]) -> [f64; 3] {
 #[test]
 fn intervals_cover_the_rows_that_folds_leave_out() {
     let Some((rows, profiles)) = both() else { return };
-    let fold = |fold: usize| left_out(&rows, &profiles, |index, _| index % 5 == fold, Drawn::Rows);
+    let fold =
+        |fold: usize| left_out(&rows, &profiles, |index, _| index % 5 == fold, HoldOut::Rows);
     let held: Vec<Held> = (0..5).flat_map(fold).collect();
     for covered in report(&held) {
         assert!((0.85..=0.95).contains(&covered), "{covered}");
@@ -175,12 +177,12 @@ fn intervals_cover_the_rows_that_folds_leave_out() {
 fn intervals_cover_the_models_that_are_left_out() {
     let Some((rows, profiles)) = both() else { return };
     let model = |row: &Measurement| {
-        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
-        let Subject::Gpt(gpt) = &step.model else { panic!("rows are GPTs'") };
+        let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
+        let TrainedModel::Gpt(gpt) = &step.model else { panic!("rows are GPTs'") };
         (gpt.hidden, gpt.layers, gpt.heads)
     };
     let models: BTreeSet<_> = rows.iter().map(model).collect();
-    let one = |out| left_out(&rows, &profiles, |_, row| model(row) == out, Drawn::Models);
+    let one = |out| left_out(&rows, &profiles, |_, row| model(row) == out, HoldOut::Models);
     let held: Vec<Held> = models.into_iter().flat_map(one).collect();
     for covered in report(&held) {
         assert!((0.85..=0.95).contains(&covered), "{covered}");
@@ -192,9 +194,9 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
     let certainty = certainty().unwrap();
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let step = |hidden: u64, micro_batch: u64| {
-        let gpt = Gpt { layers: 24, hidden, heads: 16, vocabulary: 51_200 };
-        Step {
-            model: Subject::Gpt(gpt),
+        let gpt = GptModel { layers: 24, hidden, heads: 16, vocabulary: 51_200 };
+        TrainingStep {
+            model: TrainedModel::Gpt(gpt),
             workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch },
             strategy: Baseline::FullrankTp,
             recompute: Recompute::Block,
@@ -223,9 +225,9 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
 fn other_models_and_other_hardware_are_less_certain() {
     let certainty = certainty().unwrap();
     let width = |profile: &Profile, layers: u64| {
-        let gpt = Gpt { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
-        let step = Step {
-            model: Subject::Gpt(gpt),
+        let gpt = GptModel { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
+        let step = TrainingStep {
+            model: TrainedModel::Gpt(gpt),
             workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
             strategy: Baseline::FullrankTp,
             recompute: Recompute::None,
@@ -258,9 +260,9 @@ fn other_models_are_less_certain_across_nodes() {
     assert_eq!([&certainty.known, &certainty.other].map(|held| held.across_nodes.len()), [30, 30]);
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let width = |layers: u64, hidden: u64, heads: u64| {
-        let gpt = Gpt { layers, hidden, heads, vocabulary: 51_200 };
-        let step = Step {
-            model: Subject::Gpt(gpt),
+        let gpt = GptModel { layers, hidden, heads, vocabulary: 51_200 };
+        let step = TrainingStep {
+            model: TrainedModel::Gpt(gpt),
             workload: Workload { global_batch: 64, sequence_length: 2048, micro_batch: 1 },
             strategy: Baseline::FullrankTp,
             recompute: Recompute::Block,
@@ -283,9 +285,9 @@ fn recomputation_that_nobody_measured_is_less_certain() {
     let certainty = certainty().unwrap();
     let profile = preset("a100-80gb-8").unwrap();
     let width = |recompute| {
-        let gpt = Gpt { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
-        let step = Step {
-            model: Subject::Gpt(gpt),
+        let gpt = GptModel { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
+        let step = TrainingStep {
+            model: TrainedModel::Gpt(gpt),
             workload: Workload { global_batch: 16, sequence_length: 1024, micro_batch: 2 },
             strategy: Baseline::FullrankTp,
             recompute,
@@ -307,7 +309,7 @@ fn rows_say_whether_something_was_fitted_to_them() {
     let Some((rows, profiles)) = both() else { return };
     assert_eq!(rows.iter().filter(|row| row.fitted).count(), 270);
     for row in &rows {
-        let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
+        let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
         let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
         let own = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
         let terms = fitted_to(step, mesh, measured_s).unwrap();
@@ -320,7 +322,7 @@ fn rows_say_whether_something_was_fitted_to_them() {
             Recompute::None => Recompute::Block,
             _ => Recompute::None,
         };
-        let assumed = Step { recompute, ..step.as_ref().clone() };
+        let assumed = TrainingStep { recompute, ..step.as_ref().clone() };
         assert_eq!(fitted_to(&assumed, mesh, measured_s), Some(terms));
         assert!(!terms.hold(&assumed, own) && !terms.hold(step, &preset("a100-80gb").unwrap()));
         let mut other = assumed.clone();
@@ -335,10 +337,10 @@ fn digests(rows: &[Measurement], profiles: &[Profile; 2]) -> String {
     let of_one = |profile: &Profile| {
         let own = rows.iter().filter(|row| row.hardware == profile.name());
         let digest = |row: &Measurement| {
-            let Measured::Step(step) = &row.measured else { panic!("rows are steps") };
-            let Subject::Gpt(gpt) = step.model else { panic!("rows are steps of GPTs") };
+            let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
+            let TrainedModel::Gpt(gpt) = step.model else { panic!("rows are steps of GPTs") };
             let (hardware, recompute) = (row.hardware.clone(), step.recompute);
-            let terms = Terms { hardware, recompute, vocabulary: gpt.vocabulary };
+            let terms = FitConditions { hardware, recompute, vocabulary: gpt.vocabulary };
             let digest = digest(step, row.mesh, row.measured_s(profile)).unwrap();
             (terms.words().join(" "), digest)
         };
@@ -378,8 +380,8 @@ fn refit() {
     }
     let own = numbers(&FRAMEWORK, &profiles[1]);
     let [by_row, by_model] =
-        [Drawn::Rows, Drawn::Models].map(|drawn| all.bootstrap(drawn, own, DRAWS, SEED));
-    let mut certainty = Certainty::of(&all, &own, &by_row, &by_model, provenance());
+        [HoldOut::Rows, HoldOut::Models].map(|drawn| all.bootstrap(drawn, own, DRAWS, SEED));
+    let mut certainty = IntervalModel::of(&all, &own, &by_row, &by_model, provenance());
     let round = |number: &mut f64| *number = (*number * 1e4).round() / 1e4;
     for held in [&mut certainty.known, &mut certainty.other] {
         held.draws.iter_mut().flatten().for_each(round);

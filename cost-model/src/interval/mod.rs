@@ -18,7 +18,7 @@
 mod spread;
 
 pub use spread::drawn as error_drawn;
-pub use spread::{Spread, Unmeasured};
+pub use spread::{ErrorModel, UnmeasuredKernel};
 
 /// Share that lies within.
 pub const COVERED: f64 = 0.9;
@@ -31,12 +31,12 @@ pub const COVERED: f64 = 0.9;
 /// assert_eq!(Random::new(0).next(), 0xe220_a839_7b1d_cdaf);
 /// ```
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// With a seed of its own.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    pub fn new(seed: u64) -> SplitMix64 {
+        SplitMix64(seed)
     }
 
     /// The next 64 bits.
@@ -82,10 +82,10 @@ const UNSEEN: f64 = 0.632;
 const LONGER: usize = 4;
 
 /// What is drawn together: measurements, by their indexes, that err alike.
-pub type Unit = Vec<usize>;
+pub type ResamplingUnit = Vec<usize>;
 
 /// Every measurement for itself.
-pub fn each_alone(measurements: usize) -> Vec<Vec<Unit>> {
+pub fn each_alone(measurements: usize) -> Vec<Vec<ResamplingUnit>> {
     vec![(0..measurements).map(|index| vec![index]).collect()]
 }
 
@@ -97,14 +97,14 @@ pub fn each_alone(measurements: usize) -> Vec<Vec<Unit>> {
 /// A unit that is in every draw has no residual, and with few units it may be the one that errs most: drawing goes on,
 /// for at most four times as many draws, until each was left out once.
 pub fn bootstrap<P>(
-    strata: &[Vec<Unit>],
+    strata: &[Vec<ResamplingUnit>],
     draws: usize,
     seed: u64,
     fitted: &P,
     mut fit: impl FnMut(&[f64]) -> P,
     residual: impl Fn(&P, usize) -> f64,
 ) -> Bootstrap<P> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let indexes = strata.iter().flatten().flatten();
     let measurements = indexes.max().map_or(0, |last| last + 1);
     let mut sums = vec![(0.0, 0_usize); measurements];

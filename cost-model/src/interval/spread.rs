@@ -12,7 +12,7 @@
 //! ```text
 //! T_b = Σ_k n_k · p_k · exp((s_k − 1) · e_{b,c})  ·  exp(e_{b,step})
 //! ```
-//! θ_b is one of the profile's refits ([`profile::Refits`](crate::profile::Refits)), or prices corrected by
+//! θ_b is one of the profile's refits ([`profile::BootstrapRefits`](crate::profile::BootstrapRefits)), or prices corrected by
 //! a draw of the measurements, where there are neither the profile's own numbers. e_{b,c} is one of the
 //! residuals of the class, the same for all of its kernels: kernels of one class err together, those of
 //! different classes do not. A class without residuals has its 90 % half-width h, mostly assumed: e is
@@ -23,9 +23,9 @@ use std::collections::HashMap;
 use narrows_plan::{Kernel, Mesh};
 use serde::Serialize;
 
-use super::{Random, few, middle};
+use super::{SplitMix64, few, middle};
 use crate::Prices;
-use crate::price::Source;
+use crate::price::PriceSource;
 use crate::price::shapes::NEAR;
 use crate::profile::{Executor, Profile, ProfileFile, RelativeError};
 
@@ -41,7 +41,7 @@ const SEED: u64 = 0x6e61_7272_6f77_7300;
 
 /// A kernel that is needed, and was not measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Unmeasured {
+pub struct UnmeasuredKernel {
     /// What it is.
     pub kernel: Kernel,
     /// Its share of the time of all kernels.
@@ -51,28 +51,28 @@ pub struct Unmeasured {
 }
 
 /// How far predictions on one kind of hardware may be off.
-pub struct Spread<'a> {
+pub struct ErrorModel<'a> {
     file: &'a ProfileFile,
     executor: Executor,
     prices: Prices,
     refitted: Vec<Prices>,
 }
 
-impl<'a> Spread<'a> {
+impl<'a> ErrorModel<'a> {
     /// For one executor on one mesh.
-    pub fn new(profile: &'a Profile, executor: Executor, mesh: &Mesh) -> Spread<'a> {
+    pub fn new(profile: &'a Profile, executor: Executor, mesh: &Mesh) -> ErrorModel<'a> {
         let file = profile.file();
         let refitted = match &file.refits {
             Some(refits) => refits.files(file).map(|f| Prices::of(&f, executor, mesh)).collect(),
             None => vec![],
         };
-        Spread { file, executor, prices: Prices::new(profile, executor, mesh), refitted }
+        ErrorModel { file, executor, prices: Prices::new(profile, executor, mesh), refitted }
     }
 
     /// The interval of kernels that run so many times each, over their predicted time:
     /// low ≤ 1 ≤ high. Times below zero are those of a step that is taken off.
     pub fn of_kernels(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
-        self.within(kernels, Beyond::Nothing)
+        self.within(kernels, StepError::Nothing)
     }
 
     /// The interval of a step, over its predicted time: that of its kernels, and of what a step takes
@@ -85,25 +85,25 @@ impl<'a> Spread<'a> {
             Executor::Eager => (&executors.eager, None),
         };
         let error = launching.step_error.as_ref();
-        let beyond = compared.map(Beyond::Whole).or(error.map(Beyond::Kernels));
-        self.within(kernels, beyond.unwrap_or(Beyond::Nothing))
+        let beyond = compared.map(StepError::Whole).or(error.map(StepError::Kernels));
+        self.within(kernels, beyond.unwrap_or(StepError::Nothing))
     }
 
-    fn within(&self, kernels: &[(Kernel, f64)], beyond: Beyond) -> [f64; 2] {
+    fn within(&self, kernels: &[(Kernel, f64)], beyond: StepError) -> [f64; 2] {
         let groups = self.groups(kernels);
         let total: f64 = groups.iter().map(|group| group.time_s).sum();
         if total <= 0.0 {
             return [1.0, 1.0];
         }
-        let mut random = Random::new(SEED);
+        let mut random = SplitMix64::new(SEED);
         let draw = |index: usize| {
-            let errors = Source::ALL.map(|source| drawn(self.error(source), &mut random));
+            let errors = PriceSource::ALL.map(|source| drawn(self.error(source), &mut random));
             let (whole, beyond) = match beyond {
-                Beyond::Nothing => (false, 0.0),
-                Beyond::Kernels(error) => (false, drawn(error, &mut random)),
-                Beyond::Whole(error) => (true, drawn(error, &mut random)),
+                StepError::Nothing => (false, 0.0),
+                StepError::Kernels(error) => (false, drawn(error, &mut random)),
+                StepError::Whole(error) => (true, drawn(error, &mut random)),
             };
-            let time = |group: &Group| {
+            let time = |group: &KernelGroup| {
                 let refit = match group.drawn_s.len() {
                     many if many > 0 && !whole => group.drawn_s[index % many],
                     _ => group.time_s,
@@ -119,9 +119,9 @@ impl<'a> Spread<'a> {
     }
 
     /// Kernels of one source and one scale, together.
-    fn groups(&self, kernels: &[(Kernel, f64)]) -> Vec<Group> {
-        let mut found: HashMap<(Source, u64), usize> = HashMap::new();
-        let mut groups: Vec<Group> = vec![];
+    fn groups(&self, kernels: &[(Kernel, f64)]) -> Vec<KernelGroup> {
+        let mut found: HashMap<(PriceSource, u64), usize> = HashMap::new();
+        let mut groups: Vec<KernelGroup> = vec![];
         for (kernel, times) in kernels {
             let time_s = self.prices.kernel(kernel).0;
             if time_s <= 0.0 {
@@ -130,7 +130,7 @@ impl<'a> Spread<'a> {
             let source = self.prices.source(kernel);
             let scale = self.prices.scale(kernel);
             let index = *found.entry((source, scale.to_bits())).or_insert_with(|| {
-                groups.push(Group { source, scale, time_s: 0.0, drawn_s: vec![] });
+                groups.push(KernelGroup { source, scale, time_s: 0.0, drawn_s: vec![] });
                 groups.len() - 1
             });
             let group = &mut groups[index];
@@ -146,14 +146,14 @@ impl<'a> Spread<'a> {
         groups
     }
 
-    fn error(&self, source: Source) -> &RelativeError {
+    fn error(&self, source: PriceSource) -> &RelativeError {
         let file = self.file;
         match source {
-            Source::Gemm => &file.gemm.relative_error,
-            Source::Attention => &file.attention.relative_error,
-            Source::Pass => &file.passes.relative_error,
-            Source::IntraNode => &file.links.relative_error,
-            Source::InterNode => &file.links.inter_node.relative_error,
+            PriceSource::Gemm => &file.gemm.relative_error,
+            PriceSource::Attention => &file.attention.relative_error,
+            PriceSource::Pass => &file.passes.relative_error,
+            PriceSource::IntraNode => &file.links.relative_error,
+            PriceSource::InterNode => &file.links.inter_node.relative_error,
         }
     }
 
@@ -164,7 +164,7 @@ impl<'a> Spread<'a> {
 
     /// The kernels that lie further than a factor of two from everything measured, the longest first.
     /// Empty when no shape was measured at all.
-    pub fn unmeasured(&self, kernels: &[(Kernel, f64)]) -> Vec<Unmeasured> {
+    pub fn unmeasured(&self, kernels: &[(Kernel, f64)]) -> Vec<UnmeasuredKernel> {
         if !self.knows_shapes() {
             return vec![];
         }
@@ -173,13 +173,13 @@ impl<'a> Spread<'a> {
         let far = |one: &&(Kernel, f64)| time(one) > 0.0 && self.prices.distance(&one.0) > NEAR;
         let named = |one: &(Kernel, f64)| {
             let distance = self.prices.distance(&one.0);
-            Unmeasured {
+            UnmeasuredKernel {
                 kernel: one.0.clone(),
                 share: time(one) / total,
                 distance_octaves: distance.is_finite().then_some(distance),
             }
         };
-        let mut found: Vec<Unmeasured> = kernels.iter().filter(far).map(named).collect();
+        let mut found: Vec<UnmeasuredKernel> = kernels.iter().filter(far).map(named).collect();
         found.sort_by(|a, b| b.share.total_cmp(&a.share));
         found
     }
@@ -187,7 +187,7 @@ impl<'a> Spread<'a> {
 
 /// What is known of a step's error besides its kernels'.
 #[derive(Clone, Copy)]
-enum Beyond<'a> {
+enum StepError<'a> {
     Nothing,
     /// What comes on top of them.
     Kernels(&'a RelativeError),
@@ -195,15 +195,15 @@ enum Beyond<'a> {
     Whole(&'a RelativeError),
 }
 
-struct Group {
-    source: Source,
+struct KernelGroup {
+    source: PriceSource,
     scale: f64,
     time_s: f64,
     drawn_s: Vec<f64>,
 }
 
 /// One error of a class, ln(measured / predicted).
-pub fn drawn(error: &RelativeError, random: &mut Random) -> f64 {
+pub fn drawn(error: &RelativeError, random: &mut SplitMix64) -> f64 {
     let sigma = (1.0 + error.half_width_90).ln() / 1.645;
     let normal = random.normal();
     let index = random.below(error.residuals.len().max(1));

@@ -12,7 +12,7 @@
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{DType, Seconds};
 
-use crate::profile::{AttentionCurve, CurvePoint, Device, PassCurve};
+use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, PassCurve};
 
 /// The head size for which the profile's points are given.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
@@ -25,13 +25,13 @@ pub struct AttentionPrice {
     bf16_flops_per_s: f64,
     f32_flops_per_s: f64,
     bytes_per_s: f64,
-    forward: Vec<CurvePoint>,
-    backward: Vec<CurvePoint>,
+    forward: Vec<EfficiencyPoint>,
+    backward: Vec<EfficiencyPoint>,
 }
 
 impl AttentionPrice {
     /// Prices from a checked profile's parts.
-    pub fn new(curve: &AttentionCurve, device: &Device, passes: &PassCurve) -> Self {
+    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, passes: &PassCurve) -> Self {
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,
@@ -70,7 +70,7 @@ impl AttentionPrice {
 }
 
 /// The curve at `length`: linear in log(length) between its points.
-fn interpolate(points: &[CurvePoint], length: u64) -> f64 {
+fn interpolate(points: &[EfficiencyPoint], length: u64) -> f64 {
     let after = points.partition_point(|point| point.length <= length);
     if after == 0 {
         return points[0].efficiency;

@@ -15,23 +15,23 @@
 //! | all-to-all | direct | 1 | (n/N−1)/n² inside, (n−n/N)/n² across, at the same time |
 //!
 //! bus is the bandwidth of the slowest link: inside a node all links of a device (with
-//! [`Wiring::AllPairs`], those that lead to members), across nodes the members' share of the network
+//! [`NodeWiring::AllPairs`], those that lead to members), across nodes the members' share of the network
 //! cards. The groups beside this one use the rest of the cards at the same time.
 
 use narrows_plan::Seconds;
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
-use narrows_plan::mesh::Group;
+use narrows_plan::mesh::DeviceGroup;
 
-use super::nccl::{self, Algorithm, Protocol};
-use super::topology::{Placement, Topology};
-use crate::profile::{Library, Links, Wiring};
+use super::nccl::{self, NcclAlgorithm, NcclProtocol};
+use super::topology::{GroupPlacement, Topology};
+use crate::profile::{CollectiveLibrary, LinkSpec, NodeWiring};
 
 /// Prices what crosses links; see the [module](self).
 #[derive(Clone, Debug)]
 pub struct LinkPrice {
-    library: Library,
+    library: CollectiveLibrary,
     topology: Topology,
-    wiring: Wiring,
+    wiring: NodeWiring,
     intra_bytes_per_s: f64,
     /// The share of the network cards that one device has.
     nic_bytes_per_s: f64,
@@ -42,7 +42,7 @@ pub struct LinkPrice {
 
 impl LinkPrice {
     /// Prices from a checked profile's links.
-    pub fn new(links: &Links, topology: Topology) -> Self {
+    pub fn new(links: &LinkSpec, topology: Topology) -> Self {
         let (intra, inter) = (&links.intra_node, &links.inter_node);
         let cards = f64::from(inter.nics_per_node) / f64::from(links.devices_per_node);
         LinkPrice {
@@ -58,7 +58,7 @@ impl LinkPrice {
     }
 
     /// Whether a group of this shape spans nodes.
-    pub fn crosses_nodes(&self, group: &Group) -> bool {
+    pub fn crosses_nodes(&self, group: &DeviceGroup) -> bool {
         self.topology.place(group).nodes > 1
     }
 
@@ -69,7 +69,7 @@ impl LinkPrice {
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
         let moved = match (collective.kind, self.library) {
             (CollectiveKind::AllToAll, _) => self.all_to_all(place, bytes),
-            (kind, Library::SharedMemory) => {
+            (kind, CollectiveLibrary::SharedMemory) => {
                 bytes * ring_factor(kind, place.members) / self.bus(place)
             }
             (kind, _) => self.fastest(kind, place, bytes),
@@ -88,21 +88,21 @@ impl LinkPrice {
     }
 
     /// The fastest of NCCL's algorithms and protocols.
-    fn fastest(&self, kind: CollectiveKind, place: Placement, bytes: f64) -> f64 {
+    fn fastest(&self, kind: CollectiveKind, place: GroupPlacement, bytes: f64) -> f64 {
         let bus = self.bus(place);
         nccl::CHOICES
             .iter()
             .filter(|(algorithm, _)| {
-                *algorithm == Algorithm::Ring || kind == CollectiveKind::AllReduce
+                *algorithm == NcclAlgorithm::Ring || kind == CollectiveKind::AllReduce
             })
             .map(|&(algorithm, protocol)| {
                 let mut bandwidth = bus * nccl::bandwidth_share(algorithm, protocol, place.nodes);
-                if protocol == Protocol::Ll {
+                if protocol == NcclProtocol::Ll {
                     bandwidth = bandwidth.min(nccl::ll_bandwidth_max(self.library, place.nodes));
                 }
                 let factor = match algorithm {
-                    Algorithm::Ring => ring_factor(kind, place.members),
-                    Algorithm::Tree => 2.0 / nccl::tree_correction(protocol, bytes),
+                    NcclAlgorithm::Ring => ring_factor(kind, place.members),
+                    NcclAlgorithm::Tree => 2.0 / nccl::tree_correction(protocol, bytes),
                 };
                 self.latency_s(kind, algorithm, protocol, place) + bytes * factor / bandwidth
             })
@@ -112,22 +112,22 @@ impl LinkPrice {
     fn latency_s(
         &self,
         kind: CollectiveKind,
-        algorithm: Algorithm,
-        protocol: Protocol,
-        place: Placement,
+        algorithm: NcclAlgorithm,
+        protocol: NcclProtocol,
+        place: GroupPlacement,
     ) -> f64 {
         let across = place.nodes > 1;
         let mut inside = nccl::nvlink_hop_s(algorithm, protocol);
-        if across && algorithm == Algorithm::Ring {
+        if across && algorithm == NcclAlgorithm::Ring {
             inside = inside.max(nccl::net_overhead_s(protocol));
         }
         // With one device a node, nothing hides what a hop across the network takes.
-        let exposed = if place.local == 1 { Algorithm::Tree } else { algorithm };
+        let exposed = if place.local == 1 { NcclAlgorithm::Tree } else { algorithm };
         let network = nccl::network_hop_s(exposed, protocol) + self.inter_extra_s;
         let rounds = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
         let (all, crossing) = match algorithm {
-            Algorithm::Ring => (place.members - 1, place.nodes - 1),
-            Algorithm::Tree => {
+            NcclAlgorithm::Ring => (place.members - 1, place.nodes - 1),
+            NcclAlgorithm::Tree => {
                 let levels = u64::from(place.nodes.ilog2());
                 (place.local - 1 + levels, levels)
             }
@@ -137,11 +137,11 @@ impl LinkPrice {
         // NCCL spares messages of less than 64 B for each channel and member; this does not.
         let plateau = across
             && kind == CollectiveKind::AllReduce
-            && (algorithm, protocol) == (Algorithm::Ring, Protocol::Simple);
+            && (algorithm, protocol) == (NcclAlgorithm::Ring, NcclProtocol::Simple);
         if plateau { latency * nccl::SIMPLE_RING_PLATEAU_ACROSS_NODES } else { latency }
     }
 
-    fn all_to_all(&self, place: Placement, bytes: f64) -> f64 {
+    fn all_to_all(&self, place: GroupPlacement, bytes: f64) -> f64 {
         let pair = bytes / (place.members as f64 * place.members as f64);
         let inside = pair * (place.local - 1) as f64 / self.pairwise(place.local);
         let across = pair * (place.members - place.local) as f64 / self.nic_bytes_per_s;
@@ -149,9 +149,9 @@ impl LinkPrice {
     }
 
     fn point_to_point_s(&self, crosses: bool) -> f64 {
-        let (ring, simple) = (Algorithm::Ring, Protocol::Simple);
+        let (ring, simple) = (NcclAlgorithm::Ring, NcclProtocol::Simple);
         match (self.library, crosses) {
-            (Library::SharedMemory, _) => 0.0,
+            (CollectiveLibrary::SharedMemory, _) => 0.0,
             (_, false) => nccl::base_latency_s(ring, simple) + nccl::nvlink_hop_s(ring, simple),
             (_, true) => {
                 let hop = nccl::network_hop_s(ring, simple) + self.inter_extra_s;
@@ -161,7 +161,7 @@ impl LinkPrice {
     }
 
     /// The bandwidth of the slowest link of a ring, in bytes per second.
-    fn bus(&self, place: Placement) -> f64 {
+    fn bus(&self, place: GroupPlacement) -> f64 {
         let inside = if place.local > 1 { self.pairwise(place.local) } else { f64::INFINITY };
         let across =
             if place.nodes > 1 { self.nic_bytes_per_s * place.local as f64 } else { f64::INFINITY };
@@ -172,11 +172,11 @@ impl LinkPrice {
     fn pairwise(&self, local: u64) -> f64 {
         let others = self.topology.devices_per_node() - 1;
         match self.wiring {
-            Wiring::AllPairs if others > 0 => {
+            NodeWiring::AllPairs if others > 0 => {
                 let used = local.saturating_sub(1).clamp(1, others);
                 self.intra_bytes_per_s * used as f64 / others as f64
             }
-            Wiring::AllPairs | Wiring::Switched => self.intra_bytes_per_s,
+            NodeWiring::AllPairs | NodeWiring::Switched => self.intra_bytes_per_s,
         }
     }
 }

@@ -23,7 +23,7 @@
 use narrows_plan::kernel::Gemm;
 use narrows_plan::{DType, Seconds};
 
-use crate::profile::{Device, GemmCurve};
+use crate::profile::{DeviceSpec, GemmCurve};
 
 /// Ways to split the contraction.
 const SPLITS: [u64; 3] = [2, 4, 8];
@@ -51,7 +51,7 @@ struct TilePrice {
 
 impl GemmPrice {
     /// Prices from a checked profile's parts.
-    pub fn new(curve: &GemmCurve, device: &Device) -> Self {
+    pub fn new(curve: &GemmCurve, device: &DeviceSpec) -> Self {
         let loads = |rows: u32, columns: u32| {
             1.0 + curve.tile_overhead_elements * (1.0 / f64::from(rows) + 1.0 / f64::from(columns))
         };

@@ -16,11 +16,13 @@ use std::collections::HashMap;
 
 use narrows_plan::Kernel;
 
-use super::shapes::{Kind, Shape, Shapes, kind, log, scale, shape, square_distance};
-use crate::interval::Random;
-use crate::profile::{Measured, Point};
+use super::shapes::{
+    KernelKind, LogShape, MeasuredShapes, kind, log, scale, shape, square_distance,
+};
+use crate::interval::SplitMix64;
+use crate::profile::{KernelMeasurements, MeasuredPoint};
 
-pub use super::shapes::Class;
+pub use super::shapes::KernelClass;
 
 /// ε: below a twentieth of an octave, shapes are the same.
 const SAME: f64 = 0.0025;
@@ -30,39 +32,43 @@ const MEAN_WEIGHT: f64 = 1.0 / (4.0 * 4.0 * 4.0 * 4.0);
 const DRAWN: u64 = 1;
 
 #[derive(Clone, Debug)]
-struct Known {
-    at: Shape,
+struct MeasuredKernel {
+    at: LogShape,
     /// ln(measured / priced by the curves).
     factor: f64,
 }
 
 /// The measurements of a kind, and the mean of their factors.
 #[derive(Clone, Debug, Default)]
-struct Family {
-    known: Vec<Known>,
+struct MeasuredFamily {
+    known: Vec<MeasuredKernel>,
     mean: f64,
 }
 
 /// Corrects prices; see the [module](self).
 #[derive(Clone, Debug)]
-pub struct Correction {
-    families: HashMap<Kind, Family>,
-    shapes: Shapes,
+pub struct MeasuredCorrection {
+    families: HashMap<KernelKind, MeasuredFamily>,
+    shapes: MeasuredShapes,
     devices: u64,
 }
 
-impl Correction {
+impl MeasuredCorrection {
     /// For a mesh of `devices`. `curves` prices by the curves what ran on so many devices: each on its share of
     /// the machine, where they share one.
-    pub fn new(measured: &Measured, devices: u64, curves: impl Fn(&Kernel, u64) -> f64) -> Self {
-        let mut families: HashMap<Kind, Family> = HashMap::new();
-        let mut shapes = Shapes::default();
+    pub fn new(
+        measured: &KernelMeasurements,
+        devices: u64,
+        curves: impl Fn(&Kernel, u64) -> f64,
+    ) -> Self {
+        let mut families: HashMap<KernelKind, MeasuredFamily> = HashMap::new();
+        let mut shapes = MeasuredShapes::default();
         let sharing = |devices| if measured.is_shared() { devices } else { 1 };
-        for Point { kernel, devices, time_s, .. } in &measured.points {
+        for MeasuredPoint { kernel, devices, time_s, .. } in &measured.points {
             let factor = (time_s / curves(kernel, *devices)).ln();
             if factor.is_finite() {
                 let devices = sharing(*devices);
-                let known = Known { at: shape(kernel, log(devices)), factor };
+                let known = MeasuredKernel { at: shape(kernel, log(devices)), factor };
                 families.entry(kind(kernel)).or_default().known.push(known);
                 shapes.add(kernel, devices);
             }
@@ -71,7 +77,7 @@ impl Correction {
             let count = family.known.len() as f64;
             family.mean = family.known.iter().map(|known| known.factor).sum::<f64>() / count;
         }
-        Correction { families, shapes, devices: sharing(devices) }
+        MeasuredCorrection { families, shapes, devices: sharing(devices) }
     }
 
     /// What the price by the curves is multiplied with.
@@ -94,7 +100,7 @@ impl Correction {
 
     /// How far each measurement of a class lies from what the others make of it, ln(measured / priced),
     /// over the [`scale`] of its distance from them.
-    pub fn left_out(&self, class: Class) -> Vec<f64> {
+    pub fn left_out(&self, class: KernelClass) -> Vec<f64> {
         let families = self
             .families
             .iter()
@@ -103,8 +109,8 @@ impl Correction {
     }
 }
 
-impl Family {
-    fn factor(&self, at: &Shape, without: Option<usize>) -> f64 {
+impl MeasuredFamily {
+    fn factor(&self, at: &LogShape, without: Option<usize>) -> f64 {
         let (mut sum, mut weights) = (MEAN_WEIGHT * self.mean, MEAN_WEIGHT);
         for (index, known) in self.known.iter().enumerate() {
             if without == Some(index) {
@@ -118,13 +124,13 @@ impl Family {
         (sum / weights).exp()
     }
 
-    fn drawn_factors(&self, at: &Shape, draws: usize) -> Vec<f64> {
-        let weight = |known: &Known| {
+    fn drawn_factors(&self, at: &LogShape, draws: usize) -> Vec<f64> {
+        let weight = |known: &MeasuredKernel| {
             let near = square_distance(at, &known.at) + SAME;
             (1.0 / (near * near), known.factor)
         };
         let weighted: Vec<(f64, f64)> = self.known.iter().map(weight).collect();
-        let mut random = Random::new(DRAWN);
+        let mut random = SplitMix64::new(DRAWN);
         let mut draw = || {
             let (mut sum, mut weights, mut mean) = (0.0, MEAN_WEIGHT, 0.0);
             for _ in &weighted {
@@ -139,7 +145,7 @@ impl Family {
     }
 
     fn left_out(&self) -> Vec<f64> {
-        let residual = |(own, known): (usize, &Known)| {
+        let residual = |(own, known): (usize, &MeasuredKernel)| {
             let others = self.known.iter().enumerate().filter(|(other, _)| *other != own);
             let squares = others.map(|(_, other)| square_distance(&known.at, &other.at));
             let distance = squares.fold(f64::INFINITY, f64::min).sqrt();

@@ -22,9 +22,9 @@ use crate::profile::{Executor, Profile, ProfileFile, RelativeError, measured_sha
 use attention::AttentionPrice;
 use collective::LinkPrice;
 use gemm::GemmPrice;
-use measured::Correction;
+use measured::MeasuredCorrection;
 use pass::PassPrice;
-use shapes::{NEAR, Shapes, scale};
+use shapes::{MeasuredShapes, NEAR, scale};
 use topology::Topology;
 
 /// The prices of one executor on one mesh of one kind of hardware.
@@ -56,16 +56,16 @@ pub struct Prices {
     /// Whether the corrections are those of whole devices: of kernels inside a node alone, without launch gaps.
     whole: bool,
     peak_flops_per_s: f64,
-    correction: Option<Correction>,
+    correction: Option<MeasuredCorrection>,
     /// What was measured of a profile that is not corrected.
-    shapes: Option<Shapes>,
+    shapes: Option<MeasuredShapes>,
     /// What was measured of the hardware whose curves these have the form of.
-    form: Option<&'static Shapes>,
+    form: Option<&'static MeasuredShapes>,
 }
 
 /// What a kernel's price, and its error, comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum PriceSource {
     /// Products.
     Gemm,
     /// Attention.
@@ -78,10 +78,15 @@ pub enum Source {
     InterNode,
 }
 
-impl Source {
+impl PriceSource {
     /// All of them, in their order.
-    pub const ALL: [Source; 5] =
-        [Source::Gemm, Source::Attention, Source::Pass, Source::IntraNode, Source::InterNode];
+    pub const ALL: [PriceSource; 5] = [
+        PriceSource::Gemm,
+        PriceSource::Attention,
+        PriceSource::Pass,
+        PriceSource::IntraNode,
+        PriceSource::InterNode,
+    ];
 }
 
 impl Prices {
@@ -120,7 +125,7 @@ impl Prices {
                 DType::F32 | DType::U32 => peak.f32,
             },
             correction: None,
-            shapes: file.refits.as_ref().map(|refits| Shapes::of(&refits.kernels)),
+            shapes: file.refits.as_ref().map(|refits| MeasuredShapes::of(&refits.kernels)),
             form: file.form_of.as_deref().and_then(measured_shapes),
         };
         if let Some(measured) = &file.measured {
@@ -128,13 +133,13 @@ impl Prices {
                 let curves = |kernel: &Kernel, devices: u64| {
                     prices.curves(kernel, devices as f64).unwrap_or_default().0
                 };
-                Correction::new(measured, mesh.devices(), curves)
+                MeasuredCorrection::new(measured, mesh.devices(), curves)
             } else {
                 // As many devices as there were, in nodes of this size: whatever this mesh is.
                 let links = |devices| LinkPrice::new(&file.links, Topology::new(per_node, devices));
                 let fused = PassPrice::new(&file.passes, &file.device, true);
                 let alone = |kernel: &Kernel, devices| prices.alone(kernel, fused, &links(devices));
-                Correction::new(measured, mesh.devices(), alone)
+                MeasuredCorrection::new(measured, mesh.devices(), alone)
             };
             prices.whole = !measured.is_shared();
             prices.sharing = if prices.whole { 1.0 } else { mesh.devices() as f64 };
@@ -171,7 +176,7 @@ impl Prices {
 
     /// Of whole devices, what crosses nodes was not measured.
     fn is_corrected(&self, kernel: &Kernel) -> bool {
-        !self.whole || self.source(kernel) != Source::InterNode
+        !self.whole || self.source(kernel) != PriceSource::InterNode
     }
 
     /// A price by the curves, corrected. The launch gaps of whole devices are the executor's, and no measurement of
@@ -235,7 +240,7 @@ impl Prices {
     }
 
     /// The measurements that correct these prices, if the machine was measured.
-    pub fn correction(&self) -> Option<&Correction> {
+    pub fn correction(&self) -> Option<&MeasuredCorrection> {
         self.correction.as_ref()
     }
 
@@ -255,22 +260,26 @@ impl Prices {
         match (&self.correction, &self.shapes) {
             (Some(_), _) if !self.is_corrected(kernel) => f64::INFINITY,
             (Some(correction), _) => correction.distance(kernel),
-            (None, Some(_)) if self.source(kernel) == Source::InterNode => f64::INFINITY,
+            (None, Some(_)) if self.source(kernel) == PriceSource::InterNode => f64::INFINITY,
             (None, Some(shapes)) => shapes.distance(kernel, 1),
             (None, None) => f64::INFINITY,
         }
     }
 
     /// What the kernel's price comes from.
-    pub fn source(&self, kernel: &Kernel) -> Source {
+    pub fn source(&self, kernel: &Kernel) -> PriceSource {
         let group = match kernel {
-            Kernel::Gemm(_) => return Source::Gemm,
-            Kernel::Attention(_) => return Source::Attention,
-            Kernel::Pass(_) => return Source::Pass,
+            Kernel::Gemm(_) => return PriceSource::Gemm,
+            Kernel::Attention(_) => return PriceSource::Attention,
+            Kernel::Pass(_) => return PriceSource::Pass,
             Kernel::Collective(collective) => &collective.group,
             Kernel::Transfer(transfer) => &transfer.group,
         };
-        if self.links.crosses_nodes(group) { Source::InterNode } else { Source::IntraNode }
+        if self.links.crosses_nodes(group) {
+            PriceSource::InterNode
+        } else {
+            PriceSource::IntraNode
+        }
     }
 
     /// The time between the end of a kernel and the start of the next one.
@@ -283,7 +292,7 @@ impl Prices {
     /// these have the form of; where that is unknown too, the error of the class is the same for all its shapes.
     pub fn scale(&self, kernel: &Kernel) -> f64 {
         let own = self.distance(kernel);
-        let inside = self.source(kernel) != Source::InterNode;
+        let inside = self.source(kernel) != PriceSource::InterNode;
         match self.form {
             Some(form) if own.is_infinite() && inside => scale(form.distance(kernel, 1)),
             _ => scale(own),

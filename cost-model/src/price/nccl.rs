@@ -8,11 +8,11 @@
 //! (`links.intra_node.efficiency`, `fill_s`). Left out: caps by channel, which do not bind with the
 //! channel counts of these machines, CollNet, and NVLS.
 
-use crate::profile::Library;
+use crate::profile::CollectiveLibrary;
 
 /// How data goes round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum NcclAlgorithm {
     /// Each device passes slices to its neighbour.
     Ring,
     /// Up a double binary tree and down again; all-reduce only.
@@ -21,7 +21,7 @@ pub enum Algorithm {
 
 /// How a slice is handed over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum NcclProtocol {
     /// Every eight bytes carry four bytes of flag.
     Ll,
     /// Every 128 bytes carry eight bytes of flag.
@@ -31,52 +31,52 @@ pub enum Protocol {
 }
 
 /// All algorithms and protocols.
-pub const CHOICES: [(Algorithm, Protocol); 6] = [
-    (Algorithm::Ring, Protocol::Simple),
-    (Algorithm::Ring, Protocol::Ll128),
-    (Algorithm::Ring, Protocol::Ll),
-    (Algorithm::Tree, Protocol::Simple),
-    (Algorithm::Tree, Protocol::Ll128),
-    (Algorithm::Tree, Protocol::Ll),
+pub const CHOICES: [(NcclAlgorithm, NcclProtocol); 6] = [
+    (NcclAlgorithm::Ring, NcclProtocol::Simple),
+    (NcclAlgorithm::Ring, NcclProtocol::Ll128),
+    (NcclAlgorithm::Ring, NcclProtocol::Ll),
+    (NcclAlgorithm::Tree, NcclProtocol::Simple),
+    (NcclAlgorithm::Tree, NcclProtocol::Ll128),
+    (NcclAlgorithm::Tree, NcclProtocol::Ll),
 ];
 
 /// `baseLat`, in seconds.
-pub fn base_latency_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+pub fn base_latency_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
-        (Algorithm::Tree, Protocol::Ll) => 6.8e-6,
-        (Algorithm::Ring, Protocol::Ll) => 6.6e-6,
-        (_, Protocol::Ll128) => 14.0e-6,
-        (_, Protocol::Simple) => 8.4e-6,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll) => 6.8e-6,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll) => 6.6e-6,
+        (_, NcclProtocol::Ll128) => 14.0e-6,
+        (_, NcclProtocol::Simple) => 8.4e-6,
     }
 }
 
 /// `hwLat` of a hop over NVLink, in seconds.
-pub fn nvlink_hop_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+pub fn nvlink_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
-        (_, Protocol::Ll) => 0.6e-6,
-        (Algorithm::Tree, Protocol::Ll128) => 1.25e-6,
-        (Algorithm::Tree, Protocol::Simple) => 4.0e-6,
-        (Algorithm::Ring, Protocol::Ll128) => 1.9e-6,
-        (Algorithm::Ring, Protocol::Simple) => 3.4e-6,
+        (_, NcclProtocol::Ll) => 0.6e-6,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll128) => 1.25e-6,
+        (NcclAlgorithm::Tree, NcclProtocol::Simple) => 4.0e-6,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll128) => 1.9e-6,
+        (NcclAlgorithm::Ring, NcclProtocol::Simple) => 3.4e-6,
     }
 }
 
 /// `hwLat` of a hop over the network, in seconds.
-pub fn network_hop_s(algorithm: Algorithm, protocol: Protocol) -> f64 {
+pub fn network_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
-        (Algorithm::Tree, Protocol::Ll) => 5.0e-6,
-        (Algorithm::Tree, Protocol::Ll128) => 8.5e-6,
-        (Algorithm::Ring, Protocol::Ll) => 2.7e-6,
-        (Algorithm::Ring, Protocol::Ll128) => 4.0e-6,
-        (_, Protocol::Simple) => 14.0e-6,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll) => 5.0e-6,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll128) => 8.5e-6,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll) => 2.7e-6,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll128) => 4.0e-6,
+        (_, NcclProtocol::Simple) => 14.0e-6,
     }
 }
 
 /// `getNetOverhead`: what a hop of a ring across nodes takes at least, also one inside a node, in seconds,
 /// with processors of AMD, as these machines have; it is half of that with others.
-pub fn net_overhead_s(protocol: Protocol) -> f64 {
+pub fn net_overhead_s(protocol: NcclProtocol) -> f64 {
     const OVERHEAD_S: f64 = 2.0e-6;
-    if protocol == Protocol::Simple { 3.0 * OVERHEAD_S } else { OVERHEAD_S }
+    if protocol == NcclProtocol::Simple { 3.0 * OVERHEAD_S } else { OVERHEAD_S }
 }
 
 /// The latency of a Simple ring all-reduce across nodes on compute capability 8 and later.
@@ -84,26 +84,26 @@ pub const SIMPLE_RING_PLATEAU_ACROSS_NODES: f64 = 1.4;
 
 /// `llMaxBws`: what LL moves at most, in bytes per second of bus bandwidth. Inside a node it depends on the
 /// GPU, across nodes on the processor: AMD's.
-pub fn ll_bandwidth_max(library: Library, nodes: u64) -> f64 {
+pub fn ll_bandwidth_max(library: CollectiveLibrary, nodes: u64) -> f64 {
     match (library, nodes) {
-        (Library::SharedMemory, _) => f64::INFINITY,
-        (Library::NcclAmpere, 1) => 87.7e9,
-        (Library::NcclHopper, 1) => 141.0e9,
-        (Library::NcclAmpere | Library::NcclHopper, 2) => 22.5e9,
-        (Library::NcclAmpere | Library::NcclHopper, _) => 19.0e9,
+        (CollectiveLibrary::SharedMemory, _) => f64::INFINITY,
+        (CollectiveLibrary::NcclAmpere, 1) => 87.7e9,
+        (CollectiveLibrary::NcclHopper, 1) => 141.0e9,
+        (CollectiveLibrary::NcclAmpere | CollectiveLibrary::NcclHopper, 2) => 22.5e9,
+        (CollectiveLibrary::NcclAmpere | CollectiveLibrary::NcclHopper, _) => 19.0e9,
     }
 }
 
 /// The share of a link's bandwidth that payload gets.
-pub fn bandwidth_share(algorithm: Algorithm, protocol: Protocol, nodes: u64) -> f64 {
+pub fn bandwidth_share(algorithm: NcclAlgorithm, protocol: NcclProtocol, nodes: u64) -> f64 {
     match (algorithm, protocol) {
-        (Algorithm::Ring, Protocol::Simple) => 1.0,
-        (Algorithm::Ring, Protocol::Ll128) => 0.92,
-        (Algorithm::Ring, Protocol::Ll) => 0.5,
-        (Algorithm::Tree, Protocol::Simple) => 0.92,
-        (Algorithm::Tree, Protocol::Ll128) if nodes == 1 => 0.92 * 7.0 / 9.0,
-        (Algorithm::Tree, Protocol::Ll128) => 0.92 * 120.0 / 128.0,
-        (Algorithm::Tree, Protocol::Ll) => 0.92 / 3.8,
+        (NcclAlgorithm::Ring, NcclProtocol::Simple) => 1.0,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll128) => 0.92,
+        (NcclAlgorithm::Ring, NcclProtocol::Ll) => 0.5,
+        (NcclAlgorithm::Tree, NcclProtocol::Simple) => 0.92,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll128) if nodes == 1 => 0.92 * 7.0 / 9.0,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll128) => 0.92 * 120.0 / 128.0,
+        (NcclAlgorithm::Tree, NcclProtocol::Ll) => 0.92 / 3.8,
     }
 }
 
@@ -111,7 +111,7 @@ pub fn bandwidth_share(algorithm: Algorithm, protocol: Protocol, nodes: u64) -> 
 ///
 /// NCCL looks the power up; between powers this interpolates, because a step up from .4 to .5 would
 /// make one byte more a fifth faster.
-pub fn tree_correction(protocol: Protocol, bytes: f64) -> f64 {
+pub fn tree_correction(protocol: NcclProtocol, bytes: f64) -> f64 {
     let table = &TREE_CORRECTION[protocol as usize];
     let position = (bytes / 64.0).max(1.0).log2();
     let index = position as usize;
@@ -119,7 +119,7 @@ pub fn tree_correction(protocol: Protocol, bytes: f64) -> f64 {
     table[index] + (high - table[index]) * (position - index as f64)
 }
 
-/// In the order of [`Protocol`].
+/// In the order of [`NcclProtocol`].
 const TREE_CORRECTION: [[f64; 24]; 3] = [
     [
         1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8,

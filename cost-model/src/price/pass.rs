@@ -9,7 +9,7 @@
 use narrows_plan::Seconds;
 use narrows_plan::kernel::Pass;
 
-use crate::profile::{Device, PassCurve};
+use crate::profile::{DeviceSpec, PassCurve};
 
 /// Prices passes; see the [module](self).
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct PassPrice {
 
 impl PassPrice {
     /// Prices from a checked profile's parts, for an executor that fuses passes or does not.
-    pub fn new(curve: &PassCurve, device: &Device, fused: bool) -> Self {
+    pub fn new(curve: &PassCurve, device: &DeviceSpec, fused: bool) -> Self {
         PassPrice {
             start: Seconds(curve.start_s),
             bytes_per_s: device.memory_bandwidth_bytes_per_s * curve.efficiency,

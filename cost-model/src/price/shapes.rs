@@ -33,7 +33,7 @@ pub fn scale(distance: f64) -> f64 {
 
 /// What may be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum KernelKind {
     Gemm { accumulate: bool },
     Attention(Direction),
     Pass(PassKind),
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 
 /// What a profile has an interval for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum KernelClass {
     /// Products.
     Gemm,
     /// Attention.
@@ -54,38 +54,39 @@ pub enum Class {
     Link,
 }
 
-impl Class {
+impl KernelClass {
     /// All of them.
-    pub const ALL: [Class; 4] = [Class::Gemm, Class::Attention, Class::Pass, Class::Link];
+    pub const ALL: [KernelClass; 4] =
+        [KernelClass::Gemm, KernelClass::Attention, KernelClass::Pass, KernelClass::Link];
 
     /// The one that a kernel belongs to.
-    pub fn of(kernel: &Kernel) -> Class {
+    pub fn of(kernel: &Kernel) -> KernelClass {
         kind(kernel).class()
     }
 }
 
-impl Kind {
-    pub(super) fn class(self) -> Class {
+impl KernelKind {
+    pub(super) fn class(self) -> KernelClass {
         match self {
-            Kind::Gemm { .. } => Class::Gemm,
-            Kind::Attention(_) => Class::Attention,
-            Kind::Pass(_) => Class::Pass,
-            Kind::Collective(_) | Kind::Transfer => Class::Link,
+            KernelKind::Gemm { .. } => KernelClass::Gemm,
+            KernelKind::Attention(_) => KernelClass::Attention,
+            KernelKind::Pass(_) => KernelClass::Pass,
+            KernelKind::Collective(_) | KernelKind::Transfer => KernelClass::Link,
         }
     }
 }
 
 /// Logarithms of sizes.
-pub(super) type Shape = [f64; 5];
+pub(super) type LogShape = [f64; 5];
 
 /// Shapes that were measured, by kind.
 #[derive(Clone, Debug, Default)]
-pub struct Shapes(HashMap<Kind, Vec<Shape>>);
+pub struct MeasuredShapes(HashMap<KernelKind, Vec<LogShape>>);
 
-impl Shapes {
+impl MeasuredShapes {
     /// Of these kernels, on a device of its own each.
-    pub fn of<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> Shapes {
-        let mut shapes = Shapes::default();
+    pub fn of<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> MeasuredShapes {
+        let mut shapes = MeasuredShapes::default();
         for kernel in kernels {
             shapes.add(kernel, 1);
         }
@@ -100,7 +101,7 @@ impl Shapes {
     /// How far the nearest of them lies from a kernel; infinitely, when nothing of its class is there.
     pub fn distance(&self, kernel: &Kernel, devices: u64) -> f64 {
         let (own, at) = (kind(kernel), shape(kernel, log(devices)));
-        let nearest = |known: &[Shape]| {
+        let nearest = |known: &[LogShape]| {
             let squares = known.iter().map(|known| square_distance(&at, known));
             squares.fold(f64::INFINITY, f64::min).sqrt()
         };
@@ -112,17 +113,17 @@ impl Shapes {
     }
 }
 
-pub(super) fn square_distance(a: &Shape, b: &Shape) -> f64 {
+pub(super) fn square_distance(a: &LogShape, b: &LogShape) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
 }
 
-pub(super) fn kind(kernel: &Kernel) -> Kind {
+pub(super) fn kind(kernel: &Kernel) -> KernelKind {
     match kernel {
-        Kernel::Gemm(gemm) => Kind::Gemm { accumulate: gemm.accumulate },
-        Kernel::Attention(attention) => Kind::Attention(attention.direction),
-        Kernel::Pass(pass) => Kind::Pass(pass.kind),
-        Kernel::Collective(collective) => Kind::Collective(collective.kind),
-        Kernel::Transfer(_) => Kind::Transfer,
+        Kernel::Gemm(gemm) => KernelKind::Gemm { accumulate: gemm.accumulate },
+        Kernel::Attention(attention) => KernelKind::Attention(attention.direction),
+        Kernel::Pass(pass) => KernelKind::Pass(pass.kind),
+        Kernel::Collective(collective) => KernelKind::Collective(collective.kind),
+        Kernel::Transfer(_) => KernelKind::Transfer,
     }
 }
 
@@ -132,7 +133,7 @@ pub(super) fn log(size: u64) -> f64 {
 
 /// Which pass of its kind it is shows in how often an executor without fusion would launch, and how
 /// much more it would move: those weigh more than a size.
-pub(super) fn shape(kernel: &Kernel, devices: f64) -> Shape {
+pub(super) fn shape(kernel: &Kernel, devices: f64) -> LogShape {
     match kernel {
         Kernel::Gemm(gemm) => [log(gemm.m), log(gemm.n), log(gemm.k), log(gemm.batch), devices],
         Kernel::Attention(a) => {

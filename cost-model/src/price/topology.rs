@@ -5,7 +5,7 @@
 //! mesh). Otherwise a node holds ⌈D/s⌉ of its members at most, and the ring passes through
 //! ⌈n / members a node⌉ nodes; groups that straddle a border are priced like the worst of them.
 
-use narrows_plan::mesh::Group;
+use narrows_plan::mesh::DeviceGroup;
 
 /// How devices fill nodes.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub struct Topology {
 
 /// How the members of a group are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct GroupPlacement {
     /// Members.
     pub members: u64,
     /// Nodes they lie in.
@@ -37,13 +37,13 @@ impl Topology {
     }
 
     /// How the members of the worst group of this shape are spread.
-    pub fn place(&self, group: &Group) -> Placement {
+    pub fn place(&self, group: &DeviceGroup) -> GroupPlacement {
         let members = group.size.max(1);
         let stride = group.stride.max(1);
         let span = members.saturating_mul(stride);
         let per_node = self.devices_per_node;
         if self.devices <= per_node || (span <= per_node && per_node.is_multiple_of(span)) {
-            return Placement { members, nodes: 1, local: members };
+            return GroupPlacement { members, nodes: 1, local: members };
         }
         let local = if span <= per_node {
             // Some group straddles a border, with its halves on either side at best.
@@ -51,7 +51,7 @@ impl Topology {
         } else {
             per_node.div_ceil(stride).min(members)
         };
-        Placement { members, nodes: members.div_ceil(local), local }
+        GroupPlacement { members, nodes: members.div_ceil(local), local }
     }
 }
 
@@ -62,9 +62,9 @@ mod tests {
 
     #[track_caller]
     fn check(per_node: u64, devices: u64, size: u64, stride: u64, nodes: u64, local: u64) {
-        let group = Group { axis: Axis::Data, size, stride };
+        let group = DeviceGroup { axis: Axis::Data, size, stride };
         let placed = Topology::new(per_node, devices).place(&group);
-        assert_eq!(placed, Placement { members: size, nodes, local });
+        assert_eq!(placed, GroupPlacement { members: size, nodes, local });
     }
 
     #[test]

@@ -7,8 +7,8 @@ use narrows_plan::{Bytes, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::measured::Measured;
-use super::refits::Refits;
+use super::measured::KernelMeasurements;
+use super::refits::BootstrapRefits;
 
 /// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
 /// [`Profile`](super::Profile).
@@ -16,7 +16,7 @@ use super::refits::Refits;
 #[serde(deny_unknown_fields)]
 pub struct ProfileFile {
     /// The form of this file.
-    pub format: Format,
+    pub format: ProfileFormat,
     /// The name in plans and messages: lower-case letters, digits, `-`, `_` and `.`.
     pub name: String,
     /// One or two sentences for a reader.
@@ -28,7 +28,7 @@ pub struct ProfileFile {
     /// The number formats that training uses on this hardware.
     pub precision: Precision,
     /// One device.
-    pub device: Device,
+    pub device: DeviceSpec,
     /// Dense products.
     pub gemm: GemmCurve,
     /// Causal flash attention.
@@ -36,20 +36,20 @@ pub struct ProfileFile {
     /// Memory-bound passes.
     pub passes: PassCurve,
     /// What connects the devices.
-    pub links: Links,
+    pub links: LinkSpec,
     /// How kernels are launched.
-    pub executors: Executors,
+    pub executors: ExecutorSpecs,
     /// What kernels took on the machine itself; prices are corrected by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<KernelMeasurements>,
     /// How certain the numbers are that were fitted to figures of others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub refits: Option<Refits>,
+    pub refits: Option<BootstrapRefits>,
 }
 
 /// The form of a profile file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Format {
+pub enum ProfileFormat {
     /// The only form so far.
     #[serde(rename = "narrows-profile/1")]
     V1,
@@ -91,11 +91,11 @@ pub enum ProvenanceKind {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Device {
+pub struct DeviceSpec {
     /// Memory of the device.
     pub memory_bytes: Bytes,
     /// The part of it that no arena can use.
-    pub reserve: Reserve,
+    pub reserve: MemoryReserve,
     /// Peak bandwidth of that memory.
     pub memory_bandwidth_bytes_per_s: f64,
     /// Peak rate of dense products.
@@ -109,7 +109,7 @@ pub struct Device {
 /// Memory that no arena holds: driver context, NCCL's buffers, library workspaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Reserve {
+pub struct MemoryReserve {
     /// Bytes of it.
     pub bytes: Bytes,
     /// Where the number comes from.
@@ -160,7 +160,7 @@ pub struct GemmCurve {
     /// Fill and drain of one launch, whoever launches it.
     pub start_s: f64,
     /// The tiles that the library may choose from.
-    pub tiles: Vec<Tile>,
+    pub tiles: Vec<GemmTile>,
     /// How far measurements lie from the price.
     pub relative_error: RelativeError,
     /// Where these numbers come from.
@@ -170,7 +170,7 @@ pub struct GemmCurve {
 /// The part of C that one compute unit makes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Tile {
+pub struct GemmTile {
     /// Rows of it.
     pub rows: u32,
     /// Columns of it.
@@ -182,9 +182,9 @@ pub struct Tile {
 #[serde(deny_unknown_fields)]
 pub struct AttentionCurve {
     /// Share of the peak by sequence length, forward, 128 features a head.
-    pub forward: Vec<CurvePoint>,
+    pub forward: Vec<EfficiencyPoint>,
     /// The same, backward.
-    pub backward: Vec<CurvePoint>,
+    pub backward: Vec<EfficiencyPoint>,
     /// Features a head at which the efficiency has fallen to half of its limit.
     pub head_dim_half: f64,
     /// Fill and drain of one launch.
@@ -198,7 +198,7 @@ pub struct AttentionCurve {
 /// One point of an efficiency curve over the sequence length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct CurvePoint {
+pub struct EfficiencyPoint {
     /// Tokens of a sequence.
     pub length: u64,
     /// Share of the peak reached there, in (0, 1].
@@ -222,15 +222,15 @@ pub struct PassCurve {
 /// What connects the devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Links {
+pub struct LinkSpec {
     /// Devices of one node.
     pub devices_per_node: u32,
     /// What runs the collectives.
-    pub library: Library,
+    pub library: CollectiveLibrary,
     /// Inside a node.
-    pub intra_node: IntraNode,
+    pub intra_node: IntraNodeLinks,
     /// Between nodes.
-    pub inter_node: InterNode,
+    pub inter_node: InterNodeLinks,
     /// How far measurements lie from the price of a collective or transfer inside a node.
     pub relative_error: RelativeError,
 }
@@ -238,7 +238,7 @@ pub struct Links {
 /// What runs the collectives, and which column of NCCL's constants applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Library {
+pub enum CollectiveLibrary {
     /// NCCL on compute capability 8.
     NcclAmpere,
     /// NCCL on compute capability 9. NVLS is not modelled.
@@ -250,7 +250,7 @@ pub enum Library {
 /// How the devices of a node are wired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Wiring {
+pub enum NodeWiring {
     /// Each device has an equal share of its links to each other device: a group of fewer devices
     /// than the node has uses fewer links.
     AllPairs,
@@ -261,9 +261,9 @@ pub enum Wiring {
 /// Links inside a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct IntraNode {
+pub struct IntraNodeLinks {
     /// How the devices are wired.
-    pub wiring: Wiring,
+    pub wiring: NodeWiring,
     /// All links of one device, one direction.
     pub bandwidth_bytes_per_s: f64,
     /// Share of it that a long ring reaches (the bus bandwidth of nccl-tests). In (0, 1].
@@ -279,7 +279,7 @@ pub struct IntraNode {
 /// Links between nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct InterNode {
+pub struct InterNodeLinks {
     /// Network cards of one node, shared evenly by its devices.
     pub nics_per_node: u32,
     /// One card, one direction.
@@ -297,17 +297,17 @@ pub struct InterNode {
 /// Both ways of launching kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Executors {
+pub struct ExecutorSpecs {
     /// A captured graph with fused passes: this project's runtime.
-    pub captured: Launching,
+    pub captured: LaunchCosts,
     /// A framework that launches operator by operator.
-    pub eager: Launching,
+    pub eager: LaunchCosts,
 }
 
 /// One way of launching kernels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Launching {
+pub struct LaunchCosts {
     /// Time between the end of a kernel and the start of the next one.
     pub launch_gap_s: f64,
     /// Whether a pass is one kernel; otherwise it is run operator by operator.

@@ -19,7 +19,7 @@ const UNDISTURBED_MIN: f64 = 0.8;
 /// What kernels took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct KernelMeasurements {
     /// Threads of the machine, which its devices share evenly; absent where devices are whole and share
     /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub struct Measured {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<RelativeError>,
     /// What was measured, a kernel and a number of devices once each.
-    pub points: Vec<Point>,
+    pub points: Vec<MeasuredPoint>,
     /// Where these numbers come from.
     pub provenance: Provenance,
 }
@@ -43,7 +43,7 @@ pub struct Measured {
 /// What one kernel took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Point {
+pub struct MeasuredPoint {
     /// What was executed.
     pub kernel: Kernel,
     /// Devices that shared the machine; where devices are whole, those of the mesh.
@@ -55,7 +55,7 @@ pub struct Point {
     pub spread: f64,
 }
 
-impl Measured {
+impl KernelMeasurements {
     /// Whether devices share the machine, and each of D has 1/D of it.
     pub fn is_shared(&self) -> bool {
         self.threads.is_some()
@@ -80,7 +80,7 @@ pub struct Repeatability {
 
 impl Repeatability {
     /// How far the rounds of these lie apart.
-    pub fn of(points: &[Point], rounds: u32, undisturbed: f64) -> Repeatability {
+    pub fn of(points: &[MeasuredPoint], rounds: u32, undisturbed: f64) -> Repeatability {
         let mut apart: Vec<(f64, f64)> =
             points.iter().map(|point| (point.spread, point.time_s)).collect();
         apart.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -123,23 +123,23 @@ mod tests {
     use narrows_plan::Bytes;
     use narrows_plan::kernel::{Kernel, Pass, PassKind};
 
-    use super::{Point, Repeatability};
+    use super::{MeasuredPoint, Repeatability};
 
-    fn point(time_s: f64, spread: f64) -> Point {
+    fn point(time_s: f64, spread: f64) -> MeasuredPoint {
         let traffic = Bytes(1024);
         let kind = PassKind::Add;
         let pass = Pass { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 };
-        Point { kernel: Kernel::Pass(pass), devices: 1, time_s, spread }
+        MeasuredPoint { kernel: Kernel::Pass(pass), devices: 1, time_s, spread }
     }
 
     #[test]
     fn what_takes_long_counts() {
         let many_short = (0..20).map(|_| point(1e-6, 3.0));
-        let quiet: Vec<Point> = many_short.clone().chain([point(1e-3, 0.02)]).collect();
+        let quiet: Vec<MeasuredPoint> = many_short.clone().chain([point(1e-3, 0.02)]).collect();
         let found = Repeatability::of(&quiet, 2, 0.95);
         assert_eq!((found.rounds_apart_median, found.rounds_apart_90), (0.02, 0.02));
         assert_eq!(found.warning(), None);
-        let busy: Vec<Point> = many_short.chain([point(1e-3, 0.5)]).collect();
+        let busy: Vec<MeasuredPoint> = many_short.chain([point(1e-3, 0.5)]).collect();
         let warning = Repeatability::of(&busy, 2, 0.95).warning().unwrap();
         assert!(warning.contains("50 % or more apart") && !warning.contains("clock"), "{warning}");
         let warning = Repeatability::of(&quiet, 2, 0.5).warning().unwrap();

@@ -74,7 +74,7 @@ impl Profile {
 
     /// The peak rate of so many devices together. Those of a measured machine of processors share it.
     pub fn peak_flops_per_s_of(&self, devices: u64, input: DType) -> f64 {
-        let shared = self.file.measured.as_ref().is_some_and(Measured::is_shared);
+        let shared = self.file.measured.as_ref().is_some_and(KernelMeasurements::is_shared);
         let machines = if shared { 1.0 } else { devices as f64 };
         self.peak_flops_per_s(input) * machines
     }
@@ -85,7 +85,7 @@ impl Profile {
     }
 
     /// How `executor` launches kernels here.
-    pub fn launching(&self, executor: Executor) -> &Launching {
+    pub fn launching(&self, executor: Executor) -> &LaunchCosts {
         match executor {
             Executor::Captured => &self.file.executors.captured,
             Executor::Eager => &self.file.executors.eager,

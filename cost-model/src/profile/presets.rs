@@ -8,7 +8,7 @@ use narrows_plan::{Defect, Defects};
 use narrows_profiles::PROFILES;
 
 use super::{Profile, ProfileFile, read};
-use crate::price::shapes::Shapes;
+use crate::price::shapes::MeasuredShapes;
 
 /// The names that [`preset`] knows.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
@@ -41,12 +41,12 @@ pub fn preset(name: &str) -> Result<Profile, Defects> {
 }
 
 /// The shapes that a preset's numbers were fitted to; `None` where they were fitted to none, or it is no preset.
-pub(crate) fn measured_shapes(name: &str) -> Option<&'static Shapes> {
-    static KNOWN: OnceLock<Vec<(&str, Shapes)>> = OnceLock::new();
+pub(crate) fn measured_shapes(name: &str) -> Option<&'static MeasuredShapes> {
+    static KNOWN: OnceLock<Vec<(&str, MeasuredShapes)>> = OnceLock::new();
     let known = KNOWN.get_or_init(|| {
         let shapes = |(name, text): &(&'static str, &str)| {
             let refits = serde_json::from_str::<ProfileFile>(text).ok()?.refits?;
-            Some((*name, Shapes::of(&refits.kernels)))
+            Some((*name, MeasuredShapes::of(&refits.kernels)))
         };
         PROFILES.iter().filter_map(shapes).collect()
     });

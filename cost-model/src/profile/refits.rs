@@ -11,9 +11,9 @@ use super::file::{ProfileFile, Provenance};
 /// Fits repeated on draws of their measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Refits {
+pub struct BootstrapRefits {
     /// The numbers that were fitted, by their paths.
-    pub numbers: Vec<Fitted>,
+    pub numbers: Vec<FittedParameters>,
     /// Their values, a list for each draw.
     pub draws: Vec<Vec<f64>>,
     /// The kernels that were measured, once each.
@@ -24,7 +24,7 @@ pub struct Refits {
 
 /// The numbers that can be fitted again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Fitted {
+pub enum FittedParameters {
     /// [`GemmCurve::efficiency_max`](super::GemmCurve::efficiency_max)
     #[serde(rename = "gemm.efficiency_max")]
     EfficiencyMax,
@@ -37,29 +37,29 @@ pub enum Fitted {
     /// [`GemmCurve::start_s`](super::GemmCurve::start_s)
     #[serde(rename = "gemm.start_s")]
     GemmStart,
-    /// [`IntraNode::efficiency`](super::IntraNode::efficiency)
+    /// [`IntraNodeLinks::efficiency`](super::IntraNodeLinks::efficiency)
     #[serde(rename = "links.intra_node.efficiency")]
     LinkEfficiency,
-    /// [`IntraNode::fill_s`](super::IntraNode::fill_s)
+    /// [`IntraNodeLinks::fill_s`](super::IntraNodeLinks::fill_s)
     #[serde(rename = "links.intra_node.fill_s")]
     LinkFill,
 }
 
-impl Fitted {
+impl FittedParameters {
     /// Where the number is.
     pub fn of(self, file: &mut ProfileFile) -> &mut f64 {
         match self {
-            Fitted::EfficiencyMax => &mut file.gemm.efficiency_max,
-            Fitted::ExposedEpilogue => &mut file.gemm.exposed_epilogue,
-            Fitted::TileOverhead => &mut file.gemm.tile_overhead_elements,
-            Fitted::GemmStart => &mut file.gemm.start_s,
-            Fitted::LinkEfficiency => &mut file.links.intra_node.efficiency,
-            Fitted::LinkFill => &mut file.links.intra_node.fill_s,
+            FittedParameters::EfficiencyMax => &mut file.gemm.efficiency_max,
+            FittedParameters::ExposedEpilogue => &mut file.gemm.exposed_epilogue,
+            FittedParameters::TileOverhead => &mut file.gemm.tile_overhead_elements,
+            FittedParameters::GemmStart => &mut file.gemm.start_s,
+            FittedParameters::LinkEfficiency => &mut file.links.intra_node.efficiency,
+            FittedParameters::LinkFill => &mut file.links.intra_node.fill_s,
         }
     }
 }
 
-impl Refits {
+impl BootstrapRefits {
     /// The profile with each draw's numbers for its own.
     pub(crate) fn files<'a>(
         &'a self,

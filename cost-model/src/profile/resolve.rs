@@ -10,9 +10,9 @@ use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects};
 
 use super::file::*;
-use super::measured::{Measured, Repeatability};
+use super::measured::{KernelMeasurements, Repeatability};
 use super::presets::{measured_shapes, preset_names};
-use super::refits::Refits;
+use super::refits::BootstrapRefits;
 use super::{Executor, Profile};
 
 /// Operations per second: from a microcontroller to a thousand times an H100.
@@ -43,7 +43,7 @@ impl ProfileFile {
     /// # Errors
     /// All defects at once, each with the path of its field.
     pub fn resolve(self) -> Result<Profile, Defects> {
-        let mut check = Check { defects: Defects::default() };
+        let mut check = ProfileValidator { defects: Defects::default() };
         check.name(&self.name);
         check.words("description", &self.description);
         check.device(&self.device);
@@ -108,11 +108,11 @@ impl Profile {
 }
 
 /// Collects defects.
-struct Check {
+struct ProfileValidator {
     defects: Defects,
 }
 
-impl Check {
+impl ProfileValidator {
     fn defect(&mut self, field: &str, problem: String) {
         self.defects.push(Defect::new(field, problem));
     }
@@ -211,7 +211,7 @@ impl Check {
         }
     }
 
-    fn device(&mut self, device: &Device) {
+    fn device(&mut self, device: &DeviceSpec) {
         if device.memory_bytes.0 == 0 {
             self.defect("device.memory_bytes", "must be more than zero".to_string());
         } else if device.reserve.bytes >= device.memory_bytes {
@@ -259,7 +259,7 @@ impl Check {
 
     /// Lengths must rise; the efficiency may at most double while they double, so that a longer
     /// sequence (whose work quadruples) is never the faster one.
-    fn curve(&mut self, path: &str, points: &[CurvePoint]) {
+    fn curve(&mut self, path: &str, points: &[EfficiencyPoint]) {
         if points.is_empty() {
             self.defect(path, "has no points".to_string());
         }
@@ -288,7 +288,7 @@ impl Check {
         }
     }
 
-    fn measured(&mut self, measured: &Measured) {
+    fn measured(&mut self, measured: &KernelMeasurements) {
         self.words("measured.machine", measured.machine.as_deref().unwrap_or_default());
         if let Some(threads) = measured.threads {
             self.count("measured.threads", threads, 65_536);
@@ -354,7 +354,7 @@ impl Check {
     }
 
     /// Every draw's numbers must make a profile as good as the own ones do.
-    fn refits(&mut self, refits: &Refits, file: &ProfileFile) {
+    fn refits(&mut self, refits: &BootstrapRefits, file: &ProfileFile) {
         if file.measured.is_some() {
             let problem = "says that the numbers were fitted to figures of others, and `measured` that they \
                            were fitted to its own points";
@@ -378,7 +378,7 @@ impl Check {
             return;
         }
         for (index, drawn) in refits.files(file).enumerate() {
-            let mut check = Check { defects: Defects::default() };
+            let mut check = ProfileValidator { defects: Defects::default() };
             check.gemm(&drawn.gemm);
             check.links(&drawn.links);
             for defect in check.defects.0 {
@@ -389,7 +389,7 @@ impl Check {
         self.provenance("refits", &refits.provenance);
     }
 
-    fn links(&mut self, links: &Links) {
+    fn links(&mut self, links: &LinkSpec) {
         self.count("links.devices_per_node", links.devices_per_node, 65_536);
         let intra = &links.intra_node;
         let bandwidth = intra.bandwidth_bytes_per_s;

@@ -4,14 +4,17 @@
 
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Exchange, Reduction};
+use crate::program::{CollectiveOp, Reduction};
 use crate::{Bytes, Dim, Layout};
 
-use super::error::{Checked, ensure, fault, fault_hint};
-use super::lattice::{Side, State, Sum};
-use super::site::{Place, Site, Written};
+use super::error::{CheckResult, ensure, fault, fault_hint};
+use super::lattice::{AbstractState, PendingSum, ShardedExtent};
+use super::site::{InstrOperands, OperandWrite, WriteTarget};
 
-pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Written>> {
+pub(super) fn transfer(
+    site: &mut InstrOperands,
+    exchange: &CollectiveOp,
+) -> CheckResult<Vec<OperandWrite>> {
     ensure(exchange.axis == Axis::Tensor, || {
         format!(
             "runs over the {} axis within a pass, where its members are not in step",
@@ -27,9 +30,9 @@ pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Writ
     }
     volume_fits(site, exchange)?;
     if exchange.kind == CollectiveKind::AllReduce {
-        let written = site.reads.iter().enumerate().map(|(port, state)| Written {
-            state: state.owing(Sum::Done),
-            place: Place::Over(port),
+        let written = site.reads.iter().enumerate().map(|(port, state)| OperandWrite {
+            state: state.owing(PendingSum::Done),
+            place: WriteTarget::Over(port),
         });
         return Ok(written.collect());
     }
@@ -40,31 +43,31 @@ pub(super) fn transfer(site: &mut Site, exchange: &Exchange) -> Checked<Vec<Writ
         format!("finds {state}, which is not how cutting it as {} needs it packed", exchange.to)
     })?;
     let laid = lay(state, exchange.to);
-    let state = State { packed: packs(exchange.from), ..laid };
-    Ok(vec![Written { state, place: Place::Fresh }])
+    let state = AbstractState { packed: packs(exchange.from), ..laid };
+    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
 /// Shards that are not contiguous in memory are packed before and unpacked after.
-fn packs(site: &Site, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
+fn packs(site: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && site.check.context.tokens_contiguous(dim);
     (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
-fn lay(state: State, to: Layout) -> State {
+fn lay(state: AbstractState, to: Layout) -> AbstractState {
     let cut = |wanted: bool| match to {
         Layout::Sharded(dim) if wanted == (dim == Dim::Feature) => Some(dim),
         _ => None,
     };
-    State {
-        rows: Side { cut: cut(false), ..state.rows },
-        columns: Side { cut: cut(true), ..state.columns },
-        tensor: Sum::Done,
+    AbstractState {
+        rows: ShardedExtent { cut: cut(false), ..state.rows },
+        columns: ShardedExtent { cut: cut(true), ..state.columns },
+        tensor: PendingSum::Done,
         ..state
     }
 }
 
-pub(super) fn group_fits(exchange: &Exchange, group: crate::mesh::Group) -> Checked {
+pub(super) fn group_fits(exchange: &CollectiveOp, group: crate::mesh::DeviceGroup) -> CheckResult {
     let found = exchange.group;
     ensure(found.size > 1, || "has a group of one device".into())?;
     if found != group {
@@ -82,7 +85,7 @@ pub(super) fn group_fits(exchange: &Exchange, group: crate::mesh::Group) -> Chec
     Ok(())
 }
 
-pub(super) fn kind_fits(exchange: &Exchange) -> Checked {
+pub(super) fn kind_fits(exchange: &CollectiveOp) -> CheckResult {
     use Layout::{Partial, Replicated, Sharded};
     let fits = match (exchange.from, exchange.to) {
         (Partial, Replicated) => exchange.kind == CollectiveKind::AllReduce,
@@ -95,7 +98,7 @@ pub(super) fn kind_fits(exchange: &Exchange) -> Checked {
 }
 
 /// What the operand is must be what the collective takes.
-fn operand_fits(site: &Site, exchange: &Exchange, port: usize) -> Checked {
+fn operand_fits(site: &InstrOperands, exchange: &CollectiveOp, port: usize) -> CheckResult {
     let state = &site.reads[port];
     let name = site.operand_name(port);
     let layout = state.layout();
@@ -115,7 +118,7 @@ fn operand_fits(site: &Site, exchange: &Exchange, port: usize) -> Checked {
         };
     }
     let combines = match state.tensor {
-        Sum::MaximumOwed => Reduction::Maximum,
+        PendingSum::MaximumOwed => Reduction::Maximum,
         _ => Reduction::Sum,
     };
     ensure(exchange.reduction == combines, || match combines {
@@ -125,8 +128,8 @@ fn operand_fits(site: &Site, exchange: &Exchange, port: usize) -> Checked {
 }
 
 /// Volumes count the unsharded tensor; statistics ride along, or go alone.
-fn volume_fits(site: &Site, exchange: &Exchange) -> Checked {
-    let bytes = |state: &State| state.dtype.bytes(state.rows.size * state.columns.size);
+fn volume_fits(site: &InstrOperands, exchange: &CollectiveOp) -> CheckResult {
+    let bytes = |state: &AbstractState| state.dtype.bytes(state.rows.size * state.columns.size);
     let all: Bytes = site.reads.iter().map(bytes).sum();
     let first = bytes(&site.reads[0]);
     let booked = (exchange.payload, exchange.statistic);

@@ -26,25 +26,25 @@ pub struct CheckErrors(pub Vec<CheckError>);
 
 /// A fault whose place is known to the caller.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct CheckFault {
     pub problem: String,
     pub hint: Option<String>,
 }
 
-pub(super) type Checked<T = ()> = Result<T, Fault>;
+pub(super) type CheckResult<T = ()> = Result<T, CheckFault>;
 
 /// A fault as an error.
-pub(super) fn fault<T>(problem: impl Into<String>) -> Checked<T> {
-    Err(Fault { problem: problem.into(), hint: None })
+pub(super) fn fault<T>(problem: impl Into<String>) -> CheckResult<T> {
+    Err(CheckFault { problem: problem.into(), hint: None })
 }
 
 /// A fault with what to try.
-pub(super) fn fault_hint<T>(problem: impl Into<String>, hint: impl Into<String>) -> Checked<T> {
-    Err(Fault { problem: problem.into(), hint: Some(hint.into()) })
+pub(super) fn fault_hint<T>(problem: impl Into<String>, hint: impl Into<String>) -> CheckResult<T> {
+    Err(CheckFault { problem: problem.into(), hint: Some(hint.into()) })
 }
 
 /// `Ok` when `fine`, else the fault.
-pub(super) fn ensure(fine: bool, problem: impl FnOnce() -> String) -> Checked {
+pub(super) fn ensure(fine: bool, problem: impl FnOnce() -> String) -> CheckResult {
     if fine { Ok(()) } else { fault(problem()) }
 }
 
@@ -55,13 +55,13 @@ impl CheckErrors {
         }
     }
 
-    pub(super) fn of_stage(&mut self, stage: usize, fault: Fault) {
-        let Fault { problem, hint } = fault;
+    pub(super) fn of_stage(&mut self, stage: usize, fault: CheckFault) {
+        let CheckFault { problem, hint } = fault;
         self.push(CheckError { stage: Some(stage), instruction: None, problem, hint });
     }
 
-    pub(super) fn of_all(&mut self, fault: Fault) {
-        let Fault { problem, hint } = fault;
+    pub(super) fn of_all(&mut self, fault: CheckFault) {
+        let CheckFault { problem, hint } = fault;
         self.push(CheckError { stage: None, instruction: None, problem, hint });
     }
 

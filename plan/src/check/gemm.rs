@@ -3,26 +3,29 @@
 //! an owed sum) fits on one axis. A partial operand stays partial where nothing else is cut.
 
 use crate::Dim;
-use crate::program::{Extent, Product, ProductForm};
+use crate::program::{Extent, GemmOp, GemmRole};
 
-use super::error::{Checked, ensure, fault};
-use super::lattice::{Meaning, Side, State, Sum};
-use super::site::{Place, Site, Written};
-use super::values::Kind;
+use super::error::{CheckResult, ensure, fault};
+use super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
+use super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::values::ForwardOpKind;
 
-pub(super) fn transfer(site: &mut Site, product: &Product) -> Checked<Vec<Written>> {
+pub(super) fn transfer(
+    site: &mut InstrOperands,
+    product: &GemmOp,
+) -> CheckResult<Vec<OperandWrite>> {
     let sizes = [product.m, product.n, product.k, product.batch];
     ensure(sizes.iter().all(|size| (1..1 << 31).contains(size)), || {
         format!("multiplies {}×{}×{}, {} times", product.m, product.n, product.k, product.batch)
     })?;
     match product.form {
-        ProductForm::Forward => forward(site, product),
-        ProductForm::InputGradient => input_gradient(site, product),
-        ProductForm::WeightGradient => weight_gradient(site, product),
+        GemmRole::Forward => forward(site, product),
+        GemmRole::InputGradient => input_gradient(site, product),
+        GemmRole::WeightGradient => weight_gradient(site, product),
     }
 }
 
-fn forward(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+fn forward(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     ensure(!p.accumulate, || "adds a value of the forward pass to another".into())?;
     let (x, w) = (site.reads[0], site.reads[1]);
@@ -32,13 +35,15 @@ fn forward(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
     no_norm(site, 1)?;
     site.product_sections(p.batch)?;
     let inputs = vec![site.value(0)?, site.value(1)?];
-    let value = site.apply(Kind::Product { batch: p.batch }, inputs)?[0];
-    let state =
-        State { norm: x.norm, ..State::new(Meaning::Value(value), x.rows, w.columns, x.dtype) };
+    let value = site.apply(ForwardOpKind::Product { batch: p.batch }, inputs)?[0];
+    let state = AbstractState {
+        norm: x.norm,
+        ..AbstractState::new(AbstractValue::Value(value), x.rows, w.columns, x.dtype)
+    };
     one(state.owing(owed))
 }
 
-fn input_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+fn input_gradient(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=3, 1)?;
     let (dy, w) = (site.reads[0], site.reads[1]);
     sizes(site, [(p.m, p.k * p.batch), (p.n, p.k * p.batch), (p.m, p.n * p.batch)])?;
@@ -46,15 +51,15 @@ fn input_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
     let owed = linear(site, owed, &[dy.rows, w.rows])?;
     no_norm(site, 0)?;
     let weight = site.value(1)?;
-    let kind = Kind::Product { batch: p.batch };
+    let kind = ForwardOpKind::Product { batch: p.batch };
     let node = site.check.values.user(weight, 1, dy.meaning, |k| k == kind)?;
     let meaning = site.check.values.contribution(node, 0);
-    let state = State::new(meaning, dy.rows, w.rows.times(p.batch), dy.dtype).owing(owed);
+    let state = AbstractState::new(meaning, dy.rows, w.rows.times(p.batch), dy.dtype).owing(owed);
     ensure(p.accumulate == (site.reads.len() == 3), || accumulate_mismatch(p))?;
     Ok(vec![site.accumulated(p.accumulate.then_some(2), state)?])
 }
 
-fn weight_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
+fn weight_gradient(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=3, 1)?;
     let (x, dy) = (site.reads[0], site.reads[1]);
     sizes(site, [(p.k, p.m * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
@@ -64,29 +69,29 @@ fn weight_gradient(site: &mut Site, p: &Product) -> Checked<Vec<Written>> {
         "replaces what earlier microbatches added to a weight's gradient".into()
     })?;
     ensure(x.columns.size.is_multiple_of(p.batch), || "has a batch that does not divide".into())?;
-    let kind = Kind::Product { batch: p.batch };
+    let kind = ForwardOpKind::Product { batch: p.batch };
     let input = site.value(0)?;
     let node = site.check.values.user(input, 0, dy.meaning, |k| k == kind)?;
     let meaning = site.check.values.contribution(node, 1);
-    let rows = Side { size: x.columns.size / p.batch, ..x.columns };
+    let rows = ShardedExtent { size: x.columns.size / p.batch, ..x.columns };
     let dtype = site.reads[2].dtype;
-    let state = State::new(meaning, rows, dy.columns, dtype).owing(owed);
+    let state = AbstractState::new(meaning, rows, dy.columns, dtype).owing(owed);
     Ok(vec![site.accumulated(Some(2), state)?])
 }
 
-fn accumulate_mismatch(p: &Product) -> String {
+fn accumulate_mismatch(p: &GemmOp) -> String {
     match p.accumulate {
         true => "accumulates onto nothing".into(),
         false => "reads a sum but does not add to it".into(),
     }
 }
 
-fn one(state: State) -> Checked<Vec<Written>> {
-    Ok(vec![Written { state, place: Place::Fresh }])
+fn one(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
+    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
 /// The operands' and the result's sizes are those of the product.
-fn sizes(site: &Site, wanted: [(u64, u64); 3]) -> Checked {
+fn sizes(site: &InstrOperands, wanted: [(u64, u64); 3]) -> CheckResult {
     let seen = [&site.instr.reads[0], &site.instr.reads[1], &site.instr.writes[0]];
     for (access, (rows, columns)) in seen.into_iter().zip(wanted) {
         let Extent { rows: r, columns: c, .. } = access.extent;
@@ -102,7 +107,7 @@ fn sizes(site: &Site, wanted: [(u64, u64); 3]) -> Checked {
 }
 
 /// Whether contracting two sides leaves a sum owed.
-fn contract(one: Side, two: Side) -> Checked<bool> {
+fn contract(one: ShardedExtent, two: ShardedExtent) -> CheckResult<bool> {
     ensure(one.size == two.size, || format!("contracts {} with {} elements", one.size, two.size))?;
     let name = |cut: Option<Dim>| match cut {
         None => "whole".to_string(),
@@ -120,23 +125,28 @@ fn contract(one: Side, two: Side) -> Checked<bool> {
 }
 
 /// The sum owed by the result, given that of the contraction and the sides that remain.
-fn linear(site: &Site, contracted: bool, sides: &[Side]) -> Checked<Sum> {
-    let partial: Vec<usize> = (0..2).filter(|port| site.reads[*port].tensor != Sum::Done).collect();
+fn linear(
+    site: &InstrOperands,
+    contracted: bool,
+    sides: &[ShardedExtent],
+) -> CheckResult<PendingSum> {
+    let partial: Vec<usize> =
+        (0..2).filter(|port| site.reads[*port].tensor != PendingSum::Done).collect();
     let cut = contracted || sides.iter().any(|side| side.cut.is_some());
     match partial[..] {
-        [] => Ok(if contracted { Sum::Owed } else { Sum::Done }),
+        [] => Ok(if contracted { PendingSum::Owed } else { PendingSum::Done }),
         [_, _] => {
             fault("multiplies two partial sums: the product of sums is not the sum of products")
         }
-        [port] if cut || site.reads[port].tensor != Sum::Owed => fault(format!(
+        [port] if cut || site.reads[port].tensor != PendingSum::Owed => fault(format!(
             "reads {}, a partial sum, while something else is split over the same devices",
             site.operand_name(port)
         )),
-        _ => Ok(Sum::Owed),
+        _ => Ok(PendingSum::Owed),
     }
 }
 
-fn no_norm(site: &Site, port: usize) -> Checked {
+fn no_norm(site: &InstrOperands, port: usize) -> CheckResult {
     ensure(site.reads[port].norm.is_none(), || {
         format!("reads {}, which a norm has still to be divided out of", site.operand_name(port))
     })

@@ -3,12 +3,12 @@
 use crate::program::Extent;
 use crate::{DType, Dim, Layout};
 
-use super::error::{Checked, fault};
-use super::values::ValueId;
+use super::error::{CheckResult, fault};
+use super::values::SymbolId;
 
 /// One side of a matrix: its size on no device in particular, and how the tensor axis cuts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Side {
+pub(super) struct ShardedExtent {
     /// Uncut size.
     pub size: u64,
     /// Which dim the cut goes along, when each device holds one of equal parts.
@@ -17,7 +17,7 @@ pub(super) struct Side {
 
 /// What is still to be combined over the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sum {
+pub(super) enum PendingSum {
     /// Nothing.
     Done,
     /// Each device holds a summand.
@@ -28,35 +28,35 @@ pub(super) enum Sum {
 
 /// What a buffer's numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum AbstractValue {
     /// A value of the forward pass.
-    Value(ValueId),
+    Value(SymbolId),
     /// A sum of gradient contributions, one bit for each use of the value.
-    Gradient { of: ValueId, uses: u64 },
+    Gradient { of: SymbolId, uses: u64 },
     /// Zeros: no contribution yet, in any layout.
     Zero,
 }
 
 /// All that is known of a buffer's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State {
-    pub meaning: Meaning,
+pub(super) struct AbstractState {
+    pub meaning: AbstractValue,
     /// Tokens, or a weight's input features.
-    pub rows: Side,
+    pub rows: ShardedExtent,
     /// Features.
-    pub columns: Side,
+    pub columns: ShardedExtent,
     /// The sum still owed over the tensor axis.
-    pub tensor: Sum,
+    pub tensor: PendingSum,
     /// The statistic of the norm whose division is still owed.
-    pub norm: Option<ValueId>,
+    pub norm: Option<SymbolId>,
     /// The dim whose parts lie one after the other, for a collective or after it.
     pub packed: Option<Dim>,
     pub dtype: DType,
 }
 
-impl Side {
-    pub fn whole(size: u64) -> Side {
-        Side { size, cut: None }
+impl ShardedExtent {
+    pub fn whole(size: u64) -> ShardedExtent {
+        ShardedExtent { size, cut: None }
     }
 
     pub fn local(self, devices: u64) -> u64 {
@@ -64,47 +64,60 @@ impl Side {
     }
 
     /// Several times as wide, cut the same way in every section.
-    pub fn times(self, sections: u64) -> Side {
-        Side { size: self.size * sections, ..self }
+    pub fn times(self, sections: u64) -> ShardedExtent {
+        ShardedExtent { size: self.size * sections, ..self }
     }
 }
 
-impl State {
+impl AbstractState {
     /// A matrix of which nothing is owed.
-    pub fn new(meaning: Meaning, rows: Side, columns: Side, dtype: DType) -> State {
-        State { meaning, rows, columns, tensor: Sum::Done, norm: None, packed: None, dtype }
+    pub fn new(
+        meaning: AbstractValue,
+        rows: ShardedExtent,
+        columns: ShardedExtent,
+        dtype: DType,
+    ) -> AbstractState {
+        AbstractState {
+            meaning,
+            rows,
+            columns,
+            tensor: PendingSum::Done,
+            norm: None,
+            packed: None,
+            dtype,
+        }
     }
 
     /// The same in its layout, with another meaning.
-    pub fn with(self, meaning: Meaning) -> State {
-        State { meaning, ..self }
+    pub fn with(self, meaning: AbstractValue) -> AbstractState {
+        AbstractState { meaning, ..self }
     }
 
-    pub fn owing(self, tensor: Sum) -> State {
-        State { tensor, ..self }
+    pub fn owing(self, tensor: PendingSum) -> AbstractState {
+        AbstractState { tensor, ..self }
     }
 
     /// A number for each row.
-    pub fn per_row(self, value: ValueId, count: u64) -> State {
-        State {
-            meaning: Meaning::Value(value),
-            columns: Side::whole(count),
+    pub fn per_row(self, value: SymbolId, count: u64) -> AbstractState {
+        AbstractState {
+            meaning: AbstractValue::Value(value),
+            columns: ShardedExtent::whole(count),
             norm: None,
             dtype: DType::F32,
             ..self
         }
     }
 
-    pub fn transposed(self) -> State {
-        State { rows: self.columns, columns: self.rows, ..self }
+    pub fn transposed(self) -> AbstractState {
+        AbstractState { rows: self.columns, columns: self.rows, ..self }
     }
 
     /// The layout over the tensor axis.
     pub fn layout(&self) -> Layout {
         match (self.tensor, self.rows.cut.or(self.columns.cut)) {
-            (Sum::Owed | Sum::MaximumOwed, _) => Layout::Partial,
-            (Sum::Done, Some(dim)) => Layout::Sharded(dim),
-            (Sum::Done, None) => Layout::Replicated,
+            (PendingSum::Owed | PendingSum::MaximumOwed, _) => Layout::Partial,
+            (PendingSum::Done, Some(dim)) => Layout::Sharded(dim),
+            (PendingSum::Done, None) => Layout::Replicated,
         }
     }
 
@@ -117,7 +130,7 @@ impl State {
     }
 
     /// Whether both lie the same way, whatever they mean.
-    pub fn lies_as(&self, other: &State) -> bool {
+    pub fn lies_as(&self, other: &AbstractState) -> bool {
         self.rows == other.rows
             && self.columns == other.columns
             && self.tensor == other.tensor
@@ -126,14 +139,14 @@ impl State {
     }
 
     /// One axis cuts a tensor at most once, into equal parts.
-    pub fn consistent(self, devices: u64) -> Checked<State> {
+    pub fn consistent(self, devices: u64) -> CheckResult<AbstractState> {
         let cuts = [self.rows, self.columns];
         if let Some(side) = cuts.iter().find(|s| s.cut.is_some() && !s.size.is_multiple_of(devices))
         {
             return fault(format!("{} does not cut into {devices} equal parts", side.size));
         }
         let marks = cuts.iter().filter(|side| side.cut.is_some()).count()
-            + usize::from(self.tensor != Sum::Done);
+            + usize::from(self.tensor != PendingSum::Done);
         if marks > 1 {
             return fault(format!(
                 "the result would be {self}: one axis cannot both cut it twice or cut it and owe \
@@ -144,7 +157,7 @@ impl State {
     }
 }
 
-fn cut(side: Side) -> String {
+fn cut(side: ShardedExtent) -> String {
     let name = match side.cut {
         None => return side.size.to_string(),
         Some(dim) => Layout::Sharded(dim),
@@ -152,13 +165,13 @@ fn cut(side: Side) -> String {
     format!("{} split by {name}", side.size)
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for AbstractState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "[{} × {}] {}", cut(self.rows), cut(self.columns), self.dtype.name())?;
         match self.tensor {
-            Sum::Done => {}
-            Sum::Owed => write!(f, ", partial")?,
-            Sum::MaximumOwed => write!(f, ", maximum owed")?,
+            PendingSum::Done => {}
+            PendingSum::Owed => write!(f, ", partial")?,
+            PendingSum::MaximumOwed => write!(f, ", maximum owed")?,
         }
         if self.norm.is_some() {
             write!(f, ", norm owed")?;

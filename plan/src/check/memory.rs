@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 use crate::program::{ALIGNMENT, Access, Buffer, BufferId, Instr, Phase, Region, StageProgram};
 
-use super::error::{CheckError, CheckErrors, Checked, ensure, fault};
+use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 
 /// Which buffer was last written to each byte.
 #[derive(Default)]
-pub(super) struct Owners(BTreeMap<u64, (u64, BufferId)>);
+pub(super) struct ByteOwners(BTreeMap<u64, (u64, BufferId)>);
 
-impl Owners {
+impl ByteOwners {
     /// Gives a buffer's bytes to it and returns the other buffers that lose theirs.
     pub fn claim(&mut self, buffer: &Buffer, id: BufferId) -> Vec<BufferId> {
         let (begin, end) = (buffer.offset, buffer.offset + buffer.extent.bytes().0);
@@ -65,14 +65,14 @@ pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut Chec
     }
 }
 
-fn check_operands(stage: &StageProgram, instr: &Instr) -> Checked {
+fn check_operands(stage: &StageProgram, instr: &Instr) -> CheckResult {
     for access in instr.reads.iter().chain(&instr.writes) {
         check_access(stage, access)?;
     }
     Ok(())
 }
 
-fn check_access(stage: &StageProgram, access: &Access) -> Checked {
+fn check_access(stage: &StageProgram, access: &Access) -> CheckResult {
     let Some(buffer) = stage.buffers.get(access.buffer.0 as usize) else {
         return fault(format!("names buffer {}, which the stage does not have", access.buffer.0));
     };
@@ -93,7 +93,7 @@ fn end(stage: &StageProgram, buffer: &Buffer) -> Option<u64> {
     buffer.offset.checked_add(copies.checked_mul(stage.slot_stride)?)?.checked_add(bytes)
 }
 
-fn check_arena(stage: &StageProgram) -> Checked {
+fn check_arena(stage: &StageProgram) -> CheckResult {
     for buffer in &stage.buffers {
         let inside = end(stage, buffer).is_some_and(|end| end <= stage.arena.0);
         ensure(inside, || {
@@ -122,7 +122,7 @@ fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
     Some((begin, end))
 }
 
-fn check_slots(stage: &StageProgram) -> Checked {
+fn check_slots(stage: &StageProgram) -> CheckResult {
     let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
     if let Some(odd) =
         stage.buffers.iter().find(|b| b.per_microbatch && b.region != Region::Activation)
@@ -153,7 +153,7 @@ fn check_slots(stage: &StageProgram) -> Checked {
 }
 
 /// Resident buffers share bytes with nothing; slots are checked on their own.
-fn check_disjoint(stage: &StageProgram) -> Checked {
+fn check_disjoint(stage: &StageProgram) -> CheckResult {
     let mut order: Vec<&Buffer> = stage.buffers.iter().filter(|b| b.extent.bytes().0 > 0).collect();
     order.sort_by_key(|buffer| buffer.offset);
     // The furthest end so far, of any buffer and of a resident one.
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_write_takes_every_byte_it_meets() {
-        let mut owners = Owners::default();
+        let mut owners = ByteOwners::default();
         assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty());
         assert!(owners.claim(&buffer(256, 256), BufferId(1)).is_empty());
         assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty(), "its own bytes");

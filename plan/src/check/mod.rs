@@ -62,9 +62,9 @@ use crate::mesh::Axis;
 use crate::program::{Phase, Program};
 
 pub use error::{CheckError, CheckErrors};
-use error::{Fault, fault};
-use stage::StageCheck;
-use values::{Kind, ValueId};
+use error::{CheckFault, fault};
+use stage::StageChecker;
+use values::{ForwardOpKind, SymbolId};
 
 /// A program that was proved: it can be simulated and run.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,7 +120,7 @@ fn check(program: &Program) -> CheckErrors {
     errors
 }
 
-fn check_context(program: &Program) -> Result<(), Fault> {
+fn check_context(program: &Program) -> Result<(), CheckFault> {
     let context = &program.context;
     let (mesh, work) = (context.mesh, context.workload);
     let sizes = [mesh.tensor, mesh.pipeline, mesh.data, work.micro_batch, work.sequence_length];
@@ -145,11 +145,11 @@ fn check_context(program: &Program) -> Result<(), Fault> {
 
 /// Walks all stages: forward from the first, backward from the last, then the step phase.
 fn walk(program: &Program, errors: &mut CheckErrors) {
-    let mut stages: Vec<StageCheck> = program
+    let mut stages: Vec<StageChecker> = program
         .stages
         .iter()
         .enumerate()
-        .map(|(index, stage)| StageCheck::new(&program.context, stage, index, program.tied))
+        .map(|(index, stage)| StageChecker::new(&program.context, stage, index, program.tied))
         .collect();
     let mut carried = std::collections::VecDeque::new();
     for stage in &mut stages {
@@ -182,15 +182,15 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
 /// The weight that embedding and head share, on a stage that holds it while another does too.
 fn tied_weight(
     program: &Program,
-    stage: &StageCheck,
+    stage: &StageChecker,
     index: usize,
     last: usize,
-) -> Option<ValueId> {
+) -> Option<SymbolId> {
     if !program.tied || program.context.size(Axis::Pipeline) == 1 {
         return None;
     }
     if index == 0 {
-        stage.weight_used_by(|kind| kind == Kind::Gather)
+        stage.weight_used_by(|kind| kind == ForwardOpKind::Gather)
     } else if index == last {
         stage.weight_of_logits()
     } else {

@@ -11,9 +11,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::mesh::{Axis, Mesh};
-use crate::program::{Action, Exchange, Instr, Phase, Program, StageProgram, Turn};
+use crate::program::{Action, CollectiveOp, Instr, MicrobatchPass, Phase, Program, StageProgram};
 
-use super::error::{CheckError, CheckErrors, Checked, ensure, fault};
+use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 use super::step::both_ends;
 
 /// Whether each backward pass follows its forward pass at once.
@@ -28,11 +28,11 @@ pub(super) fn back_to_back(stage: &StageProgram) -> bool {
 }
 
 /// Each microbatch forward, then backward, once; never more in flight than slots.
-pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> Checked {
+pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> CheckResult {
     ensure(stage.slots > 0, || "has no slot for a microbatch in flight".into())?;
     let mut in_flight: HashMap<u64, u64> = HashMap::new();
     let mut begun = vec![false; usize::try_from(microbatches).unwrap_or(0)];
-    for Turn { phase, microbatch } in &stage.schedule {
+    for MicrobatchPass { phase, microbatch } in &stage.schedule {
         let slot = microbatch % stage.slots;
         let Some(begun) = usize::try_from(*microbatch).ok().and_then(|m| begun.get_mut(m)) else {
             return fault(format!("runs microbatch {microbatch} of {microbatches}"));
@@ -68,7 +68,7 @@ pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> Checked {
 
 /// One transfer of a schedule.
 #[derive(Clone, Copy)]
-struct Transfer<'a> {
+struct ScheduledTransfer<'a> {
     send: bool,
     other: usize,
     microbatch: u64,
@@ -77,7 +77,7 @@ struct Transfer<'a> {
     instr: &'a Instr,
 }
 
-impl Transfer<'_> {
+impl ScheduledTransfer<'_> {
     /// What goes over: `hidden 4×8 f32, q 4×2 f32`.
     fn load(&self) -> String {
         let (side, hop) = match &self.instr.action {
@@ -105,7 +105,7 @@ impl Transfer<'_> {
     }
 }
 
-fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Transfer<'_>> {
+fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<ScheduledTransfer<'_>> {
     let list = stage.phase(phase).iter().enumerate();
     list.filter_map(|(at, instr)| {
         let (send, hop) = match &instr.action {
@@ -113,7 +113,7 @@ fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Transfe
             Action::Receive(hop) => (false, hop),
             _ => return None,
         };
-        Some(Transfer { send, other: hop.stage as usize, microbatch, phase, at, instr })
+        Some(ScheduledTransfer { send, other: hop.stage as usize, microbatch, phase, at, instr })
     })
     .collect()
 }
@@ -121,16 +121,16 @@ fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Transfe
 /// Sends and receives of one microbatch between neighbours, one by one.
 pub(super) fn check_matched(program: &Program, errors: &mut CheckErrors) {
     for phase in [Phase::Forward, Phase::Backward] {
-        let lists: Vec<Vec<Transfer>> =
+        let lists: Vec<Vec<ScheduledTransfer>> =
             program.stages.iter().map(|stage| transfers(stage, phase, 0)).collect();
         for stage in 1..lists.len() {
             let (from, to) = match phase {
                 Phase::Forward => (stage - 1, stage),
                 _ => (stage, stage - 1),
             };
-            let sends: Vec<&Transfer> =
+            let sends: Vec<&ScheduledTransfer> =
                 lists[from].iter().filter(|t| t.send && t.other == to).collect();
-            let receives: Vec<&Transfer> =
+            let receives: Vec<&ScheduledTransfer> =
                 lists[to].iter().filter(|t| !t.send && t.other == from).collect();
             check_pair((from, to), &sends, &receives, errors);
         }
@@ -139,8 +139,8 @@ pub(super) fn check_matched(program: &Program, errors: &mut CheckErrors) {
 
 fn check_pair(
     (from, to): (usize, usize),
-    sends: &[&Transfer],
-    receives: &[&Transfer],
+    sends: &[&ScheduledTransfer],
+    receives: &[&ScheduledTransfer],
     errors: &mut CheckErrors,
 ) {
     for (send, receive) in sends.iter().zip(receives) {
@@ -167,7 +167,7 @@ fn check_pair(
 
 /// Runs all schedules with rendezvous until every transfer is over or none can go on.
 pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
-    let mut queues: Vec<VecDeque<Transfer>> = program
+    let mut queues: Vec<VecDeque<ScheduledTransfer>> = program
         .stages
         .iter()
         .map(|stage| {
@@ -213,7 +213,7 @@ pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
 }
 
 /// A send of `stage` and the receive it meets: both must be within reach of their stages.
-fn meeting(queues: &[VecDeque<Transfer>], stage: usize) -> Option<(usize, usize, usize)> {
+fn meeting(queues: &[VecDeque<ScheduledTransfer>], stage: usize) -> Option<(usize, usize, usize)> {
     let reach = |stage: usize| -> usize {
         // A send lets the receive after it begin.
         let queue = queues.get(stage);
@@ -239,7 +239,7 @@ fn meeting(queues: &[VecDeque<Transfer>], stage: usize) -> Option<(usize, usize,
 /// The collectives over the pipeline axis meet in one order on all stages that take part.
 pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) {
     let mesh = &program.context.mesh;
-    let mut queues: Vec<VecDeque<(usize, &Instr, &Exchange)>> =
+    let mut queues: Vec<VecDeque<(usize, &Instr, &CollectiveOp)>> =
         program.stages.iter().map(between_stages).collect();
     while let Some(stage) = queues.iter().position(|queue| !queue.is_empty()) {
         // The first stage with something left is a member of its next collective, or of none.
@@ -272,7 +272,7 @@ pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) 
     }
 }
 
-fn between_stages(stage: &StageProgram) -> VecDeque<(usize, &Instr, &Exchange)> {
+fn between_stages(stage: &StageProgram) -> VecDeque<(usize, &Instr, &CollectiveOp)> {
     let list = stage.step.iter().enumerate();
     list.filter_map(|(at, instr)| match &instr.action {
         Action::Collective(exchange) if exchange.axis == Axis::Pipeline => {
@@ -283,7 +283,7 @@ fn between_stages(stage: &StageProgram) -> VecDeque<(usize, &Instr, &Exchange)> 
     .collect()
 }
 
-fn members(exchange: &Exchange, mesh: &Mesh) -> Vec<usize> {
+fn members(exchange: &CollectiveOp, mesh: &Mesh) -> Vec<usize> {
     let all = mesh.group(Axis::Pipeline);
     let stages = mesh.pipeline as usize;
     if exchange.group == all {

@@ -3,12 +3,12 @@
 
 use crate::program::BufferId;
 
-use super::error::{Checked, ensure};
-use super::lattice::{Meaning, State};
-use super::site::Site;
-use super::stage::StageCheck;
+use super::error::{CheckResult, ensure};
+use super::lattice::{AbstractState, AbstractValue};
+use super::site::InstrOperands;
+use super::stage::StageChecker;
 
-impl StageCheck<'_> {
+impl StageChecker<'_> {
     /// The widths of what a buffer holds side by side, when its rows are `columns` wide.
     pub fn sections(&self, id: BufferId, columns: u64) -> Vec<u64> {
         match &self.stage.buffer(id).sections[..] {
@@ -18,8 +18,8 @@ impl StageCheck<'_> {
     }
 
     /// A value and its gradient have the same sections wherever they are written.
-    pub fn keep_sections(&mut self, id: BufferId, state: &State) -> Checked {
-        let (Meaning::Value(of) | Meaning::Gradient { of, .. }) = state.meaning else {
+    pub fn keep_sections(&mut self, id: BufferId, state: &AbstractState) -> CheckResult {
+        let (AbstractValue::Value(of) | AbstractValue::Gradient { of, .. }) = state.meaning else {
             return Ok(());
         };
         let name = &self.stage.buffer(id).name;
@@ -35,14 +35,14 @@ impl StageCheck<'_> {
     }
 }
 
-impl Site<'_, '_> {
+impl InstrOperands<'_, '_> {
     /// The sections of an operand.
     pub fn operand_sections(&self, port: usize) -> Vec<u64> {
         self.check.sections(self.instr.reads[port].buffer, self.reads[port].columns.size)
     }
 
     /// The sections of the operands, one after the other, are these.
-    pub fn operands_are(&self, ports: std::ops::Range<usize>, wanted: &[u64]) -> Checked {
+    pub fn operands_are(&self, ports: std::ops::Range<usize>, wanted: &[u64]) -> CheckResult {
         let found: Vec<u64> = ports.flat_map(|port| self.operand_sections(port)).collect();
         ensure(found == wanted, || {
             format!("takes its operands for sections {wanted:?}, but they are {found:?}")
@@ -51,7 +51,7 @@ impl Site<'_, '_> {
 
     /// The result of a product has a section for each weight side by side; of a batch, each takes
     /// one section of the input.
-    pub fn product_sections(&self, batch: u64) -> Checked {
+    pub fn product_sections(&self, batch: u64) -> CheckResult {
         let weight = self.check.stage.buffer(self.instr.reads[1].buffer);
         let Some(shard) = &weight.shard else { return Ok(()) };
         let wanted: Vec<u64> = shard.members.iter().map(|(_, _, columns)| *columns).collect();
@@ -67,7 +67,7 @@ impl Site<'_, '_> {
     }
 
     /// The sections of the results, one after the other, are those of the operand.
-    pub fn split_sections(&self, port: usize, widths: &[u64]) -> Checked {
+    pub fn split_sections(&self, port: usize, widths: &[u64]) -> CheckResult {
         let results = self.instr.writes.iter().zip(widths);
         let made: Vec<u64> = results
             .flat_map(|(access, width)| self.check.sections(access.buffer, *width))

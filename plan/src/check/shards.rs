@@ -1,12 +1,12 @@
 //! Shards of parameters: the members' parts must tile the whole, device by device.
 
-use crate::emit::Split;
+use crate::emit::WeightSplit;
 use crate::program::{Buffer, Region, Shard, StageProgram};
 use crate::strategy::{Context, Zero};
 use crate::{DType, Dim};
 
-use super::error::{CheckErrors, Checked, ensure, fault, fault_hint};
-use super::lattice::Side;
+use super::error::{CheckErrors, CheckResult, ensure, fault, fault_hint};
+use super::lattice::ShardedExtent;
 
 pub(super) fn check_shards(
     index: usize,
@@ -29,7 +29,7 @@ pub(super) fn check_shards(
     }
 }
 
-fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
+fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult {
     let devices = context.tensor();
     let dtype = if buffer.region == Region::Weight { context.compute() } else { DType::F32 };
     ensure(buffer.extent.dtype == dtype, || {
@@ -44,9 +44,9 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
     })?;
     for ((name, rows, columns), stride) in shard.members.iter().zip(&shard.offset_stride) {
         let (size, side) = match shard.split {
-            Split::Whole => (0, "elements"),
-            Split::Rows => (*rows, "rows"),
-            Split::Columns => (*columns, "columns"),
+            WeightSplit::Whole => (0, "elements"),
+            WeightSplit::Rows => (*rows, "rows"),
+            WeightSplit::Columns => (*columns, "columns"),
         };
         ensure(size.is_multiple_of(devices), || {
             format!("the {size} {side} of `{name}` do not split into {devices} equal parts")
@@ -81,9 +81,12 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> Checked {
 }
 
 /// Rows and columns of the members side by side, and how the tensor axis cuts them.
-pub(super) fn sides(shard: &Shard, devices: u64) -> (Side, Side) {
+pub(super) fn sides(shard: &Shard, devices: u64) -> (ShardedExtent, ShardedExtent) {
     let cut = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
     let rows = shard.members.first().map_or(0, |(_, rows, _)| *rows);
     let columns = shard.members.iter().map(|(_, _, columns)| columns).sum();
-    (Side { size: rows, cut: cut(Split::Rows) }, Side { size: columns, cut: cut(Split::Columns) })
+    (
+        ShardedExtent { size: rows, cut: cut(WeightSplit::Rows) },
+        ShardedExtent { size: columns, cut: cut(WeightSplit::Columns) },
+    )
 }

@@ -6,16 +6,16 @@ use crate::DType;
 use crate::program::{Access, Action, BufferId, Instr, PassOp, Phase, Region, StageProgram};
 use crate::strategy::Context;
 
-use super::error::{CheckError, CheckErrors, Checked, Fault, ensure, fault, phase_name};
-use super::lattice::{Meaning, Side, State};
-use super::memory::Owners;
-use super::site::{Place, Site, Written};
-use super::values::{Kind, ValueId, Values};
+use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
+use super::lattice::{AbstractState, AbstractValue, ShardedExtent};
+use super::memory::ByteOwners;
+use super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::values::{ForwardOpKind, SymbolId, SymbolTable};
 use super::{collective, gemm, pass, shards, transfer};
 
 /// What one buffer holds, or why nothing that could be read.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Content {
+pub(super) enum BufferContents {
     /// Nothing was written in this microbatch.
     Unwritten,
     /// Another buffer was written to its bytes.
@@ -25,49 +25,49 @@ pub(super) enum Content {
     /// A fault was reported where it was written.
     Unknown,
     /// This.
-    Holds(State),
+    Holds(AbstractState),
 }
 
 /// One stage while its passes are walked.
-pub(super) struct StageCheck<'a> {
+pub(super) struct StageChecker<'a> {
     pub context: &'a Context,
     pub stage: &'a StageProgram,
     pub index: usize,
     pub tied: bool,
-    pub values: Values,
-    pub contents: Vec<Content>,
+    pub values: SymbolTable,
+    pub contents: Vec<BufferContents>,
     /// The parameter in each weight's buffer.
-    pub weights: HashMap<ValueId, BufferId>,
+    pub weights: HashMap<SymbolId, BufferId>,
     /// The sections of every value.
-    pub known_sections: HashMap<ValueId, Vec<u64>>,
+    pub known_sections: HashMap<SymbolId, Vec<u64>>,
     /// What the neighbour before sent in the forward pass, or the one after in the backward pass.
-    pub incoming: VecDeque<State>,
+    pub incoming: VecDeque<AbstractState>,
     /// What goes to the neighbour after (before) in the forward (backward) pass.
-    pub outgoing: VecDeque<State>,
+    pub outgoing: VecDeque<AbstractState>,
     /// Values received and sent in the forward pass, in order.
-    pub received: Vec<ValueId>,
-    pub sent: Vec<ValueId>,
+    pub received: Vec<SymbolId>,
+    pub sent: Vec<SymbolId>,
     pub phase: Phase,
-    owners: Owners,
+    owners: ByteOwners,
     /// Results of collectives and fills that nothing has read yet.
     unread: Vec<bool>,
     pub errors: CheckErrors,
 }
 
-impl<'a> StageCheck<'a> {
+impl<'a> StageChecker<'a> {
     pub fn new(
         context: &'a Context,
         stage: &'a StageProgram,
         index: usize,
         tied: bool,
-    ) -> StageCheck<'a> {
-        let mut check = StageCheck {
+    ) -> StageChecker<'a> {
+        let mut check = StageChecker {
             context,
             stage,
             index,
             tied,
-            values: Values::default(),
-            contents: vec![Content::Unwritten; stage.buffers.len()],
+            values: SymbolTable::default(),
+            contents: vec![BufferContents::Unwritten; stage.buffers.len()],
             weights: HashMap::new(),
             known_sections: HashMap::new(),
             incoming: VecDeque::new(),
@@ -75,7 +75,7 @@ impl<'a> StageCheck<'a> {
             received: vec![],
             sent: vec![],
             phase: Phase::Forward,
-            owners: Owners::default(),
+            owners: ByteOwners::default(),
             unread: vec![false; stage.buffers.len()],
             errors: CheckErrors::default(),
         };
@@ -86,7 +86,7 @@ impl<'a> StageCheck<'a> {
     }
 
     /// What a buffer holds when a microbatch begins.
-    fn resident(&mut self, id: BufferId) -> Content {
+    fn resident(&mut self, id: BufferId) -> BufferContents {
         let buffer = self.stage.buffer(id);
         let dtype = buffer.extent.dtype;
         match (buffer.region, &buffer.shard) {
@@ -94,33 +94,43 @@ impl<'a> StageCheck<'a> {
                 let (rows, columns) = shards::sides(shard, self.context.tensor());
                 let value = self.values.given(&buffer.name);
                 self.weights.insert(value, id);
-                Content::Holds(State::new(Meaning::Value(value), rows, columns, dtype))
+                BufferContents::Holds(AbstractState::new(
+                    AbstractValue::Value(value),
+                    rows,
+                    columns,
+                    dtype,
+                ))
             }
             // What earlier microbatches left has the same form as what this one adds.
             (Region::Gradient, Some(shard)) => {
                 let (rows, columns) = shards::sides(shard, self.context.tensor());
-                Content::Holds(State::new(Meaning::Zero, rows, columns, dtype))
+                BufferContents::Holds(AbstractState::new(AbstractValue::Zero, rows, columns, dtype))
             }
             (Region::Input, _) if dtype == DType::U32 => match self.tokens(buffer.extent.rows) {
                 Some(rows) => {
                     let value = self.values.given(&buffer.name);
-                    let state = State::new(Meaning::Value(value), rows, Side::whole(1), dtype);
-                    Content::Holds(state)
+                    let state = AbstractState::new(
+                        AbstractValue::Value(value),
+                        rows,
+                        ShardedExtent::whole(1),
+                        dtype,
+                    );
+                    BufferContents::Holds(state)
                 }
-                None => Content::Unwritten,
+                None => BufferContents::Unwritten,
             },
-            _ => Content::Unwritten,
+            _ => BufferContents::Unwritten,
         }
     }
 
     /// How the tokens lie of which a device holds so many rows.
-    pub fn tokens(&self, rows: u64) -> Option<Side> {
+    pub fn tokens(&self, rows: u64) -> Option<ShardedExtent> {
         let (tokens, devices) = (self.context.tokens(), self.context.tensor());
         if rows == tokens {
-            return Some(Side::whole(tokens));
+            return Some(ShardedExtent::whole(tokens));
         }
         let cut = self.context.token_dim()?;
-        (rows * devices == tokens).then_some(Side { size: tokens, cut: Some(cut) })
+        (rows * devices == tokens).then_some(ShardedExtent { size: tokens, cut: Some(cut) })
     }
 
     /// Walks a pass. Between the passes of a microbatch others may run, unless `back_to_back`.
@@ -139,7 +149,7 @@ impl<'a> StageCheck<'a> {
             if let Err(fault) = self.instruction(at, instr) {
                 self.report(at, instr, fault);
                 for access in &instr.writes {
-                    self.contents[access.buffer.0 as usize] = Content::Unknown;
+                    self.contents[access.buffer.0 as usize] = BufferContents::Unknown;
                 }
             }
         }
@@ -148,13 +158,13 @@ impl<'a> StageCheck<'a> {
     fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
             let shared = buffer.region == Region::Activation && !buffer.per_microbatch;
-            if shared && matches!(content, Content::Holds(_)) {
-                *content = Content::Expired;
+            if shared && matches!(content, BufferContents::Holds(_)) {
+                *content = BufferContents::Expired;
             }
         }
     }
 
-    pub fn report(&mut self, at: usize, instr: &Instr, fault: Fault) {
+    pub fn report(&mut self, at: usize, instr: &Instr, fault: CheckFault) {
         self.errors.push(CheckError {
             stage: Some(self.index),
             instruction: Some((self.phase, at, instr.origin.clone())),
@@ -163,7 +173,7 @@ impl<'a> StageCheck<'a> {
         });
     }
 
-    fn instruction(&mut self, at: usize, instr: &'a Instr) -> Checked {
+    fn instruction(&mut self, at: usize, instr: &'a Instr) -> CheckResult {
         let mut reads = Vec::with_capacity(instr.reads.len());
         for (port, access) in instr.reads.iter().enumerate() {
             match self.read(instr, port, access)? {
@@ -171,13 +181,13 @@ impl<'a> StageCheck<'a> {
                 // Reported already: what follows from it is unknown too.
                 None => {
                     for access in &instr.writes {
-                        self.store(at, access.buffer, Content::Unknown);
+                        self.store(at, access.buffer, BufferContents::Unknown);
                     }
                     return Ok(());
                 }
             }
         }
-        let mut site = Site { check: self, instr, reads };
+        let mut site = InstrOperands { check: self, instr, reads };
         let written = match &instr.action {
             Action::Gemm(product) => gemm::transfer(&mut site, product)?,
             Action::Attention(attention) => pass::attention::transfer(&mut site, attention)?,
@@ -188,7 +198,7 @@ impl<'a> StageCheck<'a> {
                 Some(written) => written,
                 None => {
                     for access in &instr.writes {
-                        self.store(at, access.buffer, Content::Unknown);
+                        self.store(at, access.buffer, BufferContents::Unknown);
                     }
                     return Ok(());
                 }
@@ -198,15 +208,20 @@ impl<'a> StageCheck<'a> {
     }
 
     /// What an operand holds, seen as the instruction sees it; `None` after a reported fault.
-    fn read(&mut self, instr: &Instr, port: usize, access: &Access) -> Checked<Option<State>> {
+    fn read(
+        &mut self,
+        instr: &Instr,
+        port: usize,
+        access: &Access,
+    ) -> CheckResult<Option<AbstractState>> {
         let buffer = self.stage.buffer(access.buffer);
         let state = match self.contents[access.buffer.0 as usize] {
-            Content::Holds(state) => state,
-            Content::Unknown => return Ok(None),
-            Content::Unwritten => {
+            BufferContents::Holds(state) => state,
+            BufferContents::Unknown => return Ok(None),
+            BufferContents::Unwritten => {
                 return fault(format!("reads `{}` before anything is written to it", buffer.name));
             }
-            Content::Overwritten(phase, at, by) => {
+            BufferContents::Overwritten(phase, at, by) => {
                 return fault(format!(
                     "reads `{}`, but {} instruction {at} wrote `{}` over it: their bytes overlap",
                     buffer.name,
@@ -214,7 +229,7 @@ impl<'a> StageCheck<'a> {
                     self.stage.buffer(by).name
                 ));
             }
-            Content::Expired => {
+            BufferContents::Expired => {
                 return fault(format!(
                     "reads `{}` of the forward pass, but it has one copy and other microbatches \
                      ran in between",
@@ -249,22 +264,24 @@ impl<'a> StageCheck<'a> {
         table && port == 1 && self.tied && self.context.mesh.pipeline == 1
     }
 
-    fn write_all(&mut self, at: usize, instr: &Instr, written: Vec<Written>) -> Checked {
+    fn write_all(&mut self, at: usize, instr: &Instr, written: Vec<OperandWrite>) -> CheckResult {
         ensure(written.len() == instr.writes.len(), || {
             format!("has {} results, not {}", written.len(), instr.writes.len())
         })?;
-        for (access, Written { state, place }) in instr.writes.iter().zip(written) {
+        for (access, OperandWrite { state, place }) in instr.writes.iter().zip(written) {
             let name = &self.stage.buffer(access.buffer).name;
             let over =
                 |port: usize| instr.reads.get(port).is_some_and(|r| r.buffer == access.buffer);
             let fresh = !instr.reads.iter().any(|read| read.buffer == access.buffer);
             let placed = match place {
-                Place::Fresh => fresh,
-                Place::Over(port) => over(port),
-                Place::Either(port) => fresh || over(port),
+                WriteTarget::Fresh => fresh,
+                WriteTarget::Over(port) => over(port),
+                WriteTarget::Either(port) => fresh || over(port),
             };
             ensure(placed, || match place {
-                Place::Over(port) => format!("works in place on operand {port}, not on `{name}`"),
+                WriteTarget::Over(port) => {
+                    format!("works in place on operand {port}, not on `{name}`")
+                }
                 _ => format!("cannot write `{name}` while it reads it"),
             })?;
             let state = state.consistent(self.context.tensor())?;
@@ -282,14 +299,20 @@ impl<'a> StageCheck<'a> {
                 self.keep_sections(access.buffer, &state)?;
             }
             let table = self.sees_table_transposed(instr, 1)
-                && matches!(state.meaning, Meaning::Gradient { .. });
+                && matches!(state.meaning, AbstractValue::Gradient { .. });
             let state = if table { state.transposed() } else { state };
             self.write(at, instr, access.buffer, state)?;
         }
         Ok(())
     }
 
-    fn write(&mut self, at: usize, instr: &Instr, id: BufferId, state: State) -> Checked {
+    fn write(
+        &mut self,
+        at: usize,
+        instr: &Instr,
+        id: BufferId,
+        state: AbstractState,
+    ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
         // A collective done twice, or zeros that no sum begins with: something is amiss.
         let awaited = matches!(instr.action, Action::Collective(_) | Action::Pass(PassOp::Fill));
@@ -297,7 +320,7 @@ impl<'a> StageCheck<'a> {
             format!("overwrites `{name}`, made by a collective or fill whose result nothing read")
         })?;
         self.unread[id.0 as usize] = awaited;
-        let losers = self.store(at, id, Content::Holds(state));
+        let losers = self.store(at, id, BufferContents::Holds(state));
         let touched = |lost: &BufferId| {
             instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == *lost)
         };
@@ -311,7 +334,7 @@ impl<'a> StageCheck<'a> {
     }
 
     /// Stores a content and returns the buffers whose contents it destroys.
-    fn store(&mut self, at: usize, id: BufferId, content: Content) -> Vec<BufferId> {
+    fn store(&mut self, at: usize, id: BufferId, content: BufferContents) -> Vec<BufferId> {
         self.contents[id.0 as usize] = content;
         let buffer = self.stage.buffer(id);
         if buffer.region != Region::Activation {
@@ -320,8 +343,8 @@ impl<'a> StageCheck<'a> {
         let losers = self.owners.claim(buffer, id);
         for loser in &losers {
             let held = &mut self.contents[loser.0 as usize];
-            if matches!(held, Content::Holds(_)) {
-                *held = Content::Overwritten(self.phase, at, id);
+            if matches!(held, BufferContents::Holds(_)) {
+                *held = BufferContents::Overwritten(self.phase, at, id);
             }
         }
         losers
@@ -329,10 +352,10 @@ impl<'a> StageCheck<'a> {
 
     /// Weights and states do not change within a microbatch; gradients of weights have their own
     /// buffers.
-    fn check_region(&self, id: BufferId, state: &State, instr: &Instr) -> Checked {
+    fn check_region(&self, id: BufferId, state: &AbstractState, instr: &Instr) -> CheckResult {
         let buffer = self.stage.buffer(id);
         let parameter = match state.meaning {
-            Meaning::Gradient { of, .. } => self.weights.contains_key(&of),
+            AbstractValue::Gradient { of, .. } => self.weights.contains_key(&of),
             _ => false,
         };
         let loss = matches!(instr.action, Action::Pass(PassOp::LossGradient));
@@ -348,16 +371,16 @@ impl<'a> StageCheck<'a> {
     }
 
     /// What a weight's buffer holds.
-    pub fn weight_state(&self, id: BufferId) -> Option<State> {
+    pub fn weight_state(&self, id: BufferId) -> Option<AbstractState> {
         match self.contents[id.0 as usize] {
-            Content::Holds(state) => Some(state),
+            BufferContents::Holds(state) => Some(state),
             _ => None,
         }
     }
 
     /// The weight that an operation of this kind reads at its second port.
-    pub fn weight_used_by(&self, wanted: impl Fn(Kind) -> bool) -> Option<ValueId> {
-        let mut weights: Vec<ValueId> = self.weights.keys().copied().collect();
+    pub fn weight_used_by(&self, wanted: impl Fn(ForwardOpKind) -> bool) -> Option<SymbolId> {
+        let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
         weights.sort();
         weights.into_iter().find(|weight| {
             let uses = self.values.uses(*weight).iter();
@@ -366,14 +389,15 @@ impl<'a> StageCheck<'a> {
     }
 
     /// The weight whose product the loss is taken of.
-    pub fn weight_of_logits(&self) -> Option<ValueId> {
-        let mut weights: Vec<ValueId> = self.weights.keys().copied().collect();
+    pub fn weight_of_logits(&self) -> Option<SymbolId> {
+        let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
         weights.sort();
         weights.into_iter().find(|weight| {
             self.values.uses(*weight).iter().any(|(node, port)| {
                 let logits = self.values.outputs(*node).first();
                 let users = logits.map_or(&[][..], |logits| self.values.uses(*logits));
-                *port == 1 && users.iter().any(|(user, _)| self.values.kind(*user) == Kind::Loss)
+                *port == 1
+                    && users.iter().any(|(user, _)| self.values.kind(*user) == ForwardOpKind::Loss)
             })
         })
     }
@@ -384,9 +408,11 @@ impl<'a> StageCheck<'a> {
         let buffers = self.stage.buffers.iter().zip(&self.contents);
         for (_, content) in buffers.filter(|(buffer, _)| buffer.region == Region::Gradient) {
             match content {
-                Content::Holds(state) => complete.extend(self.values.completed(state.meaning)),
+                BufferContents::Holds(state) => {
+                    complete.extend(self.values.completed(state.meaning))
+                }
                 // A defect was reported there: it may be any gradient.
-                Content::Unknown => return,
+                BufferContents::Unknown => return,
                 _ => {}
             }
         }
@@ -396,7 +422,7 @@ impl<'a> StageCheck<'a> {
         for weight in missing {
             let name = &self.stage.buffer(weight).name;
             let problem = format!("the backward pass does not make the whole gradient of `{name}`");
-            self.errors.of_stage(self.index, Fault { problem, hint: None });
+            self.errors.of_stage(self.index, CheckFault { problem, hint: None });
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Transfers between neighbouring stages: what is sent is what is received.
 
 use crate::mesh::Axis;
-use crate::program::{Hop, Phase};
+use crate::program::{P2pTransfer, Phase};
 
-use super::error::{Checked, ensure, fault};
-use super::lattice::{Meaning, State};
-use super::site::{Place, Site, Written};
-use super::values::Kind;
+use super::error::{CheckResult, ensure, fault};
+use super::lattice::{AbstractState, AbstractValue};
+use super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::values::ForwardOpKind;
 
-fn neighbour(site: &Site, hop: &Hop, towards_loss: bool) -> Checked {
+fn neighbour(site: &InstrOperands, hop: &P2pTransfer, towards_loss: bool) -> CheckResult {
     let check = &site.check;
     let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
@@ -21,13 +21,13 @@ fn neighbour(site: &Site, hop: &Hop, towards_loss: bool) -> Checked {
 }
 
 /// An operand for each tensor that is carried.
-fn operands(site: &Site, hop: &Hop, reads: usize, writes: usize) -> Checked {
+fn operands(site: &InstrOperands, hop: &P2pTransfer, reads: usize, writes: usize) -> CheckResult {
     let count = hop.carries.len();
     ensure(count > 0, || "carries nothing".into())?;
     site.operands(reads * count..=reads * count, writes * count)
 }
 
-pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
+pub(super) fn send(site: &mut InstrOperands, hop: &P2pTransfer) -> CheckResult<Vec<OperandWrite>> {
     let forward = site.check.phase == Phase::Forward;
     operands(site, hop, 1, 0)?;
     neighbour(site, hop, forward)?;
@@ -41,7 +41,7 @@ pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
                 format!("sends {} twice", site.operand_name(port))
             })?;
             // A use of its own, for which the neighbour's gradient is the contribution.
-            site.check.values.apply(Kind::Send, vec![value], &[])?;
+            site.check.values.apply(ForwardOpKind::Send, vec![value], &[])?;
             site.check.sent.push(value);
             site.check.outgoing.push_back(state);
         } else {
@@ -51,14 +51,14 @@ pub(super) fn send(site: &mut Site, hop: &Hop) -> Checked<Vec<Written>> {
     Ok(vec![])
 }
 
-fn send_gradient(site: &mut Site, state: &State) -> Checked {
+fn send_gradient(site: &mut InstrOperands, state: &AbstractState) -> CheckResult {
     let check = &mut *site.check;
     let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
     match at {
         Some(at) => {
             // The neighbour knows it as the value it sent.
             let of = check.received[at];
-            check.outgoing.push_back(state.with(Meaning::Gradient { of, uses: at as u64 }));
+            check.outgoing.push_back(state.with(AbstractValue::Gradient { of, uses: at as u64 }));
             Ok(())
         }
         None => fault(format!(
@@ -69,7 +69,10 @@ fn send_gradient(site: &mut Site, state: &State) -> Checked {
 }
 
 /// `None` when nothing was sent: the schedule says why.
-pub(super) fn receive(site: &mut Site, hop: &Hop) -> Checked<Option<Vec<Written>>> {
+pub(super) fn receive(
+    site: &mut InstrOperands,
+    hop: &P2pTransfer,
+) -> CheckResult<Option<Vec<OperandWrite>>> {
     operands(site, hop, 0, 1)?;
     let forward = site.check.phase == Phase::Forward;
     neighbour(site, hop, !forward)?;
@@ -81,17 +84,17 @@ pub(super) fn receive(site: &mut Site, hop: &Hop) -> Checked<Option<Vec<Written>
         let meaning = if forward {
             let value = check.values.given(&name);
             check.received.push(value);
-            Meaning::Value(value)
+            AbstractValue::Value(value)
         } else {
-            let Meaning::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
+            let AbstractValue::Gradient { uses: at, .. } = state.meaning else { return Ok(None) };
             let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
-            match check.values.find(Kind::Send, &[value]) {
+            match check.values.find(ForwardOpKind::Send, &[value]) {
                 Some(node) => check.values.contribution(node, 0),
                 None => return fault("receives a gradient of nothing that was sent"),
             }
         };
-        let state = State { norm: None, ..state.with(meaning) };
-        written.push(Written { state, place: Place::Fresh });
+        let state = AbstractState { norm: None, ..state.with(meaning) };
+        written.push(OperandWrite { state, place: WriteTarget::Fresh });
     }
     Ok(Some(written))
 }

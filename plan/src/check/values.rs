@@ -9,20 +9,20 @@ use std::collections::HashMap;
 
 use crate::model::{Activation, GatedProduct};
 
-use super::error::{Checked, fault};
-use super::lattice::Meaning;
+use super::error::{CheckResult, fault};
+use super::lattice::AbstractValue;
 
 /// A value of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ValueId(pub u32);
+pub(super) struct SymbolId(pub u32);
 
 /// An operation of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct NodeId(u32);
+pub(super) struct ForwardOpId(u32);
 
 /// What an operation computes, as far as its terms differ by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
+pub(super) enum ForwardOpKind {
     /// x, W.
     Product { batch: u64 },
     /// x, γ → x·ρ·γ.
@@ -61,59 +61,62 @@ pub(super) enum Kind {
     Send,
 }
 
-impl Kind {
+impl ForwardOpKind {
     /// Whether a gradient comes back for the input at this port.
     fn differentiates(self, port: usize) -> bool {
         match self {
-            Kind::Statistic | Kind::NormSum | Kind::LossMaximum | Kind::LossSum => false,
-            Kind::Gather => port == 1,
-            Kind::Loss => port == 0,
+            ForwardOpKind::Statistic
+            | ForwardOpKind::NormSum
+            | ForwardOpKind::LossMaximum
+            | ForwardOpKind::LossSum => false,
+            ForwardOpKind::Gather => port == 1,
+            ForwardOpKind::Loss => port == 0,
             _ => true,
         }
     }
 }
 
-struct Node {
-    kind: Kind,
-    inputs: Vec<ValueId>,
-    outputs: Vec<ValueId>,
+struct ForwardOp {
+    kind: ForwardOpKind,
+    inputs: Vec<SymbolId>,
+    outputs: Vec<SymbolId>,
 }
 
-struct Value {
-    producer: Option<NodeId>,
-    uses: Vec<(NodeId, usize)>,
+struct Symbol {
+    producer: Option<ForwardOpId>,
+    uses: Vec<(ForwardOpId, usize)>,
     name: String,
 }
 
 /// All values of a stage.
 #[derive(Default)]
-pub(super) struct Values {
-    nodes: Vec<Node>,
-    values: Vec<Value>,
-    known: HashMap<(Kind, Vec<ValueId>), NodeId>,
+pub(super) struct SymbolTable {
+    nodes: Vec<ForwardOp>,
+    values: Vec<Symbol>,
+    known: HashMap<(ForwardOpKind, Vec<SymbolId>), ForwardOpId>,
     /// While the backward pass runs: nothing new may be computed.
     pub closed: bool,
 }
 
-impl Values {
+impl SymbolTable {
     /// A value from outside: a weight, token ids, what was received.
-    pub fn given(&mut self, name: &str) -> ValueId {
+    pub fn given(&mut self, name: &str) -> SymbolId {
         self.fresh(None, name)
     }
 
-    fn fresh(&mut self, producer: Option<NodeId>, name: &str) -> ValueId {
-        self.values.push(Value { producer, uses: vec![], name: name.to_string() });
-        ValueId(self.values.len() as u32 - 1)
+    fn fresh(&mut self, producer: Option<ForwardOpId>, name: &str) -> SymbolId {
+        self.values.push(Symbol { producer, uses: vec![], name: name.to_string() });
+        SymbolId(self.values.len() as u32 - 1)
     }
 
     /// The outputs of an operation, the same ones for the same inputs. `names` are the buffers
     /// they are written to, for messages.
     pub fn apply(
         &mut self,
-        kind: Kind,
-        inputs: Vec<ValueId>,
+        kind: ForwardOpKind,
+        inputs: Vec<SymbolId>,
         names: &[&str],
-    ) -> Checked<Vec<ValueId>> {
+    ) -> CheckResult<Vec<SymbolId>> {
         if let Some(node) = self.known.get(&(kind, inputs.clone())) {
             let outputs = &self.nodes[node.0 as usize].outputs;
             if outputs.len() != names.len() {
@@ -125,39 +128,40 @@ impl Values {
             }
             return Ok(outputs.clone());
         }
-        if self.closed && kind != Kind::NormSum {
+        if self.closed && kind != ForwardOpKind::NormSum {
             let names: Vec<String> = inputs.iter().map(|v| self.name(*v)).collect();
             return fault(format!(
                 "computes from {} what the forward pass never computed from them",
                 names.join(", ")
             ));
         }
-        let node = NodeId(self.nodes.len() as u32);
+        let node = ForwardOpId(self.nodes.len() as u32);
         for (port, input) in inputs.iter().enumerate() {
             if kind.differentiates(port) {
                 self.values[input.0 as usize].uses.push((node, port));
             }
         }
-        let outputs: Vec<ValueId> = names.iter().map(|name| self.fresh(Some(node), name)).collect();
+        let outputs: Vec<SymbolId> =
+            names.iter().map(|name| self.fresh(Some(node), name)).collect();
         self.known.insert((kind, inputs.clone()), node);
-        self.nodes.push(Node { kind, inputs, outputs: outputs.clone() });
+        self.nodes.push(ForwardOp { kind, inputs, outputs: outputs.clone() });
         Ok(outputs)
     }
 
     /// An operation on these inputs, when there is one.
-    pub fn find(&self, kind: Kind, inputs: &[ValueId]) -> Option<NodeId> {
+    pub fn find(&self, kind: ForwardOpKind, inputs: &[SymbolId]) -> Option<ForwardOpId> {
         self.known.get(&(kind, inputs.to_vec())).copied()
     }
 
-    pub fn name(&self, value: ValueId) -> String {
+    pub fn name(&self, value: SymbolId) -> String {
         format!("`{}`", self.values[value.0 as usize].name)
     }
 
-    pub fn describe(&self, meaning: Meaning) -> String {
+    pub fn describe(&self, meaning: AbstractValue) -> String {
         match meaning {
-            Meaning::Zero => "zeros".into(),
-            Meaning::Value(value) => self.name(value),
-            Meaning::Gradient { of, uses } => {
+            AbstractValue::Zero => "zeros".into(),
+            AbstractValue::Value(value) => self.name(value),
+            AbstractValue::Gradient { of, uses } => {
                 let all = self.values[of.0 as usize].uses.len();
                 format!(
                     "the gradient of {} with {} of {all} contributions",
@@ -168,35 +172,35 @@ impl Values {
         }
     }
 
-    pub fn kind(&self, node: NodeId) -> Kind {
+    pub fn kind(&self, node: ForwardOpId) -> ForwardOpKind {
         self.nodes[node.0 as usize].kind
     }
 
-    pub fn inputs(&self, node: NodeId) -> &[ValueId] {
+    pub fn inputs(&self, node: ForwardOpId) -> &[SymbolId] {
         &self.nodes[node.0 as usize].inputs
     }
 
-    pub fn outputs(&self, node: NodeId) -> &[ValueId] {
+    pub fn outputs(&self, node: ForwardOpId) -> &[SymbolId] {
         &self.nodes[node.0 as usize].outputs
     }
 
-    pub fn producer(&self, value: ValueId) -> Option<NodeId> {
+    pub fn producer(&self, value: SymbolId) -> Option<ForwardOpId> {
         self.values[value.0 as usize].producer
     }
 
     /// The operations that use a value, with the port.
-    pub fn uses(&self, value: ValueId) -> &[(NodeId, usize)] {
+    pub fn uses(&self, value: SymbolId) -> &[(ForwardOpId, usize)] {
         &self.values[value.0 as usize].uses
     }
 
     /// The contribution of one operation to the gradient of its input.
-    pub fn contribution(&self, node: NodeId, port: usize) -> Meaning {
+    pub fn contribution(&self, node: ForwardOpId, port: usize) -> AbstractValue {
         let of = self.nodes[node.0 as usize].inputs[port];
         let at = self.uses(of).iter().position(|u| *u == (node, port)).unwrap_or(63);
-        Meaning::Gradient { of, uses: 1 << at.min(63) }
+        AbstractValue::Gradient { of, uses: 1 << at.min(63) }
     }
 
-    fn all_uses(&self, value: ValueId) -> u64 {
+    fn all_uses(&self, value: SymbolId) -> u64 {
         match self.uses(value).len() {
             n @ 0..64 => (1 << n) - 1,
             _ => u64::MAX,
@@ -205,30 +209,30 @@ impl Values {
 
     /// Which contributions to the gradient of `value` a meaning is, if it is any: the complete
     /// gradient of a sum is a contribution to the gradient of each summand.
-    pub fn as_gradient_of(&self, meaning: Meaning, value: ValueId) -> Option<u64> {
-        let Meaning::Gradient { of, uses } = meaning else { return None };
+    pub fn as_gradient_of(&self, meaning: AbstractValue, value: SymbolId) -> Option<u64> {
+        let AbstractValue::Gradient { of, uses } = meaning else { return None };
         if of == value {
             return Some(uses);
         }
         let node = self.producer(of)?;
-        let adds = self.kind(node) == Kind::Add && uses == self.all_uses(of);
+        let adds = self.kind(node) == ForwardOpKind::Add && uses == self.all_uses(of);
         let port = self.inputs(node).iter().position(|input| *input == value)?;
         match self.contribution(node, port) {
-            Meaning::Gradient { uses, .. } if adds => Some(uses),
+            AbstractValue::Gradient { uses, .. } if adds => Some(uses),
             _ => None,
         }
     }
 
     /// Whether a meaning is the whole gradient of a value.
-    pub fn is_complete(&self, meaning: Meaning, value: ValueId) -> bool {
+    pub fn is_complete(&self, meaning: AbstractValue, value: SymbolId) -> bool {
         self.as_gradient_of(meaning, value) == Some(self.all_uses(value))
     }
 
     /// The values that a meaning may be a gradient of: its own, and when that is a sum, each
     /// summand.
-    fn gradient_of(&self, meaning: Meaning) -> impl Iterator<Item = ValueId> + '_ {
+    fn gradient_of(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
         let own = match meaning {
-            Meaning::Gradient { of, .. } => Some(of),
+            AbstractValue::Gradient { of, .. } => Some(of),
             _ => None,
         };
         let node = own.and_then(|of| self.producer(of));
@@ -237,22 +241,26 @@ impl Values {
     }
 
     /// The values whose whole gradient a meaning is.
-    pub fn completed(&self, meaning: Meaning) -> impl Iterator<Item = ValueId> + '_ {
+    pub fn completed(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
         self.gradient_of(meaning).filter(move |value| self.is_complete(meaning, *value))
     }
 
     /// The operation of this kind whose first output's whole gradient a meaning is.
-    pub fn made(&self, meaning: Meaning, fits: impl Fn(Kind) -> bool) -> Option<NodeId> {
+    pub fn made(
+        &self,
+        meaning: AbstractValue,
+        fits: impl Fn(ForwardOpKind) -> bool,
+    ) -> Option<ForwardOpId> {
         let mut nodes = self.completed(meaning).filter_map(|value| self.producer(value));
         nodes.find(|node| fits(self.kind(*node)))
     }
 
     /// The sum of two gradients.
-    pub fn sum(&self, first: Meaning, second: Meaning) -> Checked<Meaning> {
-        if first == Meaning::Zero {
+    pub fn sum(&self, first: AbstractValue, second: AbstractValue) -> CheckResult<AbstractValue> {
+        if first == AbstractValue::Zero {
             return Ok(second);
         }
-        if second == Meaning::Zero {
+        if second == AbstractValue::Zero {
             return Ok(first);
         }
         for value in self.gradient_of(first).chain(self.gradient_of(second)) {
@@ -264,7 +272,7 @@ impl Values {
                         self.name(value)
                     ));
                 }
-                return Ok(Meaning::Gradient { of: value, uses: one | two });
+                return Ok(AbstractValue::Gradient { of: value, uses: one | two });
             }
         }
         fault(format!(
@@ -278,11 +286,11 @@ impl Values {
     /// of `value` at `port`.
     pub fn user(
         &self,
-        value: ValueId,
+        value: SymbolId,
         port: usize,
-        meaning: Meaning,
-        fits: impl Fn(Kind) -> bool,
-    ) -> Checked<NodeId> {
+        meaning: AbstractValue,
+        fits: impl Fn(ForwardOpKind) -> bool,
+    ) -> CheckResult<ForwardOpId> {
         let found = self.uses(value).iter().find(|(node, at)| {
             *at == port
                 && fits(self.kind(*node))

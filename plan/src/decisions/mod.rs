@@ -28,9 +28,9 @@ pub struct Plan {
     /// Always `narrows-plan/1`.
     pub format: String,
     /// The model it was made for.
-    pub model: Origin,
+    pub model: PlanSource,
     /// The hardware profile it was made for.
-    pub hardware: Origin,
+    pub hardware: PlanSource,
     /// How kernels were taken to be launched when the plan was priced; absent for captured graphs.
     #[serde(default, skip_serializing_if = "Executor::is_captured")]
     pub executor: Executor,
@@ -43,10 +43,10 @@ pub struct Plan {
     /// Optimizer sharding over the data axis.
     pub zero: Zero,
     /// How the hidden state lies over the tensor axis between blocks.
-    pub hidden_layout: BorderLayout,
+    pub hidden_layout: PlanLayout,
     /// How the latents that cross between blocks (LaX) lie there; absent when none do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub crossing_layout: Option<BorderLayout>,
+    pub crossing_layout: Option<PlanLayout>,
     /// The blocks of each pipeline stage, in order.
     pub stages: Vec<StagePlan>,
     /// The embedding's decisions.
@@ -60,7 +60,7 @@ pub struct Plan {
 /// Something a plan was made for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Origin {
+pub struct PlanSource {
     /// Its name.
     pub name: String,
     /// SHA-256 of its canonical form.
@@ -89,7 +89,7 @@ impl Executor {
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
-pub enum BorderLayout {
+pub enum PlanLayout {
     /// Whole on every device.
     Replicated,
     /// Sharded on its features.
@@ -173,20 +173,20 @@ impl Plan {
     }
 }
 
-impl BorderLayout {
+impl PlanLayout {
     /// The layouts of its edges.
     pub fn edge(self) -> crate::EdgeLayout {
         use crate::{Dim, EdgeLayout};
         match self {
-            BorderLayout::Replicated => EdgeLayout::REPLICATED,
-            BorderLayout::Feature => EdgeLayout::sharded(Dim::Feature),
-            BorderLayout::Sequence => EdgeLayout::sharded(Dim::Sequence),
-            BorderLayout::Position => EdgeLayout::sharded(Dim::Position),
+            PlanLayout::Replicated => EdgeLayout::REPLICATED,
+            PlanLayout::Feature => EdgeLayout::sharded(Dim::Feature),
+            PlanLayout::Sequence => EdgeLayout::sharded(Dim::Sequence),
+            PlanLayout::Position => EdgeLayout::sharded(Dim::Position),
         }
     }
 
-    /// The inverse of [`edge`](BorderLayout::edge); `None` for layouts no border takes.
-    pub fn of(edge: crate::EdgeLayout) -> Option<BorderLayout> {
+    /// The inverse of [`edge`](PlanLayout::edge); `None` for layouts no border takes.
+    pub fn of(edge: crate::EdgeLayout) -> Option<PlanLayout> {
         [Self::Replicated, Self::Feature, Self::Sequence, Self::Position]
             .into_iter()
             .find(|layout| layout.edge() == edge)

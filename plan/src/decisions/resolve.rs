@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use crate::graph::{
-    BlockShape, Carried, Segment, ValueId, block_segment, embedding_segment, head_segment,
+    BlockShape, CarriedTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
 use crate::model::Model;
 use crate::program::Constants;
 use crate::strategy::{
-    Border, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight,
+    BoundaryLayout, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight,
     WeightRule, borders, flow_is_legal, op_choices,
 };
 use crate::{Defect, Defects, EdgeLayout};
 
-use super::saves::{Saves, check_saves};
+use super::saves::{SaveDecisions, check_saves};
 use super::{Plan, SegmentDecisions};
 
 /// A segment with its decisions.
@@ -31,7 +31,7 @@ pub struct ResolvedBlock {
     /// Its number in the model.
     pub layer: u64,
     /// What it hands to the next block, the hidden state first.
-    pub carried: Vec<Carried>,
+    pub carried: Vec<CarriedTensor>,
     /// Its graph and decisions, shared by blocks that are alike.
     pub plan: Arc<SegmentPlan>,
 }
@@ -42,7 +42,7 @@ pub struct ResolvedPlan {
     /// Mesh, workload and formats.
     pub context: Context,
     /// Layouts of what segments hand on.
-    pub border: Border,
+    pub border: BoundaryLayout,
     /// What the model's passes need to know.
     pub constants: Constants,
     /// Whether embedding and head are one weight.
@@ -102,7 +102,7 @@ impl Plan {
         let border = self.border(&shapes, model, &context)?;
         let mut defects = Defects::default();
         let resolver =
-            Resolver { context: &context, shapes: &shapes, border, defects: &mut defects };
+            PlanResolver { context: &context, shapes: &shapes, border, defects: &mut defects };
         let (embedding, head, stages) = resolver.all(self, model);
         if model.tied && defects.0.is_empty() {
             check_tied(&embedding, &head, &mut defects);
@@ -124,7 +124,7 @@ impl Plan {
         shapes: &[BlockShape],
         model: &Model,
         context: &Context,
-    ) -> Result<Border, Defects> {
+    ) -> Result<BoundaryLayout, Defects> {
         let crossing: Vec<u64> = BlockShape::crossing_widths(shapes);
         let names = |layouts: &mut dyn Iterator<Item = EdgeLayout>| {
             let mut names: Vec<String> = layouts.map(|edge| edge.to_string()).collect();
@@ -160,13 +160,13 @@ impl Plan {
             _ => {}
         }
         let latents = latents.unwrap_or(EdgeLayout::REPLICATED);
-        defects.into_result(Border { hidden, latents })
+        defects.into_result(BoundaryLayout { hidden, latents })
     }
 }
 
 impl ResolvedPlan {
     /// What the last block of a stage hands to the next stage; nothing when there is none.
-    pub fn carried_from(&self, stage: usize) -> &[Carried] {
+    pub fn carried_from(&self, stage: usize) -> &[CarriedTensor] {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.carried)
     }
@@ -195,14 +195,14 @@ fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects
     }
 }
 
-struct Resolver<'a> {
+struct PlanResolver<'a> {
     context: &'a Context,
     shapes: &'a [BlockShape],
-    border: Border,
+    border: BoundaryLayout,
     defects: &'a mut Defects,
 }
 
-impl Resolver<'_> {
+impl PlanResolver<'_> {
     fn all(
         mut self,
         plan: &Plan,
@@ -289,7 +289,7 @@ impl Resolver<'_> {
     ) -> SegmentPlan {
         let ops = self.ops(field, &segment, decisions);
         let mut choice = SegmentChoice { ops, flows: vec![] };
-        let mut saves = Saves::read(decisions, field, self.defects);
+        let mut saves = SaveDecisions::read(decisions, field, self.defects);
         for id in segment.value_ids() {
             let value = segment.value(id);
             let mut flow = self.flow(field, &segment, &choice, id);
@@ -301,7 +301,7 @@ impl Resolver<'_> {
             if flow.saves[0] == Save::Redone
                 && let Some(op) = value.producer
             {
-                choice.ops[op.0 as usize].redo = true;
+                choice.ops[op.0 as usize].recompute = true;
             }
             choice.flows.push(flow);
         }
@@ -347,7 +347,7 @@ impl Resolver<'_> {
                 inputs: vec![EdgeLayout::REPLICATED; node.inputs.len()],
                 outputs: vec![EdgeLayout::REPLICATED; node.outputs.len()],
             });
-            made.push(OpOption { choice, redo: false });
+            made.push(OpOption { choice, recompute: false });
         }
         made
     }

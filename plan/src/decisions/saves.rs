@@ -8,13 +8,17 @@ use crate::{Defect, Defects, Layout};
 
 use super::SegmentDecisions;
 
-pub(super) struct Saves {
+pub(super) struct SaveDecisions {
     kept: HashSet<String>,
     redone: HashSet<String>,
 }
 
-impl Saves {
-    pub(super) fn read(decisions: &SegmentDecisions, field: &str, defects: &mut Defects) -> Saves {
+impl SaveDecisions {
+    pub(super) fn read(
+        decisions: &SegmentDecisions,
+        field: &str,
+        defects: &mut Defects,
+    ) -> SaveDecisions {
         for (list, names) in [("keep", &decisions.keep), ("redo", &decisions.redo)] {
             let mut seen = HashSet::new();
             for (at, name) in names.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
@@ -29,7 +33,7 @@ impl Saves {
             let problem = format!("`{name}` is both kept and redone");
             defects.push(Defect::new(format!("{field}.redo"), problem));
         }
-        Saves { kept, redone }
+        SaveDecisions { kept, redone }
     }
 
     pub(super) fn take(&mut self, name: &str) -> Save {
@@ -74,7 +78,7 @@ pub(super) fn check_saves(
             let name = &segment.value(*value).name;
             if needs_input(&node.op) && !flow.available(layout) {
                 missing(name, layout, format!("read by the backward pass of `{}`", node.name));
-            } else if option.redo && !flow.available(layout) {
+            } else if option.recompute && !flow.available(layout) {
                 missing(name, layout, format!("read when `{}` is redone", node.name));
             }
         }

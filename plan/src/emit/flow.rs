@@ -4,16 +4,21 @@ use crate::Layout;
 use crate::graph::Value;
 use crate::strategy::{Context, Flow, Save};
 
-use super::{Template, gradient_fill, gradient_sum, reshard};
+use super::{InstrTemplate, gradient_fill, gradient_sum, reshard};
 
 /// The reshard that makes copy `copy` of a value from the producer's, in the forward pass.
-pub fn copy_forward(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<Template> {
+pub fn copy_forward(
+    value: &Value,
+    flow: &Flow,
+    copy: usize,
+    context: &Context,
+) -> Vec<InstrTemplate> {
     let statistic = flow.producer.norm_owed && value.carries_statistic_of.is_some();
     copy_from_first(value, flow, copy, statistic, context)
 }
 
 /// The same when redone: the statistic is known already.
-pub fn copy_redo(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<Template> {
+pub fn copy_redo(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<InstrTemplate> {
     copy_from_first(value, flow, copy, false, context)
 }
 
@@ -23,7 +28,7 @@ fn copy_from_first(
     copy: usize,
     statistic: bool,
     context: &Context,
-) -> Vec<Template> {
+) -> Vec<InstrTemplate> {
     if copy == 0 {
         return vec![];
     }
@@ -37,11 +42,11 @@ pub struct GradientPath {
     /// The layout of the contributions.
     pub layout: Layout,
     /// Zeroes the sum before the first contribution, unless the last consumer writes it.
-    pub fill: Option<Template>,
+    pub fill: Option<InstrTemplate>,
     /// Brings the sum to the producer's layout.
-    pub reshard: Vec<Template>,
+    pub reshard: Vec<InstrTemplate>,
     /// Adds it to the first path's result.
-    pub sum: Option<Template>,
+    pub sum: Option<InstrTemplate>,
 }
 
 /// The gradient's way back: one path for each distinct layout of contributions.
@@ -61,12 +66,12 @@ pub fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<Grad
 }
 
 /// Everything a flow runs in the forward pass.
-pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len()).flat_map(|copy| copy_forward(value, flow, copy, context)).collect()
 }
 
 /// The reshards a flow redoes in the backward pass.
-pub fn flow_redo(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+pub fn flow_redo(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len())
         .filter(|copy| flow.saves[*copy] == Save::Redone)
         .flat_map(|copy| copy_redo(value, flow, copy, context))
@@ -74,7 +79,7 @@ pub fn flow_redo(value: &Value, flow: &Flow, context: &Context) -> Vec<Template>
 }
 
 /// Everything a flow runs in the backward pass, redoing excepted.
-pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<Template> {
+pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     gradient_paths(value, flow, context)
         .into_iter()
         .flat_map(|path| path.fill.into_iter().chain(path.reshard).chain(path.sum))

@@ -17,9 +17,9 @@ pub use flow::{
 pub use op::{op_backward, op_forward, op_redo};
 pub(crate) use parameters::parameter_extents;
 pub use parameters::{
-    OpParameter, ParameterRole, Split, op_parameters, owned_reduce, parameter_reduce,
+    OpParameters, ParameterRole, WeightSplit, op_parameters, owned_reduce, parameter_reduce,
     parameter_update,
 };
 pub use reshard::{copy_bytes, gradient_fill, gradient_sum, reshard};
-pub use stage::{Crossing, gradient_extent, hops, step_begin, step_norm, tied_reduce};
-pub use template::{Operand, Slot, Template};
+pub use stage::{StageBoundary, gradient_extent, hops, step_begin, step_norm, tied_reduce};
+pub use template::{InstrTemplate, OperandSlot, TemplateOperand};

@@ -7,15 +7,15 @@
 use crate::graph::{Op, OpNode, SegmentKind};
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
 use crate::strategy::{Context, Strategy, Zero};
 use crate::{Bytes, DType, Layout, Precision};
 
-use super::{Operand, Slot, Template};
+use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
 /// How a weight matrix lies over the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Split {
+pub enum WeightSplit {
     /// Every device holds all of it.
     Whole,
     /// Split on its rows (a linear's input features, the embedding's vocabulary).
@@ -35,22 +35,22 @@ pub enum ParameterRole {
 
 /// The parameters of one op: one buffer, which holds the members of a group side by side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpParameter {
+pub struct OpParameters {
     /// Matrix or scale.
     pub role: ParameterRole,
     /// Name, whole rows and whole columns of each member.
     pub members: Vec<(String, u64, u64)>,
     /// How each member is split over the tensor axis.
-    pub split: Split,
+    pub split: WeightSplit,
     /// Whether each device only has its own tokens' summand of the gradient.
     pub gradient_partial: bool,
 }
 
-impl OpParameter {
+impl OpParameters {
     /// Elements one device of the tensor axis holds.
     pub fn elements(&self, context: &Context) -> u64 {
         let whole: u64 = self.members.iter().map(|(_, rows, columns)| rows * columns).sum();
-        if self.split == Split::Whole { whole } else { whole / context.tensor() }
+        if self.split == WeightSplit::Whole { whole } else { whole / context.tensor() }
     }
 
     /// Elements one device updates: with ZeRO-1 its part along the data axis, rounded up.
@@ -70,7 +70,10 @@ impl OpParameter {
 }
 
 /// The resident buffers of a parameter.
-pub(crate) fn parameter_extents(parameter: &OpParameter, context: &Context) -> Vec<(Slot, Extent)> {
+pub(crate) fn parameter_extents(
+    parameter: &OpParameters,
+    context: &Context,
+) -> Vec<(OperandSlot, Extent)> {
     let flat = |elements, dtype| Extent { rows: 1, columns: elements, dtype };
     let elements = parameter.elements(context);
     let updated = parameter.updated_elements(context);
@@ -80,19 +83,19 @@ pub(crate) fn parameter_extents(parameter: &OpParameter, context: &Context) -> V
         Zero::One => updated * context.mesh.data,
     };
     let mut extents = vec![
-        (Slot::Weight(0), flat(padded, context.compute())),
-        (Slot::WeightGradient(0), flat(padded, DType::F32)),
-        (Slot::FirstMoment(0), flat(updated, DType::F32)),
-        (Slot::SecondMoment(0), flat(updated, DType::F32)),
+        (OperandSlot::Weight(0), flat(padded, context.compute())),
+        (OperandSlot::WeightGradient(0), flat(padded, DType::F32)),
+        (OperandSlot::FirstMoment(0), flat(updated, DType::F32)),
+        (OperandSlot::SecondMoment(0), flat(updated, DType::F32)),
     ];
     if context.precision == Precision::MixedBf16 {
-        extents.push((Slot::Master(0), flat(updated, DType::F32)));
+        extents.push((OperandSlot::Master(0), flat(updated, DType::F32)));
     }
     extents
 }
 
 /// The parameters of an op under a strategy; `None` when it has none.
-pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Option<OpParameter> {
+pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Option<OpParameters> {
     let (role, members) = match &node.op {
         Op::Embedding { vocab, width } => {
             (ParameterRole::Matrix, vec![("embedding".to_string(), *vocab, *width)])
@@ -115,19 +118,19 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
         _ => return None,
     };
     let split = match (&node.op, strategy) {
-        (Op::Embedding { .. }, Strategy::Vocabulary) => Split::Rows,
-        (_, Strategy::Column) => Split::Columns,
-        (_, Strategy::Row | Strategy::OwedRow) => Split::Rows,
-        (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => Split::Columns,
-        _ => Split::Whole,
+        (Op::Embedding { .. }, Strategy::Vocabulary) => WeightSplit::Rows,
+        (_, Strategy::Column) => WeightSplit::Columns,
+        (_, Strategy::Row | Strategy::OwedRow) => WeightSplit::Rows,
+        (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
+        _ => WeightSplit::Whole,
     };
     let gradient_partial = strategy == Strategy::Token && context.tensor() > 1;
-    Some(OpParameter { role, members, split, gradient_partial })
+    Some(OpParameters { role, members, split, gradient_partial })
 }
 
 /// The reductions of a parameter's gradient, and its part of the global norm.
-pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Template> {
-    let gradient = extent_of(parameter, Slot::WeightGradient(0), context);
+pub fn parameter_reduce(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+    let gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
     let mut made = vec![];
     if parameter.gradient_partial {
         made.push(reduce(Axis::Tensor, CollectiveKind::AllReduce, gradient, context));
@@ -140,11 +143,11 @@ pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Templ
         made.push(reduce(Axis::Data, kind, gradient, context));
     }
     let mine = updated(gradient, parameter, context);
-    let total = Operand {
-        slot: Slot::SquareSum,
+    let total = TemplateOperand {
+        slot: OperandSlot::SquareSum,
         extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
     };
-    made.push(Template {
+    made.push(InstrTemplate {
         action: Action::Pass(PassOp::SquareSum),
         reads: vec![mine, total],
         writes: vec![total],
@@ -156,10 +159,10 @@ pub fn parameter_reduce(parameter: &OpParameter, context: &Context) -> Vec<Templ
 /// parameter: the head's stage counts its square, and the embedding's does not.
 pub fn owned_reduce(
     kind: SegmentKind,
-    parameter: &OpParameter,
+    parameter: &OpParameters,
     tied: bool,
     context: &Context,
-) -> Vec<Template> {
+) -> Vec<InstrTemplate> {
     let mut templates = parameter_reduce(parameter, context);
     if tied && kind == SegmentKind::Embedding {
         templates.retain(|template| template.action != Action::Pass(PassOp::SquareSum));
@@ -168,17 +171,20 @@ pub fn owned_reduce(
 }
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
-pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Template> {
-    let whole_gradient = extent_of(parameter, Slot::WeightGradient(0), context);
+pub fn parameter_update(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+    let whole_gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
     let gradient = updated(whole_gradient, parameter, context);
-    let weight = extent_of(parameter, Slot::Weight(0), context);
+    let weight = extent_of(parameter, OperandSlot::Weight(0), context);
     let mine = updated(weight, parameter, context);
-    let mut states: Vec<Operand> = parameter_extents(parameter, context)
+    let mut states: Vec<TemplateOperand> = parameter_extents(parameter, context)
         .into_iter()
         .filter(|(slot, _)| {
-            matches!(slot, Slot::FirstMoment(_) | Slot::SecondMoment(_) | Slot::Master(_))
+            matches!(
+                slot,
+                OperandSlot::FirstMoment(_) | OperandSlot::SecondMoment(_) | OperandSlot::Master(_)
+            )
         })
-        .map(|(slot, extent)| Operand { slot, extent })
+        .map(|(slot, extent)| TemplateOperand { slot, extent })
         .collect();
     let mut reads = vec![gradient];
     reads.extend(&states);
@@ -188,28 +194,33 @@ pub fn parameter_update(parameter: &OpParameter, context: &Context) -> Vec<Templ
     // All of the gradient is zeroed: the parts of other replicas hold this one's summands.
     let mut writes = vec![mine, whole_gradient];
     writes.append(&mut states);
-    let mut made = vec![Template { action: Action::Pass(PassOp::AdamW), reads, writes }];
+    let mut made = vec![InstrTemplate { action: Action::Pass(PassOp::AdamW), reads, writes }];
     if context.zero == Zero::One && context.mesh.data > 1 {
         made.push(gather_weights(weight, context));
     }
     made
 }
 
-fn extent_of(parameter: &OpParameter, slot: Slot, context: &Context) -> Operand {
+fn extent_of(parameter: &OpParameters, slot: OperandSlot, context: &Context) -> TemplateOperand {
     let extent = parameter_extents(parameter, context)
         .into_iter()
         .find(|(held, _)| *held == slot)
         .map_or(Extent { rows: 0, columns: 0, dtype: DType::F32 }, |(_, extent)| extent);
-    Operand { slot, extent }
+    TemplateOperand { slot, extent }
 }
 
 /// The part of a padded buffer that this device updates.
-fn updated(whole: Operand, parameter: &OpParameter, context: &Context) -> Operand {
+fn updated(whole: TemplateOperand, parameter: &OpParameters, context: &Context) -> TemplateOperand {
     let columns = parameter.updated_elements(context);
-    Operand { extent: Extent { columns, ..whole.extent }, ..whole }
+    TemplateOperand { extent: Extent { columns, ..whole.extent }, ..whole }
 }
 
-fn reduce(axis: Axis, kind: CollectiveKind, gradient: Operand, context: &Context) -> Template {
+fn reduce(
+    axis: Axis,
+    kind: CollectiveKind,
+    gradient: TemplateOperand,
+    context: &Context,
+) -> InstrTemplate {
     let to = match kind {
         CollectiveKind::ReduceScatter => Layout::Sharded(crate::Dim::Feature),
         _ => Layout::Replicated,
@@ -217,7 +228,7 @@ fn reduce(axis: Axis, kind: CollectiveKind, gradient: Operand, context: &Context
     exchange(axis, kind, (Layout::Partial, to), gradient, context)
 }
 
-fn gather_weights(weight: Operand, context: &Context) -> Template {
+fn gather_weights(weight: TemplateOperand, context: &Context) -> InstrTemplate {
     let layouts = (Layout::Sharded(crate::Dim::Feature), Layout::Replicated);
     exchange(Axis::Data, CollectiveKind::AllGather, layouts, weight, context)
 }
@@ -226,10 +237,10 @@ fn exchange(
     axis: Axis,
     kind: CollectiveKind,
     (from, to): (Layout, Layout),
-    operand: Operand,
+    operand: TemplateOperand,
     context: &Context,
-) -> Template {
-    let exchange = Exchange {
+) -> InstrTemplate {
+    let exchange = CollectiveOp {
         kind,
         axis,
         from,
@@ -239,5 +250,9 @@ fn exchange(
         reduction: Reduction::Sum,
         group: context.mesh.group(axis),
     };
-    Template { action: Action::Collective(exchange), reads: vec![operand], writes: vec![operand] }
+    InstrTemplate {
+        action: Action::Collective(exchange),
+        reads: vec![operand],
+        writes: vec![operand],
+    }
 }

@@ -6,11 +6,11 @@
 
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
 use crate::strategy::Context;
 use crate::{Bytes, DType, Dim, Layout};
 
-use super::{Operand, Slot, Template};
+use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
 /// The statistic that rides along with a latent's all-reduce: one fp32 a token.
 const STATISTIC: DType = DType::F32;
@@ -43,13 +43,13 @@ pub fn reshard(
     to: Layout,
     statistic: bool,
     context: &Context,
-) -> Option<Vec<Template>> {
+) -> Option<Vec<InstrTemplate>> {
     use Layout::{Partial, Replicated, Sharded};
     if from == to {
         return Some(vec![]);
     }
-    let before = operand(Slot::Before, width, from, context);
-    let after = operand(Slot::After, width, to, context);
+    let before = operand(OperandSlot::Before, width, from, context);
+    let after = operand(OperandSlot::After, width, to, context);
     let kind = match (from, to) {
         (_, Partial) => return None,
         (Replicated, Sharded(dim)) => {
@@ -69,12 +69,15 @@ pub fn reshard(
     let mut made = vec![];
     let mut source = before;
     if let Some(dim) = pack {
-        let packed = Operand { slot: Slot::Temporary(0), ..before };
+        let packed = TemplateOperand { slot: OperandSlot::Temporary(0), ..before };
         made.push(pass(PassOp::Pack { dim }, before, packed));
         source = packed;
     }
-    let target =
-        if unpack.is_some() { Operand { slot: Slot::Temporary(1), ..after } } else { after };
+    let target = if unpack.is_some() {
+        TemplateOperand { slot: OperandSlot::Temporary(1), ..after }
+    } else {
+        after
+    };
     let payload = (copy_bytes(width, Replicated, context), Bytes(0));
     made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
     if let Some(dim) = unpack {
@@ -90,13 +93,18 @@ fn packed_dim(layout: Layout, kind: CollectiveKind, context: &Context) -> Option
     (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
-fn all_reduce(before: Operand, after: Operand, statistic: bool, context: &Context) -> Template {
+fn all_reduce(
+    before: TemplateOperand,
+    after: TemplateOperand,
+    statistic: bool,
+    context: &Context,
+) -> InstrTemplate {
     let mut reads = vec![before];
     let mut writes = vec![after];
     if statistic {
         let extent = Extent { rows: before.extent.rows, columns: 1, dtype: STATISTIC };
-        reads.push(Operand { slot: Slot::NormStatistic, extent });
-        writes.push(Operand { slot: Slot::NormStatistic, extent });
+        reads.push(TemplateOperand { slot: OperandSlot::NormStatistic, extent });
+        writes.push(TemplateOperand { slot: OperandSlot::NormStatistic, extent });
     }
     let statistics = reads[1..].iter().map(|operand| operand.extent.bytes()).sum();
     let payload = (before.extent.bytes(), statistics);
@@ -107,12 +115,12 @@ fn exchange(
     kind: CollectiveKind,
     (from, to): (Layout, Layout),
     (payload, statistic): (Bytes, Bytes),
-    reads: Vec<Operand>,
-    writes: Vec<Operand>,
+    reads: Vec<TemplateOperand>,
+    writes: Vec<TemplateOperand>,
     context: &Context,
-) -> Template {
+) -> InstrTemplate {
     let group = context.mesh.group(Axis::Tensor);
-    let action = Action::Collective(Exchange {
+    let action = Action::Collective(CollectiveOp {
         kind,
         axis: Axis::Tensor,
         from,
@@ -122,37 +130,37 @@ fn exchange(
         reduction: Reduction::Sum,
         group,
     });
-    Template { action, reads, writes }
+    InstrTemplate { action, reads, writes }
 }
 
 /// All-reduces a small fp32 buffer over the tensor axis, in place.
-pub(crate) fn all_reduce_statistic(operand: Operand, context: &Context) -> Template {
+pub(crate) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let payload = (Bytes(0), operand.extent.bytes());
     let operands = vec![operand];
     exchange(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
 }
 
 /// Zeroes a gradient that only accumulating consumers contribute to.
-pub fn gradient_fill(width: u64, layout: Layout, context: &Context) -> Template {
-    let after = operand(Slot::After, width, layout, context);
-    Template { action: Action::Pass(PassOp::Fill), reads: vec![], writes: vec![after] }
+pub fn gradient_fill(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
+    let after = operand(OperandSlot::After, width, layout, context);
+    InstrTemplate { action: Action::Pass(PassOp::Fill), reads: vec![], writes: vec![after] }
 }
 
 /// Adds one gradient to another of the same layout.
-pub fn gradient_sum(width: u64, layout: Layout, context: &Context) -> Template {
-    let before = operand(Slot::Before, width, layout, context);
-    let after = operand(Slot::After, width, layout, context);
-    Template {
+pub fn gradient_sum(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
+    let before = operand(OperandSlot::Before, width, layout, context);
+    let after = operand(OperandSlot::After, width, layout, context);
+    InstrTemplate {
         action: Action::Pass(PassOp::AddInto),
         reads: vec![before, after],
         writes: vec![after],
     }
 }
 
-fn operand(slot: Slot, width: u64, layout: Layout, context: &Context) -> Operand {
-    Operand { slot, extent: activation(width, layout, context) }
+fn operand(slot: OperandSlot, width: u64, layout: Layout, context: &Context) -> TemplateOperand {
+    TemplateOperand { slot, extent: activation(width, layout, context) }
 }
 
-fn pass(pass: PassOp, read: Operand, written: Operand) -> Template {
-    Template { action: Action::Pass(pass), reads: vec![read], writes: vec![written] }
+fn pass(pass: PassOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
+    InstrTemplate { action: Action::Pass(pass), reads: vec![read], writes: vec![written] }
 }

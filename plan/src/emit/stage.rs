@@ -1,38 +1,42 @@
 //! What a stage runs besides its segments: transfers to its neighbours, and the once-a-step work
 //! that belongs to no op.
 
-use crate::graph::Carried;
+use crate::graph::CarriedTensor;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, Exchange, Extent, Hop, PassOp, Reduction};
-use crate::strategy::{Border, Context, Zero};
+use crate::program::{Action, CollectiveOp, Extent, P2pTransfer, PassOp, Reduction};
+use crate::strategy::{BoundaryLayout, Context, Zero};
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
 use super::reshard::activation;
-use super::{Operand, Slot, Template};
+use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
 /// What crosses from one stage to the next, and how it lies there.
-pub struct Crossing<'a> {
+pub struct StageBoundary<'a> {
     /// The tensors, the hidden state first.
-    pub carried: &'a [Carried],
+    pub carried: &'a [CarriedTensor],
     /// Their layouts.
-    pub border: Border,
+    pub border: BoundaryLayout,
 }
 
-impl Crossing<'_> {
-    fn operands(&self, layout: impl Fn(EdgeLayout) -> Layout, context: &Context) -> Vec<Operand> {
+impl StageBoundary<'_> {
+    fn operands(
+        &self,
+        layout: impl Fn(EdgeLayout) -> Layout,
+        context: &Context,
+    ) -> Vec<TemplateOperand> {
         let carried = self.carried.iter().enumerate();
         carried
-            .map(|(at, tensor)| Operand {
-                slot: Slot::Carried(at as u8),
+            .map(|(at, tensor)| TemplateOperand {
+                slot: OperandSlot::Carried(at as u8),
                 extent: activation(tensor.width, layout(self.border.edge(at)), context),
             })
             .collect()
     }
 
-    fn hop(&self, stage: u64, context: &Context) -> Hop {
+    fn hop(&self, stage: u64, context: &Context) -> P2pTransfer {
         let carries = self.carried.iter().map(|tensor| tensor.name).collect();
-        Hop { carries, stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
+        P2pTransfer { carries, stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
     }
 
     fn send(
@@ -40,9 +44,9 @@ impl Crossing<'_> {
         stage: u64,
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
-    ) -> Template {
+    ) -> InstrTemplate {
         let action = Action::Send(self.hop(stage, context));
-        Template { action, reads: self.operands(layout, context), writes: vec![] }
+        InstrTemplate { action, reads: self.operands(layout, context), writes: vec![] }
     }
 
     fn receive(
@@ -50,20 +54,20 @@ impl Crossing<'_> {
         stage: u64,
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
-    ) -> Template {
+    ) -> InstrTemplate {
         let action = Action::Receive(self.hop(stage, context));
-        Template { action, reads: vec![], writes: self.operands(layout, context) }
+        InstrTemplate { action, reads: vec![], writes: self.operands(layout, context) }
     }
 }
 
 /// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is what
 /// comes from the stage before, `after` what goes to the stage after.
 pub fn hops(
-    before: &Crossing,
-    after: &Crossing,
+    before: &StageBoundary,
+    after: &StageBoundary,
     stage: u64,
     context: &Context,
-) -> (Vec<Template>, Vec<Template>) {
+) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
     let (mut forward, mut backward) = (vec![], vec![]);
     if stage > 0 {
         forward.push(before.receive(stage - 1, |edge| edge.forward, context));
@@ -77,13 +81,13 @@ pub fn hops(
 }
 
 /// Begins the step phase: zeroes the sum of squared gradients.
-pub fn step_begin() -> Template {
+pub fn step_begin() -> InstrTemplate {
     let writes = vec![square_sum()];
-    Template { action: Action::Pass(PassOp::Fill), reads: vec![], writes }
+    InstrTemplate { action: Action::Pass(PassOp::Fill), reads: vec![], writes }
 }
 
 /// Sums the squared gradients over every axis on which parts of them lie on different devices.
-pub fn step_norm(context: &Context) -> Vec<Template> {
+pub fn step_norm(context: &Context) -> Vec<InstrTemplate> {
     let data_parts = context.zero == Zero::One;
     [(Axis::Tensor, true), (Axis::Data, data_parts), (Axis::Pipeline, true)]
         .into_iter()
@@ -93,16 +97,16 @@ pub fn step_norm(context: &Context) -> Vec<Template> {
 }
 
 /// The gradient buffer of a parameter, as [`tied_reduce`] sees it.
-pub fn gradient_extent(parameter: &super::OpParameter, context: &Context) -> Option<Extent> {
+pub fn gradient_extent(parameter: &super::OpParameters, context: &Context) -> Option<Extent> {
     super::parameter_extents(parameter, context)
         .into_iter()
-        .find(|(slot, _)| *slot == Slot::WeightGradient(0))
+        .find(|(slot, _)| *slot == OperandSlot::WeightGradient(0))
         .map(|(_, extent)| extent)
 }
 
 /// Adds the gradients of a tied embedding over the first and last stage, which both hold it.
-pub fn tied_reduce(gradient: Extent, context: &Context) -> Template {
-    let operand = Operand { slot: Slot::WeightGradient(0), extent: gradient };
+pub fn tied_reduce(gradient: Extent, context: &Context) -> InstrTemplate {
+    let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
     let mut template = all_reduce(Axis::Pipeline, operand, context);
     if let Action::Collective(exchange) = &mut template.action {
         // Only the first and the last stage take part.
@@ -114,12 +118,15 @@ pub fn tied_reduce(gradient: Extent, context: &Context) -> Template {
     template
 }
 
-fn square_sum() -> Operand {
-    Operand { slot: Slot::SquareSum, extent: Extent { rows: 1, columns: 1, dtype: DType::F32 } }
+fn square_sum() -> TemplateOperand {
+    TemplateOperand {
+        slot: OperandSlot::SquareSum,
+        extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
+    }
 }
 
-fn all_reduce(axis: Axis, operand: Operand, context: &Context) -> Template {
-    let exchange = Exchange {
+fn all_reduce(axis: Axis, operand: TemplateOperand, context: &Context) -> InstrTemplate {
+    let exchange = CollectiveOp {
         kind: CollectiveKind::AllReduce,
         axis,
         from: Layout::Partial,
@@ -129,5 +136,9 @@ fn all_reduce(axis: Axis, operand: Operand, context: &Context) -> Template {
         reduction: Reduction::Sum,
         group: context.mesh.group(axis),
     };
-    Template { action: Action::Collective(exchange), reads: vec![operand], writes: vec![operand] }
+    InstrTemplate {
+        action: Action::Collective(exchange),
+        reads: vec![operand],
+        writes: vec![operand],
+    }
 }

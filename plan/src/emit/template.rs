@@ -5,7 +5,7 @@ use crate::program::{Action, Extent};
 
 /// What an operand of a template stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Slot {
+pub enum OperandSlot {
     /// Input port of the op, in the layout its strategy asks for.
     Input(u8),
     /// Output port.
@@ -50,28 +50,28 @@ pub enum Slot {
 
 /// A slot with the extent one device holds of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Operand {
+pub struct TemplateOperand {
     /// What it stands for.
-    pub slot: Slot,
+    pub slot: OperandSlot,
     /// How large it is.
     pub extent: Extent,
 }
 
 /// An instruction whose operands are slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Template {
+pub struct InstrTemplate {
     /// What is done.
     pub action: Action,
     /// What is read. Operands updated in place are on both sides.
-    pub reads: Vec<Operand>,
+    pub reads: Vec<TemplateOperand>,
     /// What is written.
-    pub writes: Vec<Operand>,
+    pub writes: Vec<TemplateOperand>,
 }
 
-impl Template {
+impl InstrTemplate {
     /// The kernel of this instruction.
     pub fn kernel(&self) -> Kernel {
-        let extents = |operands: &[Operand]| -> Vec<Extent> {
+        let extents = |operands: &[TemplateOperand]| -> Vec<Extent> {
             operands.iter().map(|operand| operand.extent).collect()
         };
         self.action.kernel(&extents(&self.reads), &extents(&self.writes))

@@ -4,13 +4,13 @@ use crate::model::{Activation, CrossingForm, CrossingGate, FactorPair, Linear, M
 
 use super::shape::crossing;
 use super::{
-    AttentionOp, BlockShape, Grouping, LatentOp, LinearForm, LinearOp, Member, Op, OpId, OpNode,
-    Segment, SegmentKind, Value, ValueId,
+    AttentionOp, BlockShape, Grouping, LatentOp, LinearForm, LinearMember, LinearOp, Op, OpId,
+    OpNode, Segment, SegmentKind, Value, ValueId,
 };
 
 /// The embedding: tokens to hidden state.
 pub fn embedding_segment(model: &Model) -> Segment {
-    let mut builder = Builder::default();
+    let mut builder = SegmentBuilder::default();
     let op = Op::Embedding { vocab: model.vocab, width: model.hidden };
     let output = builder.op("embedding", op, &[], &[("x", vec![model.hidden])])[0];
     builder.exits.push(output);
@@ -19,7 +19,7 @@ pub fn embedding_segment(model: &Model) -> Segment {
 
 /// Final norm, head and loss.
 pub fn head_segment(model: &Model) -> Segment {
-    let mut builder = Builder::default();
+    let mut builder = SegmentBuilder::default();
     let input = builder.entry("x", model.hidden);
     let norm = Op::Norm { width: model.hidden };
     let normed = builder.op("final_norm", norm, &[input], &[("n", vec![model.hidden])])[0];
@@ -33,32 +33,32 @@ pub fn head_segment(model: &Model) -> Segment {
 /// One block, with or without its factors grouped. Where a grouping does not apply (mixed dense and
 /// factored linears, different φ, latents that cross between blocks) the members stay separate.
 pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> Segment {
-    let mut b = Builder::default();
+    let mut b = SegmentBuilder::default();
     let (block, hidden) = (&shape.block, model.hidden);
     let x = b.entry("x", hidden);
-    let ways = Way::all(shape).map(|way| Way {
+    let ways = LinearSite::all(shape).map(|way| LinearSite {
         previous: way.entering.map(|rank| b.entry(&format!("previous.{}", way.name), rank)),
         ..way
     });
     let [q, k, v, o, gate, up, down] = ways;
 
     let n1 = b.op("norm1", Op::Norm { width: hidden }, &[x], &[("n1", vec![hidden])])[0];
-    let heads = Heads { head_dim: Some(model.head_dim), rotary: &["q", "k"] };
+    let heads = HeadLayout { head_dim: Some(model.head_dim), rotary: &["q", "k"] };
     let qkv = b.fan(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let width = model.heads * model.head_dim;
     let attended =
         b.op("attention", Op::Attention(attention), &qkv, &[("attended", vec![width])])[0];
-    let o = b.fan(attended, "o", &[o], false, &Heads::NONE);
+    let o = b.fan(attended, "o", &[o], false, &HeadLayout::NONE);
     let x1 = b.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
 
     let n2 = b.op("norm2", Op::Norm { width: hidden }, &[x1], &[("n2", vec![hidden])])[0];
-    let gate_up = b.fan(n2, "gate_up", &[gate, up], grouping.gate_up, &Heads::NONE);
+    let gate_up = b.fan(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
     let d_ff = block.up.d_out;
     let product = Op::GatedProduct { width: d_ff, product: block.product };
     let gated = b.op("product", product, &gate_up, &[("product", vec![d_ff])])[0];
-    let down = b.fan(gated, "down", &[down], false, &Heads::NONE);
+    let down = b.fan(gated, "down", &[down], false, &HeadLayout::NONE);
     let x2 = b.op("add2", Op::Add { width: hidden }, &[x1, down[0]], &[("x2", vec![hidden])])[0];
     b.exits.insert(0, x2);
     b.finish(SegmentKind::Block)
@@ -66,7 +66,7 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
 
 /// What a grouping comes to in a block: what cannot be grouped is not.
 pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
-    let [q, k, v, _, gate, up, _] = Way::all(shape);
+    let [q, k, v, _, gate, up, _] = LinearSite::all(shape);
     Grouping {
         qkv: grouping.qkv && can_group(&[q, k, v]),
         gate_up: grouping.gate_up && can_group(&[gate, up]),
@@ -75,7 +75,7 @@ pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
 
 /// A linear of a block with the latents that cross into and out of it.
 #[derive(Clone, Copy)]
-struct Way<'a> {
+struct LinearSite<'a> {
     name: &'static str,
     linear: &'a Linear,
     /// The rank of the latent that crosses into it.
@@ -86,13 +86,13 @@ struct Way<'a> {
     leaves: bool,
 }
 
-impl Way<'_> {
-    fn all(shape: &BlockShape) -> [Way<'_>; 7] {
+impl LinearSite<'_> {
+    fn all(shape: &BlockShape) -> [LinearSite<'_>; 7] {
         let linears = shape.block.linears();
         std::array::from_fn(|at| {
             let (name, linear) = linears[at];
             let (entering, leaves) = (shape.entering[at], shape.leaving[at]);
-            Way { name, linear, entering, previous: None, leaves }
+            LinearSite { name, linear, entering, previous: None, leaves }
         })
     }
 
@@ -102,19 +102,19 @@ impl Way<'_> {
 }
 
 /// What is known of linears whose outputs are attention heads.
-struct Heads {
+struct HeadLayout {
     head_dim: Option<u64>,
     rotary: &'static [&'static str],
 }
 
-impl Heads {
-    const NONE: Heads = Heads { head_dim: None, rotary: &[] };
+impl HeadLayout {
+    const NONE: HeadLayout = HeadLayout { head_dim: None, rotary: &[] };
 }
 
 impl LinearOp {
     fn single(parameter: &str, d_in: u64, d_out: u64) -> LinearOp {
         LinearOp {
-            members: vec![Member { parameter: parameter.into(), d_in, d_out }],
+            members: vec![LinearMember { parameter: parameter.into(), d_in, d_out }],
             form: LinearForm::Concatenated,
             head_dim: None,
             rotary_sections: vec![],
@@ -124,14 +124,14 @@ impl LinearOp {
 }
 
 #[derive(Default)]
-struct Builder {
+struct SegmentBuilder {
     ops: Vec<OpNode>,
     values: Vec<Value>,
     entries: Vec<ValueId>,
     exits: Vec<ValueId>,
 }
 
-impl Builder {
+impl SegmentBuilder {
     fn entry(&mut self, name: &str, width: u64) -> ValueId {
         let id = self.value(name, vec![width], None);
         self.entries.push(id);
@@ -177,9 +177,9 @@ impl Builder {
         &mut self,
         input: ValueId,
         group: &str,
-        ways: &[Way],
+        ways: &[LinearSite],
         grouped: bool,
-        heads: &Heads,
+        heads: &HeadLayout,
     ) -> Vec<ValueId> {
         let norm = self.values[input.0 as usize]
             .producer
@@ -206,8 +206,8 @@ impl Builder {
         &mut self,
         input: ValueId,
         name: &str,
-        ways: &[Way],
-        heads: &Heads,
+        ways: &[LinearSite],
+        heads: &HeadLayout,
         norm: Option<OpId>,
     ) -> Vec<ValueId> {
         let Some(pairs) = factor_pairs(ways) else {
@@ -216,7 +216,7 @@ impl Builder {
             let sections = ways.iter().map(|way| way.linear.d_out).collect();
             return self.op(name, Op::Linear(op), &[input], &[(&names.join("_"), sections)]);
         };
-        let mut a = linear_op(ways, ".a", |l| (l.d_in, rank(l)), &Heads::NONE);
+        let mut a = linear_op(ways, ".a", |l| (l.d_in, rank(l)), &HeadLayout::NONE);
         a.norm = norm;
         let ranks: Vec<u64> = pairs.iter().map(|pair| pair.rank).collect();
         let op_a = format!("{name}.a");
@@ -264,7 +264,7 @@ impl Builder {
 
     /// A latent u crossed by the one of the block before, and what of it crosses into the block
     /// after. Returns the latent that the second factor reads.
-    fn cross(&mut self, way: &Way, u: ValueId) -> ValueId {
+    fn cross(&mut self, way: &LinearSite, u: ValueId) -> ValueId {
         let crossing = crossing(way.linear).zip(way.previous).zip(way.entering);
         let Some(((crossing, previous), entering)) = crossing else {
             self.exits.push(u);
@@ -306,12 +306,12 @@ impl Builder {
     }
 
     fn finish(self, kind: SegmentKind) -> Segment {
-        let Builder { ops, values, entries, exits } = self;
+        let SegmentBuilder { ops, values, entries, exits } = self;
         Segment { kind, ops, values, entries, exits }
     }
 }
 
-fn run_name(run: &[Way]) -> String {
+fn run_name(run: &[LinearSite]) -> String {
     run.iter().map(|way| way.name).collect::<Vec<_>>().join("_")
 }
 
@@ -320,7 +320,7 @@ fn rank(linear: &Linear) -> u64 {
 }
 
 /// The pairs of all linears, or `None` when they are dense.
-fn factor_pairs<'a>(ways: &[Way<'a>]) -> Option<Vec<&'a FactorPair>> {
+fn factor_pairs<'a>(ways: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
     ways.iter()
         .map(|way| match &way.linear.weight {
             Weight::Pair(pair) => Some(pair),
@@ -330,19 +330,19 @@ fn factor_pairs<'a>(ways: &[Way<'a>]) -> Option<Vec<&'a FactorPair>> {
 }
 
 /// A group is all dense, or all pairs with one φ whose latents stay in the block.
-fn can_group(ways: &[Way]) -> bool {
+fn can_group(ways: &[LinearSite]) -> bool {
     let dense = ways.iter().filter(|way| way.linear.rank().is_none()).count();
     match factor_pairs(ways) {
-        Some(_) if ways.iter().any(Way::crosses) => false,
+        Some(_) if ways.iter().any(LinearSite::crosses) => false,
         Some(pairs) => pairs.windows(2).all(|two| two[0].activation == two[1].activation),
         None => dense == ways.len(),
     }
 }
 
 /// Splits linears into runs whose second factors have equal shapes and can be batched.
-fn equal_runs<'a>(ways: &[Way<'a>]) -> Vec<Vec<Way<'a>>> {
+fn equal_runs<'a>(ways: &[LinearSite<'a>]) -> Vec<Vec<LinearSite<'a>>> {
     let shape = |linear: &Linear| (linear.rank(), linear.d_out);
-    let mut runs: Vec<Vec<Way<'a>>> = vec![];
+    let mut runs: Vec<Vec<LinearSite<'a>>> = vec![];
     for way in ways {
         match runs.last_mut() {
             Some(run) if shape(run[0].linear) == shape(way.linear) => run.push(*way),
@@ -353,16 +353,16 @@ fn equal_runs<'a>(ways: &[Way<'a>]) -> Vec<Vec<Way<'a>>> {
 }
 
 fn linear_op(
-    ways: &[Way],
+    ways: &[LinearSite],
     factor: &str,
     shape: impl Fn(&Linear) -> (u64, u64),
-    heads: &Heads,
+    heads: &HeadLayout,
 ) -> LinearOp {
     let members = ways
         .iter()
         .map(|way| {
             let (d_in, d_out) = shape(way.linear);
-            Member { parameter: format!("{}{factor}", way.name), d_in, d_out }
+            LinearMember { parameter: format!("{}{factor}", way.name), d_in, d_out }
         })
         .collect();
     let rotary_sections = ways

@@ -14,8 +14,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use build::{block_segment, effective_grouping, embedding_segment, head_segment};
-pub use op::{AttentionOp, LatentOp, LinearForm, LinearOp, Member, Op};
-pub use shape::{BlockShape, Carried};
+pub use op::{AttentionOp, LatentOp, LinearForm, LinearMember, LinearOp, Op};
+pub use shape::{BlockShape, CarriedTensor};
 
 /// Index of an op within its segment, in topological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -66,7 +66,7 @@ pub enum Op {
 
 /// One weight of a [`LinearOp`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct LinearMember {
     /// The parameter's name within the block, e.g. `q.a` or `down`.
     pub parameter: String,
     /// Input features.
@@ -88,7 +88,7 @@ pub enum LinearForm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearOp {
     /// The weights, at least one.
-    pub members: Vec<Member>,
+    pub members: Vec<LinearMember>,
     /// How several members run; a single member is `Concatenated`.
     pub form: LinearForm,
     /// Features of a head when the output is made of attention heads: a feature shard must then

@@ -1,6 +1,6 @@
 //! What decides a block's op graph: its linears, and which latents cross its ends.
 
-use crate::model::{Block, Crossing, Linear, Model, Weight};
+use crate::model::{Block, LatentCrossing, Linear, Model, Weight};
 
 /// A block with its neighbours' part in it. Blocks of equal shape share one op graph and one solve.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub struct BlockShape {
 
 /// A tensor that one block hands to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Carried {
+pub struct CarriedTensor {
     /// `hidden`, or the linear whose latent it is.
     pub name: &'static str,
     /// Features of a token.
@@ -57,11 +57,11 @@ impl BlockShape {
     }
 
     /// What the block hands to the next, the hidden state of this width first.
-    pub fn carried(&self, hidden: u64) -> Vec<Carried> {
-        let mut made = vec![Carried { name: "hidden", width: hidden }];
+    pub fn carried(&self, hidden: u64) -> Vec<CarriedTensor> {
+        let mut made = vec![CarriedTensor { name: "hidden", width: hidden }];
         for ((name, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
             if leaves && let Some(width) = linear.rank() {
-                made.push(Carried { name, width });
+                made.push(CarriedTensor { name, width });
             }
         }
         made
@@ -69,7 +69,7 @@ impl BlockShape {
 }
 
 /// The crossing into a linear.
-pub(super) fn crossing(linear: &Linear) -> Option<&Crossing> {
+pub(super) fn crossing(linear: &Linear) -> Option<&LatentCrossing> {
     match &linear.weight {
         Weight::Pair(pair) => pair.crossing.as_ref(),
         Weight::Dense => None,

@@ -1,16 +1,16 @@
 //! The backward pass of a segment: redo what is needed, gather gradients, run the op's backward.
 
-use crate::emit::{Operand, copy_redo, gradient_paths, op_backward, op_redo};
+use crate::emit::{TemplateOperand, copy_redo, gradient_paths, op_backward, op_redo};
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::BufferId;
 use crate::strategy::{Save, needs_input, needs_output};
 
-use super::{Held, Lowering, Place};
+use super::{BufferKey, SegmentSite, StageLowering};
 
-impl Lowering<'_> {
+impl StageLowering<'_> {
     /// Walks the segment's ops backwards. The gradients of what leaves it, in the border's layouts,
     /// are already held.
-    pub(super) fn backward_segment(&mut self, place: Place) {
+    pub(super) fn backward_segment(&mut self, place: SegmentSite) {
         let segment = &place.plan.segment;
         self.forget_unsaved(place);
         for op in segment.op_ids().rev() {
@@ -29,26 +29,26 @@ impl Lowering<'_> {
     }
 
     /// What is not kept is not there: whatever is redone gets new buffers.
-    fn forget_unsaved(&mut self, place: Place) {
+    fn forget_unsaved(&mut self, place: SegmentSite) {
         let segment = &place.plan.segment;
         for id in segment.value_ids() {
             let flow = &place.plan.choice.flows[id.0 as usize];
             for (copy, save) in flow.saves.iter().enumerate() {
                 if *save != Save::Kept {
-                    self.held.remove(&Held::Copy(place.instance, id, copy));
+                    self.held.remove(&BufferKey::Copy(place.instance, id, copy));
                 }
             }
             if let Some(op) = segment.value(id).producer
                 && matches!(segment.op(op).op, Op::Attention(_))
                 && flow.saves[0] == Save::Redone
             {
-                self.held.remove(&Held::Statistic(place.instance, op));
+                self.held.remove(&BufferKey::Statistic(place.instance, op));
             }
         }
     }
 
     /// Makes sure that all an op's backward pass reads is there.
-    fn provide(&mut self, place: Place, op: OpId) {
+    fn provide(&mut self, place: SegmentSite, op: OpId) {
         let node = place.plan.segment.op(op);
         let option = &place.plan.choice.ops[op.0 as usize];
         if needs_input(&node.op) {
@@ -61,7 +61,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn provide_inputs(&mut self, place: Place, op: OpId) {
+    fn provide_inputs(&mut self, place: SegmentSite, op: OpId) {
         for (port, value) in place.plan.segment.op(op).inputs.iter().enumerate() {
             let layout = place.plan.choice.input_layout(op, port);
             let flow = &place.plan.choice.flows[value.0 as usize];
@@ -71,8 +71,8 @@ impl Lowering<'_> {
     }
 
     /// Redoes a copy unless it is there.
-    fn provide_copy(&mut self, place: Place, value: ValueId, copy: usize) {
-        if self.held.contains_key(&Held::Copy(place.instance, value, copy)) {
+    fn provide_copy(&mut self, place: SegmentSite, value: ValueId, copy: usize) {
+        if self.held.contains_key(&BufferKey::Copy(place.instance, value, copy)) {
             return;
         }
         let segment = &place.plan.segment;
@@ -92,7 +92,7 @@ impl Lowering<'_> {
     }
 
     /// Brings a value's gradient contributions to the layout its producer wants, and adds them.
-    fn gather_gradient(&mut self, place: Place, value: ValueId) {
+    fn gather_gradient(&mut self, place: SegmentSite, value: ValueId) {
         let segment = &place.plan.segment;
         let node = segment.value(value);
         let flow = &place.plan.choice.flows[value.0 as usize];
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         let mut total: Option<BufferId> = None;
         for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
         {
-            let from = self.get(Held::Gradient(place.instance, value, index));
+            let from = self.get(BufferKey::Gradient(place.instance, value, index));
             let mut to = from;
             let in_place = path.layout == crate::Layout::Partial
                 && flow.producer.backward == crate::Layout::Replicated;
@@ -118,18 +118,18 @@ impl Lowering<'_> {
             }
         }
         if let Some(total) = total {
-            self.held.insert(Held::Gradient(place.instance, value, 0), total);
+            self.held.insert(BufferKey::Gradient(place.instance, value, 0), total);
         }
     }
 
     /// The gradient of a value in its producer's layout, after [`gather_gradient`].
-    pub(super) fn output_gradient(&self, place: Place, value: ValueId) -> BufferId {
-        self.get(Held::Gradient(place.instance, value, 0))
+    pub(super) fn output_gradient(&self, place: SegmentSite, value: ValueId) -> BufferId {
+        self.get(BufferKey::Gradient(place.instance, value, 0))
     }
 
     /// Ops whose input's gradient is their output's gradient, unless others have contributed to it
     /// already: additions, and latents that pass through.
-    fn alias_gradients(&mut self, place: Place, op: OpId) {
+    fn alias_gradients(&mut self, place: SegmentSite, op: OpId) {
         let segment = &place.plan.segment;
         let node = segment.op(op);
         let passes = match &node.op {
@@ -145,14 +145,14 @@ impl Lowering<'_> {
             for (port, value) in node.inputs.iter().enumerate() {
                 if !segment.accumulates(op, port) {
                     let group = self.gradient_group(place, op, port);
-                    self.held.insert(Held::Gradient(place.instance, *value, group), gradient);
+                    self.held.insert(BufferKey::Gradient(place.instance, *value, group), gradient);
                 }
             }
         }
     }
 
     /// Which of the value's gradient layouts an op contributes to.
-    fn gradient_group(&self, place: Place, op: OpId, port: usize) -> usize {
+    fn gradient_group(&self, place: SegmentSite, op: OpId, port: usize) -> usize {
         let value = place.plan.segment.op(op).inputs[port];
         let flow = &place.plan.choice.flows[value.0 as usize];
         let layout = place.plan.choice.ops[op.0 as usize].choice.inputs[port].backward;
@@ -162,15 +162,15 @@ impl Lowering<'_> {
     /// The buffer an op's contribution goes to; a sum that no last consumer wrote starts from zeros.
     pub(super) fn input_gradient(
         &mut self,
-        place: Place,
+        place: SegmentSite,
         op: OpId,
         port: usize,
-        operand: Operand,
+        operand: TemplateOperand,
     ) -> BufferId {
         let node = place.plan.segment.op(op);
         let value = node.inputs[port];
         let group = self.gradient_group(place, op, port);
-        let held = Held::Gradient(place.instance, value, group);
+        let held = BufferKey::Gradient(place.instance, value, group);
         if let Some(found) = self.held.get(&held) {
             return *found;
         }

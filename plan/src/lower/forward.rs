@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use crate::emit::{Operand, Slot, Template, copy_forward, op_forward};
+use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand, copy_forward, op_forward};
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::{BufferId, Region};
 
-use super::{Held, Lowering, Place};
+use super::{BufferKey, SegmentSite, StageLowering};
 
-impl Lowering<'_> {
+impl StageLowering<'_> {
     /// Runs every op of the segment; what enters it is already held.
-    pub(super) fn forward_segment(&mut self, place: Place) {
+    pub(super) fn forward_segment(&mut self, place: SegmentSite) {
         let segment = &place.plan.segment;
         for entry in &segment.entries {
             self.forward_copies(place, *entry);
@@ -27,17 +27,17 @@ impl Lowering<'_> {
     }
 
     /// A value whose producer works in place takes its input's buffer.
-    pub(super) fn alias_in_place(&mut self, place: Place, op: OpId) {
+    pub(super) fn alias_in_place(&mut self, place: SegmentSite, op: OpId) {
         let segment = &place.plan.segment;
         for output in &segment.op(op).outputs {
             if segment.value(*output).storage_of.is_some() {
                 let source = self.input(place, op, 0);
-                self.held.insert(Held::Copy(place.instance, *output, 0), source);
+                self.held.insert(BufferKey::Copy(place.instance, *output, 0), source);
             }
         }
     }
 
-    pub(super) fn forward_copies(&mut self, place: Place, value: ValueId) {
+    pub(super) fn forward_copies(&mut self, place: SegmentSite, value: ValueId) {
         let node = place.plan.segment.value(value);
         let flow = &place.plan.choice.flows[value.0 as usize];
         for copy in 1..flow.copies().len() {
@@ -49,14 +49,14 @@ impl Lowering<'_> {
     /// Makes one copy of a value from the producer's with the given reshard.
     pub(super) fn make_copy(
         &mut self,
-        place: Place,
+        place: SegmentSite,
         value: ValueId,
         copy: usize,
-        templates: Vec<Template>,
+        templates: Vec<InstrTemplate>,
     ) {
         let node = place.plan.segment.value(value);
         let flow = &place.plan.choice.flows[value.0 as usize];
-        let from = self.get(Held::Copy(place.instance, value, 0));
+        let from = self.get(BufferKey::Copy(place.instance, value, 0));
         let to = if flow.in_place(copy) {
             from
         } else {
@@ -69,29 +69,29 @@ impl Lowering<'_> {
         };
         let statistic = node
             .carries_statistic_of
-            .and_then(|norm| self.held.get(&Held::Statistic(place.instance, norm)).copied());
+            .and_then(|norm| self.held.get(&BufferKey::Statistic(place.instance, norm)).copied());
         let origin = place.origin(&node.name);
         self.push_reshard(templates, &origin, (from, to), statistic);
-        self.held.insert(Held::Copy(place.instance, value, copy), to);
+        self.held.insert(BufferKey::Copy(place.instance, value, copy), to);
     }
 
     /// The buffer an op reads at an input port.
-    pub(super) fn input(&self, place: Place, op: OpId, port: usize) -> BufferId {
+    pub(super) fn input(&self, place: SegmentSite, op: OpId, port: usize) -> BufferId {
         let value = place.plan.segment.op(op).inputs[port];
         let layout = place.plan.choice.input_layout(op, port);
         let flow = &place.plan.choice.flows[value.0 as usize];
         let copy = flow.copies().iter().position(|l| *l == layout).unwrap_or(0);
-        self.get(Held::Copy(place.instance, value, copy))
+        self.get(BufferKey::Copy(place.instance, value, copy))
     }
 
     /// Emits an op's templates with every slot bound to what is held, making what is new.
-    pub(super) fn push_op(&mut self, place: Place, op: OpId, templates: Vec<Template>) {
+    pub(super) fn push_op(&mut self, place: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
         let node = place.plan.segment.op(op);
         let origin = place.origin(&node.name);
         let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
-                Slot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
+                OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
                     lowering.buffer(
                         &format!("{origin} partial"),
                         operand.extent,
@@ -103,40 +103,52 @@ impl Lowering<'_> {
         }
     }
 
-    fn bind(&mut self, place: Place, op: OpId, operand: Operand) -> BufferId {
+    fn bind(&mut self, place: SegmentSite, op: OpId, operand: TemplateOperand) -> BufferId {
         let segment = &place.plan.segment;
         let node = segment.op(op);
         let instance = place.instance;
         match operand.slot {
-            Slot::Input(port) => self.input(place, op, port as usize),
-            Slot::Output(port) => {
+            OperandSlot::Input(port) => self.input(place, op, port as usize),
+            OperandSlot::Output(port) => {
                 let value = node.outputs[port as usize];
                 let name = format!("{} {}", place.name, segment.value(value).name);
-                let held = Held::Copy(instance, value, 0);
+                let held = BufferKey::Copy(instance, value, 0);
                 self.held_or_made(held, |lowering| {
                     lowering.value_buffer(&name, operand.extent, segment.value(value))
                 })
             }
-            Slot::OutputGradient(port) => self.output_gradient(place, node.outputs[port as usize]),
-            Slot::InputGradient(port) => self.input_gradient(place, op, port as usize, operand),
-            Slot::Statistic => {
-                let name = format!("{} {} statistic", place.name, node.name);
-                self.held_or_new(Held::Statistic(instance, op), &name, operand)
+            OperandSlot::OutputGradient(port) => {
+                self.output_gradient(place, node.outputs[port as usize])
             }
-            Slot::NormStatistic => self.get(Held::Statistic(instance, norm_of(&node.op, op))),
-            Slot::NormStatisticGradient => {
-                let held = Held::StatisticGradient(instance, norm_of(&node.op, op));
+            OperandSlot::InputGradient(port) => {
+                self.input_gradient(place, op, port as usize, operand)
+            }
+            OperandSlot::Statistic => {
+                let name = format!("{} {} statistic", place.name, node.name);
+                self.held_or_new(BufferKey::Statistic(instance, op), &name, operand)
+            }
+            OperandSlot::NormStatistic => {
+                self.get(BufferKey::Statistic(instance, norm_of(&node.op, op)))
+            }
+            OperandSlot::NormStatisticGradient => {
+                let held = BufferKey::StatisticGradient(instance, norm_of(&node.op, op));
                 let name = format!("{} {} statistic gradient", place.name, node.name);
                 self.held_or_new(held, &name, operand)
             }
-            Slot::Tokens | Slot::Targets | Slot::Loss | Slot::SquareSum => {
-                self.get(Held::Shared(operand.slot))
-            }
-            slot => self.get(Held::Parameter(instance, op, slot)),
+            OperandSlot::Tokens
+            | OperandSlot::Targets
+            | OperandSlot::Loss
+            | OperandSlot::SquareSum => self.get(BufferKey::Shared(operand.slot)),
+            slot => self.get(BufferKey::Parameter(instance, op, slot)),
         }
     }
 
-    pub(super) fn held_or_new(&mut self, held: Held, name: &str, operand: Operand) -> BufferId {
+    pub(super) fn held_or_new(
+        &mut self,
+        held: BufferKey,
+        name: &str,
+        operand: TemplateOperand,
+    ) -> BufferId {
         self.held_or_made(held, |lowering| {
             lowering.buffer(name, operand.extent, Region::Activation)
         })
@@ -144,7 +156,7 @@ impl Lowering<'_> {
 
     pub(super) fn held_or_made(
         &mut self,
-        held: Held,
+        held: BufferKey,
         make: impl FnOnce(&mut Self) -> BufferId,
     ) -> BufferId {
         if let Some(found) = self.held.get(&held) {

@@ -12,7 +12,7 @@ mod step;
 use std::collections::HashMap;
 
 use crate::decisions::{ResolvedPlan, SegmentPlan};
-use crate::emit::{Operand, Slot, Template};
+use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
     Access, Buffer, BufferId, Extent, Instr, Phase, Program, Region, Shard, StageProgram,
@@ -28,44 +28,44 @@ pub fn lower(plan: &ResolvedPlan) -> Program {
 }
 
 /// Which instance of a segment: `embedding`, a block, or `head`.
-type Instance = u32;
+type SegmentInstance = u32;
 
 /// What a buffer holds, while a stage is lowered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Held {
+enum BufferKey {
     /// A copy of a value.
-    Copy(Instance, ValueId, usize),
+    Copy(SegmentInstance, ValueId, usize),
     /// The summed gradient contributions of one layout.
-    Gradient(Instance, ValueId, usize),
+    Gradient(SegmentInstance, ValueId, usize),
     /// An op's resident buffer (weight, gradient, optimizer state).
-    Parameter(Instance, OpId, Slot),
+    Parameter(SegmentInstance, OpId, OperandSlot),
     /// The statistic an op saved.
-    Statistic(Instance, OpId),
+    Statistic(SegmentInstance, OpId),
     /// The gradient of an online norm's statistic.
-    StatisticGradient(Instance, OpId),
+    StatisticGradient(SegmentInstance, OpId),
     /// Token ids, targets, loss, square sum.
-    Shared(Slot),
+    Shared(OperandSlot),
 }
 
 /// The state of lowering one stage.
-struct Lowering<'a> {
+struct StageLowering<'a> {
     plan: &'a ResolvedPlan,
     stage: usize,
     phase: Phase,
     program: StageProgram,
-    held: HashMap<Held, BufferId>,
+    held: HashMap<BufferKey, BufferId>,
     names: HashMap<String, u32>,
 }
 
 /// One segment of the stage being lowered.
 #[derive(Clone, Copy)]
-struct Place<'a> {
-    instance: Instance,
+struct SegmentSite<'a> {
+    instance: SegmentInstance,
     name: &'a str,
     plan: &'a SegmentPlan,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> StageLowering<'a> {
     fn new(plan: &'a ResolvedPlan, stage: usize) -> Self {
         let stages = plan.stages.len() as u64;
         let microbatches = plan.context.workload.microbatches(&plan.context.mesh);
@@ -80,7 +80,7 @@ impl<'a> Lowering<'a> {
             arena: crate::Bytes(0),
         };
         let (held, names) = (HashMap::new(), HashMap::new());
-        Lowering { plan, stage, phase: Phase::Forward, program, held, names }
+        StageLowering { plan, stage, phase: Phase::Forward, program, held, names }
     }
 
     fn finish(mut self) -> StageProgram {
@@ -115,7 +115,7 @@ impl<'a> Lowering<'a> {
 
     fn resident(
         &mut self,
-        held: Held,
+        held: BufferKey,
         name: &str,
         extent: Extent,
         region: Region,
@@ -126,7 +126,7 @@ impl<'a> Lowering<'a> {
         self.held.insert(held, id);
     }
 
-    fn get(&self, held: Held) -> BufferId {
+    fn get(&self, held: BufferKey) -> BufferId {
         *self.held.get(&held).unwrap_or_else(|| {
             unreachable!("a resolved plan provides {held:?} in {:?}", self.phase)
         })
@@ -135,9 +135,9 @@ impl<'a> Lowering<'a> {
     /// Emits a template's instruction with its slots bound.
     fn push(
         &mut self,
-        template: Template,
+        template: InstrTemplate,
         origin: &str,
-        mut bind: impl FnMut(&mut Self, Operand) -> BufferId,
+        mut bind: impl FnMut(&mut Self, TemplateOperand) -> BufferId,
     ) {
         let reads: Vec<Access> = template
             .reads
@@ -160,7 +160,7 @@ impl<'a> Lowering<'a> {
     /// Emits reshards: `Before` is `from`, `After` is `to`, the statistic is `statistic`'s.
     fn push_reshard(
         &mut self,
-        templates: Vec<Template>,
+        templates: Vec<InstrTemplate>,
         origin: &str,
         (from, to): (BufferId, BufferId),
         statistic: Option<BufferId>,
@@ -168,10 +168,10 @@ impl<'a> Lowering<'a> {
         let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
         for template in templates {
             self.push(template, origin, |lowering, operand| match operand.slot {
-                Slot::Before => from,
-                Slot::After => to,
-                Slot::NormStatistic => statistic.unwrap_or(from),
-                Slot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
+                OperandSlot::Before => from,
+                OperandSlot::After => to,
+                OperandSlot::NormStatistic => statistic.unwrap_or(from),
+                OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
                     let name = format!("{origin} packed");
                     let sections = lowering.program.buffer(from).sections.clone();
                     let id = lowering.buffer(&name, operand.extent, Region::Activation);
@@ -184,7 +184,7 @@ impl<'a> Lowering<'a> {
     }
 }
 
-impl Place<'_> {
+impl SegmentSite<'_> {
     fn origin(&self, op: &str) -> String {
         format!("{} {op}", self.name)
     }

@@ -1,19 +1,19 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
 use crate::decisions::ResolvedPlan;
-use crate::emit::{Crossing, Slot, Template, hops, parameter_extents};
+use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, hops, parameter_extents};
 use crate::graph::{SegmentKind, ValueId};
 use crate::program::{Action, BufferId, Extent, Phase, Region, Shard, StageProgram};
 use crate::strategy::owned_parameters;
 use crate::{DType, Layout};
 
-use super::{Held, Instance, Lowering, Place};
+use super::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
 
 /// Lowers one stage of a plan.
 pub fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
     let names: Vec<String> = names(plan, stage);
     let places = places(plan, stage, &names);
-    let mut lowering = Lowering::new(plan, stage);
+    let mut lowering = StageLowering::new(plan, stage);
     lowering.inputs(&places);
     for place in &places {
         lowering.parameters(*place);
@@ -37,7 +37,7 @@ fn names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
     names
 }
 
-fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<Place<'a>> {
+fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<SegmentSite<'a>> {
     let mut segments = vec![];
     if stage == 0 {
         segments.push(&plan.embedding);
@@ -50,14 +50,20 @@ fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<
         .into_iter()
         .zip(names)
         .enumerate()
-        .map(|(index, (plan, name))| Place { instance: index as Instance, name, plan })
+        .map(|(index, (plan, name))| SegmentSite { instance: index as SegmentInstance, name, plan })
         .collect()
 }
 
-impl Lowering<'_> {
-    fn inputs(&mut self, places: &[Place]) {
+impl StageLowering<'_> {
+    fn inputs(&mut self, places: &[SegmentSite]) {
         let number = Extent::flat(1, DType::F32);
-        self.resident(Held::Shared(Slot::SquareSum), "square sum", number, Region::Input, None);
+        self.resident(
+            BufferKey::Shared(OperandSlot::SquareSum),
+            "square sum",
+            number,
+            Region::Input,
+            None,
+        );
         for place in places {
             let segment = &place.plan.segment;
             // Embedding and loss see the tokens of this device's rows.
@@ -71,7 +77,7 @@ impl Lowering<'_> {
                     let layout = place.plan.choice.ops[0].choice.outputs[0].forward;
                     let extent = rows(layout);
                     self.resident(
-                        Held::Shared(Slot::Tokens),
+                        BufferKey::Shared(OperandSlot::Tokens),
                         "tokens",
                         extent,
                         Region::Input,
@@ -82,9 +88,9 @@ impl Lowering<'_> {
                     let loss = segment.ops.len() - 1;
                     let layout = place.plan.choice.ops[loss].choice.inputs[0].forward;
                     let extent = rows(layout);
-                    let targets = Held::Shared(Slot::Targets);
+                    let targets = BufferKey::Shared(OperandSlot::Targets);
                     self.resident(targets, "targets", extent, Region::Input, None);
-                    let loss = Held::Shared(Slot::Loss);
+                    let loss = BufferKey::Shared(OperandSlot::Loss);
                     self.resident(loss, "loss", number, Region::Input, None);
                 }
                 SegmentKind::Block => {}
@@ -92,7 +98,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn parameters(&mut self, place: Place) {
+    fn parameters(&mut self, place: SegmentSite) {
         let context = self.plan.context;
         let segment = &place.plan.segment;
         for op in segment.op_ids() {
@@ -104,21 +110,21 @@ impl Lowering<'_> {
             let shard = Shard::of(&parameter, &context);
             for (slot, extent) in parameter_extents(&parameter, &context) {
                 let (kind, region) = match slot {
-                    Slot::Weight(_) => ("weight", Region::Weight),
-                    Slot::WeightGradient(_) => ("gradient", Region::Gradient),
-                    Slot::FirstMoment(_) => ("first moment", Region::Optimizer),
-                    Slot::SecondMoment(_) => ("second moment", Region::Optimizer),
+                    OperandSlot::Weight(_) => ("weight", Region::Weight),
+                    OperandSlot::WeightGradient(_) => ("gradient", Region::Gradient),
+                    OperandSlot::FirstMoment(_) => ("first moment", Region::Optimizer),
+                    OperandSlot::SecondMoment(_) => ("second moment", Region::Optimizer),
                     _ => ("master", Region::Optimizer),
                 };
                 let name = format!("{} {} {kind}", place.name, segment.op(op).name);
-                let held = Held::Parameter(place.instance, op, slot);
+                let held = BufferKey::Parameter(place.instance, op, slot);
                 self.resident(held, &name, extent, region, Some(shard.clone()));
             }
         }
     }
 
     /// A tied embedding on the head's stage reads and accumulates into the head's buffers.
-    fn share_tied_weight(&mut self, places: &[Place]) {
+    fn share_tied_weight(&mut self, places: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() > 1 {
             return;
         }
@@ -131,24 +137,24 @@ impl Lowering<'_> {
         let embedding = find(SegmentKind::Embedding, "embedding");
         let head = find(SegmentKind::Head, "head");
         if let (Some((to, embedding)), Some((from, head))) = (embedding, head) {
-            for slot in [Slot::Weight(0), Slot::WeightGradient(0)] {
-                let shared = self.get(Held::Parameter(from, head, slot));
-                self.held.insert(Held::Parameter(to, embedding, slot), shared);
+            for slot in [OperandSlot::Weight(0), OperandSlot::WeightGradient(0)] {
+                let shared = self.get(BufferKey::Parameter(from, head, slot));
+                self.held.insert(BufferKey::Parameter(to, embedding, slot), shared);
             }
         }
     }
 
     /// The transfers of this stage: (forward pass, backward pass).
-    fn hops(&self) -> (Vec<Template>, Vec<Template>) {
+    fn hops(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
         let (border, stage) = (self.plan.border, self.stage as u64);
         let before =
-            Crossing { carried: self.plan.carried_from(self.stage.wrapping_sub(1)), border };
-        let after = Crossing { carried: self.plan.carried_from(self.stage), border };
+            StageBoundary { carried: self.plan.carried_from(self.stage.wrapping_sub(1)), border };
+        let after = StageBoundary { carried: self.plan.carried_from(self.stage), border };
         hops(&before, &after, stage, &self.plan.context)
     }
 
     /// Receives into new buffers, one for each tensor carried.
-    fn receive(&mut self, hop: Template, what: &str) -> Vec<BufferId> {
+    fn receive(&mut self, hop: InstrTemplate, what: &str) -> Vec<BufferId> {
         let Action::Receive(transfer) = &hop.action else { return vec![] };
         let buffers: Vec<BufferId> = transfer
             .carries
@@ -163,14 +169,14 @@ impl Lowering<'_> {
         buffers
     }
 
-    fn push_hop(&mut self, hop: Template, origin: &str, buffers: &[BufferId]) {
+    fn push_hop(&mut self, hop: InstrTemplate, origin: &str, buffers: &[BufferId]) {
         self.push(hop, origin, |_, operand| match operand.slot {
-            Slot::Carried(at) => buffers[at as usize],
+            OperandSlot::Carried(at) => buffers[at as usize],
             slot => unreachable!("a transfer has no {slot:?}"),
         });
     }
 
-    fn forward(&mut self, places: &[Place]) {
+    fn forward(&mut self, places: &[SegmentSite]) {
         self.phase = Phase::Forward;
         let mut hops = self.hops().0.into_iter();
         if self.stage > 0
@@ -195,20 +201,20 @@ impl Lowering<'_> {
     }
 
     /// What the segment before left is what enters this one.
-    fn enter(&mut self, place: Place, buffers: &[BufferId]) {
+    fn enter(&mut self, place: SegmentSite, buffers: &[BufferId]) {
         for (entry, buffer) in place.plan.segment.entries.iter().zip(buffers) {
-            self.held.insert(Held::Copy(place.instance, *entry, 0), *buffer);
+            self.held.insert(BufferKey::Copy(place.instance, *entry, 0), *buffer);
         }
     }
 
     /// The copy of a value that the segment after reads.
-    fn leaving(&self, place: Place, exit: ValueId) -> BufferId {
+    fn leaving(&self, place: SegmentSite, exit: ValueId) -> BufferId {
         let flow = &place.plan.choice.flows[exit.0 as usize];
         let copy = flow.copies().iter().position(|layout| *layout == flow.primary.forward);
-        self.get(Held::Copy(place.instance, exit, copy.unwrap_or(0)))
+        self.get(BufferKey::Copy(place.instance, exit, copy.unwrap_or(0)))
     }
 
-    fn backward(&mut self, places: &[Place]) {
+    fn backward(&mut self, places: &[SegmentSite]) {
         self.phase = Phase::Backward;
         let mut hops = self.hops().1.into_iter();
         let last = places[places.len() - 1];
@@ -225,7 +231,7 @@ impl Lowering<'_> {
                 .segment
                 .entries
                 .iter()
-                .map(|entry| self.get(Held::Gradient(place.instance, *entry, 0)))
+                .map(|entry| self.get(BufferKey::Gradient(place.instance, *entry, 0)))
                 .collect();
             match index.checked_sub(1) {
                 Some(before) => self.leave(places[before], &entering),
@@ -239,9 +245,9 @@ impl Lowering<'_> {
     }
 
     /// The gradients that the segment after made are the first contributions to this one's exits.
-    fn leave(&mut self, place: Place, gradients: &[BufferId]) {
+    fn leave(&mut self, place: SegmentSite, gradients: &[BufferId]) {
         for (exit, gradient) in place.plan.segment.exits.iter().zip(gradients) {
-            self.held.insert(Held::Gradient(place.instance, *exit, 0), *gradient);
+            self.held.insert(BufferKey::Gradient(place.instance, *exit, 0), *gradient);
         }
     }
 }

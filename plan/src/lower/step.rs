@@ -1,20 +1,20 @@
 //! The step phase: reduce all gradients, find their norm, update all weights.
 
 use crate::emit::{
-    OpParameter, Slot, Split, Template, owned_reduce, parameter_update, step_begin, step_norm,
-    tied_reduce,
+    InstrTemplate, OpParameters, OperandSlot, WeightSplit, owned_reduce, parameter_update,
+    step_begin, step_norm, tied_reduce,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{Phase, Shard};
 use crate::strategy::{Context, owned_parameters};
 
-use super::{Held, Lowering, Place};
+use super::{BufferKey, SegmentSite, StageLowering};
 
-impl Lowering<'_> {
-    pub(super) fn step(&mut self, places: &[Place]) {
+impl StageLowering<'_> {
+    pub(super) fn step(&mut self, places: &[SegmentSite]) {
         self.phase = Phase::Step;
         let context = self.plan.context;
-        let square_sum = self.get(Held::Shared(Slot::SquareSum));
+        let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
         self.push(step_begin(), "step", |_, _| square_sum);
         self.tied_reduce(places);
         for (place, op, parameter) in self.owned(places) {
@@ -30,7 +30,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn owned<'b>(&self, places: &[Place<'b>]) -> Vec<(Place<'b>, OpId, OpParameter)> {
+    fn owned<'b>(&self, places: &[SegmentSite<'b>]) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {
         let mut owned = vec![];
         for place in places {
             let segment = &place.plan.segment;
@@ -44,19 +44,19 @@ impl Lowering<'_> {
         owned
     }
 
-    fn push_parameter(&mut self, place: Place, op: OpId, templates: Vec<Template>) {
-        let square_sum = self.get(Held::Shared(Slot::SquareSum));
+    fn push_parameter(&mut self, place: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
+        let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
         let origin = place.origin(&place.plan.segment.op(op).name);
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
-                Slot::SquareSum => square_sum,
-                slot => lowering.get(Held::Parameter(place.instance, op, slot)),
+                OperandSlot::SquareSum => square_sum,
+                slot => lowering.get(BufferKey::Parameter(place.instance, op, slot)),
             });
         }
     }
 
     /// With several stages a tied weight lies on the first and the last: its gradients are added.
-    fn tied_reduce(&mut self, places: &[Place]) {
+    fn tied_reduce(&mut self, places: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() == 1 {
             return;
         }
@@ -70,7 +70,8 @@ impl Lowering<'_> {
             let Some(op) = segment.op_ids().find(|id| segment.op(*id).name == name) else {
                 continue;
             };
-            let gradient = self.get(Held::Parameter(place.instance, op, Slot::WeightGradient(0)));
+            let gradient =
+                self.get(BufferKey::Parameter(place.instance, op, OperandSlot::WeightGradient(0)));
             let extent = self.program.buffer(gradient).extent;
             let template = tied_reduce(extent, &self.plan.context);
             self.push(template, &place.origin(name), |_, _| gradient);
@@ -80,15 +81,15 @@ impl Lowering<'_> {
 
 impl Shard {
     /// How a parameter lies over the tensor axis.
-    pub(super) fn of(parameter: &OpParameter, context: &Context) -> Shard {
+    pub(super) fn of(parameter: &OpParameters, context: &Context) -> Shard {
         let part = |size: u64| size / context.tensor();
         let offset_stride = parameter
             .members
             .iter()
             .map(|(_, rows, columns)| match parameter.split {
-                Split::Whole => 0,
-                Split::Rows => part(*rows),
-                Split::Columns => part(*columns),
+                WeightSplit::Whole => 0,
+                WeightSplit::Rows => part(*rows),
+                WeightSplit::Columns => part(*columns),
             })
             .collect();
         Shard { members: parameter.members.clone(), split: parameter.split, offset_stride }

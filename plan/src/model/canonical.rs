@@ -3,7 +3,9 @@
 
 use indexmap::IndexMap;
 
-use super::file::{BlockFile, BlocksFile, CrossingFile, Format, LinearFile, ModelFile, PairFile};
+use super::file::{
+    BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
+};
 use super::{Block, Linear, Model, Weight};
 
 impl From<&Model> for ModelFile {
@@ -12,7 +14,7 @@ impl From<&Model> for ModelFile {
         let usual = usual_block(&model.blocks);
         ModelFile {
             schema: None,
-            format: Format::V1,
+            format: ModelFormat::V1,
             name: Some(model.name.clone()),
             description: None,
             hidden: model.hidden,

@@ -33,7 +33,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Activation, Crossing, GatedProduct};
+use super::{Activation, GatedProduct, LatentCrossing};
 
 /// A model as it is written, not yet checked: [`ModelFile::resolve`] makes it a
 /// [`Model`](super::Model).
@@ -45,7 +45,7 @@ pub struct ModelFile {
     #[serde(rename = "$schema", default, skip_serializing_if = "Option::is_none")]
     pub schema: Option<String>,
     /// The format and its version.
-    pub format: Format,
+    pub format: ModelFormat,
     /// A short name for messages and file names; without it, the file's own name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -91,7 +91,7 @@ pub struct ModelFile {
 
 /// The format's name and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum Format {
+pub enum ModelFormat {
     /// The only version there is.
     #[serde(rename = "narrows-model/1")]
     V1,
@@ -184,7 +184,7 @@ pub enum CrossingFile {
     /// No crossing, where an earlier layer asked for one.
     None,
     /// A crossing.
-    Some(Crossing),
+    Some(LatentCrossing),
 }
 
 fn default_max_sequence_length() -> u64 {
@@ -274,8 +274,8 @@ where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    struct Unique<T>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for Unique<T> {
+    struct UniqueKeys<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueKeys<T> {
         type Value = IndexMap<String, T>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -293,7 +293,7 @@ where
             Ok(unique)
         }
     }
-    deserializer.deserialize_map(Unique(PhantomData))
+    deserializer.deserialize_map(UniqueKeys(PhantomData))
 }
 
 /// Serde and schema of an enum that is one word or one object.
@@ -336,6 +336,6 @@ word_or_object!(
     CrossingFile,
     "none",
     None,
-    Some(Crossing),
+    Some(LatentCrossing),
     "A crossing, or none where an earlier layer asked for one."
 );

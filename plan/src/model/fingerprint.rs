@@ -3,14 +3,15 @@
 use sha2::{Digest, Sha256};
 
 use super::{
-    Activation, Block, Crossing, CrossingForm, CrossingGate, GatedProduct, Linear, Model, Weight,
+    Activation, Block, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Linear, Model,
+    Weight,
 };
 
 impl Model {
     /// SHA-256 in 64 hex digits of everything but the name: two files that describe the same model
     /// in different words share it. It does not change with the file format, only with the model.
     pub fn fingerprint(&self) -> String {
-        let mut canonical = Canonical::default();
+        let mut canonical = CanonicalWriter::default();
         canonical.model(self);
         let digest = Sha256::digest(&canonical.0);
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -22,9 +23,9 @@ impl Model {
 ///
 /// Changing anything here orphans every plan that names a model: add, never renumber.
 #[derive(Default)]
-struct Canonical(Vec<u8>);
+struct CanonicalWriter(Vec<u8>);
 
-impl Canonical {
+impl CanonicalWriter {
     fn number(&mut self, number: u64) {
         self.0.extend(number.to_le_bytes());
     }
@@ -63,7 +64,7 @@ impl Canonical {
         self.crossing(pair.crossing.as_ref());
     }
 
-    fn crossing(&mut self, crossing: Option<&Crossing>) {
+    fn crossing(&mut self, crossing: Option<&LatentCrossing>) {
         let Some(crossing) = crossing else { return self.number(0) };
         self.number(match crossing.form {
             CrossingForm::Paper => 1,

@@ -4,11 +4,11 @@
 //! and not at the thousand blocks that inherited it.
 
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
-use super::resolve::{MAX_BLOCKS, Report};
-use super::{Activation, Crossing, GatedProduct};
+use super::resolve::{DefectReport, MAX_BLOCKS};
+use super::{Activation, GatedProduct, LatentCrossing};
 
 /// One layer with the blocks it covers and its place in the file.
-pub(super) struct Layer<'a> {
+pub(super) struct BlockOverride<'a> {
     pub place: String,
     pub first: u64,
     pub last: u64,
@@ -30,7 +30,7 @@ pub(super) struct LinearDraft {
     pub dense: bool,
     pub rank: Option<u64>,
     pub activation: Option<Activation>,
-    pub crossing: Option<Crossing>,
+    pub crossing: Option<LatentCrossing>,
     /// The last place that named this linear.
     pub place: String,
     /// The place that said the crossing.
@@ -39,7 +39,7 @@ pub(super) struct LinearDraft {
 
 impl BlockDraft {
     /// Block `index` after every layer that covers it.
-    pub fn new(index: u64, layers: &[Layer<'_>]) -> BlockDraft {
+    pub fn new(index: u64, layers: &[BlockOverride<'_>]) -> BlockDraft {
         let mut draft = BlockDraft::default();
         for layer in layers.iter().filter(|layer| (layer.first..=layer.last).contains(&index)) {
             draft.d_ff = layer.says.d_ff.or(draft.d_ff);
@@ -85,9 +85,13 @@ impl LinearDraft {
 }
 
 /// The layers of a file, the default first. Reports keys that name no block.
-pub(super) fn layers<'a>(blocks: &'a BlocksFile, report: &mut Report) -> Vec<Layer<'a>> {
+pub(super) fn layers<'a>(
+    blocks: &'a BlocksFile,
+    report: &mut DefectReport,
+) -> Vec<BlockOverride<'a>> {
     let place = "blocks.default".to_owned();
-    let mut layers = vec![Layer { place, first: 0, last: MAX_BLOCKS, says: &blocks.default }];
+    let mut layers =
+        vec![BlockOverride { place, first: 0, last: MAX_BLOCKS, says: &blocks.default }];
     for (key, says) in &blocks.overrides {
         let place = format!("blocks.overrides.{key}");
         match block_range(key) {
@@ -105,7 +109,7 @@ pub(super) fn layers<'a>(blocks: &'a BlocksFile, report: &mut Report) -> Vec<Lay
                 place,
                 format!("there is no block {last}: the model has {} blocks", blocks.count),
             ),
-            Some((first, last)) => layers.push(Layer { place, first, last, says }),
+            Some((first, last)) => layers.push(BlockOverride { place, first, last, says }),
         }
     }
     layers

@@ -18,7 +18,7 @@ mod repeated;
 mod resolve;
 
 pub use file::{
-    BlockFile, BlocksFile, CrossingFile, Format, LinearFile, ModelFile, PairFile, schema,
+    BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
 pub use read::read;
 pub use resolve::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
@@ -111,7 +111,7 @@ pub struct FactorPair {
     /// φ.
     pub activation: Activation,
     /// A crossing from the same linear's latent in the previous block (LaX). Block 0 has none.
-    pub crossing: Option<Crossing>,
+    pub crossing: Option<LatentCrossing>,
 }
 
 /// φ, applied to the latent.
@@ -129,7 +129,7 @@ pub enum Activation {
 /// A latent crossing between neighbouring blocks (LaX).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Crossing {
+pub struct LatentCrossing {
     /// Which of the two published forms.
     pub form: CrossingForm,
     /// What the previous latent passes through.
@@ -201,7 +201,7 @@ impl Linear {
     }
 }
 
-impl Crossing {
+impl LatentCrossing {
     /// Parameters of the gate and of the LayerNorm, for equal ranks r on both sides.
     pub fn parameters(&self, rank: u64) -> u64 {
         let gate = match self.gate {

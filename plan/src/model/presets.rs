@@ -10,12 +10,14 @@
 //! is. The released vision configurations use a tensor gate and no language model was released;
 //! `models/lax-1b.json` shows where another gate is written.
 
-use super::file::{BlockFile, BlocksFile, CrossingFile, Format, LinearFile, ModelFile, PairFile};
-use super::{Activation, Crossing, CrossingForm, CrossingGate, GatedProduct, Model};
+use super::file::{
+    BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile,
+};
+use super::{Activation, CrossingForm, CrossingGate, GatedProduct, LatentCrossing, Model};
 use crate::defect::Defect;
 
 /// The shape that all families of one size share.
-struct Size {
+struct ModelSize {
     name: &'static str,
     layers: u64,
     hidden: u64,
@@ -28,15 +30,15 @@ struct Size {
     gate_activation: bool,
 }
 
-const fn size(name: &'static str, [layers, hidden, d_ff, heads, rank]: [u64; 5]) -> Size {
+const fn size(name: &'static str, [layers, hidden, d_ff, heads, rank]: [u64; 5]) -> ModelSize {
     let (vocab, tied, gate_activation) = (32_000, true, false);
-    Size { name, layers, hidden, d_ff, heads, rank, vocab, tied, gate_activation }
+    ModelSize { name, layers, hidden, d_ff, heads, rank, vocab, tied, gate_activation }
 }
 
-const SIZES: [Size; 9] = [
-    Size { tied: false, gate_activation: true, ..size("60m", [8, 512, 1376, 8, 128]) },
-    Size { tied: false, gate_activation: true, ..size("130m", [12, 768, 2048, 12, 256]) },
-    Size { tied: false, ..size("350m", [24, 1024, 2736, 16, 256]) },
+const SIZES: [ModelSize; 9] = [
+    ModelSize { tied: false, gate_activation: true, ..size("60m", [8, 512, 1376, 8, 128]) },
+    ModelSize { tied: false, gate_activation: true, ..size("130m", [12, 768, 2048, 12, 256]) },
+    ModelSize { tied: false, ..size("350m", [24, 1024, 2736, 16, 256]) },
     size("1b", [24, 2048, 5472, 32, 512]),
     size("3b", [28, 3072, 8192, 24, 768]),
     size("7b", [32, 4096, 11_008, 32, 1024]),
@@ -46,21 +48,25 @@ const SIZES: [Size; 9] = [
 ];
 
 /// A model for a laptop: its tokens are the 256 bytes, without specials.
-const TINY: Size = Size { vocab: 256, tied: false, ..size("tiny", [4, 256, 688, 8, 64]) };
+const TINY: ModelSize = ModelSize { vocab: 256, tied: false, ..size("tiny", [4, 256, 688, 8, 64]) };
 
 /// Longest sequence of every preset, in tokens: the length of the published measurements.
 const SEQUENCE_LENGTH: u64 = 4096;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Family {
+enum ModelFamily {
     Llama,
     Cola,
     Svd,
     Lax,
 }
 
-const FAMILIES: [(&str, Family); 4] =
-    [("llama", Family::Llama), ("cola", Family::Cola), ("svd", Family::Svd), ("lax", Family::Lax)];
+const FAMILIES: [(&str, ModelFamily); 4] = [
+    ("llama", ModelFamily::Llama),
+    ("cola", ModelFamily::Cola),
+    ("svd", ModelFamily::Svd),
+    ("lax", ModelFamily::Lax),
+];
 
 /// Every preset's name, smallest first within a family.
 pub fn names() -> Vec<String> {
@@ -86,7 +92,7 @@ pub fn find(name: &str) -> Result<Model, Defect> {
     let wanted = name.to_ascii_lowercase();
     let found = wanted.split_once('-').and_then(|(family, size)| {
         let (_, family) = *FAMILIES.iter().find(|(known, _)| *known == family)?;
-        let tiny = Some(&TINY).filter(|_| family == Family::Cola);
+        let tiny = Some(&TINY).filter(|_| family == ModelFamily::Cola);
         let size = SIZES.iter().chain(tiny).find(|known| known.name == size)?;
         Some(file(wanted.clone(), family, size))
     });
@@ -95,26 +101,26 @@ pub fn find(name: &str) -> Result<Model, Defect> {
     file.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
 }
 
-fn file(name: String, family: Family, size: &Size) -> ModelFile {
+fn file(name: String, family: ModelFamily, size: &ModelSize) -> ModelFile {
     let pair = |activation, crossing| {
         LinearFile::Pair(PairFile { rank: Some(size.rank), activation: Some(activation), crossing })
     };
-    let crossing = Crossing { form: CrossingForm::Released, gate: CrossingGate::Identity };
+    let crossing = LatentCrossing { form: CrossingForm::Released, gate: CrossingGate::Identity };
     let all = match family {
-        Family::Llama => LinearFile::Dense,
-        Family::Svd => pair(Activation::Identity, None),
-        Family::Cola => pair(Activation::Silu, None),
-        Family::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing))),
+        ModelFamily::Llama => LinearFile::Dense,
+        ModelFamily::Svd => pair(Activation::Identity, None),
+        ModelFamily::Cola => pair(Activation::Silu, None),
+        ModelFamily::Lax => pair(Activation::Silu, Some(CrossingFile::Some(crossing))),
     };
     let product = match family {
-        Family::Llama | Family::Svd => GatedProduct::SwiGlu,
-        Family::Cola | Family::Lax if size.gate_activation => GatedProduct::SwiGlu,
-        Family::Cola | Family::Lax => GatedProduct::Plain,
+        ModelFamily::Llama | ModelFamily::Svd => GatedProduct::SwiGlu,
+        ModelFamily::Cola | ModelFamily::Lax if size.gate_activation => GatedProduct::SwiGlu,
+        ModelFamily::Cola | ModelFamily::Lax => GatedProduct::Plain,
     };
     let default = BlockFile { product: Some(product), all: Some(all), ..Default::default() };
     ModelFile {
         schema: None,
-        format: Format::V1,
+        format: ModelFormat::V1,
         name: Some(name),
         description: None,
         hidden: size.hidden,

@@ -11,7 +11,7 @@ use crate::{Defect, Defects};
 /// Reports every key that is repeated in a text, which must be JSON.
 pub fn check(text: &str) -> Result<(), Defects> {
     let mut found = vec![];
-    let walk = Walk { path: String::new(), found: &mut found };
+    let walk = RepeatedKeyVisitor { path: String::new(), found: &mut found };
     // What is no JSON is said by whoever reads it.
     let _ = walk.deserialize(&mut serde_json::Deserializer::from_str(text));
     let mut defects = Defects::default();
@@ -22,20 +22,20 @@ pub fn check(text: &str) -> Result<(), Defects> {
 }
 
 /// Walks through a value, and remembers the paths of repeated keys.
-struct Walk<'a> {
+struct RepeatedKeyVisitor<'a> {
     path: String,
     found: &'a mut Vec<String>,
 }
 
-impl Walk<'_> {
-    fn at(&mut self, key: &str) -> Walk<'_> {
+impl RepeatedKeyVisitor<'_> {
+    fn at(&mut self, key: &str) -> RepeatedKeyVisitor<'_> {
         let path =
             if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
-        Walk { path, found: self.found }
+        RepeatedKeyVisitor { path, found: self.found }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Walk<'_> {
+impl<'de> DeserializeSeed<'de> for RepeatedKeyVisitor<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -43,7 +43,7 @@ impl<'de> DeserializeSeed<'de> for Walk<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Walk<'_> {
+impl<'de> Visitor<'de> for RepeatedKeyVisitor<'_> {
     type Value = ();
 
     fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
@@ -67,7 +67,7 @@ impl<'de> Visitor<'de> for Walk<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let mut at = 0;
-        while let Some(()) = seq.next_element_seed(Walk {
+        while let Some(()) = seq.next_element_seed(RepeatedKeyVisitor {
             path: format!("{}[{at}]", self.path),
             found: &mut *self.found,
         })? {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use super::file::{CrossingFile, LinearFile, ModelFile};
-use super::layers::{BlockDraft, LINEAR_NAMES, Layer, LinearDraft, layers};
-use super::{Block, Crossing, CrossingGate, FactorPair, GatedProduct, Linear, Model, Weight};
+use super::layers::{BlockDraft, BlockOverride, LINEAR_NAMES, LinearDraft, layers};
+use super::{Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, Model, Weight};
 use crate::defect::{Defect, Defects};
 
 /// Largest width of any kind: residual stream, vocabulary, all heads together, MLP, rank.
@@ -20,12 +20,12 @@ pub const MAX_PARAMETERS: u64 = 1 << 48;
 /// Defects so far, each place and problem once: a default that is wrong is wrong once, not once a
 /// block.
 #[derive(Default)]
-pub(super) struct Report {
+pub(super) struct DefectReport {
     defects: Defects,
     seen: HashSet<(String, String)>,
 }
 
-impl Report {
+impl DefectReport {
     pub fn push(&mut self, defect: Defect) {
         if self.seen.insert((defect.field.clone(), defect.problem.clone())) {
             self.defects.push(defect);
@@ -63,7 +63,7 @@ impl Report {
 }
 
 /// The widths a block's linears are made of.
-struct Widths {
+struct BlockWidths {
     hidden: u64,
     query: u64,
     key_value: u64,
@@ -76,7 +76,7 @@ impl ModelFile {
     /// Every defect at once. A path such as `blocks.default.all.rank` is a place in the file; one
     /// such as `blocks[3].q.crossing` is a place in the model that several parts of the file make.
     pub fn resolve(self) -> Result<Model, Defects> {
-        let mut report = Report::default();
+        let mut report = DefectReport::default();
         let attention = self.check_attention(&mut report);
         self.check_scalars(&mut report);
         let blocks = self.check_blocks(&mut report);
@@ -84,7 +84,7 @@ impl ModelFile {
 
         let missing = || Defects::one(Defect::new("", "the model could not be resolved"));
         let (kv_heads, head_dim) = attention.ok_or_else(missing)?;
-        let widths = Widths {
+        let widths = BlockWidths {
             hidden: self.hidden,
             query: self.heads * head_dim,
             key_value: kv_heads * head_dim,
@@ -107,7 +107,7 @@ impl ModelFile {
     }
 
     /// Heads and their sizes: (`kv_heads`, `head_dim`) when they fit together.
-    fn check_attention(&self, report: &mut Report) -> Option<(u64, u64)> {
+    fn check_attention(&self, report: &mut DefectReport) -> Option<(u64, u64)> {
         let hidden = report.size("hidden", self.hidden, MAX_WIDTH);
         let heads = report.size("heads", self.heads, MAX_WIDTH);
         let kv_heads = match self.kv_heads {
@@ -151,7 +151,7 @@ impl ModelFile {
         Some((kv_heads?, head_dim))
     }
 
-    fn check_scalars(&self, report: &mut Report) {
+    fn check_scalars(&self, report: &mut DefectReport) {
         report.size("vocab", self.vocab, MAX_WIDTH);
         report.size("d_ff", self.d_ff, MAX_WIDTH);
         report.size("max_sequence_length", self.max_sequence_length, MAX_SEQUENCE_LENGTH);
@@ -163,7 +163,7 @@ impl ModelFile {
     }
 
     /// Every block, merged and checked against the one before; empty parts only beside a defect.
-    fn check_blocks(&self, report: &mut Report) -> Vec<CheckedBlock> {
+    fn check_blocks(&self, report: &mut DefectReport) -> Vec<CheckedBlock> {
         let layers = layers(&self.blocks, report);
         layers.iter().for_each(|layer| check_layer(layer, report));
         let Some(count) = report.size("blocks.count", self.blocks.count, MAX_BLOCKS) else {
@@ -181,7 +181,7 @@ impl ModelFile {
             }
             let before = blocks.last();
             let weights = std::array::from_fn(|slot| {
-                let at = Slot { block: index, name: LINEAR_NAMES[slot] };
+                let at = LinearLocation { block: index, name: LINEAR_NAMES[slot] };
                 let before = before.map(|before| before.weights[slot].as_ref());
                 check_linear(&draft.linears[slot], at, before, report)
             });
@@ -203,8 +203,8 @@ struct CheckedBlock {
 }
 
 impl CheckedBlock {
-    fn finish(self, widths: &Widths) -> Block {
-        let Widths { hidden, query, key_value } = *widths;
+    fn finish(self, widths: &BlockWidths) -> Block {
+        let BlockWidths { hidden, query, key_value } = *widths;
         let d_ff = self.d_ff;
         let [q, k, v, o, gate, up, down] = self.weights.map(|weight| {
             // Without defects every weight is there.
@@ -225,7 +225,7 @@ impl CheckedBlock {
 }
 
 /// What can be said of one layer alone, at its own place.
-fn check_layer(layer: &Layer<'_>, report: &mut Report) {
+fn check_layer(layer: &BlockOverride<'_>, report: &mut DefectReport) {
     if let Some(d_ff) = layer.says.d_ff {
         report.size(&format!("{}.d_ff", layer.place), d_ff, MAX_WIDTH);
     }
@@ -254,7 +254,7 @@ fn check_layer(layer: &Layer<'_>, report: &mut Report) {
 
 /// Which linear of which block.
 #[derive(Clone, Copy)]
-struct Slot {
+struct LinearLocation {
     block: u64,
     name: &'static str,
 }
@@ -262,9 +262,9 @@ struct Slot {
 /// `before` is `None` in block 0, `Some(None)` when the linear before had a defect of its own.
 fn check_linear(
     draft: &LinearDraft,
-    at: Slot,
+    at: LinearLocation,
     before: Option<Option<&Weight>>,
-    report: &mut Report,
+    report: &mut DefectReport,
 ) -> Option<Weight> {
     if !draft.named {
         report.hint(
@@ -297,14 +297,14 @@ fn check_linear(
 }
 
 fn check_crossing(
-    crossing: &Crossing,
+    crossing: &LatentCrossing,
     rank: u64,
     before: Option<&Weight>,
     draft: &LinearDraft,
-    at: Slot,
-    report: &mut Report,
+    at: LinearLocation,
+    report: &mut DefectReport,
 ) {
-    let Slot { block, name } = at;
+    let LinearLocation { block, name } = at;
     if let CrossingGate::Tensor { a, b } = crossing.gate
         && a.checked_mul(b) != Some(rank)
     {

@@ -6,7 +6,7 @@
 use crate::kernel::{
     Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer,
 };
-use crate::mesh::{Axis, Group};
+use crate::mesh::{Axis, DeviceGroup};
 use crate::model::{Activation, GatedProduct};
 use crate::{Bytes, DType, Dim, Layout};
 
@@ -14,23 +14,23 @@ use crate::{Bytes, DType, Dim, Layout};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A product. Reads left, right; writes the result.
-    Gemm(Product),
+    Gemm(GemmOp),
     /// Causal attention. Forward reads q, k, v and writes output, log-sum-exp; backward reads
     /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v.
     Attention(Attention),
     /// A fused element-wise or reduction pass.
     Pass(PassOp),
     /// A collective, in place for an all-reduce. Operands past the first ride in the same launch.
-    Collective(Exchange),
+    Collective(CollectiveOp),
     /// Sends to the neighbouring stage.
-    Send(Hop),
+    Send(P2pTransfer),
     /// Receives from the neighbouring stage.
-    Receive(Hop),
+    Receive(P2pTransfer),
 }
 
 /// Which of a linear's three products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ProductForm {
+pub enum GemmRole {
     /// `Y[m,n] = X[m,k]·W[k,n]`.
     Forward,
     /// `dX[m,k'] = dY[m,n']·Wᵀ`.
@@ -41,9 +41,9 @@ pub enum ProductForm {
 
 /// A product of a [`LinearOp`](crate::graph::LinearOp): `C[m,n] (+)= A·B` with inner size k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Product {
+pub struct GemmOp {
     /// Which product, and so which operand is transposed.
-    pub form: ProductForm,
+    pub form: GemmRole,
     /// Rows of the result.
     pub m: u64,
     /// Columns of the result.
@@ -188,7 +188,7 @@ pub enum PassOp {
 
 /// What a collective does with the layout of its tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Exchange {
+pub struct CollectiveOp {
     /// Which collective.
     pub kind: CollectiveKind,
     /// Over which axis.
@@ -204,7 +204,7 @@ pub struct Exchange {
     /// How the members' contributions are combined, where they are.
     pub reduction: Reduction,
     /// The group.
-    pub group: Group,
+    pub group: DeviceGroup,
 }
 
 /// How a reducing collective combines.
@@ -219,13 +219,13 @@ pub enum Reduction {
 /// A point-to-point transfer over the pipeline axis: the hidden state and the latents that cross,
 /// or their gradients, an operand each, in one launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Hop {
+pub struct P2pTransfer {
     /// What the operands are: `hidden`, and the linears whose latents cross.
     pub carries: Vec<&'static str>,
     /// The other stage.
     pub stage: u32,
     /// The pipeline group.
-    pub group: Group,
+    pub group: DeviceGroup,
 }
 
 impl PassOp {

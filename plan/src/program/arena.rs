@@ -14,7 +14,7 @@ pub const ALIGNMENT: u64 = 256;
 
 /// The positions of a timeline between which a buffer is alive, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Span {
+struct Lifetime {
     first: usize,
     last: usize,
 }
@@ -36,10 +36,10 @@ pub fn place(stage: &mut StageProgram) {
     };
     if stage.slots <= 1 {
         stage.slot_stride = 0;
-        let all: Vec<(BufferId, Span)> = activations().collect();
+        let all: Vec<(BufferId, Lifetime)> = activations().collect();
         end = place_by_lifetime(stage, &all, end);
     } else {
-        let crosses = |span: &Span| span.first < turnaround && span.last >= turnaround;
+        let crosses = |span: &Lifetime| span.first < turnaround && span.last >= turnaround;
         let slot_begin = end;
         for (id, _) in activations().filter(|(_, span)| crosses(span)) {
             let buffer = &mut stage.buffers[id.0 as usize];
@@ -49,7 +49,7 @@ pub fn place(stage: &mut StageProgram) {
         }
         stage.slot_stride = end - slot_begin;
         end = slot_begin + stage.slot_stride * stage.slots;
-        let rest: Vec<(BufferId, Span)> =
+        let rest: Vec<(BufferId, Lifetime)> =
             activations().filter(|(_, span)| !crosses(span)).collect();
         end = place_by_lifetime(stage, &rest, end);
     }
@@ -61,13 +61,13 @@ fn aligned(bytes: Bytes) -> u64 {
 }
 
 /// For each activation the first and last position of the timeline that touches it.
-fn spans(stage: &StageProgram) -> Vec<Option<Span>> {
-    let mut spans: Vec<Option<Span>> = vec![None; stage.buffers.len()];
+fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
+    let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
         for id in touched(instr) {
             if stage.buffers[id.0 as usize].region == Region::Activation {
-                let span =
-                    spans[id.0 as usize].get_or_insert(Span { first: position, last: position });
+                let span = spans[id.0 as usize]
+                    .get_or_insert(Lifetime { first: position, last: position });
                 span.last = position;
             }
         }
@@ -80,14 +80,14 @@ fn touched(instr: &Instr) -> impl Iterator<Item = BufferId> {
 }
 
 /// Greedy by size. Returns the end of the area.
-fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Span)], base: u64) -> u64 {
-    let mut order: Vec<(BufferId, Span, u64)> = list
+fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], base: u64) -> u64 {
+    let mut order: Vec<(BufferId, Lifetime, u64)> = list
         .iter()
         .map(|&(id, span)| (id, span, aligned(stage.buffers[id.0 as usize].extent.bytes())))
         .collect();
     order.sort_by_key(|&(id, _, bytes)| (std::cmp::Reverse(bytes), id));
     // (begin, end, span) of what is placed, ordered by begin.
-    let mut placed: Vec<(u64, u64, Span)> = vec![];
+    let mut placed: Vec<(u64, u64, Lifetime)> = vec![];
     let mut end = base;
     for (id, span, bytes) in order {
         let mut offset = base;

@@ -26,7 +26,7 @@ use crate::mesh::Axis;
 use crate::strategy::Context;
 use crate::{Bytes, DType, Kernel};
 
-pub use action::{Action, Exchange, Extent, Hop, PassOp, Product, ProductForm, Reduction};
+pub use action::{Action, CollectiveOp, Extent, GemmOp, GemmRole, P2pTransfer, PassOp, Reduction};
 pub use arena::{ALIGNMENT, place};
 
 /// Index of a buffer within its stage.
@@ -54,7 +54,7 @@ pub struct Shard {
     /// Names of the parameters side by side in the buffer, with their whole shapes.
     pub members: Vec<(String, u64, u64)>,
     /// Which dimension is split.
-    pub split: crate::emit::Split,
+    pub split: crate::emit::WeightSplit,
     /// For the device with tensor index i, the first row or column it holds is i times this.
     pub offset_stride: Vec<u64>,
 }
@@ -115,7 +115,7 @@ pub enum Phase {
 
 /// One entry of a stage's schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Turn {
+pub struct MicrobatchPass {
     /// Forward or backward; the step phase comes once, last.
     pub phase: Phase,
     /// Which microbatch.
@@ -134,7 +134,7 @@ pub struct StageProgram {
     /// Once a step.
     pub step: Vec<Instr>,
     /// The order of passes.
-    pub schedule: Vec<Turn>,
+    pub schedule: Vec<MicrobatchPass>,
     /// Microbatches whose activations are alive at once.
     pub slots: u64,
     /// Bytes between the copies of per-microbatch buffers.
@@ -234,11 +234,11 @@ impl Extent {
 }
 
 /// 1F1B: stage s warms up with min(m, S − s) forward passes, then alternates.
-pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> Vec<Turn> {
-    let forward = |microbatch| Turn { phase: Phase::Forward, microbatch };
-    let backward = |microbatch| Turn { phase: Phase::Backward, microbatch };
+pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> Vec<MicrobatchPass> {
+    let forward = |microbatch| MicrobatchPass { phase: Phase::Forward, microbatch };
+    let backward = |microbatch| MicrobatchPass { phase: Phase::Backward, microbatch };
     let warm_up = (stages - stage - 1).min(microbatches);
-    let mut turns: Vec<Turn> = (0..warm_up).map(forward).collect();
+    let mut turns: Vec<MicrobatchPass> = (0..warm_up).map(forward).collect();
     for microbatch in warm_up..microbatches {
         turns.push(forward(microbatch));
         turns.push(backward(microbatch - warm_up));

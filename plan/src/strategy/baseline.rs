@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{LinearOp, Op, OpNode};
 use crate::{Dim, EdgeLayout};
 
-use super::{Border, Strategy};
+use super::{BoundaryLayout, Strategy};
 
 /// Which part of the space is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -48,7 +48,7 @@ impl Baseline {
     }
 
     /// The layouts of the residual stream, and of latents that cross, that this baseline allows.
-    pub fn allows_border(self, border: Border) -> bool {
+    pub fn allows_border(self, border: BoundaryLayout) -> bool {
         match self {
             Baseline::Auto => true,
             Baseline::Btp => {
@@ -68,7 +68,7 @@ impl Baseline {
             (Baseline::Auto, _) => return true,
             // No publication says how crossings are sharded: any way is fair.
             (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
-            (_, Op::Linear(linear)) if matches!(factor(linear), Factor::Gate) => return true,
+            (_, Op::Linear(linear)) if matches!(factor(linear), FactorRole::Gate) => return true,
             // Fewer key and value heads than devices: nothing is left to split.
             // The published vanilla form does not split heads, and loses nothing.
             (_, Op::Linear(linear))
@@ -78,9 +78,9 @@ impl Baseline {
             }
             (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
             (Baseline::Btp, Op::Linear(linear)) => match factor(linear) {
-                Factor::First => &[Row, OwedRow],
-                Factor::Second => &[Column],
-                Factor::Dense | Factor::Gate => &[Row, OwedRow, Column],
+                FactorRole::First => &[Row, OwedRow],
+                FactorRole::Second => &[Column],
+                FactorRole::Dense | FactorRole::Gate => &[Row, OwedRow, Column],
             },
             (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
             (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
@@ -90,9 +90,9 @@ impl Baseline {
                 if reduces { &[Row] } else { &[Column] }
             }
             (_, Op::Linear(linear)) => match factor(linear) {
-                Factor::First => &[Column],
-                Factor::Second => &[Row],
-                Factor::Dense | Factor::Gate => &[Row, Column],
+                FactorRole::First => &[Column],
+                FactorRole::Second => &[Row],
+                FactorRole::Dense | FactorRole::Gate => &[Row, Column],
             },
             (_, Op::Latent(_)) => &[Feature],
             (Baseline::VanillaTpPublished, Op::Attention(_) | Op::GatedProduct { .. }) => {
@@ -112,7 +112,7 @@ fn few_heads(linear: &LinearOp, devices: u64) -> bool {
     })
 }
 
-enum Factor {
+enum FactorRole {
     First,
     Second,
     Dense,
@@ -120,11 +120,11 @@ enum Factor {
     Gate,
 }
 
-fn factor(linear: &LinearOp) -> Factor {
+fn factor(linear: &LinearOp) -> FactorRole {
     match linear.members[0].parameter.rsplit_once('.') {
-        Some((_, "a")) => Factor::First,
-        Some((_, "b")) => Factor::Second,
-        Some((_, "gate")) => Factor::Gate,
-        _ => Factor::Dense,
+        Some((_, "a")) => FactorRole::First,
+        Some((_, "b")) => FactorRole::Second,
+        Some((_, "gate")) => FactorRole::Gate,
+        _ => FactorRole::Dense,
     }
 }

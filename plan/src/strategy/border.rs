@@ -8,17 +8,17 @@ use super::Context;
 /// The layouts of what segments hand on: one for the hidden state, one for all latents that cross
 /// between blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Border {
+pub struct BoundaryLayout {
     /// Layouts of the hidden state.
     pub hidden: EdgeLayout,
     /// Layouts of the crossing latents; replicated when the model has none.
     pub latents: EdgeLayout,
 }
 
-impl Border {
+impl BoundaryLayout {
     /// Of a model without crossings, or of a segment at its ends.
-    pub const fn hidden(hidden: EdgeLayout) -> Border {
-        Border { hidden, latents: EdgeLayout::REPLICATED }
+    pub const fn hidden(hidden: EdgeLayout) -> BoundaryLayout {
+        BoundaryLayout { hidden, latents: EdgeLayout::REPLICATED }
     }
 
     /// The layouts of carried tensor number `carried`: 0 is the hidden state.
@@ -40,13 +40,13 @@ impl Border {
 
 /// The layouts that what segments hand on may take. `latents` are the widths of the latents that
 /// cross between blocks.
-pub fn borders(hidden: u64, latents: &[u64], context: &Context) -> Vec<Border> {
+pub fn borders(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryLayout> {
     let all = layouts(std::slice::from_ref(&hidden), context);
     let crossing =
         if latents.is_empty() { vec![EdgeLayout::REPLICATED] } else { layouts(latents, context) };
-    let pairs = all
-        .iter()
-        .flat_map(|&hidden| crossing.iter().map(move |&latents| Border { hidden, latents }));
+    let pairs = all.iter().flat_map(|&hidden| {
+        crossing.iter().map(move |&latents| BoundaryLayout { hidden, latents })
+    });
     pairs.collect()
 }
 

@@ -18,7 +18,7 @@ use crate::graph::{Op, OpId, Segment, SegmentKind, Value, ValueId};
 use crate::model::Activation;
 use crate::{EdgeLayout, Layout};
 
-use super::{Border, Context, OpChoice, Strategy};
+use super::{BoundaryLayout, Context, OpChoice, Strategy};
 
 /// What the backward pass finds of one copy of a value.
 #[derive(
@@ -124,7 +124,7 @@ pub fn flows(
     segment: &Segment,
     id: ValueId,
     choices: &[Vec<OpChoice>],
-    border: Border,
+    border: BoundaryLayout,
     recompute: Recompute,
     context: &Context,
 ) -> Vec<Flow> {
@@ -145,7 +145,7 @@ pub fn flows(
         (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
         (None, None) => return vec![],
     };
-    let saver = Saver::new(segment, id, recompute);
+    let saver = SaveOptions::new(segment, id, recompute);
     let mut made = vec![];
     for &producer in &producers {
         let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None, value, context);
@@ -194,19 +194,19 @@ pub fn flow_is_legal(
 }
 
 /// What a value's copies may be saved as, whatever its flow.
-struct Saver<'a> {
+struct SaveOptions<'a> {
     segment: &'a Segment,
     id: ValueId,
     keeps: bool,
     redoes: bool,
 }
 
-impl Saver<'_> {
-    fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> Saver<'_> {
+impl SaveOptions<'_> {
+    fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
         let shares_storage = segment.values.iter().any(|other| other.storage_of == Some(id));
         let keeps = !shares_storage && may_keep(segment, segment.value(id), recompute);
         let redoes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
-        Saver { segment, id, keeps, redoes }
+        SaveOptions { segment, id, keeps, redoes }
     }
 
     /// The combinations of saves for the copies of a flow.

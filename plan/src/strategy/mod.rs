@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::EdgeLayout;
 
 pub use baseline::Baseline;
-pub use border::{Border, borders};
+pub use border::{BoundaryLayout, borders};
 pub use context::{Context, Zero};
 pub use flow::{Flow, Recompute, Save, flow_is_legal, flows, needs_input, needs_output};
 pub use options::{WeightRule, op_choices};

@@ -31,7 +31,7 @@ pub fn op_choices(
 ) -> Vec<OpChoice> {
     let devices = context.tensor();
     let ports = (node.inputs.len(), node.outputs.len());
-    let mut choices = Choices { ports, list: vec![] };
+    let mut choices = ChoiceList { ports, list: vec![] };
     let replicable = weights == WeightRule::Any || devices == 1 || !holds_matrix(&node.op);
     if replicable {
         choices.uniform(Strategy::Replicate, WHOLE);
@@ -80,7 +80,7 @@ fn holds_matrix(op: &Op) -> bool {
     matches!(op, Op::Embedding { .. } | Op::Linear(_))
 }
 
-fn linear_choices(linear: &LinearOp, devices: u64, choices: &mut Choices) {
+fn linear_choices(linear: &LinearOp, devices: u64, choices: &mut ChoiceList) {
     let whole_heads = linear.head_dim.unwrap_or(1);
     let columns = linear.members.iter().all(|m| (m.d_out / whole_heads).is_multiple_of(devices));
     choices.add_if(columns, Strategy::Column, vec![EdgeLayout::GRADIENT_PARTIAL], vec![FEATURES]);
@@ -91,7 +91,7 @@ fn linear_choices(linear: &LinearOp, devices: u64, choices: &mut Choices) {
     choices.add_if(owed, Strategy::OwedRow, vec![FEATURES.owed()], partial_owed);
 }
 
-fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut Choices) {
+fn latent_choices(latent: &LatentOp, devices: u64, choices: &mut ChoiceList) {
     if latent.sections.iter().all(|width| width.is_multiple_of(devices)) {
         choices.uniform(Strategy::Feature, FEATURES);
     }
@@ -106,7 +106,7 @@ fn attention_choices(
     segment: &Segment,
     node: &OpNode,
     devices: u64,
-    choices: &mut Choices,
+    choices: &mut ChoiceList,
 ) {
     if !attention.heads.is_multiple_of(devices) {
         return;
@@ -125,12 +125,12 @@ fn attention_choices(
     }
 }
 
-struct Choices {
+struct ChoiceList {
     ports: (usize, usize),
     list: Vec<OpChoice>,
 }
 
-impl Choices {
+impl ChoiceList {
     fn add(&mut self, strategy: Strategy, inputs: Vec<EdgeLayout>, outputs: Vec<EdgeLayout>) {
         debug_assert_eq!((inputs.len(), outputs.len()), self.ports);
         self.list.push(OpChoice { strategy, inputs, outputs });

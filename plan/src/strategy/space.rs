@@ -4,10 +4,10 @@ use crate::Layout;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
 
 use super::{
-    Baseline, Border, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows,
-    op_choices,
+    Baseline, BoundaryLayout, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule,
+    flows, op_choices,
 };
-use crate::emit::{OpParameter, op_parameters};
+use crate::emit::{OpParameters, op_parameters};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ pub struct OpOption {
     /// Strategy and layouts.
     pub choice: OpChoice,
     /// Whether the backward pass runs it again.
-    pub redo: bool,
+    pub recompute: bool,
 }
 
 /// Every alternative of every op and value of a segment, for one layout of its border.
@@ -61,7 +61,7 @@ pub struct SegmentSpace {
     /// The op graph.
     pub segment: Segment,
     /// Layouts of what comes in and goes out.
-    pub border: Border,
+    pub border: BoundaryLayout,
     /// Where it runs.
     pub context: Context,
     /// Whether embedding and head share one weight, so that the embedding owns none.
@@ -111,7 +111,7 @@ impl SegmentSpace {
     /// must lay its weight out that way.
     pub fn new(
         segment: Segment,
-        border: Border,
+        border: BoundaryLayout,
         context: Context,
         rules: &Rules,
         tied: bool,
@@ -132,7 +132,8 @@ impl SegmentSpace {
                 let redo = if redoable { &[false, true][..] } else { &[false][..] };
                 list.into_iter()
                     .flat_map(|choice| {
-                        redo.iter().map(move |&redo| OpOption { choice: choice.clone(), redo })
+                        redo.iter()
+                            .map(move |&redo| OpOption { choice: choice.clone(), recompute: redo })
                     })
                     .collect()
             })
@@ -147,7 +148,7 @@ impl SegmentSpace {
         op: OpId,
         strategy: Strategy,
         context: &Context,
-    ) -> Option<OpParameter> {
+    ) -> Option<OpParameters> {
         owned_parameters(&self.segment, op, strategy, self.tied, context)
     }
 }
@@ -160,7 +161,7 @@ pub fn owned_parameters(
     strategy: Strategy,
     tied: bool,
     context: &Context,
-) -> Option<OpParameter> {
+) -> Option<OpParameters> {
     let shares = tied && segment.kind == SegmentKind::Embedding && context.mesh.pipeline == 1;
     if shares { None } else { op_parameters(segment.op(op), strategy, context) }
 }
@@ -222,7 +223,7 @@ impl SegmentChoice {
                     .outputs
                     .iter()
                     .any(|output| self.flows[output.0 as usize].saves[0] == Save::Redone);
-                self.ops[op.0 as usize].redo = redone;
+                self.ops[op.0 as usize].recompute = redone;
             }
         }
     }
@@ -233,7 +234,7 @@ impl SegmentChoice {
         let mut needed = vec![false; copies.len()];
         for &(op, port) in &segment.value(id).consumers {
             let option = &self.ops[op.0 as usize];
-            if option.redo || super::needs_input(&segment.op(op).op) {
+            if option.recompute || super::needs_input(&segment.op(op).op) {
                 let layout = option.choice.inputs[port].forward;
                 needed[copies.iter().position(|copy| *copy == layout).unwrap_or(0)] = true;
             }

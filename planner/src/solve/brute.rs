@@ -5,10 +5,10 @@
 //! be wrong about them.
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, Link};
+use narrows_cost_model::table::{Assignment, TableLink};
 use narrows_plan::Seconds;
 
-use super::{Clock, Limits, Outcome, Prover, SolveError, Solver};
+use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, Solver};
 
 /// The most combinations of choices to enumerate.
 const COMBINATIONS_MAX: f64 = 1e8;
@@ -18,7 +18,7 @@ const COMBINATIONS_MAX: f64 = 1e8;
 pub struct Brute;
 
 impl Solver for Brute {
-    fn solve(&self, table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> {
+    fn solve(&self, table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
         let combinations = table.nodes.iter().map(|node| node.choices.len() as f64).product();
         if combinations > COMBINATIONS_MAX {
             return Err(SolveError::TooManyCombinations { combinations, max: COMBINATIONS_MAX });
@@ -28,30 +28,30 @@ impl Solver for Brute {
             closing[link.from.max(link.to).0 as usize].push(link);
         }
         let mut search =
-            Search { table, closing, clock: Clock::start(limits), visits: 0, best: None };
+            Enumeration { table, closing, clock: SolveClock::start(limits), visits: 0, best: None };
         let finished = search.descend(&mut Vec::with_capacity(table.nodes.len()));
         let best = search.best.map(|(_, assignment)| assignment);
         let expired = if finished { None } else { search.clock.expired() };
         Ok(match (expired, best) {
             (Some(status), best) => {
-                Outcome::stopped(status, table, best, Seconds(0.0), Prover::Brute)
+                SolveOutcome::stopped(status, table, best, Seconds(0.0), Prover::Brute)
             }
-            (None, Some(best)) => Outcome::optimal(table, best, Prover::Brute),
-            (None, None) => Outcome::infeasible(Prover::Brute, None),
+            (None, Some(best)) => SolveOutcome::optimal(table, best, Prover::Brute),
+            (None, None) => SolveOutcome::infeasible(Prover::Brute, None),
         })
     }
 }
 
-struct Search<'a> {
+struct Enumeration<'a> {
     table: &'a CostTable,
     /// The links whose later end is each node.
-    closing: Vec<Vec<&'a Link>>,
-    clock: Clock,
+    closing: Vec<Vec<&'a TableLink>>,
+    clock: SolveClock,
     visits: u64,
     best: Option<(f64, Assignment)>,
 }
 
-impl Search<'_> {
+impl Enumeration<'_> {
     /// Tries every completion of `chosen`; false when the time ran out.
     fn descend(&mut self, chosen: &mut Assignment) -> bool {
         self.visits += 1;

@@ -12,24 +12,24 @@
 //! `order.rs`), which is 1 on a tree.
 //!
 //! Memory rows are ignored, so the minimum is a lower bound on the table's optimum, and it is the
-//! optimum when its assignment fits the rows. [`Plan`] separates the links from the nodes' costs:
+//! optimum when its assignment fits the rows. [`EliminationOrder`] separates the links from the nodes' costs:
 //! what goes together is found once (`join.rs`), and with other costs (bytes priced by
 //! multipliers, say) only the sweep is repeated.
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, Link};
+use narrows_cost_model::table::{Assignment, TableLink};
 
-use super::join::{Removal, removals};
-use super::order::Network;
+use super::join::{Elimination, removals};
+use super::order::ConstraintGraph;
 use super::presolve::presolve;
-use super::{Limits, Outcome, Prover, SolveError, Solver};
+use super::{Prover, SolveError, SolveLimits, SolveOutcome, Solver};
 
 /// An order of removal for the links of one table, good for any costs of its nodes.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct EliminationOrder {
     /// How many choices each node has.
     sizes: Vec<usize>,
-    removals: Vec<Removal>,
+    removals: Vec<Elimination>,
     /// The removals that leave a number.
     roots: Vec<usize>,
     /// Cells of all tables that removals leave.
@@ -38,7 +38,7 @@ pub struct Plan {
 
 /// The cheapest assignment for some node costs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cheapest {
+pub struct MinCostAssignment {
     /// The sum of the costs.
     pub cost: f64,
     /// An assignment that attains it and satisfies every link.
@@ -46,36 +46,40 @@ pub struct Cheapest {
 }
 
 /// What the cells of all removals cost, and the entry that each one's cost is of.
-struct Swept {
+struct SweepTables {
     costs: Vec<f64>,
     entries: Vec<u32>,
 }
 
-impl Plan {
+impl EliminationOrder {
     /// Orders the removal of the nodes of `table`.
-    pub fn new(table: &CostTable) -> Result<Plan, SolveError> {
-        Plan::rooted(table, None)
+    pub fn new(table: &CostTable) -> Result<EliminationOrder, SolveError> {
+        EliminationOrder::rooted(table, None)
     }
 
     /// Orders the removal of the nodes of `table`, `root` last.
-    pub fn rooted(table: &CostTable, root: Option<usize>) -> Result<Plan, SolveError> {
+    pub fn rooted(table: &CostTable, root: Option<usize>) -> Result<EliminationOrder, SolveError> {
         let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
-        Plan::ordered(sizes, &table.links, root)
+        EliminationOrder::ordered(sizes, &table.links, root)
     }
 
     /// Orders the removal of nodes with so many choices each.
-    pub fn of_links(sizes: &[usize], links: &[Link]) -> Result<Plan, SolveError> {
-        Plan::ordered(sizes.to_vec(), links, None)
+    pub fn of_links(sizes: &[usize], links: &[TableLink]) -> Result<EliminationOrder, SolveError> {
+        EliminationOrder::ordered(sizes.to_vec(), links, None)
     }
 
-    fn ordered(sizes: Vec<usize>, links: &[Link], root: Option<usize>) -> Result<Plan, SolveError> {
-        let network = Network::new(sizes.clone(), links);
+    fn ordered(
+        sizes: Vec<usize>,
+        links: &[TableLink],
+        root: Option<usize>,
+    ) -> Result<EliminationOrder, SolveError> {
+        let network = ConstraintGraph::new(sizes.clone(), links);
         let (removals, cells) = removals(&network, network.order(root))?;
         // What mentions a variable is joined when it is removed, and a number mentions none.
         let mut is_root = vec![true; removals.len()];
         removals.iter().flat_map(|r| &r.children).for_each(|&child| is_root[child] = false);
         let roots = (0..removals.len()).filter(|&i| is_root[i]).collect();
-        Ok(Plan { sizes, removals, roots, cells })
+        Ok(EliminationOrder { sizes, removals, roots, cells })
     }
 
     /// The additions of one sweep.
@@ -85,7 +89,7 @@ impl Plan {
 
     /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
     /// rows. `None` when the links contradict each other.
-    pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<Cheapest> {
+    pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<MinCostAssignment> {
         if self.is_contradictory() {
             return None;
         }
@@ -103,7 +107,7 @@ impl Plan {
             let cells = removal.below(entry).iter().map(|&cell| cell as usize);
             open.extend(removal.children.iter().copied().zip(cells));
         }
-        Some(Cheapest { cost, assignment })
+        Some(MinCostAssignment { cost, assignment })
     }
 
     /// For each choice of the last node removed, the cost of the cheapest assignment with it;
@@ -129,8 +133,8 @@ impl Plan {
     }
 
     /// The cheapest entry of every cell of every removal.
-    fn sweep(&self, costs: &[Vec<f64>]) -> Swept {
-        let mut swept = Swept { costs: vec![0.0; self.cells], entries: vec![0; self.cells] };
+    fn sweep(&self, costs: &[Vec<f64>]) -> SweepTables {
+        let mut swept = SweepTables { costs: vec![0.0; self.cells], entries: vec![0; self.cells] };
         let keys = self.removals.iter().filter(|removal| removal.node >= self.sizes.len());
         let keys_max = keys.flat_map(|removal| &removal.values).max();
         let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
@@ -151,7 +155,7 @@ impl Plan {
 
 /// The cheapest entry of every cell of one removal.
 #[inline(always)]
-fn remove(removal: &Removal, own: &[f64], swept: &mut Swept, children: usize) {
+fn remove(removal: &Elimination, own: &[f64], swept: &mut SweepTables, children: usize) {
     let (below, costs) = swept.costs.split_at_mut(removal.base);
     let chosen = &mut swept.entries[removal.base..];
     for (cell, span) in removal.starts.windows(2).enumerate() {
@@ -173,7 +177,7 @@ fn remove(removal: &Removal, own: &[f64], swept: &mut Swept, children: usize) {
 
 /// The times of all choices: the costs of the plain objective.
 pub fn times(table: &CostTable) -> Vec<Vec<f64>> {
-    let node = |node: &narrows_cost_model::table::Node| {
+    let node = |node: &narrows_cost_model::table::TableNode| {
         node.choices.iter().map(|choice| choice.time.0).collect()
     };
     table.nodes.iter().map(node).collect()
@@ -187,7 +191,7 @@ pub fn fastest(table: &CostTable) -> Result<Option<Assignment>, SolveError> {
     free.rows.clear();
     free.nodes.iter_mut().flat_map(|node| &mut node.choices).for_each(|c| c.bytes.clear());
     let Ok(reduced) = presolve(&free) else { return Ok(None) };
-    let plan = Plan::new(&reduced.table)?;
+    let plan = EliminationOrder::new(&reduced.table)?;
     let cheapest = plan.cheapest(&times(&reduced.table));
     Ok(cheapest.map(|cheapest| reduced.lift(&cheapest.assignment)))
 }
@@ -197,10 +201,10 @@ pub fn fastest(table: &CostTable) -> Result<Option<Assignment>, SolveError> {
 pub struct Eliminate;
 
 impl Solver for Eliminate {
-    fn solve(&self, table: &CostTable, _: &Limits) -> Result<Outcome, SolveError> {
+    fn solve(&self, table: &CostTable, _: &SolveLimits) -> Result<SolveOutcome, SolveError> {
         match fastest(table)? {
-            None => Ok(Outcome::infeasible(Prover::Eliminate, None)),
-            Some(a) if table.fits(&a) => Ok(Outcome::optimal(table, a, Prover::Eliminate)),
+            None => Ok(SolveOutcome::infeasible(Prover::Eliminate, None)),
+            Some(a) if table.fits(&a) => Ok(SolveOutcome::optimal(table, a, Prover::Eliminate)),
             Some(a) => Err(SolveError::RowsBind { bound: table.time(&a) }),
         }
     }

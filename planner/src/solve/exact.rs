@@ -10,23 +10,26 @@
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;
 
-use super::ilp::{self, Backend, Known};
-use super::lagrange::{self, Priced};
+use super::ilp::{self, IlpLibrary, Incumbent};
+use super::lagrange::{self, LagrangianBound};
 use super::outcome::relative_gap;
 use super::presolve::presolve;
-use super::{Clock, Limits, Outcome, Prover, SolveError, Solver, Status, eliminate, window};
+use super::{
+    Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver, eliminate,
+    window,
+};
 
 /// [`exact()`] as a solver.
 #[derive(Clone, Copy, Debug)]
 pub struct Exact;
 
 impl Solver for Exact {
-    fn solve(&self, table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> {
+    fn solve(&self, table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
         exact(table, limits)
     }
 }
 
-/// Solves a table by the cheapest method that proves its answer; [`Outcome::prover`] says which.
+/// Solves a table by the cheapest method that proves its answer; [`SolveOutcome::prover`] says which.
 ///
 /// ```
 /// use narrows_cost_model::table::{Choice, CostTable, Link, Node, NodeId};
@@ -53,16 +56,16 @@ impl Solver for Exact {
 /// assert_eq!(outcome.assignment, Some(vec![1, 1]));
 /// assert_eq!(outcome.status.name(), "optimal");
 /// ```
-pub fn exact(table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> {
-    let clock = Clock::start(limits);
+pub fn exact(table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
+    let clock = SolveClock::start(limits);
     let reduced = match presolve(table) {
         Ok(reduced) => reduced,
-        Err(conflict) => return Ok(Outcome::infeasible(Prover::Presolve, Some(conflict))),
+        Err(conflict) => return Ok(SolveOutcome::infeasible(Prover::Presolve, Some(conflict))),
     };
     let bound = match eliminate::fastest(&reduced.table) {
-        Ok(None) => return Ok(Outcome::infeasible(Prover::Eliminate, None)),
+        Ok(None) => return Ok(SolveOutcome::infeasible(Prover::Eliminate, None)),
         Ok(Some(a)) if reduced.table.fits(&a) => {
-            return Ok(Outcome::optimal(table, reduced.lift(&a), Prover::Eliminate));
+            return Ok(SolveOutcome::optimal(table, reduced.lift(&a), Prover::Eliminate));
         }
         Ok(Some(a)) => reduced.table.time(&a),
         // Too wide for tables; the integer program has no such limit.
@@ -72,15 +75,15 @@ pub fn exact(table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> 
     let priced = lagrange::price_rows(inner, clock);
     let mut outcome = match &priced {
         Some(priced) if priced.bound > lagrange::slowest(inner) => {
-            return Ok(Outcome::infeasible(Prover::Lagrange, None));
+            return Ok(SolveOutcome::infeasible(Prover::Lagrange, None));
         }
         Some(priced) => match met(inner, priced, limits) {
             Some(outcome) => outcome,
-            None => window::solve(inner, Backend::MicroLp, limits, clock, priced)?,
+            None => window::solve(inner, IlpLibrary::MicroLp, limits, clock, priced)?,
         },
         None => {
-            let known = Known { bound, incumbent: None };
-            ilp::close(inner, Backend::MicroLp, limits, clock, known)?
+            let known = Incumbent { bound, incumbent: None };
+            ilp::close(inner, IlpLibrary::MicroLp, limits, clock, known)?
         }
     };
     outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
@@ -89,13 +92,14 @@ pub fn exact(table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> 
 }
 
 /// The outcome when prices alone close the gap, or enough of it.
-fn met(table: &CostTable, priced: &Priced, limits: &Limits) -> Option<Outcome> {
+fn met(table: &CostTable, priced: &LagrangianBound, limits: &SolveLimits) -> Option<SolveOutcome> {
     let assignment = priced.assignment.clone()?;
     let gap = relative_gap(table.time(&assignment), priced.bound);
     if gap <= lagrange::ROUNDING {
-        return Some(Outcome::optimal(table, assignment, Prover::Lagrange));
+        return Some(SolveOutcome::optimal(table, assignment, Prover::Lagrange));
     }
-    let status = Status::GapLimit(limits.gap);
-    (gap <= limits.gap)
-        .then(|| Outcome::stopped(status, table, Some(assignment), priced.bound, Prover::Lagrange))
+    let status = SolveStatus::GapLimit(limits.gap);
+    (gap <= limits.gap).then(|| {
+        SolveOutcome::stopped(status, table, Some(assignment), priced.bound, Prover::Lagrange)
+    })
 }

@@ -8,16 +8,16 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, RowId};
+use narrows_cost_model::table::{Assignment, MemoryRowId};
 use narrows_plan::{Bytes, Seconds};
 
-use super::{Limits, Outcome, Prover, SolveError, Solver, Status};
+use super::{Prover, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver};
 
 /// Which front to compute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FrontRequest {
     /// The row whose limit is tightened. The other rows keep theirs.
-    pub row: RowId,
+    pub row: MemoryRowId,
     /// The least difference in bytes between two points; at least one.
     pub step_min: Bytes,
     /// The most points.
@@ -49,7 +49,7 @@ pub enum FrontEnd {
     /// The caller stopped it.
     Stopped,
     /// A point was not proven in its time.
-    Unproven(Status),
+    Unproven(SolveStatus),
 }
 
 /// Points of falling bytes and rising time.
@@ -71,7 +71,7 @@ pub fn front(
     mut progress: impl FnMut(&FrontPoint) -> ControlFlow<()>,
 ) -> Result<Front, SolveError> {
     let row = request.row.0 as usize;
-    let limits = Limits { time: request.time_per_point, gap: 0.0 };
+    let limits = SolveLimits { time: request.time_per_point, gap: 0.0 };
     let mut table = table.clone();
     table.rows[row].limit = Bytes(u64::MAX);
     let mut points: Vec<FrontPoint> = Vec::new();
@@ -81,9 +81,14 @@ pub fn front(
         }
         let outcome = solver.solve(&table, &limits)?;
         let (assignment, time) = match outcome {
-            Outcome { status: Status::Optimal, assignment: Some(a), time: Some(t), .. } => (a, t),
-            Outcome { status: Status::Infeasible, .. } => break FrontEnd::Complete,
-            Outcome { status, .. } => break FrontEnd::Unproven(status),
+            SolveOutcome {
+                status: SolveStatus::Optimal,
+                assignment: Some(a),
+                time: Some(t),
+                ..
+            } => (a, t),
+            SolveOutcome { status: SolveStatus::Infeasible, .. } => break FrontEnd::Complete,
+            SolveOutcome { status, .. } => break FrontEnd::Unproven(status),
         };
         let bytes = table.bytes(&assignment)[row];
         let point = FrontPoint { time, bytes, assignment, prover: outcome.prover };

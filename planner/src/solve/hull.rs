@@ -12,15 +12,15 @@
 use std::sync::Arc;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, RowId};
+use narrows_cost_model::table::{Assignment, MemoryRowId};
 
 use super::SolveError;
-use super::eliminate::{Plan, times};
+use super::eliminate::{EliminationOrder, times};
 
 /// A table made ready for many sweeps. Its rows are counted, not limited.
 #[derive(Clone, Debug)]
 pub struct Sweeper {
-    plan: Arc<Plan>,
+    plan: Arc<EliminationOrder>,
     times: Vec<Vec<f64>>,
     /// By row, node and choice.
     bytes: Vec<Vec<Vec<f64>>>,
@@ -42,13 +42,13 @@ pub struct Vertex {
 impl Sweeper {
     /// Prepares a table.
     pub fn new(table: &CostTable) -> Result<Sweeper, SolveError> {
-        Ok(Sweeper::planned(table, Arc::new(Plan::new(table)?)))
+        Ok(Sweeper::planned(table, Arc::new(EliminationOrder::new(table)?)))
     }
 
     /// Prepares a table with the plan of one that has the same links.
-    pub fn planned(table: &CostTable, plan: Arc<Plan>) -> Sweeper {
+    pub fn planned(table: &CostTable, plan: Arc<EliminationOrder>) -> Sweeper {
         let rows = 0..table.rows.len() as u32;
-        let bytes = rows.map(|row| bytes_of(table, RowId(row))).collect();
+        let bytes = rows.map(|row| bytes_of(table, MemoryRowId(row))).collect();
         Sweeper { plan, times: times(table), bytes }
     }
 
@@ -82,8 +82,8 @@ impl Sweeper {
     }
 }
 
-fn bytes_of(table: &CostTable, row: RowId) -> Vec<Vec<f64>> {
-    let of = |choice: &narrows_cost_model::table::Choice| {
+fn bytes_of(table: &CostTable, row: MemoryRowId) -> Vec<Vec<f64>> {
+    let of = |choice: &narrows_cost_model::table::TableChoice| {
         choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.as_f64()).sum()
     };
     table.nodes.iter().map(|node| node.choices.iter().map(of).collect()).collect()

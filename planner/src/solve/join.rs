@@ -7,7 +7,7 @@
 
 use super::SolveError;
 use super::bits::Bits;
-use super::order::Network;
+use super::order::ConstraintGraph;
 
 /// The most cells of one table, written down or not.
 const CELLS_MAX: f64 = (1 << 22) as f64;
@@ -19,7 +19,7 @@ const NONE: u32 = u32::MAX;
 
 /// The removal of one variable.
 #[derive(Clone, Debug)]
-pub(super) struct Removal {
+pub(super) struct Elimination {
     /// Which variable.
     pub(super) node: usize,
     /// The earlier removals whose tables mention it.
@@ -34,7 +34,7 @@ pub(super) struct Removal {
     pub(super) cells: Vec<u32>,
 }
 
-impl Removal {
+impl Elimination {
     /// The cells of an entry, one for each child.
     pub(super) fn below(&self, entry: usize) -> &[u32] {
         &self.cells[entry * self.children.len()..(entry + 1) * self.children.len()]
@@ -42,7 +42,7 @@ impl Removal {
 }
 
 /// Where the cells of a table are.
-struct Index {
+struct CellIndex {
     scope: Vec<usize>,
     /// By the values of the scope, the last fastest: the number of the cell.
     cell: Vec<u32>,
@@ -50,19 +50,19 @@ struct Index {
 
 /// An earlier table to be joined: how far a step of each scope variable, and of the variable to be
 /// removed, moves in it.
-struct Part<'a> {
+struct JoinedTable<'a> {
     strides: Vec<usize>,
     own: usize,
-    index: &'a Index,
+    index: &'a CellIndex,
 }
 
 /// Removes all variables in their order. The last value is the number of cells of all tables.
 pub(super) fn removals(
-    network: &Network,
+    network: &ConstraintGraph,
     order: Vec<(usize, Vec<usize>)>,
-) -> Result<(Vec<Removal>, usize), SolveError> {
-    let mut made: Vec<Removal> = vec![];
-    let mut open: Vec<(usize, Index)> = vec![];
+) -> Result<(Vec<Elimination>, usize), SolveError> {
+    let mut made: Vec<Elimination> = vec![];
+    let mut open: Vec<(usize, CellIndex)> = vec![];
     let mut relation_open = vec![true; network.relations.len()];
     let mut base = 0;
     for (node, scope) in order {
@@ -86,7 +86,7 @@ pub(super) fn removals(
         let join = Join { network, node, scope: &scope, partners, base };
         let (removal, cell) = join.run(&children)?;
         base += removal.starts.len() - 1;
-        open.push((made.len(), Index { scope, cell }));
+        open.push((made.len(), CellIndex { scope, cell }));
         made.push(removal);
     }
     Ok((made, base))
@@ -94,7 +94,7 @@ pub(super) fn removals(
 
 /// The join of all that mentions one variable.
 struct Join<'a> {
-    network: &'a Network,
+    network: &'a ConstraintGraph,
     node: usize,
     scope: &'a [usize],
     partners: Vec<Option<&'a [Bits]>>,
@@ -103,28 +103,28 @@ struct Join<'a> {
 
 /// The entries found so far, in the order of the variable's values.
 #[derive(Default)]
-struct Found {
+struct JoinEntries {
     values: Vec<u32>,
     at: Vec<u32>,
     cells: Vec<u32>,
 }
 
 impl Join<'_> {
-    fn run(&self, children: &[(usize, Index)]) -> Result<(Removal, Vec<u32>), SolveError> {
+    fn run(&self, children: &[(usize, CellIndex)]) -> Result<(Elimination, Vec<u32>), SolveError> {
         let sizes = &self.network.sizes;
         let stride = |scope: &[usize], node: usize| -> usize {
             let at = scope.iter().position(|&n| n == node);
             at.map_or(0, |at| scope[at + 1..].iter().map(|&n| sizes[n]).product())
         };
-        let parts: Vec<Part> = children
+        let parts: Vec<JoinedTable> = children
             .iter()
-            .map(|(_, index)| Part {
+            .map(|(_, index)| JoinedTable {
                 strides: self.scope.iter().map(|&n| stride(&index.scope, n)).collect(),
                 own: stride(&index.scope, self.node),
                 index,
             })
             .collect();
-        let mut found = Found::default();
+        let mut found = JoinEntries::default();
         for value in 0..sizes[self.node] {
             if self.network.allowed.get(self.node).is_some_and(|allowed| !allowed.contains(value)) {
                 continue;
@@ -146,9 +146,9 @@ impl Join<'_> {
         value: usize,
         depth: usize,
         at: usize,
-        parts: &[Part],
+        parts: &[JoinedTable],
         offsets: &mut [usize],
-        found: &mut Found,
+        found: &mut JoinEntries,
     ) {
         if depth == self.scope.len() {
             let cells = parts.iter().zip(&*offsets).map(|(part, &at)| part.index.cell[at]);
@@ -176,7 +176,7 @@ impl Join<'_> {
     }
 
     /// The entries by cell, and the numbers of the cells.
-    fn sorted(&self, found: Found, children: Vec<usize>) -> (Removal, Vec<u32>) {
+    fn sorted(&self, found: JoinEntries, children: Vec<usize>) -> (Elimination, Vec<u32>) {
         let dense: usize = self.scope.iter().map(|&n| self.network.sizes[n]).product();
         let mut count = vec![0_u32; dense];
         found.at.iter().for_each(|&at| count[at as usize] += 1);
@@ -201,6 +201,6 @@ impl Join<'_> {
             let (from, to) = (entry * width, to * width);
             cells[to..to + width].copy_from_slice(&found.cells[from..from + width]);
         }
-        (Removal { node: self.node, children, base: self.base, starts, values, cells }, cell)
+        (Elimination { node: self.node, children, base: self.base, starts, values, cells }, cell)
     }
 }

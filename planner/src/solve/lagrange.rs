@@ -16,8 +16,8 @@ use narrows_cost_model::CostTable;
 use narrows_cost_model::table::Assignment;
 use narrows_plan::Seconds;
 
-use super::eliminate::{Cheapest, Plan, times};
-use super::{Clock, SolveError};
+use super::eliminate::{EliminationOrder, MinCostAssignment, times};
+use super::{SolveClock, SolveError};
 
 /// The most eliminations.
 const STEPS_MAX: usize = 100;
@@ -28,7 +28,7 @@ pub(super) const ROUNDING: f64 = 1e-13;
 
 /// What prices on bytes show.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Priced {
+pub struct LagrangianBound {
     /// No assignment that fits the rows is faster. Beyond the slowest assignment of all when
     /// none fits.
     pub bound: Seconds,
@@ -38,13 +38,13 @@ pub struct Priced {
     pub prices: Vec<f64>,
 }
 
-impl Priced {
+impl LagrangianBound {
     /// For every choice, a time that no assignment that uses it and fits the rows undercuts.
     pub fn bounds(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
         let costs = priced_times(table, &times(table), &self.prices, &row_limits(table));
         let paid: f64 = self.prices.iter().sum();
         let of = |node: usize| -> Result<Vec<f64>, SolveError> {
-            let marginals = Plan::rooted(table, Some(node))?.marginals(&costs);
+            let marginals = EliminationOrder::rooted(table, Some(node))?.marginals(&costs);
             Ok(marginals.into_iter().map(|cost| cost - paid).collect())
         };
         (0..table.nodes.len()).map(of).collect()
@@ -57,19 +57,20 @@ fn row_limits(table: &CostTable) -> Vec<f64> {
 
 /// Searches good prices for the rows. `None` when the table is too wide for elimination or has
 /// no consistent assignment.
-pub(crate) fn price_rows(table: &CostTable, clock: Clock) -> Option<Priced> {
-    let plan = Plan::new(table).ok()?;
+pub(crate) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBound> {
+    let plan = EliminationOrder::new(table).ok()?;
     let limits = row_limits(table);
     let slowest = slowest(table).0;
     let times = times(table);
     // In units of each row's limit, so that prices are times.
     let mut prices = vec![0.0; limits.len()];
-    let mut best = Priced { bound: Seconds(0.0), assignment: None, prices: prices.clone() };
+    let mut best =
+        LagrangianBound { bound: Seconds(0.0), assignment: None, prices: prices.clone() };
     let mut best_time = f64::INFINITY;
     let mut step = 1.0;
     let mut stale = 0;
     for _ in 0..STEPS_MAX {
-        let Cheapest { cost, assignment } =
+        let MinCostAssignment { cost, assignment } =
             plan.cheapest(&priced_times(table, &times, &prices, &limits))?;
         let bound = cost - prices.iter().sum::<f64>();
         if bound > best.bound.0 * (1.0 + 1e-9) {
@@ -138,10 +139,11 @@ fn priced_times(
     let mut costs = times.to_vec();
     for (node, costs) in table.nodes.iter().zip(&mut costs) {
         for (choice, cost) in node.choices.iter().zip(costs) {
-            let rent = |(row, bytes): &(narrows_cost_model::table::RowId, narrows_plan::Bytes)| {
-                let row = row.0 as usize;
-                prices[row] * bytes.as_f64() / limits[row]
-            };
+            let rent =
+                |(row, bytes): &(narrows_cost_model::table::MemoryRowId, narrows_plan::Bytes)| {
+                    let row = row.0 as usize;
+                    prices[row] * bytes.as_f64() / limits[row]
+                };
             *cost += choice.bytes.iter().map(rent).sum::<f64>();
         }
     }

@@ -41,22 +41,22 @@ use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;
 
 pub use exact::exact;
-pub use outcome::{Conflict, Limits, Outcome, Prover, Status};
+pub use outcome::{Conflict, Prover, SolveLimits, SolveOutcome, SolveStatus};
 
-pub(crate) use outcome::Clock;
+pub(crate) use outcome::SolveClock;
 
 /// A way of solving a [`CostTable`].
 pub trait Solver: Sync {
     /// Solves `table` within `limits`, or says why this solver cannot.
-    fn solve(&self, table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError>;
+    fn solve(&self, table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError>;
 }
 
 /// All solvers by name. The first is the one to use unless there is a reason.
 pub const SOLVERS: &[(&str, &dyn Solver)] = &[
     ("exact", &exact::Exact),
-    ("ilp", &ilp::Ilp(ilp::Backend::MicroLp)),
+    ("ilp", &ilp::Ilp(ilp::IlpLibrary::MicroLp)),
     #[cfg(feature = "highs")]
-    ("ilp-highs", &ilp::Ilp(ilp::Backend::Highs)),
+    ("ilp-highs", &ilp::Ilp(ilp::IlpLibrary::Highs)),
     ("eliminate", &eliminate::Eliminate),
     ("brute", &brute::Brute),
 ];

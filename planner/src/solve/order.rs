@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cost_model::table::Link;
+use narrows_cost_model::table::TableLink;
 
 use super::bits::Bits;
 
@@ -26,7 +26,7 @@ pub(super) struct Relation {
 
 /// The variables of a table, and what relates them: its nodes, then the keys of its links.
 #[derive(Clone, Debug)]
-pub(super) struct Network {
+pub(super) struct ConstraintGraph {
     /// How many values each variable has.
     pub(super) sizes: Vec<usize>,
     /// By node: the choices that its links to itself allow.
@@ -46,7 +46,7 @@ impl Relation {
     }
 
     /// All links between two nodes as one relation.
-    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&Link]) -> Relation {
+    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
         let sizes = ends.map(|node| sizes[node]);
         let mut forward = vec![Bits::full(sizes[1]); sizes[0]];
         for link in links {
@@ -73,8 +73,8 @@ impl Relation {
     }
 
     /// The values of an end by what they go with.
-    fn classes(&self, end: usize) -> Classes {
-        let mut made = Classes::default();
+    fn classes(&self, end: usize) -> ValueClasses {
+        let mut made = ValueClasses::default();
         self.partners[end].iter().for_each(|partners| made.push(partners));
         made
     }
@@ -82,12 +82,12 @@ impl Relation {
 
 /// The values of a variable, classed by their partners in another one.
 #[derive(Default)]
-struct Classes {
+struct ValueClasses {
     class: Vec<usize>,
     partners: Vec<Bits>,
 }
 
-impl Classes {
+impl ValueClasses {
     /// One more value.
     fn push(&mut self, partners: &Bits) {
         let known = self.partners.iter().position(|known| known == partners);
@@ -99,10 +99,10 @@ impl Classes {
 }
 
 /// The choices that demand, by what all links together let them go with.
-fn demands(links: &[&Link]) -> Classes {
+fn demands(links: &[&TableLink]) -> ValueClasses {
     let offers = links[0].offer.len();
     let demand = |choice: usize| links.iter().map(move |link| link.demand[choice]);
-    let mut made = Classes::default();
+    let mut made = ValueClasses::default();
     for choice in 0..links[0].demand.len() {
         // What demands the same has the same partners.
         let alike = (0..choice).find(|&other| demand(other).eq(demand(choice)));
@@ -122,8 +122,8 @@ fn demands(links: &[&Link]) -> Classes {
 }
 
 /// Links by the nodes they are between, the lower one first.
-pub(super) fn between(links: &[Link]) -> BTreeMap<[usize; 2], Vec<&Link>> {
-    let mut fused: BTreeMap<[usize; 2], Vec<&Link>> = BTreeMap::new();
+pub(super) fn between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink>> {
+    let mut fused: BTreeMap<[usize; 2], Vec<&TableLink>> = BTreeMap::new();
     for link in links {
         let (from, to) = (link.from.0 as usize, link.to.0 as usize);
         if from != to {
@@ -134,7 +134,7 @@ pub(super) fn between(links: &[Link]) -> BTreeMap<[usize; 2], Vec<&Link>> {
 }
 
 /// By node: the choices that its links to itself allow.
-pub(super) fn self_consistent(sizes: &[usize], links: &[Link]) -> Vec<Bits> {
+pub(super) fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<Bits> {
     let mut allowed: Vec<Bits> = sizes.iter().map(|&size| Bits::full(size)).collect();
     for link in links.iter().filter(|link| link.from == link.to) {
         for (choice, (demand, offer)) in link.demand.iter().zip(&link.offer).enumerate() {
@@ -146,11 +146,11 @@ pub(super) fn self_consistent(sizes: &[usize], links: &[Link]) -> Vec<Bits> {
     allowed
 }
 
-impl Network {
+impl ConstraintGraph {
     /// Of nodes with so many choices and their links.
-    pub(super) fn new(sizes: Vec<usize>, links: &[Link]) -> Network {
+    pub(super) fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
         let allowed = self_consistent(&sizes, links);
-        let mut network = Network { sizes, allowed, relations: vec![] };
+        let mut network = ConstraintGraph { sizes, allowed, relations: vec![] };
         for (ends, links) in between(links) {
             network.relate(ends, &links);
         }
@@ -158,7 +158,7 @@ impl Network {
     }
 
     /// Adds what the links between two nodes demand, by a key where that tells fewer values apart.
-    fn relate(&mut self, ends: [usize; 2], links: &[&Link]) {
+    fn relate(&mut self, ends: [usize; 2], links: &[&TableLink]) {
         let from = links[0].from.0 as usize;
         let mut seen = if links.iter().all(|link| link.from.0 as usize == from) {
             demands(links)

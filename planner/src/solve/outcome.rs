@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, NodeId, RowId};
+use narrows_cost_model::table::{Assignment, MemoryRowId, TableNodeId};
 use narrows_plan::{Bytes, Seconds};
 
 /// When to stop short of a proof.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Limits {
+pub struct SolveLimits {
     /// The most wall-clock time to spend, unlimited when absent.
     pub time: Option<Duration>,
     /// The relative gap `(time − bound) / time` that is good enough. Zero asks for a proof.
@@ -17,7 +17,7 @@ pub struct Limits {
 
 /// How a solve ended. A limit carries the value that fired.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Status {
+pub enum SolveStatus {
     /// The assignment is proven fastest.
     Optimal,
     /// The assignment is within this relative gap of the fastest.
@@ -28,14 +28,14 @@ pub enum Status {
     Infeasible,
 }
 
-impl Status {
+impl SolveStatus {
     /// The status as reports spell it.
     pub fn name(&self) -> &'static str {
         match self {
-            Status::Optimal => "optimal",
-            Status::GapLimit(_) => "gap_limit",
-            Status::TimeLimit(_) => "time_limit",
-            Status::Infeasible => "infeasible",
+            SolveStatus::Optimal => "optimal",
+            SolveStatus::GapLimit(_) => "gap_limit",
+            SolveStatus::TimeLimit(_) => "time_limit",
+            SolveStatus::Infeasible => "infeasible",
         }
     }
 }
@@ -59,11 +59,11 @@ pub enum Prover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Every choice of the node contradicts the links and rows around it.
-    Node(NodeId),
+    Node(TableNodeId),
     /// Even the least that all nodes need exceeds the row's limit.
     Row {
         /// The row.
-        row: RowId,
+        row: MemoryRowId,
         /// The sum over the nodes of the least each can use.
         least: Bytes,
     },
@@ -71,9 +71,9 @@ pub enum Conflict {
 
 /// What a solve found and proved.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct SolveOutcome {
     /// How it ended.
-    pub status: Status,
+    pub status: SolveStatus,
     /// The best assignment known; it satisfies every link and row.
     pub assignment: Option<Assignment>,
     /// The objective of `assignment`, summed by [`CostTable::time`].
@@ -88,12 +88,16 @@ pub struct Outcome {
     pub conflict: Option<Conflict>,
 }
 
-impl Outcome {
+impl SolveOutcome {
     /// An assignment that is proven fastest.
-    pub(crate) fn optimal(table: &CostTable, assignment: Assignment, prover: Prover) -> Outcome {
+    pub(crate) fn optimal(
+        table: &CostTable,
+        assignment: Assignment,
+        prover: Prover,
+    ) -> SolveOutcome {
         let time = table.time(&assignment);
-        Outcome {
-            status: Status::Optimal,
+        SolveOutcome {
+            status: SolveStatus::Optimal,
             assignment: Some(assignment),
             time: Some(time),
             bound: time,
@@ -104,9 +108,9 @@ impl Outcome {
     }
 
     /// A proof that there is no assignment.
-    pub(crate) fn infeasible(prover: Prover, conflict: Option<Conflict>) -> Outcome {
-        Outcome {
-            status: Status::Infeasible,
+    pub(crate) fn infeasible(prover: Prover, conflict: Option<Conflict>) -> SolveOutcome {
+        SolveOutcome {
+            status: SolveStatus::Infeasible,
             assignment: None,
             time: None,
             bound: Seconds(f64::INFINITY),
@@ -118,16 +122,16 @@ impl Outcome {
 
     /// An end short of a proof, with what is known by then.
     pub(crate) fn stopped(
-        status: Status,
+        status: SolveStatus,
         table: &CostTable,
         assignment: Option<Assignment>,
         bound: Seconds,
         prover: Prover,
-    ) -> Outcome {
+    ) -> SolveOutcome {
         let time = assignment.as_ref().map(|a| table.time(a));
         let bound = Seconds(time.map_or(bound.0, |t| bound.0.min(t.0)).max(0.0));
         let gap = time.map_or(f64::INFINITY, |t| relative_gap(t, bound));
-        Outcome { status, assignment, time, bound, gap, prover, conflict: None }
+        SolveOutcome { status, assignment, time, bound, gap, prover, conflict: None }
     }
 }
 
@@ -138,15 +142,15 @@ pub(crate) fn relative_gap(time: Seconds, bound: Seconds) -> f64 {
 
 /// The time left of a limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct SolveClock {
     started: Instant,
     limit: Option<Duration>,
 }
 
-impl Clock {
+impl SolveClock {
     /// Starts now.
-    pub(crate) fn start(limits: &Limits) -> Clock {
-        Clock { started: Instant::now(), limit: limits.time }
+    pub(crate) fn start(limits: &SolveLimits) -> SolveClock {
+        SolveClock { started: Instant::now(), limit: limits.time }
     }
 
     /// What is left, `None` when unlimited.
@@ -155,8 +159,8 @@ impl Clock {
     }
 
     /// The status to report once nothing is left.
-    pub(crate) fn expired(&self) -> Option<Status> {
+    pub(crate) fn expired(&self) -> Option<SolveStatus> {
         let limit = self.limit?;
-        (self.started.elapsed() >= limit).then_some(Status::TimeLimit(limit))
+        (self.started.elapsed() >= limit).then_some(SolveStatus::TimeLimit(limit))
     }
 }

@@ -15,7 +15,9 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, Choice, Link, Node, NodeId, Row, RowId};
+use narrows_cost_model::table::{
+    Assignment, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
+};
 use narrows_plan::Bytes;
 
 use super::Conflict;
@@ -24,14 +26,14 @@ use super::order::{Relation, between, self_consistent};
 
 /// A smaller table with the same optimum. Nodes keep their ids; choices and rows do not.
 #[derive(Clone, Debug)]
-pub struct Reduced {
+pub struct ReducedTable {
     /// What is left.
     pub table: CostTable,
     /// For each node, the original index of each choice that is left.
     kept: Vec<Vec<u32>>,
 }
 
-impl Reduced {
+impl ReducedTable {
     /// The assignment of the original table that an assignment of the reduced one stands for.
     pub fn lift(&self, assignment: &[u32]) -> Assignment {
         self.kept.iter().zip(assignment).map(|(kept, &c)| kept[c as usize]).collect()
@@ -39,8 +41,8 @@ impl Reduced {
 }
 
 /// Shrinks `table`, or shows that it has no solution.
-pub fn presolve(table: &CostTable) -> Result<Reduced, Conflict> {
-    let mut net = Net::new(table);
+pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
+    let mut net = PresolveState::new(table);
     loop {
         net.support()?;
         let crowded = net.room()?;
@@ -51,7 +53,7 @@ pub fn presolve(table: &CostTable) -> Result<Reduced, Conflict> {
 }
 
 /// The table as relations, and the choices and rows still alive.
-struct Net<'a> {
+struct PresolveState<'a> {
     table: &'a CostTable,
     alive: Vec<Bits>,
     relations: Vec<Relation>,
@@ -64,8 +66,8 @@ struct Net<'a> {
     changed: Vec<bool>,
 }
 
-impl<'a> Net<'a> {
-    fn new(table: &'a CostTable) -> Net<'a> {
+impl<'a> PresolveState<'a> {
+    fn new(table: &'a CostTable) -> PresolveState<'a> {
         let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
         let alive = self_consistent(&sizes, &table.links);
         let relations: Vec<Relation> = between(&table.links)
@@ -76,7 +78,7 @@ impl<'a> Net<'a> {
         for (i, relation) in relations.iter().enumerate() {
             (0..2).for_each(|end| around[relation.ends[end]].push((i, end)));
         }
-        let dense = |choice: &Choice| {
+        let dense = |choice: &TableChoice| {
             let mut row_bytes = vec![0; table.rows.len()];
             choice.bytes.iter().for_each(|(row, bytes)| row_bytes[row.0 as usize] += bytes.0);
             row_bytes
@@ -85,7 +87,7 @@ impl<'a> Net<'a> {
             table.nodes.iter().map(|node| node.choices.iter().map(dense).collect()).collect();
         let rows_alive = vec![true; table.rows.len()];
         let changed = vec![true; table.nodes.len()];
-        Net { table, alive, relations, around, rows_alive, bytes, changed }
+        PresolveState { table, alive, relations, around, rows_alive, bytes, changed }
     }
 
     /// Removes choices without partners.
@@ -115,7 +117,7 @@ impl<'a> Net<'a> {
             }
         }
         match self.alive.iter().position(Bits::is_empty) {
-            Some(node) => Err(Conflict::Node(NodeId(node as u32))),
+            Some(node) => Err(Conflict::Node(TableNodeId(node as u32))),
             None => Ok(()),
         }
     }
@@ -128,7 +130,7 @@ impl<'a> Net<'a> {
                 continue;
             }
             let limit = u128::from(self.table.rows[row].limit.0);
-            let used = |net: &Net, node: usize| -> (u64, u64) {
+            let used = |net: &PresolveState, node: usize| -> (u64, u64) {
                 let bytes = net.alive[node].iter().map(|c| net.bytes[node][c][row]);
                 bytes.fold((u64::MAX, 0), |(low, high), b| (low.min(b), high.max(b)))
             };
@@ -137,7 +139,7 @@ impl<'a> Net<'a> {
             let most: u128 = ranges.iter().map(|r| u128::from(r.1)).sum();
             if least > limit {
                 let least = Bytes(u64::try_from(least).unwrap_or(u64::MAX));
-                return Err(Conflict::Row { row: RowId(row as u32), least });
+                return Err(Conflict::Row { row: MemoryRowId(row as u32), least });
             }
             if most <= limit {
                 self.rows_alive[row] = false;
@@ -218,36 +220,36 @@ impl<'a> Net<'a> {
         }
     }
 
-    fn emit(&self) -> Reduced {
+    fn emit(&self) -> ReducedTable {
         let kept: Vec<Vec<u32>> =
             self.alive.iter().map(|alive| alive.iter().map(|c| c as u32).collect()).collect();
         let mut renumbered = vec![None; self.table.rows.len()];
-        let mut rows: Vec<Row> = Vec::new();
+        let mut rows: Vec<MemoryRow> = Vec::new();
         for (row, _) in self.rows_alive.iter().enumerate().filter(|(_, alive)| **alive) {
-            renumbered[row] = Some(RowId(rows.len() as u32));
+            renumbered[row] = Some(MemoryRowId(rows.len() as u32));
             rows.push(self.table.rows[row].clone());
         }
         let choice = |node: usize, c: u32| {
             let bytes = &self.bytes[node][c as usize];
             let used = bytes.iter().zip(&renumbered).filter(|(bytes, _)| **bytes > 0);
-            Choice {
+            TableChoice {
                 time: self.table.nodes[node].choices[c as usize].time,
                 bytes: used.filter_map(|(&b, row)| row.map(|row| (row, Bytes(b)))).collect(),
             }
         };
-        let node = |(n, node): (usize, &Node)| Node {
+        let node = |(n, node): (usize, &TableNode)| TableNode {
             name: node.name.clone(),
             choices: kept[n].iter().map(|&c| choice(n, c)).collect(),
         };
         let nodes = self.table.nodes.iter().enumerate().map(node).collect();
         let links = self.relations.iter().flat_map(|relation| relation.links(&self.alive));
-        Reduced { table: CostTable { nodes, links: links.collect(), rows }, kept }
+        ReducedTable { table: CostTable { nodes, links: links.collect(), rows }, kept }
     }
 }
 
 impl Relation {
     /// The relation among the living as links, demanded from the side with fewer distinct keys.
-    fn links(&self, alive: &[Bits]) -> Vec<Link> {
+    fn links(&self, alive: &[Bits]) -> Vec<TableLink> {
         let seen = |end: usize| -> (Vec<Option<usize>>, Vec<Bits>) {
             let other = &alive[self.ends[1 - end]];
             let mut classes: BTreeMap<Bits, usize> = BTreeMap::new();
@@ -265,7 +267,8 @@ impl Relation {
         let sides = [seen(0), seen(1)];
         let from = usize::from(sides[1].1.len() < sides[0].1.len());
         let (demand, keys) = &sides[from];
-        let [from, to] = [self.ends[from], self.ends[1 - from]].map(|node| NodeId(node as u32));
+        let [from, to] =
+            [self.ends[from], self.ends[1 - from]].map(|node| TableNodeId(node as u32));
         // A link has room for 64 keys.
         keys.chunks(64)
             .enumerate()
@@ -276,7 +279,7 @@ impl Relation {
                     let offers = keys.iter().enumerate().filter(|(_, set)| set.contains(c));
                     offers.fold(0, |mask, (key, _)| mask | 1 << key)
                 };
-                Link {
+                TableLink {
                     from,
                     to,
                     demand: demand.iter().map(|key| key.and_then(local)).collect(),

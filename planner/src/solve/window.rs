@@ -10,13 +10,13 @@
 //!   wider than `t`, and then it is the last.
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::Link;
+use narrows_cost_model::table::TableLink;
 use narrows_plan::Seconds;
 
-use super::ilp::{self, Backend, Known};
-use super::lagrange::{Priced, slowest};
+use super::ilp::{self, IlpLibrary, Incumbent};
+use super::lagrange::{LagrangianBound, slowest};
 use super::presolve::presolve;
-use super::{Clock, Limits, Outcome, Prover, SolveError, Status};
+use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 
 /// The first window, relative to the bound.
 const FIRST: f64 = 0.01;
@@ -28,17 +28,17 @@ const SLACK: f64 = 1e-10;
 /// Solves a presolved table by integer programs over growing windows.
 pub(super) fn solve(
     table: &CostTable,
-    backend: Backend,
-    limits: &Limits,
-    clock: Clock,
-    priced: &Priced,
-) -> Result<Outcome, SolveError> {
+    backend: IlpLibrary,
+    limits: &SolveLimits,
+    clock: SolveClock,
+    priced: &LagrangianBound,
+) -> Result<SolveOutcome, SolveError> {
     let Ok(bounds) = priced.bounds(table) else {
-        let known = Known { bound: priced.bound, incumbent: priced.assignment.clone() };
+        let known = Incumbent { bound: priced.bound, incumbent: priced.assignment.clone() };
         return ilp::close(table, backend, limits, clock, known);
     };
     let slowest = slowest(table);
-    let mut known = Known { bound: priced.bound, incumbent: priced.assignment.clone() };
+    let mut known = Incumbent { bound: priced.bound, incumbent: priced.assignment.clone() };
     let mut width = FIRST;
     loop {
         let best = known.incumbent.as_ref().map_or(slowest, |a| table.time(a));
@@ -51,28 +51,28 @@ pub(super) fn solve(
         }
         let found = outcome.time.is_some_and(|time| time <= window);
         match outcome.status {
-            Status::Infeasible if last && known.incumbent.is_none() => return Ok(outcome),
-            Status::Infeasible if last => {}
-            Status::Optimal if found || last => {}
-            Status::Infeasible | Status::Optimal => {
+            SolveStatus::Infeasible if last && known.incumbent.is_none() => return Ok(outcome),
+            SolveStatus::Infeasible if last => {}
+            SolveStatus::Optimal if found || last => {}
+            SolveStatus::Infeasible | SolveStatus::Optimal => {
                 known.bound = Seconds(known.bound.0.max(window.0));
                 continue;
             }
             // The bound of the window holds inside it only.
-            Status::GapLimit(_) | Status::TimeLimit(_) => {
+            SolveStatus::GapLimit(_) | SolveStatus::TimeLimit(_) => {
                 let bound = Seconds(outcome.bound.0.min(window.0).max(known.bound.0));
                 let best = known.incumbent;
-                outcome = Outcome::stopped(outcome.status, table, best, bound, Prover::Ilp);
-                let timed_out = matches!(outcome.status, Status::TimeLimit(_));
+                outcome = SolveOutcome::stopped(outcome.status, table, best, bound, Prover::Ilp);
+                let timed_out = matches!(outcome.status, SolveStatus::TimeLimit(_));
                 if timed_out || last || outcome.gap <= limits.gap {
                     return Ok(outcome);
                 }
-                known = Known { bound, incumbent: outcome.assignment };
+                known = Incumbent { bound, incumbent: outcome.assignment };
                 continue;
             }
         }
         let best = known.incumbent.expect("the last window holds an assignment");
-        return Ok(Outcome::optimal(table, best, Prover::Ilp));
+        return Ok(SolveOutcome::optimal(table, best, Prover::Ilp));
     }
 }
 
@@ -81,24 +81,24 @@ fn within(
     table: &CostTable,
     bounds: &[Vec<f64>],
     window: Seconds,
-    backend: Backend,
-    limits: &Limits,
-    clock: Clock,
-    known: &Known,
-) -> Result<Outcome, SolveError> {
+    backend: IlpLibrary,
+    limits: &SolveLimits,
+    clock: SolveClock,
+    known: &Incumbent,
+) -> Result<SolveOutcome, SolveError> {
     let room = window.0 * (1.0 + SLACK);
     let kept: Vec<Vec<u32>> = bounds
         .iter()
         .map(|bounds| (0..bounds.len() as u32).filter(|&c| bounds[c as usize] <= room).collect())
         .collect();
     if kept.iter().any(Vec::is_empty) {
-        return Ok(Outcome::infeasible(Prover::Lagrange, None));
+        return Ok(SolveOutcome::infeasible(Prover::Lagrange, None));
     }
     let part = restrict(table, &kept);
     let Ok(reduced) = presolve(&part) else {
-        return Ok(Outcome::infeasible(Prover::Presolve, None));
+        return Ok(SolveOutcome::infeasible(Prover::Presolve, None));
     };
-    let inside = Known { bound: known.bound, incumbent: None };
+    let inside = Incumbent { bound: known.bound, incumbent: None };
     let mut outcome = ilp::close(&reduced.table, backend, limits, clock, inside)?;
     let lift = |a: Vec<u32>| -> Vec<u32> {
         reduced.lift(&a).iter().zip(&kept).map(|(&c, kept)| kept[c as usize]).collect()
@@ -114,7 +114,7 @@ fn restrict(table: &CostTable, kept: &[Vec<u32>]) -> CostTable {
     for (node, kept) in part.nodes.iter_mut().zip(kept) {
         node.choices = kept.iter().map(|&c| node.choices[c as usize].clone()).collect();
     }
-    for Link { from, to, demand, offer } in &mut part.links {
+    for TableLink { from, to, demand, offer } in &mut part.links {
         let (from, to) = (&kept[from.0 as usize], &kept[to.0 as usize]);
         *demand = from.iter().map(|&c| demand[c as usize]).collect();
         *offer = to.iter().map(|&c| offer[c as usize]).collect();

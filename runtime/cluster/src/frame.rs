@@ -4,9 +4,9 @@
 //! | bytes | what |
 //! |---|---|
 //! | 0..4 | `NRWF` |
-//! | 4 | [`Subject`] |
+//! | 4 | [`FrameKind`] |
 //! | 5 | channel |
-//! | 6..8 | what is done, see [`Header::operation`] |
+//! | 6..8 | what is done, see [`FrameHeader::operation`] |
 //! | 8..16 | how many of this channel's operations went before |
 //! | 16..24 | bytes that follow |
 //! | 24..32 | zeros |
@@ -26,7 +26,7 @@ const BYTES_MAX: u64 = 1 << 40;
 
 /// Conversations that two processes have at the same time, each in its own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channel {
+pub enum FrameChannel {
     /// What all agree on through process 0.
     Control,
     /// Collectives over an axis.
@@ -40,43 +40,43 @@ pub enum Channel {
 /// How many there are.
 pub const CHANNELS: usize = 6;
 
-impl Channel {
+impl FrameChannel {
     /// That of the collectives of a group.
-    pub fn of(scope: GroupScope) -> Channel {
+    pub fn of(scope: GroupScope) -> FrameChannel {
         match scope {
-            GroupScope::Axis(axis) => Channel::Axis(axis),
-            GroupScope::TiedStages => Channel::Ends,
+            GroupScope::Axis(axis) => FrameChannel::Axis(axis),
+            GroupScope::TiedStages => FrameChannel::Ends,
         }
     }
 
     /// Its number in headers.
     pub fn number(self) -> u8 {
         match self {
-            Channel::Control => 0,
-            Channel::Axis(Axis::Tensor) => 1,
-            Channel::Axis(Axis::Data) => 2,
-            Channel::Axis(Axis::Pipeline) => 3,
-            Channel::Ends => 4,
-            Channel::Transfers => 5,
+            FrameChannel::Control => 0,
+            FrameChannel::Axis(Axis::Tensor) => 1,
+            FrameChannel::Axis(Axis::Data) => 2,
+            FrameChannel::Axis(Axis::Pipeline) => 3,
+            FrameChannel::Ends => 4,
+            FrameChannel::Transfers => 5,
         }
     }
 
     /// What is said of it.
     pub fn name(self) -> &'static str {
         match self {
-            Channel::Control => "all processes",
-            Channel::Axis(Axis::Tensor) => "the tensor axis",
-            Channel::Axis(Axis::Data) => "the data axis",
-            Channel::Axis(Axis::Pipeline) => "the pipeline axis",
-            Channel::Ends => "the first and the last stage",
-            Channel::Transfers => "the pipeline",
+            FrameChannel::Control => "all processes",
+            FrameChannel::Axis(Axis::Tensor) => "the tensor axis",
+            FrameChannel::Axis(Axis::Data) => "the data axis",
+            FrameChannel::Axis(Axis::Pipeline) => "the pipeline axis",
+            FrameChannel::Ends => "the first and the last stage",
+            FrameChannel::Transfers => "the pipeline",
         }
     }
 }
 
 /// What a frame is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum FrameKind {
     /// An operation's numbers.
     Data,
     /// The sender ends the run; the bytes say who began, and why.
@@ -87,8 +87,8 @@ pub enum Subject {
 
 /// What comes before the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    pub subject: Subject,
+pub struct FrameHeader {
+    pub subject: FrameKind,
     pub channel: u8,
     /// What the sender does: those who meet must do the same.
     pub operation: u16,
@@ -96,14 +96,14 @@ pub struct Header {
     pub bytes: u64,
 }
 
-impl Header {
+impl FrameHeader {
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut made = [0; HEADER_BYTES];
         made[..4].copy_from_slice(&MAGIC);
         made[4] = match self.subject {
-            Subject::Data => 0,
-            Subject::GiveUp => 1,
-            Subject::Done => 2,
+            FrameKind::Data => 0,
+            FrameKind::GiveUp => 1,
+            FrameKind::Done => 2,
         };
         made[5] = self.channel;
         made[6..8].copy_from_slice(&self.operation.to_le_bytes());
@@ -113,19 +113,19 @@ impl Header {
     }
 
     /// `None` when these bytes are no header.
-    fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<FrameHeader> {
         let number = |from: usize| {
             let mut eight = [0; 8];
             eight.copy_from_slice(&bytes[from..from + 8]);
             u64::from_le_bytes(eight)
         };
         let subject = match bytes[4] {
-            0 => Subject::Data,
-            1 => Subject::GiveUp,
-            2 => Subject::Done,
+            0 => FrameKind::Data,
+            1 => FrameKind::GiveUp,
+            2 => FrameKind::Done,
             _ => return None,
         };
-        let header = Header {
+        let header = FrameHeader {
             subject,
             channel: bytes[5],
             operation: u16::from_le_bytes([bytes[6], bytes[7]]),
@@ -139,7 +139,7 @@ impl Header {
     }
 
     /// The next header of a connection; `None` at its end.
-    pub fn read(from: &mut impl Read) -> io::Result<Option<Header>> {
+    pub fn read(from: &mut impl Read) -> io::Result<Option<FrameHeader>> {
         let mut bytes = [0; HEADER_BYTES];
         let mut filled = 0;
         while filled < HEADER_BYTES {
@@ -152,7 +152,7 @@ impl Header {
             }
         }
         let unknown = || io::Error::new(io::ErrorKind::InvalidData, "it sends what is no frame");
-        Header::decode(&bytes).map(Some).ok_or_else(unknown)
+        FrameHeader::decode(&bytes).map(Some).ok_or_else(unknown)
     }
 }
 
@@ -162,16 +162,21 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_noise_is_refused() {
-        let header =
-            Header { subject: Subject::Data, channel: 5, operation: 258, sequence: 7, bytes: 4096 };
+        let header = FrameHeader {
+            subject: FrameKind::Data,
+            channel: 5,
+            operation: 258,
+            sequence: 7,
+            bytes: 4096,
+        };
         let bytes = header.encode();
-        assert_eq!(Header::read(&mut &bytes[..]).unwrap(), Some(header));
-        assert_eq!(Header::read(&mut &[][..]).unwrap(), None);
-        assert!(Header::read(&mut &bytes[..9]).is_err(), "cut off");
+        assert_eq!(FrameHeader::read(&mut &bytes[..]).unwrap(), Some(header));
+        assert_eq!(FrameHeader::read(&mut &[][..]).unwrap(), None);
+        assert!(FrameHeader::read(&mut &bytes[..9]).is_err(), "cut off");
         for at in [0, 4, 5, 23] {
             let mut damaged = bytes;
             damaged[at] ^= 0x80;
-            assert!(Header::read(&mut &damaged[..]).is_err(), "byte {at}");
+            assert!(FrameHeader::read(&mut &damaged[..]).is_err(), "byte {at}");
         }
     }
 }

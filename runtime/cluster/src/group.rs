@@ -13,29 +13,33 @@ use narrows_runtime::process_group::{
     ClusterError, ClusterFault, CollectiveVolume, Communicator, PeerLink,
 };
 
-use super::journal::Doing;
+use super::journal::PendingOp;
 use super::peer::Peer;
-use super::talk::{Operation, Talk};
+use super::talk::{Channel, WireOp};
 
 /// The processes of a group, and one's place among them.
-pub struct Group {
+pub struct TcpCommunicator {
     me: usize,
     /// In the group's order; `None` is this process.
     members: Vec<Option<Arc<Peer>>>,
-    talk: Talk,
+    talk: Channel,
     /// Where sums are made.
     sum: Mutex<Vec<f32>>,
 }
 
 /// The way to or from one process: transfers between two stages.
-pub struct Wire {
+pub struct TcpPeerLink {
     peer: Arc<Peer>,
-    talk: Talk,
+    talk: Channel,
 }
 
-impl Group {
-    pub(super) fn new(me: usize, members: Vec<Option<Arc<Peer>>>, talk: Talk) -> Group {
-        Group { me, members, talk, sum: Mutex::new(vec![]) }
+impl TcpCommunicator {
+    pub(super) fn new(
+        me: usize,
+        members: Vec<Option<Arc<Peer>>>,
+        talk: Channel,
+    ) -> TcpCommunicator {
+        TcpCommunicator { me, members, talk, sum: Mutex::new(vec![]) }
     }
 
     fn run(
@@ -46,8 +50,8 @@ impl Group {
         reduction: Reduction,
     ) -> Result<CollectiveVolume, ClusterError> {
         let len = source.map_or(0, <[f32]>::len).max(target.len());
-        let doing = self.talk.begin(Operation::of(kind, reduction), len);
-        let at = Meeting { group: self, doing, len };
+        let doing = self.talk.begin(WireOp::of(kind, reduction), len);
+        let at = CollectiveCall { group: self, doing, len };
         let volume = match kind {
             CollectiveKind::AllReduce => at.all_reduce(source, target, reduction),
             CollectiveKind::ReduceScatter => at.reduce_scatter(source, target),
@@ -64,7 +68,7 @@ impl Group {
     }
 }
 
-impl Communicator for Group {
+impl Communicator for TcpCommunicator {
     fn size(&self) -> usize {
         self.members.len()
     }
@@ -90,7 +94,7 @@ impl Communicator for Group {
 }
 
 /// Where a sum was made.
-type Sum<'g> = MutexGuard<'g, Vec<f32>>;
+type SumBuffer<'g> = MutexGuard<'g, Vec<f32>>;
 
 /// Combines numbers with what came of those before.
 fn join(sum: &mut Vec<f32>, numbers: &[f32], reduction: Reduction) {
@@ -104,14 +108,14 @@ fn join(sum: &mut Vec<f32>, numbers: &[f32], reduction: Reduction) {
 }
 
 /// One collective.
-struct Meeting<'g> {
-    group: &'g Group,
-    doing: Doing,
+struct CollectiveCall<'g> {
+    group: &'g TcpCommunicator,
+    doing: PendingOp,
     /// Numbers of the larger operand.
     len: usize,
 }
 
-impl Meeting<'_> {
+impl CollectiveCall<'_> {
     /// Parts of an all-reduce may differ by one number; those of other kinds are equal.
     fn part(&self, at: usize) -> Range<usize> {
         let members = self.group.members.len();
@@ -148,7 +152,11 @@ impl Meeting<'_> {
 
     /// All members' numbers of one's own part, combined in the order of the members: `own` are one's
     /// own. With how many came from others.
-    fn reduce(&self, own: &[f32], reduction: Reduction) -> Result<(Sum<'_>, usize), ClusterFault> {
+    fn reduce(
+        &self,
+        own: &[f32],
+        reduction: Reduction,
+    ) -> Result<(SumBuffer<'_>, usize), ClusterFault> {
         let mut sum = self.group.sum.lock().unwrap_or_else(PoisonError::into_inner);
         sum.clear();
         let me = self.group.me;
@@ -234,16 +242,16 @@ impl Meeting<'_> {
     }
 }
 
-impl Wire {
-    pub(super) fn new(peer: Arc<Peer>, talk: Talk) -> Wire {
-        Wire { peer, talk }
+impl TcpPeerLink {
+    pub(super) fn new(peer: Arc<Peer>, talk: Channel) -> TcpPeerLink {
+        TcpPeerLink { peer, talk }
     }
 
     fn exchange(
         &self,
-        operation: Operation,
+        operation: WireOp,
         numbers: usize,
-        work: impl FnOnce(&Doing) -> Result<(), ClusterFault>,
+        work: impl FnOnce(&PendingOp) -> Result<(), ClusterFault>,
     ) -> Result<(), ClusterError> {
         let doing = self.talk.begin(operation, numbers);
         work(&doing).map_err(|fault| self.talk.error(fault))?;
@@ -252,17 +260,17 @@ impl Wire {
     }
 }
 
-impl PeerLink for Wire {
+impl PeerLink for TcpPeerLink {
     fn send(&self, operands: &[&[f32]]) -> Result<(), ClusterError> {
         let numbers = operands.iter().map(|operand| operand.len()).sum();
-        self.exchange(Operation::Send, numbers, |doing| {
+        self.exchange(WireOp::Send, numbers, |doing| {
             let bytes = operands.iter().map(|operand| bytemuck::cast_slice(operand));
             self.talk.send(&self.peer, doing, bytes)
         })
     }
 
     fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
-        self.exchange(Operation::Receive, 0, |doing| {
+        self.exchange(WireOp::Receive, 0, |doing| {
             let frame = self.talk.receive(&self.peer, doing, None)?;
             take(frame.numbers());
             self.peer.recycle(frame);

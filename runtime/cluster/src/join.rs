@@ -8,12 +8,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::launch::{Address, Launch};
+use super::launch::{Address, LaunchInfo};
 use narrows_runtime::process_group::{ClusterError, ClusterFault};
 
 /// Something that must be the same for all processes of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Fact {
+pub struct RunFact {
     /// What it is: `plan`.
     pub what: String,
     /// How it is told from others: a hash, or the thing itself.
@@ -28,17 +28,17 @@ const MESSAGE_MAX: u32 = 64 << 20;
 
 /// What a process says when it comes.
 #[derive(Serialize, Deserialize)]
-struct Hello {
+struct JoinRequest {
     rank: u64,
     world: u64,
     /// Where it waits for those it will be connected with.
     port: u16,
-    facts: Vec<Fact>,
+    facts: Vec<RunFact>,
 }
 
 /// What process 0 says to it.
 #[derive(Serialize, Deserialize)]
-enum Answer {
+enum JoinReply {
     /// All are there: the number of the run, and where every process waits.
     Come { run: u64, addresses: Vec<SocketAddr> },
     /// The run does not begin.
@@ -47,19 +47,19 @@ enum Answer {
 
 /// What a process says to another than process 0.
 #[derive(Serialize, Deserialize)]
-struct Name {
+struct PeerHello {
     run: u64,
     rank: u64,
 }
 
 /// Waits for all processes, and connects with process 0 and with the neighbours.
 pub(super) fn meet(
-    launch: &Launch,
-    facts: Vec<Fact>,
+    launch: &LaunchInfo,
+    facts: Vec<RunFact>,
     neighbours: &[u64],
     join: Duration,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
-    let until = Until { begun: Instant::now(), join };
+    let until = JoinDeadline { begun: Instant::now(), join };
     match launch.rank {
         0 => receive_all(launch, facts, &until),
         _ => come(launch, facts, neighbours, &until),
@@ -67,12 +67,12 @@ pub(super) fn meet(
 }
 
 /// Since when is waited, and how long.
-struct Until {
+struct JoinDeadline {
     begun: Instant,
     join: Duration,
 }
 
-impl Until {
+impl JoinDeadline {
     fn waited_s(&self) -> f64 {
         self.begun.elapsed().as_secs_f64()
     }
@@ -87,13 +87,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Process 0: waits for all, and tells all when they are there.
 fn receive_all(
-    launch: &Launch,
-    facts: Vec<Fact>,
-    until: &Until,
+    launch: &LaunchInfo,
+    facts: Vec<RunFact>,
+    until: &JoinDeadline,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let listener = listen_at(&launch.meeting)?;
     let own = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
-    let mut door = Door::new(listener);
+    let mut door = Listener::new(listener);
     let mut come: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
     let judged = loop {
         if come.len() as u64 + 1 == launch.world {
@@ -104,10 +104,10 @@ fn receive_all(
             let (world, at) = (launch.world, launch.meeting.to_string());
             break Err(ClusterFault::Missing { missing, world, at, waited_s: until.waited_s() });
         }
-        let Some((mut stream, hello, ip)) = door.next::<Hello>() else { continue };
+        let Some((mut stream, hello, ip)) = door.next::<JoinRequest>() else { continue };
         let fault = judge(launch, &facts, &hello, come.contains_key(&hello.rank));
         if let Some(fault) = fault {
-            let _ = say(&mut stream, &Answer::Go { why: fault.to_string() });
+            let _ = say(&mut stream, &JoinReply::Go { why: fault.to_string() });
             break Err(fault);
         }
         come.insert(hello.rank, (stream, SocketAddr::new(ip, hello.port)));
@@ -115,12 +115,12 @@ fn receive_all(
     let answer = match &judged {
         Ok(()) => {
             let others = come.values().map(|(_, address)| *address);
-            Answer::Come {
+            JoinReply::Come {
                 run: run_number(),
                 addresses: std::iter::once(own).chain(others).collect(),
             }
         }
-        Err(fault) => Answer::Go { why: fault.to_string() },
+        Err(fault) => JoinReply::Go { why: fault.to_string() },
     };
     let told: Vec<(u64, io::Result<()>)> =
         come.iter_mut().map(|(rank, (stream, _))| (*rank, say(stream, &answer))).collect();
@@ -140,10 +140,10 @@ fn receive_all(
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Tells those who are still to come: they would find nobody there, and wait.
-fn turn_away(door: &mut Door, answer: &Answer, mut left: u64, until: &Until) {
+fn turn_away(door: &mut Listener, answer: &JoinReply, mut left: u64, until: &JoinDeadline) {
     let begun = Instant::now();
     while left > 0 && begun.elapsed() < FAREWELL && !until.over() {
-        if let Some((mut stream, _, _)) = door.next::<Hello>() {
+        if let Some((mut stream, _, _)) = door.next::<JoinRequest>() {
             let _ = say(&mut stream, answer);
             left -= 1;
         }
@@ -151,12 +151,17 @@ fn turn_away(door: &mut Door, answer: &Answer, mut left: u64, until: &Until) {
 }
 
 /// What is wrong with a process that came.
-fn judge(launch: &Launch, facts: &[Fact], hello: &Hello, again: bool) -> Option<ClusterFault> {
+fn judge(
+    launch: &LaunchInfo,
+    facts: &[RunFact],
+    hello: &JoinRequest,
+    again: bool,
+) -> Option<ClusterFault> {
     let (rank, world) = (hello.rank, launch.world);
     if again || rank == 0 || rank >= world || hello.world != world {
         return Some(ClusterFault::Stranger { rank, world });
     }
-    let value = |facts: &[Fact], what: &str| {
+    let value = |facts: &[RunFact], what: &str| {
         let found = facts.iter().find(|fact| fact.what == what);
         found.map_or_else(|| "none".into(), |fact| fact.value.clone())
     };
@@ -170,10 +175,10 @@ fn judge(launch: &Launch, facts: &[Fact], hello: &Hello, again: bool) -> Option<
 
 /// Every other process: comes to process 0, and connects with its neighbours when all are there.
 fn come(
-    launch: &Launch,
-    facts: Vec<Fact>,
+    launch: &LaunchInfo,
+    facts: Vec<RunFact>,
     neighbours: &[u64],
-    until: &Until,
+    until: &JoinDeadline,
 ) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
     let at = launch.meeting.to_string();
     let (mut first, address) = reach(0, &at, until, || resolve(&launch.meeting))?;
@@ -182,25 +187,25 @@ fn come(
     let own = Address { host: ip.to_string(), port: 0 };
     let listener = listen_at(&own)?;
     let port = listener.local_addr().map_or(0, |address| address.port());
-    let hello = Hello { rank: launch.rank, world: launch.world, port, facts };
+    let hello = JoinRequest { rank: launch.rank, world: launch.world, port, facts };
     let gone = |error: io::Error| lost(0, "the beginning", &error);
     say(&mut first, &hello).map_err(gone)?;
     // Process 0 waits for all as long as it may; a little more, so that it can say who is missing.
     let rest = until.join.saturating_sub(until.begun.elapsed()) + Duration::from_secs(5);
     first.set_read_timeout(Some(rest)).map_err(gone)?;
-    let (run, addresses) = match hear::<Answer>(&mut first).map_err(gone)? {
-        Answer::Come { run, addresses } => (run, addresses),
-        Answer::Go { why } => return Err(ClusterFault::GaveUp { rank: 0, why }.into()),
+    let (run, addresses) = match hear::<JoinReply>(&mut first).map_err(gone)? {
+        JoinReply::Come { run, addresses } => (run, addresses),
+        JoinReply::Go { why } => return Err(ClusterFault::GaveUp { rank: 0, why }.into()),
     };
     let mut streams = BTreeMap::from([(0, first)]);
     for rank in neighbours.iter().copied().filter(|rank| (1..launch.rank).contains(rank)) {
         let Some(address) = addresses.get(rank as usize).copied() else { continue };
         let (mut stream, _) = reach(rank, &address.to_string(), until, || Ok(vec![address]))?;
-        let name = Name { run, rank: launch.rank };
+        let name = PeerHello { run, rank: launch.rank };
         say(&mut stream, &name).map_err(|error| lost(rank, "the beginning", &error))?;
         streams.insert(rank, stream);
     }
-    let mut door = Door::new(listener);
+    let mut door = Listener::new(listener);
     let mut awaited: BTreeSet<u64> =
         neighbours.iter().copied().filter(|rank| *rank > launch.rank).collect();
     while !awaited.is_empty() {
@@ -211,7 +216,7 @@ fn come(
                 ClusterFault::Missing { missing, world, at, waited_s: until.waited_s() }.into()
             );
         }
-        let Some((stream, name, _)) = door.next::<Name>() else { continue };
+        let Some((stream, name, _)) = door.next::<PeerHello>() else { continue };
         // One of another run may have the address of an earlier one.
         if name.run == run && awaited.remove(&name.rank) {
             streams.insert(name.rank, stream);
@@ -247,7 +252,7 @@ fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
 fn reach(
     rank: u64,
     at: &str,
-    until: &Until,
+    until: &JoinDeadline,
     addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
 ) -> Result<(TcpStream, SocketAddr), ClusterError> {
     loop {
@@ -279,13 +284,13 @@ fn reach(
 }
 
 /// Where others come in. Whoever says nothing keeps nobody from coming in after it.
-struct Door {
+struct Listener {
     listener: TcpListener,
-    visitors: Vec<Visitor>,
+    visitors: Vec<Handshake>,
 }
 
 /// One who has come, and not yet said all.
-struct Visitor {
+struct Handshake {
     stream: TcpStream,
     ip: IpAddr,
     since: Instant,
@@ -298,9 +303,9 @@ const GREETING_TIME: Duration = Duration::from_secs(10);
 /// Visitors at a time: more are not let in before others have gone.
 const VISITORS_MAX: usize = 1024;
 
-impl Door {
-    fn new(listener: TcpListener) -> Door {
-        Door { listener, visitors: vec![] }
+impl Listener {
+    fn new(listener: TcpListener) -> Listener {
+        Listener { listener, visitors: vec![] }
     }
 
     /// The next that has said what it should; whoever says something else is sent away. `None` when
@@ -310,7 +315,7 @@ impl Door {
             let Ok((stream, address)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_ok() {
                 let (since, ip) = (Instant::now(), address.ip());
-                self.visitors.push(Visitor { stream, ip, since, said: vec![] });
+                self.visitors.push(Handshake { stream, ip, since, said: vec![] });
             }
         }
         self.visitors.retain(|visitor| visitor.since.elapsed() < GREETING_TIME);
@@ -320,7 +325,7 @@ impl Door {
                 Ok(false) => at += 1,
                 Err(_) => drop(self.visitors.swap_remove(at)),
                 Ok(true) => {
-                    let Visitor { stream, ip, said, .. } = self.visitors.swap_remove(at);
+                    let Handshake { stream, ip, said, .. } = self.visitors.swap_remove(at);
                     let message = serde_json::from_slice(&said[HEAD_BYTES..]);
                     if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
                         return Some((stream, message, ip));
@@ -333,7 +338,7 @@ impl Door {
     }
 }
 
-impl Visitor {
+impl Handshake {
     /// Reads what has come; whether that is all.
     fn listen(&mut self) -> io::Result<bool> {
         loop {

@@ -5,16 +5,16 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::talk::Operation;
+use super::talk::WireOp;
 
 /// How many are kept.
 const KEPT: usize = 32;
 
 /// What a process waits in: the n-th of its kind over an axis, or between two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Doing {
+pub struct PendingOp {
     /// What it is.
-    pub operation: Operation,
+    pub operation: WireOp,
     /// Over which axis, or to whom.
     pub over: &'static str,
     /// How many of the channel's operations went before.
@@ -23,43 +23,43 @@ pub struct Doing {
     pub numbers: usize,
 }
 
-impl fmt::Display for Doing {
+impl fmt::Display for PendingOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Doing { operation, over, sequence, numbers } = self;
+        let PendingOp { operation, over, sequence, numbers } = self;
         let what = operation.name();
         write!(f, "{what} {sequence} over {over} ({numbers} numbers)")
     }
 }
 
 /// A ring of the last ones.
-pub struct Journal {
+pub struct FlightRecorder {
     since: Instant,
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Mutex<VecDeque<RecordedOp>>,
 }
 
-struct Entry {
-    doing: Doing,
+struct RecordedOp {
+    doing: PendingOp,
     begun_s: f64,
     ended_s: Option<f64>,
 }
 
-impl Journal {
-    pub fn new() -> Journal {
-        Journal { since: Instant::now(), entries: Mutex::new(VecDeque::with_capacity(KEPT)) }
+impl FlightRecorder {
+    pub fn new() -> FlightRecorder {
+        FlightRecorder { since: Instant::now(), entries: Mutex::new(VecDeque::with_capacity(KEPT)) }
     }
 
-    fn entries(&self) -> MutexGuard<'_, VecDeque<Entry>> {
+    fn entries(&self) -> MutexGuard<'_, VecDeque<RecordedOp>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Something begins.
-    pub fn begin(&self, doing: Doing) {
+    pub fn begin(&self, doing: PendingOp) {
         let begun_s = self.since.elapsed().as_secs_f64();
         let mut entries = self.entries();
         if entries.len() == KEPT {
             entries.pop_front();
         }
-        entries.push_back(Entry { doing, begun_s, ended_s: None });
+        entries.push_back(RecordedOp { doing, begun_s, ended_s: None });
     }
 
     /// What began last has ended.
@@ -73,7 +73,7 @@ impl Journal {
     /// All that are kept, the newest last; seconds are counted from the beginning of the run.
     pub fn lines(&self) -> Vec<String> {
         let entries = self.entries();
-        let line = |entry: &Entry| {
+        let line = |entry: &RecordedOp| {
             let ended = match entry.ended_s {
                 Some(ended_s) => format!("took {:.6} s", ended_s - entry.begun_s),
                 None => "has not ended".into(),
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn the_last_are_kept() {
-        let journal = Journal::new();
+        let journal = FlightRecorder::new();
         for sequence in 0..100 {
-            let operation = Operation::AllReduce;
-            journal.begin(Doing { operation, over: "tensor", sequence, numbers: 8 });
+            let operation = WireOp::AllReduce;
+            journal.begin(PendingOp { operation, over: "tensor", sequence, numbers: 8 });
             if sequence < 99 {
                 journal.end();
             }

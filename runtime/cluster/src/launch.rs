@@ -6,7 +6,7 @@ use super::error::LaunchError;
 
 /// One process of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct LaunchInfo {
     /// Who says so.
     pub launcher: Launcher,
     /// Its number in the run: it is that device of the mesh.
@@ -64,9 +64,9 @@ impl Launcher {
         }
     }
 
-    fn variables(self) -> &'static Variables {
+    fn variables(self) -> &'static LauncherVariables {
         match self {
-            Launcher::Torchrun => &Variables {
+            Launcher::Torchrun => &LauncherVariables {
                 rank: "RANK",
                 world: "WORLD_SIZE",
                 local_rank: "LOCAL_RANK",
@@ -74,13 +74,13 @@ impl Launcher {
             },
             // Those of the step: a batch script, which is not one of the tasks that it starts, has
             // SLURM_NTASKS too.
-            Launcher::Slurm => &Variables {
+            Launcher::Slurm => &LauncherVariables {
                 rank: "SLURM_PROCID",
                 world: "SLURM_STEP_NUM_TASKS",
                 local_rank: "SLURM_LOCALID",
                 local_world: "SLURM_STEP_TASKS_PER_NODE",
             },
-            Launcher::OpenMpi => &Variables {
+            Launcher::OpenMpi => &LauncherVariables {
                 rank: "OMPI_COMM_WORLD_RANK",
                 world: "OMPI_COMM_WORLD_SIZE",
                 local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -91,7 +91,7 @@ impl Launcher {
 }
 
 /// Where a launcher says what.
-struct Variables {
+struct LauncherVariables {
     rank: &'static str,
     world: &'static str,
     local_rank: &'static str,
@@ -101,7 +101,7 @@ struct Variables {
 /// The port of a run that nobody gave one: torch's default.
 const PORT: u16 = 29_500;
 
-impl Launch {
+impl LaunchInfo {
     /// Ranks of the processes on this node.
     pub fn node_ranks(&self) -> std::ops::Range<u64> {
         let first = self.rank - self.local_rank.min(self.rank);
@@ -119,9 +119,11 @@ impl Launch {
     ///
     /// # Errors
     /// When a variable is no number, or what it says cannot be, or no meeting can be made out.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
+    pub fn read(
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<LaunchInfo>, LaunchError> {
         for launcher in Launcher::ALL {
-            if let Some(launch) = Launch::of(launcher, &variable)? {
+            if let Some(launch) = LaunchInfo::of(launcher, &variable)? {
                 return Ok(Some(launch));
             }
         }
@@ -131,11 +133,11 @@ impl Launch {
     /// The same of one launcher.
     ///
     /// # Errors
-    /// As [`read`](Launch::read).
+    /// As [`read`](LaunchInfo::read).
     pub fn of(
         launcher: Launcher,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Launch>, LaunchError> {
+    ) -> Result<Option<LaunchInfo>, LaunchError> {
         let names = launcher.variables();
         let (Some(rank), Some(world)) =
             (number(&variable, names.rank)?, number(&variable, names.world)?)
@@ -163,7 +165,7 @@ impl Launch {
         let here = ["localhost", "::1"].contains(&host.as_str()) || host.starts_with("127.");
         let local_rank = local_rank.unwrap_or(if here { rank } else { 0 });
         let meeting = Address { host, port: port(&variable)? };
-        Ok(Some(Launch { launcher, rank, world, local_rank, local_world, meeting }))
+        Ok(Some(LaunchInfo { launcher, rank, world, local_rank, local_world, meeting }))
     }
 }
 
@@ -229,8 +231,8 @@ fn first_host(list: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Launch>, LaunchError> {
-        Launch::read(|name| {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<LaunchInfo>, LaunchError> {
+        LaunchInfo::read(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
         })
     }

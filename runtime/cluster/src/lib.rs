@@ -1,8 +1,8 @@
 //! A run of many processes, one a device.
 //!
 //! Whatever starts the processes (torchrun, srun, mpirun, a shell) says to each in its environment
-//! which it is: [`Launch`]. They find each other at an address that all of them know, and go on
-//! only when all are there and mean to do the same: [`Cluster::join`]. Afterwards each is connected
+//! which it is: [`LaunchInfo`]. They find each other at an address that all of them know, and go on
+//! only when all are there and mean to do the same: [`TcpProcessGroup::join`]. Afterwards each is connected
 //! with those of its groups, and with the first, through which all agree on the end of a step.
 //!
 //! Nobody waits for ever. A process that dies closes its connections; one that fails says why to all
@@ -32,7 +32,7 @@ mod processes;
 mod talk;
 
 pub use error::LaunchError;
-pub use join::Fact;
-pub use launch::{Address, Launch, Launcher};
+pub use join::RunFact;
+pub use launch::{Address, LaunchInfo, Launcher};
 pub use narrows_runtime::process_group::{ClusterError, ClusterFault};
-pub use processes::{Cluster, Deadlines};
+pub use processes::{ClusterTimeouts, TcpProcessGroup};

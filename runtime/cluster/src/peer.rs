@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::frame::{CHANNELS, Header, Subject};
+use super::frame::{CHANNELS, FrameHeader, FrameKind};
 use narrows_runtime::process_group::ClusterFault;
 
 /// Numbers that are read at once.
@@ -15,7 +15,7 @@ const NUMBERS_AT_A_TIME: usize = 4 << 20;
 
 /// What has come, and not been taken.
 pub struct Frame {
-    pub header: Header,
+    pub header: FrameHeader,
     numbers: Vec<f32>,
 }
 
@@ -36,25 +36,25 @@ pub struct Peer {
     pub rank: u64,
     stream: TcpStream,
     writer: Mutex<TcpStream>,
-    shared: Arc<Shared>,
+    shared: Arc<PeerShared>,
 }
 
-struct Shared {
-    held: Mutex<Held>,
+struct PeerShared {
+    held: Mutex<Inbox>,
     arrived: Condvar,
 }
 
-struct Held {
+struct Inbox {
     inboxes: [VecDeque<Frame>; CHANNELS],
     /// Memory of frames that were taken.
     free: Vec<Vec<f32>>,
     heard: Instant,
-    gone: Option<Gone>,
+    gone: Option<Disconnect>,
 }
 
 /// Why nothing more will come.
 #[derive(Clone, Debug)]
-enum Gone {
+enum Disconnect {
     /// It is done, and said so.
     Done,
     /// It ended the run.
@@ -63,8 +63,8 @@ enum Gone {
     Lost(String),
 }
 
-impl Shared {
-    fn held(&self) -> MutexGuard<'_, Held> {
+impl PeerShared {
+    fn held(&self) -> MutexGuard<'_, Inbox> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -77,8 +77,8 @@ impl Peer {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(Some(deadline))?;
         let held =
-            Held { inboxes: Default::default(), free: vec![], heard: Instant::now(), gone: None };
-        let shared = Arc::new(Shared { held: Mutex::new(held), arrived: Condvar::new() });
+            Inbox { inboxes: Default::default(), free: vec![], heard: Instant::now(), gone: None };
+        let shared = Arc::new(PeerShared { held: Mutex::new(held), arrived: Condvar::new() });
         let (reader, writer) = (stream.try_clone()?, Mutex::new(stream.try_clone()?));
         let taking = shared.clone();
         std::thread::Builder::new()
@@ -90,7 +90,7 @@ impl Peer {
     /// Sends these, one after the other, in one frame; `header` says how many bytes they are.
     pub fn send<'a>(
         &self,
-        header: Header,
+        header: FrameHeader,
         parts: impl Iterator<Item = &'a [u8]>,
         doing: impl Fn() -> String,
     ) -> Result<(), ClusterFault> {
@@ -146,8 +146,8 @@ impl Peer {
     /// Says that the run ends, and why, unless a write is under way: then closing must do.
     pub fn give_up(&self, rank: u64, why: &str) {
         let said = format!("{rank} {why}");
-        let header = Header {
-            subject: Subject::GiveUp,
+        let header = FrameHeader {
+            subject: FrameKind::GiveUp,
             channel: 0,
             operation: 0,
             sequence: 0,
@@ -162,8 +162,13 @@ impl Peer {
 
     /// Says that nothing more will come.
     pub fn done(&self) {
-        let header =
-            Header { subject: Subject::Done, channel: 0, operation: 0, sequence: 0, bytes: 0 };
+        let header = FrameHeader {
+            subject: FrameKind::Done,
+            channel: 0,
+            operation: 0,
+            sequence: 0,
+            bytes: 0,
+        };
         if let Ok(mut writer) = self.writer.try_lock() {
             let _ = writer.write_all(&header.encode());
         }
@@ -199,9 +204,9 @@ impl Peer {
             Err(poisoned) => poisoned.into_inner().0.gone.clone(),
         };
         match gone {
-            Some(Gone::GaveUp { rank, why }) => ClusterFault::GaveUp { rank, why },
-            Some(Gone::Lost(why)) => ClusterFault::Lost { rank: self.rank, doing, why },
-            Some(Gone::Done) => {
+            Some(Disconnect::GaveUp { rank, why }) => ClusterFault::GaveUp { rank, why },
+            Some(Disconnect::Lost(why)) => ClusterFault::Lost { rank: self.rank, doing, why },
+            Some(Disconnect::Done) => {
                 ClusterFault::Lost { rank: self.rank, doing, why: "it ended its run".into() }
             }
             None => ClusterFault::Lost { rank: self.rank, doing, why: why.into() },
@@ -216,12 +221,12 @@ impl Drop for Peer {
     }
 }
 
-fn take_in(mut from: TcpStream, shared: &Shared) {
+fn take_in(mut from: TcpStream, shared: &PeerShared) {
     let gone = loop {
         match take_frame(&mut from, shared) {
             Ok(None) => {}
             Ok(Some(gone)) => break gone,
-            Err(error) => break Gone::Lost(error.to_string()),
+            Err(error) => break Disconnect::Lost(error.to_string()),
         }
     };
     let mut held = shared.held();
@@ -230,9 +235,9 @@ fn take_in(mut from: TcpStream, shared: &Shared) {
 }
 
 /// Takes one frame; `Some` is the last there will be.
-fn take_frame(from: &mut TcpStream, shared: &Shared) -> io::Result<Option<Gone>> {
-    let Some(header) = Header::read(from)? else {
-        return Ok(Some(Gone::Lost("it closed the connection".into())));
+fn take_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option<Disconnect>> {
+    let Some(header) = FrameHeader::read(from)? else {
+        return Ok(Some(Disconnect::Lost("it closed the connection".into())));
     };
     let count = (header.bytes as usize).div_ceil(4);
     let mut numbers = {
@@ -250,14 +255,14 @@ fn take_frame(from: &mut TcpStream, shared: &Shared) -> io::Result<Option<Gone>>
     }
     let bytes = &bytemuck::cast_slice::<f32, u8>(&numbers)[..header.bytes as usize];
     match header.subject {
-        Subject::Done => return Ok(Some(Gone::Done)),
-        Subject::GiveUp => {
+        FrameKind::Done => return Ok(Some(Disconnect::Done)),
+        FrameKind::GiveUp => {
             let said = String::from_utf8_lossy(bytes);
             let (rank, why) = said.split_once(' ').unwrap_or(("", &said));
             let (rank, why) = (rank.parse().unwrap_or(0), why.to_string());
-            return Ok(Some(Gone::GaveUp { rank, why }));
+            return Ok(Some(Disconnect::GaveUp { rank, why }));
         }
-        Subject::Data => {}
+        FrameKind::Data => {}
     }
     let mut held = shared.held();
     held.heard = Instant::now();

@@ -9,27 +9,27 @@ use narrows_runtime::process_group::{
     ClusterError, ClusterFault, Combine, Communicator, GroupScope, PeerLink, ProcessGroup, agree,
 };
 
-use super::frame::Channel;
-use super::group::{Group, Wire};
-use super::join::{Fact, meet};
-use super::journal::{Doing, Journal};
-use super::launch::Launch;
+use super::frame::FrameChannel;
+use super::group::{TcpCommunicator, TcpPeerLink};
+use super::join::{RunFact, meet};
+use super::journal::{FlightRecorder, PendingOp};
+use super::launch::LaunchInfo;
 use super::peer::Peer;
-use super::talk::{Operation, Talk};
+use super::talk::{Channel, WireOp};
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
+pub struct ClusterTimeouts {
     /// For all processes to come, in the beginning.
     pub join: Duration,
     /// For another process, in a collective or a transfer.
     pub answer: Duration,
 }
 
-impl Default for Deadlines {
+impl Default for ClusterTimeouts {
     /// Two minutes, and the ten that NCCL's users know from torch.
-    fn default() -> Deadlines {
-        Deadlines { join: Duration::from_secs(120), answer: Duration::from_secs(600) }
+    fn default() -> ClusterTimeouts {
+        ClusterTimeouts { join: Duration::from_secs(120), answer: Duration::from_secs(600) }
     }
 }
 
@@ -38,28 +38,28 @@ impl Default for Deadlines {
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The processes of a run, as one of them sees them.
-pub struct Cluster {
-    launch: Launch,
-    deadlines: Deadlines,
+pub struct TcpProcessGroup {
+    launch: LaunchInfo,
+    deadlines: ClusterTimeouts,
     /// Those that this process is connected with.
     peers: BTreeMap<u64, Arc<Peer>>,
-    journal: Arc<Journal>,
+    journal: Arc<FlightRecorder>,
     /// What all agree on, and what comes together in process 0.
-    control: Talk,
+    control: Channel,
 }
 
-impl Cluster {
+impl TcpProcessGroup {
     /// Waits for all processes and connects with process 0 and with `neighbours`; each of those must
     /// name this one too. `facts` must be the same for all.
     ///
     /// # Errors
     /// When not all come within the deadline, or one means to do something else.
     pub fn join(
-        launch: &Launch,
-        facts: Vec<Fact>,
+        launch: &LaunchInfo,
+        facts: Vec<RunFact>,
         neighbours: &[u64],
-        deadlines: Deadlines,
-    ) -> Result<Cluster, ClusterError> {
+        deadlines: ClusterTimeouts,
+    ) -> Result<TcpProcessGroup, ClusterError> {
         let mut peers = BTreeMap::new();
         for (rank, stream) in meet(launch, facts, neighbours, deadlines.join)? {
             let peer = Peer::new(rank, stream, deadlines.answer).map_err(|error| {
@@ -67,31 +67,32 @@ impl Cluster {
             })?;
             peers.insert(rank, Arc::new(peer));
         }
-        let journal = Arc::new(Journal::new());
+        let journal = Arc::new(FlightRecorder::new());
         let grace = if launch.rank == 0 { Duration::ZERO } else { GRACE };
-        let control = Talk::new(Channel::Control, deadlines.answer + grace, journal.clone());
-        Ok(Cluster { launch: launch.clone(), deadlines, peers, journal, control })
+        let control =
+            Channel::new(FrameChannel::Control, deadlines.answer + grace, journal.clone());
+        Ok(TcpProcessGroup { launch: launch.clone(), deadlines, peers, journal, control })
     }
 
     /// What this process's environment said.
-    pub fn launch(&self) -> &Launch {
+    pub fn launch(&self) -> &LaunchInfo {
         &self.launch
     }
 
     /// How long others are waited for.
-    pub fn deadlines(&self) -> Deadlines {
+    pub fn deadlines(&self) -> ClusterTimeouts {
         self.deadlines
     }
 
-    fn talk(&self, channel: Channel) -> Talk {
-        Talk::new(channel, self.deadlines.answer, self.journal.clone())
+    fn talk(&self, channel: FrameChannel) -> Channel {
+        Channel::new(channel, self.deadlines.answer, self.journal.clone())
     }
 
     fn agree_in(
         &self,
         mine: Vec<u8>,
         combine: Combine,
-        doing: Doing,
+        doing: PendingOp,
     ) -> Result<Vec<u8>, ClusterFault> {
         let send =
             |peer: &Peer, bytes: &[u8]| self.control.send(peer, &doing, std::iter::once(bytes));
@@ -136,7 +137,7 @@ impl Cluster {
     }
 }
 
-impl ProcessGroup for Cluster {
+impl ProcessGroup for TcpProcessGroup {
     fn rank(&self) -> u64 {
         self.launch.rank
     }
@@ -150,7 +151,7 @@ impl ProcessGroup for Cluster {
     }
 
     fn agree_bytes(&self, mine: Vec<u8>, combine: Combine) -> Result<Vec<u8>, ClusterError> {
-        let doing = self.control.begin(Operation::Agreement, 0);
+        let doing = self.control.begin(WireOp::Agreement, 0);
         let agreed = self.agree_in(mine, combine, doing).map_err(|fault| self.error(fault))?;
         self.control.end();
         Ok(agreed)
@@ -163,7 +164,7 @@ impl ProcessGroup for Cluster {
         take: &mut dyn FnMut(u64, &[f32]),
     ) -> Result<(), ClusterError> {
         let numbers: usize = mine.iter().map(|part| part.len()).sum();
-        let doing = self.control.begin(Operation::Collection, numbers);
+        let doing = self.control.begin(WireOp::Collection, numbers);
         let mut work = || -> Result<(), ClusterFault> {
             if self.rank() != 0 {
                 let bytes = mine.iter().map(|part| bytemuck::cast_slice(part));
@@ -209,11 +210,11 @@ impl ProcessGroup for Cluster {
                 false => self.peers.get(rank).cloned().map(Some),
             })
             .collect();
-        Some(Box::new(Group::new(me, peers?, self.talk(Channel::of(scope)))))
+        Some(Box::new(TcpCommunicator::new(me, peers?, self.talk(FrameChannel::of(scope)))))
     }
 
     fn peer_link(&self, rank: u64) -> Option<Box<dyn PeerLink>> {
         let peer = self.peers.get(&rank)?.clone();
-        Some(Box::new(Wire::new(peer, self.talk(Channel::Transfers))))
+        Some(Box::new(TcpPeerLink::new(peer, self.talk(FrameChannel::Transfers))))
     }
 }

@@ -8,13 +8,13 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::Reduction;
 use narrows_runtime::process_group::{ClusterError, ClusterFault};
 
-use super::frame::{Channel, Header, Subject};
-use super::journal::{Doing, Journal};
+use super::frame::{FrameChannel, FrameHeader, FrameKind};
+use super::journal::{FlightRecorder, PendingOp};
 use super::peer::{Frame, Peer};
 
 /// What processes do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum WireOp {
     AllReduce,
     AllReduceMaximum,
     ReduceScatter,
@@ -26,69 +26,69 @@ pub enum Operation {
     Collection,
 }
 
-impl Operation {
-    const ALL: [Operation; 9] = [
-        Operation::AllReduce,
-        Operation::AllReduceMaximum,
-        Operation::ReduceScatter,
-        Operation::AllGather,
-        Operation::AllToAll,
-        Operation::Send,
-        Operation::Receive,
-        Operation::Agreement,
-        Operation::Collection,
+impl WireOp {
+    const ALL: [WireOp; 9] = [
+        WireOp::AllReduce,
+        WireOp::AllReduceMaximum,
+        WireOp::ReduceScatter,
+        WireOp::AllGather,
+        WireOp::AllToAll,
+        WireOp::Send,
+        WireOp::Receive,
+        WireOp::Agreement,
+        WireOp::Collection,
     ];
 
     /// That of a collective.
-    pub fn of(kind: CollectiveKind, reduction: Reduction) -> Operation {
+    pub fn of(kind: CollectiveKind, reduction: Reduction) -> WireOp {
         match (kind, reduction) {
-            (CollectiveKind::AllReduce, Reduction::Sum) => Operation::AllReduce,
-            (CollectiveKind::AllReduce, Reduction::Maximum) => Operation::AllReduceMaximum,
-            (CollectiveKind::ReduceScatter, _) => Operation::ReduceScatter,
-            (CollectiveKind::AllGather, _) => Operation::AllGather,
-            (CollectiveKind::AllToAll, _) => Operation::AllToAll,
+            (CollectiveKind::AllReduce, Reduction::Sum) => WireOp::AllReduce,
+            (CollectiveKind::AllReduce, Reduction::Maximum) => WireOp::AllReduceMaximum,
+            (CollectiveKind::ReduceScatter, _) => WireOp::ReduceScatter,
+            (CollectiveKind::AllGather, _) => WireOp::AllGather,
+            (CollectiveKind::AllToAll, _) => WireOp::AllToAll,
         }
     }
 
     /// What is said of it.
     pub fn name(self) -> &'static str {
         match self {
-            Operation::AllReduce => "all-reduce",
-            Operation::AllReduceMaximum => "all-reduce of maxima",
-            Operation::ReduceScatter => "reduce-scatter",
-            Operation::AllGather => "all-gather",
-            Operation::AllToAll => "all-to-all",
-            Operation::Send => "send",
-            Operation::Receive => "receive",
-            Operation::Agreement => "agreement",
-            Operation::Collection => "collection",
+            WireOp::AllReduce => "all-reduce",
+            WireOp::AllReduceMaximum => "all-reduce of maxima",
+            WireOp::ReduceScatter => "reduce-scatter",
+            WireOp::AllGather => "all-gather",
+            WireOp::AllToAll => "all-to-all",
+            WireOp::Send => "send",
+            WireOp::Receive => "receive",
+            WireOp::Agreement => "agreement",
+            WireOp::Collection => "collection",
         }
     }
 
     /// Its number in headers: what is sent is what is received.
     fn number(self) -> u16 {
-        if self == Operation::Receive { Operation::Send as u16 } else { self as u16 }
+        if self == WireOp::Receive { WireOp::Send as u16 } else { self as u16 }
     }
 }
 
 /// One conversation.
-pub struct Talk {
-    channel: Channel,
+pub struct Channel {
+    channel: FrameChannel,
     deadline: Duration,
-    journal: Arc<Journal>,
+    journal: Arc<FlightRecorder>,
     sequence: AtomicU64,
 }
 
-impl Talk {
+impl Channel {
     /// One in which the other side is waited for as long as the deadline says.
-    pub fn new(channel: Channel, deadline: Duration, journal: Arc<Journal>) -> Talk {
-        Talk { channel, deadline, journal, sequence: AtomicU64::new(0) }
+    pub fn new(channel: FrameChannel, deadline: Duration, journal: Arc<FlightRecorder>) -> Channel {
+        Channel { channel, deadline, journal, sequence: AtomicU64::new(0) }
     }
 
     /// The next operation begins, with so many numbers of this process's.
-    pub fn begin(&self, operation: Operation, numbers: usize) -> Doing {
+    pub fn begin(&self, operation: WireOp, numbers: usize) -> PendingOp {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let doing = Doing { operation, over: self.channel.name(), sequence, numbers };
+        let doing = PendingOp { operation, over: self.channel.name(), sequence, numbers };
         self.journal.begin(doing);
         doing
     }
@@ -107,11 +107,11 @@ impl Talk {
     pub fn send<'a>(
         &self,
         peer: &Peer,
-        doing: &Doing,
+        doing: &PendingOp,
         parts: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Result<(), ClusterFault> {
-        let header = Header {
-            subject: Subject::Data,
+        let header = FrameHeader {
+            subject: FrameKind::Data,
             channel: self.channel.number(),
             operation: doing.operation.number(),
             sequence: doing.sequence,
@@ -125,7 +125,7 @@ impl Talk {
     pub fn receive(
         &self,
         peer: &Peer,
-        doing: &Doing,
+        doing: &PendingOp,
         numbers: Option<usize>,
     ) -> Result<Frame, ClusterFault> {
         let frame = peer.receive(self.channel.number(), self.deadline, || doing.to_string())?;
@@ -136,10 +136,10 @@ impl Talk {
         if alike {
             return Ok(frame);
         }
-        let known = Operation::ALL.into_iter().find(|known| known.number() == found.operation);
+        let known = WireOp::ALL.into_iter().find(|known| known.number() == found.operation);
         let theirs = format!(
             "{} {} over {} (a part of {} bytes)",
-            known.map_or("something unknown", Operation::name),
+            known.map_or("something unknown", WireOp::name),
             found.sequence,
             self.channel.name(),
             found.bytes

@@ -8,40 +8,41 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use narrows_cluster::{
-    Address, Cluster, ClusterError, ClusterFault, Deadlines, Fact, Launch, Launcher,
+    Address, ClusterError, ClusterFault, ClusterTimeouts, LaunchInfo, Launcher, RunFact,
+    TcpProcessGroup,
 };
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_runtime::session::{Done, Session, StepInput, Tensors, Whole};
+use narrows_runtime::session::{NamedTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
-use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 
-const DEADLINES: Deadlines =
-    Deadlines { join: Duration::from_secs(60), answer: Duration::from_secs(60) };
+const DEADLINES: ClusterTimeouts =
+    ClusterTimeouts { join: Duration::from_secs(60), answer: Duration::from_secs(60) };
 
 /// A port that nobody listens at.
 fn port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn launches(world: u64) -> Vec<Launch> {
+fn launches(world: u64) -> Vec<LaunchInfo> {
     let meeting = Address { host: "127.0.0.1".into(), port: port() };
     let launch = |rank| {
         let (launcher, meeting) = (Launcher::Torchrun, meeting.clone());
-        Launch { launcher, rank, world, local_rank: rank, local_world: world, meeting }
+        LaunchInfo { launcher, rank, world, local_rank: rank, local_world: world, meeting }
     };
     (0..world).map(launch).collect()
 }
 
-fn fact(value: &str) -> Vec<Fact> {
-    vec![Fact { what: "plan".into(), value: value.into() }]
+fn fact(value: &str) -> Vec<RunFact> {
+    vec![RunFact { what: "plan".into(), value: value.into() }]
 }
 
 /// Runs a process for each launch, and gives what each leaves.
-fn all<T: Send>(launches: &[Launch], process: impl Fn(&Launch) -> T + Sync) -> Vec<T> {
+fn all<T: Send>(launches: &[LaunchInfo], process: impl Fn(&LaunchInfo) -> T + Sync) -> Vec<T> {
     let process = &process;
     std::thread::scope(|scope| {
         let threads: Vec<_> =
@@ -56,17 +57,22 @@ fn tokens(plan: &Plan, step: u64, vocab: u64) -> Vec<u32> {
     (0..count).map(|at| ((at * 7 + step * 13) % vocab) as u32).collect()
 }
 
-const KINDS: [Tensors; 3] = [Tensors::Weights, Tensors::FirstMoments, Tensors::SecondMoments];
+const KINDS: [TensorKind; 3] =
+    [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments];
 
 /// Three steps; what came of each, and all tensors after them.
-fn steps(session: &mut Session, model: &Model, plan: &Plan) -> (Vec<Done>, Vec<Whole>) {
+fn steps(
+    session: &mut Session,
+    model: &Model,
+    plan: &Plan,
+) -> (Vec<StepResult>, Vec<NamedTensors>) {
     session.initialise(model, 3).unwrap();
     let optimizer = Optimizer { clip_norm: 0.1, ..Optimizer::new(1e-2, 1, 10) };
     let steps = (0..3).map(|step| {
         let tokens = tokens(plan, step, model.vocab);
         let targets = self::tokens(plan, step + 1, model.vocab);
         let done = session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets });
-        Done { time: Default::default(), scratch: vec![], ..done.unwrap() }
+        StepResult { time: Default::default(), scratch: vec![], ..done.unwrap() }
     });
     let done = steps.collect();
     (done, KINDS.map(|kind| session.gather_all(kind).unwrap()).into())
@@ -76,15 +82,19 @@ fn program(plan: &Plan, model: &Model) -> CheckedProgram {
     CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap()
 }
 
-fn join(launch: &Launch, neighbours: &[u64], deadlines: Deadlines) -> Arc<Cluster> {
-    Cluster::join(launch, fact("same"), neighbours, deadlines).unwrap().into()
+fn join(
+    launch: &LaunchInfo,
+    neighbours: &[u64],
+    deadlines: ClusterTimeouts,
+) -> Arc<TcpProcessGroup> {
+    TcpProcessGroup::join(launch, fact("same"), neighbours, deadlines).unwrap().into()
 }
 
 /// The bits of a step do not depend on where its devices are.
 #[test]
 fn processes_compute_what_threads_do() {
     let models: Vec<Model> = models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut dice = Dice(77);
+    let mut dice = TestRng(77);
     let mut drawn = 0;
     for (tensor, pipeline, data) in
         [(2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (1, 3, 1), (4, 1, 1), (2, 2, 2), (2, 3, 1)]
@@ -114,7 +124,7 @@ fn processes_compute_what_threads_do() {
                 if rank == 0 {
                     assert_eq!(tensors, wanted.1, "of\n{}", describe(&plan));
                 } else {
-                    assert!(tensors.iter().all(Whole::is_empty));
+                    assert!(tensors.iter().all(NamedTensors::is_empty));
                 }
             }
         }
@@ -125,15 +135,15 @@ fn processes_compute_what_threads_do() {
 /// Two processes with a tensor axis of two, of which the second does something else in the end.
 fn two(
     answer: Duration,
-    second: impl Fn(&mut Session, &Arc<Cluster>) + Sync,
+    second: impl Fn(&mut Session, &Arc<TcpProcessGroup>) + Sync,
 ) -> (RunError, Duration) {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
-    let mut dice = Dice(1);
+    let mut dice = TestRng(1);
     let plan = (0..100).find_map(|_| draw_plan(&mut dice, &model, context)).unwrap();
-    let deadlines = Deadlines { answer, ..DEADLINES };
+    let deadlines = ClusterTimeouts { answer, ..DEADLINES };
     let ended = all(&launches(2), |launch| {
         let cluster = join(launch, &[1 - launch.rank], deadlines);
         let program = program(&plan, &model);
@@ -222,7 +232,7 @@ fn who_is_in_another_collective_is_named() {
 fn processes_with_other_plans_do_not_begin() {
     let errors = all(&launches(3), |launch| {
         let plan = if launch.rank == 2 { "other" } else { "same" };
-        let joined = Cluster::join(launch, fact(plan), &[], DEADLINES);
+        let joined = TcpProcessGroup::join(launch, fact(plan), &[], DEADLINES);
         joined.err().map(|error| error.fault)
     });
     let differs = ClusterFault::Differs {
@@ -241,16 +251,18 @@ fn processes_with_other_plans_do_not_begin() {
 #[test]
 fn who_does_not_come_is_named() {
     let launches = launches(4);
-    let deadlines = Deadlines { join: Duration::from_millis(800), ..DEADLINES };
+    let deadlines = ClusterTimeouts { join: Duration::from_millis(800), ..DEADLINES };
     let errors = all(&launches[..3], |launch| {
-        Cluster::join(launch, vec![], &[], deadlines).err().map(|error| error.fault.to_string())
+        TcpProcessGroup::join(launch, vec![], &[], deadlines)
+            .err()
+            .map(|error| error.fault.to_string())
     });
     let said = errors[0].as_ref().unwrap();
     assert!(said.starts_with("1 of 4 processes did not come to 127.0.0.1:"), "{said}");
     assert!(said.contains("s: 3 ("), "{said}");
     assert!(errors[1..].iter().flatten().all(|error| error.contains(said)), "{errors:?}");
     // Nobody waits at the address at all.
-    let alone = Cluster::join(&launches[3], vec![], &[], deadlines).err().unwrap();
+    let alone = TcpProcessGroup::join(&launches[3], vec![], &[], deadlines).err().unwrap();
     assert!(matches!(alone.fault, ClusterFault::Unreachable { rank: 0, .. }), "{alone}");
 }
 
@@ -274,13 +286,15 @@ fn noise_at_the_meeting_is_sent_away_and_strangers_are_refused() {
             std::thread::sleep(Duration::from_millis(30));
         }
     });
-    let joined = all(&launches, |launch| Cluster::join(launch, fact("same"), &[], DEADLINES));
+    let joined =
+        all(&launches, |launch| TcpProcessGroup::join(launch, fact("same"), &[], DEADLINES));
     noise.join().unwrap();
     silent.join().unwrap();
     assert!(joined.iter().all(Result::is_ok));
     let twice = [launches[0].clone(), launches[1].clone(), launches[1].clone()]
-        .map(|launch| Launch { world: 3, ..launch });
-    let errors = all(&twice, |launch| Cluster::join(launch, fact("same"), &[], DEADLINES).err());
+        .map(|launch| LaunchInfo { world: 3, ..launch });
+    let errors =
+        all(&twice, |launch| TcpProcessGroup::join(launch, fact("same"), &[], DEADLINES).err());
     let fault = errors[0].as_ref().map(|error| error.fault.clone());
     assert_eq!(fault, Some(ClusterFault::Stranger { rank: 1, world: 3 }));
 }

@@ -8,10 +8,10 @@
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
-use narrows_cpu::kernels::attention::{self, Shape};
+use narrows_cpu::kernels::attention::{self, AttentionShape};
 use narrows_cpu::kernels::{
-    Parallel, View, ViewMut, Write, elementwise, embedding, gated, latent, loss, norm, optimizer,
-    product, rotary,
+    MatrixView, MatrixViewMut, Parallel, WriteMode, elementwise, embedding, gated, latent, loss,
+    norm, optimizer, product, rotary,
 };
 use narrows_plan::model::{Activation, GatedProduct};
 
@@ -21,8 +21,13 @@ const D: usize = 512;
 const D_FF: usize = 1376;
 const R: usize = 128;
 const VOCABULARY: usize = 32_000;
-const SHAPE: Shape =
-    Shape { sequences: TOKENS / LENGTH, length: LENGTH, heads: 8, kv_heads: 8, head_dim: 64 };
+const SHAPE: AttentionShape = AttentionShape {
+    sequences: TOKENS / LENGTH,
+    length: LENGTH,
+    heads: 8,
+    kv_heads: 8,
+    head_dim: 64,
+};
 const RMS: norm::Rms = norm::Rms { width: D, epsilon: 1e-5 };
 const THREADS: [usize; 2] = [1, 2];
 
@@ -55,9 +60,9 @@ fn product_forward<const N: usize>(bencher: Bencher<'_, '_>, (d_in, d_out): (usi
     let (x, w) = (numbers(TOKENS * d_in), numbers(d_in * d_out));
     let mut y = vec![0.0; TOKENS * d_out];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
-        let (x, w) = (View::new(&x, TOKENS, d_in), View::new(&w, d_in, d_out));
-        let y = ViewMut::new(&mut y, TOKENS, d_out);
-        product::forward(x, w, y, 1, Write::Replace, parallel);
+        let (x, w) = (MatrixView::new(&x, TOKENS, d_in), MatrixView::new(&w, d_in, d_out));
+        let y = MatrixViewMut::new(&mut y, TOKENS, d_out);
+        product::forward(x, w, y, 1, WriteMode::Replace, parallel);
     });
 }
 
@@ -66,9 +71,9 @@ fn product_input_gradient<const N: usize>(bencher: Bencher<'_, '_>, (d_in, d_out
     let (dy, w) = (numbers(TOKENS * d_out), numbers(d_in * d_out));
     let mut dx = vec![0.0; TOKENS * d_in];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
-        let (dy, w) = (View::new(&dy, TOKENS, d_out), View::new(&w, d_in, d_out));
-        let dx = ViewMut::new(&mut dx, TOKENS, d_in);
-        product::input_gradient(dy, w, dx, 1, Write::Replace, parallel);
+        let (dy, w) = (MatrixView::new(&dy, TOKENS, d_out), MatrixView::new(&w, d_in, d_out));
+        let dx = MatrixViewMut::new(&mut dx, TOKENS, d_in);
+        product::input_gradient(dy, w, dx, 1, WriteMode::Replace, parallel);
     });
 }
 
@@ -80,9 +85,9 @@ fn product_weight_gradient<const N: usize>(
     let (dy, x) = (numbers(TOKENS * d_out), numbers(TOKENS * d_in));
     let mut dw = vec![0.0; d_in * d_out];
     run(bencher.counter(ItemsCount::new(2 * TOKENS * d_in * d_out)), N, |parallel| {
-        let (dy, x) = (View::new(&dy, TOKENS, d_out), View::new(&x, TOKENS, d_in));
-        let dw = ViewMut::new(&mut dw, d_in, d_out);
-        product::weight_gradient(x, dy, dw, 1, Write::Add, parallel);
+        let (dy, x) = (MatrixView::new(&dy, TOKENS, d_out), MatrixView::new(&x, TOKENS, d_in));
+        let dw = MatrixViewMut::new(&mut dw, d_in, d_out);
+        product::weight_gradient(x, dy, dw, 1, WriteMode::Add, parallel);
     });
 }
 
@@ -95,9 +100,9 @@ fn attention_forward<const N: usize>(bencher: Bencher<'_, '_>) {
     let (mut out, mut lse) = (vec![0.0; TOKENS * D], vec![0.0; TOKENS * SHAPE.heads]);
     let mut scratch = vec![0.0; SHAPE.scratch(Parallel::new(N))];
     run(bencher.counter(ItemsCount::new(4 * 64 * SCORES)), N, |parallel| {
-        let read = [&q, &k, &v].map(|of| View::new(of, TOKENS, D));
-        let out = ViewMut::new(&mut out, TOKENS, D);
-        let lse = ViewMut::new(&mut lse, TOKENS, SHAPE.heads);
+        let read = [&q, &k, &v].map(|of| MatrixView::new(of, TOKENS, D));
+        let out = MatrixViewMut::new(&mut out, TOKENS, D);
+        let lse = MatrixViewMut::new(&mut lse, TOKENS, SHAPE.heads);
         attention::forward(SHAPE, read.into(), (out, lse), &mut scratch, parallel);
     });
 }
@@ -109,12 +114,13 @@ fn attention_backward<const N: usize>(bencher: Bencher<'_, '_>) {
     let mut made = vec![0.0; 3 * TOKENS * D];
     let mut scratch = vec![0.0; SHAPE.scratch(Parallel::new(N))];
     run(bencher.counter(ItemsCount::new(10 * 64 * SCORES)), N, |parallel| {
-        let [q, k, v, out, dout] = [&q, &k, &v, &out, &dout].map(|of| View::new(of, TOKENS, D));
-        let lse = View::new(&lse, TOKENS, SHAPE.heads);
-        let (dq, rest) = ViewMut::new(&mut made, TOKENS, 3 * D).split_columns(D);
+        let [q, k, v, out, dout] =
+            [&q, &k, &v, &out, &dout].map(|of| MatrixView::new(of, TOKENS, D));
+        let lse = MatrixView::new(&lse, TOKENS, SHAPE.heads);
+        let (dq, rest) = MatrixViewMut::new(&mut made, TOKENS, 3 * D).split_columns(D);
         let (dk, dv) = rest.split_columns(D);
-        let saved = attention::Saved { q, k, v, out, lse, dout };
-        let made = attention::Gradients { dq, dk, dv };
+        let saved = attention::AttentionSaved { q, k, v, out, lse, dout };
+        let made = attention::AttentionGradients { dq, dk, dv };
         attention::backward(SHAPE, saved, made, &mut scratch, parallel);
     });
 }
@@ -129,8 +135,8 @@ fn norm_forward<const N: usize>(bencher: Bencher<'_, '_>) {
     let (x, scale) = (numbers(TOKENS * D), numbers(D));
     let (mut y, mut s) = (vec![0.0; TOKENS * D], vec![0.0; TOKENS]);
     run(bencher.counter(passes(2, D)), N, |parallel| {
-        let y = ViewMut::new(&mut y, TOKENS, D);
-        norm::forward(View::new(&x, TOKENS, D), &scale, RMS, y, &mut s, parallel);
+        let y = MatrixViewMut::new(&mut y, TOKENS, D);
+        norm::forward(MatrixView::new(&x, TOKENS, D), &scale, RMS, y, &mut s, parallel);
     });
 }
 
@@ -140,14 +146,14 @@ fn norm_backward<const N: usize>(bencher: Bencher<'_, '_>) {
     let (s, mut dx, mut dscale) = (vec![1.0; TOKENS], vec![0.0; TOKENS * D], vec![0.0; D]);
     let mut scratch = vec![0.0; Parallel::new(N).sums_scratch(D)];
     run(bencher.counter(passes(3, D)), N, |parallel| {
-        let (dy, x) = (View::new(&dy, TOKENS, D), View::new(&x, TOKENS, D));
-        let made = norm::Gradients {
-            dx: ViewMut::new(&mut dx, TOKENS, D),
-            write: Write::Replace,
+        let (dy, x) = (MatrixView::new(&dy, TOKENS, D), MatrixView::new(&x, TOKENS, D));
+        let made = norm::NormGradients {
+            dx: MatrixViewMut::new(&mut dx, TOKENS, D),
+            write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut scratch,
         };
-        norm::backward(norm::Saved { dy, x, scale: &scale }, &s, RMS, made, parallel);
+        norm::backward(norm::NormSaved { dy, x, scale: &scale }, &s, RMS, made, parallel);
     });
 }
 
@@ -155,7 +161,7 @@ fn norm_backward<const N: usize>(bencher: Bencher<'_, '_>) {
 fn latent_recover_silu<const N: usize>(bencher: Bencher<'_, '_>) {
     let (h, s, mut z) = (numbers(TOKENS * R), vec![500.0; TOKENS], vec![0.0; TOKENS * R]);
     run(bencher.counter(passes(2, R)), N, |parallel| {
-        let (h, z) = (View::new(&h, TOKENS, R), ViewMut::new(&mut z, TOKENS, R));
+        let (h, z) = (MatrixView::new(&h, TOKENS, R), MatrixViewMut::new(&mut z, TOKENS, R));
         latent::recover(h, &s, RMS, Activation::Silu, z, parallel);
     });
 }
@@ -164,8 +170,8 @@ fn latent_recover_silu<const N: usize>(bencher: Bencher<'_, '_>) {
 fn latent_backward_silu<const N: usize>(bencher: Bencher<'_, '_>) {
     let (h, dz, mut dh) = (numbers(TOKENS * R), numbers(TOKENS * R), vec![0.0; TOKENS * R]);
     run(bencher.counter(passes(3, R)), N, |parallel| {
-        let (dz, h) = (View::new(&dz, TOKENS, R), View::new(&h, TOKENS, R));
-        latent::backward(dz, h, Activation::Silu, ViewMut::new(&mut dh, TOKENS, R), parallel);
+        let (dz, h) = (MatrixView::new(&dz, TOKENS, R), MatrixView::new(&h, TOKENS, R));
+        latent::backward(dz, h, Activation::Silu, MatrixViewMut::new(&mut dh, TOKENS, R), parallel);
     });
 }
 
@@ -173,9 +179,9 @@ fn latent_backward_silu<const N: usize>(bencher: Bencher<'_, '_>) {
 fn gated_product_swiglu<const N: usize>(bencher: Bencher<'_, '_>) {
     let (both, mut y) = (numbers(TOKENS * 2 * D_FF), vec![0.0; TOKENS * D_FF]);
     run(bencher.counter(passes(3, D_FF)), N, |parallel| {
-        let both = View::new(&both, TOKENS, 2 * D_FF);
+        let both = MatrixView::new(&both, TOKENS, 2 * D_FF);
         let (gate, up) = (both.column_range(0, D_FF), both.column_range(D_FF, D_FF));
-        let y = ViewMut::new(&mut y, TOKENS, D_FF);
+        let y = MatrixViewMut::new(&mut y, TOKENS, D_FF);
         gated::forward(gate, up, GatedProduct::SwiGlu, y, parallel);
     });
 }
@@ -185,10 +191,10 @@ fn gated_product_swiglu_backward<const N: usize>(bencher: Bencher<'_, '_>) {
     let (both, dy) = (numbers(TOKENS * 2 * D_FF), numbers(TOKENS * D_FF));
     let mut made = vec![0.0; TOKENS * 2 * D_FF];
     run(bencher.counter(passes(5, D_FF)), N, |parallel| {
-        let both = View::new(&both, TOKENS, 2 * D_FF);
+        let both = MatrixView::new(&both, TOKENS, 2 * D_FF);
         let (gate, up) = (both.column_range(0, D_FF), both.column_range(D_FF, D_FF));
-        let (dgate, dup) = ViewMut::new(&mut made, TOKENS, 2 * D_FF).split_columns(D_FF);
-        let saved = gated::Saved { dy: View::new(&dy, TOKENS, D_FF), gate, up };
+        let (dgate, dup) = MatrixViewMut::new(&mut made, TOKENS, 2 * D_FF).split_columns(D_FF);
+        let saved = gated::GatedSaved { dy: MatrixView::new(&dy, TOKENS, D_FF), gate, up };
         gated::backward(saved, GatedProduct::SwiGlu, dgate, dup, parallel);
     });
 }
@@ -199,7 +205,7 @@ fn rotary<const N: usize>(bencher: Bencher<'_, '_>) {
     let table = rotary::RotaryTable::new(LENGTH, 64, 10_000.0);
     let positions = rotary::Positions { first: 0, count: LENGTH };
     run(bencher.counter(passes(2, D)), N, |parallel| {
-        rotary::forward(ViewMut::new(&mut x, TOKENS, D), &table, positions, parallel);
+        rotary::forward(MatrixViewMut::new(&mut x, TOKENS, D), &table, positions, parallel);
     });
 }
 
@@ -216,8 +222,8 @@ fn scatter_add<const N: usize>(bencher: Bencher<'_, '_>) {
     let tokens: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % VOCABULARY as u32).collect();
     let (dy, mut dtable) = (numbers(TOKENS * D), vec![0.0; VOCABULARY * D]);
     run(bencher.counter(passes(3, D)), N, |parallel| {
-        let dtable = ViewMut::new(&mut dtable, VOCABULARY, D);
-        embedding::scatter_add(&tokens, View::new(&dy, TOKENS, D), 0, dtable, parallel);
+        let dtable = MatrixViewMut::new(&mut dtable, VOCABULARY, D);
+        embedding::scatter_add(&tokens, MatrixView::new(&dy, TOKENS, D), 0, dtable, parallel);
     });
 }
 
@@ -228,10 +234,10 @@ fn loss_three_passes<const N: usize>(bencher: Bencher<'_, '_>) {
     let targets: Vec<u32> = (0..TOKENS as u32).map(|i| i * 7919 % VOCABULARY as u32).collect();
     let (mut maximum, mut packed) = (vec![0.0; TOKENS], vec![0.0; 2 * TOKENS]);
     run(bencher.counter(passes(4, VOCABULARY)), N, |parallel| {
-        let view = View::new(&logits, TOKENS, VOCABULARY);
+        let view = MatrixView::new(&logits, TOKENS, VOCABULARY);
         loss::maximum(view, &mut maximum, parallel);
         loss::sum(view, &maximum, &targets, 0, &mut packed, parallel);
-        let reduced = loss::Reduced {
+        let reduced = loss::ReducedStatistics {
             maximum: &maximum,
             packed: &packed,
             targets: &targets,
@@ -239,7 +245,7 @@ fn loss_three_passes<const N: usize>(bencher: Bencher<'_, '_>) {
             factor: 1.0 / TOKENS as f32,
         };
         divan::black_box(loss::gradient(
-            ViewMut::new(&mut logits, TOKENS, VOCABULARY),
+            MatrixViewMut::new(&mut logits, TOKENS, VOCABULARY),
             reduced,
             parallel,
         ));
@@ -252,7 +258,7 @@ fn adamw<const N: usize>(bencher: Bencher<'_, '_>) {
     let count = D * VOCABULARY;
     let [mut weights, mut gradient] = [numbers(count), numbers(count)];
     let [mut first_moment, mut second_moment] = [vec![0.0; count], vec![0.0; count]];
-    let numbers = optimizer::AdamW {
+    let numbers = optimizer::AdamWStep {
         gradient_factor: 1.0,
         learning_rate: 1e-3,
         beta1: 0.9,
@@ -262,7 +268,7 @@ fn adamw<const N: usize>(bencher: Bencher<'_, '_>) {
         step: 10,
     };
     run(bencher.counter(BytesCount::new(8 * 4 * count)), N, |parallel| {
-        let parameter = optimizer::Parameter {
+        let parameter = optimizer::ParameterState {
             weights: &mut weights,
             first_moment: &mut first_moment,
             second_moment: &mut second_moment,

@@ -10,7 +10,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{self, presets};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::Stream;
+use narrows_runtime::parameters::CounterRng;
 use narrows_runtime::session::StepInput;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -36,7 +36,7 @@ pub fn run(plan: &str, name: &str, steps: u64) -> Result<Vec<f64>, Box<dyn Error
     let mut session = narrows_cpu::session(&model, program, 1)?;
     session.initialise(&model, 1)?;
     let count = plan.workload.global_batch * plan.workload.sequence_length;
-    let stream = Stream::new(1, "tokens");
+    let stream = CounterRng::new(1, "tokens");
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % model.vocab) as u32).collect();
     let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
     let step = |_| Ok(session.step(&Optimizer::new(1e-3, 1, steps), input)?.loss);

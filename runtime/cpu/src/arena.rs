@@ -18,7 +18,7 @@ pub struct Arena {
 }
 
 /// What an instruction sees of the arena.
-pub struct Operands<'a> {
+pub struct ArenaOperands<'a> {
     reads: [&'a [f32]; OPERANDS_MAX],
     writes: [Option<&'a mut [f32]>; OPERANDS_MAX],
 }
@@ -51,7 +51,7 @@ impl Arena {
         &mut self,
         reads: &[Range<usize>],
         writes: &[Range<usize>],
-    ) -> Option<Operands<'_>> {
+    ) -> Option<ArenaOperands<'_>> {
         let end = self.numbers.len();
         let inside = |range: &Range<usize>| range.start <= range.end && range.end <= end;
         let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
@@ -67,7 +67,7 @@ impl Arena {
             }
         }
         let base = self.numbers.as_mut_ptr();
-        let mut made = Operands { reads: [&[]; OPERANDS_MAX], writes: Default::default() };
+        let mut made = ArenaOperands { reads: [&[]; OPERANDS_MAX], writes: Default::default() };
         for (slot, range) in made.reads.iter_mut().zip(reads) {
             if !writes.contains(range) {
                 // SAFETY: inside the allocation, and no written range overlaps it. The arena is
@@ -88,7 +88,7 @@ impl Arena {
     }
 }
 
-impl<'a> Operands<'a> {
+impl<'a> ArenaOperands<'a> {
     /// A read operand; empty when it is worked on in place.
     pub fn read(&self, port: usize) -> &'a [f32] {
         self.reads[port]

@@ -2,23 +2,29 @@
 
 use std::time::Instant;
 
-use narrows_runtime::parts::{Lap, Part, Parts};
+use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// Times a device in a step.
-pub struct Clock {
+pub struct DeviceClock {
     begun: Instant,
     last: Instant,
-    parts: Parts,
+    parts: TimeBreakdown,
     /// Of every instruction of the step in its order, if they are kept.
-    laps: Vec<Lap>,
+    laps: Vec<InstructionSpan>,
     /// How many there are in a step; 0 when they are not kept.
     kept: usize,
 }
 
-impl Clock {
-    pub fn new() -> Clock {
+impl DeviceClock {
+    pub fn new() -> DeviceClock {
         let now = Instant::now();
-        Clock { begun: now, last: now, parts: Parts::default(), laps: vec![], kept: 0 }
+        DeviceClock {
+            begun: now,
+            last: now,
+            parts: TimeBreakdown::default(),
+            laps: vec![],
+            kept: 0,
+        }
     }
 
     /// Keeps the laps of `instructions` a step from now on. Nothing is allocated in a step.
@@ -28,27 +34,27 @@ impl Clock {
     }
 
     /// Those of the last step.
-    pub fn laps(&self) -> &[Lap] {
+    pub fn laps(&self) -> &[InstructionSpan] {
         &self.laps
     }
 
     /// Begins a step, which began for all devices at `begun`.
     pub fn start(&mut self, begun: Instant) {
-        (self.begun, self.last, self.parts) = (begun, begun, Parts::default());
+        (self.begun, self.last, self.parts) = (begun, begun, TimeBreakdown::default());
         self.laps.clear();
     }
 
     /// Counts the time since the last reading to a part.
-    pub fn read(&mut self, part: Part) {
+    pub fn read(&mut self, part: TimeCategory) {
         self.read_at(part, Instant::now());
     }
 
     /// Ends the instruction that began at `begun`.
-    pub fn end_instruction(&mut self, part: Part, begun: Instant) {
+    pub fn end_instruction(&mut self, part: TimeCategory, begun: Instant) {
         self.read(part);
         if self.laps.len() < self.kept {
             let since = |instant: Instant| instant.saturating_duration_since(self.begun);
-            self.laps.push(Lap { begin: since(begun), end: since(self.last) });
+            self.laps.push(InstructionSpan { begin: since(begun), end: since(self.last) });
         }
     }
 
@@ -58,12 +64,12 @@ impl Clock {
     }
 
     /// Ends a step, which ended for all devices at `ended`; what this one waited for them is a part.
-    pub fn stop(&mut self, waited: Part, ended: Instant) -> Parts {
+    pub fn stop(&mut self, waited: TimeCategory, ended: Instant) -> TimeBreakdown {
         self.read_at(waited, ended);
         self.parts
     }
 
-    fn read_at(&mut self, part: Part, now: Instant) {
+    fn read_at(&mut self, part: TimeCategory, now: Instant) {
         let last = std::mem::replace(&mut self.last, now);
         self.parts.add(part, now.saturating_duration_since(last));
     }

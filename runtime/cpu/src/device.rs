@@ -3,26 +3,28 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use narrows_plan::program::{Access, Action, BufferId, Constants, Hop, Instr, Phase, StageProgram};
+use narrows_plan::program::{
+    Access, Action, BufferId, Constants, Instr, P2pTransfer, Phase, StageProgram,
+};
 use narrows_plan::strategy::Context;
 
-use super::arena::{Arena, Operands};
+use super::arena::{Arena, ArenaOperands};
 use super::barrier::Aborted;
-use super::clock::Clock;
+use super::clock::DeviceClock;
 use super::execute;
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
-use super::links::Links;
+use super::links::DeviceLinks;
 use narrows_runtime::error::RunError;
 use narrows_runtime::order::slot;
-use narrows_runtime::parts::Part;
+use narrows_runtime::parts::TimeCategory;
 use narrows_runtime::place;
 use narrows_runtime::report::DeviceReport;
-use narrows_runtime::session::{Coordinates, Step, Tokens};
+use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 
 /// One device.
-pub struct Device<'a> {
-    pub at: Coordinates,
+pub struct CpuDevice<'a> {
+    pub at: MeshCoordinates,
     pub context: Context,
     pub constants: Constants,
     pub tied: bool,
@@ -32,27 +34,29 @@ pub struct Device<'a> {
     pub rotary: Option<&'a RotaryTable>,
     /// Whether weight decay applies, by the buffer of the weight.
     pub decays: &'a HashMap<BufferId, bool>,
-    pub links: &'a Links,
+    pub links: &'a DeviceLinks,
     /// What the time of each instruction counts as.
-    pub parts: &'a StageParts,
-    pub clock: &'a mut Clock,
+    pub parts: &'a StageCategories,
+    pub clock: &'a mut DeviceClock,
     pub parallel: Parallel,
-    pub step: Step<'a>,
+    pub step: StepRequest<'a>,
     pub report: &'a mut DeviceReport,
     /// The mean loss over the step's tokens, as far as this device has seen it.
     pub loss: f64,
 }
 
 /// What the time of a stage's instructions counts as: forward, backward and step.
-pub struct StageParts([Vec<Part>; 3]);
+pub struct StageCategories([Vec<TimeCategory>; 3]);
 
-impl StageParts {
-    pub fn new(stage: &StageProgram) -> StageParts {
+impl StageCategories {
+    pub fn new(stage: &StageProgram) -> StageCategories {
         let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-        StageParts(phases.map(|phase| stage.phase(phase).iter().map(Part::of).collect()))
+        StageCategories(
+            phases.map(|phase| stage.phase(phase).iter().map(TimeCategory::of).collect()),
+        )
     }
 
-    fn phase(&self, phase: Phase) -> &[Part] {
+    fn phase(&self, phase: Phase) -> &[TimeCategory] {
         match phase {
             Phase::Forward => &self.0[0],
             Phase::Backward => &self.0[1],
@@ -76,20 +80,20 @@ impl From<Aborted> for Stop {
 }
 
 /// An instruction with the ranges of its operands, ready to run.
-pub struct Ready<'i> {
+pub struct ResolvedInstr<'i> {
     pub instr: &'i Instr,
     pub phase: Phase,
     pub microbatch: u64,
     slot: u64,
 }
 
-impl<'a> Device<'a> {
+impl<'a> CpuDevice<'a> {
     /// Executes the whole step.
     pub fn run(&mut self) -> Result<(), Stop> {
         let stage = self.stage;
         for turn in &stage.schedule {
             self.load_tokens(turn.microbatch);
-            self.clock.read(Part::Other);
+            self.clock.read(TimeCategory::Other);
             self.pass(turn.phase, turn.microbatch, slot(stage, turn.microbatch))?;
         }
         self.pass(Phase::Step, 0, 0)
@@ -99,13 +103,13 @@ impl<'a> Device<'a> {
         let (stage, parts) = (self.stage, self.parts);
         for (instr, part) in stage.phase(phase).iter().zip(parts.phase(phase)) {
             let begun = self.clock.last();
-            self.execute(&Ready { instr, phase, microbatch, slot })?;
+            self.execute(&ResolvedInstr { instr, phase, microbatch, slot })?;
             self.clock.end_instruction(*part, begun);
         }
         Ok(())
     }
 
-    fn execute(&mut self, ready: &Ready) -> Result<(), Stop> {
+    fn execute(&mut self, ready: &ResolvedInstr) -> Result<(), Stop> {
         let instr = ready.instr;
         match &instr.action {
             Action::Gemm(product) => execute::product::run(self, ready, product)?,
@@ -119,7 +123,7 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    fn send(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+    fn send(&mut self, ready: &ResolvedInstr, hop: &P2pTransfer) -> Result<(), Stop> {
         let to = u64::from(hop.stage);
         let Some(way) = self.links.way(&self.at, self.at.stage, to) else {
             return Err(self.unfit(ready, "names a stage that is no neighbour"));
@@ -131,7 +135,7 @@ impl<'a> Device<'a> {
         Ok(())
     }
 
-    fn receive(&mut self, ready: &Ready, hop: &Hop) -> Result<(), Stop> {
+    fn receive(&mut self, ready: &ResolvedInstr, hop: &P2pTransfer) -> Result<(), Stop> {
         let from = u64::from(hop.stage);
         let links = self.links;
         let Some(way) = links.way(&self.at, from, self.at.stage) else {
@@ -139,7 +143,7 @@ impl<'a> Device<'a> {
         };
         let mut fits = true;
         links.receive(way, |numbers| {
-            self.clock.read(Part::Bubble);
+            self.clock.read(TimeCategory::Bubble);
             let mut rest = numbers;
             for access in &ready.instr.writes {
                 let range = self.range(ready, access);
@@ -157,17 +161,17 @@ impl<'a> Device<'a> {
     }
 
     /// The operands of an instruction.
-    pub fn operands(&mut self, ready: &Ready) -> Result<Operands<'_>, Stop> {
+    pub fn operands(&mut self, ready: &ResolvedInstr) -> Result<ArenaOperands<'_>, Stop> {
         self.operands_as(ready, |device, access| device.range(ready, access))
     }
 
     /// The same with other ranges than those the instruction names.
     pub fn operands_as(
         &mut self,
-        ready: &Ready,
-        range: impl Fn(&Device, &Access) -> Range<usize>,
-    ) -> Result<Operands<'_>, Stop> {
-        let (mut reads, mut writes) = (Ranges::default(), Ranges::default());
+        ready: &ResolvedInstr,
+        range: impl Fn(&CpuDevice, &Access) -> Range<usize>,
+    ) -> Result<ArenaOperands<'_>, Stop> {
+        let (mut reads, mut writes) = (OperandRanges::default(), OperandRanges::default());
         ready.instr.reads.iter().for_each(|access| reads.push(range(self, access)));
         ready.instr.writes.iter().for_each(|access| writes.push(range(self, access)));
         if self.arena.operands(reads.list(), writes.list()).is_none() {
@@ -182,7 +186,7 @@ impl<'a> Device<'a> {
 
     /// The numbers of an operand, from the beginning of the arena. Parameters of which this
     /// replica updates a part are seen as that part.
-    pub fn range(&self, ready: &Ready, access: &Access) -> Range<usize> {
+    pub fn range(&self, ready: &ResolvedInstr, access: &Access) -> Range<usize> {
         let seen = (access, ready.phase, ready.slot);
         let bytes = place::of_replica(self.stage, (&self.context, self.at.data), seen);
         let number = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
@@ -190,13 +194,13 @@ impl<'a> Device<'a> {
     }
 
     /// The whole buffer of an operand.
-    pub fn whole(&self, ready: &Ready, access: &Access) -> Range<usize> {
+    pub fn whole(&self, ready: &ResolvedInstr, access: &Access) -> Range<usize> {
         let extent = self.stage.buffer(access.buffer).extent;
         self.range(ready, &Access { extent, ..*access })
     }
 
     /// An instruction that this backend cannot execute.
-    pub fn unfit(&self, ready: &Ready, why: &'static str) -> Stop {
+    pub fn unfit(&self, ready: &ResolvedInstr, why: &'static str) -> Stop {
         Stop::Failed(Box::new(RunError::Unfit {
             stage: self.at.stage as usize,
             phase: ready.phase,
@@ -207,8 +211,8 @@ impl<'a> Device<'a> {
     }
 
     /// Which tokens of each microbatch `rows` rows of this device are.
-    pub fn tokens(&self, rows: u64) -> Tokens {
-        Tokens::of(&self.context, &self.at, rows)
+    pub fn tokens(&self, rows: u64) -> TokenRows {
+        TokenRows::of(&self.context, &self.at, rows)
     }
 
     /// Token ids and targets of this device's rows of a microbatch.
@@ -227,18 +231,18 @@ impl<'a> Device<'a> {
 }
 
 /// A few ranges, without an allocation.
-struct Ranges {
+struct OperandRanges {
     held: [Range<usize>; super::arena::OPERANDS_MAX],
     count: usize,
 }
 
-impl Default for Ranges {
-    fn default() -> Ranges {
-        Ranges { held: std::array::from_fn(|_| 0..0), count: 0 }
+impl Default for OperandRanges {
+    fn default() -> OperandRanges {
+        OperandRanges { held: std::array::from_fn(|_| 0..0), count: 0 }
     }
 }
 
-impl Ranges {
+impl OperandRanges {
     /// One too many makes the arena refuse them all.
     fn push(&mut self, range: Range<usize>) {
         match self.held.get_mut(self.count) {

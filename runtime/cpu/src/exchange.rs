@@ -13,7 +13,7 @@ use super::barrier::{Abort, Aborted, Barrier};
 
 /// Where a member's operand is.
 #[derive(Clone, Copy)]
-struct Post {
+struct PostedOperand {
     source: *const f32,
     target: *mut f32,
     len: usize,
@@ -21,23 +21,23 @@ struct Post {
 
 // SAFETY: the pointers are followed only between two meetings at the barrier, while every member
 // waits within its own call and touches nothing of its operands that others may touch.
-unsafe impl Send for Post {}
+unsafe impl Send for PostedOperand {}
 
 /// The devices of one group.
-pub struct Exchange {
+pub struct SharedMemoryGroup {
     barrier: Barrier,
-    posts: Vec<Mutex<Post>>,
+    posts: Vec<Mutex<PostedOperand>>,
 }
 
 /// Which collective, and how its contributions are combined.
-type Collective = (CollectiveKind, Reduction);
+type ReduceKind = (CollectiveKind, Reduction);
 
-impl Exchange {
+impl SharedMemoryGroup {
     /// Of so many members.
-    pub fn new(members: usize) -> Exchange {
-        let none = Post { source: std::ptr::null(), target: std::ptr::null_mut(), len: 0 };
+    pub fn new(members: usize) -> SharedMemoryGroup {
+        let none = PostedOperand { source: std::ptr::null(), target: std::ptr::null_mut(), len: 0 };
         let posts = (0..members).map(|_| Mutex::new(none)).collect();
-        Exchange { barrier: Barrier::new(members), posts }
+        SharedMemoryGroup { barrier: Barrier::new(members), posts }
     }
 
     /// How many members.
@@ -53,11 +53,11 @@ impl Exchange {
         &self,
         me: usize,
         operand: &mut [f32],
-        kind: Collective,
+        kind: ReduceKind,
         abort: &Abort,
     ) -> Result<CollectiveVolume, Aborted> {
         let (target, len) = (operand.as_mut_ptr(), operand.len());
-        self.post(me, Post { source: target, target, len });
+        self.post(me, PostedOperand { source: target, target, len });
         self.meet(me, kind, true, abort)
     }
 
@@ -70,26 +70,26 @@ impl Exchange {
         me: usize,
         source: &[f32],
         target: &mut [f32],
-        kind: Collective,
+        kind: ReduceKind,
         abort: &Abort,
     ) -> Result<CollectiveVolume, Aborted> {
         let len = source.len().max(target.len());
-        self.post(me, Post { source: source.as_ptr(), target: target.as_mut_ptr(), len });
+        self.post(me, PostedOperand { source: source.as_ptr(), target: target.as_mut_ptr(), len });
         self.meet(me, kind, false, abort)
     }
 
-    fn post(&self, me: usize, post: Post) {
+    fn post(&self, me: usize, post: PostedOperand) {
         *self.posts[me].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = post;
     }
 
-    fn posted(&self, member: usize) -> Post {
+    fn posted(&self, member: usize) -> PostedOperand {
         *self.posts[member].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn meet(
         &self,
         me: usize,
-        kind: Collective,
+        kind: ReduceKind,
         in_place: bool,
         abort: &Abort,
     ) -> Result<CollectiveVolume, Aborted> {
@@ -212,14 +212,14 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    const SUM: Collective = (CollectiveKind::AllReduce, Reduction::Sum);
-    const MAXIMUM: Collective = (CollectiveKind::AllReduce, Reduction::Maximum);
-    const SCATTER: Collective = (CollectiveKind::ReduceScatter, Reduction::Sum);
-    const GATHER: Collective = (CollectiveKind::AllGather, Reduction::Sum);
-    const EXCHANGE: Collective = (CollectiveKind::AllToAll, Reduction::Sum);
+    const SUM: ReduceKind = (CollectiveKind::AllReduce, Reduction::Sum);
+    const MAXIMUM: ReduceKind = (CollectiveKind::AllReduce, Reduction::Maximum);
+    const SCATTER: ReduceKind = (CollectiveKind::ReduceScatter, Reduction::Sum);
+    const GATHER: ReduceKind = (CollectiveKind::AllGather, Reduction::Sum);
+    const EXCHANGE: ReduceKind = (CollectiveKind::AllToAll, Reduction::Sum);
 
     /// Runs a collective on every member's numbers.
-    fn run(inputs: &[Vec<f32>], len: usize, kind: Collective, in_place: bool) -> Vec<Vec<f32>> {
+    fn run(inputs: &[Vec<f32>], len: usize, kind: ReduceKind, in_place: bool) -> Vec<Vec<f32>> {
         run_counted(inputs, len, kind, in_place).into_iter().map(|(made, _)| made).collect()
     }
 
@@ -227,10 +227,10 @@ mod tests {
     fn run_counted(
         inputs: &[Vec<f32>],
         len: usize,
-        kind: Collective,
+        kind: ReduceKind,
         in_place: bool,
     ) -> Vec<(Vec<f32>, CollectiveVolume)> {
-        let (exchange, abort) = (Exchange::new(inputs.len()), Abort::default());
+        let (exchange, abort) = (SharedMemoryGroup::new(inputs.len()), Abort::default());
         let (exchange, abort) = (&exchange, &abort);
         std::thread::scope(|scope| {
             let threads: Vec<_> = inputs

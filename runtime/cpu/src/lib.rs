@@ -1,5 +1,5 @@
 //! The processor backend: devices are threads, each with its own arena, and collectives are made
-//! in memory. Or every device is a process of a [`cluster`](crate::cluster), with the same bits.
+//! in memory. Or every device is a process of a cluster, with the same bits.
 //!
 //! | file | what it does |
 //! |---|---|

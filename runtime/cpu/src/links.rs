@@ -12,29 +12,29 @@ use narrows_runtime::process_group::{
 
 use super::barrier::Abort;
 use super::device::Stop;
-use super::exchange::Exchange;
+use super::exchange::SharedMemoryGroup;
 use super::pipe::Pipe;
 use narrows_runtime::error::RunError;
-use narrows_runtime::session::{Coordinates, group_sizes};
+use narrows_runtime::session::{MeshCoordinates, group_sizes};
 
 /// The groups of all devices, and the pipes between neighbouring stages.
-pub struct Links {
-    groups: HashMap<(Axis, u64, u64), Group>,
+pub struct DeviceLinks {
+    groups: HashMap<(Axis, u64, u64), LinkGroup>,
     /// By tensor and data coordinate, sending and receiving stage.
-    pipes: HashMap<(u64, u64, u64, u64), Way>,
+    pipes: HashMap<(u64, u64, u64, u64), StageChannel>,
     pub abort: Abort,
 }
 
 /// The devices of a group.
-enum Group {
+enum LinkGroup {
     /// All of this process.
-    Memory(Exchange),
+    Memory(SharedMemoryGroup),
     /// Each a process.
     Wires(Box<dyn Communicator>),
 }
 
 /// How what is sent comes to a neighbouring stage.
-pub enum Way {
+pub enum StageChannel {
     /// It is of this process.
     Memory(Pipe),
     /// It is another.
@@ -42,15 +42,15 @@ pub enum Way {
 }
 
 /// A group as one of its devices sees it.
-pub struct Place<'l> {
-    links: &'l Links,
-    group: &'l Group,
+pub struct GroupMember<'l> {
+    links: &'l DeviceLinks,
+    group: &'l LinkGroup,
     me: usize,
 }
 
 /// What may be under way from a stage to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Traffic {
+pub struct StageTraffic {
     /// Who sends.
     from: u64,
     /// Who receives.
@@ -62,7 +62,7 @@ pub struct Traffic {
     numbers: usize,
 }
 
-impl Traffic {
+impl StageTraffic {
     /// Bytes of the copies that are kept for it.
     pub fn bytes(&self) -> u64 {
         self.transfers * 4 * self.numbers as u64
@@ -70,10 +70,10 @@ impl Traffic {
 }
 
 /// What goes between the stages of a program; every device has what its stage has.
-pub fn traffic(program: &Program) -> impl Iterator<Item = Traffic> {
+pub fn traffic(program: &Program) -> impl Iterator<Item = StageTraffic> {
     let later = 1..program.stages.len() as u64;
     let pairs = later.flat_map(|stage| [(stage - 1, stage), (stage, stage - 1)]);
-    pairs.map(|(from, to)| Traffic {
+    pairs.map(|(from, to)| StageTraffic {
         from,
         to,
         transfers: program.stages[from.min(to) as usize].slots,
@@ -92,24 +92,24 @@ fn largest_transfer(stage: &StageProgram, to: u64) -> usize {
     (bytes.max().unwrap_or(0) / 4) as usize
 }
 
-impl Links {
+impl DeviceLinks {
     /// For the devices of a program, all of this process.
-    pub fn in_memory(program: &Program) -> Links {
+    pub fn in_memory(program: &Program) -> DeviceLinks {
         let mesh = &program.context.mesh;
-        let mut links = Links::none();
+        let mut links = DeviceLinks::none();
         for device in 0..mesh.devices() {
-            let at = Coordinates::of(device, mesh);
+            let at = MeshCoordinates::of(device, mesh);
             for axis in Axis::ALL {
                 for size in group_sizes(axis, mesh) {
                     let key = (axis, at.group(axis, mesh), size);
-                    let make = || Group::Memory(Exchange::new(size as usize));
+                    let make = || LinkGroup::Memory(SharedMemoryGroup::new(size as usize));
                     links.groups.entry(key).or_insert_with(make);
                 }
             }
             for traffic in traffic(program).filter(|traffic| traffic.from == at.stage) {
                 let pipe = Pipe::new(traffic.transfers as usize, traffic.numbers);
                 let key = (at.tensor, at.data, traffic.from, traffic.to);
-                links.pipes.insert(key, Way::Memory(pipe));
+                links.pipes.insert(key, StageChannel::Memory(pipe));
             }
         }
         links
@@ -117,17 +117,19 @@ impl Links {
 
     /// For the device that a process of a cluster is. Where a group is, and it is not connected with
     /// all of it, its collectives are refused.
-    pub fn of_process(program: &Program, group: &dyn ProcessGroup) -> Links {
+    pub fn of_process(program: &Program, group: &dyn ProcessGroup) -> DeviceLinks {
         let mesh = &program.context.mesh;
-        let at = Coordinates::of(group.rank(), mesh);
-        let mut links = Links::none();
+        let at = MeshCoordinates::of(group.rank(), mesh);
+        let mut links = DeviceLinks::none();
         for axis in Axis::ALL {
             for size in group_sizes(axis, mesh) {
                 let ends = size != mesh.size(axis);
                 let scope = if ends { GroupScope::TiedStages } else { GroupScope::Axis(axis) };
                 let members: Vec<u64> = at.members(axis, size, mesh).collect();
                 if let Some(wires) = group.communicator(&members, scope) {
-                    links.groups.insert((axis, at.group(axis, mesh), size), Group::Wires(wires));
+                    links
+                        .groups
+                        .insert((axis, at.group(axis, mesh), size), LinkGroup::Wires(wires));
                 }
             }
         }
@@ -137,40 +139,45 @@ impl Links {
                 (_, true) => traffic.from,
                 _ => continue,
             };
-            let other = Coordinates { stage: other, ..at }.device(mesh);
+            let other = MeshCoordinates { stage: other, ..at }.device(mesh);
             if let Some(wire) = group.peer_link(other) {
                 let key = (at.tensor, at.data, traffic.from, traffic.to);
-                links.pipes.insert(key, Way::Wire(wire));
+                links.pipes.insert(key, StageChannel::Wire(wire));
             }
         }
         links
     }
 
-    fn none() -> Links {
+    fn none() -> DeviceLinks {
         let (groups, pipes) = (HashMap::new(), HashMap::new());
-        Links { groups, pipes, abort: Abort::default() }
+        DeviceLinks { groups, pipes, abort: Abort::default() }
     }
 
     /// One's group, and one's place in it.
-    pub fn group(&self, at: &Coordinates, group: &mesh::Group, mesh: &Mesh) -> Option<Place<'_>> {
+    pub fn group(
+        &self,
+        at: &MeshCoordinates,
+        group: &mesh::DeviceGroup,
+        mesh: &Mesh,
+    ) -> Option<GroupMember<'_>> {
         let key = (group.axis, at.group(group.axis, mesh), group.size);
         let mut me = at.along(group.axis);
         if group.size != mesh.size(group.axis) {
             me = u64::from(me > 0);
         }
-        Some(Place { links: self, group: self.groups.get(&key)?, me: me as usize })
+        Some(GroupMember { links: self, group: self.groups.get(&key)?, me: me as usize })
     }
 
     /// The way of one's column of stages from one of them to another.
-    pub fn way(&self, at: &Coordinates, from: u64, to: u64) -> Option<&Way> {
+    pub fn way(&self, at: &MeshCoordinates, from: u64, to: u64) -> Option<&StageChannel> {
         self.pipes.get(&(at.tensor, at.data, from, to))
     }
 
     /// Bytes of the copies that a device keeps to send with.
-    pub fn bytes(&self, at: &Coordinates) -> u64 {
+    pub fn bytes(&self, at: &MeshCoordinates) -> u64 {
         let neighbours = [at.stage.wrapping_sub(1), at.stage.wrapping_add(1)];
         let ways = neighbours.iter().filter_map(|to| self.way(at, at.stage, *to));
-        ways.map(|way| if let Way::Memory(pipe) = way { pipe.bytes() } else { 0 }).sum()
+        ways.map(|way| if let StageChannel::Memory(pipe) = way { pipe.bytes() } else { 0 }).sum()
     }
 
     /// Sends these, one after the other.
@@ -179,15 +186,15 @@ impl Links {
     /// When the other stage's process is gone.
     pub fn send<'a>(
         &self,
-        way: &Way,
+        way: &StageChannel,
         operands: impl Iterator<Item = &'a [f32]> + Clone,
     ) -> Result<(), Stop> {
         match way {
-            Way::Memory(pipe) => {
+            StageChannel::Memory(pipe) => {
                 pipe.send(operands);
                 Ok(())
             }
-            Way::Wire(wire) => wire.send(&operands.collect::<Vec<_>>()).map_err(stopped),
+            StageChannel::Wire(wire) => wire.send(&operands.collect::<Vec<_>>()).map_err(stopped),
         }
     }
 
@@ -195,10 +202,10 @@ impl Links {
     ///
     /// # Errors
     /// When another device failed.
-    pub fn receive(&self, way: &Way, take: impl FnOnce(&[f32])) -> Result<(), Stop> {
+    pub fn receive(&self, way: &StageChannel, take: impl FnOnce(&[f32])) -> Result<(), Stop> {
         match way {
-            Way::Memory(pipe) => Ok(pipe.receive(&self.abort, take)?),
-            Way::Wire(wire) => {
+            StageChannel::Memory(pipe) => Ok(pipe.receive(&self.abort, take)?),
+            StageChannel::Wire(wire) => {
                 let mut take = Some(take);
                 let mut once = |elements: &[f32]| take.take().into_iter().for_each(|t| t(elements));
                 wire.receive(&mut once).map_err(stopped)
@@ -207,12 +214,12 @@ impl Links {
     }
 }
 
-impl Place<'_> {
+impl GroupMember<'_> {
     /// How many members.
     pub fn members(&self) -> usize {
         match self.group {
-            Group::Memory(exchange) => exchange.members(),
-            Group::Wires(wires) => wires.size(),
+            LinkGroup::Memory(exchange) => exchange.members(),
+            LinkGroup::Wires(wires) => wires.size(),
         }
     }
 
@@ -227,10 +234,10 @@ impl Place<'_> {
         reduction: Reduction,
     ) -> Result<CollectiveVolume, Stop> {
         match self.group {
-            Group::Memory(exchange) => {
+            LinkGroup::Memory(exchange) => {
                 Ok(exchange.in_place(self.me, operand, (kind, reduction), &self.links.abort)?)
             }
-            Group::Wires(wires) => wires.in_place(operand, kind, reduction).map_err(stopped),
+            LinkGroup::Wires(wires) => wires.in_place(operand, kind, reduction).map_err(stopped),
         }
     }
 
@@ -246,14 +253,14 @@ impl Place<'_> {
         reduction: Reduction,
     ) -> Result<CollectiveVolume, Stop> {
         match self.group {
-            Group::Memory(exchange) => Ok(exchange.between(
+            LinkGroup::Memory(exchange) => Ok(exchange.between(
                 self.me,
                 source,
                 target,
                 (kind, reduction),
                 &self.links.abort,
             )?),
-            Group::Wires(wires) => {
+            LinkGroup::Wires(wires) => {
                 wires.out_of_place(source, target, kind, reduction).map_err(stopped)
             }
         }

@@ -20,7 +20,7 @@ use narrows_runtime::report::DeviceId;
 
 /// Whole tensors that are in memory at once besides the arenas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gathered {
+pub enum GatheredTensors {
     /// The weights, when they are drawn.
     Weights,
     /// Weights and moments too, for a checkpoint.
@@ -32,7 +32,7 @@ pub enum Gathered {
 pub fn needed_on_a_node(
     model: &Model,
     program: &Program,
-    gathered: Gathered,
+    gathered: GatheredTensors,
     ranks: Range<u64>,
 ) -> Bytes {
     let mesh = program.context.mesh;
@@ -44,18 +44,18 @@ pub fn needed_on_a_node(
 }
 
 /// Bytes of whole tensors.
-fn copied(model: &Model, gathered: Gathered) -> u128 {
+fn copied(model: &Model, gathered: GatheredTensors) -> u128 {
     let parameters = logical_parameters(model);
     let elements: u128 = parameters.iter().map(|parameter| u128::from(parameter.elements())).sum();
     let copies = match gathered {
-        Gathered::Weights => 1,
-        Gathered::WeightsAndMoments => 3,
+        GatheredTensors::Weights => 1,
+        GatheredTensors::WeightsAndMoments => 3,
     };
     copies * 4 * elements
 }
 
 /// Bytes that running a program takes at least.
-pub fn needed(model: &Model, program: &Program, gathered: Gathered) -> Bytes {
+pub fn needed(model: &Model, program: &Program, gathered: GatheredTensors) -> Bytes {
     let mesh = program.context.mesh;
     let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();

@@ -7,10 +7,10 @@ use super::barrier::{Abort, Aborted, pause};
 
 /// One direction between two neighbouring stages.
 pub struct Pipe {
-    held: Mutex<Held>,
+    held: Mutex<PipeQueue>,
 }
 
-struct Held {
+struct PipeQueue {
     /// Sent and not yet received.
     pending: VecDeque<Vec<f32>>,
     /// To be sent with.
@@ -24,7 +24,7 @@ impl Pipe {
     pub fn new(transfers: usize, numbers: usize) -> Pipe {
         let free = (0..transfers).map(|_| Vec::with_capacity(numbers)).collect();
         let pending = VecDeque::with_capacity(transfers);
-        Pipe { held: Mutex::new(Held { pending, free, numbers: transfers * numbers }) }
+        Pipe { held: Mutex::new(PipeQueue { pending, free, numbers: transfers * numbers }) }
     }
 
     /// Bytes of the copies it keeps.
@@ -32,7 +32,7 @@ impl Pipe {
         4 * self.lock().numbers as u64
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, PipeQueue> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use narrows_plan::emit::Split;
+use narrows_plan::emit::WeightSplit;
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
@@ -16,21 +16,26 @@ use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::numeric::Twin;
 use narrows_runtime::RunError;
 use narrows_runtime::parameters::{LogicalParameter, logical_name, logical_parameters};
-use narrows_runtime::parts::Lap;
+use narrows_runtime::parts::InstructionSpan;
 use narrows_runtime::session::{
-    Coordinates, Engine, Session, Share, Step, StepInput, Subject, Tensors, Whole,
+    Engine, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput, StepRequest,
+    StepShare, TensorKind,
 };
-use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 
-use super::links::Links;
-use super::processors::{Processors, numbers_of};
+use super::links::DeviceLinks;
+use super::processors::{CpuEngine, numbers_of};
 
-const TENSORS: [Tensors; 4] =
-    [Tensors::Weights, Tensors::Gradients, Tensors::FirstMoments, Tensors::SecondMoments];
+const TENSORS: [TensorKind; 4] = [
+    TensorKind::Weights,
+    TensorKind::Gradients,
+    TensorKind::FirstMoments,
+    TensorKind::SecondMoments,
+];
 
 /// Twins of drawn plans of every kind of model, on every mesh.
 fn twins(seed: u64, count: usize) -> Vec<Twin> {
-    let (models, mut dice) = (models(), Dice(seed));
+    let (models, mut dice) = (models(), TestRng(seed));
     let mut made = vec![];
     while made.len() < count {
         let model = dice.pick(&models).unwrap().clone();
@@ -53,7 +58,7 @@ fn twins(seed: u64, count: usize) -> Vec<Twin> {
 
 /// The devices of a session, whose memory the test looks into.
 #[derive(Clone)]
-struct Inspected(Arc<Mutex<Processors>>);
+struct Inspected(Arc<Mutex<CpuEngine>>);
 
 impl Inspected {
     fn devices(&self) -> Range<u64> {
@@ -78,7 +83,7 @@ impl Engine for Inspected {
         Inspected::devices(self)
     }
 
-    fn run(&mut self, step: Step) -> Result<Share, RunError> {
+    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
         self.0.lock().unwrap().run(step)
     }
 
@@ -105,17 +110,17 @@ impl Engine for Inspected {
 
     fn keep_laps(&mut self) {}
 
-    fn laps(&self, _: u64) -> &[Lap] {
+    fn laps(&self, _: u64) -> &[InstructionSpan] {
         &[]
     }
 }
 
 fn session(twin: &Twin) -> (Session, Inspected) {
     let program = CheckedProgram::check(lower(&twin.plan.resolve(&twin.model).unwrap())).unwrap();
-    let subject = Arc::new(Subject::new(&twin.model, program).unwrap());
-    let links = Links::in_memory(subject.program());
+    let subject = Arc::new(ModelProgram::new(&twin.model, program).unwrap());
+    let links = DeviceLinks::in_memory(subject.program());
     let devices = 0..subject.program().context.mesh.devices();
-    let processors = Processors::new(subject.clone(), 1, (devices, links)).unwrap();
+    let processors = CpuEngine::new(subject.clone(), 1, (devices, links)).unwrap();
     let inspected = Inspected(Arc::new(Mutex::new(processors)));
     (Session::with(subject, Box::new(inspected.clone()), None), inspected)
 }
@@ -140,7 +145,7 @@ fn numbers(inspected: &Inspected) -> Vec<Vec<(usize, f32)>> {
 }
 
 /// The elements of a parameter that the layout of a buffer gives to a device of the tensor axis.
-fn share(parameter: &LogicalParameter, split: Split, at: u64, devices: u64) -> BTreeSet<u64> {
+fn share(parameter: &LogicalParameter, split: WeightSplit, at: u64, devices: u64) -> BTreeSet<u64> {
     let part = |size: u64, is_split: bool| match is_split {
         true => {
             assert!(size.is_multiple_of(devices), "{} does not divide", parameter.name);
@@ -148,23 +153,23 @@ fn share(parameter: &LogicalParameter, split: Split, at: u64, devices: u64) -> B
         }
         false => 0..size,
     };
-    let rows = part(parameter.rows, split == Split::Rows);
-    let columns = part(parameter.columns, split == Split::Columns);
+    let rows = part(parameter.rows, split == WeightSplit::Rows);
+    let columns = part(parameter.columns, split == WeightSplit::Columns);
     rows.flat_map(|row| columns.clone().map(move |column| row * parameter.columns + column))
         .collect()
 }
 
 /// How a stage lays out a parameter, once for every buffer that holds it.
-fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<Split> {
+fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<WeightSplit> {
     let weights = stage.buffers.iter().filter(|buffer| buffer.region == Region::Weight);
     let held = |buffer: &Buffer| {
         let shard = buffer.shard.as_ref()?;
         shard.members.iter().find_map(|(member, _, _)| {
             // A tied head is the embedding's transpose.
             let (found, split) = match (program.tied && member == "head", shard.split) {
-                (true, Split::Rows) => ("embedding".to_owned(), Split::Columns),
-                (true, Split::Columns) => ("embedding".to_owned(), Split::Rows),
-                (true, Split::Whole) => ("embedding".to_owned(), Split::Whole),
+                (true, WeightSplit::Rows) => ("embedding".to_owned(), WeightSplit::Columns),
+                (true, WeightSplit::Columns) => ("embedding".to_owned(), WeightSplit::Rows),
+                (true, WeightSplit::Whole) => ("embedding".to_owned(), WeightSplit::Whole),
                 (false, split) => (logical_name(&buffer.name, member), split),
             };
             (found == name).then_some(split)
@@ -175,10 +180,10 @@ fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<Split> {
 
 /// Whole tensors whose elements are their own numbers, counted through all of them, and the first
 /// number of each.
-fn numbered(parameters: &[LogicalParameter]) -> (Whole, Vec<u64>) {
+fn numbered(parameters: &[LogicalParameter]) -> (NamedTensors, Vec<u64>) {
     let mut next = 0;
     let mut firsts = vec![];
-    let mut whole = Whole::new();
+    let mut whole = NamedTensors::new();
     for parameter in parameters {
         let end = next + parameter.elements();
         whole.insert(parameter.name.clone(), (next..end).map(|n| n as f32).collect());
@@ -203,10 +208,10 @@ fn a_device_holds_its_share_of_every_tensor_and_no_more() {
             let held_by_devices = numbers(&inspected);
             let program = session.program();
             let parted = mesh.data > 1 && program.context.zero == Zero::One;
-            let parted = parted && tensors != Tensors::Weights;
+            let parted = parted && tensors != TensorKind::Weights;
             let (mut held_by_all, mut parts, mut shares) = (0, BTreeSet::new(), BTreeSet::new());
             for (device, held) in held_by_devices.iter().enumerate() {
-                let at = Coordinates::of(device as u64, &mesh);
+                let at = MeshCoordinates::of(device as u64, &mesh);
                 let stage = &program.stages[at.stage as usize];
                 let mut expected = BTreeSet::new();
                 for (parameter, first) in parameters.iter().zip(&firsts) {
@@ -240,7 +245,7 @@ fn a_device_holds_its_share_of_every_tensor_and_no_more() {
 fn resident_memory_is_the_shares_and_nothing_else() {
     for twin in twins(43, 12) {
         let (mut session, inspected) = session(&twin);
-        let whole: Whole = logical_parameters(&twin.model)
+        let whole: NamedTensors = logical_parameters(&twin.model)
             .into_iter()
             .map(|parameter| (parameter.name.clone(), vec![1.0; parameter.elements() as usize]))
             .collect();
@@ -250,7 +255,7 @@ fn resident_memory_is_the_shares_and_nothing_else() {
             let held_by_devices = numbers(&inspected);
             let mesh = twin.plan.mesh;
             for (device, held) in held_by_devices.into_iter().enumerate() {
-                let at = Coordinates::of(device as u64, &mesh);
+                let at = MeshCoordinates::of(device as u64, &mesh);
                 let program = session.program();
                 let stage = &program.stages[at.stage as usize];
                 let resident: BTreeSet<usize> = tensors.held(stage).flat_map(numbers_of).collect();
@@ -281,7 +286,7 @@ fn nothing_is_read_that_was_not_written() {
             }
             session.initialise(&twin.model, 3).unwrap();
             let done = session.gradients_only(input).unwrap();
-            (done.loss, session.gather(Tensors::Gradients).unwrap())
+            (done.loss, session.gather(TensorKind::Gradients).unwrap())
         };
         assert_eq!(run(true), run(false), "{}", describe(&twin.plan));
     }

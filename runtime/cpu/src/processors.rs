@@ -10,33 +10,35 @@ use narrows_plan::program::Buffer;
 use narrows_plan::{Bytes, CheckedProgram, Precision};
 
 use super::arena::Arena;
-use super::clock::Clock;
-use super::crew::{Crew, Outcome};
-use super::device::{Device, StageParts};
+use super::clock::DeviceClock;
+use super::crew::{DeviceOutcome, DeviceThreads};
+use super::device::{CpuDevice, StageCategories};
 use super::kernels::Parallel;
 use super::kernels::rotary::RotaryTable;
-use super::links::Links;
+use super::links::DeviceLinks;
 use narrows_runtime::error::RunError;
-use narrows_runtime::parts::{Lap, Part};
+use narrows_runtime::parts::{InstructionSpan, TimeCategory};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::report::{DeviceId, DeviceReport};
-use narrows_runtime::session::{Coordinates, Engine, Session, Share, Step, Subject};
+use narrows_runtime::session::{
+    Engine, MeshCoordinates, ModelProgram, Session, StepRequest, StepShare,
+};
 
 /// The devices of a process, on its processors.
-pub struct Processors {
-    subject: Arc<Subject>,
+pub struct CpuEngine {
+    subject: Arc<ModelProgram>,
     /// The devices of this process; what follows has an entry for each.
     pub devices: Range<u64>,
     pub arenas: Vec<Arena>,
     scratch: Vec<Vec<f32>>,
     /// What each device did in a step.
     reports: Vec<DeviceReport>,
-    clocks: Vec<Clock>,
-    crew: Crew,
-    links: Links,
+    clocks: Vec<DeviceClock>,
+    crew: DeviceThreads,
+    links: DeviceLinks,
     rotary: Option<RotaryTable>,
     /// What the time of instructions counts as, by stage.
-    parts: Vec<StageParts>,
+    parts: Vec<StageCategories>,
     parallel: Parallel,
 }
 
@@ -50,10 +52,10 @@ pub fn session(
     program: CheckedProgram,
     threads: usize,
 ) -> Result<Session, RunError> {
-    let subject = Arc::new(Subject::new(model, program)?);
+    let subject = Arc::new(ModelProgram::new(model, program)?);
     let devices = 0..subject.program().context.mesh.devices();
-    let links = Links::in_memory(subject.program());
-    let engine = Processors::new(subject.clone(), threads, (devices, links))?;
+    let links = DeviceLinks::in_memory(subject.program());
+    let engine = CpuEngine::new(subject.clone(), threads, (devices, links))?;
     Ok(Session::with(subject, Box::new(engine), None))
 }
 
@@ -68,23 +70,23 @@ pub fn session_of_process(
     threads: usize,
     group: Arc<dyn ProcessGroup>,
 ) -> Result<Session, RunError> {
-    let subject = Arc::new(Subject::new(model, program)?);
+    let subject = Arc::new(ModelProgram::new(model, program)?);
     let (devices, processes) = (subject.program().context.mesh.devices(), group.world_size());
     if devices != processes {
         return Err(RunError::Processes { devices, processes });
     }
     let device = group.rank()..group.rank() + 1;
-    let links = Links::of_process(subject.program(), &*group);
-    let engine = Processors::new(subject.clone(), threads, (device, links))?;
+    let links = DeviceLinks::of_process(subject.program(), &*group);
+    let engine = CpuEngine::new(subject.clone(), threads, (device, links))?;
     Ok(Session::with(subject, Box::new(engine), Some(group)))
 }
 
-impl Processors {
+impl CpuEngine {
     pub fn new(
-        subject: Arc<Subject>,
+        subject: Arc<ModelProgram>,
         threads: usize,
-        (devices, links): (Range<u64>, Links),
-    ) -> Result<Processors, RunError> {
+        (devices, links): (Range<u64>, DeviceLinks),
+    ) -> Result<CpuEngine, RunError> {
         let program = subject.program();
         if program.context.precision != Precision::Full32 {
             return Err(RunError::Precision);
@@ -95,17 +97,17 @@ impl Processors {
             devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
         let report = |arena: &Arena| DeviceReport::of(Bytes(arena.bytes()));
         let reports = arenas.iter().map(report).collect();
-        let crew = Crew::new(arenas.len(), threads)
+        let crew = DeviceThreads::new(arenas.len(), threads)
             .map_err(|error| RunError::Threads { why: error.to_string() })?;
         let rotary = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
             RotaryTable::new(positions, head_dim as usize, program.constants.rope_theta)
         });
         let scratch = devices.clone().map(|_| vec![]).collect();
-        let clocks = devices.clone().map(|_| Clock::new()).collect();
-        let parts = program.stages.iter().map(StageParts::new).collect();
+        let clocks = devices.clone().map(|_| DeviceClock::new()).collect();
+        let parts = program.stages.iter().map(StageCategories::new).collect();
         let parallel = Parallel::new(threads);
-        Ok(Processors {
+        Ok(CpuEngine {
             subject,
             devices,
             arenas,
@@ -126,7 +128,7 @@ impl Processors {
     }
 }
 
-impl Engine for Processors {
+impl Engine for CpuEngine {
     fn name(&self) -> &'static str {
         "cpu"
     }
@@ -135,20 +137,20 @@ impl Engine for Processors {
         self.devices.clone()
     }
 
-    fn run(&mut self, step: Step) -> Result<Share, RunError> {
+    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
         let begun = Instant::now();
         let program = self.subject.program();
         let mesh = program.context.mesh;
         let (links, rotary) = (&self.links, self.rotary.as_ref());
         self.clocks.iter_mut().for_each(|clock| clock.start(begun));
         let memory = self.arenas.iter_mut().zip(&mut self.scratch).zip(&mut self.clocks);
-        let devices: Vec<Device> = memory
+        let devices: Vec<CpuDevice> = memory
             .zip(&mut self.reports)
             .zip(self.devices.clone())
             .map(|((((arena, scratch), clock), report), device)| {
-                let at = Coordinates::of(device, &mesh);
+                let at = MeshCoordinates::of(device, &mesh);
                 report.restart();
-                Device {
+                CpuDevice {
                     at,
                     context: program.context,
                     constants: program.constants,
@@ -170,14 +172,14 @@ impl Engine for Processors {
             .collect();
         let mut outcomes = self.crew.run(devices)?;
         let ended = Instant::now();
-        let failed = outcomes.iter_mut().find_map(Outcome::take_failure);
+        let failed = outcomes.iter_mut().find_map(DeviceOutcome::take_failure);
         if let Some(error) = failed {
             return Err(error);
         }
         // Where another process failed first, some stopped on the way.
         let whole = outcomes.into_iter().filter(|outcome| outcome.stopped.is_none());
-        let mut share = Share::of(program, whole.map(|outcome| outcome.left));
-        let waited = if self.clocks.len() > 1 { Part::Bubble } else { Part::Other };
+        let mut share = StepShare::of(program, whole.map(|outcome| outcome.left));
+        let waited = if self.clocks.len() > 1 { TimeCategory::Bubble } else { TimeCategory::Other };
         for clock in &mut self.clocks {
             share.time.join(&clock.stop(waited, ended));
         }
@@ -208,7 +210,7 @@ impl Engine for Processors {
     fn scratch(&self) -> Vec<u64> {
         let mesh = self.subject.program().context.mesh;
         let of = |(device, scratch): (u64, &Vec<f32>)| {
-            let at = Coordinates::of(device, &mesh);
+            let at = MeshCoordinates::of(device, &mesh);
             4 * scratch.capacity() as u64 + self.links.bytes(&at)
         };
         self.devices().zip(&self.scratch).map(of).collect()
@@ -223,7 +225,7 @@ impl Engine for Processors {
         }
     }
 
-    fn laps(&self, device: u64) -> &[Lap] {
+    fn laps(&self, device: u64) -> &[InstructionSpan] {
         self.clocks[self.place(device)].laps()
     }
 }

@@ -24,7 +24,7 @@ use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
-use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 
 /// The system's allocator, with a count.
 struct Counting;
@@ -140,7 +140,7 @@ impl Seen {
 
 fn devices_allocate_nothing(seen: &mut Seen) {
     let models: Vec<_> = models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut dice = Dice(41);
+    let mut dice = TestRng(41);
     for (mesh, microbatches, threads, zero) in [
         ([1, 1, 1], 1, 1, Zero::Off),
         ([1, 1, 1], 2, 1, Zero::Off),
@@ -193,7 +193,7 @@ fn devices_allocate_nothing(seen: &mut Seen) {
 fn a_trainer_adds_nothing() {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
     let context = context([2, 1, 1], 2, Zero::Off);
-    let mut dice = Dice(7);
+    let mut dice = TestRng(7);
     let plan = (0..100).find_map(|_| draw_plan(&mut dice, &model, context)).unwrap();
     let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
     let mut session = narrows_cpu::session(&model, program, 1).unwrap();

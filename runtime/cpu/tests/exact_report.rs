@@ -8,7 +8,7 @@ use narrows_reference::numeric::{GRADIENT_TOLERANCE, Twin};
 use narrows_runtime::RunError;
 use narrows_runtime::null::count_step;
 use narrows_runtime::session::{Session, StepInput};
-use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 use narrows_test_support::small::{small_context, small_models};
 
 /// Opens a session on the processors.
@@ -19,7 +19,7 @@ fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
 #[test]
 fn what_is_moved_and_held_is_what_the_program_says() {
     let models = small_models();
-    let mut dice = Dice(23);
+    let mut dice = TestRng(23);
     let mut seen = 0;
     while seen < 40 {
         let model = dice.pick(&models).unwrap().clone();
@@ -48,7 +48,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
 #[test]
 fn twins_of_drawn_plans_are_equal_to_the_reference() {
     let models = models();
-    let mut dice = Dice(29);
+    let mut dice = TestRng(29);
     let (mut seen, mut worst) = (0, 0.0_f64);
     while seen < 30 {
         let model = dice.pick(&models).unwrap().clone();
@@ -72,7 +72,7 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
 #[test]
 fn another_function_is_told_apart() {
     let model = model::presets::find("cola-tiny").unwrap();
-    let mut dice = Dice(31);
+    let mut dice = TestRng(31);
     let plan = loop {
         let context = small_context(&mut dice, Precision::Full32);
         if let Some(plan) = draw_plan(&mut dice, &model, context) {
@@ -90,7 +90,7 @@ fn another_function_is_told_apart() {
 #[test]
 fn a_program_with_exchanged_weights_is_told_apart() {
     let model = model::presets::find("llama-60m").unwrap();
-    let mut dice = Dice(37);
+    let mut dice = TestRng(37);
     let mut seen = 0;
     for _ in 0..40 {
         let context = small_context(&mut dice, Precision::Full32);

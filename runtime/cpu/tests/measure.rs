@@ -10,7 +10,7 @@ use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr};
 use narrows_plan::{CheckedProgram, Kernel, Plan};
 use narrows_runtime::DeviceId;
-use narrows_runtime::measure::{Effort, Minima, time};
+use narrows_runtime::measure::{InstructionTimings, MeasurementEffort, time};
 
 /// Four devices: two stages of two, and four microbatches.
 const PLAN: &str = narrows_test_support::saved::TINY;
@@ -22,11 +22,11 @@ fn program() -> CheckedProgram {
 }
 
 /// Steps of one session: `least` of them, however long they take.
-fn measured(program: &CheckedProgram, least: usize) -> Minima {
+fn measured(program: &CheckedProgram, least: usize) -> InstructionTimings {
     let model = presets::find("cola-tiny").unwrap();
     let mut session = narrows_cpu::session(&model, program.clone(), 1).unwrap();
     session.initialise(&model, 1).unwrap();
-    let effort = Effort { warm_up: 0, least, most: least, time: Duration::ZERO };
+    let effort = MeasurementEffort { warm_up: 0, least, most: least, time: Duration::ZERO };
     time(&mut session, effort).unwrap()
 }
 
@@ -93,7 +93,7 @@ fn of_two_measurements_the_shorter_times_count() {
     assert_eq!(same, both);
     assert!(both.step_s() <= one.step_s().min(other.step_s()));
     assert_eq!(both.shortest_step_s, one.shortest_step_s.min(other.shortest_step_s));
-    let seconds = |of: &Minima| -> Vec<f64> {
+    let seconds = |of: &InstructionTimings| -> Vec<f64> {
         of.samples(program.program()).iter().map(|sample| sample.seconds).collect()
     };
     let (one, other, both) = (seconds(&one), seconds(&other), seconds(&both));

@@ -9,7 +9,7 @@ use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::numeric::Twin;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
-use narrows_test_support::plans::{Dice, describe, draw_plan};
+use narrows_test_support::plans::{TestRng, describe, draw_plan};
 use narrows_test_support::small::{one, unusual_model};
 
 /// Opens a session on the processors.
@@ -19,7 +19,7 @@ fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
 
 const PLANS: usize = 60;
 
-fn context(dice: &mut Dice, model: &Model) -> Context {
+fn context(dice: &mut TestRng, model: &Model) -> Context {
     let mesh = Mesh {
         tensor: one(dice, &[1, 2, 2, 3, 4, 8]),
         pipeline: 1 + dice.below(model.blocks.len().min(3)) as u64,
@@ -35,7 +35,7 @@ fn context(dice: &mut Dice, model: &Model) -> Context {
 
 #[test]
 fn plans_of_unusual_models_compute_what_the_reference_does() {
-    let mut dice = Dice(53);
+    let mut dice = TestRng(53);
     let (mut seen, mut models, mut worst) = (0, 0, 0.0_f64);
     while seen < PLANS {
         let Some(model) = unusual_model(&mut dice) else { continue };

@@ -1,6 +1,6 @@
 //! That launches and products touch nothing but the operands of their instruction.
 //!
-//! What a launch says it touches ([`Span`]s) is held against what the instruction names: what is
+//! What a launch says it touches ([`ByteRows`]s) is held against what the instruction names: what is
 //! read lies within an operand, what is written within one that is written; scratch memory is
 //! within the scratch memory that is asked for, and read only after it was written. That a kernel
 //! touches what its launch says is another question: the shim answers it in tests, where all
@@ -13,9 +13,11 @@ use std::ops::Range;
 use narrows_plan::program::{Access, Action, PassOp, Phase, Region};
 use narrows_plan::strategy::Zero;
 
-use super::launch::{Argument, COEFFICIENTS, Device, Launch, Launches, Memory, Span, Touch};
-use super::products::{Matmul, Operation, Place, Stored};
-use narrows_runtime::order::Moment;
+use super::launch::{
+    Argument, ByteRows, COEFFICIENTS, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
+};
+use super::products::{Matmul, MatrixAddress, StoredMatrix, Transpose};
+use narrows_runtime::order::ScheduledInstruction;
 use narrows_runtime::place;
 
 /// What a device of the A100's generation or later grants a launch.
@@ -25,7 +27,7 @@ const SHARED_MAX: u32 = 163 * 1024;
 
 /// Bytes that launches touch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Touched {
+pub struct TouchedBytes {
     /// Of the arena, read.
     pub read: u64,
     /// Of the arena, written.
@@ -49,11 +51,11 @@ pub struct OutOfBounds {
 /// # Errors
 /// An [`OutOfBounds`] for the first launch that touches bytes outside its operands.
 pub fn check(
-    device: &Device,
-    moment: &Moment,
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
     launches: &Launches,
-) -> Result<Touched, OutOfBounds> {
-    let mut touched = Touched::default();
+) -> Result<TouchedBytes, OutOfBounds> {
+    let mut touched = TouchedBytes::default();
     let mut scratch_written = 0;
     for launch in &launches.launches {
         let refuse = |why: String| OutOfBounds {
@@ -74,17 +76,18 @@ pub fn check(
             let (first, last) = (span.row(0), span.row(span.rows - 1));
             let bytes = span.rows * span.row_bytes;
             match span.memory {
-                Memory::Arena => {
+                MemorySpace::Arena => {
                     if !allowed(device, moment, span) {
                         let outside = format!("argument {at} is outside its operands: {span:?}");
                         return Err(refuse(outside));
                     }
-                    touched.read += if span.touch == Touch::Write { 0 } else { bytes };
-                    touched.written += if span.touch == Touch::Read { 0 } else { bytes };
+                    touched.read += if span.touch == MemoryAccess::Write { 0 } else { bytes };
+                    touched.written += if span.touch == MemoryAccess::Read { 0 } else { bytes };
                 }
-                Memory::Scratch => {
+                MemorySpace::Scratch => {
                     let all = launches.scratch_bytes;
-                    let known = if span.touch == Touch::Write { all } else { scratch_written };
+                    let known =
+                        if span.touch == MemoryAccess::Write { all } else { scratch_written };
                     if last.end > known {
                         let outside = format!("argument {at} takes {first:?} to {last:?}");
                         return Err(refuse(format!(
@@ -93,11 +96,14 @@ pub fn check(
                     }
                     scratch_end = scratch_end.max(last.end);
                 }
-                Memory::Rotary => within_table(device, moment, &last, span).map_err(refuse)?,
-                Memory::Coefficients => {
-                    within_size(&last, 4 * COEFFICIENTS, Touch::Read, span).map_err(refuse)?;
+                MemorySpace::Rotary => within_table(device, moment, &last, span).map_err(refuse)?,
+                MemorySpace::Coefficients => {
+                    within_size(&last, 4 * COEFFICIENTS, MemoryAccess::Read, span)
+                        .map_err(refuse)?;
                 }
-                Memory::Loss => within_size(&last, 8, Touch::Update, span).map_err(refuse)?,
+                MemorySpace::Loss => {
+                    within_size(&last, 8, MemoryAccess::Update, span).map_err(refuse)?
+                }
             }
         }
         scratch_written = scratch_end;
@@ -112,10 +118,10 @@ pub fn check(
 /// An [`OutOfBounds`] for a matrix that is not one of the operands, in whole; one whose descriptor
 /// cuBLASLt refuses; sides that do not fit each other; or a result whose numbers share memory.
 pub fn check_product(
-    device: &Device,
-    moment: &Moment,
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
     matmul: &Matmul,
-) -> Result<Touched, OutOfBounds> {
+) -> Result<TouchedBytes, OutOfBounds> {
     let key = &matmul.key;
     let refuse = |why: String| OutOfBounds {
         kernel: "cublasLtMatmul".into(),
@@ -123,8 +129,8 @@ pub fn check_product(
         why,
     };
     let turned = |operation, side: (u64, u64)| match operation {
-        Operation::N => side,
-        Operation::T => (side.1, side.0),
+        Transpose::N => side,
+        Transpose::T => (side.1, side.0),
     };
     let [reads, writes] = [&moment.instr.reads, &moment.instr.writes].map(|of| &of[..]);
     let matrices = [
@@ -144,18 +150,18 @@ pub fn check_product(
     if key.accumulate && !reads.contains(&writes[0]) {
         return Err(refuse("C is added to, and not read".into()));
     }
-    Ok(Touched { read: bytes[0] + bytes[1] + read, written: bytes[2] })
+    Ok(TouchedBytes { read: bytes[0] + bytes[1] + read, written: bytes[2] })
 }
 
 /// The bytes of a matrix, which are those of an operand. Its numbers are in different places, as many as
 /// the operand has, and within it: so they are all of it.
 fn whole_operand(
-    device: &Device,
-    moment: &Moment,
-    (place, stored): (Place, Stored),
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
+    (place, stored): (MatrixAddress, StoredMatrix),
     (batch, operands): (u64, &[Access]),
 ) -> Result<u64, String> {
-    let Stored { rows, columns, leading, batch_stride, .. } = stored;
+    let StoredMatrix { rows, columns, leading, batch_stride, .. } = stored;
     if rows == 0 || columns == 0 || batch == 0 {
         return Err("is empty".into());
     }
@@ -187,7 +193,12 @@ fn whole_operand(
 }
 
 /// Within memory of so many bytes that is touched in one way.
-fn within_size(last: &Range<u64>, size: u64, touch: Touch, span: &Span) -> Result<(), String> {
+fn within_size(
+    last: &Range<u64>,
+    size: u64,
+    touch: MemoryAccess,
+    span: &ByteRows,
+) -> Result<(), String> {
     if last.end <= size && span.touch == touch {
         return Ok(());
     }
@@ -196,17 +207,17 @@ fn within_size(last: &Range<u64>, size: u64, touch: Touch, span: &Span) -> Resul
 
 /// Within the rotary table of the model's heads.
 fn within_table(
-    device: &Device,
-    moment: &Moment,
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
     last: &Range<u64>,
-    span: &Span,
+    span: &ByteRows,
 ) -> Result<(), String> {
     let head_dim = match moment.instr.action {
         Action::Pass(PassOp::Rope { head_dim } | PassOp::RopeBackward { head_dim }) => head_dim,
         _ => 0,
     };
     let size = 4 * head_dim * device.context.workload.sequence_length;
-    within_size(last, size, Touch::Read, span)
+    within_size(last, size, MemoryAccess::Read, span)
 }
 
 fn granted(launch: &Launch) -> Result<(), String> {
@@ -225,7 +236,7 @@ fn granted(launch: &Launch) -> Result<(), String> {
 }
 
 /// Whether a span lies within what the instruction may touch in that way.
-fn allowed(device: &Device, moment: &Moment, span: &Span) -> bool {
+fn allowed(device: &LaunchContext, moment: &ScheduledInstruction, span: &ByteRows) -> bool {
     let op = match moment.instr.action {
         Action::Pass(op) => Some(op),
         Action::Attention(_) => None,
@@ -242,15 +253,20 @@ fn allowed(device: &Device, moment: &Moment, span: &Span) -> bool {
         }
     };
     match span.touch {
-        Touch::Read => {
+        MemoryAccess::Read => {
             read.clone().any(within) || (op == Some(PassOp::AdamW) && is_square_sum(device, span))
         }
-        Touch::Write | Touch::Update => writes.iter().any(within),
+        MemoryAccess::Write | MemoryAccess::Update => writes.iter().any(within),
     }
 }
 
 /// Within the bytes of an operand.
-fn within_range(device: &Device, moment: &Moment, access: &Access, span: &Span) -> bool {
+fn within_range(
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
+    access: &Access,
+    span: &ByteRows,
+) -> bool {
     let Range { start, end } = place::range(device.stage, access, moment.slot);
     let buffer = device.stage.buffer(access.buffer);
     let size = end - start;
@@ -265,7 +281,12 @@ fn within_range(device: &Device, moment: &Moment, access: &Access, span: &Span) 
 }
 
 /// Within the first columns of each row of a buffer.
-fn within_rows(device: &Device, moment: &Moment, access: &Access, span: &Span) -> bool {
+fn within_rows(
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
+    access: &Access,
+    span: &ByteRows,
+) -> bool {
     let start = place::range(device.stage, access, moment.slot).start;
     let buffer = device.stage.buffer(access.buffer).extent;
     let width = buffer.dtype.width();
@@ -279,7 +300,7 @@ fn within_rows(device: &Device, moment: &Moment, access: &Access, span: &Span) -
 }
 
 /// The sum of all squared gradients, which decides how much they are clipped.
-fn is_square_sum(device: &Device, span: &Span) -> bool {
+fn is_square_sum(device: &LaunchContext, span: &ByteRows) -> bool {
     device.stage.buffers.iter().any(|buffer| {
         buffer.region == Region::Input
             && buffer.name == "square sum"

@@ -16,10 +16,10 @@ use std::ptr;
 
 use cudarc::nvrtc::sys;
 
-use super::libraries::Library;
+use super::libraries::CudaLibrary;
 use super::machine::{self, CAPABILITY_MIN};
-use super::source::{Family, HEADERS, Header, NVRTC_OPTIONS};
-use narrows_runtime::data::WholeFile;
+use super::source::{HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
+use narrows_runtime::data::AtomicFile;
 use narrows_runtime::data::{digest, hex};
 
 /// What an entry begins with.
@@ -29,24 +29,24 @@ const VERSION_MIN: u32 = 12;
 
 /// A text to be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unit<'a> {
+pub struct CompileUnit<'a> {
     /// What it is called in the compiler's log, without an ending.
     pub name: &'a str,
     /// CUDA C++.
     pub text: &'a str,
     /// What it may include.
-    pub headers: &'a [Header],
+    pub headers: &'a [KernelHeader],
 }
 
-impl From<Family> for Unit<'static> {
-    fn from(family: Family) -> Self {
-        Unit { name: family.name(), text: family.text(), headers: &HEADERS }
+impl From<KernelFamily> for CompileUnit<'static> {
+    fn from(family: KernelFamily) -> Self {
+        CompileUnit { name: family.name(), text: family.text(), headers: &HEADERS }
     }
 }
 
 /// Where machine code came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Came {
+pub enum CubinOrigin {
     /// From an entry of the folder.
     Kept,
     /// From the compiler: there was no entry.
@@ -61,7 +61,7 @@ pub struct Cubin {
     /// An ELF image, as `cuModuleLoadData` takes it.
     pub bytes: Vec<u8>,
     /// Where it came from.
-    pub came: Came,
+    pub came: CubinOrigin,
     /// Why it could not be kept, where it could not: it will be compiled again.
     pub unkept: Option<io::Error>,
 }
@@ -70,12 +70,12 @@ pub struct Cubin {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC does not load.
-    #[error("no CUDA kernels can be compiled: NVRTC does not load; {hint}", hint = Library::Nvrtc.hint())]
+    #[error("no CUDA kernels can be compiled: NVRTC does not load; {hint}", hint = CudaLibrary::Nvrtc.hint())]
     Absent,
     /// NVRTC is too old.
     #[error(
         "no CUDA kernels can be compiled by NVRTC {0}: it takes {VERSION_MIN}.0 or newer; {hint}",
-        hint = Library::Nvrtc.hint()
+        hint = CudaLibrary::Nvrtc.hint()
     )]
     Old(String),
     /// A GPU is too old.
@@ -92,7 +92,7 @@ pub enum CompileError {
     #[error(
         "`{name}.cu` does not compile with {options:?} by NVRTC {version}: {said}\n{log}\n\
          A GPU that is newer than the compiler needs a newer one: {hint}",
-        hint = Library::Nvrtc.hint()
+        hint = CudaLibrary::Nvrtc.hint()
     )]
     Refused {
         /// The text's name.
@@ -120,25 +120,25 @@ pub enum CompileError {
 
 /// A compiler, and the folder where machine code is kept.
 #[derive(Debug)]
-pub struct Cubins {
+pub struct CubinCache {
     folder: PathBuf,
     version: String,
     compiled: u64,
 }
 
-impl Cubins {
+impl CubinCache {
     /// Looks for NVRTC. The folder is made when something is first kept there.
     ///
     /// # Errors
     /// [`CompileError::Absent`] where it does not load, [`CompileError::Old`] where it is older than
     /// CUDA 12's.
-    pub fn open(folder: impl Into<PathBuf>) -> Result<Cubins, CompileError> {
-        let version = machine::version(Library::Nvrtc).ok_or(CompileError::Absent)?;
+    pub fn open(folder: impl Into<PathBuf>) -> Result<CubinCache, CompileError> {
+        let version = machine::version(CudaLibrary::Nvrtc).ok_or(CompileError::Absent)?;
         let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         if major.is_none_or(|major| major < VERSION_MIN) {
             return Err(CompileError::Old(version));
         }
-        Ok(Cubins { folder: folder.into(), version, compiled: 0 })
+        Ok(CubinCache { folder: folder.into(), version, compiled: 0 })
     }
 
     /// The version of NVRTC.
@@ -152,7 +152,7 @@ impl Cubins {
     }
 
     /// Where the machine code of a text is kept, or would be.
-    pub fn path(&self, unit: &Unit, capability: (u32, u32), options: &[&str]) -> PathBuf {
+    pub fn path(&self, unit: &CompileUnit, capability: (u32, u32), options: &[&str]) -> PathBuf {
         let key = key(unit, &self.version, &all_options(capability, options));
         let (major, minor) = capability;
         self.folder.join(format!("{}-sm_{major}{minor}-{}.cubin", unit.name, hex(&key)))
@@ -165,7 +165,7 @@ impl Cubins {
     /// A [`CompileError`], with the compiler's log where it is the compiler that refuses.
     pub fn cubin<'u>(
         &mut self,
-        unit: impl Into<Unit<'u>>,
+        unit: impl Into<CompileUnit<'u>>,
         capability: (u32, u32),
         options: &[&str],
     ) -> Result<Cubin, CompileError> {
@@ -178,9 +178,9 @@ impl Cubins {
         let key = key(&unit, &self.version, &options);
         let entry = fs::read(&path);
         if let Some(bytes) = entry.as_deref().ok().and_then(|entry| unwrapped(entry, &key)) {
-            return Ok(Cubin { bytes: bytes.to_vec(), came: Came::Kept, unkept: None });
+            return Ok(Cubin { bytes: bytes.to_vec(), came: CubinOrigin::Kept, unkept: None });
         }
-        let came = if entry.is_ok() { Came::Repaired } else { Came::Compiled };
+        let came = if entry.is_ok() { CubinOrigin::Repaired } else { CubinOrigin::Compiled };
         self.compiled += 1;
         let bytes = compile(&unit, &self.version, &options)?;
         let unkept = keep(&path, &key, &bytes).err();
@@ -196,7 +196,7 @@ fn all_options((major, minor): (u32, u32), options: &[&str]) -> Vec<String> {
 
 /// The hash of all that machine code depends on. Every text comes after its length, so that no two
 /// lists of texts are one.
-fn key(unit: &Unit, version: &str, options: &[String]) -> [u8; 32] {
+fn key(unit: &CompileUnit, version: &str, options: &[String]) -> [u8; 32] {
     let headers = unit.headers.iter().flat_map(|header| [header.name, header.text]);
     let lists: [Vec<&str>; 3] = [
         vec![unit.name, unit.text, version],
@@ -228,7 +228,7 @@ fn keep(path: &Path, key: &[u8; 32], cubin: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    let mut file = WholeFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     for part in [MAGIC, &checksum(key, cubin), cubin] {
         file.write(part)?;
     }
@@ -236,19 +236,19 @@ fn keep(path: &Path, key: &[u8; 32], cubin: &[u8]) -> io::Result<()> {
 }
 
 /// A program of NVRTC's, which is freed.
-struct Program<'a> {
+struct NvrtcProgram<'a> {
     raw: sys::nvrtcProgram,
     name: &'a str,
 }
 
-impl Drop for Program<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: NVRTC made it, and it is not used afterwards.
         let _ = unsafe { sys::nvrtcDestroyProgram(&raw mut self.raw) };
     }
 }
 
-impl Program<'_> {
+impl NvrtcProgram<'_> {
     fn did(&self, call: &'static str, result: sys::nvrtcResult) -> Result<(), CompileError> {
         failed_unless_done(self.name, call, result)
     }
@@ -303,7 +303,7 @@ fn said(result: sys::nvrtcResult) -> String {
     text.to_string_lossy().into_owned()
 }
 
-fn compile(unit: &Unit, version: &str, options: &[String]) -> Result<Vec<u8>, CompileError> {
+fn compile(unit: &CompileUnit, version: &str, options: &[String]) -> Result<Vec<u8>, CompileError> {
     let text = |what: &str, text: &str| {
         CString::new(text).map_err(|_| CompileError::ZeroByte(format!("{what} of `{}`", unit.name)))
     };
@@ -333,7 +333,7 @@ fn compile(unit: &Unit, version: &str, options: &[String]) -> Result<Vec<u8>, Co
         )
     };
     failed_unless_done(unit.name, "nvrtcCreateProgram", created)?;
-    let program = Program { raw, name: unit.name };
+    let program = NvrtcProgram { raw, name: unit.name };
     // SAFETY: as above, and the program is one of NVRTC's.
     let result = unsafe {
         sys::nvrtcCompileProgram(program.raw, given.len() as c_int, option_pointers.as_ptr())

@@ -4,8 +4,8 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::DriverError;
 
 use super::compile::CompileError;
-use super::launch::Refusal;
-use super::libraries::Library;
+use super::launch::UnsupportedInstr;
+use super::libraries::CudaLibrary;
 use narrows_runtime::error::{DeviceError, RunError};
 
 /// Why a program does not run on a GPU, or stops there.
@@ -16,7 +16,7 @@ pub enum CudaError {
         "GPUs cannot be used: lib{}, {}, does not load (try: {}; `narrows doctor` says what is where)",
         .0.stem(), .0.purpose(), .0.hint()
     )]
-    Absent(Library),
+    Absent(CudaLibrary),
     /// There is no GPU of this number.
     #[error(
         "process wants GPU {ordinal}, and this machine shows {count} (try: as many processes as GPUs on \
@@ -56,7 +56,7 @@ pub enum CudaError {
     },
     /// No kernel does an instruction.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] UnsupportedInstr),
     /// Kernels do not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),

@@ -14,7 +14,7 @@
 //! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
 //!
 //! Nothing but [`device`] needs a GPU. The launches of an instruction are data: a device executes them, the
-//! shim runs them in tests, where they are held against the kernels of [`crate::cpu`], and
+//! shim runs them in tests, where they are held against the kernels of `narrows-cpu`, and
 //! [`bounds`] counts which bytes they touch.
 //!
 //! A result depends on the shapes alone, never on the device or on what ran first: sums over rows
@@ -34,4 +34,6 @@ pub mod tape;
 
 pub use device::{GpuOptions, session};
 pub use error::CudaError;
-pub use launch::{Argument, Device, Family, Launch, Launches, Memory, Refusal};
+pub use launch::{
+    Argument, KernelFamily, Launch, LaunchContext, Launches, MemorySpace, UnsupportedInstr,
+};

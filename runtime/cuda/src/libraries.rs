@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 /// A library that the backend loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Library {
+pub enum CudaLibrary {
     /// The driver; it comes with the system, never with a package of Python.
     Driver,
     /// Compiles kernels.
@@ -26,48 +26,53 @@ pub enum Library {
     Nccl,
 }
 
-impl Library {
+impl CudaLibrary {
     /// All of them.
-    pub const ALL: [Library; 5] =
-        [Library::Driver, Library::Nvrtc, Library::Cublas, Library::CublasLt, Library::Nccl];
+    pub const ALL: [CudaLibrary; 5] = [
+        CudaLibrary::Driver,
+        CudaLibrary::Nvrtc,
+        CudaLibrary::Cublas,
+        CudaLibrary::CublasLt,
+        CudaLibrary::Nccl,
+    ];
 
     /// What its files are called: `lib`, this, `.so`, and a version.
     pub fn stem(self) -> &'static str {
         match self {
-            Library::Driver => "cuda",
-            Library::Nvrtc => "nvrtc",
-            Library::Cublas => "cublas",
-            Library::CublasLt => "cublasLt",
-            Library::Nccl => "nccl",
+            CudaLibrary::Driver => "cuda",
+            CudaLibrary::Nvrtc => "nvrtc",
+            CudaLibrary::Cublas => "cublas",
+            CudaLibrary::CublasLt => "cublasLt",
+            CudaLibrary::Nccl => "nccl",
         }
     }
 
     /// What it is for.
     pub fn purpose(self) -> &'static str {
         match self {
-            Library::Driver => "the driver",
-            Library::Nvrtc => "compiles kernels",
-            Library::Cublas | Library::CublasLt => "products",
-            Library::Nccl => "collectives",
+            CudaLibrary::Driver => "the driver",
+            CudaLibrary::Nvrtc => "compiles kernels",
+            CudaLibrary::Cublas | CudaLibrary::CublasLt => "products",
+            CudaLibrary::Nccl => "collectives",
         }
     }
 
     /// Where to have it from.
     pub fn hint(self) -> &'static str {
         match self {
-            Library::Driver => "NVIDIA's driver for this system, 525 or newer",
-            Library::Nvrtc => "`pip install nvidia-cuda-nvrtc-cu12`, or the CUDA toolkit",
-            Library::Cublas | Library::CublasLt => {
+            CudaLibrary::Driver => "NVIDIA's driver for this system, 525 or newer",
+            CudaLibrary::Nvrtc => "`pip install nvidia-cuda-nvrtc-cu12`, or the CUDA toolkit",
+            CudaLibrary::Cublas | CudaLibrary::CublasLt => {
                 "`pip install nvidia-cublas-cu12`, or the CUDA toolkit"
             }
-            Library::Nccl => "`pip install nvidia-nccl-cu12`, or NCCL's own package",
+            CudaLibrary::Nccl => "`pip install nvidia-nccl-cu12`, or NCCL's own package",
         }
     }
 }
 
 /// A file of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundLibrary {
     /// The file.
     pub path: PathBuf,
     /// What its name ends in: `2`, `13.2`, or nothing.
@@ -150,10 +155,10 @@ fn folders(within: &Path, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item =
 }
 
 /// The file of each library that is there, from the first folder that has one.
-pub fn find(places: &[PathBuf]) -> BTreeMap<Library, Found> {
+pub fn find(places: &[PathBuf]) -> BTreeMap<CudaLibrary, FoundLibrary> {
     let mut found = BTreeMap::new();
     for place in places {
-        for library in Library::ALL {
+        for library in CudaLibrary::ALL {
             if let Some(file) = newest(place, library) {
                 found.entry(library).or_insert(file);
             }
@@ -163,14 +168,14 @@ pub fn find(places: &[PathBuf]) -> BTreeMap<Library, Found> {
 }
 
 /// The file of a library with the highest version in a folder.
-fn newest(place: &Path, library: Library) -> Option<Found> {
+fn newest(place: &Path, library: CudaLibrary) -> Option<FoundLibrary> {
     let entries = fs::read_dir(place).ok()?.flatten();
     let files = entries.filter_map(|entry| {
         let name = entry.file_name();
         let version = version(name.to_str()?, library.stem())?.to_owned();
         // A link may lead nowhere.
         let path = entry.path();
-        path.is_file().then_some(Found { path, version })
+        path.is_file().then_some(FoundLibrary { path, version })
     });
     files.max_by_key(|file| numbers(&file.version))
 }
@@ -195,9 +200,9 @@ const COMPANIONS: [&str; 5] = ["libnvrtc", "libcublas", "libnccl", "libnvJitLink
 ///
 /// # Errors
 /// When the folder cannot be made.
-pub fn link(found: &BTreeMap<Library, Found>, folder: &Path) -> io::Result<()> {
+pub fn link(found: &BTreeMap<CudaLibrary, FoundLibrary>, folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    for (library, file) in found.iter().filter(|(library, _)| **library != Library::Driver) {
+    for (library, file) in found.iter().filter(|(library, _)| **library != CudaLibrary::Driver) {
         let own = folder.join(format!("lib{}.so", library.stem()));
         make_link(&file.path, &own)?;
         let beside = file.path.parent().and_then(|place| fs::read_dir(place).ok());
@@ -276,9 +281,12 @@ mod tests {
         });
         let found = find(&places);
         // The toolkit was named, and 11 is more than 9.
-        let nvrtc = &found[&Library::Nvrtc];
+        let nvrtc = &found[&CudaLibrary::Nvrtc];
         assert!(nvrtc.path.ends_with("toolkit/lib64/libnvrtc.so.11"), "{nvrtc:?}");
-        assert_eq!((found[&Library::Nccl].version.as_str(), nvrtc.version.as_str()), ("2", "11"));
+        assert_eq!(
+            (found[&CudaLibrary::Nccl].version.as_str(), nvrtc.version.as_str()),
+            ("2", "11")
+        );
     }
 
     /// A Python without an environment: the system's, a container's, or a user's packages.
@@ -302,7 +310,7 @@ mod tests {
         let found = find(&within);
         let found: Vec<_> =
             found.iter().map(|(library, file)| (*library, &*file.version)).collect();
-        assert_eq!(found, [(Library::CublasLt, "13"), (Library::Nccl, "2")]);
+        assert_eq!(found, [(CudaLibrary::CublasLt, "13"), (CudaLibrary::Nccl, "2")]);
     }
 
     #[cfg(unix)]

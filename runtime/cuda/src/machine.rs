@@ -9,14 +9,14 @@ use cudarc::driver::sys::CUdevice_attribute;
 use cudarc::{cublas, cublaslt, driver, nccl, nvrtc};
 use narrows_plan::Bytes;
 
-use super::libraries::Library;
+use super::libraries::CudaLibrary;
 
 /// The oldest compute capability that kernels are compiled for.
 pub const CAPABILITY_MIN: (u32, u32) = (8, 0);
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Gpu {
+pub struct GpuInfo {
     /// Its number on this machine.
     pub ordinal: u32,
     /// What it is called.
@@ -41,50 +41,50 @@ macro_rules! is_there {
 }
 
 /// Whether a library loads, under the names that `cudarc` asks for, and is what it is called.
-pub fn loads(library: Library) -> bool {
+pub fn loads(library: CudaLibrary) -> bool {
     // SAFETY: loading runs the initialisers of a library of NVIDIA's, as its use would; functions are looked
     // for and not called.
     unsafe {
         match library {
             // The last of them came with CUDA 11.4.
-            Library::Driver => is_there!(
+            CudaLibrary::Driver => is_there!(
                 driver::sys,
                 "cuInit",
                 "cuDriverGetVersion",
                 "cuStreamBeginCapture_v2",
                 "cuGraphInstantiateWithFlags"
             ),
-            Library::Nvrtc => is_there!(nvrtc::sys, "nvrtcVersion"),
-            Library::Cublas => is_there!(cublas::sys),
-            Library::CublasLt => {
+            CudaLibrary::Nvrtc => is_there!(nvrtc::sys, "nvrtcVersion"),
+            CudaLibrary::Cublas => is_there!(cublas::sys),
+            CudaLibrary::CublasLt => {
                 is_there!(cublaslt::sys, "cublasLtGetVersion", "cublasLtMatmul")
             }
-            Library::Nccl => is_there!(nccl::sys, "ncclGetVersion"),
+            CudaLibrary::Nccl => is_there!(nccl::sys, "ncclGetVersion"),
         }
     }
 }
 
 /// The version that a library says it has; `None` when it does not load, or does not say.
-pub fn version(library: Library) -> Option<String> {
+pub fn version(library: CudaLibrary) -> Option<String> {
     if !loads(library) {
         return None;
     }
     let mut number: c_int = 0;
     match library {
-        Library::Driver => Some(of_cuda(driver_version()?)),
-        Library::Nvrtc => {
+        CudaLibrary::Driver => Some(of_cuda(driver_version()?)),
+        CudaLibrary::Nvrtc => {
             let mut minor: c_int = 0;
             // SAFETY: as above.
             unsafe { nvrtc::sys::nvrtcVersion(&raw mut number, &raw mut minor) }.result().ok()?;
             Some(format!("{number}.{minor}"))
         }
-        Library::Cublas => None,
-        Library::CublasLt => {
+        CudaLibrary::Cublas => None,
+        CudaLibrary::CublasLt => {
             // SAFETY: the library is there.
             let number = unsafe { cublaslt::sys::cublasLtGetVersion() };
             Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
         }
-        Library::Nccl => {
+        CudaLibrary::Nccl => {
             let number = nccl::result::get_nccl_version().ok()?;
             Some(format!("{}.{}.{}", number / 10_000, number % 10_000 / 100, number % 100))
         }
@@ -104,7 +104,7 @@ pub fn outdated() -> Option<String> {
 /// The CUDA that the driver is of, as it says it: 12090 is 12.9. `None` when there is none.
 fn driver_version() -> Option<c_int> {
     let mut number: c_int = 0;
-    if !loads(Library::Driver) {
+    if !loads(CudaLibrary::Driver) {
         return None;
     }
     // SAFETY: the library is there, and the number is valid to write.
@@ -120,7 +120,7 @@ fn of_cuda(number: c_int) -> String {
 ///
 /// # Errors
 /// What the driver says when it does not come up. Without a driver there are none.
-pub fn gpus() -> Result<Vec<Gpu>, String> {
+pub fn gpus() -> Result<Vec<GpuInfo>, String> {
     (0..count()?).map(|ordinal| gpu(ordinal as c_int).map_err(|error| said(&error))).collect()
 }
 
@@ -129,7 +129,7 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
 /// # Errors
 /// As [`gpus`].
 pub fn count() -> Result<u32, String> {
-    if !loads(Library::Driver) {
+    if !loads(CudaLibrary::Driver) {
         return Ok(0);
     }
     let count = init().and_then(|()| device::get_count());
@@ -157,7 +157,7 @@ fn said(error: &DriverError) -> String {
     text.unwrap_or_else(|_| format!("error {:?}", error.0))
 }
 
-fn gpu(ordinal: c_int) -> Result<Gpu, DriverError> {
+fn gpu(ordinal: c_int) -> Result<GpuInfo, DriverError> {
     let device = device::get(ordinal)?;
     // SAFETY: the driver gave this device.
     let attribute = |attribute| unsafe { device::get_attribute(device, attribute) };
@@ -168,7 +168,7 @@ fn gpu(ordinal: c_int) -> Result<Gpu, DriverError> {
     let multiprocessors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     // SAFETY: as above.
     let memory = unsafe { device::total_mem(device) }?;
-    Ok(Gpu {
+    Ok(GpuInfo {
         ordinal: ordinal as u32,
         name: device::get_name(device)?,
         capability: (capability.0 as u32, capability.1 as u32),

@@ -30,19 +30,19 @@
 
 mod store;
 
-use narrows_plan::program::{Access, Action, BufferId, Phase, Product, ProductForm, Region};
+use narrows_plan::program::{Access, Action, BufferId, GemmOp, GemmRole, Phase, Region};
 use narrows_plan::{Bytes, DType};
 use serde::{Deserialize, Serialize};
 
-use super::launch::{Device, Refusal};
-use narrows_runtime::order::Moment;
+use super::launch::{LaunchContext, UnsupportedInstr};
+use narrows_runtime::order::ScheduledInstruction;
 use narrows_runtime::place;
 
-pub use store::{Algorithm, AlgorithmStore, Platform, Unusable};
+pub use store::{AlgorithmStore, MatmulAlgorithm, Platform, Unusable};
 
 /// How a matrix enters a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Operation {
+pub enum Transpose {
     /// As it lies in memory, column by column.
     N,
     /// Transposed.
@@ -52,7 +52,7 @@ pub enum Operation {
 /// How the numbers of a matrix lie behind its pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Stored {
+pub struct StoredMatrix {
     /// Their format.
     pub dtype: DType,
     /// Rows, of a member of the batch, before any transposition.
@@ -81,15 +81,15 @@ pub struct MatmulKey {
     /// How many products.
     pub batch: u64,
     /// op of A.
-    pub operation_a: Operation,
+    pub operation_a: Transpose,
     /// op of B.
-    pub operation_b: Operation,
+    pub operation_b: Transpose,
     /// A.
-    pub a: Stored,
+    pub a: StoredMatrix,
     /// B.
-    pub b: Stored,
+    pub b: StoredMatrix,
     /// C, which is read and written, or written only.
-    pub c: Stored,
+    pub c: StoredMatrix,
     /// β: whether the result is added to what C holds (1), or replaces it (0). α is 1.
     pub accumulate: bool,
     /// The most memory that an algorithm may want besides.
@@ -98,7 +98,7 @@ pub struct MatmulKey {
 
 /// Where a matrix begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct MatrixAddress {
     /// The buffer it is in.
     pub buffer: BufferId,
     /// Its first byte, from the beginning of the device's arena.
@@ -111,18 +111,18 @@ pub struct Matmul {
     /// Everything but the addresses.
     pub key: MatmulKey,
     /// A.
-    pub a: Place,
+    pub a: MatrixAddress,
     /// B.
-    pub b: Place,
+    pub b: MatrixAddress,
     /// C, and D.
-    pub c: Place,
+    pub c: MatrixAddress,
 }
 
 /// What products depend on besides the instruction.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting<'a> {
+pub struct MatmulSetting<'a> {
     /// The device's place, and its program.
-    pub device: &'a Device<'a>,
+    pub device: &'a LaunchContext<'a>,
     /// Whether the head's weight is the embedding's table: that of the program.
     pub tied: bool,
     /// What a product may use of memory besides: see [`workspace`].
@@ -141,14 +141,17 @@ const SIDE_MAX: u64 = i32::MAX as u64;
 /// The product of an instruction: one, whatever its batch.
 ///
 /// # Errors
-/// A [`Refusal`] that names the instruction, and what of it cuBLASLt does not do: another action
+/// A [`UnsupportedInstr`] that names the instruction, and what of it cuBLASLt does not do: another action
 /// than a product, operands of other shapes or formats than the product's, or sizes beyond 32 bits.
-pub fn matmul(setting: &Setting, moment: &Moment) -> Result<Matmul, Refusal> {
+pub fn matmul(
+    setting: &MatmulSetting,
+    moment: &ScheduledInstruction,
+) -> Result<Matmul, UnsupportedInstr> {
     let made = match &moment.instr.action {
         Action::Gemm(product) => made(setting, moment, product),
         other => Err(format!("`{}` is no product", other.name())),
     };
-    made.map_err(|why| Refusal {
+    made.map_err(|why| UnsupportedInstr {
         pass: moment.instr.action.name(),
         origin: moment.instr.origin.clone(),
         why,
@@ -158,15 +161,19 @@ pub fn matmul(setting: &Setting, moment: &Moment) -> Result<Matmul, Refusal> {
 /// An operand: the rows and columns of a member as they lie in memory, row by row, and how the
 /// product takes them.
 #[derive(Clone, Copy)]
-struct Side<'a> {
+struct MatmulSide<'a> {
     access: &'a Access,
     rows: u64,
     columns: u64,
-    operation: Operation,
+    operation: Transpose,
 }
 
-fn made(setting: &Setting, moment: &Moment, product: &Product) -> Result<Matmul, String> {
-    let Product { m, n, k, batch, accumulate, .. } = *product;
+fn made(
+    setting: &MatmulSetting,
+    moment: &ScheduledInstruction,
+    product: &GemmOp,
+) -> Result<Matmul, String> {
+    let GemmOp { m, n, k, batch, accumulate, .. } = *product;
     let (reads, writes) = (&moment.instr.reads, &moment.instr.writes);
     let count = if accumulate { 3 } else { 2 };
     if reads.len() != count || writes.len() != 1 {
@@ -184,7 +191,7 @@ fn made(setting: &Setting, moment: &Moment, product: &Product) -> Result<Matmul,
     let [left, right, result] = sides(setting, moment, product)?;
     formats(&left, &right, &result)?;
     let stage = setting.device.stage;
-    let bytes = |side: &Side| place::range(stage, side.access, moment.slot);
+    let bytes = |side: &MatmulSide| place::range(stage, side.access, moment.slot);
     let written = bytes(&result);
     if [&left, &right].iter().any(|side| {
         let read = bytes(side);
@@ -192,8 +199,9 @@ fn made(setting: &Setting, moment: &Moment, product: &Product) -> Result<Matmul,
     }) {
         return Err("it writes over what it reads".into());
     }
-    let begin = |side: &Side| Place { buffer: side.access.buffer, offset: bytes(side).start };
-    let stored = |side: &Side| side.stored(batch, bytes(side).start);
+    let begin =
+        |side: &MatmulSide| MatrixAddress { buffer: side.access.buffer, offset: bytes(side).start };
+    let stored = |side: &MatmulSide| side.stored(batch, bytes(side).start);
     let key = MatmulKey {
         m: result.columns,
         n: result.rows,
@@ -212,26 +220,26 @@ fn made(setting: &Setting, moment: &Moment, product: &Product) -> Result<Matmul,
 
 /// The factors of a product, left and right, and its result.
 fn sides<'a>(
-    setting: &Setting,
-    moment: &Moment<'a>,
-    product: &Product,
-) -> Result<[Side<'a>; 3], String> {
-    let Product { form, m, n, k, batch, .. } = *product;
+    setting: &MatmulSetting,
+    moment: &ScheduledInstruction<'a>,
+    product: &GemmOp,
+) -> Result<[MatmulSide<'a>; 3], String> {
+    let GemmOp { form, m, n, k, batch, .. } = *product;
     let [x, y, z] = [&moment.instr.reads[0], &moment.instr.reads[1], &moment.instr.writes[0]];
-    let side = |access, rows, columns, operation| Side { access, rows, columns, operation };
+    let side = |access, rows, columns, operation| MatmulSide { access, rows, columns, operation };
     let (left, right) = match form {
-        ProductForm::Forward => (side(x, m, k, Operation::N), side(y, k, n, Operation::N)),
-        ProductForm::InputGradient => (side(x, m, k, Operation::N), side(y, n, k, Operation::T)),
-        ProductForm::WeightGradient => (side(x, k, m, Operation::T), side(y, k, n, Operation::N)),
+        GemmRole::Forward => (side(x, m, k, Transpose::N), side(y, k, n, Transpose::N)),
+        GemmRole::InputGradient => (side(x, m, k, Transpose::N), side(y, n, k, Transpose::T)),
+        GemmRole::WeightGradient => (side(x, k, m, Transpose::T), side(y, k, n, Transpose::N)),
     };
-    let result = side(z, m, n, Operation::N);
+    let result = side(z, m, n, Transpose::N);
     for side in [&left, &right, &result] {
         let (seen, wanted) = (side.access.extent, (side.rows, side.columns * batch));
         if (seen.rows, seen.columns) != wanted {
             return Err(format!("an operand is {seen}, and not {}×{}", wanted.0, wanted.1));
         }
     }
-    let gradient = form == ProductForm::WeightGradient;
+    let gradient = form == GemmRole::WeightGradient;
     if !stored_transposed(setting, if gradient { z } else { y }) {
         return Ok([left, right, result]);
     }
@@ -244,27 +252,27 @@ fn sides<'a>(
     })
 }
 
-impl Side<'_> {
+impl MatmulSide<'_> {
     /// Of which the memory holds the transpose.
     fn transposed(self) -> Self {
-        Side { rows: self.columns, columns: self.rows, ..self }
+        MatmulSide { rows: self.columns, columns: self.rows, ..self }
     }
 
     /// Taken the other way.
     fn turned(self) -> Self {
         let operation = match self.operation {
-            Operation::N => Operation::T,
-            Operation::T => Operation::N,
+            Transpose::N => Transpose::T,
+            Transpose::T => Transpose::N,
         };
-        Side { operation, ..self }
+        MatmulSide { operation, ..self }
     }
 
     /// Column by column, it is its transpose.
-    fn stored(&self, batch: u64, offset: u64) -> Stored {
+    fn stored(&self, batch: u64, offset: u64) -> StoredMatrix {
         let dtype = self.access.extent.dtype;
         let batch_stride = if batch == 1 { 0 } else { self.columns };
         let multiple = offset | (batch_stride * dtype.width()) | ALIGNMENT_MAX;
-        Stored {
+        StoredMatrix {
             dtype,
             rows: self.columns,
             columns: self.rows,
@@ -279,7 +287,7 @@ impl Side<'_> {
 const ALIGNMENT_MAX: u64 = 256;
 
 /// What cuBLASLt has of formats, as far as programs need them.
-fn formats(left: &Side, right: &Side, result: &Side) -> Result<(), String> {
+fn formats(left: &MatmulSide, right: &MatmulSide, result: &MatmulSide) -> Result<(), String> {
     use DType::{Bf16, F32};
     let [left, right, result] = [left, right, result].map(|side| side.access.extent.dtype);
     match (left, right, result) {
@@ -289,7 +297,7 @@ fn formats(left: &Side, right: &Side, result: &Side) -> Result<(), String> {
 }
 
 /// Whether a weight, or its gradient, is the table of a tied head.
-fn stored_transposed(setting: &Setting, weight: &Access) -> bool {
+fn stored_transposed(setting: &MatmulSetting, weight: &Access) -> bool {
     let buffer = setting.device.stage.buffer(weight.buffer);
     let parameter = matches!(buffer.region, Region::Weight | Region::Gradient);
     let members = buffer.shard.iter().flat_map(|shard| &shard.members);

@@ -3,13 +3,13 @@
 use narrows_plan::model::Model;
 
 use narrows_runtime::optimizer::Optimizer;
-use narrows_runtime::parameters::{Role, logical_parameters};
+use narrows_runtime::parameters::{ParameterKind, logical_parameters};
 
 use super::{Float, Parameters};
 
 /// AdamW's state.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Moments<T> {
+pub(super) struct AdamWMoments<T> {
     /// Steps done.
     steps: u64,
     first: Parameters<T>,
@@ -18,7 +18,7 @@ pub(super) struct Moments<T> {
 
 /// What one step of training did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step<T> {
+pub struct ReferenceStep<T> {
     /// The mean loss over all tokens of the step, before the update.
     pub loss: T,
     /// The norm of all gradients together, before clipping.
@@ -27,9 +27,9 @@ pub struct Step<T> {
     pub learning_rate: f64,
 }
 
-impl<T: Float> Moments<T> {
+impl<T: Float> AdamWMoments<T> {
     pub(super) fn zeros(model: &Model) -> Self {
-        Moments { steps: 0, first: Parameters::zeros(model), second: Parameters::zeros(model) }
+        AdamWMoments { steps: 0, first: Parameters::zeros(model), second: Parameters::zeros(model) }
     }
 
     /// Clips the gradients and updates every parameter with them.
@@ -50,8 +50,8 @@ impl<T: Float> Moments<T> {
         for parameter in logical_parameters(model) {
             let name = &parameter.name;
             let decay = match parameter.role {
-                Role::Matrix => T::of(at.decay),
-                Role::Vector => T::one(),
+                ParameterKind::Matrix => T::of(at.decay),
+                ParameterKind::Vector => T::one(),
             };
             let g = gradients.of(name);
             let (Some(w), Some(m), Some(v)) =

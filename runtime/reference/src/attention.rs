@@ -13,7 +13,7 @@ use super::{Float, Matrix};
 
 /// The sizes of the batch and of the heads.
 #[derive(Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct BatchShape {
     pub sequences: usize,
     pub length: usize,
     pub heads: usize,
@@ -21,10 +21,10 @@ pub(super) struct Shape {
     pub head_dim: usize,
 }
 
-impl Shape {
+impl BatchShape {
     /// First row of a sequence with the first columns of a query head and of its key/value head.
     fn corners(self) -> impl Iterator<Item = [(usize, usize); 2]> {
-        let Shape { sequences, length, heads, kv_heads, head_dim } = self;
+        let BatchShape { sequences, length, heads, kv_heads, head_dim } = self;
         let group = heads / kv_heads;
         (0..sequences).flat_map(move |sequence| {
             let row = sequence * length;
@@ -43,7 +43,7 @@ impl Shape {
 
 /// The attended values; q and k are rotated already.
 pub(super) fn forward<T: Float>(
-    shape: Shape,
+    shape: BatchShape,
     q: &Matrix<T>,
     k: &Matrix<T>,
     v: &Matrix<T>,
@@ -58,7 +58,7 @@ pub(super) fn forward<T: Float>(
 
 /// The gradients of q, k and v.
 pub(super) fn backward<T: Float>(
-    shape: Shape,
+    shape: BatchShape,
     [q, k, v]: [&Matrix<T>; 3],
     doutput: &Matrix<T>,
 ) -> [Matrix<T>; 3] {
@@ -76,7 +76,7 @@ pub(super) fn backward<T: Float>(
 }
 
 /// P of one head.
-fn probabilities<T: Float>(shape: Shape, q: &Matrix<T>, k: &Matrix<T>) -> Matrix<T> {
+fn probabilities<T: Float>(shape: BatchShape, q: &Matrix<T>, k: &Matrix<T>) -> Matrix<T> {
     let mut scores = q.times_transposed(k).map(|x| x * shape.scale());
     for row in 0..shape.length {
         let (seen, hidden) = scores.row_mut(row).split_at_mut(row + 1);

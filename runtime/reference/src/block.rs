@@ -2,24 +2,24 @@
 
 use narrows_plan::model::{Block, Model};
 
-use super::attention::{self, Shape};
-use super::linear::{self, Known};
-use super::rope::{Turn, rotate};
+use super::attention::{self, BatchShape};
+use super::linear::{self, LinearGradientInput};
+use super::rope::{RotationDirection, rotate};
 use super::{Float, Matrix, Parameters, norm, product};
 
 /// A block with what its computation depends on.
 #[derive(Clone, Copy)]
-pub(super) struct Site<'a, T> {
+pub(super) struct BlockContext<'a, T> {
     pub model: &'a Model,
     pub index: usize,
-    pub shape: Shape,
+    pub shape: BatchShape,
     pub parameters: &'a Parameters<T>,
     /// The traces of the previous block's linears.
-    pub before: Option<&'a [linear::Trace<T>; 7]>,
+    pub before: Option<&'a [linear::LinearTape<T>; 7]>,
 }
 
 /// What the backward pass of a block needs. q and k are rotated.
-pub(super) struct Trace<T> {
+pub(super) struct BlockTape<T> {
     x: Matrix<T>,
     normed1: Matrix<T>,
     q: Matrix<T>,
@@ -32,7 +32,7 @@ pub(super) struct Trace<T> {
     up: Matrix<T>,
     product: Matrix<T>,
     /// In the order of [`Block::linears`].
-    pub linears: [linear::Trace<T>; 7],
+    pub linears: [linear::LinearTape<T>; 7],
 }
 
 /// A latent, or its gradient, for each of a block's linears.
@@ -46,7 +46,7 @@ const GATE: usize = 4;
 const UP: usize = 5;
 const DOWN: usize = 6;
 
-impl<T: Float> Site<'_, T> {
+impl<T: Float> BlockContext<'_, T> {
     fn block(&self) -> &Block {
         &self.model.blocks[self.index]
     }
@@ -59,24 +59,24 @@ impl<T: Float> Site<'_, T> {
         norm::rms_forward(x, self.parameters.of(&self.name(name)), self.model.norm_epsilon)
     }
 
-    fn rotate(&self, x: &mut Matrix<T>, turn: Turn) {
+    fn rotate(&self, x: &mut Matrix<T>, turn: RotationDirection) {
         rotate(x, self.shape.length, self.shape.head_dim, self.model.rope_theta, turn);
     }
 
-    fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::Trace<T>) {
+    fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
         let (name, linear) = self.block().linears()[slot];
         let before = self.before.and_then(|before| before[slot].sent());
         linear::forward(linear, &self.name(name), self.parameters, x, before)
     }
 
     /// The block's output for the input x.
-    pub(super) fn forward(&self, x: Matrix<T>) -> (Matrix<T>, Trace<T>) {
+    pub(super) fn forward(&self, x: Matrix<T>) -> (Matrix<T>, BlockTape<T>) {
         let normed1 = self.norm("norm1", &x);
         let (mut q, q_trace) = self.linear(Q, &normed1);
         let (mut k, k_trace) = self.linear(K, &normed1);
         let (v, v_trace) = self.linear(V, &normed1);
-        self.rotate(&mut q, Turn::Forward);
-        self.rotate(&mut k, Turn::Forward);
+        self.rotate(&mut q, RotationDirection::Forward);
+        self.rotate(&mut k, RotationDirection::Forward);
         let attended = attention::forward(self.shape, &q, &k, &v);
         let (o, o_trace) = self.linear(O, &attended);
         let x1 = x.plus(&o);
@@ -90,7 +90,7 @@ impl<T: Float> Site<'_, T> {
 
         let linears = [q_trace, k_trace, v_trace, o_trace, gate_trace, up_trace, down_trace];
         let trace =
-            Trace { x, normed1, q, k, v, attended, x1, normed2, gate, up, product, linears };
+            BlockTape { x, normed1, q, k, v, attended, x1, normed2, gate, up, product, linears };
         (x2, trace)
     }
 
@@ -98,13 +98,13 @@ impl<T: Float> Site<'_, T> {
     /// those of its output and of the latents it sent itself.
     pub(super) fn backward(
         &self,
-        trace: &Trace<T>,
+        trace: &BlockTape<T>,
         dx2: Matrix<T>,
         dsent: &Latents<T>,
         gradients: &mut Parameters<T>,
     ) -> (Matrix<T>, Latents<T>) {
         let mut back =
-            Backward { site: self, trace, dsent, gradients, dbefore: Default::default() };
+            BlockBackward { site: self, trace, dsent, gradients, dbefore: Default::default() };
         let dproduct = back.linear(DOWN, &trace.product, &dx2);
         let (dgate, dup) =
             product::backward(self.block().product, &trace.gate, &trace.up, &dproduct);
@@ -115,8 +115,8 @@ impl<T: Float> Site<'_, T> {
         let dattended = back.linear(O, &trace.attended, &dx1);
         let qkv = [&trace.q, &trace.k, &trace.v];
         let [mut dq, mut dk, dv] = attention::backward(self.shape, qkv, &dattended);
-        self.rotate(&mut dq, Turn::Back);
-        self.rotate(&mut dk, Turn::Back);
+        self.rotate(&mut dq, RotationDirection::Back);
+        self.rotate(&mut dk, RotationDirection::Back);
         let mut dnormed1 = back.linear(Q, &trace.normed1, &dq);
         dnormed1.add(&back.linear(K, &trace.normed1, &dk));
         dnormed1.add(&back.linear(V, &trace.normed1, &dv));
@@ -126,20 +126,20 @@ impl<T: Float> Site<'_, T> {
 }
 
 /// The backward pass of a block under way.
-struct Backward<'a, T> {
-    site: &'a Site<'a, T>,
-    trace: &'a Trace<T>,
+struct BlockBackward<'a, T> {
+    site: &'a BlockContext<'a, T>,
+    trace: &'a BlockTape<T>,
     dsent: &'a Latents<T>,
     gradients: &'a mut Parameters<T>,
     dbefore: Latents<T>,
 }
 
-impl<T: Float> Backward<'_, T> {
+impl<T: Float> BlockBackward<'_, T> {
     /// The gradient of a linear's input x.
     fn linear(&mut self, slot: usize, x: &Matrix<T>, dy: &Matrix<T>) -> Matrix<T> {
         let site = self.site;
         let (name, linear) = site.block().linears()[slot];
-        let known = Known {
+        let known = LinearGradientInput {
             x,
             before: site.before.and_then(|before| before[slot].sent()),
             trace: &self.trace.linears[slot],

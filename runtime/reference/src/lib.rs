@@ -47,7 +47,7 @@ use narrows_plan::model::Model;
 
 use narrows_runtime::optimizer::Optimizer;
 
-pub use adamw::Step;
+pub use adamw::ReferenceStep;
 pub use error::ReferenceError;
 pub use float::Float;
 pub use matrix::Matrix;
@@ -72,7 +72,7 @@ pub struct Reference<T> {
     model: Model,
     parameters: Parameters<T>,
     /// Of the steps made so far; none before the first.
-    moments: Option<adamw::Moments<T>>,
+    moments: Option<adamw::AdamWMoments<T>>,
 }
 
 impl<T: Float> Reference<T> {
@@ -143,13 +143,13 @@ impl<T: Float> Reference<T> {
         &mut self,
         optimizer: &Optimizer,
         microbatches: &[Batch<'_>],
-    ) -> Result<Step<T>, ReferenceError> {
+    ) -> Result<ReferenceStep<T>, ReferenceError> {
         let (loss, gradients) = self.loss_and_gradients(microbatches)?;
         let model = &self.model;
-        let moments = self.moments.get_or_insert_with(|| adamw::Moments::zeros(model));
+        let moments = self.moments.get_or_insert_with(|| adamw::AdamWMoments::zeros(model));
         let (gradient_norm, learning_rate) =
             moments.update(model, optimizer, &mut self.parameters, &gradients);
-        Ok(Step { loss, gradient_norm, learning_rate })
+        Ok(ReferenceStep { loss, gradient_norm, learning_rate })
     }
 
     /// Checks the microbatches of a step and counts their tokens.

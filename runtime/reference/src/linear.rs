@@ -16,12 +16,12 @@ use narrows_plan::model::{CrossingForm, FactorPair, Linear, Weight};
 use super::{Float, Matrix, Parameters, activation, gate, norm};
 
 /// What the backward pass of a linear needs besides its input.
-pub(super) enum Trace<T> {
+pub(super) enum LinearTape<T> {
     Dense,
-    Pair(Latent<T>),
+    Pair(LatentTape<T>),
 }
 
-pub(super) struct Latent<T> {
+pub(super) struct LatentTape<T> {
     /// v, when a LayerNorm was applied to it.
     unnormed: Option<Matrix<T>>,
     /// What φ was applied to.
@@ -32,12 +32,12 @@ pub(super) struct Latent<T> {
     crossed: Option<Matrix<T>>,
 }
 
-impl<T> Trace<T> {
+impl<T> LinearTape<T> {
     /// The latent that is sent to the next block; a dense linear has none.
     pub(super) fn sent(&self) -> Option<&Matrix<T>> {
         match self {
-            Trace::Dense => None,
-            Trace::Pair(latent) => Some(&latent.h),
+            LinearTape::Dense => None,
+            LinearTape::Pair(latent) => Some(&latent.h),
         }
     }
 }
@@ -50,9 +50,9 @@ pub(super) fn forward<T: Float>(
     parameters: &Parameters<T>,
     x: &Matrix<T>,
     before: Option<&Matrix<T>>,
-) -> (Matrix<T>, Trace<T>) {
+) -> (Matrix<T>, LinearTape<T>) {
     let Weight::Pair(pair) = &linear.weight else {
-        return (x.times(parameters.of(name)), Trace::Dense);
+        return (x.times(parameters.of(name)), LinearTape::Dense);
     };
     let u = x.times(parameters.of(&format!("{name}.a")));
     let gated = crossing(pair, before)
@@ -64,23 +64,23 @@ pub(super) fn forward<T: Float>(
             let bias = parameters.of(&format!("{name}.latent_norm.bias"));
             let unactivated = norm::layer_forward(&v, scale, bias);
             let h = activation::forward(pair.activation, &unactivated);
-            Latent { unnormed: Some(v), unactivated, h, crossed: None }
+            LatentTape { unnormed: Some(v), unactivated, h, crossed: None }
         }
         paper_or_none => {
             let h = activation::forward(pair.activation, &u);
             let crossed = paper_or_none.map(|(_, gated)| h.plus(&gated));
-            Latent { unnormed: None, unactivated: u, h, crossed }
+            LatentTape { unnormed: None, unactivated: u, h, crossed }
         }
     };
     let entering = latent.crossed.as_ref().unwrap_or(&latent.h);
-    (entering.times(parameters.of(&format!("{name}.b"))), Trace::Pair(latent))
+    (entering.times(parameters.of(&format!("{name}.b"))), LinearTape::Pair(latent))
 }
 
 /// What a linear read and what is known of the gradients of what it made.
-pub(super) struct Known<'a, T> {
+pub(super) struct LinearGradientInput<'a, T> {
     pub x: &'a Matrix<T>,
     pub before: Option<&'a Matrix<T>>,
-    pub trace: &'a Trace<T>,
+    pub trace: &'a LinearTape<T>,
     /// The gradient of y.
     pub dy: &'a Matrix<T>,
     /// The gradient of what was sent to the next block, where that read it.
@@ -94,10 +94,10 @@ pub(super) fn backward<T: Float>(
     name: &str,
     parameters: &Parameters<T>,
     gradients: &mut Parameters<T>,
-    known: Known<'_, T>,
+    known: LinearGradientInput<'_, T>,
 ) -> (Matrix<T>, Option<Matrix<T>>) {
-    let Known { x, before, trace, dy, dsent } = known;
-    let (Weight::Pair(pair), Trace::Pair(latent)) = (&linear.weight, trace) else {
+    let LinearGradientInput { x, before, trace, dy, dsent } = known;
+    let (Weight::Pair(pair), LinearTape::Pair(latent)) = (&linear.weight, trace) else {
         gradients.add(name, &x.transposed_times(dy));
         return (dy.times_transposed(parameters.of(name)), None);
     };

@@ -121,9 +121,9 @@ impl<T: Float> Matrix<T> {
         product(self.view(), other.view().transposed())
     }
 
-    fn view(&self) -> View<'_, T> {
+    fn view(&self) -> TransposableView<'_, T> {
         let Matrix { rows, columns, ref elements } = *self;
-        View { rows, columns, row_stride: columns, column_stride: 1, elements }
+        TransposableView { rows, columns, row_stride: columns, column_stride: 1, elements }
     }
 }
 
@@ -142,7 +142,7 @@ impl<T> IndexMut<(usize, usize)> for Matrix<T> {
 }
 
 /// A matrix, or one seen transposed: element (i, j) is number `i·row_stride + j·column_stride`.
-struct View<'a, T> {
+struct TransposableView<'a, T> {
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -150,9 +150,9 @@ struct View<'a, T> {
     elements: &'a [T],
 }
 
-impl<T> View<'_, T> {
+impl<T> TransposableView<'_, T> {
     fn transposed(self) -> Self {
-        View {
+        TransposableView {
             rows: self.columns,
             columns: self.rows,
             row_stride: self.column_stride,
@@ -163,10 +163,10 @@ impl<T> View<'_, T> {
 }
 
 #[allow(unsafe_code)]
-fn product<T: Float>(left: View<'_, T>, right: View<'_, T>) -> Matrix<T> {
+fn product<T: Float>(left: TransposableView<'_, T>, right: TransposableView<'_, T>) -> Matrix<T> {
     assert_eq!(left.columns, right.rows, "inner sizes of a product");
     let mut result = Matrix::zeros(left.rows, right.columns);
-    // SAFETY: a `Matrix` has rows·columns elements and only `view` makes a `View`, with the strides
+    // SAFETY: a `Matrix` has rows·columns elements and only `view` makes a `TransposableView`, with the strides
     // of such a matrix or of its transpose, so every (row, column) of the operands is an element of
     // their slice; likewise for `result`, which is new and so overlaps neither. `T` is f32 or f64
     // (`Float` is sealed), the formats that `gemm` knows.

@@ -2,13 +2,13 @@
 
 use narrows_plan::model::Model;
 
-use super::attention::Shape;
-use super::block::{self, Latents, Site};
+use super::attention::BatchShape;
+use super::block::{self, BlockContext, Latents};
 use super::{Batch, Float, Matrix, Parameters, ends, norm};
 
 /// What the backward pass of a model needs.
-pub(super) struct Trace<T> {
-    blocks: Vec<block::Trace<T>>,
+pub(super) struct ModelTape<T> {
+    blocks: Vec<block::BlockTape<T>>,
     /// What the last block made.
     x: Matrix<T>,
     normed: Matrix<T>,
@@ -20,9 +20,9 @@ pub(super) fn forward<T: Float>(
     model: &Model,
     parameters: &Parameters<T>,
     batch: Batch<'_>,
-) -> Trace<T> {
+) -> ModelTape<T> {
     let mut x = ends::embedding_forward(parameters.of("embedding"), batch.tokens);
-    let mut blocks: Vec<block::Trace<T>> = vec![];
+    let mut blocks: Vec<block::BlockTape<T>> = vec![];
     for index in 0..model.blocks.len() {
         let (output, trace) = site(model, parameters, batch, &blocks, index).forward(x);
         blocks.push(trace);
@@ -34,7 +34,7 @@ pub(super) fn forward<T: Float>(
     } else {
         normed.times(parameters.of("head"))
     };
-    Trace { blocks, x, normed, logits }
+    ModelTape { blocks, x, normed, logits }
 }
 
 /// Adds the gradients of all parameters, given that of the logits.
@@ -42,7 +42,7 @@ pub(super) fn backward<T: Float>(
     model: &Model,
     parameters: &Parameters<T>,
     batch: Batch<'_>,
-    trace: &Trace<T>,
+    trace: &ModelTape<T>,
     dlogits: &Matrix<T>,
     gradients: &mut Parameters<T>,
 ) {
@@ -69,10 +69,10 @@ fn site<'a, T>(
     model: &'a Model,
     parameters: &'a Parameters<T>,
     batch: Batch<'_>,
-    blocks: &'a [block::Trace<T>],
+    blocks: &'a [block::BlockTape<T>],
     index: usize,
-) -> Site<'a, T> {
-    let shape = Shape {
+) -> BlockContext<'a, T> {
+    let shape = BatchShape {
         sequences: batch.sequences,
         length: batch.length,
         heads: model.heads as usize,
@@ -80,5 +80,5 @@ fn site<'a, T>(
         head_dim: model.head_dim as usize,
     };
     let before = index.checked_sub(1).map(|before| &blocks[before].linears);
-    Site { model, index, shape, parameters, before }
+    BlockContext { model, index, shape, parameters, before }
 }

@@ -9,7 +9,7 @@ use super::{Float, Matrix};
 
 /// Which way to turn.
 #[derive(Clone, Copy)]
-pub(super) enum Turn {
+pub(super) enum RotationDirection {
     Forward,
     Back,
 }
@@ -20,7 +20,7 @@ pub(super) fn rotate<T: Float>(
     length: usize,
     head_dim: usize,
     theta: f64,
-    turn: Turn,
+    turn: RotationDirection,
 ) {
     let half = head_dim / 2;
     for row in 0..x.rows() {
@@ -29,8 +29,8 @@ pub(super) fn rotate<T: Float>(
             let angle = position * theta.powf(-2.0 * i as f64 / head_dim as f64);
             let cos = T::of(angle.cos());
             let sin = match turn {
-                Turn::Forward => T::of(angle.sin()),
-                Turn::Back => T::of(-angle.sin()),
+                RotationDirection::Forward => T::of(angle.sin()),
+                RotationDirection::Back => T::of(-angle.sin()),
             };
             for head in x.row_mut(row).chunks_exact_mut(head_dim) {
                 let (first, second) = (head[i], head[i + half]);

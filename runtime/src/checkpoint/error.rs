@@ -13,12 +13,12 @@ pub struct CheckpointError {
     /// The file, or the folder when it is about the whole of it.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: CheckpointFault,
 }
 
 /// What is wrong, as a sentence that follows the file's name and the place in it.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum CheckpointFault {
     /// What it was to be put into, or taken from, cannot be reached.
     #[error("{_0}")]
     Device(Box<RunError>),
@@ -140,13 +140,13 @@ pub enum TensorFault {
     },
 }
 
-fn prefix(fault: &Fault) -> String {
+fn prefix(fault: &CheckpointFault) -> String {
     fault.place().map_or(String::new(), |place| format!("{place}: "))
 }
 
 impl CheckpointError {
     /// A fault of a file or a folder.
-    pub fn new(path: &Path, fault: Fault) -> CheckpointError {
+    pub fn new(path: &Path, fault: CheckpointFault) -> CheckpointError {
         CheckpointError { path: path.to_path_buf(), fault }
     }
 
@@ -155,30 +155,32 @@ impl CheckpointError {
         let path = path.to_path_buf();
         move |source| {
             let fault = match source.kind() {
-                io::ErrorKind::NotFound if action == "read" => Fault::Missing,
-                _ => Fault::Io { action, source },
+                io::ErrorKind::NotFound if action == "read" => CheckpointFault::Missing,
+                _ => CheckpointFault::Io { action, source },
             };
             CheckpointError { path, fault }
         }
     }
 }
 
-impl From<RunError> for Fault {
-    fn from(error: RunError) -> Fault {
-        Fault::Device(Box::new(error))
+impl From<RunError> for CheckpointFault {
+    fn from(error: RunError) -> CheckpointFault {
+        CheckpointFault::Device(Box::new(error))
     }
 }
 
-impl Fault {
+impl CheckpointFault {
     /// Where in the file; `None` for the whole of it.
     pub fn place(&self) -> Option<String> {
         match self {
-            Fault::Field { field, .. } if field == "." => None,
-            Fault::Field { field, .. } => Some(format!("field `{field}`")),
-            Fault::Foreign { .. } | Fault::Newer { .. } => Some("field `format`".into()),
-            Fault::Header { .. } => Some("header".into()),
-            Fault::Tensor { tensor, .. } => Some(format!("tensor `{tensor}`")),
-            Fault::OtherModel { .. } => Some("field `model`".into()),
+            CheckpointFault::Field { field, .. } if field == "." => None,
+            CheckpointFault::Field { field, .. } => Some(format!("field `{field}`")),
+            CheckpointFault::Foreign { .. } | CheckpointFault::Newer { .. } => {
+                Some("field `format`".into())
+            }
+            CheckpointFault::Header { .. } => Some("header".into()),
+            CheckpointFault::Tensor { tensor, .. } => Some(format!("tensor `{tensor}`")),
+            CheckpointFault::OtherModel { .. } => Some("field `model`".into()),
             _ => None,
         }
     }
@@ -187,45 +189,49 @@ impl Fault {
     pub fn is_damage(&self) -> bool {
         matches!(
             self,
-            Fault::Missing
-                | Fault::NotPlain
-                | Fault::TooLong { .. }
-                | Fault::Field { .. }
-                | Fault::Length { .. }
-                | Fault::Checksum { .. }
-                | Fault::Header { .. }
+            CheckpointFault::Missing
+                | CheckpointFault::NotPlain
+                | CheckpointFault::TooLong { .. }
+                | CheckpointFault::Field { .. }
+                | CheckpointFault::Length { .. }
+                | CheckpointFault::Checksum { .. }
+                | CheckpointFault::Header { .. }
         )
     }
 
     /// What to try.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Fault::Missing => Some(
+            CheckpointFault::Missing => Some(
                 "the folder of one checkpoint, such as `step-00000100`; if it is that, the \
                  checkpoint is incomplete: copy it again, or resume from an older one",
             ),
-            Fault::NotPlain
-            | Fault::TooLong { .. }
-            | Fault::Field { .. }
-            | Fault::Length { .. }
-            | Fault::Checksum { .. }
-            | Fault::Header { .. } => Some(
+            CheckpointFault::NotPlain
+            | CheckpointFault::TooLong { .. }
+            | CheckpointFault::Field { .. }
+            | CheckpointFault::Length { .. }
+            | CheckpointFault::Checksum { .. }
+            | CheckpointFault::Header { .. } => Some(
                 "the checkpoint is damaged or was edited: copy it again, or resume from an older \
                  one",
             ),
-            Fault::Locked => Some("another folder, or the same one when that run has ended"),
-            Fault::Foreign { .. } => Some("a folder that `narrows run --checkpoint-dir` wrote"),
-            Fault::Newer { .. } => {
+            CheckpointFault::Locked => {
+                Some("another folder, or the same one when that run has ended")
+            }
+            CheckpointFault::Foreign { .. } => {
+                Some("a folder that `narrows run --checkpoint-dir` wrote")
+            }
+            CheckpointFault::Newer { .. } => {
                 Some("the version of this program that wrote it, or a later one")
             }
-            Fault::Tensor { .. } | Fault::OtherModel { .. } => {
+            CheckpointFault::Tensor { .. } | CheckpointFault::OtherModel { .. } => {
                 Some("the model that the checkpoint was made with")
             }
-            Fault::Io { .. } | Fault::Device(_) => None,
+            CheckpointFault::Io { .. } | CheckpointFault::Device(_) => None,
         }
     }
 
-    pub(super) fn tensor(tensor: impl Into<String>, fault: TensorFault) -> Fault {
-        Fault::Tensor { tensor: tensor.into(), fault }
+    pub(super) fn tensor(tensor: impl Into<String>, fault: TensorFault) -> CheckpointFault {
+        CheckpointFault::Tensor { tensor: tensor.into(), fault }
     }
 }

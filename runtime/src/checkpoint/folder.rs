@@ -27,7 +27,7 @@ const TEMPORARY: (&str, &str) = (".narrows-checkpoint-", ".tmp");
 
 /// A folder that is named as a checkpoint is. Whether it is one, its manifest says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundCheckpoint {
     /// The step in its name.
     pub step: u64,
     /// The folder.
@@ -44,7 +44,7 @@ pub fn name_of(step: u64) -> String {
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub fn list(dir: &Path) -> Result<Vec<Found>, CheckpointError> {
+pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(CheckpointError::io(dir, "listed"))?,
@@ -60,7 +60,7 @@ pub fn list(dir: &Path) -> Result<Vec<Found>, CheckpointError> {
         };
         let step = whole.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
         if let Some(step) = step.filter(|step| name_of(*step) == whole) {
-            found.push(Found { step, path: entry.path(), replaced });
+            found.push(FoundCheckpoint { step, path: entry.path(), replaced });
         }
     }
     found.sort_by_key(|found| (std::cmp::Reverse(found.step), found.replaced));

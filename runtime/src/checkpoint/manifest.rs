@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{CheckpointError, Fault};
+use super::error::{CheckpointError, CheckpointFault};
 use super::state::{format, read_json};
 use super::{MANIFEST, MODEL, OPTIMIZER, STATE};
 use crate::data::{digest, hex};
@@ -19,19 +19,19 @@ const JSON_BYTES_MAX: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
     format: String,
-    files: BTreeMap<String, Entry>,
+    files: BTreeMap<String, FileEntry>,
 }
 
 /// What a file was when it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Entry {
+pub(super) struct FileEntry {
     pub bytes: u64,
     pub sha256: String,
 }
 
 impl Manifest {
-    pub fn new(model: Entry, optimizer: Entry, state: Entry) -> Manifest {
+    pub fn new(model: FileEntry, optimizer: FileEntry, state: FileEntry) -> Manifest {
         let files = [(MODEL, model), (OPTIMIZER, optimizer), (STATE, state)];
         let files = files.into_iter().map(|(name, entry)| (name.to_string(), entry)).collect();
         Manifest { format: format(), files }
@@ -43,7 +43,10 @@ impl Manifest {
         let manifest: Manifest = read_json(&path, &read_plain(&path, JSON_BYTES_MAX)?)?;
         let refuse = |name: &str, problem: &str| {
             let field = format!("files.{name}");
-            Err(CheckpointError::new(&path, Fault::Field { field, problem: problem.into() }))
+            Err(CheckpointError::new(
+                &path,
+                CheckpointFault::Field { field, problem: problem.into() },
+            ))
         };
         let names = [MODEL, OPTIMIZER, STATE];
         if let Some(other) = manifest.files.keys().find(|name| !names.contains(&name.as_str())) {
@@ -56,7 +59,7 @@ impl Manifest {
             let path = folder.join(name);
             let found = plain_length(&path)?;
             if found != entry.bytes {
-                let fault = Fault::Length { expected: entry.bytes, found };
+                let fault = CheckpointFault::Length { expected: entry.bytes, found };
                 return Err(CheckpointError::new(&path, fault));
             }
         }
@@ -70,7 +73,7 @@ impl Manifest {
         let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
         let found = hex(&digest(&bytes));
         if found != expected {
-            return Err(CheckpointError::new(&path, Fault::Checksum { expected, found }));
+            return Err(CheckpointError::new(&path, CheckpointFault::Checksum { expected, found }));
         }
         Ok(bytes)
     }
@@ -81,14 +84,14 @@ fn plain_length(path: &Path) -> Result<u64, CheckpointError> {
     if metadata.is_file() {
         Ok(metadata.len())
     } else {
-        Err(CheckpointError::new(path, Fault::NotPlain))
+        Err(CheckpointError::new(path, CheckpointFault::NotPlain))
     }
 }
 
 fn read_plain(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CheckpointError> {
     let found = plain_length(path)?;
     if found > bytes_max {
-        return Err(CheckpointError::new(path, Fault::TooLong { found, bytes_max }));
+        return Err(CheckpointError::new(path, CheckpointFault::TooLong { found, bytes_max }));
     }
     fs::read(path).map_err(CheckpointError::io(path, "read"))
 }

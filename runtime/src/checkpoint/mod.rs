@@ -47,18 +47,18 @@ use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
 
-pub use error::{CheckpointError, Fault, TensorFault};
-pub use folder::{Found, latest, list, name_of};
-pub use lock::{Lock, lock};
+pub use error::{CheckpointError, CheckpointFault, TensorFault};
+pub use folder::{FoundCheckpoint, latest, list, name_of};
+pub use lock::{FolderLock, lock};
 pub use session::ResumeError;
-pub use state::MadeUnder;
+pub use state::CheckpointOrigin;
 
 use crate::data::Cursor;
 use crate::optimizer::Optimizer;
-use crate::session::Whole;
-use manifest::{Entry, Manifest};
-use state::State;
-use tensors::Hashing;
+use crate::session::NamedTensors;
+use manifest::{FileEntry, Manifest};
+use state::RunState;
+use tensors::HashingWriter;
 
 /// The version of the format that is written and read.
 pub const FORMAT_VERSION: u64 = 1;
@@ -86,13 +86,13 @@ pub struct Checkpoint {
     /// [`Model::fingerprint`] of its model.
     pub model_fingerprint: String,
     /// The plan's outlines, for people.
-    pub made_under: Option<MadeUnder>,
+    pub made_under: Option<CheckpointOrigin>,
     /// Weights, by logical name.
-    pub weights: Whole,
+    pub weights: NamedTensors,
     /// AdamW's first moments, by the logical name of their parameter.
-    pub first_moments: Whole,
+    pub first_moments: NamedTensors,
     /// AdamW's second moments, likewise.
-    pub second_moments: Whole,
+    pub second_moments: NamedTensors,
 }
 
 /// Writes a checkpoint into the folder of a run's checkpoints, which is made if it is not there, and
@@ -109,7 +109,7 @@ pub fn save(
     keep: NonZeroUsize,
 ) -> Result<PathBuf, CheckpointError> {
     let stored = names::stored(model);
-    let state = State::of(checkpoint, model);
+    let state = RunState::of(checkpoint, model);
     let refuse = |fault| CheckpointError::new(&dir.join(folder::name_of(checkpoint.step)), fault);
     state.is_of(model).map_err(refuse)?;
     for whole in [&checkpoint.weights, &checkpoint.first_moments, &checkpoint.second_moments] {
@@ -120,7 +120,7 @@ pub fn save(
     let failed = |name: &str| {
         CheckpointError::io(&dir.join(folder::name_of(checkpoint.step)).join(name), "written")
     };
-    let tensors = |name, kinds: &[tensors::Kind]| {
+    let tensors = |name, kinds: &[tensors::TensorGroup]| {
         tensors::write(&written.path().join(name), &stored, kinds).map_err(failed(name))
     };
     let model = tensors(MODEL, &[(WEIGHTS, &checkpoint.weights)])?;
@@ -143,7 +143,7 @@ pub fn save(
 pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
     let manifest = Manifest::read(path)?;
     let state_path = path.join(STATE);
-    let state: State = state::read_json(&state_path, &manifest.open(path, STATE)?)?;
+    let state: RunState = state::read_json(&state_path, &manifest.open(path, STATE)?)?;
     state.is_of(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
     let stored = names::stored(model);
     let refuse = |name: &str| {
@@ -169,8 +169,8 @@ pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
     })
 }
 
-fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<Entry> {
-    let mut file = Hashing::create(path)?;
+fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {
+    let mut file = HashingWriter::create(path)?;
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');
     file.write(&text)?;

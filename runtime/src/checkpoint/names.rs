@@ -21,11 +21,11 @@
 
 use narrows_plan::model::Model;
 
-use crate::parameters::{LogicalParameter, Role, logical_parameters};
+use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
 
 /// A parameter as it lies in a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stored {
+pub struct StoredParameter {
     /// The logical parameter.
     pub parameter: LogicalParameter,
     /// Its name in the file.
@@ -34,14 +34,14 @@ pub struct Stored {
     pub transposed: bool,
 }
 
-impl Stored {
+impl StoredParameter {
     /// Its shape in the file.
     pub fn shape(&self) -> Vec<u64> {
         let LogicalParameter { rows, columns, role, .. } = self.parameter;
         match (role, self.transposed) {
-            (Role::Vector, _) => vec![columns],
-            (Role::Matrix, false) => vec![rows, columns],
-            (Role::Matrix, true) => vec![columns, rows],
+            (ParameterKind::Vector, _) => vec![columns],
+            (ParameterKind::Matrix, false) => vec![rows, columns],
+            (ParameterKind::Matrix, true) => vec![columns, rows],
         }
     }
 }
@@ -50,11 +50,11 @@ impl Stored {
 ///
 /// # Panics
 /// Never, unless a model had parameters that [`stored_name`] does not know.
-pub fn stored(model: &Model) -> Vec<Stored> {
+pub fn stored(model: &Model) -> Vec<StoredParameter> {
     let parameters = logical_parameters(model).into_iter();
     let stored = parameters.map(|parameter| {
         let (name, transposed) = stored_name(&parameter.name).expect("a parameter of a model");
-        Stored { parameter, name, transposed }
+        StoredParameter { parameter, name, transposed }
     });
     stored.collect()
 }
@@ -130,7 +130,7 @@ mod tests {
     fn shapes_are_those_of_hugging_face() {
         let shape = |model: &str, name: &str| {
             let stored = stored(&presets::find(model).unwrap());
-            stored.iter().find(|stored| stored.name == name).map(Stored::shape)
+            stored.iter().find(|stored| stored.name == name).map(StoredParameter::shape)
         };
         let of_llama = |name| shape("llama-60m", name).unwrap();
         assert_eq!(of_llama("model.embed_tokens.weight"), [32000, 512]);

@@ -3,12 +3,12 @@
 use narrows_plan::model::Model;
 
 use super::Checkpoint;
-use super::error::Fault;
+use super::error::CheckpointFault;
 use super::tensors::check_sizes;
 use crate::data::{Cursor, DataError};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::session::{Session, Tensors};
+use crate::session::{Session, TensorKind};
 use crate::train::Trainer;
 
 /// Why a run does not go on from a checkpoint.
@@ -16,7 +16,7 @@ use crate::train::Trainer;
 pub enum ResumeError {
     /// The checkpoint is of another model.
     #[error("{}{_0}", _0.place().map_or(String::new(), |place| format!("{place}: ")))]
-    Checkpoint(Fault),
+    Checkpoint(CheckpointFault),
     /// The run reads other tokens, or in another order.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -65,9 +65,9 @@ impl Checkpoint {
         cursor: Cursor,
         seed: u64,
     ) -> Result<Option<Checkpoint>, RunError> {
-        let weights = session.gather_all(Tensors::Weights)?;
-        let first_moments = session.gather_all(Tensors::FirstMoments)?;
-        let second_moments = session.gather_all(Tensors::SecondMoments)?;
+        let weights = session.gather_all(TensorKind::Weights)?;
+        let first_moments = session.gather_all(TensorKind::FirstMoments)?;
+        let second_moments = session.gather_all(TensorKind::SecondMoments)?;
         if session.cluster().is_some_and(|cluster| cluster.rank() != 0) {
             return Ok(None);
         }
@@ -88,11 +88,11 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When the session's model has other parameters: then nothing was changed. Or a device is lost.
-    pub fn apply(&self, session: &mut Session) -> Result<(), Fault> {
+    pub fn apply(&self, session: &mut Session) -> Result<(), CheckpointFault> {
         let kinds = [
-            (Tensors::Weights, &self.weights),
-            (Tensors::FirstMoments, &self.first_moments),
-            (Tensors::SecondMoments, &self.second_moments),
+            (TensorKind::Weights, &self.weights),
+            (TensorKind::FirstMoments, &self.first_moments),
+            (TensorKind::SecondMoments, &self.second_moments),
         ];
         for (_, whole) in kinds {
             let sizes = session.sizes().iter();

@@ -8,7 +8,7 @@ use narrows_plan::strategy::{Context, Zero};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{CheckpointError, Fault};
+use super::error::{CheckpointError, CheckpointFault};
 use super::{Checkpoint, FORMAT_VERSION};
 use crate::data::Cursor;
 use crate::optimizer::Optimizer;
@@ -18,7 +18,7 @@ const FORMAT_PREFIX: &str = "narrows-checkpoint/";
 /// What a checkpoint was made under. For people: nothing depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MadeUnder {
+pub struct CheckpointOrigin {
     /// The devices.
     pub mesh: Mesh,
     /// The work of a step.
@@ -27,24 +27,24 @@ pub struct MadeUnder {
     pub zero: Zero,
 }
 
-impl From<Context> for MadeUnder {
-    fn from(context: Context) -> MadeUnder {
+impl From<Context> for CheckpointOrigin {
+    fn from(context: Context) -> CheckpointOrigin {
         let Context { mesh, workload, zero, .. } = context;
-        MadeUnder { mesh, workload, zero }
+        CheckpointOrigin { mesh, workload, zero }
     }
 }
 
 /// The file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct State {
+pub(super) struct RunState {
     format: String,
     pub step: u64,
     pub seed: u64,
     pub model: ModelName,
     pub cursor: Cursor,
-    pub optimizer: Figures,
-    pub made_under: Option<MadeUnder>,
+    pub optimizer: HyperParameters,
+    pub made_under: Option<CheckpointOrigin>,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
@@ -54,9 +54,9 @@ pub(super) struct ModelName {
     pub fingerprint: String,
 }
 
-impl State {
-    pub fn of(checkpoint: &Checkpoint, model: &Model) -> State {
-        State {
+impl RunState {
+    pub fn of(checkpoint: &Checkpoint, model: &Model) -> RunState {
+        RunState {
             format: format(),
             step: checkpoint.step,
             seed: checkpoint.seed,
@@ -65,19 +65,19 @@ impl State {
                 fingerprint: checkpoint.model_fingerprint.clone(),
             },
             cursor: checkpoint.cursor.clone(),
-            optimizer: Figures::of(&checkpoint.optimizer),
+            optimizer: HyperParameters::of(&checkpoint.optimizer),
             made_under: checkpoint.made_under,
         }
     }
 
     /// That the checkpoint is of this model, whatever the model is called.
-    pub fn is_of(&self, model: &Model) -> Result<(), Fault> {
+    pub fn is_of(&self, model: &Model) -> Result<(), CheckpointFault> {
         let fingerprint = model.fingerprint();
         if self.model.fingerprint == fingerprint {
             return Ok(());
         }
         let describe = |name: &str, fingerprint: &str| format!("`{name}` ({fingerprint})");
-        Err(Fault::OtherModel {
+        Err(CheckpointFault::OtherModel {
             checkpoint: describe(&self.model.name, &self.model.fingerprint),
             model: describe(&model.name, &fingerprint),
         })
@@ -87,30 +87,30 @@ impl State {
 /// The optimizer's hyper-parameters, under the names they have in [`Optimizer`].
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Figures {
-    peak_learning_rate: Figure,
+pub(super) struct HyperParameters {
+    peak_learning_rate: ExactF64,
     warm_up_steps: u64,
     total_steps: u64,
-    final_fraction: Figure,
-    beta1: Figure,
-    beta2: Figure,
-    epsilon: Figure,
-    weight_decay: Figure,
-    clip_norm: Figure,
+    final_fraction: ExactF64,
+    beta1: ExactF64,
+    beta2: ExactF64,
+    epsilon: ExactF64,
+    weight_decay: ExactF64,
+    clip_norm: ExactF64,
 }
 
-impl Figures {
-    fn of(optimizer: &Optimizer) -> Figures {
-        Figures {
-            peak_learning_rate: Figure(optimizer.peak_learning_rate),
+impl HyperParameters {
+    fn of(optimizer: &Optimizer) -> HyperParameters {
+        HyperParameters {
+            peak_learning_rate: ExactF64(optimizer.peak_learning_rate),
             warm_up_steps: optimizer.warm_up_steps,
             total_steps: optimizer.total_steps,
-            final_fraction: Figure(optimizer.final_fraction),
-            beta1: Figure(optimizer.beta1),
-            beta2: Figure(optimizer.beta2),
-            epsilon: Figure(optimizer.epsilon),
-            weight_decay: Figure(optimizer.weight_decay),
-            clip_norm: Figure(optimizer.clip_norm),
+            final_fraction: ExactF64(optimizer.final_fraction),
+            beta1: ExactF64(optimizer.beta1),
+            beta2: ExactF64(optimizer.beta2),
+            epsilon: ExactF64(optimizer.epsilon),
+            weight_decay: ExactF64(optimizer.weight_decay),
+            clip_norm: ExactF64(optimizer.clip_norm),
         }
     }
 
@@ -132,9 +132,9 @@ impl Figures {
 /// Any f64, bit by bit. JSON has no infinity, and a norm that is never clipped at is one: what is
 /// not finite is written as text.
 #[derive(Clone, Copy)]
-struct Figure(f64);
+struct ExactF64(f64);
 
-impl Serialize for Figure {
+impl Serialize for ExactF64 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.0.is_finite() {
             serializer.serialize_f64(self.0)
@@ -144,19 +144,19 @@ impl Serialize for Figure {
     }
 }
 
-impl<'de> Deserialize<'de> for Figure {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Figure, D::Error> {
+impl<'de> Deserialize<'de> for ExactF64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ExactF64, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "a number, or \"inf\", \"-inf\" or \"NaN\"")]
-        enum Written {
+        enum ExactF64Json {
             Number(f64),
             Text(String),
         }
-        match Written::deserialize(deserializer)? {
-            Written::Number(number) => Ok(Figure(number)),
-            Written::Text(text) => text
+        match ExactF64Json::deserialize(deserializer)? {
+            ExactF64Json::Number(number) => Ok(ExactF64(number)),
+            ExactF64Json::Text(text) => text
                 .parse()
-                .map(Figure)
+                .map(ExactF64)
                 .map_err(|_| D::Error::custom(format!("`{text}` is not a number"))),
         }
     }
@@ -174,14 +174,16 @@ pub(super) fn read_json<T: DeserializeOwned>(
     bytes: &[u8],
 ) -> Result<T, CheckpointError> {
     let refuse = |fault| CheckpointError::new(path, fault);
-    let field = |field: String, problem: String| refuse(Fault::Field { field, problem });
+    let field = |field: String, problem: String| refuse(CheckpointFault::Field { field, problem });
     let value: serde_json::Value = serde_json::from_slice(bytes)
         .map_err(|error| field(".".into(), format!("is not JSON: {error}")))?;
     let written = value.get("format").and_then(|format| format.as_str());
     let version = written.and_then(|format| format.strip_prefix(FORMAT_PREFIX));
     match version.and_then(|version| version.parse().ok()) {
         Some(FORMAT_VERSION) if written == Some(&format()) => {}
-        Some(found) if found > FORMAT_VERSION => return Err(refuse(Fault::Newer { found })),
+        Some(found) if found > FORMAT_VERSION => {
+            return Err(refuse(CheckpointFault::Newer { found }));
+        }
         _ => {
             let found = match value.get("format") {
                 None => "nothing".into(),
@@ -189,7 +191,7 @@ pub(super) fn read_json<T: DeserializeOwned>(
                     format!("`{}`", other.to_string().chars().take(60).collect::<String>())
                 }
             };
-            return Err(refuse(Fault::Foreign { found }));
+            return Err(refuse(CheckpointFault::Foreign { found }));
         }
     }
     let deserializer = &mut serde_json::Deserializer::from_slice(bytes);

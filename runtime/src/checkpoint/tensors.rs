@@ -10,47 +10,54 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use safetensors::{SafeTensorError, SafeTensors};
 use sha2::{Digest as _, Sha256};
 
-use super::error::{Fault, TensorFault};
-use super::manifest::Entry;
-use super::names::Stored;
+use super::error::{CheckpointFault, TensorFault};
+use super::manifest::FileEntry;
+use super::names::StoredParameter;
 use crate::data::hex;
-use crate::session::Whole;
+use crate::session::NamedTensors;
 
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// One kind of tensor in a file: what is behind the names of its parameters, and the tensors.
-pub(super) type Kind<'a> = (&'static str, &'a Whole);
+pub(super) type TensorGroup<'a> = (&'static str, &'a NamedTensors);
 
 /// That there is every parameter, in its size, and nothing else.
-pub(super) fn check(stored: &[Stored], whole: &Whole) -> Result<(), Fault> {
+pub(super) fn check(
+    stored: &[StoredParameter],
+    whole: &NamedTensors,
+) -> Result<(), CheckpointFault> {
     check_sizes(whole, stored.iter().map(|s| (&*s.parameter.name, s.parameter.elements())))
 }
 
 /// That there are just these tensors, in these sizes.
 pub(super) fn check_sizes<'a>(
-    whole: &Whole,
+    whole: &NamedTensors,
     sizes: impl Iterator<Item = (&'a str, u64)>,
-) -> Result<(), Fault> {
+) -> Result<(), CheckpointFault> {
     let sizes: BTreeMap<&str, u64> = sizes.collect();
     for (name, &expected) in &sizes {
         let Some(tensor) = whole.get(*name) else {
-            return Err(Fault::tensor(*name, TensorFault::Missing));
+            return Err(CheckpointFault::tensor(*name, TensorFault::Missing));
         };
         let found = tensor.len() as u64;
         if found != expected {
-            return Err(Fault::tensor(*name, TensorFault::Elements { expected, found }));
+            return Err(CheckpointFault::tensor(*name, TensorFault::Elements { expected, found }));
         }
     }
     match whole.keys().find(|name| !sizes.contains_key(name.as_str())) {
-        Some(name) => Err(Fault::tensor(name, TensorFault::Unknown)),
+        Some(name) => Err(CheckpointFault::tensor(name, TensorFault::Unknown)),
         None => Ok(()),
     }
 }
 
 /// Writes a file and makes sure that it is on the disk. The tensors must be
 /// [checked](check).
-pub(super) fn write(path: &Path, stored: &[Stored], kinds: &[Kind]) -> io::Result<Entry> {
-    let mut file = Hashing::create(path)?;
+pub(super) fn write(
+    path: &Path,
+    stored: &[StoredParameter],
+    kinds: &[TensorGroup],
+) -> io::Result<FileEntry> {
+    let mut file = HashingWriter::create(path)?;
     let mut infos = vec![];
     let mut begin = 0;
     for (suffix, _) in kinds {
@@ -92,30 +99,34 @@ pub(super) fn write(path: &Path, stored: &[Stored], kinds: &[Kind]) -> io::Resul
 /// Reads a file that has all parameters of the given kinds and no other tensor.
 pub(super) fn read<const N: usize>(
     bytes: &[u8],
-    stored: &[Stored],
+    stored: &[StoredParameter],
     suffixes: [&'static str; N],
-) -> Result<[Whole; N], Fault> {
+) -> Result<[NamedTensors; N], CheckpointFault> {
     let file = SafeTensors::deserialize(bytes).map_err(of_header)?;
     let wanted = |suffix: &'static str| stored.iter().map(move |s| format!("{}{suffix}", s.name));
     let known: BTreeSet<String> = suffixes.into_iter().flat_map(wanted).collect();
     let mut found = file.names();
     found.sort_unstable();
     if let Some(other) = found.into_iter().find(|name| !known.contains(*name)) {
-        return Err(Fault::tensor(other, TensorFault::Unknown));
+        return Err(CheckpointFault::tensor(other, TensorFault::Unknown));
     }
-    let mut kinds = [const { Whole::new() }; N];
+    let mut kinds = [const { NamedTensors::new() }; N];
     for (kind, suffix) in kinds.iter_mut().zip(suffixes) {
         for stored in stored {
             let name = format!("{}{suffix}", stored.name);
             let tensor = read_one(&file, &name, stored)
-                .map_err(|fault| Fault::Tensor { tensor: name, fault })?;
+                .map_err(|fault| CheckpointFault::Tensor { tensor: name, fault })?;
             kind.insert(stored.parameter.name.clone(), tensor);
         }
     }
     Ok(kinds)
 }
 
-fn read_one(file: &SafeTensors, name: &str, stored: &Stored) -> Result<Vec<f32>, TensorFault> {
+fn read_one(
+    file: &SafeTensors,
+    name: &str,
+    stored: &StoredParameter,
+) -> Result<Vec<f32>, TensorFault> {
     let tensor = file.tensor(name).map_err(|_| TensorFault::Missing)?;
     if tensor.dtype() != Dtype::F32 {
         return Err(TensorFault::DType { found: tensor.dtype().to_string() });
@@ -134,13 +145,15 @@ fn read_one(file: &SafeTensors, name: &str, stored: &Stored) -> Result<Vec<f32>,
     })
 }
 
-fn of_header(error: SafeTensorError) -> Fault {
+fn of_header(error: SafeTensorError) -> CheckpointFault {
     match error {
         SafeTensorError::InvalidOffset(name) => {
             let problem = format!("tensor `{name}` does not begin where the one before it ends");
-            Fault::Header { problem }
+            CheckpointFault::Header { problem }
         }
-        error => Fault::Header { problem: format!("is not that of a safetensors file: {error}") },
+        error => CheckpointFault::Header {
+            problem: format!("is not that of a safetensors file: {error}"),
+        },
     }
 }
 
@@ -160,16 +173,16 @@ fn transposed(matrix: &[f32], rows: usize, columns: usize) -> Vec<f32> {
 }
 
 /// A file that is hashed as it is written.
-pub(super) struct Hashing {
+pub(super) struct HashingWriter {
     file: BufWriter<File>,
     hash: Sha256,
     bytes: u64,
 }
 
-impl Hashing {
-    pub fn create(path: &Path) -> io::Result<Hashing> {
+impl HashingWriter {
+    pub fn create(path: &Path) -> io::Result<HashingWriter> {
         let file = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(path)?);
-        Ok(Hashing { file, hash: Sha256::new(), bytes: 0 })
+        Ok(HashingWriter { file, hash: Sha256::new(), bytes: 0 })
     }
 
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -179,9 +192,9 @@ impl Hashing {
     }
 
     /// Makes sure that all of it is on the disk.
-    pub fn finish(self) -> io::Result<Entry> {
+    pub fn finish(self) -> io::Result<FileEntry> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.sync_all()?;
-        Ok(Entry { bytes: self.bytes, sha256: hex(&self.hash.finalize().into()) })
+        Ok(FileEntry { bytes: self.bytes, sha256: hex(&self.hash.finalize().into()) })
     }
 }

@@ -10,12 +10,12 @@ pub struct DataError {
     /// The file.
     pub file: PathBuf,
     /// What is wrong with it.
-    pub fault: Fault,
+    pub fault: DataFault,
 }
 
 /// What is wrong, as a sentence that follows the file's name.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum DataFault {
     /// The system refused.
     #[error("cannot be {action}: {source}")]
     Io {
@@ -122,26 +122,28 @@ pub enum Fault {
     },
 }
 
-fn prefix(fault: &Fault) -> String {
+fn prefix(fault: &DataFault) -> String {
     fault.place().map_or(String::new(), |place| format!("{place}: "))
 }
 
 impl DataError {
     /// A fault of a file.
-    pub fn new(file: &Path, fault: Fault) -> DataError {
+    pub fn new(file: &Path, fault: DataFault) -> DataError {
         DataError { file: file.to_path_buf(), fault }
     }
 }
 
-impl Fault {
+impl DataFault {
     /// Where in the file; `None` for the whole of it.
     pub fn place(&self) -> Option<String> {
         match self {
-            Fault::Magic { .. } => Some("byte 0 (magic)".into()),
-            Fault::Field { offset, field, .. } => Some(format!("byte {offset} ({field})")),
-            Fault::Checksum { offset, .. } => Some(format!("byte {offset} (tokens)")),
-            Fault::OutOfVocabulary { position, offset: 0, .. } => Some(format!("token {position}")),
-            Fault::OutOfVocabulary { position, offset, .. } => {
+            DataFault::Magic { .. } => Some("byte 0 (magic)".into()),
+            DataFault::Field { offset, field, .. } => Some(format!("byte {offset} ({field})")),
+            DataFault::Checksum { offset, .. } => Some(format!("byte {offset} (tokens)")),
+            DataFault::OutOfVocabulary { position, offset: 0, .. } => {
+                Some(format!("token {position}"))
+            }
+            DataFault::OutOfVocabulary { position, offset, .. } => {
                 Some(format!("byte {offset} (token {position})"))
             }
             _ => None,
@@ -151,31 +153,37 @@ impl Fault {
     /// What to try.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Fault::NotPlain => "a file on a disk: it is mapped into memory",
-            Fault::Magic { .. } => "`narrows data TEXT --output FILE` makes token files of texts",
-            Fault::Field { .. } | Fault::Checksum { .. } => {
+            DataFault::NotPlain => "a file on a disk: it is mapped into memory",
+            DataFault::Magic { .. } => {
+                "`narrows data TEXT --output FILE` makes token files of texts"
+            }
+            DataFault::Field { .. } | DataFault::Checksum { .. } => {
                 "the file is damaged or of another program: make it again, or copy it again"
             }
-            Fault::Length { expected, found } if found < expected => {
+            DataFault::Length { expected, found } if found < expected => {
                 "the file is cut off: copy it again, or make it again"
             }
-            Fault::Length { .. } => "something was appended to the file: copy it or make it again",
-            Fault::OutOfVocabulary { .. } | Fault::OtherVocabulary { .. } => {
+            DataFault::Length { .. } => {
+                "something was appended to the file: copy it or make it again"
+            }
+            DataFault::OutOfVocabulary { .. } | DataFault::OtherVocabulary { .. } => {
                 "a model with this vocabulary, or the same text through the model's tokenizer"
             }
-            Fault::TooFew { tokens: 0 | 1, .. } => "more text",
-            Fault::TooFew { tokens, .. } => {
+            DataFault::TooFew { tokens: 0 | 1, .. } => "more text",
+            DataFault::TooFew { tokens, .. } => {
                 return Some(format!("more text, or sequences of at most {} tokens", tokens - 1));
             }
-            Fault::NoLength => "a sequence length of at least 1",
-            Fault::OtherOrder { .. } => "resume with what the checkpoint was made with",
-            Fault::Io { .. } | Fault::Beyond { .. } | Fault::Uncountable { .. } => return None,
+            DataFault::NoLength => "a sequence length of at least 1",
+            DataFault::OtherOrder { .. } => "resume with what the checkpoint was made with",
+            DataFault::Io { .. } | DataFault::Beyond { .. } | DataFault::Uncountable { .. } => {
+                return None;
+            }
         };
         Some(hint.into())
     }
 
     /// A fault of a header's field.
-    pub(crate) fn field(offset: u64, field: &'static str, problem: impl Into<String>) -> Fault {
-        Fault::Field { offset, field, problem: problem.into() }
+    pub(crate) fn field(offset: u64, field: &'static str, problem: impl Into<String>) -> DataFault {
+        DataFault::Field { offset, field, problem: problem.into() }
     }
 }

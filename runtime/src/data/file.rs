@@ -8,9 +8,9 @@ use std::sync::OnceLock;
 
 use memmap2::Mmap;
 
-use super::error::{DataError, Fault};
-use super::header::{Header, Layout, Width};
-use super::write::Description;
+use super::error::{DataError, DataFault};
+use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth};
+use super::write::TokenFileInfo;
 use super::{Digest, digest, hex};
 
 /// Tokens that a validation looks at in one go.
@@ -20,15 +20,15 @@ const VALIDATED_AT_ONCE: usize = 16 << 10;
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
-    header: Header,
+    header: TokenFileHeader,
     /// Where the tokens are among the bytes.
     payload: Range<usize>,
-    bytes: Bytes,
+    bytes: FileBytes,
     fingerprint: OnceLock<Digest>,
 }
 
 #[derive(Debug)]
-enum Bytes {
+enum FileBytes {
     Mapped(Mmap),
     Held(Vec<u8>),
 }
@@ -49,7 +49,7 @@ impl TokenFile {
     /// # Errors
     /// As for [`TokenFile::open`].
     pub fn from_bytes(name: &Path, bytes: Vec<u8>) -> Result<TokenFile, DataError> {
-        TokenFile::new(name, Bytes::Held(bytes))
+        TokenFile::new(name, FileBytes::Held(bytes))
     }
 
     /// A text as a token file in memory: every byte is a token.
@@ -57,11 +57,11 @@ impl TokenFile {
     /// # Errors
     /// As for [`TokenFile::open`]; none that a text can cause.
     pub fn from_text(name: &Path, text: &[u8]) -> Result<TokenFile, DataError> {
-        let Description { vocabulary, end_of_text, tokenizer } = Description::bytes();
+        let TokenFileInfo { vocabulary, end_of_text, tokenizer } = TokenFileInfo::bytes();
         let tokens: Vec<u8> = text.iter().flat_map(|byte| u16::from(*byte).to_le_bytes()).collect();
-        let header = Header {
-            layout: Layout::Narrows,
-            width: Width::of(vocabulary),
+        let header = TokenFileHeader {
+            layout: TokenFileLayout::Narrows,
+            width: TokenWidth::of(vocabulary),
             tokens: text.len() as u64,
             vocabulary: Some(vocabulary),
             end_of_text,
@@ -71,7 +71,7 @@ impl TokenFile {
         TokenFile::from_bytes(name, [&header.encode()[..], &tokens].concat())
     }
 
-    fn new(path: &Path, bytes: Bytes) -> Result<TokenFile, DataError> {
+    fn new(path: &Path, bytes: FileBytes) -> Result<TokenFile, DataError> {
         let (header, payload) =
             header_and_payload(bytes.all()).map_err(|fault| DataError::new(path, fault))?;
         let (path, fingerprint) = (path.to_path_buf(), OnceLock::new());
@@ -84,7 +84,7 @@ impl TokenFile {
     }
 
     /// What the file says about itself.
-    pub fn header(&self) -> &Header {
+    pub fn header(&self) -> &TokenFileHeader {
         &self.header
     }
 
@@ -108,21 +108,21 @@ impl TokenFile {
         self.copy(first, vocabulary, into).map_err(|fault| DataError::new(&self.path, fault))
     }
 
-    fn copy(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), Fault> {
+    fn copy(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), DataFault> {
         let (length, tokens) = (into.len() as u64, self.header.tokens);
         if first.checked_add(length).is_none_or(|end| end > tokens) {
-            return Err(Fault::Beyond { first, length, tokens });
+            return Err(DataFault::Beyond { first, length, tokens });
         }
         let width = self.header.width.bytes() as usize;
         let begin = first as usize * width;
         let bytes = &self.payload()[begin..begin + into.len() * width];
         match self.header.width {
-            Width::U16 => {
+            TokenWidth::U16 => {
                 for (token, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
                     *token = u16::from_le_bytes(*bytes).into();
                 }
             }
-            Width::U32 => {
+            TokenWidth::U32 => {
                 for (token, bytes) in into.iter_mut().zip(bytes.as_chunks().0) {
                     *token = u32::from_le_bytes(*bytes);
                 }
@@ -131,7 +131,7 @@ impl TokenFile {
         let Some(at) = into.iter().position(|token| *token >= vocabulary) else { return Ok(()) };
         let position = first + at as u64;
         let offset = self.header.offset_of(position);
-        Err(Fault::OutOfVocabulary { position, offset, token: into[at], vocabulary })
+        Err(DataFault::OutOfVocabulary { position, offset, token: into[at], vocabulary })
     }
 
     /// Reads every token, holds it against the file's own vocabulary, or `vocabulary` where the file
@@ -165,7 +165,7 @@ impl TokenFile {
         }
         let offset = self.header.payload_offset();
         let (expected, found) = (hex(&expected), hex(&found));
-        Err(DataError::new(&self.path, Fault::Checksum { offset, expected, found }))
+        Err(DataError::new(&self.path, DataFault::Checksum { offset, expected, found }))
     }
 
     /// SHA-256 of the tokens' bytes: as stated, or computed once where the file does not state it.
@@ -180,35 +180,35 @@ impl TokenFile {
     }
 }
 
-impl Bytes {
+impl FileBytes {
     fn all(&self) -> &[u8] {
         match self {
-            Bytes::Mapped(map) => map,
-            Bytes::Held(bytes) => bytes,
+            FileBytes::Mapped(map) => map,
+            FileBytes::Held(bytes) => bytes,
         }
     }
 }
 
-fn header_and_payload(bytes: &[u8]) -> Result<(Header, Range<usize>), Fault> {
-    let header = Header::decode(bytes)?;
+fn header_and_payload(bytes: &[u8]) -> Result<(TokenFileHeader, Range<usize>), DataFault> {
+    let header = TokenFileHeader::decode(bytes)?;
     let found = bytes.len() as u64;
     let expected = header.file_bytes().unwrap_or(u64::MAX);
     if expected != found {
-        return Err(Fault::Length { expected, found });
+        return Err(DataFault::Length { expected, found });
     }
     let begin = header.payload_offset() as usize;
     Ok((header, begin..bytes.len()))
 }
 
-fn mapped(path: &Path) -> Result<Bytes, Fault> {
-    let unreadable = |source: io::Error| Fault::Io { action: "read", source };
+fn mapped(path: &Path) -> Result<FileBytes, DataFault> {
+    let unreadable = |source: io::Error| DataFault::Io { action: "read", source };
     // Asked of the name first: opening a pipe would wait for somebody to write into it.
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
-        return Err(Fault::NotPlain);
+        return Err(DataFault::NotPlain);
     }
     let file = File::open(path).map_err(unreadable)?;
-    map(&file).map(Bytes::Mapped).map_err(|source| Fault::Io { action: "mapped", source })
+    map(&file).map(FileBytes::Mapped).map_err(|source| DataFault::Io { action: "mapped", source })
 }
 
 #[allow(unsafe_code)]

@@ -17,7 +17,7 @@
 //! The header's checksum is read whenever a file is opened: it is small, and covers the checksum of
 //! the tokens. That of the tokens is read on request, because it means reading all of them.
 
-use super::error::Fault;
+use super::error::DataFault;
 use super::{Digest, digest, llm_c};
 
 /// The first bytes of our format.
@@ -49,31 +49,31 @@ mod offset {
 
 /// Bytes of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub enum TokenWidth {
     /// Two bytes.
     U16,
     /// Four bytes.
     U32,
 }
 
-impl Width {
+impl TokenWidth {
     /// The narrowest that holds every id of a vocabulary.
-    pub fn of(vocabulary: u32) -> Width {
-        if vocabulary <= 1 << 16 { Width::U16 } else { Width::U32 }
+    pub fn of(vocabulary: u32) -> TokenWidth {
+        if vocabulary <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
     }
 
     /// How many bytes.
     pub fn bytes(self) -> u64 {
         match self {
-            Width::U16 => 2,
-            Width::U32 => 4,
+            TokenWidth::U16 => 2,
+            TokenWidth::U32 => 4,
         }
     }
 }
 
 /// Whose layout a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum TokenFileLayout {
     /// Ours.
     Narrows,
     /// llm.c's, with GPT-2's tokens.
@@ -82,13 +82,13 @@ pub enum Layout {
     LlmCLlama3,
 }
 
-impl Layout {
+impl TokenFileLayout {
     /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Layout::Narrows => "narrows-tokens/1",
-            Layout::LlmCGpt2 => "llm.c GPT-2",
-            Layout::LlmCLlama3 => "llm.c LLaMA 3",
+            TokenFileLayout::Narrows => "narrows-tokens/1",
+            TokenFileLayout::LlmCGpt2 => "llm.c GPT-2",
+            TokenFileLayout::LlmCLlama3 => "llm.c LLaMA 3",
         }
     }
 }
@@ -111,11 +111,11 @@ impl TokenizerName {
 
 /// What a file says about its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct TokenFileHeader {
     /// Whose layout it is.
-    pub layout: Layout,
+    pub layout: TokenFileLayout,
     /// Bytes of a token.
-    pub width: Width,
+    pub width: TokenWidth,
     /// Tokens in the file.
     pub tokens: u64,
     /// Every id is below it. llm.c's files do not say.
@@ -128,30 +128,30 @@ pub struct Header {
     pub tokenizer: Option<TokenizerName>,
 }
 
-impl Header {
+impl TokenFileHeader {
     /// Reads the header of either kind of file from its first bytes.
     ///
     /// # Errors
     /// The first field that makes no sense. Whether the file is as long as it says is not asked here.
-    pub fn decode(bytes: &[u8]) -> Result<Header, Fault> {
+    pub fn decode(bytes: &[u8]) -> Result<TokenFileHeader, DataFault> {
         if let Some(header) = llm_c::decode(bytes)? {
             return Ok(header);
         }
         if !bytes.starts_with(&MAGIC) {
-            return Err(Fault::Magic { found: first_bytes(bytes) });
+            return Err(DataFault::Magic { found: first_bytes(bytes) });
         }
         let found = bytes.len() as u64;
-        let too_short = || Fault::Length { expected: HEADER_BYTES, found };
+        let too_short = || DataFault::Length { expected: HEADER_BYTES, found };
         let header = bytes.first_chunk::<256>().ok_or_else(too_short)?;
         let version = number(header, offset::VERSION);
         if version != VERSION {
             let problem = format!("{version} is not {VERSION}, the one version there is");
-            return Err(Fault::field(offset::VERSION as u64, "version", problem));
+            return Err(DataFault::field(offset::VERSION as u64, "version", problem));
         }
         let (fields, stated) = header.split_at(offset::HEADER_CHECKSUM);
         if digest(fields) != stated {
             let (at, problem) = (offset::HEADER_CHECKSUM as u64, "the header was changed");
-            return Err(Fault::field(at, "header checksum", problem));
+            return Err(DataFault::field(at, "header checksum", problem));
         }
         fields_of(header)
     }
@@ -179,8 +179,8 @@ impl Header {
     /// Where the tokens begin.
     pub fn payload_offset(&self) -> u64 {
         match self.layout {
-            Layout::Narrows => HEADER_BYTES,
-            Layout::LlmCGpt2 | Layout::LlmCLlama3 => llm_c::HEADER_BYTES,
+            TokenFileLayout::Narrows => HEADER_BYTES,
+            TokenFileLayout::LlmCGpt2 | TokenFileLayout::LlmCLlama3 => llm_c::HEADER_BYTES,
         }
     }
 
@@ -196,35 +196,35 @@ impl Header {
 }
 
 /// The fields of a header whose checksum is right.
-fn fields_of(header: &[u8; 256]) -> Result<Header, Fault> {
+fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
     let width = match number(header, offset::WIDTH) {
-        2 => Width::U16,
-        4 => Width::U32,
+        2 => TokenWidth::U16,
+        4 => TokenWidth::U32,
         other => {
             let problem = format!("tokens have 2 or 4 bytes, not {other}");
-            return Err(Fault::field(offset::WIDTH as u64, "token width", problem));
+            return Err(DataFault::field(offset::WIDTH as u64, "token width", problem));
         }
     };
     let vocabulary = number(header, offset::VOCABULARY);
     if vocabulary == 0 {
         let (at, problem) = (offset::VOCABULARY as u64, "no token has an id below 0");
-        return Err(Fault::field(at, "vocabulary size", problem));
+        return Err(DataFault::field(at, "vocabulary size", problem));
     }
     let end_of_text = number(header, offset::END_OF_TEXT);
     if end_of_text != NO_END_OF_TEXT && end_of_text >= vocabulary {
         let problem = format!("id {end_of_text} is not below the vocabulary size {vocabulary}");
-        return Err(Fault::field(offset::END_OF_TEXT as u64, "end of text", problem));
+        return Err(DataFault::field(offset::END_OF_TEXT as u64, "end of text", problem));
     }
     if let Some(at) = (offset::RESERVED..offset::HEADER_CHECKSUM).find(|at| header[*at] != 0) {
-        return Err(Fault::field(at as u64, "reserved", "is not zero"));
+        return Err(DataFault::field(at as u64, "reserved", "is not zero"));
     }
     let name = without_filling(&header[offset::NAME..offset::RESERVED]);
     let name = std::str::from_utf8(name).map_err(|error| {
         let at = offset::NAME + error.valid_up_to();
-        Fault::field(at as u64, "tokenizer name", "is not UTF-8")
+        DataFault::field(at as u64, "tokenizer name", "is not UTF-8")
     })?;
-    Ok(Header {
-        layout: Layout::Narrows,
+    Ok(TokenFileHeader {
+        layout: TokenFileLayout::Narrows,
         width,
         tokens: u64::from_le_bytes(array(header, offset::COUNT)),
         vocabulary: Some(vocabulary),

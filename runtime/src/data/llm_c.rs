@@ -10,8 +10,8 @@
 //!
 //! They have no checksum and do not say their vocabulary.
 
-use super::error::Fault;
-use super::header::{Header, Layout, Width};
+use super::error::DataFault;
+use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth};
 
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 1024;
@@ -25,34 +25,34 @@ const MAGIC_EVALUATION: i32 = 20_240_522;
 ///
 /// # Errors
 /// The field that makes no sense.
-pub fn decode(bytes: &[u8]) -> Result<Option<Header>, Fault> {
+pub fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault> {
     let field = |index: usize| {
         let bytes = bytes.get(4 * index..)?.first_chunk()?;
         Some(i32::from_le_bytes(*bytes))
     };
     let (layout, width, version) = match field(0) {
-        Some(MAGIC_GPT2) => (Layout::LlmCGpt2, Width::U16, 1),
-        Some(MAGIC_LLAMA3) => (Layout::LlmCLlama3, Width::U32, 7),
+        Some(MAGIC_GPT2) => (TokenFileLayout::LlmCGpt2, TokenWidth::U16, 1),
+        Some(MAGIC_LLAMA3) => (TokenFileLayout::LlmCLlama3, TokenWidth::U32, 7),
         Some(MAGIC_EVALUATION) => {
             let problem = "this is a file of multiple-choice questions for llm.c, not of tokens";
-            return Err(Fault::field(0, "magic", problem));
+            return Err(DataFault::field(0, "magic", problem));
         }
         _ => return Ok(None),
     };
     let found = bytes.len() as u64;
-    let too_short = || Fault::Length { expected: HEADER_BYTES, found };
+    let too_short = || DataFault::Length { expected: HEADER_BYTES, found };
     if found < HEADER_BYTES {
         return Err(too_short());
     }
     let stated = field(1).ok_or_else(too_short)?;
     if stated != version {
         let problem = format!("{} has version {version}, not {stated}", layout.name());
-        return Err(Fault::field(4, "version", problem));
+        return Err(DataFault::field(4, "version", problem));
     }
     let count = field(2).ok_or_else(too_short)?;
     let tokens = u64::try_from(count)
-        .map_err(|_| Fault::field(8, "token count", format!("{count} is less than none")))?;
-    Ok(Some(Header {
+        .map_err(|_| DataFault::field(8, "token count", format!("{count} is less than none")))?;
+    Ok(Some(TokenFileHeader {
         layout,
         width,
         tokens,

@@ -19,12 +19,12 @@ pub mod sampler;
 mod whole;
 pub mod write;
 
-pub use error::{DataError, Fault};
+pub use error::{DataError, DataFault};
 pub use file::TokenFile;
-pub use header::{Header, Layout, TokenizerName, Width};
+pub use header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerName};
 pub use sampler::{Cursor, Sampler, Sampling};
-pub use whole::WholeFile;
-pub use write::{Description, TokenWriter};
+pub use whole::AtomicFile;
+pub use write::{TokenFileInfo, TokenWriter};
 
 use sha2::{Digest as _, Sha256};
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use narrows_plan::mesh::{Mesh, Workload};
 use serde::{Deserialize, Serialize};
 
-use super::error::{DataError, Fault};
+use super::error::{DataError, DataFault};
 use super::file::TokenFile;
 use super::hex;
 use super::permutation::Permutation;
@@ -125,7 +125,10 @@ impl Sampler {
         assert!(inputs.len().is_multiple_of(length), "a part of a sequence");
         let count = (inputs.len() / length) as u64;
         if first.checked_add(count).is_none() {
-            return Err(DataError::new(self.file.path(), Fault::Uncountable { sequence: first }));
+            return Err(DataError::new(
+                self.file.path(),
+                DataFault::Uncountable { sequence: first },
+            ));
         }
         let rows = inputs.chunks_exact_mut(length).zip(targets.chunks_exact_mut(length));
         for ((inputs, targets), sequence) in rows.zip(first..) {
@@ -167,26 +170,26 @@ impl Sampler {
         match differences.into_iter().find(|(_, cursor, here)| cursor != here) {
             None => Ok(cursor.next_sequence),
             Some((what, cursor, here)) => {
-                let fault = Fault::OtherOrder { what, cursor, here };
+                let fault = DataFault::OtherOrder { what, cursor, here };
                 Err(DataError::new(self.file.path(), fault))
             }
         }
     }
 }
 
-fn windows(file: &TokenFile, sampling: Sampling) -> Result<u64, Fault> {
+fn windows(file: &TokenFile, sampling: Sampling) -> Result<u64, DataFault> {
     let Sampling { sequence_length, vocabulary, .. } = sampling;
     if sequence_length == 0 {
-        return Err(Fault::NoLength);
+        return Err(DataFault::NoLength);
     }
     let tokens = file.tokens();
     let windows = tokens.saturating_sub(1) / sequence_length;
     if windows == 0 {
-        return Err(Fault::TooFew { tokens, sequence_length });
+        return Err(DataFault::TooFew { tokens, sequence_length });
     }
     match file.header().vocabulary {
         Some(stated) if stated > vocabulary => {
-            Err(Fault::OtherVocabulary { file: stated, model: vocabulary })
+            Err(DataFault::OtherVocabulary { file: stated, model: vocabulary })
         }
         _ => Ok(windows),
     }

@@ -9,16 +9,16 @@ use tempfile::NamedTempFile;
 const BUFFER_BYTES: usize = 1 << 20;
 
 /// A file that is being written under another name, in the folder of the one it will be. It
-/// vanishes unless it is [finished](WholeFile::finish).
+/// vanishes unless it is [finished](AtomicFile::finish).
 #[derive(Debug)]
-pub struct WholeFile {
+pub struct AtomicFile {
     file: BufWriter<NamedTempFile>,
     target: PathBuf,
 }
 
-impl WholeFile {
+impl AtomicFile {
     /// Begins a file. A link is followed; a folder, a pipe or a device is refused.
-    pub fn create(path: &Path) -> io::Result<WholeFile> {
+    pub fn create(path: &Path) -> io::Result<AtomicFile> {
         let existing = fs::metadata(path).ok();
         if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
             return Err(io::Error::other("it is there, and not a plain file"));
@@ -42,7 +42,7 @@ impl WholeFile {
         if let Some(existing) = existing {
             file.as_file().set_permissions(existing.permissions())?;
         }
-        Ok(WholeFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), target })
+        Ok(AtomicFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), target })
     }
 
     /// Writes at the end.

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::error::{DataError, Fault};
-use super::header::{Header, Layout, TokenizerName, Width};
-use super::whole::WholeFile;
+use super::error::{DataError, DataFault};
+use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerName};
+use super::whole::AtomicFile;
 
 /// Tokens that are turned into bytes in one go.
 const TOKENS_AT_ONCE: usize = 16 << 10;
 
 /// What is known about tokens before the first one is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct TokenFileInfo {
     /// Every id is below it.
     pub vocabulary: u32,
     /// The token between documents.
@@ -23,10 +23,10 @@ pub struct Description {
     pub tokenizer: TokenizerName,
 }
 
-impl Description {
+impl TokenFileInfo {
     /// Bytes as tokens.
-    pub fn bytes() -> Description {
-        Description { vocabulary: 256, end_of_text: None, tokenizer: TokenizerName::bytes() }
+    pub fn bytes() -> TokenFileInfo {
+        TokenFileInfo { vocabulary: 256, end_of_text: None, tokenizer: TokenizerName::bytes() }
     }
 }
 
@@ -35,8 +35,8 @@ impl Description {
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
-    file: WholeFile,
-    header: Header,
+    file: AtomicFile,
+    header: TokenFileHeader,
     checksum: Sha256,
     bytes: Vec<u8>,
 }
@@ -46,19 +46,19 @@ impl TokenWriter {
     ///
     /// # Errors
     /// When the folder cannot be written to, or the name is that of something else than a file.
-    pub fn create(path: &Path, description: Description) -> Result<TokenWriter, DataError> {
-        let Description { vocabulary, end_of_text, tokenizer } = description;
-        let header = Header {
-            layout: Layout::Narrows,
-            width: Width::of(vocabulary),
+    pub fn create(path: &Path, description: TokenFileInfo) -> Result<TokenWriter, DataError> {
+        let TokenFileInfo { vocabulary, end_of_text, tokenizer } = description;
+        let header = TokenFileHeader {
+            layout: TokenFileLayout::Narrows,
+            width: TokenWidth::of(vocabulary),
             tokens: 0,
             vocabulary: Some(vocabulary),
             end_of_text,
             checksum: None,
             tokenizer: Some(tokenizer),
         };
-        let unwritable = |source| DataError::new(path, Fault::Io { action: "written", source });
-        let mut file = WholeFile::create(path).map_err(unwritable)?;
+        let unwritable = |source| DataError::new(path, DataFault::Io { action: "written", source });
+        let mut file = AtomicFile::create(path).map_err(unwritable)?;
         // Its place is kept: the counts are known when all tokens are.
         file.write(&header.encode()).map_err(unwritable)?;
         let (path, checksum) = (path.to_path_buf(), Sha256::new());
@@ -81,11 +81,11 @@ impl TokenWriter {
         Ok(())
     }
 
-    fn push_few(&mut self, tokens: &[u32]) -> Result<(), Fault> {
+    fn push_few(&mut self, tokens: &[u32]) -> Result<(), DataFault> {
         let vocabulary = self.header.vocabulary.unwrap_or(u32::MAX);
         if let Some(at) = tokens.iter().position(|token| *token >= vocabulary) {
             let position = self.header.tokens + at as u64;
-            return Err(Fault::OutOfVocabulary {
+            return Err(DataFault::OutOfVocabulary {
                 position,
                 offset: 0,
                 token: tokens[at],
@@ -95,8 +95,10 @@ impl TokenWriter {
         self.bytes.clear();
         match self.header.width {
             // Every id is below the vocabulary, and the width follows from that.
-            Width::U16 => tokens.iter().for_each(|t| self.bytes.extend((*t as u16).to_le_bytes())),
-            Width::U32 => tokens.iter().for_each(|t| self.bytes.extend(t.to_le_bytes())),
+            TokenWidth::U16 => {
+                tokens.iter().for_each(|t| self.bytes.extend((*t as u16).to_le_bytes()))
+            }
+            TokenWidth::U32 => tokens.iter().for_each(|t| self.bytes.extend(t.to_le_bytes())),
         }
         self.checksum.update(&self.bytes);
         self.file.write(&self.bytes).map_err(unwritable)?;
@@ -108,7 +110,7 @@ impl TokenWriter {
     ///
     /// # Errors
     /// When the system refuses. Then what was there before is still there.
-    pub fn finish(self) -> Result<Header, DataError> {
+    pub fn finish(self) -> Result<TokenFileHeader, DataError> {
         let TokenWriter { path, file, mut header, checksum, .. } = self;
         header.checksum = Some(checksum.finalize().into());
         file.finish(&header.encode())
@@ -117,6 +119,6 @@ impl TokenWriter {
     }
 }
 
-fn unwritable(source: io::Error) -> Fault {
-    Fault::Io { action: "written", source }
+fn unwritable(source: io::Error) -> DataFault {
+    DataFault::Io { action: "written", source }
 }

@@ -4,7 +4,7 @@ use narrows_plan::mesh::{Axis, Mesh};
 
 /// Where a device is on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Coordinates {
+pub struct MeshCoordinates {
     /// Its place along the tensor axis.
     pub tensor: u64,
     /// Its place along the data axis.
@@ -13,10 +13,10 @@ pub struct Coordinates {
     pub stage: u64,
 }
 
-impl Coordinates {
+impl MeshCoordinates {
     /// Those of a device by its number.
-    pub fn of(device: u64, mesh: &Mesh) -> Coordinates {
-        Coordinates {
+    pub fn of(device: u64, mesh: &Mesh) -> MeshCoordinates {
+        MeshCoordinates {
             tensor: device % mesh.tensor,
             data: device / mesh.tensor % mesh.data,
             stage: device / (mesh.tensor * mesh.data),
@@ -35,9 +35,9 @@ impl Coordinates {
         (0..size).map(move |place| {
             let place = if size <= last && place > 0 { last } else { place };
             let at = match axis {
-                Axis::Tensor => Coordinates { tensor: place, ..self },
-                Axis::Data => Coordinates { data: place, ..self },
-                Axis::Pipeline => Coordinates { stage: place, ..self },
+                Axis::Tensor => MeshCoordinates { tensor: place, ..self },
+                Axis::Data => MeshCoordinates { data: place, ..self },
+                Axis::Pipeline => MeshCoordinates { stage: place, ..self },
             };
             at.device(&mesh)
         })
@@ -71,7 +71,7 @@ pub fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
 
 /// The devices that a device meets in collectives and transfers.
 pub fn neighbours(device: u64, mesh: &Mesh) -> Vec<u64> {
-    let at = Coordinates::of(device, mesh);
+    let at = MeshCoordinates::of(device, mesh);
     let along = Axis::ALL.into_iter().flat_map(|axis| at.members(axis, mesh.size(axis), mesh));
     let mut all: Vec<u64> = along.filter(|other| *other != device).collect();
     all.sort_unstable();

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use narrows_plan::program::{Buffer, Region};
 
-use super::share::Share;
+use super::share::StepShare;
 use crate::error::RunError;
-use crate::optimizer::{Coefficients, Optimizer};
-use crate::parts::Lap;
+use crate::optimizer::{Optimizer, StepCoefficients};
+use crate::parts::InstructionSpan;
 
 /// The devices of a process: their memory, and what runs on them.
 ///
@@ -25,7 +25,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// The first thing that went wrong on any of them.
-    fn run(&mut self, step: Step) -> Result<Share, RunError>;
+    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError>;
 
     /// The numbers of a resident buffer of weights, gradients or moments, whatever its format.
     ///
@@ -67,22 +67,22 @@ pub trait Engine: Send {
     }
 
     /// When a device executed the instructions of the last step; empty unless they are kept.
-    fn laps(&self, device: u64) -> &[Lap];
+    fn laps(&self, device: u64) -> &[InstructionSpan];
 }
 
 /// What all devices know in a step.
 #[derive(Clone, Copy)]
-pub struct Step<'a> {
+pub struct StepRequest<'a> {
     /// The global batch's token ids, sequence after sequence.
     pub tokens: &'a [u32],
     /// What is to be predicted.
     pub targets: &'a [u32],
     /// How weights are updated, and the number of the step; `None` leaves them, and the gradients, as
     /// they are.
-    pub update: Option<(&'a Optimizer, Coefficients, u64)>,
+    pub update: Option<(&'a Optimizer, StepCoefficients, u64)>,
 }
 
-impl<'a> Step<'a> {
+impl<'a> StepRequest<'a> {
     /// The ids that an input buffer is filled from; `None` for other buffers.
     pub fn ids_of(&self, buffer: &Buffer) -> Option<&'a [u32]> {
         match (buffer.region, buffer.name.as_str()) {

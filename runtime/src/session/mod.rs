@@ -1,8 +1,8 @@
 //! A session: a program, the memory of its devices, and what can be done with it.
 //!
 //! It is given weights by logical name and gives them back so; what lies where is the program's
-//! business alone. What executes is an [`Engine`]: [`processors`](crate::cpu) or a
-//! [`GPU`](crate::cuda).
+//! business alone. What executes is an [`Engine`]: processors or a
+//! GPU.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -29,20 +29,20 @@ use narrows_plan::program::{Program, Region};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
 use crate::parameters::fnv1a;
-use crate::parts::{Lap, Parts};
+use crate::parts::{InstructionSpan, TimeBreakdown};
 use crate::process_group::{ProcessGroup, agree};
-use crate::report::{DeviceId, Report};
+use crate::report::{DeviceId, StepReport};
 
-pub use coordinates::{Coordinates, group_sizes, neighbours};
-pub use engine::{Engine, Step};
-pub use share::{Left, Share};
-pub use subject::Subject;
-pub use tensors::{Tensors, Whole};
-pub use tokens::Tokens;
+pub use coordinates::{MeshCoordinates, group_sizes, neighbours};
+pub use engine::{Engine, StepRequest};
+pub use share::{DeviceStep, StepShare};
+pub use subject::ModelProgram;
+pub use tensors::{NamedTensors, TensorKind};
+pub use tokens::TokenRows;
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
-    subject: Arc<Subject>,
+    subject: Arc<ModelProgram>,
     engine: Box<dyn Engine>,
     /// The processes that the devices are, if they are not all of this one.
     cluster: Option<Arc<dyn ProcessGroup>>,
@@ -60,15 +60,15 @@ pub struct StepInput<'a> {
 
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Done {
+pub struct StepResult {
     /// Mean cross-entropy over the step's tokens, in nats.
     pub loss: f64,
     /// Norm of all gradients together, before clipping.
     pub gradient_norm: f64,
     /// What each device did.
-    pub report: Report,
+    pub report: StepReport,
     /// What its time was spent on: means over the devices, which add up to all of it.
-    pub time: Parts,
+    pub time: TimeBreakdown,
     /// Bytes that each device holds besides its arena, see [`Session::scratch`].
     pub scratch: Vec<u64>,
 }
@@ -76,7 +76,7 @@ pub struct Done {
 impl Session {
     /// A session of what an engine executes. Its weights, gradients and moments are zeros.
     pub fn with(
-        subject: Arc<Subject>,
+        subject: Arc<ModelProgram>,
         engine: Box<dyn Engine>,
         cluster: Option<Arc<dyn ProcessGroup>>,
     ) -> Session {
@@ -149,7 +149,7 @@ impl Session {
 
     /// When a device executed the instructions of the last step, in the [order](crate::order::step) in
     /// which it met them; empty unless they are [kept](Session::keep_laps), and of other processes.
-    pub fn laps(&self, device: DeviceId) -> &[Lap] {
+    pub fn laps(&self, device: DeviceId) -> &[InstructionSpan] {
         match self.devices().contains(&device.0) {
             true => self.engine.laps(device.0),
             false => &[],
@@ -161,10 +161,15 @@ impl Session {
     /// # Errors
     /// When the batch does not fit the program, a token is outside the vocabulary, or the gradients
     /// are not finite: then no weight has changed.
-    pub fn step(&mut self, optimizer: &Optimizer, input: StepInput) -> Result<Done, RunError> {
+    pub fn step(
+        &mut self,
+        optimizer: &Optimizer,
+        input: StepInput,
+    ) -> Result<StepResult, RunError> {
         let number = self.steps + 1;
         let update = Some((optimizer, optimizer.coefficients(number), number));
-        let done = self.run(Step { tokens: input.tokens, targets: input.targets, update })?;
+        let done =
+            self.run(StepRequest { tokens: input.tokens, targets: input.targets, update })?;
         if !done.gradient_norm.is_finite() || !done.loss.is_finite() {
             self.clear_gradients()?;
             return Err(RunError::NotFinite { step: number, loss: done.loss });
@@ -178,9 +183,9 @@ impl Session {
     ///
     /// # Errors
     /// As [`step`](Session::step).
-    pub fn gradients_only(&mut self, input: StepInput) -> Result<Done, RunError> {
+    pub fn gradients_only(&mut self, input: StepInput) -> Result<StepResult, RunError> {
         self.clear_gradients()?;
-        self.run(Step { tokens: input.tokens, targets: input.targets, update: None })
+        self.run(StepRequest { tokens: input.tokens, targets: input.targets, update: None })
     }
 
     /// Zeroes all gradients.
@@ -199,7 +204,7 @@ impl Session {
         Ok(())
     }
 
-    fn check_batch(&self, step: &Step) -> Result<(), RunError> {
+    fn check_batch(&self, step: &StepRequest) -> Result<(), RunError> {
         let program = self.program();
         let work = program.context.workload;
         let wanted = work.global_batch * work.sequence_length;
@@ -216,7 +221,7 @@ impl Session {
         }
     }
 
-    fn run(&mut self, step: Step) -> Result<Done, RunError> {
+    fn run(&mut self, step: StepRequest) -> Result<StepResult, RunError> {
         let own = self.run_own(step);
         let Some(cluster) = &self.cluster else { return Ok(own?.done()) };
         let done = own.and_then(|share| share.agree(&**cluster, self.program()));
@@ -224,7 +229,7 @@ impl Session {
     }
 
     /// Runs the devices of this process.
-    fn run_own(&mut self, step: Step) -> Result<Share, RunError> {
+    fn run_own(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
         self.check_batch(&step)?;
         let mut share = self.engine.run(step)?;
         share.scratch = self.scratch();

@@ -6,16 +6,16 @@ use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Phase, Program};
 use serde::{Deserialize, Serialize};
 
-use super::{Coordinates, Done};
+use super::{MeshCoordinates, StepResult};
 use crate::error::RunError;
-use crate::parts::{Part, Parts};
+use crate::parts::{TimeBreakdown, TimeCategory};
 use crate::process_group::{ProcessGroup, agree};
-use crate::report::{CollectiveCount, DeviceReport, Report};
+use crate::report::{CollectiveCount, DeviceReport, StepReport};
 
 /// What is left of a device when its step is over.
-pub struct Left<'a> {
+pub struct DeviceStep<'a> {
     /// Where it is.
-    pub at: Coordinates,
+    pub at: MeshCoordinates,
     /// The mean loss over the step's tokens, as far as it has seen it.
     pub loss: f64,
     /// The sum of all squares of gradients.
@@ -24,8 +24,8 @@ pub struct Left<'a> {
     pub report: &'a DeviceReport,
 }
 
-/// A part of a [`Done`].
-pub struct Share {
+/// A part of a [`StepResult`].
+pub struct StepShare {
     mesh: Mesh,
     /// The loss over the tokens of these devices.
     loss: f64,
@@ -34,18 +34,18 @@ pub struct Share {
     /// A device of each stage, where there is one.
     stages: Vec<Option<DeviceReport>>,
     /// What the devices' time was spent on, added up.
-    pub time: Parts,
+    pub time: TimeBreakdown,
     /// Bytes that each device holds besides its arena.
     pub scratch: Vec<u64>,
     /// What the step's tokens hash to.
     pub tokens: u64,
 }
 
-impl Share {
+impl StepShare {
     /// What devices of a process leave.
-    pub fn of<'a>(program: &Program, left: impl IntoIterator<Item = Left<'a>>) -> Share {
+    pub fn of<'a>(program: &Program, left: impl IntoIterator<Item = DeviceStep<'a>>) -> StepShare {
         let mesh = program.context.mesh;
-        let mut share = Share::none(mesh);
+        let mut share = StepShare::none(mesh);
         let last = mesh.pipeline - 1;
         // Where tokens are split, each device of the tensor axis has the loss of its own.
         let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
@@ -64,14 +64,14 @@ impl Share {
         share
     }
 
-    fn none(mesh: Mesh) -> Share {
+    fn none(mesh: Mesh) -> StepShare {
         let stages = vec![None; mesh.pipeline as usize];
-        let (loss, squares, time) = (0.0, None, Parts::default());
-        Share { mesh, loss, squares, stages, time, scratch: vec![], tokens: 0 }
+        let (loss, squares, time) = (0.0, None, TimeBreakdown::default());
+        StepShare { mesh, loss, squares, stages, time, scratch: vec![], tokens: 0 }
     }
 
     /// Adds what other devices leave, whose numbers come after.
-    fn join(&mut self, other: Share) {
+    fn join(&mut self, other: StepShare) {
         self.loss += other.loss;
         self.squares = other.squares.or(self.squares);
         for (mine, theirs) in self.stages.iter_mut().zip(other.stages) {
@@ -84,12 +84,12 @@ impl Share {
     }
 
     /// What came of the step, when this is everyone's share.
-    pub fn done(self) -> Done {
+    pub fn done(self) -> StepResult {
         let stages = self.stages.into_iter().map(Option::unwrap_or_default).collect();
-        Done {
+        StepResult {
             loss: self.loss,
             gradient_norm: f64::from(self.squares.unwrap_or_default()).sqrt(),
-            report: Report { mesh: self.mesh, stages },
+            report: StepReport { mesh: self.mesh, stages },
             time: self.time.over(self.scratch.len()),
             scratch: self.scratch,
         }
@@ -99,13 +99,17 @@ impl Share {
     ///
     /// # Errors
     /// When a process is gone or late, or made the step on other tokens than process 0.
-    pub fn agree(self, cluster: &dyn ProcessGroup, program: &Program) -> Result<Done, RunError> {
+    pub fn agree(
+        self,
+        cluster: &dyn ProcessGroup,
+        program: &Program,
+    ) -> Result<StepResult, RunError> {
         let mesh = self.mesh;
-        let (all, stranger) = agree(cluster, Said::of(&self), |all| {
-            let mut whole = Share::none(mesh);
+        let (all, stranger) = agree(cluster, StepMessage::of(&self), |all| {
+            let mut whole = StepShare::none(mesh);
             all.iter().for_each(|said| whole.join(said.share(program)));
             let stranger = all.iter().position(|said| said.tokens != all[0].tokens);
-            (Said::of(&whole), stranger)
+            (StepMessage::of(&whole), stranger)
         })?;
         match stranger {
             None => Ok(all.share(program).done()),
@@ -116,17 +120,17 @@ impl Share {
 
 /// A share as it goes from process to process. Numbers that may be infinite or none go as their bits.
 #[derive(Serialize, Deserialize)]
-struct Said {
+struct StepMessage {
     loss: u64,
     squares: Option<u32>,
-    stages: Vec<Option<SaidReport>>,
+    stages: Vec<Option<ReportMessage>>,
     nanoseconds: Vec<u64>,
     scratch: Vec<u64>,
     tokens: u64,
 }
 
 #[derive(Serialize, Deserialize)]
-struct SaidReport {
+struct ReportMessage {
     allocated: u64,
     sent: u64,
     received: u64,
@@ -142,27 +146,31 @@ const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllToAll,
 ];
 
-impl Said {
-    fn of(share: &Share) -> Said {
-        let nanoseconds = |part: &Part| share.time.get(*part).as_nanos() as u64;
-        Said {
+impl StepMessage {
+    fn of(share: &StepShare) -> StepMessage {
+        let nanoseconds = |part: &TimeCategory| share.time.get(*part).as_nanos() as u64;
+        StepMessage {
             loss: share.loss.to_bits(),
             squares: share.squares.map(f32::to_bits),
-            stages: share.stages.iter().map(|stage| stage.as_ref().map(SaidReport::of)).collect(),
-            nanoseconds: Part::ALL.iter().map(nanoseconds).collect(),
+            stages: share
+                .stages
+                .iter()
+                .map(|stage| stage.as_ref().map(ReportMessage::of))
+                .collect(),
+            nanoseconds: TimeCategory::ALL.iter().map(nanoseconds).collect(),
             scratch: share.scratch.clone(),
             tokens: share.tokens,
         }
     }
 
-    fn share(&self, program: &Program) -> Share {
-        let mut share = Share::none(program.context.mesh);
+    fn share(&self, program: &Program) -> StepShare {
+        let mut share = StepShare::none(program.context.mesh);
         share.loss = f64::from_bits(self.loss);
         share.squares = self.squares.map(f32::from_bits);
         for (stage, said) in share.stages.iter_mut().zip(&self.stages) {
             *stage = said.as_ref().map(|said| said.report(program));
         }
-        for (part, nanoseconds) in Part::ALL.iter().zip(&self.nanoseconds) {
+        for (part, nanoseconds) in TimeCategory::ALL.iter().zip(&self.nanoseconds) {
             share.time.add(*part, std::time::Duration::from_nanos(*nanoseconds));
         }
         share.scratch.clone_from(&self.scratch);
@@ -170,15 +178,15 @@ impl Said {
     }
 }
 
-impl SaidReport {
-    fn of(report: &DeviceReport) -> SaidReport {
+impl ReportMessage {
+    fn of(report: &DeviceReport) -> ReportMessage {
         let name = |(name, count): (&&str, &u64)| (name.to_string(), *count);
         let place = |((kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
             let kind = KINDS.iter().position(|known| known == kind).unwrap_or(0);
             let axis = Axis::ALL.iter().position(|known| known == axis).unwrap_or(0);
             ((kind, axis), [count.calls, count.payload.0, count.sent.0])
         };
-        SaidReport {
+        ReportMessage {
             allocated: report.allocated.0,
             sent: report.sent.0,
             received: report.received.0,

@@ -6,12 +6,12 @@ use narrows_plan::CheckedProgram;
 use narrows_plan::model::Model;
 use narrows_plan::program::{BufferId, Constants, Program, Region, StageProgram};
 
-use super::weights::Held;
+use super::weights::ShardedParameter;
 use crate::error::RunError;
-use crate::parameters::{Role, logical_parameters};
+use crate::parameters::{ParameterKind, logical_parameters};
 
 /// A checked program of a model.
-pub struct Subject {
+pub struct ModelProgram {
     program: CheckedProgram,
     /// Whether weight decay applies, by stage and weight.
     decays: Vec<HashMap<BufferId, bool>>,
@@ -19,18 +19,18 @@ pub struct Subject {
     sizes: BTreeMap<String, usize>,
 }
 
-impl Subject {
+impl ModelProgram {
     /// Puts them together.
     ///
     /// # Errors
     /// When the program is not of this model.
-    pub fn new(model: &Model, program: CheckedProgram) -> Result<Subject, RunError> {
+    pub fn new(model: &Model, program: CheckedProgram) -> Result<ModelProgram, RunError> {
         let other = || RunError::OtherModel { model: model.name.clone() };
         let whole = program.program();
         if whole.constants != Constants::of(model) || whole.tied != model.tied {
             return Err(other());
         }
-        let logical: BTreeMap<String, (usize, Role)> = logical_parameters(model)
+        let logical: BTreeMap<String, (usize, ParameterKind)> = logical_parameters(model)
             .into_iter()
             .map(|parameter| {
                 let elements = parameter.elements() as usize;
@@ -41,7 +41,7 @@ impl Subject {
         let decays = stages.map(|stage| decays(whole, stage, &logical)).collect::<Option<_>>();
         let decays = decays.ok_or_else(other)?;
         let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
-        Ok(Subject { program, decays, sizes })
+        Ok(ModelProgram { program, decays, sizes })
     }
 
     /// The program.
@@ -64,17 +64,17 @@ impl Subject {
 fn decays(
     program: &Program,
     stage: &StageProgram,
-    logical: &BTreeMap<String, (usize, Role)>,
+    logical: &BTreeMap<String, (usize, ParameterKind)>,
 ) -> Option<HashMap<BufferId, bool>> {
     let mut made = HashMap::new();
     for (id, buffer) in stage.buffers.iter().enumerate() {
         if buffer.region != Region::Weight {
             continue;
         }
-        let held = Held::new(buffer, 0, program.context.tensor(), program.tied)?;
+        let held = ShardedParameter::new(buffer, 0, program.context.tensor(), program.tied)?;
         for name in held.names() {
             let (_, role) = logical.get(&name)?;
-            made.insert(BufferId(id as u32), *role == Role::Matrix);
+            made.insert(BufferId(id as u32), *role == ParameterKind::Matrix);
         }
     }
     Some(made)

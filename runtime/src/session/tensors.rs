@@ -12,8 +12,8 @@ use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::Zero;
 use rayon::prelude::*;
 
-use super::weights::Held;
-use super::{Coordinates, Session};
+use super::weights::ShardedParameter;
+use super::{MeshCoordinates, Session};
 use crate::error::RunError;
 use crate::parameters::{LogicalParameter, logical_parameters};
 use crate::report::DeviceId;
@@ -22,7 +22,7 @@ use crate::report::DeviceId;
 const PIECE: usize = 1 << 14;
 
 /// Whole tensors by the logical name of their parameter, row-major.
-pub type Whole = BTreeMap<String, Vec<f32>>;
+pub type NamedTensors = BTreeMap<String, Vec<f32>>;
 
 impl Session {
     /// Sets every weight to its initial value, in a run with this seed. It depends on the model
@@ -34,7 +34,7 @@ impl Session {
         let parameters = logical_parameters(model);
         let parameters: HashMap<&str, &LogicalParameter> =
             parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
-        self.set(Tensors::Weights, |name| {
+        self.set(TensorKind::Weights, |name| {
             let parameter = parameters.get(name)?;
             let (value, columns) = (parameter.initial(seed), parameter.columns);
             Some(move |first: u64, numbers: &mut [f32]| {
@@ -52,7 +52,7 @@ impl Session {
     ///
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
-    pub fn load(&mut self, tensors: Tensors, whole: &Whole) -> Result<(), RunError> {
+    pub fn load(&mut self, tensors: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
         self.set(tensors, |name| {
             whole.get(name).map(|whole| {
                 |first: u64, numbers: &mut [f32]| {
@@ -76,7 +76,7 @@ impl Session {
     /// a run and the run's numbers, on many threads.
     fn set<F>(
         &mut self,
-        tensors: Tensors,
+        tensors: TensorKind,
         values: impl Fn(&str) -> Option<F>,
     ) -> Result<(), RunError>
     where
@@ -85,9 +85,11 @@ impl Session {
         let program = self.subject.program();
         let mesh = program.context.mesh;
         for device in self.engine.devices() {
-            let at = Coordinates::of(device, &mesh);
+            let at = MeshCoordinates::of(device, &mesh);
             for buffer in tensors.kept(&program.stages[at.stage as usize]) {
-                let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
+                let Some(held) =
+                    ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
+                else {
                     continue;
                 };
                 let known: Vec<(String, F)> = held
@@ -97,7 +99,7 @@ impl Session {
                 if known.is_empty() {
                     continue;
                 }
-                let window = Window::of(buffer, program, at.data);
+                let window = ReplicaWindow::of(buffer, program, at.data);
                 self.engine.change(device, buffer, &mut |numbers| {
                     let mut runs = vec![];
                     held.each(|name, elements, number| {
@@ -121,8 +123,8 @@ impl Session {
     ///
     /// # Errors
     /// When a device is lost.
-    pub fn gather(&self, tensors: Tensors) -> Result<Whole, RunError> {
-        let mut made: Whole = BTreeMap::new();
+    pub fn gather(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
+        let mut made: NamedTensors = BTreeMap::new();
         for device in self.devices() {
             let numbers = |buffer: &Buffer| self.engine.read(device, buffer);
             self.place(&mut made, tensors, device, numbers)?;
@@ -134,7 +136,7 @@ impl Session {
     ///
     /// # Errors
     /// When a device is lost, or a process is gone or late.
-    pub fn gather_all(&self, tensors: Tensors) -> Result<Whole, RunError> {
+    pub fn gather_all(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
         let Some(cluster) = self.cluster() else { return self.gather(tensors) };
         let program = self.program();
         let mesh = program.context.mesh;
@@ -144,7 +146,7 @@ impl Session {
             .map(|(device, buffer)| self.engine.read(device, buffer))
             .collect::<Result<_, _>>()?;
         let own: Vec<&[f32]> = own.iter().map(|numbers| &**numbers).collect();
-        let mut made: Whole = BTreeMap::new();
+        let mut made: NamedTensors = BTreeMap::new();
         let count = |device| buffers(device).map(count_of).sum();
         cluster.gather(&own, &count, &mut |device, numbers| {
             // They came in the order in which they are placed.
@@ -162,18 +164,19 @@ impl Session {
     /// Puts what a device holds where it belongs; `numbers` gives those of every buffer in turn.
     fn place<'a>(
         &self,
-        made: &mut Whole,
-        tensors: Tensors,
+        made: &mut NamedTensors,
+        tensors: TensorKind,
         device: u64,
         mut numbers: impl FnMut(&Buffer) -> Result<Cow<'a, [f32]>, RunError>,
     ) -> Result<(), RunError> {
         let program = self.program();
         let mesh = program.context.mesh;
-        let at = Coordinates::of(device, &mesh);
+        let at = MeshCoordinates::of(device, &mesh);
         for buffer in tensors.held(&program.stages[at.stage as usize]) {
             let numbers = numbers(buffer)?;
-            let window = Window::of(buffer, program, at.data);
-            let Some(held) = Held::new(buffer, at.tensor, mesh.tensor, program.tied) else {
+            let window = ReplicaWindow::of(buffer, program, at.data);
+            let Some(held) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
+            else {
                 continue;
             };
             let again = (held.whole() && at.tensor > 0) || (window.is_all() && at.data > 0);
@@ -219,7 +222,7 @@ where
 
 /// Which of a parameter's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tensors {
+pub enum TensorKind {
     /// The weights.
     Weights,
     /// Their gradients.
@@ -230,25 +233,26 @@ pub enum Tensors {
     SecondMoments,
 }
 
-impl Tensors {
+impl TensorKind {
     /// The buffers that hold them.
     pub fn held<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
-        let mixed = stage.buffers.iter().any(Tensors::is_master);
-        self.kept(stage)
-            .filter(move |buffer| self != Tensors::Weights || !mixed || Tensors::is_master(buffer))
+        let mixed = stage.buffers.iter().any(TensorKind::is_master);
+        self.kept(stage).filter(move |buffer| {
+            self != TensorKind::Weights || !mixed || TensorKind::is_master(buffer)
+        })
     }
 
     /// The buffers that they are in, copies in another format included.
     fn kept<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
         let (region, kind) = match self {
-            Tensors::Weights => (Region::Weight, "weight"),
-            Tensors::Gradients => (Region::Gradient, "gradient"),
-            Tensors::FirstMoments => (Region::Optimizer, "first moment"),
-            Tensors::SecondMoments => (Region::Optimizer, "second moment"),
+            TensorKind::Weights => (Region::Weight, "weight"),
+            TensorKind::Gradients => (Region::Gradient, "gradient"),
+            TensorKind::FirstMoments => (Region::Optimizer, "first moment"),
+            TensorKind::SecondMoments => (Region::Optimizer, "second moment"),
         };
         stage.buffers.iter().filter(move |buffer| {
             (buffer.region == region && buffer.name.ends_with(kind))
-                || (self == Tensors::Weights && Tensors::is_master(buffer))
+                || (self == TensorKind::Weights && TensorKind::is_master(buffer))
         })
     }
 
@@ -264,21 +268,21 @@ fn count_of(buffer: &Buffer) -> usize {
 
 /// The numbers of a shard that one replica has, and where: with ZeRO-1 each has its own part of
 /// moments and master copies, and of the summed gradients.
-struct Window {
+struct ReplicaWindow {
     /// Which part of the shard, and how many numbers it has.
     part: Option<(u64, u64)>,
     /// Whether the buffer holds the part alone.
     alone: bool,
 }
 
-impl Window {
-    fn of(buffer: &Buffer, program: &Program, replica: u64) -> Window {
+impl ReplicaWindow {
+    fn of(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
         let replicas = program.context.mesh.data;
         let alone = buffer.region == Region::Optimizer;
         let parted = program.context.zero == Zero::One && buffer.region != Region::Weight;
         let numbers = buffer.extent.rows * buffer.extent.columns;
         let each = if alone { numbers } else { numbers / replicas };
-        Window { part: parted.then_some((replica, each)), alone }
+        ReplicaWindow { part: parted.then_some((replica, each)), alone }
     }
 
     fn is_all(&self) -> bool {

@@ -5,11 +5,11 @@ use std::ops::Range;
 use narrows_plan::Dim;
 use narrows_plan::strategy::Context;
 
-use super::Coordinates;
+use super::MeshCoordinates;
 
 /// Which tokens of a microbatch some rows of a device are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tokens {
+pub struct TokenRows {
     /// Sequences.
     pub sequences: usize,
     /// Positions of each.
@@ -20,11 +20,11 @@ pub struct Tokens {
     pub first_position: usize,
 }
 
-impl Tokens {
+impl TokenRows {
     /// Those of `rows` rows: all of the microbatch, or the device's part along the tensor axis.
-    pub fn of(context: &Context, at: &Coordinates, rows: u64) -> Tokens {
+    pub fn of(context: &Context, at: &MeshCoordinates, rows: u64) -> TokenRows {
         let work = &context.workload;
-        let whole = Tokens {
+        let whole = TokenRows {
             sequences: work.micro_batch as usize,
             positions: work.sequence_length as usize,
             first_sequence: 0,
@@ -37,11 +37,11 @@ impl Tokens {
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = whole.positions / devices;
-                Tokens { positions, first_position: positions * me, ..whole }
+                TokenRows { positions, first_position: positions * me, ..whole }
             }
             _ => {
                 let sequences = whole.sequences / devices;
-                Tokens { sequences, first_sequence: sequences * me, ..whole }
+                TokenRows { sequences, first_sequence: sequences * me, ..whole }
             }
         }
     }
@@ -50,7 +50,7 @@ impl Tokens {
     pub fn rows(
         &self,
         context: &Context,
-        at: &Coordinates,
+        at: &MeshCoordinates,
         microbatch: u64,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
         let (work, tokens) = (context.workload, *self);

@@ -3,13 +3,13 @@
 
 use std::ops::Range;
 
-use narrows_plan::emit::Split;
+use narrows_plan::emit::WeightSplit;
 use narrows_plan::program::{Buffer, Shard};
 
 use crate::parameters::logical_name;
 
 /// A parameter's buffer on one device of the tensor axis.
-pub struct Held<'a> {
+pub struct ShardedParameter<'a> {
     buffer: &'a Buffer,
     shard: &'a Shard,
     tensor: u64,
@@ -19,7 +19,7 @@ pub struct Held<'a> {
 }
 
 /// A member of a buffer: rows and columns that this device holds, and where they are.
-struct Member {
+struct ShardMember {
     name: String,
     whole: (u64, u64),
     held: (u64, u64),
@@ -29,11 +29,16 @@ struct Member {
     transposed: bool,
 }
 
-impl<'a> Held<'a> {
+impl<'a> ShardedParameter<'a> {
     /// `None` for buffers that hold no parameter.
-    pub fn new(buffer: &'a Buffer, tensor: u64, devices: u64, tied: bool) -> Option<Held<'a>> {
+    pub fn new(
+        buffer: &'a Buffer,
+        tensor: u64,
+        devices: u64,
+        tied: bool,
+    ) -> Option<ShardedParameter<'a>> {
         let shard = buffer.shard.as_ref()?;
-        Some(Held { buffer, shard, tensor, devices, tied })
+        Some(ShardedParameter { buffer, shard, tensor, devices, tied })
     }
 
     /// Calls `visit(name, elements of the logical parameter, number of the buffer)` for all that is
@@ -62,7 +67,7 @@ impl<'a> Held<'a> {
         self.members().into_iter().map(|member| member.name)
     }
 
-    fn members(&self) -> Vec<Member> {
+    fn members(&self) -> Vec<ShardMember> {
         let mut column = 0;
         let offsets = &self.shard.offset_stride;
         let members = self.shard.members.iter().zip(offsets);
@@ -79,10 +84,10 @@ impl<'a> Held<'a> {
                     true => "embedding".to_string(),
                     false => logical_name(&self.buffer.name, name),
                 };
-                let held = (part(*rows, Split::Rows), part(*columns, Split::Columns));
-                let first = (begin(Split::Rows), begin(Split::Columns));
+                let held = (part(*rows, WeightSplit::Rows), part(*columns, WeightSplit::Columns));
+                let first = (begin(WeightSplit::Rows), begin(WeightSplit::Columns));
                 let made =
-                    Member { name, whole: (*rows, *columns), held, first, column, transposed };
+                    ShardMember { name, whole: (*rows, *columns), held, first, column, transposed };
                 column += held.1;
                 made
             })
@@ -91,6 +96,6 @@ impl<'a> Held<'a> {
 
     /// Whether every device of the tensor axis holds all of it.
     pub fn whole(&self) -> bool {
-        self.shard.split == Split::Whole
+        self.shard.split == WeightSplit::Whole
     }
 }

@@ -3,7 +3,7 @@
 //! Step s, counted from 1, of a run with G sequences a step is made of the sequences
 //! G(s − 1) … Gs − 1 of its [`Sampler`], handed to the [`Session`] in that order, so it is the same
 //! step under every plan. A [`Trainer`] draws, prints and writes nothing: what came of a step is a
-//! [`Trained`], for whoever watches.
+//! [`TrainedStep`], for whoever watches.
 //!
 //! What a checkpoint needs is there: [`Trainer::session`] gives weights and moments as whole tensors
 //! and the steps made, [`Trainer::cursor`] says where in the tokens the run stands;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use crate::data::{Cursor, DataError, Sampler};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::parts::Part;
+use crate::parts::TimeCategory;
 use crate::session::{Session, StepInput};
 
-pub use record::{ByKindAndAxis, Predicted, Record, Trained};
+pub use record::{ByKindAndAxis, MetricsRecord, StepPrediction, TrainedStep};
 
 /// A run: a program with its memory, where its tokens come from, and how its weights change.
 pub struct Trainer {
@@ -33,7 +33,7 @@ pub struct Trainer {
 
 /// Whether a run goes on after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum TrainControl {
     /// With the next step, if there is one.
     Continue,
     /// Not any more.
@@ -42,7 +42,7 @@ pub enum Next {
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum TrainEnd {
     /// All steps were made.
     Done,
     /// Whoever watches wanted no more.
@@ -93,7 +93,7 @@ impl Trainer {
     /// # Errors
     /// When its tokens cannot be read, or loss or gradients are no numbers: then no weight has
     /// changed, and the run stands where it stood.
-    pub fn step(&mut self) -> Result<Trained, TrainError> {
+    pub fn step(&mut self) -> Result<TrainedStep, TrainError> {
         let begin = Instant::now();
         let first_sequence = self.next_sequence;
         self.sampler.fill(first_sequence, &mut self.tokens, &mut self.targets)?;
@@ -105,8 +105,8 @@ impl Trainer {
         // A clock that stood still would make infinitely many tokens a second.
         let time = begin.elapsed().max(Duration::from_nanos(1));
         let mut parts = done.time;
-        parts.add(Part::Other, time.saturating_sub(parts.total()));
-        Ok(Trained {
+        parts.add(TimeCategory::Other, time.saturating_sub(parts.total()));
+        Ok(TrainedStep {
             step,
             loss: done.loss,
             gradient_norm: done.gradient_norm,
@@ -130,16 +130,16 @@ impl Trainer {
     pub fn train<E: From<TrainError>>(
         &mut self,
         until: u64,
-        mut watch: impl FnMut(&Trainer, &Trained) -> Result<Next, E>,
-    ) -> Result<Ended, E> {
+        mut watch: impl FnMut(&Trainer, &TrainedStep) -> Result<TrainControl, E>,
+    ) -> Result<TrainEnd, E> {
         while self.session.steps() < until {
             let trained = self.step()?;
             let next = watch(self, &trained)?;
-            if next == Next::Stop && self.session.steps() < until {
-                return Ok(Ended::Stopped);
+            if next == TrainControl::Stop && self.session.steps() < until {
+                return Ok(TrainEnd::Stopped);
             }
         }
-        Ok(Ended::Done)
+        Ok(TrainEnd::Done)
     }
 
     /// The program and its memory: weights, moments, steps made.

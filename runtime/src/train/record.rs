@@ -6,12 +6,12 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use serde::Serialize;
 
-use crate::parts::Parts;
-use crate::report::{CollectiveCount, DeviceReport, Report};
+use crate::parts::TimeBreakdown;
+use crate::report::{CollectiveCount, DeviceReport, StepReport};
 
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trained {
+pub struct TrainedStep {
     /// Its number, counted from 1.
     pub step: u64,
     /// Mean cross-entropy over its tokens, in nats, before the weights changed.
@@ -29,19 +29,19 @@ pub struct Trained {
     /// Time of the whole step, the reading included.
     pub time: Duration,
     /// What that was spent on: means over the devices, which add up to it.
-    pub parts: Parts,
+    pub parts: TimeBreakdown,
     /// What each device did.
-    pub report: Report,
+    pub report: StepReport,
     /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::session::Session::scratch).
     pub scratch: Vec<u64>,
 }
 
 /// What was expected of every step of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Predicted {
+pub struct StepPrediction {
     /// Time of a step, in seconds.
     pub step_time_s: f64,
-    /// What it is spent on, in seconds by the names of [`Part`](crate::parts::Part).
+    /// What it is spent on, in seconds by the names of [`TimeCategory`](crate::parts::TimeCategory).
     pub breakdown_s: BTreeMap<&'static str, f64>,
     /// Memory for the program's buffers, by device.
     pub allocated: Vec<Bytes>,
@@ -53,7 +53,7 @@ pub type ByKindAndAxis = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 /// A line of a metrics file. Keys carry their units and stay what they are; lists have one entry for
 /// each device, in the order of their numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Record {
+pub struct MetricsRecord {
     step: u64,
     loss: f64,
     grad_norm: f64,
@@ -67,7 +67,7 @@ pub struct Record {
     /// `null` where nobody predicted anything.
     predicted_step_time_s: Option<f64>,
     /// What the step time was spent on.
-    breakdown_s: Parts,
+    breakdown_s: TimeBreakdown,
     predicted_breakdown_s: Option<BTreeMap<&'static str, f64>>,
     allocated_bytes: Vec<u64>,
     predicted_allocated_bytes: Option<Vec<u64>>,
@@ -81,12 +81,12 @@ pub struct Record {
     transfer_sent_bytes: Vec<u64>,
 }
 
-impl Record {
+impl MetricsRecord {
     /// The line of a step.
-    pub fn new(trained: &Trained, predicted: Option<&Predicted>) -> Record {
-        let Trained { report, .. } = trained;
+    pub fn new(trained: &TrainedStep, predicted: Option<&StepPrediction>) -> MetricsRecord {
+        let TrainedStep { report, .. } = trained;
         let step_time_s = trained.time.as_secs_f64();
-        Record {
+        MetricsRecord {
             step: trained.step,
             loss: trained.loss,
             grad_norm: trained.gradient_norm,
@@ -111,7 +111,7 @@ impl Record {
 }
 
 /// Something of every device.
-fn each<T>(report: &Report, of: impl Fn(&DeviceReport) -> T) -> Vec<T> {
+fn each<T>(report: &StepReport, of: impl Fn(&DeviceReport) -> T) -> Vec<T> {
     report.devices().map(|device| of(report.device(device))).collect()
 }
 

@@ -3,14 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use narrows_runtime::checkpoint::{Checkpoint, CheckpointError, Fault, TensorFault, load, save};
+use narrows_runtime::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointFault, TensorFault, load, save,
+};
 use narrows_runtime::data::{digest, hex};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use tempfile::TempDir;
 
 use crate::support::*;
-use narrows_test_support::plans::Dice;
+use narrows_test_support::plans::TestRng;
 
 const FILES: [&str; 4] =
     ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"];
@@ -54,7 +56,7 @@ impl Saved {
     }
 
     /// What is wrong, which must be with this file.
-    fn fault_of(&self, name: &str) -> Fault {
+    fn fault_of(&self, name: &str) -> CheckpointFault {
         let Err(error) = self.load() else { panic!("{name} is damaged") };
         assert_eq!(error.path, self.path.join(name), "{error}");
         assert!(error.fault.hint().is_some(), "{error}");
@@ -65,7 +67,7 @@ impl Saved {
 #[test]
 fn files_cut_off_are_refused() {
     let saved = Saved::new();
-    let mut dice = Dice(1);
+    let mut dice = TestRng(1);
     for name in FILES {
         let bytes = saved.bytes(name);
         let random = (0..20).map(|_| dice.below(bytes.len() - 1));
@@ -73,8 +75,8 @@ fn files_cut_off_are_refused() {
         for length in random.chain([0, 1, 7, 8, 9, bytes.len() - 2]) {
             saved.put(name, &bytes[..length]);
             match (name, saved.fault_of(name)) {
-                ("manifest.json", Fault::Field { .. }) => {}
-                (_, Fault::Length { found, .. }) => assert_eq!(found, length as u64),
+                ("manifest.json", CheckpointFault::Field { .. }) => {}
+                (_, CheckpointFault::Length { found, .. }) => assert_eq!(found, length as u64),
                 (_, other) => panic!("{name} at {length}: {other}"),
             }
         }
@@ -88,7 +90,7 @@ fn files_cut_off_are_refused() {
 #[test]
 fn every_flipped_bit_is_found() {
     let saved = Saved::new();
-    let mut dice = Dice(2);
+    let mut dice = TestRng(2);
     for name in FILES {
         let mut bytes = saved.bytes(name);
         let bits = bytes.len() * 8;
@@ -99,7 +101,7 @@ fn every_flipped_bit_is_found() {
             bytes[bit / 8] ^= 1 << (bit % 8);
             saved.put(name, &bytes);
             let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
-            let checksum = matches!(error.fault, Fault::Checksum { .. });
+            let checksum = matches!(error.fault, CheckpointFault::Checksum { .. });
             assert!(checksum || name == "manifest.json", "{error}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
@@ -114,21 +116,24 @@ fn missing_and_exchanged_files_are_named() {
     for name in FILES {
         let (path, aside) = (saved.path.join(name), saved.folder.path().join("aside"));
         fs::rename(&path, &aside).unwrap();
-        assert!(matches!(saved.fault_of(name), Fault::Missing));
+        assert!(matches!(saved.fault_of(name), CheckpointFault::Missing));
         fs::create_dir(&path).unwrap();
-        assert!(matches!(saved.fault_of(name), Fault::NotPlain));
+        assert!(matches!(saved.fault_of(name), CheckpointFault::NotPlain));
         fs::remove_dir(&path).unwrap();
         fs::rename(&aside, &path).unwrap();
     }
     let (model, moments) = (saved.bytes(FILES[1]), saved.bytes(FILES[2]));
     saved.put(FILES[1], &moments);
     saved.put(FILES[2], &model);
-    assert!(matches!(saved.fault_of(FILES[1]), Fault::Length { .. }));
+    assert!(matches!(saved.fault_of(FILES[1]), CheckpointFault::Length { .. }));
     // With a manifest that agrees, the tensors are still those of the other file.
     saved.forge(FILES[1], &moments);
     saved.forge(FILES[2], &model);
     let fault = saved.fault_of(FILES[1]);
-    assert!(matches!(&fault, Fault::Tensor { fault: TensorFault::Unknown, .. }), "{fault}");
+    assert!(
+        matches!(&fault, CheckpointFault::Tensor { fault: TensorFault::Unknown, .. }),
+        "{fault}"
+    );
     // Files of another step of the same run, as long as these.
     let other = Saved::new();
     let mut later = other.checkpoint.clone();
@@ -136,7 +141,7 @@ fn missing_and_exchanged_files_are_named() {
     later.step += 1;
     let later = save(other.folder.path(), &later, &small_model(false), keep(2)).unwrap();
     fs::copy(later.join(FILES[1]), other.path.join(FILES[1])).unwrap();
-    assert!(matches!(other.fault_of(FILES[1]), Fault::Checksum { .. }));
+    assert!(matches!(other.fault_of(FILES[1]), CheckpointFault::Checksum { .. }));
 }
 
 #[test]
@@ -230,7 +235,7 @@ fn tensors_are_named() {
     let fault = |to| {
         saved.forge("model.safetensors", &edited(&bytes, name, to));
         match saved.fault_of("model.safetensors") {
-            Fault::Tensor { tensor, fault } => (tensor, fault),
+            CheckpointFault::Tensor { tensor, fault } => (tensor, fault),
             other => panic!("{other}"),
         }
     };

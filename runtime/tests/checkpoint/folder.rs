@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use narrows_runtime::checkpoint::names::stored;
-use narrows_runtime::checkpoint::{Checkpoint, Fault, TensorFault, latest, list, load, save};
+use narrows_runtime::checkpoint::{
+    Checkpoint, CheckpointFault, TensorFault, latest, list, load, save,
+};
 use safetensors::SafeTensors;
 
 use crate::support::*;
@@ -167,7 +169,7 @@ fn what_is_not_whole_is_passed_over() {
     fs::remove_file(whole.join("state.json")).unwrap();
     let error = latest(dir).unwrap_err();
     assert_eq!(error.path, dir.join("step-00000003/manifest.json"));
-    assert!(matches!(error.fault, Fault::Missing));
+    assert!(matches!(error.fault, CheckpointFault::Missing));
 }
 
 #[test]
@@ -183,11 +185,11 @@ fn only_what_is_complete_is_saved() {
     let mut other = whole.clone();
     other.first_moments.remove("layer 1 o");
     let missing = |fault: &TensorFault| *fault == TensorFault::Missing;
-    assert!(matches!(refused(&other), Fault::Tensor { fault, .. } if missing(&fault)));
+    assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if missing(&fault)));
     let mut other = whole.clone();
     other.weights.get_mut("head").unwrap().pop();
     let short = TensorFault::Elements { expected: 2048, found: 2047 };
-    assert!(matches!(refused(&other), Fault::Tensor { fault, .. } if fault == short));
+    assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if fault == short));
     let other = Checkpoint { model_fingerprint: "of another".into(), ..whole };
-    assert!(matches!(refused(&other), Fault::OtherModel { .. }));
+    assert!(matches!(refused(&other), CheckpointFault::OtherModel { .. }));
 }

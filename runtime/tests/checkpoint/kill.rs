@@ -11,7 +11,7 @@ use narrows_plan::strategy::Zero;
 use narrows_runtime::checkpoint::{latest, load, save};
 
 use crate::support::*;
-use narrows_test_support::plans::Dice;
+use narrows_test_support::plans::TestRng;
 
 /// Tells the child where to save. It is this test binary again, running [`child`] alone.
 const FOLDER: &str = "NARROWS_TEST_CHECKPOINT_FOLDER";
@@ -72,7 +72,7 @@ fn whenever_it_is_killed_nothing_saved_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let model = small_model(false);
-    let mut dice = Dice(3);
+    let mut dice = TestRng(3);
     let (mut reached, mut interrupted) = (0, 0);
     let begun = Instant::now();
     for kill in 0..KILLS {

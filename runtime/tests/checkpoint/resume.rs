@@ -8,7 +8,7 @@ use narrows_plan::strategy::Zero;
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
-use narrows_runtime::session::{Tensors, Whole};
+use narrows_runtime::session::{NamedTensors, TensorKind};
 
 use crate::support::*;
 
@@ -23,7 +23,7 @@ fn cases(tied: bool) -> [(Mesh, Zero); 5] {
     ]
 }
 
-fn bits(whole: &Whole) -> Vec<(&str, Vec<u32>)> {
+fn bits(whole: &NamedTensors) -> Vec<(&str, Vec<u32>)> {
     let bits = |numbers: &Vec<f32>| numbers.iter().map(|number| number.to_bits()).collect();
     whole.iter().map(|(name, numbers)| (&**name, bits(numbers))).collect()
 }
@@ -149,9 +149,9 @@ fn a_session_of_another_model_is_left_alone() {
     let saved = trained(&small_model(false));
     let other = small_model(true);
     let mut session = begun(&other, &plan(&other, 1, mesh(1, 1, 1), Zero::Off));
-    let before = session.gather(Tensors::Weights).unwrap();
+    let before = session.gather(TensorKind::Weights).unwrap();
     let fault = saved.apply(&mut session).unwrap_err();
     assert_eq!(fault.to_string(), "is none of the model's");
     assert_eq!(fault.place().unwrap(), "tensor `head`");
-    assert_eq!(session.gather(Tensors::Weights).unwrap(), before);
+    assert_eq!(session.gather(TensorKind::Weights).unwrap(), before);
 }

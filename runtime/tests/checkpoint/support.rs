@@ -12,7 +12,7 @@ use narrows_runtime::checkpoint::Checkpoint;
 use narrows_runtime::data::Cursor;
 use narrows_runtime::session::{Session, StepInput};
 
-use narrows_test_support::plans::{Dice, draw_plan};
+use narrows_test_support::plans::{TestRng, draw_plan};
 
 pub const SEED: u64 = 5;
 
@@ -38,7 +38,7 @@ pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
     let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
-    let mut dice = Dice(seed);
+    let mut dice = TestRng(seed);
     (0..1000).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan of this mesh")
 }
 
@@ -62,7 +62,7 @@ pub fn optimizer() -> Optimizer {
 /// Makes steps on tokens that depend on the step's number alone; gives their losses.
 pub fn train(session: &mut Session, steps: u64) -> Vec<f64> {
     let one = |_| {
-        let mut dice = Dice(1000 + session.steps());
+        let mut dice = TestRng(1000 + session.steps());
         let work = session.program().context.workload;
         let count = work.global_batch * work.sequence_length;
         // A target that can be learned: the token itself.

@@ -6,10 +6,10 @@ pub mod works;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narrows_calibration::fit::gpu::{Gpu, GpuMachine, WholeStep};
-use narrows_cluster::{Cluster, Fact};
+use narrows_calibration::fit::gpu::{GpuMachine, GpuModel, MeasuredStep};
+use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_cost_model::{Executor, Prices, Profile, profile};
-use narrows_cuda::libraries::Library;
+use narrows_cuda::libraries::CudaLibrary;
 use narrows_cuda::machine;
 use narrows_plan::Mesh;
 use narrows_planner::predict::kernels;
@@ -17,12 +17,12 @@ use narrows_runtime::data::{digest, hex};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 
-use super::Subject;
-use super::cache::Kept;
-use super::works::Amount;
+use super::PlannedBenchmark;
+use super::cache::CachedProfileKey;
+use super::works::BenchmarkExtent;
 use crate::args::gpu as args;
-use crate::args::launch::Launched;
-use crate::errors::{Failure, Outcome};
+use crate::args::launch::LaunchedProcess;
+use crate::errors::{CommandResult, Failure};
 use crate::output;
 use crate::processes;
 use crate::report::page::plural;
@@ -31,24 +31,27 @@ use crate::report::page::plural;
 /// there is none.
 pub fn title() -> Option<String> {
     let gpu = machine::gpus().ok()?.into_iter().next()?;
-    let version = |library: Library, name: &str| {
+    let version = |library: CudaLibrary, name: &str| {
         format!("{name} {}", machine::version(library).unwrap_or_else(|| "unknown".into()))
     };
-    let mut parts =
-        vec![gpu.name, version(Library::Driver, "driver"), version(Library::CublasLt, "cuBLASLt")];
-    if machine::loads(Library::Nccl) {
-        parts.push(version(Library::Nccl, "NCCL"));
+    let mut parts = vec![
+        gpu.name,
+        version(CudaLibrary::Driver, "driver"),
+        version(CudaLibrary::CublasLt, "cuBLASLt"),
+    ];
+    if machine::loads(CudaLibrary::Nccl) {
+        parts.push(version(CudaLibrary::Nccl, "NCCL"));
     }
     Some(parts.join(", "))
 }
 
 /// This machine's first GPU, as a fit knows it.
-pub fn first(launched: Option<&Launched>) -> Option<Gpu> {
+pub fn first(launched: Option<&LaunchedProcess>) -> Option<GpuModel> {
     let gpus = machine::gpus().ok()?;
     let seen = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
     let started = launched.map_or(1, |launched| launched.launch.local_world);
     let gpu = gpus.into_iter().next()?;
-    Some(Gpu {
+    Some(GpuModel {
         name: gpu.name,
         capability: gpu.capability,
         multiprocessors: gpu.multiprocessors,
@@ -59,7 +62,7 @@ pub fn first(launched: Option<&Launched>) -> Option<Gpu> {
 }
 
 /// What plans are searched on before anything is measured: the preset, with this GPU's memory.
-pub fn base(gpu: &Gpu) -> Outcome<Profile> {
+pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
     let preset = profile::preset(gpu.preset().0).map_err(Failure::flags)?;
     let mut file = preset.file().clone();
     file.device.memory_bytes = gpu.memory;
@@ -67,7 +70,7 @@ pub fn base(gpu: &Gpu) -> Outcome<Profile> {
 }
 
 /// Everything a profile says of this machine.
-pub fn describe(gpu: Gpu, devices: u64, command: &str) -> GpuMachine {
+pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
     let title = title().unwrap_or_else(|| gpu.name.clone());
     let name = gpu.name.trim_start_matches("NVIDIA ").to_ascii_lowercase();
     let legal = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
@@ -86,15 +89,15 @@ pub fn describe(gpu: Gpu, devices: u64, command: &str) -> GpuMachine {
 }
 
 /// Steps of the plans on one device, as they really run. What each launches is what has a price.
-pub fn steps(subjects: &[Subject], base: &Profile) -> Vec<WholeStep> {
+pub fn steps(subjects: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep> {
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(base, Executor::Captured, &mesh);
     let alone = subjects.iter().filter(|subject| subject.work.request.devices == 1);
-    let step = |subject: &Subject| {
+    let step = |subject: &PlannedBenchmark| {
         let best = subject.best()?;
         let all = kernels(subject.program.program());
         let launched = all.iter().filter(|(kernel, _)| prices.kernel(kernel).0 > 0.0);
-        Some(WholeStep {
+        Some(MeasuredStep {
             instructions_s: best.step_s(),
             launches: launched.map(|(_, times)| times).sum(),
             captured_s: best.whole_step_s,
@@ -105,29 +108,33 @@ pub fn steps(subjects: &[Subject], base: &Profile) -> Vec<WholeStep> {
 }
 
 /// The processes that measure together; this one alone, where there are no others.
-pub struct Party {
-    launched: Option<Launched>,
-    cluster: Option<Arc<Cluster>>,
+pub struct GpuProcesses {
+    launched: Option<LaunchedProcess>,
+    cluster: Option<Arc<TcpProcessGroup>>,
 }
 
-impl Party {
+impl GpuProcesses {
     /// Meets the others, who must mean the same.
     ///
     /// # Errors
     /// When one does not come, or means something else.
-    pub fn join(launched: Option<Launched>, subjects: &[Subject], asked: &str) -> Outcome<Party> {
-        let Some(of_many) = &launched else { return Ok(Party { launched, cluster: None }) };
+    pub fn join(
+        launched: Option<LaunchedProcess>,
+        subjects: &[PlannedBenchmark],
+        asked: &str,
+    ) -> CommandResult<GpuProcesses> {
+        let Some(of_many) = &launched else { return Ok(GpuProcesses { launched, cluster: None }) };
         let launch = &of_many.launch;
         let others: Vec<u64> = (0..launch.world).filter(|rank| *rank != launch.rank).collect();
         let joined = processes::join(of_many, facts(subjects, asked), &others)?;
-        Ok(Party { cluster: Some(joined), launched })
+        Ok(GpuProcesses { cluster: Some(joined), launched })
     }
 
     /// A session of a plan for all devices, or for one: then each process has one of its own.
     ///
     /// # Errors
     /// When it cannot be executed.
-    pub fn open(&self, subject: &Subject) -> Outcome<Session> {
+    pub fn open(&self, subject: &PlannedBenchmark) -> CommandResult<Session> {
         let cluster = self.cluster.clone().filter(|_| subject.work.request.devices > 1);
         let options = args::options(self.launched.as_ref(), false);
         let (model, program) = (&subject.work.request.model, subject.program.clone());
@@ -145,7 +152,7 @@ impl Party {
     ///
     /// # Errors
     /// That of this process, or that another failed.
-    pub fn part(&self, done: Outcome<()>) -> Outcome<()> {
+    pub fn part(&self, done: CommandResult<()>) -> CommandResult<()> {
         match (&self.cluster, &self.launched) {
             (Some(cluster), Some(launched)) => processes::part(cluster, done, &launched.process()),
             _ => done,
@@ -154,10 +161,10 @@ impl Party {
 }
 
 /// What must be the same for all processes.
-fn facts(subjects: &[Subject], asked: &str) -> Vec<Fact> {
+fn facts(subjects: &[PlannedBenchmark], asked: &str) -> Vec<RunFact> {
     let plans = subjects.iter().map(|subject| format!("{:?}", subject.program.program()));
     let plans: String = plans.collect();
-    let fact = |what: &str, value: String| Fact { what: what.into(), value };
+    let fact = |what: &str, value: String| RunFact { what: what.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("calibration", asked.into()),
@@ -174,7 +181,8 @@ const TOGETHER_MAX: u64 = 64;
 pub fn kept(devices: u64) -> Option<PathBuf> {
     let title = title()?;
     let counts = (devices..=TOGETHER_MAX.max(devices)).chain((1..devices).rev());
-    let kept: Vec<Kept> = counts.map(|count| Kept::of_gpus(&title, count)).collect();
+    let kept: Vec<CachedProfileKey> =
+        counts.map(|count| CachedProfileKey::of_gpus(&title, count)).collect();
     let paths = |amount| kept.iter().filter_map(move |kept| kept.path(amount));
-    paths(Amount::Whole).chain(paths(Amount::Quick)).find(|path| path.exists())
+    paths(BenchmarkExtent::Whole).chain(paths(BenchmarkExtent::Quick)).find(|path| path.exists())
 }

@@ -10,9 +10,10 @@ use narrows_plan::model::{Model, Weight};
 use narrows_planner::MemoryLimit;
 
 use super::super::works::{
-    ALONE, Amount, BLOCKS, DULL, Division, TELLING, Work, alone, preset, together, work,
+    ALONE, BLOCKS, Benchmark, BenchmarkExtent, DULL, ModelSplit, TELLING, alone, preset, together,
+    work,
 };
-use crate::errors::Outcome;
+use crate::errors::CommandResult;
 
 /// Blocks of the models that are compared with.
 const BLOCKS_COMPARED: usize = 4;
@@ -25,9 +26,9 @@ const BATCH: u64 = 4;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct BenchmarkSelection<'a> {
     /// How much.
-    pub amount: Amount,
+    pub amount: BenchmarkExtent,
     /// A model besides.
     pub also: Option<&'a Model>,
     /// GPUs, one a process.
@@ -41,7 +42,7 @@ pub struct Asked<'a> {
 }
 
 /// Every way on one device and on all: on some of them, where they are many.
-fn divisions(devices: u64, low_rank: bool) -> Vec<Division> {
+fn divisions(devices: u64, low_rank: bool) -> Vec<ModelSplit> {
     let mut all = alone();
     if devices > 1 {
         all.extend(together(devices, low_rank));
@@ -49,29 +50,29 @@ fn divisions(devices: u64, low_rank: bool) -> Vec<Division> {
     if devices > 2 && devices.is_multiple_of(2) {
         let half = devices / 2;
         all.extend([
-            Division { what: "tensor, two replicas", tensor: half, data: 2, ..ALONE },
-            Division { what: "pairs, data", tensor: 2, data: half, ..ALONE },
-            Division { what: "tensor, two stages", tensor: half, pipeline: 2, turns: 2, ..ALONE },
+            ModelSplit { what: "tensor, two replicas", tensor: half, data: 2, ..ALONE },
+            ModelSplit { what: "pairs, data", tensor: 2, data: half, ..ALONE },
+            ModelSplit { what: "tensor, two stages", tensor: half, pipeline: 2, turns: 2, ..ALONE },
         ]);
     }
     all
 }
 
-impl Asked<'_> {
+impl BenchmarkSelection<'_> {
     /// Plans of some blocks of a model. Every replica has the batch of one device.
     fn of(
         &self,
         model: &Model,
         blocks: usize,
         (batch, length): (u64, u64),
-        divisions: &[Division],
-    ) -> Vec<Work> {
+        divisions: &[ModelSplit],
+    ) -> Vec<Benchmark> {
         let mut model = model.clone();
         model.blocks.truncate(blocks);
         let length = self.sequence_length.unwrap_or(length).min(model.max_sequence_length);
         let batch = self.global_batch.unwrap_or(batch);
         let limit = MemoryLimit::Auto;
-        let of = |d: &Division| work(&model, (batch * d.data, length), d, self.profile, limit);
+        let of = |d: &ModelSplit| work(&model, (batch * d.data, length), d, self.profile, limit);
         divisions.iter().filter_map(of).collect()
     }
 
@@ -79,7 +80,7 @@ impl Asked<'_> {
     ///
     /// # Errors
     /// When a preset is not there.
-    pub fn measured(&self) -> Outcome<Vec<Work>> {
+    pub fn measured(&self) -> CommandResult<Vec<Benchmark>> {
         let mut works = vec![];
         let mut add = |model: &Model, sizes: (u64, u64), all: bool| {
             let mut ways = divisions(self.devices, model.is_low_rank());
@@ -89,8 +90,8 @@ impl Asked<'_> {
             works.extend(self.of(model, BLOCKS, sizes, &ways));
         };
         match self.amount {
-            Amount::Quick => add(&preset("cola-tiny")?, (8, 128), false),
-            Amount::Whole => {
+            BenchmarkExtent::Quick => add(&preset("cola-tiny")?, (8, 128), false),
+            BenchmarkExtent::Whole => {
                 let (medium, large) = (preset("cola-1b")?, preset("cola-7b")?);
                 add(&medium, (4, 4096), true);
                 add(&medium, (4, 1024), false);
@@ -105,13 +106,13 @@ impl Asked<'_> {
             }
         }
         if let Some(model) = self.also {
-            add(model, (BATCH, LENGTH), self.amount == Amount::Whole);
+            add(model, (BATCH, LENGTH), self.amount == BenchmarkExtent::Whole);
             for shard in SHARDS {
                 narrower(model, shard).iter().for_each(|of| add(of, (BATCH, LENGTH), false));
             }
         }
         // A narrower model stands for a shard on one device, and of several it would be a shard's shard.
-        works.retain(|of: &Work| !of.name.contains('/') || of.request.devices == 1);
+        works.retain(|of: &Benchmark| !of.name.contains('/') || of.request.devices == 1);
         Ok(works)
     }
 
@@ -119,20 +120,20 @@ impl Asked<'_> {
     ///
     /// # Errors
     /// When a preset is not there.
-    pub fn compared(&self) -> Outcome<Vec<Work>> {
+    pub fn compared(&self) -> CommandResult<Vec<Benchmark>> {
         let mut works = vec![];
         let mut add = |model: &Model, (batch, length): (u64, u64), familiar: bool| {
             let mut ways = divisions(self.devices, model.is_low_rank());
             ways.retain(|division| TELLING.contains(&division.what));
             let made = self.of(model, BLOCKS_COMPARED, (batch, length), &ways);
-            works.extend(made.into_iter().map(|work| Work { familiar, ..work }));
+            works.extend(made.into_iter().map(|work| Benchmark { familiar, ..work }));
         };
         match self.amount {
-            Amount::Quick => {
+            BenchmarkExtent::Quick => {
                 let tiny = preset("cola-tiny")?;
                 [(4, 128), (4, 96), (8, 64)].into_iter().for_each(|sizes| add(&tiny, sizes, true));
             }
-            Amount::Whole => {
+            BenchmarkExtent::Whole => {
                 let medium = preset("cola-1b")?;
                 add(&medium, (2, 4096), true);
                 add(&medium, (6, 1024), true);
@@ -191,9 +192,9 @@ mod tests {
     use narrows_planner::search::search;
 
     use super::*;
-    use crate::calibrate::Subject;
+    use crate::calibrate::PlannedBenchmark;
 
-    fn products(subject: &Subject) -> HashSet<[u64; 3]> {
+    fn products(subject: &PlannedBenchmark) -> HashSet<[u64; 3]> {
         let instructions = subject.program.program().instructions();
         let of = |kernel| match kernel {
             Kernel::Gemm(gemm) => Some([gemm.m, gemm.n, gemm.k]),
@@ -208,16 +209,17 @@ mod tests {
         let profile = profile::preset("h200-sxm").unwrap();
         let model = preset("cola-1b").unwrap();
         let limit = MemoryLimit::None;
-        let plan = |model: &Model, division: Division| {
+        let plan = |model: &Model, division: ModelSplit| {
             let mut model = model.clone();
             model.blocks.truncate(BLOCKS);
-            Subject::plan(work(&model, (1, 512), &division, &profile, limit).unwrap()).unwrap()
+            PlannedBenchmark::plan(work(&model, (1, 512), &division, &profile, limit).unwrap())
+                .unwrap()
         };
         let off = narrows_planner::GroupingRule::Off;
-        let one = Division { grouping: off, ..ALONE };
+        let one = ModelSplit { grouping: off, ..ALONE };
         let narrow = products(&plan(&narrower(&model, 4).unwrap(), one));
         let rules = narrows_plan::strategy::Rules { baseline: Baseline::Btp, ..ALONE.rules };
-        let shard = products(&plan(&model, Division { tensor: 4, rules, ..one }));
+        let shard = products(&plan(&model, ModelSplit { tensor: 4, rules, ..one }));
         let of_blocks = |sizes: &&[u64; 3]| {
             !sizes.contains(&model.vocab) && !sizes.contains(&(model.vocab / 4))
         };
@@ -233,8 +235,8 @@ mod tests {
     fn works_are_for_the_gpus_that_there_are() {
         let profile = profile::preset("h200-sxm").unwrap();
         for devices in [1, 2, 8] {
-            for amount in [Amount::Quick, Amount::Whole] {
-                let asked = Asked {
+            for amount in [BenchmarkExtent::Quick, BenchmarkExtent::Whole] {
+                let asked = BenchmarkSelection {
                     amount,
                     also: None,
                     devices,
@@ -249,14 +251,14 @@ mod tests {
                 let several = measured.iter().filter(|of| of.request.devices > 1).count();
                 assert_eq!(several > 3, devices > 1, "{devices}, {amount:?}");
                 let shards = measured.iter().filter(|of| of.name.contains('/')).count();
-                assert_eq!(shards > 3, amount == Amount::Whole);
+                assert_eq!(shards > 3, amount == BenchmarkExtent::Whole);
                 let known: HashSet<&str> = measured.iter().map(|of| of.name.as_str()).collect();
                 assert_eq!(known.len(), measured.len(), "each once");
                 assert!(compared.iter().all(|of| !known.contains(of.name.as_str())), "unlike them");
             }
         }
-        let asked = Asked {
-            amount: Amount::Quick,
+        let asked = BenchmarkSelection {
+            amount: BenchmarkExtent::Quick,
             also: None,
             devices: 2,
             global_batch: Some(2),

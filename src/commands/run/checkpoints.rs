@@ -3,25 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use narrows_plan::model::Model;
-use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, Lock, ResumeError};
+use narrows_runtime::checkpoint::{self, Checkpoint, CheckpointError, FolderLock, ResumeError};
 use narrows_runtime::{Optimizer, Trainer};
 
-use crate::args::checkpoint::{Checkpoints, Origin};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::args::checkpoint::{CheckpointSettings, RunOrigin};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
 /// Writes the checkpoints of a run, and knows the last one.
-pub struct Keeper<'a> {
-    asked: Option<&'a Checkpoints>,
+pub struct CheckpointKeeper<'a> {
+    asked: Option<&'a CheckpointSettings>,
     model: &'a Model,
     seed: u64,
-    resumed: Option<Kept>,
-    last: Option<Kept>,
+    resumed: Option<SavedCheckpoint>,
+    last: Option<SavedCheckpoint>,
 }
 
 /// A checkpoint that is there.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct SavedCheckpoint {
     /// Its step.
     pub step: u64,
     /// Its folder.
@@ -30,7 +30,7 @@ pub struct Kept {
 
 /// That the folder can be written to, and is no other run's: asked before anything that takes time.
 /// Nobody else may use it for as long as what is returned lives.
-pub fn admit(asked: Option<&Checkpoints>) -> Outcome<Option<Lock>> {
+pub fn admit(asked: Option<&CheckpointSettings>) -> CommandResult<Option<FolderLock>> {
     let Some(asked) = asked else { return Ok(None) };
     is_of_no_other_run(asked)?;
     let lock = checkpoint::lock(&asked.dir).map_err(Failure::checkpoint)?;
@@ -39,9 +39,11 @@ pub fn admit(asked: Option<&Checkpoints>) -> Outcome<Option<Lock>> {
     Ok(Some(lock))
 }
 
-fn is_of_no_other_run(Checkpoints { dir, origin, .. }: &Checkpoints) -> Outcome<()> {
+fn is_of_no_other_run(
+    CheckpointSettings { dir, origin, .. }: &CheckpointSettings,
+) -> CommandResult<()> {
     let found = checkpoint::list(dir).map_err(Failure::checkpoint)?;
-    let (Origin::FirstStep, Some(last)) = (origin, found.first()) else { return Ok(()) };
+    let (RunOrigin::FirstStep, Some(last)) = (origin, found.first()) else { return Ok(()) };
     let problem = format!("holds checkpoints already, the last of step {}", last.step);
     let problem = Problem::new(dir.display().to_string(), problem)
         .hint("--resume to go on from there")
@@ -49,19 +51,23 @@ fn is_of_no_other_run(Checkpoints { dir, origin, .. }: &Checkpoints) -> Outcome<
     Err(Failure::input(problem))
 }
 
-impl<'a> Keeper<'a> {
+impl<'a> CheckpointKeeper<'a> {
     /// The checkpoints that are asked for, of a model whose weights began with this seed.
-    pub fn new(asked: Option<&'a Checkpoints>, model: &'a Model, seed: u64) -> Keeper<'a> {
-        Keeper { asked, model, seed, resumed: None, last: None }
+    pub fn new(
+        asked: Option<&'a CheckpointSettings>,
+        model: &'a Model,
+        seed: u64,
+    ) -> CheckpointKeeper<'a> {
+        CheckpointKeeper { asked, model, seed, resumed: None, last: None }
     }
 
     /// Where the run went on from.
-    pub fn resumed(&self) -> Option<&Kept> {
+    pub fn resumed(&self) -> Option<&SavedCheckpoint> {
         self.resumed.as_ref()
     }
 
     /// The last checkpoint that is there.
-    pub fn last(&self) -> Option<&Kept> {
+    pub fn last(&self) -> Option<&SavedCheckpoint> {
         self.last.as_ref()
     }
 
@@ -70,8 +76,9 @@ impl<'a> Keeper<'a> {
     ///
     /// # Errors
     /// When the checkpoint is damaged, of another model or other data, or beyond the end of the run.
-    pub fn resume(&mut self, trainer: &mut Trainer, until: u64) -> Outcome<()> {
-        let Some(Checkpoints { dir, origin: Origin::LastCheckpoint, .. }) = self.asked else {
+    pub fn resume(&mut self, trainer: &mut Trainer, until: u64) -> CommandResult<()> {
+        let Some(CheckpointSettings { dir, origin: RunOrigin::LastCheckpoint, .. }) = self.asked
+        else {
             return Ok(());
         };
         let Some(path) = checkpoint::latest(dir).map_err(damaged)? else {
@@ -90,19 +97,20 @@ impl<'a> Keeper<'a> {
         }
         loaded.resume(trainer).map_err(|error| not_of_this_run(&path, error))?;
         warn_of_another_course(&path, &loaded.optimizer, trainer.optimizer());
-        let kept = Kept { step: loaded.step, path };
+        let kept = SavedCheckpoint { step: loaded.step, path };
         (self.resumed, self.last) = (Some(kept.clone()), Some(kept));
         Ok(())
     }
 
     /// Writes a checkpoint where one is due on the way to step `until`. The last step's is written
-    /// [at the end](Keeper::save), like that of a run that is stopped.
+    /// [at the end](CheckpointKeeper::save), like that of a run that is stopped.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn on_the_way(&mut self, trainer: &Trainer, until: u64) -> Outcome<()> {
+    pub fn on_the_way(&mut self, trainer: &Trainer, until: u64) -> CommandResult<()> {
         let step = trainer.session().steps();
-        let due = |asked: &Checkpoints| step < until && step.is_multiple_of(asked.every.get());
+        let due =
+            |asked: &CheckpointSettings| step < until && step.is_multiple_of(asked.every.get());
         if self.asked.is_some_and(due) { self.save(trainer) } else { Ok(()) }
     }
 
@@ -110,7 +118,7 @@ impl<'a> Keeper<'a> {
     ///
     /// # Errors
     /// When it cannot be written, or another process of the run is gone.
-    pub fn save(&mut self, trainer: &Trainer) -> Outcome<()> {
+    pub fn save(&mut self, trainer: &Trainer) -> CommandResult<()> {
         let step = trainer.session().steps();
         let Some(asked) = self.asked else { return Ok(()) };
         if self.last.as_ref().is_some_and(|last| last.step == step) {
@@ -124,16 +132,16 @@ impl<'a> Keeper<'a> {
             // Another process writes it.
             None => asked.dir.join(checkpoint::name_of(step)),
         };
-        self.last = Some(Kept { step, path });
+        self.last = Some(SavedCheckpoint { step, path });
         Ok(())
     }
 
     /// What a run that ended too early can go on from, as a sentence; `None` when no checkpoints were
     /// asked for.
     pub fn way_on(&self) -> Option<String> {
-        let Checkpoints { dir, .. } = self.asked?;
+        let CheckpointSettings { dir, .. } = self.asked?;
         Some(match &self.last {
-            Some(Kept { step, path }) => format!(
+            Some(SavedCheckpoint { step, path }) => format!(
                 "the checkpoint of step {step} is {}: the same command with --resume goes on from it",
                 path.display()
             ),

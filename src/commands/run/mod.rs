@@ -14,19 +14,22 @@ use narrows_planner::predict::{Prediction, predict_program};
 use narrows_runtime::null;
 
 use super::calibrate;
-use super::cost::{Priced, price};
-use crate::args::low::Format;
-use crate::args::resolve::{Answer, PlanFile, launch};
-use crate::args::run::{On, Run, RunArgs, Subject, Task, Training, cores, run as resolve};
+use super::cost::{PricedPlan, price};
+use crate::args::low::OutputFormat;
+use crate::args::resolve::{OutputSettings, PlanFile, launch};
+use crate::args::run::{
+    ExecutionTarget, PlanSelection, RunArgs, RunSettings, RunTask, TrainSettings, cores,
+    run as resolve,
+};
 use crate::calibrate::{cache, gpu, machine};
-use crate::errors::{Failure, Outcome, Problem};
+use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
-use crate::report::run::Counts;
+use crate::report::run::NullRunReport;
 use crate::report::{infeasible, proof};
-pub use checkpoints::Kept;
+pub use checkpoints::SavedCheckpoint;
 
 /// A plan that is about to be run.
-struct Planned {
+struct PlannedRun {
     model: Model,
     plan: Plan,
     program: CheckedProgram,
@@ -36,7 +39,7 @@ struct Planned {
 
 /// Where the words for people go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Voice {
+enum TextOutput {
     Stdout,
     /// Standard output belongs to a plan or to metrics.
     Stderr,
@@ -47,28 +50,28 @@ enum Voice {
 }
 
 /// Plans, unless a plan was given, and runs the plan.
-pub fn run(args: &RunArgs) -> Outcome<()> {
-    let Run { subject, task, answer } = resolve(args)?;
+pub fn run(args: &RunArgs) -> CommandResult<()> {
+    let RunSettings { subject, task, answer } = resolve(args)?;
     let _held_until_the_end = match &task {
-        Task::Train(training) if training.leads() => {
+        RunTask::Train(training) if training.leads() => {
             checkpoints::admit(training.checkpoints.as_ref())?
         }
         _ => None,
     };
-    let leads = !matches!(&task, Task::Train(training) if !training.leads());
+    let leads = !matches!(&task, RunTask::Train(training) if !training.leads());
     let planned = match subject {
-        Subject::File(file) => read(*file, &task, args)?,
-        Subject::Search(mut request) => {
-            if let Task::Train(training) = &task
+        PlanSelection::File(file) => read(*file, &task, args)?,
+        PlanSelection::Search(mut request) => {
+            if let RunTask::Train(training) = &task
                 && args.request.subject.hardware.is_none()
             {
                 match training.on {
                     // Many would measure at the same time, and each plan something else.
-                    On::Processors if training.launched.is_none() => {
+                    ExecutionTarget::Processors if training.launched.is_none() => {
                         request.profile = this_machine(training, request.devices, &answer)?;
                     }
-                    On::Processors => {}
-                    On::Gpus { .. } => these_gpus(training, &mut request, &answer),
+                    ExecutionTarget::Processors => {}
+                    ExecutionTarget::Gpus { .. } => these_gpus(training, &mut request, &answer),
                 }
             }
             searched(&request, &task, &answer)?
@@ -78,25 +81,29 @@ pub fn run(args: &RunArgs) -> Outcome<()> {
         output::write_plan(file, &planned.plan)?;
     }
     match task {
-        Task::Count => count(&planned, &answer),
-        Task::Train(training) => train::train(planned, &training, &answer),
+        RunTask::Count => count(&planned, &answer),
+        RunTask::Train(training) => train::train(planned, &training, &answer),
     }
 }
 
 /// What nobody named is measured: this machine, with the threads that its devices will have.
-fn this_machine(training: &Training, devices: u64, answer: &Answer) -> Outcome<Profile> {
+fn this_machine(
+    training: &TrainSettings,
+    devices: u64,
+    answer: &OutputSettings,
+) -> CommandResult<Profile> {
     calibrate::of_this_machine(threads(training, devices), answer.format)
 }
 
 /// What was measured of these GPUs, where that is kept; otherwise the preset stays, and that is said.
-fn these_gpus(training: &Training, request: &mut Request, answer: &Answer) {
+fn these_gpus(training: &TrainSettings, request: &mut Request, answer: &OutputSettings) {
     let launch = training.launched.as_ref().map(|launched| &launched.launch);
     // Other nodes may have kept something else, and all must plan the same.
     let one_node = launch.is_none_or(|launch| launch.local_world == launch.world);
     let kept = gpu::kept(request.devices).filter(|_| one_node);
     if let Some(profile) = kept.and_then(|path| cache::read(&path)) {
         request.profile = profile;
-    } else if training.leads() && answer.format == Format::Text {
+    } else if training.leads() && answer.format == OutputFormat::Text {
         let name = request.profile.name();
         let why = if one_node {
             "nothing that was measured of these GPUs is kept"
@@ -110,18 +117,18 @@ fn these_gpus(training: &Training, request: &mut Request, answer: &Answer) {
 }
 
 /// Threads that all devices of this machine share.
-fn threads(training: &Training, devices: u64) -> u64 {
+fn threads(training: &TrainSettings, devices: u64) -> u64 {
     training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()))
 }
 
 /// Says where the profile was measured on something else than what is about to train.
-fn warn_of_other_machine(profile: &Profile, task: &Task, devices: u64) {
-    let Task::Train(training) = task else { return };
+fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
+    let RunTask::Train(training) = task else { return };
     let warning = match training.on {
-        On::Processors if training.launched.is_none() => {
+        ExecutionTarget::Processors if training.launched.is_none() => {
             machine::other(profile, threads(training, devices))
         }
-        On::Gpus { .. } if training.leads() => machine::other_gpus(profile),
+        ExecutionTarget::Gpus { .. } if training.leads() => machine::other_gpus(profile),
         _ => None,
     };
     if let Some(warning) = warning {
@@ -129,11 +136,11 @@ fn warn_of_other_machine(profile: &Profile, task: &Task, devices: u64) {
     }
 }
 
-fn is_on_processors(task: &Task) -> bool {
-    matches!(task, Task::Train(training) if training.on == On::Processors)
+fn is_on_processors(task: &RunTask) -> bool {
+    matches!(task, RunTask::Train(training) if training.on == ExecutionTarget::Processors)
 }
 
-fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
+fn read(mut file: PlanFile, task: &RunTask, args: &RunArgs) -> CommandResult<PlannedRun> {
     if is_on_processors(task) && file.plan.precision != Precision::Full32 {
         let problem = "the plan computes in mixed bf16, and processors compute in f32 alone";
         let problem = Problem { field: "precision".into(), ..Problem::new(&file.name, problem) };
@@ -142,14 +149,18 @@ fn read(mut file: PlanFile, task: &Task, args: &RunArgs) -> Outcome<Planned> {
     }
     launch(&mut file, &args.request);
     warn_of_other_machine(&file.profile, task, file.plan.mesh.devices());
-    let Priced { plan, resolved, prediction } = price(&file)?;
+    let PricedPlan { plan, resolved, prediction } = price(&file)?;
     let program = CheckedProgram::check(lower(&resolved))
         .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;
     let prices = Prices::new(&file.profile, plan.executor, &plan.mesh);
-    Ok(Planned { model: file.model, plan, program, prediction, prices })
+    Ok(PlannedRun { model: file.model, plan, program, prediction, prices })
 }
 
-fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned> {
+fn searched(
+    request: &Request,
+    task: &RunTask,
+    answer: &OutputSettings,
+) -> CommandResult<PlannedRun> {
     let Request { model, profile, executor, .. } = request;
     if is_on_processors(task) && profile.precision() != Precision::Full32 {
         let name = profile.name();
@@ -168,35 +179,35 @@ fn searched(request: &Request, task: &Task, answer: &Answer) -> Outcome<Planned>
     let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
     let (plan, program) = (fitted.plan, fitted.program);
     let prices = Prices::new(profile, *executor, &plan.mesh);
-    Ok(Planned { model: model.clone(), plan, program, prediction, prices })
+    Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
 }
 
-fn count(planned: &Planned, answer: &Answer) -> Outcome<()> {
+fn count(planned: &PlannedRun, answer: &OutputSettings) -> CommandResult<()> {
     let report = null::count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
-    let counts = Counts::of("null", &planned.model, &report);
+    let counts = NullRunReport::of("null", &planned.model, &report);
     match voice(answer, None, true) {
-        Voice::Silent => output::print_json(&counts),
+        TextOutput::Silent => output::print_json(&counts),
         voice => voice.say(&counts.text()),
     }
 }
 
-fn voice(answer: &Answer, metrics: Option<&std::ffi::OsStr>, leads: bool) -> Voice {
+fn voice(answer: &OutputSettings, metrics: Option<&std::ffi::OsStr>, leads: bool) -> TextOutput {
     match answer.format {
-        _ if !leads => Voice::Mute,
-        Format::Json => Voice::Silent,
-        Format::Text if answer.plan_on_stdout() || metrics.is_some_and(output::is_stdout) => {
-            Voice::Stderr
+        _ if !leads => TextOutput::Mute,
+        OutputFormat::Json => TextOutput::Silent,
+        OutputFormat::Text if answer.plan_on_stdout() || metrics.is_some_and(output::is_stdout) => {
+            TextOutput::Stderr
         }
-        Format::Text => Voice::Stdout,
+        OutputFormat::Text => TextOutput::Stdout,
     }
 }
 
-impl Voice {
-    fn say(self, text: &str) -> Outcome<()> {
+impl TextOutput {
+    fn say(self, text: &str) -> CommandResult<()> {
         match self {
-            Voice::Stdout => output::print(text)?,
-            Voice::Stderr => output::tell(text),
-            Voice::Silent | Voice::Mute => {}
+            TextOutput::Stdout => output::print(text)?,
+            TextOutput::Stderr => output::tell(text),
+            TextOutput::Silent | TextOutput::Mute => {}
         }
         Ok(())
     }

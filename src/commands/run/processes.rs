@@ -2,25 +2,28 @@
 
 use std::sync::Arc;
 
-use narrows_cluster::{Cluster, Fact};
+use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
 use narrows_runtime::data::{digest, hex};
 use narrows_runtime::process_group::agree;
 use narrows_runtime::session::Session;
 
-use super::Planned;
-use crate::args::checkpoint::Checkpoints;
-use crate::args::run::{On, Tokens, Training};
-use crate::errors::{Ending, Failure, Outcome, Problem};
+use super::PlannedRun;
+use crate::args::checkpoint::CheckpointSettings;
+use crate::args::run::{ExecutionTarget, TokenSource, TrainSettings};
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::processes::{self, failed, of_process};
 
 /// Meets the other processes, if there are any: all must be there, and mean the same.
-pub fn join(planned: &Planned, training: &Training) -> Outcome<Option<Arc<Cluster>>> {
+pub fn join(
+    planned: &PlannedRun,
+    training: &TrainSettings,
+) -> CommandResult<Option<Arc<TcpProcessGroup>>> {
     let Some(launched) = &training.launched else { return Ok(None) };
     let (devices, processes) = (planned.plan.mesh.devices(), launched.launch.world);
     if devices != processes {
         let mut failure = Failure::execution(&RunError::Processes { devices, processes });
-        failure.ending = Ending::BadInput;
+        failure.ending = ExitStatus::BadInput;
         return Err(of_process(failure, &launched.process()));
     }
     let neighbours = Session::neighbours(planned.program.program(), launched.launch.rank);
@@ -28,7 +31,11 @@ pub fn join(planned: &Planned, training: &Training) -> Outcome<Option<Arc<Cluste
 }
 
 /// That all stand at the same step of the same tokens: each process reads the files for itself.
-pub fn all_stand_at(cluster: &Cluster, step: u64, tokens_sha256: String) -> Outcome<()> {
+pub fn all_stand_at(
+    cluster: &TcpProcessGroup,
+    step: u64,
+    tokens_sha256: String,
+) -> CommandResult<()> {
     let all = agree(cluster, (step, tokens_sha256), |all| all).map_err(failed)?;
     let (first_step, first_tokens) = &all[0];
     let mut others = all.iter().enumerate();
@@ -49,24 +56,24 @@ pub fn all_stand_at(cluster: &Cluster, step: u64, tokens_sha256: String) -> Outc
 }
 
 /// What must be the same for all processes.
-fn facts(planned: &Planned, training: &Training) -> Vec<Fact> {
-    let Planned { model, plan, .. } = planned;
+fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
+    let PlannedRun { model, plan, .. } = planned;
     let plan = serde_json::to_vec(plan).unwrap_or_default();
     let tokens = match &training.tokens {
-        Tokens::Shipped => "those within the program".into(),
-        Tokens::File(path) => path.display().to_string(),
+        TokenSource::Shipped => "those within the program".into(),
+        TokenSource::File(path) => path.display().to_string(),
     };
     let checkpoints = match &training.checkpoints {
         None => "none".into(),
-        Some(Checkpoints { dir, every, origin, .. }) => {
+        Some(CheckpointSettings { dir, every, origin, .. }) => {
             format!("every {every} steps in {}, from {origin:?}", dir.display())
         }
     };
     let backend = match training.on {
-        On::Processors => "cpu",
-        On::Gpus { .. } => "cuda",
+        ExecutionTarget::Processors => "cpu",
+        ExecutionTarget::Gpus { .. } => "cuda",
     };
-    let fact = |what: &str, value: String| Fact { what: what.into(), value };
+    let fact = |what: &str, value: String| RunFact { what: what.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("backend", backend.into()),

@@ -6,24 +6,24 @@ use narrows_cost_model::Prices;
 use narrows_cost_model::simulate::simulate;
 use narrows_plan::CheckedProgram;
 use narrows_runtime::Trainer;
-use narrows_runtime::train::Trained;
+use narrows_runtime::train::TrainedStep;
 
-use crate::args::trace::Tracing;
-use crate::errors::Outcome;
+use crate::args::trace::TraceSettings;
+use crate::errors::CommandResult;
 use crate::output;
 use crate::report::page::plural;
-use crate::report::trace::{Event, Measured, expected, measured};
+use crate::report::trace::{MeasuredTrace, TraceEvent, expected, measured};
 
 /// Collects the events of a run's steps.
 pub struct Tracer<'a> {
-    asked: &'a Tracing,
-    expected: Vec<Event>,
-    measured: Vec<Measured>,
+    asked: &'a TraceSettings,
+    expected: Vec<TraceEvent>,
+    measured: Vec<MeasuredTrace>,
 }
 
 impl<'a> Tracer<'a> {
     /// With what is expected of a step at these prices.
-    pub fn new(asked: &'a Tracing, program: &CheckedProgram, prices: &Prices) -> Tracer<'a> {
+    pub fn new(asked: &'a TraceSettings, program: &CheckedProgram, prices: &Prices) -> Tracer<'a> {
         let price = |kernel: &narrows_plan::Kernel| prices.kernel(kernel);
         let timeline = simulate(program, &price);
         let expected = expected(program.program(), &timeline, &price);
@@ -31,14 +31,14 @@ impl<'a> Tracer<'a> {
     }
 
     /// Sees a step that was made.
-    pub fn after(&mut self, trainer: &Trainer, trained: &Trained) {
+    pub fn after(&mut self, trainer: &Trainer, trained: &TrainedStep) {
         match &self.asked.steps {
             Some(steps) if !steps.contains(&trained.step) => return,
             Some(_) => {}
             // The last one that is made, and who knows which that is.
             None => self.measured.clear(),
         }
-        self.measured.push(Measured::of(trainer, trained.step));
+        self.measured.push(MeasuredTrace::of(trainer, trained.step));
     }
 
     /// Writes the file of a run that failed, if any step that was asked for was made before. Gives
@@ -46,7 +46,7 @@ impl<'a> Tracer<'a> {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn rescue(self, trainer: &Trainer) -> Outcome<Option<String>> {
+    pub fn rescue(self, trainer: &Trainer) -> CommandResult<Option<String>> {
         if self.measured.is_empty() {
             return Ok(None);
         }
@@ -59,7 +59,7 @@ impl<'a> Tracer<'a> {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn finish(mut self, trainer: &Trainer) -> Outcome<()> {
+    pub fn finish(mut self, trainer: &Trainer) -> CommandResult<()> {
         let name = self.asked.file.display().to_string();
         if self.measured.is_empty() {
             output::warn(&format!("no step that {name} is about was made: it has none measured"));

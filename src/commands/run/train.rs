@@ -6,33 +6,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use narrows_cluster::Cluster;
-use narrows_cpu::memory::{Gathered, needed, needed_on_a_node};
+use narrows_cluster::TcpProcessGroup;
+use narrows_cpu::memory::{GatheredTensors, needed, needed_on_a_node};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
 use narrows_runtime::data::{Sampler, Sampling, TokenFile};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
-use narrows_runtime::train::{Ended, Next, Predicted, Record, TrainError, Trained};
+use narrows_runtime::train::{
+    MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
+};
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
-use super::checkpoints::Keeper;
+use super::checkpoints::CheckpointKeeper;
 use super::processes;
 use super::trace::Tracer;
-use super::{Planned, Voice, voice};
+use super::{PlannedRun, TextOutput, voice};
 use crate::args::gpu;
-use crate::args::resolve::Answer;
-use crate::args::run::{On, Tokens, Training, cores};
+use crate::args::resolve::OutputSettings;
+use crate::args::run::{ExecutionTarget, TokenSource, TrainSettings, cores};
 use crate::commands::{STOPPED, TICK};
-use crate::errors::{Ending, Failure, Outcome, Problem};
-use crate::lines::Lines;
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
+use crate::lines::LineFile;
 use crate::memory;
 use crate::output;
 use crate::processes::part;
 use crate::report::page::plural;
 use crate::report::parts;
-use crate::report::run::{Beginning, Course, Summary, progress_line};
+use crate::report::run::{RunHeader, RunHistory, RunReport, progress_line};
 
 /// The text that a run without a token file reads.
 const SHIPPED: &[u8] = include_bytes!("../../../data/moby-dick.txt");
@@ -44,7 +46,11 @@ const SHIPPED_NAME: &str = "moby-dick.txt (within the program)";
 const LINES_OF_PROGRESS: u64 = 10;
 
 /// Trains the model of a plan. Where this is one process of many, all of them end with it.
-pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<()> {
+pub fn train(
+    planned: PlannedRun,
+    training: &TrainSettings,
+    answer: &OutputSettings,
+) -> CommandResult<()> {
     let cluster = processes::join(&planned, training)?;
     let trained = train_in(cluster.clone(), planned, training, answer);
     match cluster {
@@ -54,23 +60,23 @@ pub fn train(planned: Planned, training: &Training, answer: &Answer) -> Outcome<
 }
 
 fn train_in(
-    cluster: Option<Arc<Cluster>>,
-    planned: Planned,
-    training: &Training,
-    answer: &Answer,
-) -> Outcome<()> {
-    let Planned { model, plan, program, prediction, prices } = planned;
+    cluster: Option<Arc<TcpProcessGroup>>,
+    planned: PlannedRun,
+    training: &TrainSettings,
+    answer: &OutputSettings,
+) -> CommandResult<()> {
+    let PlannedRun { model, plan, program, prediction, prices } = planned;
     let mesh = plan.mesh;
     let devices = mesh.devices();
     let launch = training.launched.as_ref().map(|launched| &launched.launch);
     let devices_here = launch.map_or(devices, |launch| launch.local_world);
     let threads = training.threads.unwrap_or((cores() / devices_here).max(1));
-    if training.leads() && training.on == On::Processors {
+    if training.leads() && training.on == ExecutionTarget::Processors {
         warn_of_cores(devices_here, threads);
     }
     let sampler = sampler(&model, &plan, training)?;
     let voice = voice(answer, training.metrics.as_deref(), training.leads());
-    if training.on == On::Processors {
+    if training.on == ExecutionTarget::Processors {
         enough_memory(&model, program.program(), training)?;
     }
     let asked = training.tracing.as_ref();
@@ -87,7 +93,7 @@ fn train_in(
         session.keep_laps();
     }
     let mut trainer = Trainer::new(session, sampler, training.optimizer)?;
-    let mut keeper = Keeper::new(training.checkpoints.as_ref(), &model, training.seed);
+    let mut keeper = CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.seed);
     keeper.resume(&mut trainer, training.steps)?;
     let begun_at = trainer.session().steps();
     if let Some(cluster) = &cluster {
@@ -97,17 +103,17 @@ fn train_in(
     let stage_bytes = &prediction.peak_memory_bytes;
     let allocated = (0..devices).map(|id| Bytes(stage_bytes[DeviceId(id).stage(&mesh)])).collect();
     let breakdown_s = parts::by_name(&prediction.breakdown_s);
-    let predicted = Predicted { step_time_s: prediction.step_time_s, breakdown_s, allocated };
+    let predicted = StepPrediction { step_time_s: prediction.step_time_s, breakdown_s, allocated };
     let beginning =
-        Beginning { model: &model, plan: &plan, prediction: &prediction, threads, training };
+        RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
     voice.say(&beginning.text(trainer.sampler(), keeper.resumed()))?;
     let stop = stop_on_signals();
     let progress = progress(begun_at, training.steps, voice);
     let every = (training.steps / LINES_OF_PROGRESS).max(1);
-    let mut course = Course::default();
-    let watch = |trainer: &Trainer, trained: &Trained| {
+    let mut course = RunHistory::default();
+    let watch = |trainer: &Trainer, trained: &TrainedStep| {
         if let Some(lines) = &mut metrics {
-            lines.write(&Record::new(trained, Some(&predicted)))?;
+            lines.write(&MetricsRecord::new(trained, Some(&predicted)))?;
         }
         course.add(trained);
         if let Some(tracer) = &mut tracer {
@@ -123,10 +129,10 @@ fn train_in(
         let stop =
             trainer.session().anyone(stop.load(Ordering::Relaxed)).map_err(TrainError::from)?;
         if stop {
-            return Ok(Next::Stop);
+            return Ok(TrainControl::Stop);
         }
         keeper.on_the_way(trainer, training.steps)?;
-        Ok::<_, Failure>(Next::Continue)
+        Ok::<_, Failure>(TrainControl::Continue)
     };
     let ended = trainer.train(training.steps, watch);
     progress.finish_and_clear();
@@ -138,7 +144,7 @@ fn train_in(
             return Err(with_what_is_kept(failure, metrics.as_ref(), traced, &keeper, &course));
         }
     };
-    let summary = Summary::of(&beginning, &trainer, &course, ended).with_files(
+    let summary = RunReport::of(&beginning, &trainer, &course, ended).with_files(
         metrics.as_ref(),
         keeper.resumed(),
         keeper.last(),
@@ -148,16 +154,16 @@ fn train_in(
         tracer.finish(&trainer)?;
     }
     match voice {
-        Voice::Silent => output::print_json(&summary)?,
+        TextOutput::Silent => output::print_json(&summary)?,
         voice => voice.say(&summary.text())?,
     }
-    if ended == Ended::Stopped {
+    if ended == TrainEnd::Stopped {
         let (made, asked) = (trainer.session().steps(), training.steps);
         let way_on = keeper.way_on().map_or(String::new(), |way_on| format!("; {way_on}"));
         if training.leads() {
             output::tell(&format!("stopped after step {made} of {asked}, as asked{way_on}\n"));
         }
-        return Err(Failure { ending: Ending::Stopped, problems: vec![] });
+        return Err(Failure { ending: ExitStatus::Stopped, problems: vec![] });
     }
     Ok(())
 }
@@ -166,12 +172,12 @@ fn train_in(
 fn session(
     model: &Model,
     program: CheckedProgram,
-    (training, threads): (&Training, u64),
+    (training, threads): (&TrainSettings, u64),
     cluster: Option<Arc<dyn ProcessGroup>>,
 ) -> Result<Session, RunError> {
     let eager = match training.on {
-        On::Gpus { eager } => eager,
-        On::Processors => {
+        ExecutionTarget::Gpus { eager } => eager,
+        ExecutionTarget::Processors => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
             return match cluster {
                 None => narrows_cpu::session(model, program, threads),
@@ -184,17 +190,17 @@ fn session(
 }
 
 /// A file of metrics: a new one, unless the run goes on.
-fn lines(file: &OsStr, keeper: &Keeper) -> Outcome<Lines> {
+fn lines(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<LineFile> {
     match keeper.resumed() {
-        Some(kept) => Lines::resume(file, kept.step),
-        None => Lines::create(file),
+        Some(kept) => LineFile::resume(file, kept.step),
+        None => LineFile::create(file),
     }
 }
 
-fn sampler(model: &Model, plan: &Plan, training: &Training) -> Outcome<Sampler> {
+fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResult<Sampler> {
     let file = match &training.tokens {
-        Tokens::Shipped => TokenFile::from_text(Path::new(SHIPPED_NAME), SHIPPED),
-        Tokens::File(path) => TokenFile::open(path),
+        TokenSource::Shipped => TokenFile::from_text(Path::new(SHIPPED_NAME), SHIPPED),
+        TokenSource::File(path) => TokenFile::open(path),
     }
     .map_err(Failure::token_file)?;
     let sampling = Sampling {
@@ -208,10 +214,10 @@ fn sampler(model: &Model, plan: &Plan, training: &Training) -> Outcome<Sampler> 
 /// Says what is left of a run that ended in an error.
 fn with_what_is_kept(
     mut failure: Failure,
-    metrics: Option<&Lines>,
-    traced: Option<Outcome<Option<String>>>,
-    keeper: &Keeper,
-    course: &Course,
+    metrics: Option<&LineFile>,
+    traced: Option<CommandResult<Option<String>>>,
+    keeper: &CheckpointKeeper,
+    course: &RunHistory,
 ) -> Failure {
     let (traced, untraced) = match traced.transpose() {
         Ok(traced) => (traced.flatten(), vec![]),
@@ -230,10 +236,10 @@ fn with_what_is_kept(
 }
 
 /// A machine out of memory ends programs without a word, so it is asked first.
-fn enough_memory(model: &Model, program: &Program, training: &Training) -> Outcome<()> {
+fn enough_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
     let gathered = match training.checkpoints {
-        Some(_) => Gathered::WeightsAndMoments,
-        None => Gathered::Weights,
+        Some(_) => GatheredTensors::WeightsAndMoments,
+        None => GatheredTensors::Weights,
     };
     let needed = match &training.launched {
         None => needed(model, program, gathered),
@@ -287,8 +293,8 @@ fn stop_on_signals() -> Arc<AtomicBool> {
 }
 
 /// A bar, drawn on standard error, and only when that is a terminal.
-fn progress(begun_at: u64, steps: u64, voice: Voice) -> ProgressBar {
-    if matches!(voice, Voice::Silent | Voice::Mute) {
+fn progress(begun_at: u64, steps: u64, voice: TextOutput) -> ProgressBar {
+    if matches!(voice, TextOutput::Silent | TextOutput::Mute) {
         return ProgressBar::hidden();
     }
     let progress = ProgressBar::new(steps).with_position(begun_at);

@@ -4,25 +4,25 @@ use narrows_plan::Bytes;
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_runtime::DeviceReport;
-use narrows_runtime::report::Report;
+use narrows_runtime::report::StepReport;
 use narrows_runtime::train::ByKindAndAxis;
 use serde::Serialize;
 
-use crate::report::page::{Align, Page, plural, thousands};
+use crate::report::page::{Align, TextPage, plural, thousands};
 
 /// What the devices would do; its JSON form is what `run --backend null --format json` prints.
 #[derive(Serialize)]
-pub struct Counts {
+pub struct NullRunReport {
     backend: &'static str,
     model: String,
     mesh: Mesh,
     /// All devices of a stage do the same amount of everything.
-    stages: Vec<StageCounts>,
+    stages: Vec<StageActivity>,
 }
 
 /// What each device of a stage would do in a step.
 #[derive(Serialize)]
-struct StageCounts {
+struct StageActivity {
     instructions: std::collections::BTreeMap<&'static str, u64>,
     collectives: u64,
     collective_bytes: ByKindAndAxis,
@@ -32,10 +32,10 @@ struct StageCounts {
     allocated_bytes: u64,
 }
 
-impl Counts {
+impl NullRunReport {
     /// Those of a report.
-    pub fn of(backend: &'static str, model: &Model, report: &Report) -> Counts {
-        let stage = |device: &DeviceReport| StageCounts {
+    pub fn of(backend: &'static str, model: &Model, report: &StepReport) -> NullRunReport {
+        let stage = |device: &DeviceReport| StageActivity {
             instructions: device.instructions.clone(),
             collectives: device.collectives.values().map(|count| count.calls).sum(),
             collective_bytes: device.collective_bytes(|count| count.payload),
@@ -45,17 +45,17 @@ impl Counts {
             allocated_bytes: device.allocated.0,
         };
         let stages = report.stages.iter().map(stage).collect();
-        Counts { backend, model: model.name.clone(), mesh: report.mesh, stages }
+        NullRunReport { backend, model: model.name.clone(), mesh: report.mesh, stages }
     }
 
     /// For people.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         let devices = plural(self.mesh.devices(), "device");
         page.heading(format!("A step of {} on {devices}, counted", self.model));
         page.line(self.mesh);
         page.heading("Each device of a stage");
-        let row = |(index, stage): (usize, &StageCounts)| {
+        let row = |(index, stage): (usize, &StageActivity)| {
             let sent = stage.collective_sent_bytes.values().flat_map(|axes| axes.values()).sum();
             vec![
                 index.to_string(),

@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-use narrows_runtime::parts::Parts;
-use narrows_runtime::train::Trained;
+use narrows_runtime::parts::TimeBreakdown;
+use narrows_runtime::train::TrainedStep;
 
 /// Columns of a loss curve.
 const CURVE_WIDTH: usize = 60;
 
 /// The steps of a run so far.
 #[derive(Default)]
-pub struct Course {
+pub struct RunHistory {
     /// Of each step.
     pub losses: Vec<f64>,
-    times: Vec<(Duration, Parts)>,
+    times: Vec<(Duration, TimeBreakdown)>,
     /// Of all steps.
     pub tokens: u64,
     /// Bytes allocated on each device of the mesh, and held besides, after the last.
     pub held: (Vec<u64>, Vec<u64>),
 }
 
-impl Course {
+impl RunHistory {
     /// One more.
-    pub fn add(&mut self, trained: &Trained) {
+    pub fn add(&mut self, trained: &TrainedStep) {
         self.losses.push(trained.loss);
         self.times.push((trained.time, trained.parts));
         self.tokens += trained.tokens;
@@ -43,8 +43,8 @@ impl Course {
 
     /// The step in the middle of all, of which a pause of the machine takes nothing: its time, and
     /// what that was spent on. Zeros when there was none.
-    pub fn median(&self) -> (Duration, Parts) {
-        let mut times: Vec<&(Duration, Parts)> = self.times.iter().collect();
+    pub fn median(&self) -> (Duration, TimeBreakdown) {
+        let mut times: Vec<&(Duration, TimeBreakdown)> = self.times.iter().collect();
         times.sort_by_key(|(time, _)| *time);
         times.get(times.len() / 2).copied().copied().unwrap_or_default()
     }

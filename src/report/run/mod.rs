@@ -10,25 +10,25 @@ use narrows_plan::{Bytes, Plan, Seconds};
 use narrows_planner::predict::Prediction;
 use narrows_runtime::Trainer;
 use narrows_runtime::data::Sampler;
-use narrows_runtime::parts::{Part, Parts};
-use narrows_runtime::train::{Ended, Trained};
+use narrows_runtime::parts::{TimeBreakdown, TimeCategory};
+use narrows_runtime::train::{TrainEnd, TrainedStep};
 use serde::Serialize;
 
-use super::page::{Align, Page, plural, thousands};
+use super::page::{Align, TextPage, plural, thousands};
 use super::parts;
-use crate::args::checkpoint::Origin;
-use crate::args::run::{On, Training};
-use crate::args::trace::Tracing;
-use crate::commands::run::Kept;
-use crate::lines::Lines;
+use crate::args::checkpoint::RunOrigin;
+use crate::args::run::{ExecutionTarget, TrainSettings};
+use crate::args::trace::TraceSettings;
+use crate::commands::run::SavedCheckpoint;
+use crate::lines::LineFile;
 
-pub use counts::Counts;
-pub use course::Course;
+pub use counts::NullRunReport;
+pub use course::RunHistory;
 use course::curve;
 
 /// What is known before the first step.
 #[derive(Clone, Copy)]
-pub struct Beginning<'a> {
+pub struct RunHeader<'a> {
     /// What is trained.
     pub model: &'a Model,
     /// Under which plan.
@@ -38,18 +38,18 @@ pub struct Beginning<'a> {
     /// Threads of a device.
     pub threads: u64,
     /// How it is trained.
-    pub training: &'a Training,
+    pub training: &'a TrainSettings,
 }
 
-impl Beginning<'_> {
+impl RunHeader<'_> {
     /// For people.
-    pub fn text(&self, sampler: &Sampler, resumed: Option<&Kept>) -> String {
-        let Beginning { model, plan, prediction, threads, training } = self;
-        let mut page = Page::default();
+    pub fn text(&self, sampler: &Sampler, resumed: Option<&SavedCheckpoint>) -> String {
+        let RunHeader { model, plan, prediction, threads, training } = self;
+        let mut page = TextPage::default();
         let mesh = plan.mesh;
         let on = match training.on {
-            On::Gpus { .. } => plural(mesh.devices(), "GPU"),
-            On::Processors => {
+            ExecutionTarget::Gpus { .. } => plural(mesh.devices(), "GPU"),
+            ExecutionTarget::Processors => {
                 let devices = plural(mesh.devices(), "device");
                 format!("{devices} of {}", plural(*threads, "thread"))
             }
@@ -79,25 +79,25 @@ impl Beginning<'_> {
     }
 
     /// Where a run that may be resumed begins.
-    fn begins_at(&self, resumed: Option<&Kept>) -> Option<String> {
+    fn begins_at(&self, resumed: Option<&SavedCheckpoint>) -> Option<String> {
         let checkpoints = self.training.checkpoints.as_ref()?;
         match (checkpoints.origin, resumed) {
-            (_, Some(Kept { step, path })) => {
+            (_, Some(SavedCheckpoint { step, path })) => {
                 Some(format!("after step {step}: {}", path.display()))
             }
-            (Origin::LastCheckpoint, None) => {
+            (RunOrigin::LastCheckpoint, None) => {
                 let dir = checkpoints.dir.display();
                 Some(format!("with the first step: there is no checkpoint in {dir}"))
             }
-            (Origin::FirstStep, None) => None,
+            (RunOrigin::FirstStep, None) => None,
         }
     }
 }
 
 /// Where a run is.
-pub fn progress_line(trained: &Trained, steps: u64) -> String {
+pub fn progress_line(trained: &TrainedStep, steps: u64) -> String {
     let width = steps.to_string().len();
-    let Trained { step, loss, gradient_norm, time, tokens, .. } = trained;
+    let TrainedStep { step, loss, gradient_norm, time, tokens, .. } = trained;
     let speed = thousands((*tokens as f64 / time.as_secs_f64()) as u64);
     format!(
         "  step {step:>width$}  loss {loss:.4}  gradient {gradient_norm:.3}  {speed} tokens/s\n"
@@ -106,7 +106,7 @@ pub fn progress_line(trained: &Trained, steps: u64) -> String {
 
 /// How a run went; its JSON form is what `run --format json` prints.
 #[derive(Serialize)]
-pub struct Summary {
+pub struct RunReport {
     status: &'static str,
     backend: &'static str,
     model: String,
@@ -125,9 +125,9 @@ pub struct Summary {
     /// The median of the measured ones.
     step_time_s: f64,
     /// What the time of that step was spent on.
-    breakdown_s: Parts,
+    breakdown_s: TimeBreakdown,
     wall_time_s: f64,
-    prediction: Expected,
+    prediction: ExpectedStep,
     /// By device.
     allocated_bytes: Vec<u64>,
     /// Besides, by device.
@@ -146,7 +146,7 @@ pub struct Summary {
 
 /// What was expected of a step.
 #[derive(Serialize)]
-struct Expected {
+struct ExpectedStep {
     step_time_s: f64,
     step_time_interval_s: [f64; 2],
     breakdown_s: Breakdown,
@@ -155,24 +155,29 @@ struct Expected {
     peak_memory_bytes: Vec<u64>,
 }
 
-impl Summary {
+impl RunReport {
     /// That of a run that ended.
-    pub fn of(beginning: &Beginning, trainer: &Trainer, course: &Course, ended: Ended) -> Summary {
-        let Beginning { model, plan, prediction, threads, training } = beginning;
+    pub fn of(
+        beginning: &RunHeader,
+        trainer: &Trainer,
+        course: &RunHistory,
+        ended: TrainEnd,
+    ) -> RunReport {
+        let RunHeader { model, plan, prediction, threads, training } = beginning;
         let (time, breakdown_s) = course.median();
         let (allocated_bytes, scratch_bytes) = match course.steps() {
             0 => (trainer.session().allocated(), trainer.session().scratch()),
             _ => course.held.clone(),
         };
-        Summary {
+        RunReport {
             status: match ended {
-                Ended::Done => "done",
-                Ended::Stopped => "stopped",
+                TrainEnd::Done => "done",
+                TrainEnd::Stopped => "stopped",
             },
             backend: trainer.session().backend(),
             model: model.name.clone(),
             mesh: plan.mesh,
-            threads_per_device: (training.on == On::Processors).then_some(*threads),
+            threads_per_device: (training.on == ExecutionTarget::Processors).then_some(*threads),
             seed: training.seed,
             data: trainer.sampler().file().path().display().to_string(),
             steps: course.steps(),
@@ -184,7 +189,7 @@ impl Summary {
             step_time_s: time.as_secs_f64(),
             breakdown_s,
             wall_time_s: course.time().as_secs_f64(),
-            prediction: Expected {
+            prediction: ExpectedStep {
                 step_time_s: prediction.step_time_s,
                 step_time_interval_s: prediction.step_time_interval_s,
                 breakdown_s: prediction.breakdown_s,
@@ -204,11 +209,11 @@ impl Summary {
     /// With the files it left, and the one it began with.
     pub fn with_files(
         mut self,
-        metrics: Option<&Lines>,
-        resumed: Option<&Kept>,
-        last: Option<&Kept>,
-        tracing: Option<&Tracing>,
-    ) -> Summary {
+        metrics: Option<&LineFile>,
+        resumed: Option<&SavedCheckpoint>,
+        last: Option<&SavedCheckpoint>,
+        tracing: Option<&TraceSettings>,
+    ) -> RunReport {
         self.metrics = metrics.map(|lines| lines.name().to_owned());
         self.resumed_step = resumed.map(|kept| kept.step);
         self.trace = tracing.map(|tracing| tracing.file.display().to_string());
@@ -218,7 +223,7 @@ impl Summary {
 
     /// For people.
     pub fn text(&self) -> String {
-        let mut page = Page::default();
+        let mut page = TextPage::default();
         if !self.curve.is_empty() {
             page.line(curve(&self.curve));
         }
@@ -245,9 +250,11 @@ impl Summary {
             Seconds(expected.step_time_s).to_string(),
             Seconds(self.step_time_s).to_string(),
         )];
-        let measured = |part: Part| self.breakdown_s.get(part).as_secs_f64();
-        let told_apart = Part::ALL.iter().any(|part| *part != Part::Other && measured(*part) > 0.0);
-        rows.extend(Part::ALL.into_iter().filter_map(|part| {
+        let measured = |part: TimeCategory| self.breakdown_s.get(part).as_secs_f64();
+        let told_apart = TimeCategory::ALL
+            .iter()
+            .any(|part| *part != TimeCategory::Other && measured(*part) > 0.0);
+        rows.extend(TimeCategory::ALL.into_iter().filter_map(|part| {
             let predicted = parts::predicted(&expected.breakdown_s, part);
             let measured = if told_apart { measured(part) } else { 0.0 };
             (predicted > 0.0 || measured > 0.0).then(|| {
@@ -273,7 +280,7 @@ impl Summary {
     }
 
     /// Which files there are.
-    fn files(&self, mut page: Page) -> Page {
+    fn files(&self, mut page: TextPage) -> TextPage {
         if let Some(file) = self.metrics.as_ref().filter(|file| *file != "-") {
             page.line(format!("A line for each step is in {file}."));
         }

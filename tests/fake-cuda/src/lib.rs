@@ -33,12 +33,12 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, thread};
 
-use narrows_cuda::Family;
-use narrows_cuda::source::{HEADERS, Header, SHIM};
+use narrows_cuda::KernelFamily;
+use narrows_cuda::source::{HEADERS, KernelHeader, SHIM};
 use sha2::{Digest, Sha256};
 
 /// Something that is compiled: a library, or a family of kernels.
-struct Part {
+struct SourcePart {
     /// The file it becomes.
     name: String,
     /// Its texts by their names; headers are not compiled by themselves.
@@ -132,7 +132,7 @@ fn digest(texts: impl Iterator<Item = impl AsRef<[u8]>>) -> String {
     hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-impl Part {
+impl SourcePart {
     fn digest(&self, compiler: &str) -> String {
         let files = self.files.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]);
         let flags = FLAGS.into_iter().chain(self.flags.iter().map(String::as_str));
@@ -178,7 +178,7 @@ macro_rules! files {
 }
 
 /// The driver first: others are linked with it.
-fn parts() -> Vec<Part> {
+fn parts() -> Vec<SourcePart> {
     let driver = files!(
         "work.h",
         "cuda.h",
@@ -207,7 +207,7 @@ fn parts() -> Vec<Part> {
     let library = |name: &str, files, flags: &[&str], links, queues| {
         let linked = [&format!("-Wl,-soname,{name}"), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"];
         let flags = linked.iter().chain(flags).map(|flag| flag.to_string()).collect();
-        Part { name: name.into(), files, flags, links, queues }
+        SourcePart { name: name.into(), files, flags, links, queues }
     };
     let mut parts = vec![
         library(DRIVER, driver, &["-O2"], &["libcuda.so"], false),
@@ -222,22 +222,28 @@ fn parts() -> Vec<Part> {
             false,
         ),
     ];
-    parts.extend(Family::ALL.map(kernels));
+    parts.extend(KernelFamily::ALL.map(kernels));
     parts
 }
 
-fn kernels(family: Family) -> Part {
+fn kernels(family: KernelFamily) -> SourcePart {
     let headers = HEADERS.into_iter().chain(SHIM);
     let mut files: Vec<(String, String)> =
-        headers.map(|Header { name, text }| (name.into(), text.into())).collect();
+        headers.map(|KernelHeader { name, text }| (name.into(), text.into())).collect();
     files.push((format!("{}.cu", family.name()), family.text().into()));
     let flags = ["-O1", "-DNARROWS_SHIM", "-Wno-unknown-pragmas"].map(String::from).into();
-    Part { name: format!("kernels-{}.so", family.name()), files, flags, links: &[], queues: false }
+    SourcePart {
+        name: format!("kernels-{}.so", family.name()),
+        files,
+        flags,
+        links: &[],
+        queues: false,
+    }
 }
 
 /// The programs that the stand-in of NVRTC knows, and the hashes of their texts.
 fn programs() -> String {
-    let rows = Family::ALL.map(|family| {
+    let rows = KernelFamily::ALL.map(|family| {
         let headers = HEADERS.into_iter().flat_map(|header| [header.name, header.text]);
         // FNV-1a; nvrtc.cpp has the same.
         let hash = [family.text()]

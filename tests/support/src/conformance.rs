@@ -19,11 +19,11 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, DType, Plan, Precision};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
-use narrows_runtime::parameters::Stream;
-use narrows_runtime::session::{Session, StepInput, Tensors, Whole};
+use narrows_runtime::parameters::CounterRng;
+use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
 
-use crate::plans::{Dice, describe, draw_plan};
+use crate::plans::{TestRng, describe, draw_plan};
 use crate::small::{small_context, small_models};
 
 /// What a run may differ from the reference by.
@@ -94,7 +94,7 @@ pub fn cases_on(precision: Precision, devices: u64) -> Vec<Case> {
 fn case(small: &[Model], number: usize, precision: Precision) -> Case {
     assert!(CASES >= small.len(), "{} models", small.len());
     let model = small[number % small.len()].clone();
-    let mut dice = Dice(100 + number as u64);
+    let mut dice = TestRng(100 + number as u64);
     let plan = (0..200).find_map(|_| {
         let context = small_context(&mut dice, precision);
         draw_plan(&mut dice, &model, context)
@@ -116,7 +116,7 @@ pub fn walk(
     numbers: impl IntoIterator<Item = usize>,
     mut session: impl FnMut(&Model, CheckedProgram) -> Option<Session>,
 ) {
-    let (mut worst, mut count) = (Off::default(), 0);
+    let (mut worst, mut count) = (Deviation::default(), 0);
     for case in cases(precision, numbers) {
         let program = lower(&case.plan.resolve(&case.model).expect("a drawn plan resolves"));
         let program = CheckedProgram::check(program).expect("a drawn plan is sound");
@@ -129,13 +129,13 @@ pub fn walk(
 
 /// How far a run is from the reference, with the parameter that is furthest.
 #[derive(Debug, Default)]
-pub struct Off {
+pub struct Deviation {
     loss: f64,
     gradient: (f64, String),
     movement: (f64, String),
 }
 
-impl fmt::Display for Off {
+impl fmt::Display for Deviation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (loss, gradient, movement) = (self.loss, self.gradient.0, self.movement.0);
         write!(
@@ -145,7 +145,7 @@ impl fmt::Display for Off {
     }
 }
 
-impl Off {
+impl Deviation {
     #[track_caller]
     fn assert_within(&self, tolerance: Tolerance, case: &Case) {
         let of =
@@ -158,7 +158,7 @@ impl Off {
     }
 
     /// Keeps the larger of both.
-    pub fn join(&mut self, other: Off) {
+    pub fn join(&mut self, other: Deviation) {
         self.loss = self.loss.max(other.loss);
         further(&mut self.gradient, other.gradient);
         further(&mut self.movement, other.movement);
@@ -180,7 +180,7 @@ impl Case {
     /// At the first number that is further from the reference than the precision allows, and where the
     /// backend refuses.
     #[track_caller]
-    pub fn hold(&self, session: &mut Session) -> Off {
+    pub fn hold(&self, session: &mut Session) -> Deviation {
         let tolerance = Tolerance::of(self.plan.precision);
         let off = self.run(session, tolerance.turned);
         let off = off.unwrap_or_else(|error| panic!("{error}\n{}", describe(&self.plan)));
@@ -188,22 +188,22 @@ impl Case {
         off
     }
 
-    fn run(&self, session: &mut Session, turned: f64) -> Result<Off, RunError> {
+    fn run(&self, session: &mut Session, turned: f64) -> Result<Deviation, RunError> {
         let model = &self.model;
         let weights = self.weights();
-        session.load(Tensors::Weights, &weights)?;
+        session.load(TensorKind::Weights, &weights)?;
         let parameters = Parameters::<f64>::from_fn(model, |parameter| {
             let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
             move |row, column| f64::from(numbers[row * columns + column])
         });
         let mut reference = Reference::new(model, parameters).expect("parameters of the model");
-        let mut off = Off::default();
+        let mut off = Deviation::default();
 
         let (tokens, targets) = self.tokens(0);
         let batch = self.batch(&tokens, &targets);
         let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather_all(Tensors::Gradients)?;
+        let found = session.gather_all(TensorKind::Gradients)?;
         let first = session.devices().start == 0;
         off.loss = relative(done.loss, loss);
         for (name, wanted) in gradients.iter().filter(|_| first) {
@@ -223,7 +223,7 @@ impl Case {
             let norm = relative(found.gradient_norm, wanted.gradient_norm);
             further(&mut off.gradient, (norm, "all parameters together".into()));
         }
-        let found = session.gather_all(Tensors::Weights)?;
+        let found = session.gather_all(TensorKind::Weights)?;
         for (name, after) in reference.parameters().iter().filter(|_| first) {
             let before = weights[name].iter().copied().map(f64::from);
             let wanted = after.elements().iter().zip(before.clone());
@@ -239,10 +239,10 @@ impl Case {
 
     /// Weights at which nothing is special, also where a run begins with ones and zeros, in the format
     /// that the program computes with.
-    fn weights(&self) -> Whole {
+    fn weights(&self) -> NamedTensors {
         let compute = self.plan.precision.compute();
         let noisy = |(name, of): (&str, &Matrix<f32>)| {
-            let noise = Stream::new(SEED, &format!("{name} off"));
+            let noise = CounterRng::new(SEED, &format!("{name} off"));
             let numbers = of.elements().iter().zip(0..);
             let numbers = numbers.map(|(x, n)| x + 0.02 * noise.normal(n) as f32);
             (name.to_string(), numbers.map(|x| rounded(compute, x)).collect())
@@ -253,7 +253,7 @@ impl Case {
     /// Inputs and targets of a step.
     fn tokens(&self, step: u64) -> (Vec<u32>, Vec<u32>) {
         let work = self.plan.workload;
-        let mut dice = Dice(SEED + step);
+        let mut dice = TestRng(SEED + step);
         let mut ids = || {
             let count = work.global_batch * work.sequence_length;
             (0..count).map(|_| dice.below(self.model.vocab as usize) as u32).collect()

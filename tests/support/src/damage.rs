@@ -1,20 +1,20 @@
 //! The kinds of damage.
 
-use narrows_plan::emit::Split;
+use narrows_plan::emit::WeightSplit;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
-    Access, Action, BufferId, Exchange, Instr, PassOp, Phase, Program, Reduction, Region,
+    Access, Action, BufferId, CollectiveOp, Instr, PassOp, Phase, Program, Reduction, Region,
     StageProgram,
 };
 use narrows_plan::{DType, Dim, Layout};
 
 use crate::order::{commutes, depends, made_twice};
-use crate::plans::Dice;
+use crate::plans::TestRng;
 
 /// Damages a program and says how, or leaves it as it is when it cannot.
-pub type Damage = fn(&mut Dice, &mut Program) -> Option<String>;
+pub type Damage = fn(&mut TestRng, &mut Program) -> Option<String>;
 
 pub const KINDS: [(&str, Damage); 19] = [
     ("collective removed", removed),
@@ -50,7 +50,7 @@ fn list(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
 
 /// A random instruction among those that fit.
 fn find(
-    dice: &mut Dice,
+    dice: &mut TestRng,
     program: &Program,
     fits: impl Fn(&Instr) -> bool,
 ) -> Option<(usize, Phase, usize)> {
@@ -78,14 +78,14 @@ fn say((stage, phase, at): (usize, Phase, usize), program: &Program) -> String {
     format!("stage {stage} {phase:?} {at} {}: {writes:?} = {name}{reads:?}", instr.origin)
 }
 
-fn removed(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn removed(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, is_collective)?;
     let what = say(place, program);
     list(&mut program.stages[place.0], place.1).remove(place.2);
     Some(what)
 }
 
-fn doubled(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn doubled(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, is_collective)?;
     let what = say(place, program);
     let list = list(&mut program.stages[place.0], place.1);
@@ -93,13 +93,13 @@ fn doubled(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn moved(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn moved(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, is_collective)?;
     let down = dice.coin();
     pass_by(program, place, down)
 }
 
-fn swapped(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn swapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |instr| !is_collective(instr))?;
     let down = dice.coin();
     pass_by(program, place, down)
@@ -128,14 +128,14 @@ fn pass_by(program: &mut Program, place: (usize, Phase, usize), down: bool) -> O
 fn exchange_at(
     program: &mut Program,
     (stage, phase, at): (usize, Phase, usize),
-) -> Option<&mut Exchange> {
+) -> Option<&mut CollectiveOp> {
     match &mut list(&mut program.stages[stage], phase)[at].action {
         Action::Collective(exchange) => Some(exchange),
         _ => None,
     }
 }
 
-fn wrong_kind(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_kind(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
     let place = find(dice, program, is_collective)?;
     let what = say(place, program);
@@ -159,7 +159,7 @@ fn wrong_kind(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(format!("{what} as {other:?}"))
 }
 
-fn wrong_reduction(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_reduction(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let reduces = |instr: &Instr| matches!(&instr.action, Action::Collective(exchange) if exchange.from == Layout::Partial);
     let place = find(dice, program, reduces)?;
     let what = say(place, program);
@@ -171,7 +171,7 @@ fn wrong_reduction(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn wrong_group(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_group(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, is_collective)?;
     let what = say(place, program);
     let mesh = program.context.mesh;
@@ -187,13 +187,13 @@ fn wrong_group(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn other_dtype(dice: &mut Dice, dtype: DType) -> DType {
+fn other_dtype(dice: &mut TestRng, dtype: DType) -> DType {
     let others: Vec<DType> =
         [DType::Bf16, DType::F32, DType::U32].into_iter().filter(|d| *d != dtype).collect();
     others[dice.below(2)]
 }
 
-fn wrong_operand_dtype(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_operand_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |_| true)?;
     let what = say(place, program);
     let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
@@ -204,7 +204,7 @@ fn wrong_operand_dtype(dice: &mut Dice, program: &mut Program) -> Option<String>
 }
 
 /// A buffer and all that see it, together.
-fn wrong_buffer_dtype(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_buffer_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let id = BufferId(dice.below(stage.buffers.len()) as u32);
@@ -224,7 +224,7 @@ fn wrong_buffer_dtype(dice: &mut Dice, program: &mut Program) -> Option<String> 
 }
 
 /// A buffer is put where another one's contents are still needed when it is written.
-fn overlapped(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn overlapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let timeline: Vec<&Instr> = stage.forward.iter().chain(&stage.backward).collect();
@@ -249,7 +249,7 @@ fn overlapped(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(format!("stage {index} {over} over {of}"))
 }
 
-fn misplaced(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn misplaced(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let at = dice.below(stage.buffers.len());
@@ -265,7 +265,7 @@ fn misplaced(dice: &mut Dice, program: &mut Program) -> Option<String> {
 }
 
 /// A result is written to another buffer, where nothing else leaves it in its own.
-fn redirected(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn redirected(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |instr| !instr.writes.is_empty())?;
     let (index, phase, at) = place;
     let stage = &program.stages[index];
@@ -286,7 +286,7 @@ fn redirected(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn unmatched(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn unmatched(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let hops = |instr: &Instr| matches!(instr.action, Action::Send(_) | Action::Receive(_));
     let place = find(dice, program, hops)?;
     let what = say(place, program);
@@ -300,7 +300,7 @@ fn unmatched(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn wrong_shard(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn wrong_shard(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let devices = program.context.tensor();
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
@@ -312,8 +312,8 @@ fn wrong_shard(dice: &mut Dice, program: &mut Program) -> Option<String> {
         1 if shard.offset_stride[member] > 0 => shard.offset_stride[member] -= 1,
         2 if devices > 1 => {
             shard.split = match shard.split {
-                Split::Whole => Split::Rows,
-                _ => Split::Whole,
+                WeightSplit::Whole => WeightSplit::Rows,
+                _ => WeightSplit::Whole,
             }
         }
         _ => return None,
@@ -321,7 +321,7 @@ fn wrong_shard(dice: &mut Dice, program: &mut Program) -> Option<String> {
     Some(format!("stage {index} {} member {member}", stage.buffers[at].name))
 }
 
-fn schedule(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn schedule(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let turns = &mut program.stages[index].schedule;
     let at = dice.below(turns.len());
@@ -343,7 +343,7 @@ fn schedule(dice: &mut Dice, program: &mut Program) -> Option<String> {
 }
 
 /// An operand is seen with another shape, or a product has other sizes than its operands.
-fn extent(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn extent(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |_| true)?;
     let what = say(place, program);
     let way = dice.below(4);
@@ -363,7 +363,7 @@ fn extent(dice: &mut Dice, program: &mut Program) -> Option<String> {
 }
 
 /// An operand is missing.
-fn dropped(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn dropped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |_| true)?;
     let what = say(place, program);
     let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
@@ -376,7 +376,7 @@ fn dropped(dice: &mut Dice, program: &mut Program) -> Option<String> {
 }
 
 /// A pass computes another function than its counterpart: φ, the product, the heads, the dim.
-fn function(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn function(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |instr| match &instr.action {
         Action::Pass(pass) => other(*pass).is_some(),
         _ => false,
@@ -425,7 +425,7 @@ fn other(pass: PassOp) -> Option<PassOp> {
 }
 
 /// A buffer's tensors begin elsewhere than those of its operands.
-fn sections(dice: &mut Dice, program: &mut Program) -> Option<String> {
+fn sections(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let stage = dice.below(program.stages.len());
     let buffers = &mut program.stages[stage].buffers;
     let several: Vec<usize> = (0..buffers.len())

@@ -2,7 +2,7 @@
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
-    Access, Action, BufferId, Exchange, Instr, PassOp, Reduction, Region, StageProgram,
+    Access, Action, BufferId, CollectiveOp, Instr, PassOp, Reduction, Region, StageProgram,
 };
 
 fn touches(instr: &Instr, id: BufferId) -> bool {
@@ -74,7 +74,7 @@ fn adds_into(instr: &Instr, id: BufferId) -> bool {
 fn sums_in_place(instr: &Instr) -> bool {
     matches!(
         &instr.action,
-        Action::Collective(Exchange {
+        Action::Collective(CollectiveOp {
             kind: CollectiveKind::AllReduce,
             reduction: Reduction::Sum,
             ..

@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, BorderLayout, FORMAT, Origin, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
 };
 use narrows_plan::graph::{
     BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
@@ -18,9 +18,9 @@ use narrows_plan::strategy::{
 use narrows_plan::{EdgeLayout, Plan, Precision};
 
 /// A small generator of numbers, the same on every machine (SplitMix64).
-pub struct Dice(pub u64);
+pub struct TestRng(pub u64);
 
-impl Dice {
+impl TestRng {
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -108,12 +108,12 @@ pub fn models() -> Vec<Model> {
 }
 
 /// A plan drawn from the space of a model, with what it ran into.
-pub struct Drawn {
+pub struct DrawnPlan {
     pub plan: Plan,
     pub model: Model,
 }
 
-impl Drawn {
+impl DrawnPlan {
     pub fn program(&self) -> Program {
         let resolved = self.plan.resolve(&self.model).unwrap_or_else(|defects| {
             panic!("a drawn plan must resolve: {defects}\n{}", describe(&self.plan))
@@ -126,7 +126,7 @@ pub fn describe(plan: &Plan) -> String {
     serde_json::to_string_pretty(plan).expect("plans serialise")
 }
 
-fn context(dice: &mut Dice) -> Context {
+fn context(dice: &mut TestRng) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 2, 4, 4, 8][dice.below(6)],
         pipeline: 1 + dice.below(3) as u64,
@@ -145,22 +145,22 @@ fn context(dice: &mut Dice) -> Context {
 }
 
 /// Draws until a consistent plan is found.
-pub fn draw(dice: &mut Dice, models: &[Model]) -> Drawn {
+pub fn draw(dice: &mut TestRng, models: &[Model]) -> DrawnPlan {
     loop {
         let model = dice.pick(models).expect("there are models").clone();
         let context = context(dice);
         if let Some(plan) = draw_plan(dice, &model, context) {
-            return Drawn { plan, model };
+            return DrawnPlan { plan, model };
         }
     }
 }
 
-pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Plan> {
+pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
     let shapes = BlockShape::all(model);
     let crossing = BlockShape::crossing_widths(&shapes);
     let border = *dice.pick(&borders(model.hidden, &crossing, &context))?;
     let tied = model.tied.then(|| TiedWeight::ALL[dice.below(4)]);
-    let segment = |dice: &mut Dice, segment: Segment, tied_weight| {
+    let segment = |dice: &mut TestRng, segment: Segment, tied_weight| {
         let space =
             SegmentSpace::new(segment, border, context, &Rules::ALL, model.tied, tied_weight);
         let choice = (0..200).find_map(|_| draw_choice(dice, &space))?;
@@ -188,7 +188,7 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
         first = end;
         stages.push(StagePlan { runs });
     }
-    let origin = Origin { name: model.name.clone(), fingerprint: String::new() };
+    let origin = PlanSource { name: model.name.clone(), fingerprint: String::new() };
     Some(Plan {
         format: FORMAT.into(),
         model: origin.clone(),
@@ -198,8 +198,8 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: BorderLayout::of(border.hidden)?,
-        crossing_layout: (!crossing.is_empty()).then_some(BorderLayout::of(border.latents)?),
+        hidden_layout: PlanLayout::of(border.hidden)?,
+        crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::of(border.latents)?),
         stages,
         embedding,
         blocks,
@@ -208,13 +208,13 @@ pub fn draw_plan(dice: &mut Dice, model: &Model, context: Context) -> Option<Pla
 }
 
 /// A random consistent point of a segment's space, or `None` when a dead end was met.
-pub fn draw_choice(dice: &mut Dice, space: &SegmentSpace) -> Option<SegmentChoice> {
+pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentChoice> {
     let segment = &space.segment;
     let mut ops: Vec<OpOption> = vec![];
     for id in segment.op_ids() {
         let fitting: Vec<&OpOption> = space.ops[id.0 as usize]
             .iter()
-            .filter(|option| !option.redo && fits(space, &ops, id, option))
+            .filter(|option| !option.recompute && fits(space, &ops, id, option))
             .collect();
         ops.push((*dice.pick(&fitting)?).clone());
     }
@@ -224,7 +224,7 @@ pub fn draw_choice(dice: &mut Dice, space: &SegmentSpace) -> Option<SegmentChoic
         if flow.saves[0] == Save::Redone
             && let Some(op) = segment.value(id).producer
         {
-            ops[op.0 as usize].redo = true;
+            ops[op.0 as usize].recompute = true;
         }
         flows[id.0 as usize] = Some(flow);
     }
@@ -268,7 +268,12 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
 }
 
 /// A flow between the chosen layouts that saves what the chosen ops need.
-fn draw_flow(dice: &mut Dice, space: &SegmentSpace, ops: &[OpOption], id: ValueId) -> Option<Flow> {
+fn draw_flow(
+    dice: &mut TestRng,
+    space: &SegmentSpace,
+    ops: &[OpOption],
+    id: ValueId,
+) -> Option<Flow> {
     let segment = &space.segment;
     let value = segment.value(id);
     let from = producer(space, ops, id);
@@ -278,7 +283,7 @@ fn draw_flow(dice: &mut Dice, space: &SegmentSpace, ops: &[OpOption], id: ValueI
     let serves = |flow: &&Flow| {
         let inputs = value.consumers.iter().all(|(op, port)| {
             let option = &ops[op.0 as usize];
-            let read = option.redo || needs_input(&segment.op(*op).op);
+            let read = option.recompute || needs_input(&segment.op(*op).op);
             !read || flow.available(option.choice.inputs[*port].forward)
         });
         let output = value.producer.is_none_or(|op| {

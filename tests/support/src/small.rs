@@ -6,7 +6,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Context, Zero};
 
-use crate::plans::{Dice, models};
+use crate::plans::{TestRng, models};
 
 /// The models of the draws that are small enough to be run.
 pub fn small_models() -> Vec<Model> {
@@ -14,7 +14,7 @@ pub fn small_models() -> Vec<Model> {
 }
 
 /// A mesh of all three axes, one or two microbatches of few tokens, ZeRO or not.
-pub fn small_context(dice: &mut Dice, precision: Precision) -> Context {
+pub fn small_context(dice: &mut TestRng, precision: Precision) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 4, 8][dice.below(4)],
         pipeline: 1 + dice.below(2) as u64,
@@ -28,12 +28,12 @@ pub fn small_context(dice: &mut Dice, precision: Precision) -> Context {
 }
 
 /// One of a list.
-pub fn one<T: Copy>(dice: &mut Dice, list: &[T]) -> T {
+pub fn one<T: Copy>(dice: &mut TestRng, list: &[T]) -> T {
     list[dice.below(list.len())]
 }
 
 /// Ranks, φ and crossings of a block's linears.
-fn linears(dice: &mut Dice, crossing: &str) -> String {
+fn linears(dice: &mut TestRng, crossing: &str) -> String {
     let mut parts = vec![];
     for name in ["q", "k", "v", "o", "gate", "up", "down"] {
         let rank = if crossing.contains("identity") || crossing.contains("tensor") {
@@ -51,7 +51,7 @@ fn linears(dice: &mut Dice, crossing: &str) -> String {
 }
 
 /// A model that nobody publishes; `None` where what was drawn is none.
-pub fn unusual_model(dice: &mut Dice) -> Option<Model> {
+pub fn unusual_model(dice: &mut TestRng) -> Option<Model> {
     let (heads, kv_heads) =
         one(dice, &[(1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (6, 2), (8, 1), (8, 2)]);
     let head_dim = one(dice, &[2, 4, 6]);

@@ -1,17 +1,19 @@
 //! Tables to solve: random ones from a string of dice, and a block-like chain.
 #![allow(dead_code, reason = "each test and bench uses its part")]
 
-use narrows_cost_model::table::{Choice, CostTable, Link, Node, NodeId, Row, RowId};
+use narrows_cost_model::table::{
+    CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
+};
 use narrows_plan::{Bytes, Seconds};
 
 /// Random numbers that run out: then every roll is 0, so that shrinking them simplifies.
-pub struct Dice<'a> {
+pub struct Rolls<'a> {
     rolls: std::slice::Iter<'a, u16>,
 }
 
-impl<'a> Dice<'a> {
-    pub fn new(rolls: &'a [u16]) -> Dice<'a> {
-        Dice { rolls: rolls.iter() }
+impl<'a> Rolls<'a> {
+    pub fn new(rolls: &'a [u16]) -> Rolls<'a> {
+        Rolls { rolls: rolls.iter() }
     }
 
     /// A number below `n`.
@@ -33,17 +35,17 @@ pub fn rolls(seed: u64, n: usize) -> Vec<u16> {
     (0..n).map(|_| (next() >> 16) as u16).collect()
 }
 
-pub fn node(name: impl Into<String>, choices: Vec<Choice>) -> Node {
-    Node { name: name.into(), choices }
+pub fn node(name: impl Into<String>, choices: Vec<TableChoice>) -> TableNode {
+    TableNode { name: name.into(), choices }
 }
 
-pub fn choice(time: f64, bytes: &[(u32, u64)]) -> Choice {
-    let bytes = bytes.iter().map(|&(row, bytes)| (RowId(row), Bytes(bytes))).collect();
-    Choice { time: Seconds(time), bytes }
+pub fn choice(time: f64, bytes: &[(u32, u64)]) -> TableChoice {
+    let bytes = bytes.iter().map(|&(row, bytes)| (MemoryRowId(row), Bytes(bytes))).collect();
+    TableChoice { time: Seconds(time), bytes }
 }
 
-fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Link {
-    Link { from: NodeId(from as u32), to: NodeId(to as u32), demand, offer }
+fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> TableLink {
+    TableLink { from: TableNodeId(from as u32), to: TableNodeId(to as u32), demand, offer }
 }
 
 /// How the numbers of one table lie.
@@ -56,11 +58,11 @@ enum Spread {
 }
 
 impl Spread {
-    fn of(dice: &mut Dice) -> Spread {
+    fn of(dice: &mut Rolls) -> Spread {
         [Spread::Wide, Spread::Narrow][dice.roll(2)]
     }
 
-    fn time(self, dice: &mut Dice) -> f64 {
+    fn time(self, dice: &mut Rolls) -> f64 {
         match self {
             Spread::Wide => {
                 let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][dice.roll(5)];
@@ -70,7 +72,7 @@ impl Spread {
         }
     }
 
-    fn bytes(self, dice: &mut Dice) -> u64 {
+    fn bytes(self, dice: &mut Rolls) -> u64 {
         match (self, dice.roll(4)) {
             (Spread::Narrow, _) => (64 + dice.roll(256) as u64) << 20,
             (_, 0) => 0,
@@ -82,9 +84,9 @@ impl Spread {
 }
 
 /// Any table: free demands and offers, cycles, parallel links in both directions, a few rows.
-pub fn any_table(dice: &mut Dice, rows: usize) -> CostTable {
+pub fn any_table(dice: &mut Rolls, rows: usize) -> CostTable {
     let spread = Spread::of(dice);
-    let nodes: Vec<Node> = (0..1 + dice.roll(7))
+    let nodes: Vec<TableNode> = (0..1 + dice.roll(7))
         .map(|n| {
             let choices = (0..1 + dice.roll(5)).map(|_| {
                 let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(dice))).collect();
@@ -114,7 +116,7 @@ pub fn any_table(dice: &mut Dice, rows: usize) -> CostTable {
 }
 
 /// Limits between the least and the most that the nodes can use, often one an assignment attains.
-fn add_rows(table: &mut CostTable, dice: &mut Dice, rows: usize) {
+fn add_rows(table: &mut CostTable, dice: &mut Rolls, rows: usize) {
     for row in 0..rows {
         let mut attained = 0;
         for node in &table.nodes {
@@ -124,7 +126,7 @@ fn add_rows(table: &mut CostTable, dice: &mut Dice, rows: usize) {
         }
         let off = [0, 0, 1, 1 << 20][dice.roll(4)];
         let limit = Bytes(attained.saturating_sub(off));
-        table.rows.push(Row { name: format!("row {row}"), limit });
+        table.rows.push(MemoryRow { name: format!("row {row}"), limit });
     }
 }
 
@@ -133,7 +135,7 @@ fn add_rows(table: &mut CostTable, dice: &mut Dice, rows: usize) {
 /// Node `2i` is op `i` in one of a few layouts; it demands its input's layout. Node `2i+1` says
 /// what becomes of its output: absent 0, kept 1 (bytes), redone 2 (time, and the inputs of the op
 /// available). Every op's backward, read from its layout choice, may need its inputs.
-pub fn keep_redo_table(dice: &mut Dice, rows: usize) -> CostTable {
+pub fn keep_redo_table(dice: &mut Rolls, rows: usize) -> CostTable {
     let spread = Spread::of(dice);
     let ops = 2 + dice.roll(4);
     let mut table = CostTable::default();
@@ -167,7 +169,7 @@ pub fn keep_redo_table(dice: &mut Dice, rows: usize) -> CostTable {
 /// more bytes. Every seventh node also skips to the one five before it, as residuals do.
 pub fn chain(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable {
     let rolls = rolls(seed, 400 * nodes);
-    let mut dice = Dice::new(&rolls);
+    let mut dice = Rolls::new(&rolls);
     let layouts = 4;
     let mut table = CostTable::default();
     let mut outputs: Vec<Vec<u64>> = Vec::new();
@@ -194,7 +196,7 @@ pub fn chain(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable 
     }
     if let Some(share) = share_of_limit {
         for row in 0..4 {
-            let of = |node: &Node, pick: fn(u64, u64) -> u64, first: u64| {
+            let of = |node: &TableNode, pick: fn(u64, u64) -> u64, first: u64| {
                 let used = node
                     .choices
                     .iter()
@@ -204,7 +206,7 @@ pub fn chain(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable 
             let least: u64 = table.nodes.iter().map(|n| of(n, u64::min, u64::MAX)).sum();
             let most: u64 = table.nodes.iter().map(|n| of(n, u64::max, 0)).sum();
             let limit = Bytes(least + ((most - least) as f64 * share) as u64);
-            table.rows.push(Row { name: format!("row {row}"), limit });
+            table.rows.push(MemoryRow { name: format!("row {row}"), limit });
         }
     }
     table

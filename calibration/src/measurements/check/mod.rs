@@ -9,7 +9,7 @@ use narrows_plan::strategy::NormRule;
 use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects, Mesh};
 
-use super::{KernelRun, Measured, Measurement, MeasurementsFile, NormRun, Unit};
+use super::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile, NormRun};
 
 /// Larger sizes are mistakes, and their products do not overflow.
 const SIZE_MAX: u64 = 1 << 24;
@@ -24,7 +24,8 @@ const PERCENT: RangeInclusive<f64> = 1e-6..=100.0;
 
 /// Every defect of a file.
 pub fn check(file: &MeasurementsFile) -> Result<(), Defects> {
-    let mut check = Check { defects: Defects::default(), place: String::new(), sound_until: 0 };
+    let mut check =
+        MeasurementValidator { defects: Defects::default(), place: String::new(), sound_until: 0 };
     let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
     if file.name.is_empty() || !file.name.chars().all(legal) {
         let problem = format!("`{}` is not a name", file.name);
@@ -54,7 +55,7 @@ pub fn check(file: &MeasurementsFile) -> Result<(), Defects> {
     check.defects.into_result(())
 }
 
-struct Check {
+struct MeasurementValidator {
     defects: Defects,
     /// Before every field.
     place: String,
@@ -62,7 +63,7 @@ struct Check {
     sound_until: usize,
 }
 
-impl Check {
+impl MeasurementValidator {
     fn defect(&mut self, field: &str, problem: String) {
         self.defects.push(Defect::new(format!("{}{field}", self.place), problem));
     }
@@ -107,18 +108,20 @@ impl Check {
     fn value(&mut self, measurement: &Measurement) {
         let value = measurement.value;
         let (in_seconds, range) = match measurement.unit {
-            Unit::S => (value, TIME_S),
-            Unit::Ms => (value * 1e-3, TIME_S),
-            Unit::Us => (value * 1e-6, TIME_S),
-            Unit::MbPerMs => (1.0 / value, TIME_S),
-            Unit::PercentOfPeak => (value, PERCENT),
+            MeasurementUnit::S => (value, TIME_S),
+            MeasurementUnit::Ms => (value * 1e-3, TIME_S),
+            MeasurementUnit::Us => (value * 1e-6, TIME_S),
+            MeasurementUnit::MbPerMs => (1.0 / value, TIME_S),
+            MeasurementUnit::PercentOfPeak => (value, PERCENT),
         };
         let shown = short(value);
         // No range contains what is not a number.
         if !(value > 0.0 && range.contains(&in_seconds)) {
             let problem = match measurement.unit {
-                Unit::PercentOfPeak => format!("{shown} is no share of a peak: 100 is all of it"),
-                Unit::MbPerMs => format!("{shown} is no ratio of memory to time"),
+                MeasurementUnit::PercentOfPeak => {
+                    format!("{shown} is no share of a peak: 100 is all of it")
+                }
+                MeasurementUnit::MbPerMs => format!("{shown} is no ratio of memory to time"),
                 _ => format!("{shown} is no time: it must be more than zero, and end"),
             };
             self.defect("value", problem);
@@ -140,21 +143,21 @@ impl Check {
         if [tensor, pipeline, data].map(u128::from).iter().product::<u128>() > DEVICES_MAX.into() {
             self.defect("mesh", format!("more than {DEVICES_MAX} devices"));
         }
-        let (unit, saving) = (measurement.unit, Unit::MbPerMs);
+        let (unit, saving) = (measurement.unit, MeasurementUnit::MbPerMs);
         match &measurement.measured {
-            Measured::Kernels(runs) => self.kernels(runs, measurement),
-            Measured::Step(step) => {
-                if unit == Unit::PercentOfPeak {
+            MeasuredQuantity::Kernels(runs) => self.kernels(runs, measurement),
+            MeasuredQuantity::Step(step) => {
+                if unit == MeasurementUnit::PercentOfPeak {
                     self.hinted("unit", "`percent_of_peak` is for products".into(), "s, ms, us");
                 }
                 self.step("step", step, measurement);
             }
-            Measured::Recomputation(step) => {
+            MeasuredQuantity::Recomputation(step) => {
                 self.recomputation(step);
                 self.step("recomputation", step, measurement);
             }
         }
-        let recomputes = matches!(measurement.measured, Measured::Recomputation(_));
+        let recomputes = matches!(measurement.measured, MeasuredQuantity::Recomputation(_));
         if recomputes != (unit == saving) {
             let hint = if recomputes { "mb_per_ms" } else { "s, ms, us" };
             self.hinted("unit", "`mb_per_ms` is for recomputation, and no other is".into(), hint);
@@ -187,13 +190,13 @@ impl Check {
                         let problem = format!("{} bytes are no payload", run.payload_bytes.0);
                         self.defect(&field("all_reduce.payload_bytes"), problem);
                     }
-                    if unit == Unit::PercentOfPeak {
+                    if unit == MeasurementUnit::PercentOfPeak {
                         self.defect(&field("all_reduce"), "does no operations".into());
                     }
                 }
                 KernelRun::Norm(run) => {
                     self.norm(&field("norm"), run, measurement.mesh);
-                    if unit == Unit::PercentOfPeak {
+                    if unit == MeasurementUnit::PercentOfPeak {
                         self.defect(&field("norm"), "is no product".into());
                     }
                 }

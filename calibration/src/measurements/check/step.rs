@@ -4,21 +4,21 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Defect, Mesh};
 
-use crate::measurements::{Gpt, Measurement, Step, Subject};
+use crate::measurements::{GptModel, Measurement, TrainedModel, TrainingStep};
 use narrows_cost_model::Executor;
 
-use super::Check;
+use super::MeasurementValidator;
 
 /// A simulated step has each of them.
 const MICROBATCHES_MAX: u64 = 1 << 16;
 
-impl Check {
-    pub(super) fn recomputation(&mut self, step: &Step) {
+impl MeasurementValidator {
+    pub(super) fn recomputation(&mut self, step: &TrainingStep) {
         if matches!(step.recompute, Recompute::Auto | Recompute::None) {
             let problem = "say what is computed again".into();
             self.hinted("measured.recomputation.recompute", problem, "latents, block");
         }
-        if let Subject::Gpt(_) = step.model {
+        if let TrainedModel::Gpt(_) = step.model {
             let problem = "the memory of a GPT is not predicted".into();
             self.hinted(
                 "measured.recomputation.model.gpt",
@@ -28,7 +28,7 @@ impl Check {
         }
     }
 
-    pub(super) fn step(&mut self, kind: &str, step: &Step, measurement: &Measurement) {
+    pub(super) fn step(&mut self, kind: &str, step: &TrainingStep, measurement: &Measurement) {
         let (mesh, work, at) = (measurement.mesh, step.workload, format!("measured.{kind}"));
         for (name, size) in [
             ("global_batch", work.global_batch),
@@ -41,14 +41,14 @@ impl Check {
             self.microbatches(&at, step, mesh);
         }
         match &step.model {
-            Subject::Gpt(gpt) => self.gpt(&at, gpt, step, measurement),
-            Subject::Preset(name) => match presets::find(name) {
+            TrainedModel::Gpt(gpt) => self.gpt(&at, gpt, step, measurement),
+            TrainedModel::Preset(name) => match presets::find(name) {
                 Ok(model) => self.model(&at, &model, step, mesh),
                 Err(defect) => self
                     .defects
                     .push(Defect { field: format!("{}{at}.model.preset", self.place), ..defect }),
             },
-            Subject::Described(file) => match file.as_ref().clone().resolve() {
+            TrainedModel::Described(file) => match file.as_ref().clone().resolve() {
                 Ok(model) => self.model(&at, &model, step, mesh),
                 Err(found) => {
                     let place = format!("{}{at}.model.described", self.place);
@@ -62,7 +62,7 @@ impl Check {
         }
     }
 
-    fn microbatches(&mut self, at: &str, step: &Step, mesh: Mesh) {
+    fn microbatches(&mut self, at: &str, step: &TrainingStep, mesh: Mesh) {
         let (work, field) = (step.workload, format!("{at}.workload.global_batch"));
         let turn = mesh.data.saturating_mul(work.micro_batch);
         if !work.global_batch.is_multiple_of(turn) {
@@ -77,7 +77,7 @@ impl Check {
     }
 
     /// A model that is planned.
-    fn model(&mut self, at: &str, model: &Model, step: &Step, mesh: Mesh) {
+    fn model(&mut self, at: &str, model: &Model, step: &TrainingStep, mesh: Mesh) {
         let work = step.workload;
         if work.sequence_length > model.max_sequence_length {
             let problem = format!(
@@ -106,7 +106,7 @@ impl Check {
     }
 
     /// A GPT has one program: what its fields can say otherwise is not what would be priced.
-    fn gpt(&mut self, at: &str, gpt: &Gpt, step: &Step, measurement: &Measurement) {
+    fn gpt(&mut self, at: &str, gpt: &GptModel, step: &TrainingStep, measurement: &Measurement) {
         if measurement.executor != Executor::Eager {
             let problem = "a GPT is predicted under `eager` alone".into();
             self.hinted("executor", problem, "eager");
@@ -137,7 +137,7 @@ impl Check {
         self.gpt_sizes(&field("model.gpt"), gpt, step, measurement.mesh);
     }
 
-    fn gpt_sizes(&mut self, model: &str, gpt: &Gpt, step: &Step, mesh: Mesh) {
+    fn gpt_sizes(&mut self, model: &str, gpt: &GptModel, step: &TrainingStep, mesh: Mesh) {
         let sizes = [("layers", gpt.layers), ("hidden", gpt.hidden), ("heads", gpt.heads)];
         for (name, size) in sizes.into_iter().chain([("vocabulary", gpt.vocabulary)]) {
             self.size(&format!("{model}.{name}"), size);

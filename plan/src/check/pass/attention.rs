@@ -5,12 +5,15 @@
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
 
-use super::super::error::{Checked, ensure};
-use super::super::lattice::{Meaning, Side, State, Sum};
-use super::super::site::{Place, Site, Written};
-use super::super::values::Kind;
+use super::super::error::{CheckResult, ensure};
+use super::super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::ForwardOpKind;
 
-pub(in super::super) fn transfer(site: &mut Site, attention: &Attention) -> Checked<Vec<Written>> {
+pub(in super::super) fn transfer(
+    site: &mut InstrOperands,
+    attention: &Attention,
+) -> CheckResult<Vec<OperandWrite>> {
     site.all_summed()?;
     site.none_owes_norm()?;
     let sizes = [attention.heads, attention.kv_heads, attention.head_dim];
@@ -33,15 +36,19 @@ pub(in super::super) fn transfer(site: &mut Site, attention: &Attention) -> Chec
 }
 
 /// Output and log-sum-exp for these inputs.
-fn results(site: &Site, attention: &Attention, inputs: usize) -> Checked<(State, State)> {
+fn results(
+    site: &InstrOperands,
+    attention: &Attention,
+    inputs: usize,
+) -> CheckResult<(AbstractState, AbstractState)> {
     let devices = site.devices();
     let q = site.reads[0];
     tokens(site, attention, &q)?;
     let hd = attention.head_dim;
-    let heads = Side { size: attention.heads, cut: None };
+    let heads = ShardedExtent { size: attention.heads, cut: None };
     let heads = match q.columns.cut {
         None => heads,
-        Some(_) => Side { size: attention.heads * devices, cut: Some(Dim::Feature) },
+        Some(_) => ShardedExtent { size: attention.heads * devices, cut: Some(Dim::Feature) },
     };
     let widths: u64 = site.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
     if shares_keys(site, inputs) {
@@ -82,12 +89,12 @@ fn results(site: &Site, attention: &Attention, inputs: usize) -> Checked<(State,
         (Some(_), _) => attention.kv_heads * hd * devices,
     };
     site.operands_are(0..inputs, &[heads.times(hd).size, keys, keys])?;
-    let output = State { columns: heads.times(hd), ..q };
-    let sums = State { columns: heads, dtype: DType::F32, ..q };
+    let output = AbstractState { columns: heads.times(hd), ..q };
+    let sums = AbstractState { columns: heads, dtype: DType::F32, ..q };
     Ok((output, sums))
 }
 
-fn tokens(site: &Site, attention: &Attention, q: &State) -> Checked {
+fn tokens(site: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
     let workload = &site.check.context.workload;
     ensure(q.rows.cut != Some(Dim::Position), || {
         "reads a part of each sequence, but every position attends to all before it".into()
@@ -102,35 +109,44 @@ fn tokens(site: &Site, attention: &Attention, q: &State) -> Checked {
     })
 }
 
-fn shares_keys(site: &Site, inputs: usize) -> bool {
+fn shares_keys(site: &InstrOperands, inputs: usize) -> bool {
     site.reads[0].columns.cut.is_some()
         && inputs > 1
         && site.reads[1..inputs].iter().all(|state| state.columns.cut.is_none())
 }
 
-fn forward(site: &mut Site, attention: &Attention, inputs: usize) -> Checked<Vec<Written>> {
+fn forward(
+    site: &mut InstrOperands,
+    attention: &Attention,
+    inputs: usize,
+) -> CheckResult<Vec<OperandWrite>> {
     let (output, sums) = results(site, attention, inputs)?;
-    let values = (0..inputs).map(|port| site.value(port)).collect::<Checked<_>>()?;
-    let made = site.apply(Kind::Attention, values)?;
-    let fresh = |state, place| Written { state, place };
+    let values = (0..inputs).map(|port| site.value(port)).collect::<CheckResult<_>>()?;
+    let made = site.apply(ForwardOpKind::Attention, values)?;
+    let fresh = |state, place| OperandWrite { state, place };
     Ok(vec![
-        fresh(output.with(Meaning::Value(made[0])), Place::Fresh),
-        fresh(sums.with(Meaning::Value(made[1])), Place::Fresh),
+        fresh(output.with(AbstractValue::Value(made[0])), WriteTarget::Fresh),
+        fresh(sums.with(AbstractValue::Value(made[1])), WriteTarget::Fresh),
     ])
 }
 
-fn backward(site: &mut Site, attention: &Attention, inputs: usize) -> Checked<Vec<Written>> {
+fn backward(
+    site: &mut InstrOperands,
+    attention: &Attention,
+    inputs: usize,
+) -> CheckResult<Vec<OperandWrite>> {
     let (output, sums) = results(site, attention, inputs)?;
     let first = site.value(0)?;
     let (out, lse, dout) = (site.reads[inputs], site.reads[inputs + 1], site.reads[inputs + 2]);
     let values = &site.check.values;
-    let node = values.user(first, 0, dout.meaning, |kind| kind == Kind::Attention)?;
+    let node = values.user(first, 0, dout.meaning, |kind| kind == ForwardOpKind::Attention)?;
     for (port, input) in values.inputs(node).iter().enumerate() {
         ensure(port < inputs && site.value(port)? == *input, || {
             format!("reads another value than {}, which it attended to", values.name(*input))
         })?;
     }
-    let made: Vec<Meaning> = values.outputs(node).iter().map(|v| Meaning::Value(*v)).collect();
+    let made: Vec<AbstractValue> =
+        values.outputs(node).iter().map(|v| AbstractValue::Value(*v)).collect();
     ensure([out.meaning, lse.meaning] == made[..], || {
         "reads an output and sums that are not those of its inputs".into()
     })?;
@@ -139,9 +155,9 @@ fn backward(site: &mut Site, attention: &Attention, inputs: usize) -> Checked<Ve
     }
     let shared = shares_keys(site, inputs);
     let written = (0..inputs).map(|port| {
-        let owed = if shared && port > 0 { Sum::Owed } else { Sum::Done };
+        let owed = if shared && port > 0 { PendingSum::Owed } else { PendingSum::Done };
         let state = site.reads[port].with(values.contribution(node, port)).owing(owed);
-        Written { state, place: Place::Fresh }
+        OperandWrite { state, place: WriteTarget::Fresh }
     });
     Ok(written.collect())
 }

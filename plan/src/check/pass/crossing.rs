@@ -3,33 +3,33 @@
 use crate::DType;
 use crate::program::PassOp;
 
-use super::super::error::{Checked, ensure};
-use super::super::lattice::{Meaning, State, Sum};
-use super::super::site::{Place, Site, Written};
-use super::super::values::Kind;
+use super::super::error::{CheckResult, ensure};
+use super::super::lattice::{AbstractState, AbstractValue, PendingSum};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::ForwardOpKind;
 
 /// The operation of a pass, and how many parameters it has for rows of this width.
-fn kind_of(op: PassOp, width: u64) -> (Kind, u64) {
+fn kind_of(op: PassOp, width: u64) -> (ForwardOpKind, u64) {
     match op {
         PassOp::TensorGate { a, b } | PassOp::TensorGateBackward { a, b } => {
-            (Kind::TensorGate { a, b }, a * a + b * b)
+            (ForwardOpKind::TensorGate { a, b }, a * a + b * b)
         }
         PassOp::LatentNorm { activation } | PassOp::LatentNormBackward { activation } => {
-            (Kind::LatentNorm { activation }, 2 * width)
+            (ForwardOpKind::LatentNorm { activation }, 2 * width)
         }
         // The caller sends no others here.
-        _ => (Kind::Loss, 0),
+        _ => (ForwardOpKind::Loss, 0),
     }
 }
 
 /// The row at `port` is whole, and the parameters after it are those of this operation.
-fn fits(site: &Site, op: PassOp, port: usize) -> Checked<Kind> {
+fn fits(site: &InstrOperands, op: PassOp, port: usize) -> CheckResult<ForwardOpKind> {
     let (x, weight) = (&site.reads[port], &site.reads[port + 1]);
     let (kind, parameters) = kind_of(op, x.columns.size);
     ensure(x.columns.cut.is_none(), || {
         format!("works on a shard of the row only, another function ({x})")
     })?;
-    if let Kind::TensorGate { a, b } = kind {
+    if let ForwardOpKind::TensorGate { a, b } = kind {
         ensure(a.checked_mul(b) == Some(x.columns.size), || {
             format!("sees rows of {} as {a}×{b} matrices", x.columns.size)
         })?;
@@ -41,18 +41,18 @@ fn fits(site: &Site, op: PassOp, port: usize) -> Checked<Kind> {
     Ok(kind)
 }
 
-pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let kind = fits(site, op, 0)?;
     let inputs = vec![site.value(0)?, site.value(1)?];
     let value = site.apply(kind, inputs)?[0];
-    let state = site.reads[0].with(Meaning::Value(value));
-    Ok(vec![Written { state, place: Place::Fresh }])
+    let state = site.reads[0].with(AbstractValue::Value(value));
+    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
-pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(4..=5, 2)?;
     for port in [0, 1, 2].into_iter().chain(4..site.reads.len()) {
         site.summed(port)?;
@@ -67,8 +67,8 @@ pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
         format!("uses {}, not the parameters of its forward pass", values.name(weight))
     })?;
     let dx = site.reads[1].with(values.contribution(node, 0));
-    let owed = if dx.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
-    let parameters = State { dtype: DType::F32, ..site.reads[2] };
+    let owed = if dx.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let parameters = AbstractState { dtype: DType::F32, ..site.reads[2] };
     let parameters = parameters.with(values.contribution(node, 1)).owing(owed);
     let onto = (site.reads.len() > 4).then_some(4);
     Ok(vec![site.accumulated(onto, dx)?, site.accumulated(Some(3), parameters)?])

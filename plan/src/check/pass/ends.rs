@@ -3,17 +3,17 @@
 use crate::DType;
 use crate::program::Access;
 
-use super::super::error::{Checked, ensure, fault};
-use super::super::lattice::{Meaning, Side, State, Sum};
-use super::super::site::{Place, Site, Written};
-use super::super::values::Kind;
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::ForwardOpKind;
 
-fn fresh(state: State) -> Written {
-    Written { state, place: Place::Fresh }
+fn fresh(state: AbstractState) -> OperandWrite {
+    OperandWrite { state, place: WriteTarget::Fresh }
 }
 
 /// Token ids, one a row.
-fn token_ids(site: &Site, port: usize) -> Checked {
+fn token_ids(site: &InstrOperands, port: usize) -> CheckResult {
     let state = &site.reads[port];
     ensure(state.dtype == DType::U32 && state.columns.size == 1, || {
         format!("reads {} for token ids", site.operand_name(port))
@@ -21,32 +21,36 @@ fn token_ids(site: &Site, port: usize) -> Checked {
 }
 
 /// A table split on the vocabulary gives each device the rows it has: a sum is owed.
-pub(super) fn gather(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn gather(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     site.all_summed()?;
     token_ids(site, 0)?;
     let (tokens, table) = (site.reads[0], site.reads[1]);
     let inputs = vec![site.value(0)?, site.value(1)?];
-    let value = site.apply(Kind::Gather, inputs)?[0];
-    let owed = if table.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
-    let state = State::new(Meaning::Value(value), tokens.rows, table.columns, table.dtype);
+    let value = site.apply(ForwardOpKind::Gather, inputs)?[0];
+    let owed = if table.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let state =
+        AbstractState::new(AbstractValue::Value(value), tokens.rows, table.columns, table.dtype);
     Ok(vec![fresh(state.owing(owed))])
 }
 
-pub(super) fn scatter(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn scatter(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(3..=3, 1)?;
     token_ids(site, 0)?;
     let (tokens, onto, dy) = (site.reads[0], site.reads[1], site.reads[2]);
-    ensure(dy.tensor == Sum::Done && dy.rows == tokens.rows, || {
+    ensure(dy.tensor == PendingSum::Done && dy.rows == tokens.rows, || {
         format!("scatters {dy} to the places of {tokens}")
     })?;
     let ids = site.value(0)?;
     let values = &site.check.values;
     let node = match dy.meaning {
-        Meaning::Gradient { of, .. } if values.is_complete(dy.meaning, of) => values.producer(of),
+        AbstractValue::Gradient { of, .. } if values.is_complete(dy.meaning, of) => {
+            values.producer(of)
+        }
         _ => None,
     };
-    let node = node.filter(|n| values.kind(*n) == Kind::Gather && values.inputs(*n)[0] == ids);
+    let node =
+        node.filter(|n| values.kind(*n) == ForwardOpKind::Gather && values.inputs(*n)[0] == ids);
     let Some(node) = node else {
         return fault(format!(
             "scatters {}, not the complete gradient of what was gathered",
@@ -64,74 +68,80 @@ pub(super) fn scatter(site: &mut Site) -> Checked<Vec<Written>> {
         Some(state) => state.rows,
         None => return fault("scatters to a table that is no weight"),
     };
-    let owed = if tokens.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
-    let state = State::new(meaning, rows, dy.columns, onto.dtype).owing(owed);
+    let owed = if tokens.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let state = AbstractState::new(meaning, rows, dy.columns, onto.dtype).owing(owed);
     Ok(vec![site.accumulated(Some(1), state)?])
 }
 
 /// Logits are whole sums; their rows may be split, or the vocabulary.
-fn logits(site: &Site) -> Checked<State> {
+fn logits(site: &InstrOperands) -> CheckResult<AbstractState> {
     site.all_summed()?;
     site.none_owes_norm()?;
     Ok(site.reads[0])
 }
 
-fn over_vocabulary(logits: &State, sum: Sum) -> Sum {
-    if logits.columns.cut.is_some() { sum } else { Sum::Done }
+fn over_vocabulary(logits: &AbstractState, sum: PendingSum) -> PendingSum {
+    if logits.columns.cut.is_some() { sum } else { PendingSum::Done }
 }
 
-pub(super) fn loss_maximum(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn loss_maximum(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let logits = logits(site)?;
     let inputs = vec![site.value(0)?];
-    let value = site.apply(Kind::LossMaximum, inputs)?[0];
-    let sum = over_vocabulary(&logits, Sum::MaximumOwed);
+    let value = site.apply(ForwardOpKind::LossMaximum, inputs)?[0];
+    let sum = over_vocabulary(&logits, PendingSum::MaximumOwed);
     Ok(vec![fresh(logits.per_row(value, 1).owing(sum))])
 }
 
-pub(super) fn loss_sum(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn loss_sum(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(3..=3, 1)?;
     let logits = logits(site)?;
-    row_numbers(site, 1, Kind::LossMaximum, 1)?;
+    row_numbers(site, 1, ForwardOpKind::LossMaximum, 1)?;
     targets(site, 2)?;
-    let inputs = (0..3).map(|port| site.value(port)).collect::<Checked<_>>()?;
-    let value = site.apply(Kind::LossSum, inputs)?[0];
-    let sum = over_vocabulary(&logits, Sum::Owed);
+    let inputs = (0..3).map(|port| site.value(port)).collect::<CheckResult<_>>()?;
+    let value = site.apply(ForwardOpKind::LossSum, inputs)?[0];
+    let sum = over_vocabulary(&logits, PendingSum::Owed);
     Ok(vec![fresh(logits.per_row(value, 2).owing(sum))])
 }
 
-pub(super) fn loss_gradient(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn loss_gradient(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(4..=4, 2)?;
     let logits = logits(site)?;
-    row_numbers(site, 1, Kind::LossMaximum, 1)?;
-    row_numbers(site, 2, Kind::LossSum, 2)?;
+    row_numbers(site, 1, ForwardOpKind::LossMaximum, 1)?;
+    row_numbers(site, 2, ForwardOpKind::LossSum, 2)?;
     targets(site, 3)?;
     let inputs = vec![site.value(0)?, site.value(3)?];
-    let loss = site.apply_to(Kind::Loss, inputs.clone(), 1..2)?[0];
+    let loss = site.apply_to(ForwardOpKind::Loss, inputs.clone(), 1..2)?[0];
     let values = &site.check.values;
     let Some(node) = values.producer(loss) else { return fault("has no loss") };
     let gradient = logits.with(values.contribution(node, 0));
-    let one = State::new(Meaning::Value(loss), Side::whole(1), Side::whole(1), DType::F32);
+    let one = AbstractState::new(
+        AbstractValue::Value(loss),
+        ShardedExtent::whole(1),
+        ShardedExtent::whole(1),
+        DType::F32,
+    );
     let Some(Access { extent, .. }) = site.instr.writes.get(1) else { return fault("has no loss") };
     ensure((extent.rows, extent.columns) == (1, 1), || format!("writes the loss as {extent}"))?;
-    Ok(vec![Written { state: gradient, place: Place::Over(0) }, fresh(one)])
+    Ok(vec![OperandWrite { state: gradient, place: WriteTarget::Over(0) }, fresh(one)])
 }
 
 /// The numbers that an earlier pass of the loss made from these very logits.
-fn row_numbers(site: &Site, port: usize, kind: Kind, count: u64) -> Checked {
+fn row_numbers(site: &InstrOperands, port: usize, kind: ForwardOpKind, count: u64) -> CheckResult {
     let values = &site.check.values;
     let (numbers, logits) = (&site.reads[port], &site.reads[0]);
     let own = match numbers.meaning {
-        Meaning::Value(value) => values.producer(value).filter(|n| values.kind(*n) == kind),
+        AbstractValue::Value(value) => values.producer(value).filter(|n| values.kind(*n) == kind),
         _ => None,
     };
-    let own = own.is_some_and(|node| Meaning::Value(values.inputs(node)[0]) == logits.meaning);
+    let own =
+        own.is_some_and(|node| AbstractValue::Value(values.inputs(node)[0]) == logits.meaning);
     ensure(own && numbers.rows == logits.rows && numbers.columns.size == count, || {
         format!("reads {} ({numbers}), not what it needs of {logits}", site.operand_name(port))
     })
 }
 
-fn targets(site: &Site, port: usize) -> Checked {
+fn targets(site: &InstrOperands, port: usize) -> CheckResult {
     token_ids(site, port)?;
     ensure(site.reads[port].rows == site.reads[0].rows, || {
         format!("has targets {} for logits {}", site.reads[port], site.reads[0])

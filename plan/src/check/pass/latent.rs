@@ -4,20 +4,26 @@
 use crate::model::Activation;
 use crate::program::Extent;
 
-use super::super::error::{Checked, ensure, fault};
-use super::super::lattice::{Meaning, Side, State};
-use super::super::site::{Place, Site, Written};
-use super::super::values::{Kind, NodeId};
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::{AbstractState, AbstractValue, ShardedExtent};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::{ForwardOpId, ForwardOpKind};
 
-pub(super) fn forward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
+pub(super) fn forward(
+    site: &mut InstrOperands,
+    activation: Activation,
+) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, site.instr.writes.len())?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let input = site.value(0)?;
-    outputs(site, Kind::Latent { activation }, vec![input])
+    outputs(site, ForwardOpKind::Latent { activation }, vec![input])
 }
 
-pub(super) fn recover(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
+pub(super) fn recover(
+    site: &mut InstrOperands,
+    activation: Activation,
+) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, site.instr.writes.len())?;
     site.all_summed()?;
     let (h, statistic) = (site.reads[0], site.value(1)?);
@@ -36,11 +42,11 @@ pub(super) fn recover(site: &mut Site, activation: Activation) -> Checked<Vec<Wr
     }
     statistic_fits(site, 1, &h)?;
     let input = site.value(0)?;
-    outputs(site, Kind::Recover { activation }, vec![input, statistic])
+    outputs(site, ForwardOpKind::Recover { activation }, vec![input, statistic])
 }
 
 /// One number for each row of a latent that is whole.
-fn statistic_fits(site: &Site, port: usize, h: &State) -> Checked {
+fn statistic_fits(site: &InstrOperands, port: usize, h: &AbstractState) -> CheckResult {
     let numbers = &site.reads[port];
     ensure(numbers.rows == h.rows && numbers.columns.size == 1 && h.columns.cut.is_none(), || {
         format!("divides {h} by {numbers}")
@@ -49,11 +55,11 @@ fn statistic_fits(site: &Site, port: usize, h: &State) -> Checked {
 
 /// The sections of the latent, side by side as in the input.
 fn outputs(
-    site: &mut Site,
-    kind: Kind,
-    inputs: Vec<super::super::values::ValueId>,
-) -> Checked<Vec<Written>> {
-    let h = State { norm: None, ..site.reads[0] };
+    site: &mut InstrOperands,
+    kind: ForwardOpKind,
+    inputs: Vec<super::super::values::SymbolId>,
+) -> CheckResult<Vec<OperandWrite>> {
+    let h = AbstractState { norm: None, ..site.reads[0] };
     let devices = site.devices();
     let widths: Vec<u64> = site.instr.writes.iter().map(|w| w.extent.columns).collect();
     let total: u64 = widths.iter().sum();
@@ -66,18 +72,24 @@ fn outputs(
     site.split_sections(0, &whole)?;
     let values = site.apply(kind, inputs)?;
     let written = values.into_iter().zip(widths).map(|(value, width)| {
-        let columns = Side { size: width * times, ..h.columns };
-        let place = if total == width { Place::Either(0) } else { Place::Fresh };
-        Written { state: State { columns, ..h.with(Meaning::Value(value)) }, place }
+        let columns = ShardedExtent { size: width * times, ..h.columns };
+        let place = if total == width { WriteTarget::Either(0) } else { WriteTarget::Fresh };
+        OperandWrite {
+            state: AbstractState { columns, ..h.with(AbstractValue::Value(value)) },
+            place,
+        }
     });
     Ok(written.collect())
 }
 
-pub(super) fn backward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
+pub(super) fn backward(
+    site: &mut InstrOperands,
+    activation: Activation,
+) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=usize::MAX, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
-    let (node, sections) = latent(site, Kind::Latent { activation })?;
+    let (node, sections) = latent(site, ForwardOpKind::Latent { activation })?;
     // φ' is read off the latent.
     let saved = usize::from(activation != Activation::Identity);
     site.operands(sections + saved..=sections + saved, 1)?;
@@ -87,10 +99,13 @@ pub(super) fn backward(site: &mut Site, activation: Activation) -> Checked<Vec<W
     Ok(vec![gradient(site, node, sections)])
 }
 
-pub(super) fn recover_backward(site: &mut Site, activation: Activation) -> Checked<Vec<Written>> {
+pub(super) fn recover_backward(
+    site: &mut InstrOperands,
+    activation: Activation,
+) -> CheckResult<Vec<OperandWrite>> {
     site.operands(3..=usize::MAX, 2)?;
     site.all_summed()?;
-    let (node, sections) = latent(site, Kind::Recover { activation })?;
+    let (node, sections) = latent(site, ForwardOpKind::Recover { activation })?;
     // φ' is read off the latent before it; without φ the closed form takes all outputs instead.
     let reads_input = activation != Activation::Identity;
     let saved = if reads_input { 1 } else { sections };
@@ -102,7 +117,7 @@ pub(super) fn recover_backward(site: &mut Site, activation: Activation) -> Check
     let at = sections + saved;
     site.operands(at + 1..=at + 2, 2)?;
     let statistic = site.check.values.inputs(node)[1];
-    ensure(site.reads[at].meaning == Meaning::Value(statistic), || {
+    ensure(site.reads[at].meaning == AbstractValue::Value(statistic), || {
         format!("reads {} and not the statistic it divided by", site.operand_name(at))
     })?;
     let dh = gradient(site, node, sections);
@@ -113,7 +128,7 @@ pub(super) fn recover_backward(site: &mut Site, activation: Activation) -> Check
 }
 
 /// The operation whose outputs' gradients are the first operands, and how many there are.
-fn latent(site: &Site, wanted: Kind) -> Checked<(NodeId, usize)> {
+fn latent(site: &InstrOperands, wanted: ForwardOpKind) -> CheckResult<(ForwardOpId, usize)> {
     let values = &site.check.values;
     let first = site.reads[0].meaning;
     let Some(node) = values.made(first, |kind| kind == wanted) else {
@@ -132,21 +147,21 @@ fn latent(site: &Site, wanted: Kind) -> Checked<(NodeId, usize)> {
     Ok((node, outputs.len()))
 }
 
-fn is_input(site: &Site, port: usize, node: NodeId) -> Checked {
+fn is_input(site: &InstrOperands, port: usize, node: ForwardOpId) -> CheckResult {
     let values = &site.check.values;
     let Some(input) = site.reads.get(port) else { return fault("has too few operands") };
     let dz = &site.reads[0];
-    let own = input.meaning == Meaning::Value(values.inputs(node)[0]);
+    let own = input.meaning == AbstractValue::Value(values.inputs(node)[0]);
     ensure(own && input.rows == dz.rows && input.columns.cut == dz.columns.cut, || {
         format!("reads {} ({input}), not the latent of its forward pass", site.operand_name(port))
     })
 }
 
-fn are_outputs(site: &Site, sections: usize, node: NodeId) -> Checked {
+fn are_outputs(site: &InstrOperands, sections: usize, node: ForwardOpId) -> CheckResult {
     for (port, output) in site.check.values.outputs(node).iter().enumerate() {
         let read = site.reads.get(sections + port);
         let own = read.is_some_and(|state| {
-            state.meaning == Meaning::Value(*output) && state.rows == site.reads[0].rows
+            state.meaning == AbstractValue::Value(*output) && state.rows == site.reads[0].rows
         });
         ensure(own, || {
             let name = site.check.values.name(*output);
@@ -157,10 +172,10 @@ fn are_outputs(site: &Site, sections: usize, node: NodeId) -> Checked {
 }
 
 /// The gradient of the latent, as wide as its outputs together.
-fn gradient(site: &Site, node: NodeId, sections: usize) -> Written {
+fn gradient(site: &InstrOperands, node: ForwardOpId, sections: usize) -> OperandWrite {
     let size = site.reads[..sections].iter().map(|state| state.columns.size).sum();
     let dz = site.reads[0];
-    let state = State { columns: Side { size, ..dz.columns }, ..dz };
+    let state = AbstractState { columns: ShardedExtent { size, ..dz.columns }, ..dz };
     let state = state.with(site.check.values.contribution(node, 0));
-    Written { state, place: Place::Fresh }
+    OperandWrite { state, place: WriteTarget::Fresh }
 }

@@ -9,10 +9,10 @@ mod row;
 
 use crate::program::PassOp;
 
-use super::error::{Checked, fault};
-use super::site::{Site, Written};
+use super::error::{CheckResult, fault};
+use super::site::{InstrOperands, OperandWrite};
 
-pub(super) fn transfer(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+pub(super) fn transfer(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
     use PassOp::*;
     match op {
         NormForward | NormStatistic | NormApply | NormOnline | NormScale => norm::forward(site, op),

@@ -4,12 +4,12 @@
 use crate::DType;
 use crate::program::PassOp;
 
-use super::super::error::{Checked, ensure};
-use super::super::lattice::{Meaning, State, Sum};
-use super::super::site::{Place, Site, Written};
-use super::super::values::{Kind, NodeId, ValueId};
+use super::super::error::{CheckResult, ensure};
+use super::super::lattice::{AbstractState, AbstractValue, PendingSum};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::{ForwardOpId, ForwardOpKind, SymbolId};
 
-pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
     let (reads, writes) = match op {
         PassOp::NormStatistic => (1, 1),
         PassOp::NormApply => (3, 1),
@@ -27,14 +27,14 @@ pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
         })?;
     }
     let statistic = match op {
-        PassOp::NormStatistic => site.apply(Kind::Statistic, vec![input])?[0],
+        PassOp::NormStatistic => site.apply(ForwardOpKind::Statistic, vec![input])?[0],
         PassOp::NormForward | PassOp::NormOnline => {
-            site.apply_to(Kind::Statistic, vec![input], 1..2)?[0]
+            site.apply_to(ForwardOpKind::Statistic, vec![input], 1..2)?[0]
         }
         _ => known_statistic(site, input)?,
     };
-    let sum = if x.columns.cut.is_some() { Sum::Owed } else { Sum::Done };
-    let fresh = |state| Written { state, place: Place::Fresh };
+    let sum = if x.columns.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let fresh = |state| OperandWrite { state, place: WriteTarget::Fresh };
     let statistics = fresh(x.per_row(statistic, 1).owing(sum));
     if op == PassOp::NormStatistic {
         return Ok(vec![statistics]);
@@ -49,9 +49,10 @@ pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
     }
     let inputs = vec![input, site.value(1)?];
     let owed = matches!(op, PassOp::NormOnline | PassOp::NormScale);
-    let kind = if owed { Kind::Scaled } else { Kind::Normed };
+    let kind = if owed { ForwardOpKind::Scaled } else { ForwardOpKind::Normed };
     let value = site.apply_to(kind, inputs, 0..1)?[0];
-    let state = State { norm: owed.then_some(statistic), ..x.with(Meaning::Value(value)) };
+    let state =
+        AbstractState { norm: owed.then_some(statistic), ..x.with(AbstractValue::Value(value)) };
     let mut written = vec![fresh(state)];
     if writes == 2 {
         written.push(statistics);
@@ -60,8 +61,8 @@ pub(super) fn forward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
 }
 
 /// The statistic of a value, when a pass computed it before.
-fn known_statistic(site: &mut Site, input: ValueId) -> Checked<ValueId> {
-    let known = site.check.values.find(Kind::Statistic, &[input]);
+fn known_statistic(site: &mut InstrOperands, input: SymbolId) -> CheckResult<SymbolId> {
+    let known = site.check.values.find(ForwardOpKind::Statistic, &[input]);
     match known {
         Some(node) => Ok(site.check.values.outputs(node)[0]),
         None => super::super::error::fault(format!(
@@ -72,29 +73,29 @@ fn known_statistic(site: &mut Site, input: ValueId) -> Checked<ValueId> {
 }
 
 /// γ is one row, cut as the features of x are.
-fn scale_fits(site: &Site, scale: usize, x: usize) -> Checked {
+fn scale_fits(site: &InstrOperands, scale: usize, x: usize) -> CheckResult {
     let (scale, x) = (&site.reads[scale], &site.reads[x]);
     ensure(scale.rows.size == 1 && scale.columns == x.columns, || format!("scales {x} by {scale}"))
 }
 
 /// A number for each row of x.
-fn rows_fit(site: &Site, numbers: usize, x: usize) -> Checked {
+fn rows_fit(site: &InstrOperands, numbers: usize, x: usize) -> CheckResult {
     let (numbers, x) = (&site.reads[numbers], &site.reads[x]);
     ensure(numbers.rows == x.rows && numbers.columns.size == 1, || {
         format!("needs one number for each row of {x}, but reads {numbers}")
     })
 }
 
-pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
+pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
     if op == PassOp::NormBackwardStatistic {
         site.operands(3..=3, 1)?;
         site.all_summed()?;
-        let (_, y) = normed(site, Kind::Normed)?;
+        let (_, y) = normed(site, ForwardOpKind::Normed)?;
         let x = site.reads[1];
-        let value = site.apply(Kind::NormSum, vec![y])?[0];
-        let sum = if x.columns.cut.is_some() { Sum::Owed } else { Sum::Done };
+        let value = site.apply(ForwardOpKind::NormSum, vec![y])?[0];
+        let sum = if x.columns.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
         let state = x.per_row(value, 1).owing(sum);
-        return Ok(vec![Written { state, place: Place::Fresh }]);
+        return Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }]);
     }
     let numbers = if op == PassOp::NormBackwardApply { 2 } else { 1 };
     let onto_scale = 3 + numbers;
@@ -102,7 +103,11 @@ pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
     for port in (0..onto_scale).chain(onto_scale + 1..site.reads.len()) {
         site.summed(port)?;
     }
-    let kind = if op == PassOp::NormOnlineBackward { Kind::Scaled } else { Kind::Normed };
+    let kind = if op == PassOp::NormOnlineBackward {
+        ForwardOpKind::Scaled
+    } else {
+        ForwardOpKind::Normed
+    };
     let (node, y) = normed(site, kind)?;
     for port in 3..onto_scale {
         rows_fit(site, port, 1)?;
@@ -115,16 +120,16 @@ pub(super) fn backward(site: &mut Site, op: PassOp) -> Checked<Vec<Written>> {
         ensure(x.columns.cut.is_none(), || format!("sums over the shard of a row only ({x})"))?;
     }
     let dx = x.with(site.check.values.contribution(node, 0));
-    let dx = State { norm: None, ..dx };
-    let owed = if x.rows.cut.is_some() { Sum::Owed } else { Sum::Done };
-    let scale = State { dtype: DType::F32, ..site.reads[2] };
+    let dx = AbstractState { norm: None, ..dx };
+    let owed = if x.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
+    let scale = AbstractState { dtype: DType::F32, ..site.reads[2] };
     let scale = scale.with(site.check.values.contribution(node, 1)).owing(owed);
     let onto = (site.reads.len() > onto_scale + 1).then_some(onto_scale + 1);
     Ok(vec![site.accumulated(onto, dx)?, site.accumulated(Some(onto_scale), scale)?])
 }
 
 /// The norm whose output's gradient, input and scale are the first three operands.
-fn normed(site: &mut Site, kind: Kind) -> Checked<(NodeId, ValueId)> {
+fn normed(site: &mut InstrOperands, kind: ForwardOpKind) -> CheckResult<(ForwardOpId, SymbolId)> {
     site.same_layout(0, 1)?;
     scale_fits(site, 2, 1)?;
     let (dy, x, scale) = (site.reads[0].meaning, site.value(1)?, site.value(2)?);
@@ -136,7 +141,12 @@ fn normed(site: &mut Site, kind: Kind) -> Checked<(NodeId, ValueId)> {
     Ok((node, values.outputs(node)[0]))
 }
 
-fn statistics_fit(site: &Site, op: PassOp, statistic: ValueId, y: ValueId) -> Checked {
+fn statistics_fit(
+    site: &InstrOperands,
+    op: PassOp,
+    statistic: SymbolId,
+    y: SymbolId,
+) -> CheckResult {
     let values = &site.check.values;
     let given = site.reads[3].meaning;
     if op == PassOp::NormOnlineBackward {
@@ -144,13 +154,13 @@ fn statistics_fit(site: &Site, op: PassOp, statistic: ValueId, y: ValueId) -> Ch
             format!("needs the whole gradient of the statistic, but has {}", values.describe(given))
         });
     }
-    ensure(given == Meaning::Value(statistic), || {
+    ensure(given == AbstractValue::Value(statistic), || {
         format!("reads {}, not the statistic of its input", values.describe(given))
     })?;
     if op == PassOp::NormBackwardApply {
-        let sum = values.find(Kind::NormSum, &[y]).map(|node| values.outputs(node)[0]);
+        let sum = values.find(ForwardOpKind::NormSum, &[y]).map(|node| values.outputs(node)[0]);
         let given = site.reads[4].meaning;
-        return ensure(sum.map(Meaning::Value) == Some(given), || {
+        return ensure(sum.map(AbstractValue::Value) == Some(given), || {
             format!("reads {}, not the row sums of its gradient", values.describe(given))
         });
     }

@@ -3,22 +3,22 @@
 use crate::model::GatedProduct;
 use crate::{Dim, Layout};
 
-use super::super::error::{Checked, ensure, fault};
-use super::super::lattice::{Meaning, Side, State, Sum};
-use super::super::site::{Place, Site, Written};
-use super::super::values::Kind;
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
+use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::values::ForwardOpKind;
 
-fn fresh(state: State) -> Checked<Vec<Written>> {
-    Ok(vec![Written { state, place: Place::Fresh }])
+fn fresh(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
+    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
 /// Whole features the pass rotates: the first ones of every device's part.
-fn rotated(site: &Site, head_dim: u64) -> Checked<u64> {
+fn rotated(site: &InstrOperands, head_dim: u64) -> CheckResult<u64> {
     site.operands(1..=1, 1)?;
     site.none_owes_norm()?;
     let (read, written) = (site.instr.reads[0].extent, site.instr.writes[0].extent);
     ensure(read == written, || format!("rotates {read} into {written}"))?;
-    ensure(site.reads[0].tensor != Sum::MaximumOwed, || "rotates a maximum".into())?;
+    ensure(site.reads[0].tensor != PendingSum::MaximumOwed, || "rotates a maximum".into())?;
     let whole_heads = head_dim > 0 && head_dim.is_multiple_of(2);
     ensure(whole_heads && read.columns.is_multiple_of(head_dim), || {
         format!("rotates {} features, no whole heads of {head_dim}", read.columns)
@@ -28,26 +28,31 @@ fn rotated(site: &Site, head_dim: u64) -> Checked<u64> {
 }
 
 /// Linear in each token, so it may wait for a sum.
-pub(super) fn rope(site: &mut Site, head_dim: u64) -> Checked<Vec<Written>> {
+pub(super) fn rope(site: &mut InstrOperands, head_dim: u64) -> CheckResult<Vec<OperandWrite>> {
     let width = rotated(site, head_dim)?;
     let input = site.value(0)?;
-    let value = site.apply(Kind::Rope { width, head_dim }, vec![input])?[0];
-    let state = site.reads[0].with(Meaning::Value(value));
-    Ok(vec![Written { state, place: Place::Over(0) }])
+    let value = site.apply(ForwardOpKind::Rope { width, head_dim }, vec![input])?[0];
+    let state = site.reads[0].with(AbstractValue::Value(value));
+    Ok(vec![OperandWrite { state, place: WriteTarget::Over(0) }])
 }
 
-pub(super) fn rope_backward(site: &mut Site, head_dim: u64) -> Checked<Vec<Written>> {
+pub(super) fn rope_backward(
+    site: &mut InstrOperands,
+    head_dim: u64,
+) -> CheckResult<Vec<OperandWrite>> {
     let width = rotated(site, head_dim)?;
     let values = &site.check.values;
     let meaning = site.reads[0].meaning;
     let node = match meaning {
-        Meaning::Gradient { of, .. } if values.is_complete(meaning, of) => values.producer(of),
+        AbstractValue::Gradient { of, .. } if values.is_complete(meaning, of) => {
+            values.producer(of)
+        }
         _ => None,
     };
-    match node.filter(|node| values.kind(*node) == Kind::Rope { width, head_dim }) {
+    match node.filter(|node| values.kind(*node) == ForwardOpKind::Rope { width, head_dim }) {
         Some(node) => {
             let state = site.reads[0].with(values.contribution(node, 0));
-            Ok(vec![Written { state, place: Place::Over(0) }])
+            Ok(vec![OperandWrite { state, place: WriteTarget::Over(0) }])
         }
         None => fault(format!(
             "rotates {width} features of {} back, which is the complete gradient of nothing that \
@@ -58,7 +63,7 @@ pub(super) fn rope_backward(site: &mut Site, head_dim: u64) -> Checked<Vec<Writt
 }
 
 /// gate and up in one value or two, all laid out alike.
-fn gate_and_up(site: &Site, first: usize, count: usize) -> Checked<State> {
+fn gate_and_up(site: &InstrOperands, first: usize, count: usize) -> CheckResult<AbstractState> {
     let mut size = 0;
     for port in first..first + count {
         let (state, other) = (&site.reads[port], &site.reads[first]);
@@ -68,21 +73,27 @@ fn gate_and_up(site: &Site, first: usize, count: usize) -> Checked<State> {
         size += state.columns.size;
     }
     let state = site.reads[first];
-    Ok(State { columns: Side { size: size / 2, ..state.columns }, ..state })
+    Ok(AbstractState { columns: ShardedExtent { size: size / 2, ..state.columns }, ..state })
 }
 
-pub(super) fn gated(site: &mut Site, product: GatedProduct) -> Checked<Vec<Written>> {
+pub(super) fn gated(
+    site: &mut InstrOperands,
+    product: GatedProduct,
+) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=2, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let state = gate_and_up(site, 0, site.reads.len())?;
     site.operands_are(0..site.reads.len(), &[state.columns.size; 2])?;
-    let inputs = (0..site.reads.len()).map(|port| site.value(port)).collect::<Checked<_>>()?;
-    let value = site.apply(Kind::Gated { product }, inputs)?[0];
-    fresh(state.with(Meaning::Value(value)))
+    let inputs = (0..site.reads.len()).map(|port| site.value(port)).collect::<CheckResult<_>>()?;
+    let value = site.apply(ForwardOpKind::Gated { product }, inputs)?[0];
+    fresh(state.with(AbstractValue::Value(value)))
 }
 
-pub(super) fn gated_backward(site: &mut Site, product: GatedProduct) -> Checked<Vec<Written>> {
+pub(super) fn gated_backward(
+    site: &mut InstrOperands,
+    product: GatedProduct,
+) -> CheckResult<Vec<OperandWrite>> {
     let inputs = site.instr.writes.len();
     site.operands(inputs + 1..=inputs + 1, inputs)?;
     ensure((1..=2).contains(&inputs), || "has one or two inputs".into())?;
@@ -93,60 +104,66 @@ pub(super) fn gated_backward(site: &mut Site, product: GatedProduct) -> Checked<
     ensure(dy.lies_as(&state), || format!("has the gradient {dy} of the product {state}"))?;
     let first = site.value(1)?;
     let values = &site.check.values;
-    let node = values.user(first, 0, dy.meaning, |kind| kind == Kind::Gated { product })?;
+    let node =
+        values.user(first, 0, dy.meaning, |kind| kind == ForwardOpKind::Gated { product })?;
     let mut written = vec![];
     for port in 0..inputs {
         ensure(site.value(1 + port)? == values.inputs(node)[port], || {
             format!("reads {}, not what was multiplied", site.operand_name(1 + port))
         })?;
         let state = site.reads[1 + port].with(values.contribution(node, port));
-        written.push(Written { state, place: Place::Fresh });
+        written.push(OperandWrite { state, place: WriteTarget::Fresh });
     }
     Ok(written)
 }
 
-pub(super) fn add(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn add(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     site.none_owes_norm()?;
     site.same_layout(0, 1)?;
-    ensure(site.reads[0].tensor != Sum::MaximumOwed, || "adds maxima".into())?;
+    ensure(site.reads[0].tensor != PendingSum::MaximumOwed, || "adds maxima".into())?;
     let inputs = vec![site.value(0)?, site.value(1)?];
-    let value = site.apply(Kind::Add, inputs)?[0];
-    fresh(site.reads[0].with(Meaning::Value(value)))
+    let value = site.apply(ForwardOpKind::Add, inputs)?[0];
+    fresh(site.reads[0].with(AbstractValue::Value(value)))
 }
 
-pub(super) fn add_into(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn add_into(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     let added = site.reads[0];
-    ensure(matches!(added.meaning, Meaning::Gradient { .. }), || {
+    ensure(matches!(added.meaning, AbstractValue::Gradient { .. }), || {
         format!("adds {}, no gradient", site.check.values.describe(added.meaning))
     })?;
     Ok(vec![site.accumulated(Some(1), added)?])
 }
 
 /// Zeros may be whole or a summand: what is added first decides.
-pub(super) fn fill(site: &mut Site) -> Checked<Vec<Written>> {
+pub(super) fn fill(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(0..=0, 1)?;
     let extent = site.instr.writes[0].extent;
     let Some(rows) = site.check.tokens(extent.rows) else {
         return fault(format!("fills {} rows, no part of the microbatch's tokens", extent.rows));
     };
-    fresh(State::new(Meaning::Zero, rows, Side::whole(extent.columns), extent.dtype))
+    fresh(AbstractState::new(
+        AbstractValue::Zero,
+        rows,
+        ShardedExtent::whole(extent.columns),
+        extent.dtype,
+    ))
 }
 
 /// Lays out the parts along a dim that is not cut yet.
-pub(super) fn pack(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
+pub(super) fn pack(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.packed.is_none(), || format!("finds {} already packed", site.operand_name(0)))?;
     ensure(state.layout() != Layout::Sharded(dim), || {
         format!("cuts {} along a dim that is cut already ({state})", site.operand_name(0))
     })?;
-    fresh(State { packed: Some(dim), ..state })
+    fresh(AbstractState { packed: Some(dim), ..state })
 }
 
 /// Puts in place the parts along the dim that was cut before the collective.
-pub(super) fn unpack(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
+pub(super) fn unpack(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.packed == Some(dim), || match state.packed {
@@ -155,11 +172,11 @@ pub(super) fn unpack(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
             format!("puts parts by {} in place by {}", Layout::Sharded(other), Layout::Sharded(dim))
         }
     })?;
-    fresh(State { packed: None, ..state })
+    fresh(AbstractState { packed: None, ..state })
 }
 
 /// This device's part of what is whole.
-pub(super) fn slice(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
+pub(super) fn slice(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.layout() == Layout::Replicated, || {
@@ -168,8 +185,10 @@ pub(super) fn slice(site: &mut Site, dim: Dim) -> Checked<Vec<Written>> {
     ensure(dim == Dim::Feature || site.check.context.token_dim() == Some(dim), || {
         format!("cuts tokens by {}, which the mesh does not", Layout::Sharded(dim))
     })?;
-    let cut = |here: bool, side: Side| if here { Side { cut: Some(dim), ..side } } else { side };
+    let cut = |here: bool, side: ShardedExtent| {
+        if here { ShardedExtent { cut: Some(dim), ..side } } else { side }
+    };
     let features = dim == Dim::Feature;
     let (rows, columns) = (cut(!features, state.rows), cut(features, state.columns));
-    fresh(State { rows, columns, ..state })
+    fresh(AbstractState { rows, columns, ..state })
 }

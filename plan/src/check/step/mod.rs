@@ -11,22 +11,24 @@ mod update;
 
 use std::collections::HashMap;
 
-use crate::emit::Split;
+use crate::emit::WeightSplit;
 use crate::kernel::CollectiveKind;
-use crate::mesh::{Axis, Group};
-use crate::program::{Action, BufferId, Exchange, Instr, PassOp, Phase, Reduction, Region, Shard};
+use crate::mesh::{Axis, DeviceGroup};
+use crate::program::{
+    Action, BufferId, CollectiveOp, Instr, PassOp, Phase, Reduction, Region, Shard,
+};
 use crate::strategy::Zero;
 use crate::{Bytes, DType, Layout};
 
 use super::collective::{group_fits, kind_fits};
-use super::error::{Checked, Fault, ensure, fault};
-use super::lattice::{Meaning, Sum};
-use super::stage::{Content, StageCheck};
-use super::values::ValueId;
+use super::error::{CheckFault, CheckResult, ensure, fault};
+use super::lattice::{AbstractValue, PendingSum};
+use super::stage::{BufferContents, StageChecker};
+use super::values::SymbolId;
 
 /// How a buffer lies over the data axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Data {
+enum DataAxisLayout {
     /// The same on every replica.
     Whole,
     /// A summand on each replica.
@@ -36,49 +38,49 @@ enum Data {
 }
 
 /// A weight's gradient during the step.
-struct Gradient {
-    weight: Option<ValueId>,
-    tensor: Sum,
-    data: Data,
-    pipeline: Sum,
+struct GradientState {
+    weight: Option<SymbolId>,
+    tensor: PendingSum,
+    data: DataAxisLayout,
+    pipeline: PendingSum,
     counted: bool,
     zeroed: bool,
 }
 
 /// A weight during the step.
-struct Weight {
-    value: ValueId,
+struct WeightState {
+    value: SymbolId,
     updated: bool,
-    data: Data,
+    data: DataAxisLayout,
 }
 
 /// The number that the squares of all gradients are added to.
-struct SquareSum {
+struct SquareSumState {
     buffer: BufferId,
-    tensor: Sum,
-    data: Data,
-    pipeline: Sum,
+    tensor: PendingSum,
+    data: DataAxisLayout,
+    pipeline: PendingSum,
     /// Whether it has been reduced over any axis, so that nothing more may be added.
     closed: bool,
 }
 
-struct Step<'c, 'a> {
-    check: &'c StageCheck<'a>,
-    gradients: HashMap<BufferId, Gradient>,
-    weights: HashMap<BufferId, Weight>,
+struct StepChecker<'c, 'a> {
+    check: &'c StageChecker<'a>,
+    gradients: HashMap<BufferId, GradientState>,
+    weights: HashMap<BufferId, WeightState>,
     states: HashMap<BufferId, bool>,
-    square_sum: Option<SquareSum>,
+    square_sum: Option<SquareSumState>,
     /// The weight tied to another on the other end of the pipeline, and whether its square is
     /// counted there.
-    tied: Option<ValueId>,
+    tied: Option<SymbolId>,
 }
 
 /// Walks the step phase. `tied` is the weight of this stage that another stage holds too.
-pub(super) fn walk(check: &mut StageCheck, tied: Option<ValueId>) {
+pub(super) fn walk(check: &mut StageChecker, tied: Option<SymbolId>) {
     check.phase = Phase::Step;
     let stage = check.stage;
-    let mut faults: Vec<(usize, Fault)> = vec![];
-    let mut step = Step::new(check, tied);
+    let mut faults: Vec<(usize, CheckFault)> = vec![];
+    let mut step = StepChecker::new(check, tied);
     for (at, instr) in stage.step.iter().enumerate() {
         if let Err(fault) = step.instruction(instr) {
             faults.push((at, fault));
@@ -90,14 +92,14 @@ pub(super) fn walk(check: &mut StageCheck, tied: Option<ValueId>) {
         check.report(at, &stage.step[at], fault);
     }
     for problem in ends {
-        check.errors.of_stage(check.index, Fault { problem, hint: None });
+        check.errors.of_stage(check.index, CheckFault { problem, hint: None });
     }
 }
 
-impl<'c, 'a> Step<'c, 'a> {
-    fn new(check: &'c StageCheck<'a>, tied: Option<ValueId>) -> Self {
+impl<'c, 'a> StepChecker<'c, 'a> {
+    fn new(check: &'c StageChecker<'a>, tied: Option<SymbolId>) -> Self {
         let replicas = check.context.mesh.data > 1;
-        let mut step = Step {
+        let mut step = StepChecker {
             check,
             gradients: HashMap::new(),
             weights: HashMap::new(),
@@ -110,25 +112,26 @@ impl<'c, 'a> Step<'c, 'a> {
         {
             let id = BufferId(index as u32);
             match (buffer.region, content) {
-                (Region::Gradient, Content::Holds(state)) => {
+                (Region::Gradient, BufferContents::Holds(state)) => {
                     let weight = match state.meaning {
-                        Meaning::Gradient { of, .. } => Some(of),
+                        AbstractValue::Gradient { of, .. } => Some(of),
                         _ => None,
                     };
                     let both = weight.is_some() && weight == tied;
-                    let gradient = Gradient {
+                    let gradient = GradientState {
                         weight,
                         tensor: state.tensor,
-                        data: if replicas { Data::Owed } else { Data::Whole },
-                        pipeline: if both { Sum::Owed } else { Sum::Done },
+                        data: if replicas { DataAxisLayout::Owed } else { DataAxisLayout::Whole },
+                        pipeline: if both { PendingSum::Owed } else { PendingSum::Done },
                         counted: false,
                         zeroed: false,
                     };
                     step.gradients.insert(id, gradient);
                 }
-                (Region::Weight, Content::Holds(state)) => {
-                    if let Meaning::Value(value) = state.meaning {
-                        let weight = Weight { value, updated: false, data: Data::Whole };
+                (Region::Weight, BufferContents::Holds(state)) => {
+                    if let AbstractValue::Value(value) = state.meaning {
+                        let weight =
+                            WeightState { value, updated: false, data: DataAxisLayout::Whole };
                         step.weights.insert(id, weight);
                     }
                 }
@@ -145,7 +148,7 @@ impl<'c, 'a> Step<'c, 'a> {
         format!("`{}`", self.check.stage.buffer(id).name)
     }
 
-    fn instruction(&mut self, instr: &Instr) -> Checked {
+    fn instruction(&mut self, instr: &Instr) -> CheckResult {
         match &instr.action {
             Action::Pass(PassOp::Fill) => self.begin(instr),
             Action::Pass(PassOp::SquareSum) => self.count(instr),
@@ -155,7 +158,7 @@ impl<'c, 'a> Step<'c, 'a> {
         }
     }
 
-    fn begin(&mut self, instr: &Instr) -> Checked {
+    fn begin(&mut self, instr: &Instr) -> CheckResult {
         let ([], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs no operand and one result");
         };
@@ -167,12 +170,12 @@ impl<'c, 'a> Step<'c, 'a> {
             format!("writes zeros to `{}`, not once to the sum of squares", buffer.name)
         })?;
         let context = self.check.context;
-        let owed = |axis| if context.size(axis) > 1 { Sum::Owed } else { Sum::Done };
+        let owed = |axis| if context.size(axis) > 1 { PendingSum::Owed } else { PendingSum::Done };
         let parted = context.zero == Zero::One && context.mesh.data > 1;
-        self.square_sum = Some(SquareSum {
+        self.square_sum = Some(SquareSumState {
             buffer: written.buffer,
             tensor: owed(Axis::Tensor),
-            data: if parted { Data::Owed } else { Data::Whole },
+            data: if parted { DataAxisLayout::Owed } else { DataAxisLayout::Whole },
             pipeline: owed(Axis::Pipeline),
             closed: false,
         });
@@ -183,19 +186,19 @@ impl<'c, 'a> Step<'c, 'a> {
     fn part(&self, shard: &Shard) -> u64 {
         let context = self.check.context;
         let whole: u64 = shard.members.iter().map(|(_, rows, columns)| rows * columns).sum();
-        let devices = if shard.split == Split::Whole { 1 } else { context.tensor() };
+        let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor() };
         let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
         (whole / devices).div_ceil(replicas)
     }
 
-    fn sees(&self, access: &crate::program::Access, elements: u64) -> Checked {
+    fn sees(&self, access: &crate::program::Access, elements: u64) -> CheckResult {
         let seen = access.extent.rows * access.extent.columns;
         ensure(seen == elements, || {
             format!("sees {seen} elements of {}, not {elements}", self.name(access.buffer))
         })
     }
 
-    fn shard(&self, id: BufferId) -> Checked<&'a Shard> {
+    fn shard(&self, id: BufferId) -> CheckResult<&'a Shard> {
         match &self.check.stage.buffer(id).shard {
             Some(shard) => Ok(shard),
             None => fault(format!("works on {}, which is no parameter's", self.name(id))),
@@ -203,16 +206,16 @@ impl<'c, 'a> Step<'c, 'a> {
     }
 
     /// A gradient that nothing is owed of, and that this replica may use its part of.
-    fn reduced(&self, id: BufferId) -> Checked<&Gradient> {
+    fn reduced(&self, id: BufferId) -> CheckResult<&GradientState> {
         let Some(gradient) = self.gradients.get(&id) else {
             return fault(format!("reads {} for a gradient", self.name(id)));
         };
         let parted = self.check.context.zero == Zero::One && self.check.context.mesh.data > 1;
-        let wanted = if parted { Data::Parted } else { Data::Whole };
+        let wanted = if parted { DataAxisLayout::Parted } else { DataAxisLayout::Whole };
         for (owed, axis) in [
-            (gradient.tensor != Sum::Done, Axis::Tensor),
+            (gradient.tensor != PendingSum::Done, Axis::Tensor),
             (gradient.data != wanted, Axis::Data),
-            (gradient.pipeline != Sum::Done, Axis::Pipeline),
+            (gradient.pipeline != PendingSum::Done, Axis::Pipeline),
         ] {
             ensure(!owed, || {
                 let name = self.name(id);
@@ -226,7 +229,7 @@ impl<'c, 'a> Step<'c, 'a> {
         Ok(gradient)
     }
 
-    fn count(&mut self, instr: &Instr) -> Checked {
+    fn count(&mut self, instr: &Instr) -> CheckResult {
         let ([gradient, total], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs a gradient and the sum, and writes the sum");
         };
@@ -251,7 +254,7 @@ impl<'c, 'a> Step<'c, 'a> {
         Ok(())
     }
 
-    fn exchange(&mut self, instr: &Instr, exchange: &Exchange) -> Checked {
+    fn exchange(&mut self, instr: &Instr, exchange: &CollectiveOp) -> CheckResult {
         let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs one operand, in place");
         };
@@ -277,18 +280,20 @@ impl<'c, 'a> Step<'c, 'a> {
         self.apply(id, exchange)
     }
 
-    fn apply(&mut self, id: BufferId, exchange: &Exchange) -> Checked {
+    fn apply(&mut self, id: BufferId, exchange: &CollectiveOp) -> CheckResult {
         let name = self.name(id);
         self.kind_belongs(id, exchange)?;
-        let owed = |sum: Sum| if sum == Sum::Owed { Layout::Partial } else { Layout::Replicated };
-        let lies = |data: Data| match data {
-            Data::Whole => Layout::Replicated,
-            Data::Owed => Layout::Partial,
-            Data::Parted => Layout::Sharded(crate::Dim::Feature),
+        let owed = |sum: PendingSum| {
+            if sum == PendingSum::Owed { Layout::Partial } else { Layout::Replicated }
+        };
+        let lies = |data: DataAxisLayout| match data {
+            DataAxisLayout::Whole => Layout::Replicated,
+            DataAxisLayout::Owed => Layout::Partial,
+            DataAxisLayout::Parted => Layout::Sharded(crate::Dim::Feature),
         };
         let (tensor, data, pipeline) = if let Some(g) = self.gradients.get_mut(&id) {
             ensure(!g.counted, || format!("changes {name} after its square was counted"))?;
-            ensure(g.data != Data::Parted, || {
+            ensure(g.data != DataAxisLayout::Parted, || {
                 format!("changes {name} when each replica has the sum of its own part alone")
             })?;
             (&mut g.tensor, &mut g.data, &mut g.pipeline)
@@ -299,23 +304,23 @@ impl<'c, 'a> Step<'c, 'a> {
             ensure(exchange.axis == Axis::Data && w.updated, || {
                 format!("gathers {name} before it was updated, or over another axis than data")
             })?;
-            return turn(&mut w.data, lies, exchange, &name, |_| Data::Whole);
+            return turn(&mut w.data, lies, exchange, &name, |_| DataAxisLayout::Whole);
         } else {
             return fault(format!("changes {name}, neither a gradient, a weight nor their norm"));
         };
         match exchange.axis {
-            Axis::Tensor => turn(tensor, owed, exchange, &name, |_| Sum::Done),
-            Axis::Pipeline => turn(pipeline, owed, exchange, &name, |_| Sum::Done),
+            Axis::Tensor => turn(tensor, owed, exchange, &name, |_| PendingSum::Done),
+            Axis::Pipeline => turn(pipeline, owed, exchange, &name, |_| PendingSum::Done),
             Axis::Data => turn(data, lies, exchange, &name, |to| match to {
-                Layout::Replicated => Data::Whole,
-                _ => Data::Parted,
+                Layout::Replicated => DataAxisLayout::Whole,
+                _ => DataAxisLayout::Parted,
             }),
         }
     }
 
     /// Sums are whole afterwards; but replicas may each take their part of a gradient, and gather
     /// the weight's parts.
-    fn kind_belongs(&self, id: BufferId, exchange: &Exchange) -> Checked {
+    fn kind_belongs(&self, id: BufferId, exchange: &CollectiveOp) -> CheckResult {
         let parted = Layout::Sharded(crate::Dim::Feature);
         let ways = if self.weights.contains_key(&id) {
             [(parted, Layout::Replicated); 2]
@@ -340,18 +345,18 @@ impl<'c, 'a> Step<'c, 'a> {
 }
 
 /// The group of the first and the last stage.
-pub(super) fn both_ends(pipeline: Group) -> Group {
-    Group { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
+pub(super) fn both_ends(pipeline: DeviceGroup) -> DeviceGroup {
+    DeviceGroup { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
 }
 
 /// Moves one axis of a buffer from its layout to the collective's.
 fn turn<T: Copy>(
     held: &mut T,
     layout: impl Fn(T) -> Layout,
-    exchange: &Exchange,
+    exchange: &CollectiveOp,
     name: &str,
     after: impl Fn(Layout) -> T,
-) -> Checked {
+) -> CheckResult {
     let is = layout(*held);
     ensure(is == exchange.from, || match (exchange.kind, is) {
         (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(

@@ -3,12 +3,12 @@
 use crate::mesh::Axis;
 use crate::program::{BufferId, Instr};
 
-use super::super::error::{Checked, ensure, fault};
-use super::super::lattice::Sum;
-use super::{Data, Step, Weight};
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::PendingSum;
+use super::{DataAxisLayout, StepChecker, WeightState};
 
-impl Step<'_, '_> {
-    pub(super) fn update(&mut self, instr: &Instr) -> Checked {
+impl StepChecker<'_, '_> {
+    pub(super) fn update(&mut self, instr: &Instr) -> CheckResult {
         let mixed = self.check.context.precision == crate::Precision::MixedBf16;
         let (reads, writes) = (&instr.reads, &instr.writes);
         let states = if mixed { 3 } else { 2 };
@@ -59,7 +59,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    fn norm_is_whole(&self) -> Checked {
+    fn norm_is_whole(&self) -> CheckResult {
         let Some(sum) = &self.square_sum else {
             return fault("clips by the norm of the gradients, but nothing summed their squares");
         };
@@ -72,9 +72,9 @@ impl Step<'_, '_> {
             return fault(format!("clips by the norm of the gradients, but {name} is not in it"));
         }
         let owed = [
-            (sum.tensor != Sum::Done, Axis::Tensor),
-            (sum.data != Data::Whole, Axis::Data),
-            (sum.pipeline != Sum::Done, Axis::Pipeline),
+            (sum.tensor != PendingSum::Done, Axis::Tensor),
+            (sum.data != DataAxisLayout::Whole, Axis::Data),
+            (sum.pipeline != PendingSum::Done, Axis::Pipeline),
         ];
         match owed.into_iter().find(|(owed, _)| *owed) {
             Some((_, axis)) => fault(format!(
@@ -90,8 +90,8 @@ impl Step<'_, '_> {
         let mut found: Vec<(BufferId, &str)> = vec![];
         found.extend(self.weights.iter().filter_map(|(id, weight)| {
             let problem = match weight {
-                Weight { updated: false, .. } => "is not updated",
-                Weight { data: Data::Whole, .. } => return None,
+                WeightState { updated: false, .. } => "is not updated",
+                WeightState { data: DataAxisLayout::Whole, .. } => return None,
                 _ => "differs between replicas: each updated its part, and nothing gathered them",
             };
             Some((*id, problem))

@@ -6,27 +6,31 @@ use crate::program::Action;
 use crate::strategy::Strategy;
 use crate::{Dim, Layout};
 
-use super::{Operand, Site, Slot, Template};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand};
 
-pub(super) fn forward(site: &Site, op: &AttentionOp) -> Template {
-    let reads = site.inputs(Slot::Input);
-    let writes = vec![site.activation(Slot::Output(0)), log_sum_exp(site, op)];
-    Template { action: Action::Attention(kernel(site, op, Direction::Forward)), reads, writes }
+pub(super) fn forward(site: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
+    let reads = site.inputs(OperandSlot::Input);
+    let writes = vec![site.activation(OperandSlot::Output(0)), log_sum_exp(site, op)];
+    InstrTemplate { action: Action::Attention(kernel(site, op, Direction::Forward)), reads, writes }
 }
 
-pub(super) fn backward(site: &Site, op: &AttentionOp) -> Template {
-    let mut reads = site.inputs(Slot::Input);
+pub(super) fn backward(site: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
+    let mut reads = site.inputs(OperandSlot::Input);
     reads.extend([
-        site.activation(Slot::Output(0)),
+        site.activation(OperandSlot::Output(0)),
         log_sum_exp(site, op),
-        site.activation(Slot::OutputGradient(0)),
+        site.activation(OperandSlot::OutputGradient(0)),
     ]);
-    let writes = site.inputs(Slot::InputGradient);
-    Template { action: Action::Attention(kernel(site, op, Direction::Backward)), reads, writes }
+    let writes = site.inputs(OperandSlot::InputGradient);
+    InstrTemplate {
+        action: Action::Attention(kernel(site, op, Direction::Backward)),
+        reads,
+        writes,
+    }
 }
 
 /// Query heads and key/value heads one device computes.
-fn heads(site: &Site, op: &AttentionOp) -> (u64, u64) {
+fn heads(site: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
     let devices = site.context.tensor();
     match site.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
@@ -36,14 +40,14 @@ fn heads(site: &Site, op: &AttentionOp) -> (u64, u64) {
     }
 }
 
-fn log_sum_exp(site: &Site, op: &AttentionOp) -> Operand {
-    site.statistic(Slot::Statistic, heads(site, op).0)
+fn log_sum_exp(site: &OpEmitter, op: &AttentionOp) -> TemplateOperand {
+    site.statistic(OperandSlot::Statistic, heads(site, op).0)
 }
 
-fn kernel(site: &Site, op: &AttentionOp, direction: Direction) -> Attention {
+fn kernel(site: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention {
     let devices = site.context.tensor();
     let workload = &site.context.workload;
-    let sequences = match site.layout(Slot::Output(0)) {
+    let sequences = match site.layout(OperandSlot::Output(0)) {
         Layout::Sharded(Dim::Sequence) => workload.micro_batch / devices,
         _ => workload.micro_batch,
     };

@@ -5,36 +5,40 @@ use crate::DType;
 use crate::model::Activation;
 use crate::program::{Extent, PassOp};
 
-use super::{Operand, Site, Slot, Template, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
 
-pub(super) fn norm(site: &Site, width: u64, activation: Activation) -> Vec<Template> {
+pub(super) fn norm(site: &OpEmitter, width: u64, activation: Activation) -> Vec<InstrTemplate> {
     unary(site, PassOp::LatentNorm { activation }, 2 * width)
 }
 
-pub(super) fn norm_backward(site: &Site, width: u64, activation: Activation) -> Vec<Template> {
+pub(super) fn norm_backward(
+    site: &OpEmitter,
+    width: u64,
+    activation: Activation,
+) -> Vec<InstrTemplate> {
     unary_backward(site, PassOp::LatentNormBackward { activation }, 2 * width)
 }
 
-pub(super) fn gate(site: &Site, a: u64, b: u64) -> Vec<Template> {
+pub(super) fn gate(site: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
     unary(site, PassOp::TensorGate { a, b }, a * a + b * b)
 }
 
-pub(super) fn gate_backward(site: &Site, a: u64, b: u64) -> Vec<Template> {
+pub(super) fn gate_backward(site: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
     unary_backward(site, PassOp::TensorGateBackward { a, b }, a * a + b * b)
 }
 
-fn unary(site: &Site, op: PassOp, parameters: u64) -> Vec<Template> {
-    let weight = weight(Slot::Weight(0), parameters, site.context.compute());
-    let reads = vec![site.activation(Slot::Input(0)), weight];
-    vec![pass(op, reads, vec![site.activation(Slot::Output(0))])]
+fn unary(site: &OpEmitter, op: PassOp, parameters: u64) -> Vec<InstrTemplate> {
+    let weight = weight(OperandSlot::Weight(0), parameters, site.context.compute());
+    let reads = vec![site.activation(OperandSlot::Input(0)), weight];
+    vec![pass(op, reads, vec![site.activation(OperandSlot::Output(0))])]
 }
 
-fn unary_backward(site: &Site, op: PassOp, parameters: u64) -> Vec<Template> {
-    let gradient = weight(Slot::WeightGradient(0), parameters, DType::F32);
+fn unary_backward(site: &OpEmitter, op: PassOp, parameters: u64) -> Vec<InstrTemplate> {
+    let gradient = weight(OperandSlot::WeightGradient(0), parameters, DType::F32);
     let mut reads = vec![
-        site.activation(Slot::OutputGradient(0)),
-        site.activation(Slot::Input(0)),
-        weight(Slot::Weight(0), parameters, site.context.compute()),
+        site.activation(OperandSlot::OutputGradient(0)),
+        site.activation(OperandSlot::Input(0)),
+        weight(OperandSlot::Weight(0), parameters, site.context.compute()),
         gradient,
     ];
     let dx = site.input_gradient(0, &mut reads);
@@ -42,6 +46,6 @@ fn unary_backward(site: &Site, op: PassOp, parameters: u64) -> Vec<Template> {
 }
 
 /// All parameters of the op in one row.
-fn weight(slot: Slot, elements: u64, dtype: DType) -> Operand {
-    Operand { slot, extent: Extent { rows: 1, columns: elements, dtype } }
+fn weight(slot: OperandSlot, elements: u64, dtype: DType) -> TemplateOperand {
+    TemplateOperand { slot, extent: Extent { rows: 1, columns: elements, dtype } }
 }

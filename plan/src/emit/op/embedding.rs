@@ -6,33 +6,36 @@
 use crate::emit::reshard::all_reduce_statistic;
 use crate::graph::Op;
 use crate::kernel::CollectiveKind;
-use crate::program::{Action, Exchange, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
-use super::{Operand, Site, Slot, Template, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
 
-pub(super) fn gather(site: &Site) -> Vec<Template> {
-    let output = site.activation(Slot::Output(0));
-    let reads = vec![tokens(Slot::Tokens, output.extent.rows), table(site, Slot::Weight(0))];
+pub(super) fn gather(site: &OpEmitter) -> Vec<InstrTemplate> {
+    let output = site.activation(OperandSlot::Output(0));
+    let reads =
+        vec![tokens(OperandSlot::Tokens, output.extent.rows), table(site, OperandSlot::Weight(0))];
     vec![pass(PassOp::Gather, reads, vec![output])]
 }
 
-pub(super) fn scatter(site: &Site) -> Vec<Template> {
-    let gradient = site.activation(Slot::OutputGradient(0));
-    let table = table(site, Slot::WeightGradient(0));
-    let reads = vec![tokens(Slot::Tokens, gradient.extent.rows), table, gradient];
+pub(super) fn scatter(site: &OpEmitter) -> Vec<InstrTemplate> {
+    let gradient = site.activation(OperandSlot::OutputGradient(0));
+    let table = table(site, OperandSlot::WeightGradient(0));
+    let reads = vec![tokens(OperandSlot::Tokens, gradient.extent.rows), table, gradient];
     vec![pass(PassOp::ScatterAdd, reads, vec![table])]
 }
 
-pub(super) fn loss(site: &Site) -> Vec<Template> {
-    let logits = site.activation(Slot::Input(0));
+pub(super) fn loss(site: &OpEmitter) -> Vec<InstrTemplate> {
+    let logits = site.activation(OperandSlot::Input(0));
     let rows = logits.extent.rows;
-    let maximum = site.statistic(Slot::Temporary(0), 1);
-    let packed = site.statistic(Slot::Temporary(1), 2);
-    let targets = tokens(Slot::Targets, rows);
-    let loss =
-        Operand { slot: Slot::Loss, extent: Extent { rows: 1, columns: 1, dtype: DType::F32 } };
+    let maximum = site.statistic(OperandSlot::Temporary(0), 1);
+    let packed = site.statistic(OperandSlot::Temporary(1), 2);
+    let targets = tokens(OperandSlot::Targets, rows);
+    let loss = TemplateOperand {
+        slot: OperandSlot::Loss,
+        extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
+    };
     let shared = site.choice.strategy == Strategy::Vocabulary;
     let mut made = vec![pass(PassOp::LossMaximum, vec![logits], vec![maximum])];
     if shared {
@@ -42,15 +45,15 @@ pub(super) fn loss(site: &Site) -> Vec<Template> {
     if shared {
         made.push(all_reduce_statistic(packed, site.context));
     }
-    let gradient = Operand { slot: Slot::InputGradient(0), ..logits };
+    let gradient = TemplateOperand { slot: OperandSlot::InputGradient(0), ..logits };
     let reads = vec![logits, maximum, packed, targets];
     made.push(pass(PassOp::LossGradient, reads, vec![gradient, loss]));
     made
 }
 
 /// A maximum is not a sum: the values before it are each device's own, not summands.
-fn all_reduce_maximum(maximum: Operand, site: &Site) -> Template {
-    let exchange = Exchange {
+fn all_reduce_maximum(maximum: TemplateOperand, site: &OpEmitter) -> InstrTemplate {
+    let exchange = CollectiveOp {
         kind: CollectiveKind::AllReduce,
         axis: crate::Axis::Tensor,
         from: Layout::Partial,
@@ -61,14 +64,14 @@ fn all_reduce_maximum(maximum: Operand, site: &Site) -> Template {
         group: site.context.mesh.group(crate::Axis::Tensor),
     };
     let action = Action::Collective(exchange);
-    Template { action, reads: vec![maximum], writes: vec![maximum] }
+    InstrTemplate { action, reads: vec![maximum], writes: vec![maximum] }
 }
 
-fn tokens(slot: Slot, rows: u64) -> Operand {
-    Operand { slot, extent: Extent { rows, columns: 1, dtype: DType::U32 } }
+fn tokens(slot: OperandSlot, rows: u64) -> TemplateOperand {
+    TemplateOperand { slot, extent: Extent { rows, columns: 1, dtype: DType::U32 } }
 }
 
-fn table(site: &Site, slot: Slot) -> Operand {
+fn table(site: &OpEmitter, slot: OperandSlot) -> TemplateOperand {
     let Op::Embedding { vocab, width } = site.node.op else {
         unreachable!("only the embedding has a table")
     };
@@ -78,6 +81,6 @@ fn table(site: &Site, slot: Slot) -> Operand {
         Strategy::Column => (vocab, width / devices),
         _ => (vocab, width),
     };
-    let dtype = if slot == Slot::Weight(0) { site.context.compute() } else { DType::F32 };
-    Operand { slot, extent: Extent { rows, columns, dtype } }
+    let dtype = if slot == OperandSlot::Weight(0) { site.context.compute() } else { DType::F32 };
+    TemplateOperand { slot, extent: Extent { rows, columns, dtype } }
 }

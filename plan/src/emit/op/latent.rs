@@ -9,14 +9,14 @@ use crate::model::Activation;
 use crate::program::PassOp;
 use crate::strategy::Strategy;
 
-use super::{Site, Slot, Template, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, pass};
 
-pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+pub(super) fn forward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
     let activation = latent.activation;
-    let h = site.activation(Slot::Input(0));
-    let z = site.outputs(Slot::Output);
+    let h = site.activation(OperandSlot::Input(0));
+    let z = site.outputs(OperandSlot::Output);
     if site.choice.strategy == Strategy::Recover {
-        let statistic = site.statistic(Slot::NormStatistic, 1);
+        let statistic = site.statistic(OperandSlot::NormStatistic, 1);
         return vec![pass(PassOp::LatentRecover { activation }, vec![h, statistic], z)];
     }
     if nothing_to_do(site, latent) {
@@ -25,21 +25,21 @@ pub(super) fn forward(site: &Site, latent: &LatentOp) -> Vec<Template> {
     vec![pass(PassOp::LatentForward { activation }, vec![h], z)]
 }
 
-pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
+pub(super) fn backward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
     let activation = latent.activation;
-    let mut reads = site.outputs(Slot::OutputGradient);
-    let dh = site.activation(Slot::InputGradient(0));
+    let mut reads = site.outputs(OperandSlot::OutputGradient);
+    let dh = site.activation(OperandSlot::InputGradient(0));
     // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
     match latent.activation {
-        Activation::Silu => reads.push(site.activation(Slot::Input(0))),
+        Activation::Silu => reads.push(site.activation(OperandSlot::Input(0))),
         Activation::Identity if site.choice.strategy == Strategy::Recover => {
-            reads.extend(site.outputs(Slot::Output));
+            reads.extend(site.outputs(OperandSlot::Output));
         }
         Activation::Identity => {}
     }
     if site.choice.strategy == Strategy::Recover {
-        let gradient = site.statistic(Slot::NormStatisticGradient, 1);
-        reads.push(site.statistic(Slot::NormStatistic, 1));
+        let gradient = site.statistic(OperandSlot::NormStatisticGradient, 1);
+        reads.push(site.statistic(OperandSlot::NormStatistic, 1));
         if !contributes_first(site, latent) {
             reads.push(gradient);
         }
@@ -52,13 +52,13 @@ pub(super) fn backward(site: &Site, latent: &LatentOp) -> Vec<Template> {
 }
 
 /// Without φ and with one output the latent passes through: its output is its input's storage.
-fn nothing_to_do(site: &Site, latent: &LatentOp) -> bool {
+fn nothing_to_do(site: &OpEmitter, latent: &LatentOp) -> bool {
     latent.activation == Activation::Identity && site.node.outputs.len() == 1
 }
 
 /// The last latent of a norm is the first of the backward pass: it writes the statistic's gradient,
 /// the others add to it.
-fn contributes_first(site: &Site, latent: &LatentOp) -> bool {
+fn contributes_first(site: &OpEmitter, latent: &LatentOp) -> bool {
     let last = site.segment.op_ids().rev().find(
         |id| matches!(&site.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
     );

@@ -1,22 +1,22 @@
 //! Products: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
 
 use crate::graph::{LinearForm, LinearOp};
-use crate::program::{Action, Extent, PassOp, Product, ProductForm};
+use crate::program::{Action, Extent, GemmOp, GemmRole, PassOp};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
-use super::{Operand, Site, Slot, Template, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
 
 /// What one device multiplies: sizes of one product of the batch.
-struct Shape {
+struct LocalGemmShape {
     rows: u64,
     d_in: u64,
     d_out: u64,
     batch: u64,
 }
 
-impl Shape {
-    fn of(site: &Site, linear: &LinearOp) -> Shape {
+impl LocalGemmShape {
+    fn of(site: &OpEmitter, linear: &LinearOp) -> LocalGemmShape {
         let devices = site.context.tensor();
         let first = &linear.members[0];
         let (mut d_in, mut d_out, batch) = match linear.form {
@@ -30,21 +30,21 @@ impl Shape {
             Strategy::Row | Strategy::OwedRow => d_in /= devices,
             _ => {}
         }
-        let rows = site.context.rows(site.layout(Slot::Input(0)));
-        Shape { rows, d_in, d_out, batch }
+        let rows = site.context.rows(site.layout(OperandSlot::Input(0)));
+        LocalGemmShape { rows, d_in, d_out, batch }
     }
 
-    fn weight(&self, slot: Slot, dtype: DType) -> Operand {
+    fn weight(&self, slot: OperandSlot, dtype: DType) -> TemplateOperand {
         let extent = Extent { rows: self.d_in, columns: self.d_out * self.batch, dtype };
-        Operand { slot, extent }
+        TemplateOperand { slot, extent }
     }
 }
 
-pub(super) fn forward(site: &Site, linear: &LinearOp) -> Vec<Template> {
-    let shape = Shape::of(site, linear);
-    let output = site.activation(Slot::Output(0));
-    let product = Product {
-        form: ProductForm::Forward,
+pub(super) fn forward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
+    let shape = LocalGemmShape::of(site, linear);
+    let output = site.activation(OperandSlot::Output(0));
+    let product = GemmOp {
+        form: GemmRole::Forward,
         m: shape.rows,
         n: shape.d_out,
         k: shape.d_in,
@@ -52,58 +52,68 @@ pub(super) fn forward(site: &Site, linear: &LinearOp) -> Vec<Template> {
         accumulate: false,
     };
     let reads = vec![
-        site.activation(Slot::Input(0)),
-        shape.weight(Slot::Weight(0), site.context.compute()),
+        site.activation(OperandSlot::Input(0)),
+        shape.weight(OperandSlot::Weight(0), site.context.compute()),
     ];
-    let mut made = vec![Template { action: Action::Gemm(product), reads, writes: vec![output] }];
+    let mut made =
+        vec![InstrTemplate { action: Action::Gemm(product), reads, writes: vec![output] }];
     made.extend(rotary(site, linear, false, output));
     made
 }
 
-pub(super) fn backward(site: &Site, linear: &LinearOp) -> Vec<Template> {
-    let shape = Shape::of(site, linear);
-    let gradient = site.activation(Slot::OutputGradient(0));
-    let mut made: Vec<Template> = rotary(site, linear, true, gradient).into_iter().collect();
+pub(super) fn backward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
+    let shape = LocalGemmShape::of(site, linear);
+    let gradient = site.activation(OperandSlot::OutputGradient(0));
+    let mut made: Vec<InstrTemplate> = rotary(site, linear, true, gradient).into_iter().collect();
 
-    let mut reads = vec![gradient, shape.weight(Slot::Weight(0), site.context.compute())];
+    let mut reads = vec![gradient, shape.weight(OperandSlot::Weight(0), site.context.compute())];
     let input_gradient = site.input_gradient(0, &mut reads);
-    let product = Product {
-        form: ProductForm::InputGradient,
+    let product = GemmOp {
+        form: GemmRole::InputGradient,
         m: shape.rows,
         n: shape.d_in,
         k: shape.d_out,
         batch: shape.batch,
         accumulate: site.accumulates(0),
     };
-    made.push(Template { action: Action::Gemm(product), reads, writes: vec![input_gradient] });
+    made.push(InstrTemplate { action: Action::Gemm(product), reads, writes: vec![input_gradient] });
 
-    let weight_gradient = shape.weight(Slot::WeightGradient(0), DType::F32);
-    let product = Product {
-        form: ProductForm::WeightGradient,
+    let weight_gradient = shape.weight(OperandSlot::WeightGradient(0), DType::F32);
+    let product = GemmOp {
+        form: GemmRole::WeightGradient,
         m: shape.d_in,
         n: shape.d_out,
         k: shape.rows,
         batch: shape.batch,
         accumulate: true,
     };
-    let reads = vec![site.activation(Slot::Input(0)), gradient, weight_gradient];
-    made.push(Template { action: Action::Gemm(product), reads, writes: vec![weight_gradient] });
+    let reads = vec![site.activation(OperandSlot::Input(0)), gradient, weight_gradient];
+    made.push(InstrTemplate {
+        action: Action::Gemm(product),
+        reads,
+        writes: vec![weight_gradient],
+    });
     made
 }
 
 /// The rotary embedding on the q and k sections. It is linear in each token, so it may be applied
 /// to partial sums; a feature shard holds whole heads.
-fn rotary(site: &Site, linear: &LinearOp, back: bool, tensor: Operand) -> Option<Template> {
+fn rotary(
+    site: &OpEmitter,
+    linear: &LinearOp,
+    back: bool,
+    tensor: TemplateOperand,
+) -> Option<InstrTemplate> {
     let width: u64 = linear.rotary_sections.iter().map(|s| linear.members[*s].d_out).sum();
     if width == 0 {
         return None;
     }
-    let slot = if back { Slot::OutputGradient(0) } else { Slot::Output(0) };
+    let slot = if back { OperandSlot::OutputGradient(0) } else { OperandSlot::Output(0) };
     let layout = site.layout(slot);
     debug_assert!(layout != Layout::Partial || !back);
     let head_dim = linear.head_dim.unwrap_or(width);
     let op = if back { PassOp::RopeBackward { head_dim } } else { PassOp::Rope { head_dim } };
     let columns = site.context.columns(width, layout);
-    let part = Operand { extent: Extent { columns, ..tensor.extent }, ..tensor };
+    let part = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
     Some(pass(op, vec![part], vec![part]))
 }

@@ -13,10 +13,10 @@ use crate::program::{Action, Extent, PassOp};
 use crate::strategy::{Context, OpChoice};
 use crate::{DType, Dim, Layout};
 
-use super::{Operand, Slot, Template};
+use super::{InstrTemplate, OperandSlot, TemplateOperand};
 
 /// An op in its segment, with the choice made for it and the context it runs in.
-pub(crate) struct Site<'a> {
+pub(crate) struct OpEmitter<'a> {
     segment: &'a Segment,
     id: OpId,
     node: &'a OpNode,
@@ -30,8 +30,8 @@ pub fn op_forward(
     id: OpId,
     choice: &OpChoice,
     context: &Context,
-) -> Vec<Template> {
-    let site = Site::new(segment, id, choice, context);
+) -> Vec<InstrTemplate> {
+    let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
         Op::Embedding { .. } => embedding::gather(&site),
         Op::Norm { width } => norm::forward(&site, *width),
@@ -50,8 +50,13 @@ pub fn op_forward(
 
 /// The forward pass again, when its outputs were not kept. Statistics are always kept, so redoing
 /// a norm needs no collective.
-pub fn op_redo(segment: &Segment, id: OpId, choice: &OpChoice, context: &Context) -> Vec<Template> {
-    let site = Site::new(segment, id, choice, context);
+pub fn op_redo(
+    segment: &Segment,
+    id: OpId,
+    choice: &OpChoice,
+    context: &Context,
+) -> Vec<InstrTemplate> {
+    let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
         Op::Norm { width } => norm::redo(&site, *width),
         _ => op_forward(segment, id, choice, context),
@@ -65,8 +70,8 @@ pub fn op_backward(
     id: OpId,
     choice: &OpChoice,
     context: &Context,
-) -> Vec<Template> {
-    let site = Site::new(segment, id, choice, context);
+) -> Vec<InstrTemplate> {
+    let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
         Op::Embedding { .. } => embedding::scatter(&site),
         Op::Norm { width } => norm::backward(&site, *width),
@@ -84,51 +89,55 @@ pub fn op_backward(
     }
 }
 
-impl<'a> Site<'a> {
+impl<'a> OpEmitter<'a> {
     fn new(segment: &'a Segment, id: OpId, choice: &'a OpChoice, context: &'a Context) -> Self {
-        Site { segment, id, node: segment.op(id), choice, context }
+        OpEmitter { segment, id, node: segment.op(id), choice, context }
     }
 
-    fn width(&self, slot: Slot) -> u64 {
+    fn width(&self, slot: OperandSlot) -> u64 {
         let value = match slot {
-            Slot::Input(port) | Slot::InputGradient(port) => self.node.inputs[port as usize],
-            Slot::Output(port) | Slot::OutputGradient(port) => self.node.outputs[port as usize],
+            OperandSlot::Input(port) | OperandSlot::InputGradient(port) => {
+                self.node.inputs[port as usize]
+            }
+            OperandSlot::Output(port) | OperandSlot::OutputGradient(port) => {
+                self.node.outputs[port as usize]
+            }
             _ => return 1,
         };
         self.segment.value(value).width()
     }
 
-    fn layout(&self, slot: Slot) -> Layout {
+    fn layout(&self, slot: OperandSlot) -> Layout {
         match slot {
-            Slot::Input(port) => self.choice.inputs[port as usize].forward,
-            Slot::InputGradient(port) => self.choice.inputs[port as usize].backward,
-            Slot::Output(port) => self.choice.outputs[port as usize].forward,
-            Slot::OutputGradient(port) => self.choice.outputs[port as usize].backward,
+            OperandSlot::Input(port) => self.choice.inputs[port as usize].forward,
+            OperandSlot::InputGradient(port) => self.choice.inputs[port as usize].backward,
+            OperandSlot::Output(port) => self.choice.outputs[port as usize].forward,
+            OperandSlot::OutputGradient(port) => self.choice.outputs[port as usize].backward,
             _ => self.choice.inputs.first().map_or(Layout::Replicated, |edge| edge.forward),
         }
     }
 
     /// An activation or its gradient at a port, in the layout of the strategy.
-    fn activation(&self, slot: Slot) -> Operand {
+    fn activation(&self, slot: OperandSlot) -> TemplateOperand {
         let layout = self.layout(slot);
         let extent = super::reshard::activation(self.width(slot), layout, self.context);
-        Operand { slot, extent }
+        TemplateOperand { slot, extent }
     }
 
     /// The activations at all input ports, in the slot made for each.
-    fn inputs(&self, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+    fn inputs(&self, slot: impl Fn(u8) -> OperandSlot) -> Vec<TemplateOperand> {
         (0..self.node.inputs.len()).map(|port| self.activation(slot(port as u8))).collect()
     }
 
     /// The activations at all output ports, in the slot made for each.
-    fn outputs(&self, slot: impl Fn(u8) -> Slot) -> Vec<Operand> {
+    fn outputs(&self, slot: impl Fn(u8) -> OperandSlot) -> Vec<TemplateOperand> {
         (0..self.node.outputs.len()).map(|port| self.activation(slot(port as u8))).collect()
     }
 
     /// `count` fp32 numbers a token, for the tokens this device holds at the first port.
-    fn statistic(&self, slot: Slot, count: u64) -> Operand {
+    fn statistic(&self, slot: OperandSlot, count: u64) -> TemplateOperand {
         let rows = self.context.rows(self.layout(slot));
-        Operand { slot, extent: Extent { rows, columns: count, dtype: DType::F32 } }
+        TemplateOperand { slot, extent: Extent { rows, columns: count, dtype: DType::F32 } }
     }
 
     /// Whether the gradient of an input is added to what other consumers left there.
@@ -137,8 +146,8 @@ impl<'a> Site<'a> {
     }
 
     /// A gradient of an input as the write side of an instruction, and as a read when accumulated.
-    fn input_gradient(&self, port: usize, reads: &mut Vec<Operand>) -> Operand {
-        let gradient = self.activation(Slot::InputGradient(port as u8));
+    fn input_gradient(&self, port: usize, reads: &mut Vec<TemplateOperand>) -> TemplateOperand {
+        let gradient = self.activation(OperandSlot::InputGradient(port as u8));
         if self.accumulates(port) {
             reads.push(gradient);
         }
@@ -154,6 +163,10 @@ impl<'a> Site<'a> {
     }
 }
 
-pub(crate) fn pass(pass: PassOp, reads: Vec<Operand>, writes: Vec<Operand>) -> Template {
-    Template { action: Action::Pass(pass), reads, writes }
+pub(crate) fn pass(
+    pass: PassOp,
+    reads: Vec<TemplateOperand>,
+    writes: Vec<TemplateOperand>,
+) -> InstrTemplate {
+    InstrTemplate { action: Action::Pass(pass), reads, writes }
 }

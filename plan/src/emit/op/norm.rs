@@ -9,13 +9,13 @@ use crate::emit::reshard::all_reduce_statistic;
 use crate::program::{Extent, PassOp};
 use crate::strategy::Strategy;
 
-use super::{Operand, Site, Slot, Template, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
 
-pub(super) fn forward(site: &Site, width: u64) -> Vec<Template> {
-    let x = site.activation(Slot::Input(0));
-    let y = site.activation(Slot::Output(0));
+pub(super) fn forward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let x = site.activation(OperandSlot::Input(0));
+    let y = site.activation(OperandSlot::Output(0));
     let scale = scale(site, width);
-    let statistic = site.statistic(Slot::Statistic, 1);
+    let statistic = site.statistic(OperandSlot::Statistic, 1);
     match site.choice.strategy {
         Strategy::Sync => vec![
             pass(PassOp::NormStatistic, vec![x], vec![statistic]),
@@ -27,31 +27,31 @@ pub(super) fn forward(site: &Site, width: u64) -> Vec<Template> {
     }
 }
 
-pub(super) fn redo(site: &Site, width: u64) -> Vec<Template> {
-    let x = site.activation(Slot::Input(0));
-    let y = site.activation(Slot::Output(0));
+pub(super) fn redo(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let x = site.activation(OperandSlot::Input(0));
+    let y = site.activation(OperandSlot::Output(0));
     let scale = scale(site, width);
     match site.choice.strategy {
         Strategy::Online => vec![pass(PassOp::NormScale, vec![x, scale], vec![y])],
         _ => {
-            let statistic = site.statistic(Slot::Statistic, 1);
+            let statistic = site.statistic(OperandSlot::Statistic, 1);
             vec![pass(PassOp::NormApply, vec![x, scale, statistic], vec![y])]
         }
     }
 }
 
-pub(super) fn backward(site: &Site, width: u64) -> Vec<Template> {
-    let dy = site.activation(Slot::OutputGradient(0));
-    let x = site.activation(Slot::Input(0));
-    let statistic = site.statistic(Slot::Statistic, 1);
-    let scale_gradient = Operand {
-        slot: Slot::WeightGradient(0),
+pub(super) fn backward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let dy = site.activation(OperandSlot::OutputGradient(0));
+    let x = site.activation(OperandSlot::Input(0));
+    let statistic = site.statistic(OperandSlot::Statistic, 1);
+    let scale_gradient = TemplateOperand {
+        slot: OperandSlot::WeightGradient(0),
         extent: Extent { rows: 1, columns: site.shard(width), dtype: DType::F32 },
     };
     let mut reads = vec![dy, x, scale(site, width)];
     match site.choice.strategy {
         Strategy::Sync => {
-            let partial = site.statistic(Slot::Temporary(0), 1);
+            let partial = site.statistic(OperandSlot::Temporary(0), 1);
             let sums = pass(PassOp::NormBackwardStatistic, reads.clone(), vec![partial]);
             reads.extend([statistic, partial, scale_gradient]);
             let dx = site.input_gradient(0, &mut reads);
@@ -62,7 +62,7 @@ pub(super) fn backward(site: &Site, width: u64) -> Vec<Template> {
             ]
         }
         Strategy::Online => {
-            reads.extend([site.statistic(Slot::NormStatisticGradient, 1), scale_gradient]);
+            reads.extend([site.statistic(OperandSlot::NormStatisticGradient, 1), scale_gradient]);
             let dx = site.input_gradient(0, &mut reads);
             vec![pass(PassOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
         }
@@ -74,7 +74,7 @@ pub(super) fn backward(site: &Site, width: u64) -> Vec<Template> {
     }
 }
 
-fn scale(site: &Site, width: u64) -> Operand {
+fn scale(site: &OpEmitter, width: u64) -> TemplateOperand {
     let extent = Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute() };
-    Operand { slot: Slot::Weight(0), extent }
+    TemplateOperand { slot: OperandSlot::Weight(0), extent }
 }

@@ -7,11 +7,11 @@ use serde_json::{Map, Value};
 use super::known::{DEMANDS, HARMLESS};
 use crate::defect::{Defect, Defects};
 
-/// The fields of one object. Every field must be asked for before [`Fields::finish`], or be known to
+/// The fields of one object. Every field must be asked for before [`ConfigFields::finish`], or be known to
 /// do no harm.
 ///
 /// A field that is `null` is as good as absent: that is how Python writes "the default".
-pub(super) struct Fields<'a> {
+pub(super) struct ConfigFields<'a> {
     map: &'a Map<String, Value>,
     asked: HashSet<&'static str>,
     pub defects: Defects,
@@ -26,9 +26,9 @@ fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| float().map(|f| f as u64))
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        Fields { map, asked: HashSet::new(), defects: Defects::default(), readable: true }
+        ConfigFields { map, asked: HashSet::new(), defects: Defects::default(), readable: true }
     }
 
     /// The value of `field`, `None` when absent or `null`.

@@ -80,7 +80,7 @@ pub(super) const HARMLESS: &[&str] = &[
 
 /// The one value of a field that leaves a LLaMA block as it is. `null` always does.
 #[derive(Clone, Copy)]
-pub(super) enum Neutral {
+pub(super) enum NeutralValue {
     False,
     Zero,
     One,
@@ -92,15 +92,15 @@ pub(super) enum Neutral {
 }
 
 /// A field that is accepted at its neutral value only.
-pub(super) struct Demand {
+pub(super) struct NeutralField {
     pub field: &'static str,
-    pub neutral: Neutral,
+    pub neutral: NeutralValue,
     /// Why any other value is refused.
     pub why: &'static str,
 }
 
-const fn demand(field: &'static str, neutral: Neutral, why: &'static str) -> Demand {
-    Demand { field, neutral, why }
+const fn demand(field: &'static str, neutral: NeutralValue, why: &'static str) -> NeutralField {
+    NeutralField { field, neutral, why }
 }
 
 const NO_BIAS: &str = "linears with a bias are not supported";
@@ -110,58 +110,62 @@ const DECODER: &str = "only decoders are supported";
 const ROPE: &str = "only plain half-rotated RoPE is supported";
 
 /// Fields that change the function unless they are neutral.
-pub(super) const DEMANDS: &[Demand] = &[
-    demand("add_cross_attention", Neutral::False, DECODER),
-    demand("attention_bias", Neutral::False, NO_BIAS),
-    demand("attention_dropout", Neutral::Zero, NO_DROPOUT),
-    demand("attn_pdrop", Neutral::Zero, NO_DROPOUT),
-    demand("bias", Neutral::False, NO_BIAS),
-    demand("chunk_size_feed_forward", Neutral::Zero, "a chunked MLP is not supported"),
-    demand("compression_config", Neutral::Null, "compressed weights are not supported"),
-    demand("cross_attention_hidden_size", Neutral::Null, DECODER),
-    demand("embd_pdrop", Neutral::Zero, NO_DROPOUT),
-    demand("hidden_dropout", Neutral::Zero, NO_DROPOUT),
-    demand("is_encoder_decoder", Neutral::False, DECODER),
-    demand("layer_types", Neutral::Word("full_attention"), NO_WINDOW),
-    demand("mlp_bias", Neutral::False, NO_BIAS),
-    demand("partial_rotary_factor", Neutral::One, ROPE),
-    demand("pretraining_tp", Neutral::One, "it splits the products and sums them in another order"),
-    demand("pruned_heads", Neutral::Empty, "pruned heads are not supported"),
-    demand("qkv_bias", Neutral::False, NO_BIAS),
-    demand("quantization_config", Neutral::Null, "quantised weights cannot be trained here"),
-    demand("resid_pdrop", Neutral::Zero, NO_DROPOUT),
-    demand("rope_interleaved", Neutral::False, ROPE),
-    demand("sliding_window", Neutral::Null, NO_WINDOW),
-    demand("tie_encoder_decoder", Neutral::False, DECODER),
-    demand("use_bias", Neutral::False, NO_BIAS),
-    demand("use_sliding_window", Neutral::False, NO_WINDOW),
+pub(super) const DEMANDS: &[NeutralField] = &[
+    demand("add_cross_attention", NeutralValue::False, DECODER),
+    demand("attention_bias", NeutralValue::False, NO_BIAS),
+    demand("attention_dropout", NeutralValue::Zero, NO_DROPOUT),
+    demand("attn_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    demand("bias", NeutralValue::False, NO_BIAS),
+    demand("chunk_size_feed_forward", NeutralValue::Zero, "a chunked MLP is not supported"),
+    demand("compression_config", NeutralValue::Null, "compressed weights are not supported"),
+    demand("cross_attention_hidden_size", NeutralValue::Null, DECODER),
+    demand("embd_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    demand("hidden_dropout", NeutralValue::Zero, NO_DROPOUT),
+    demand("is_encoder_decoder", NeutralValue::False, DECODER),
+    demand("layer_types", NeutralValue::Word("full_attention"), NO_WINDOW),
+    demand("mlp_bias", NeutralValue::False, NO_BIAS),
+    demand("partial_rotary_factor", NeutralValue::One, ROPE),
+    demand(
+        "pretraining_tp",
+        NeutralValue::One,
+        "it splits the products and sums them in another order",
+    ),
+    demand("pruned_heads", NeutralValue::Empty, "pruned heads are not supported"),
+    demand("qkv_bias", NeutralValue::False, NO_BIAS),
+    demand("quantization_config", NeutralValue::Null, "quantised weights cannot be trained here"),
+    demand("resid_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    demand("rope_interleaved", NeutralValue::False, ROPE),
+    demand("sliding_window", NeutralValue::Null, NO_WINDOW),
+    demand("tie_encoder_decoder", NeutralValue::False, DECODER),
+    demand("use_bias", NeutralValue::False, NO_BIAS),
+    demand("use_sliding_window", NeutralValue::False, NO_WINDOW),
 ];
 
-impl Neutral {
+impl NeutralValue {
     pub fn accepts(self, value: &Value) -> bool {
         match (self, value) {
             (_, Value::Null) => true,
-            (Neutral::False, value) => value == &Value::Bool(false),
-            (Neutral::Zero, value) => value.as_f64() == Some(0.0),
-            (Neutral::One, value) => value.as_f64() == Some(1.0),
-            (Neutral::Null, _) => false,
-            (Neutral::Empty, Value::Array(list)) => list.is_empty(),
-            (Neutral::Empty, Value::Object(map)) => map.is_empty(),
-            (Neutral::Empty, _) => false,
-            (Neutral::Word(word), Value::Array(list)) => list.iter().all(|item| item == word),
-            (Neutral::Word(word), value) => value == word,
+            (NeutralValue::False, value) => value == &Value::Bool(false),
+            (NeutralValue::Zero, value) => value.as_f64() == Some(0.0),
+            (NeutralValue::One, value) => value.as_f64() == Some(1.0),
+            (NeutralValue::Null, _) => false,
+            (NeutralValue::Empty, Value::Array(list)) => list.is_empty(),
+            (NeutralValue::Empty, Value::Object(map)) => map.is_empty(),
+            (NeutralValue::Empty, _) => false,
+            (NeutralValue::Word(word), Value::Array(list)) => list.iter().all(|item| item == word),
+            (NeutralValue::Word(word), value) => value == word,
         }
     }
 
     /// The neutral value as a user would write it.
     pub fn written(self) -> String {
         match self {
-            Neutral::False => "false".to_owned(),
-            Neutral::Zero => "0".to_owned(),
-            Neutral::One => "1".to_owned(),
-            Neutral::Null => "null".to_owned(),
-            Neutral::Empty => "{}".to_owned(),
-            Neutral::Word(word) => format!("\"{word}\""),
+            NeutralValue::False => "false".to_owned(),
+            NeutralValue::Zero => "0".to_owned(),
+            NeutralValue::One => "1".to_owned(),
+            NeutralValue::Null => "null".to_owned(),
+            NeutralValue::Empty => "{}".to_owned(),
+            NeutralValue::Word(word) => format!("\"{word}\""),
         }
     }
 }

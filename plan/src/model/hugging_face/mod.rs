@@ -15,29 +15,29 @@ mod rope;
 
 use serde_json::{Map, Value};
 
-use self::fields::{Fields, excerpt};
-use super::file::{BlockFile, BlocksFile, Format, LinearFile, ModelFile, PairFile};
+use self::fields::{ConfigFields, excerpt};
+use super::file::{BlockFile, BlocksFile, LinearFile, ModelFile, ModelFormat, PairFile};
 use super::{Activation, GatedProduct, Model};
 use crate::defect::{Defect, Defects};
 
 /// What the file says the model is.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum Architecture {
     Llama,
     Mistral,
     Cola,
 }
 
 /// Names of the classes we know the function of, in lower case: their spelling varied.
-const ARCHITECTURES: [(&str, Kind); 8] = [
-    ("llamaforcausallm", Kind::Llama),
-    ("mistralforcausallm", Kind::Mistral),
-    ("colaforcausallm", Kind::Cola),
-    ("colamforcausallm", Kind::Cola),
-    ("colallamaforcausallm", Kind::Cola),
-    ("colallamafortraining", Kind::Cola),
-    ("basiccolallamafortraining", Kind::Cola),
-    ("vanillacolallamafortraining", Kind::Cola),
+const ARCHITECTURES: [(&str, Architecture); 8] = [
+    ("llamaforcausallm", Architecture::Llama),
+    ("mistralforcausallm", Architecture::Mistral),
+    ("colaforcausallm", Architecture::Cola),
+    ("colamforcausallm", Architecture::Cola),
+    ("colallamaforcausallm", Architecture::Cola),
+    ("colallamafortraining", Architecture::Cola),
+    ("basiccolallamafortraining", Architecture::Cola),
+    ("vanillacolallamafortraining", Architecture::Cola),
 ];
 
 /// Resolves the fields of a `config.json`.
@@ -45,7 +45,7 @@ const ARCHITECTURES: [(&str, Kind); 8] = [
 /// # Errors
 /// Every defect at once, each at the field's name in the file.
 pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, Defects> {
-    let mut fields = Fields::new(map);
+    let mut fields = ConfigFields::new(map);
     let kind = kind(&mut fields);
     let file = model_file(name, kind, &mut fields);
     let rank_of = |field| if fields.is_written(field) { field } else { "rank" };
@@ -88,14 +88,14 @@ fn original(field: &str, attention: &str, mlp: &str) -> String {
     name.to_owned()
 }
 
-fn kind(fields: &mut Fields<'_>) -> Kind {
+fn kind(fields: &mut ConfigFields<'_>) -> Architecture {
     let ranks = ["rank", "attn_rank", "mlp_rank"];
     let has_rank = ranks.map(|field| fields.get(field).is_some()).contains(&true);
     let boost = fields.flag("is_cola_llama_config") == Some(true);
     let by_type = fields.word("model_type").map(|word| match word {
-        "llama" => Ok(Kind::Llama),
-        "mistral" => Ok(Kind::Mistral),
-        "cola" => Ok(Kind::Cola),
+        "llama" => Ok(Architecture::Llama),
+        "mistral" => Ok(Architecture::Mistral),
+        "cola" => Ok(Architecture::Cola),
         other => Err(other),
     });
     if let Some(Err(other)) = by_type {
@@ -123,18 +123,18 @@ fn kind(fields: &mut Fields<'_>) -> Kind {
     }
     let said = by_type.or(by_class);
     match said {
-        Some(Kind::Mistral) if has_rank || boost => {
+        Some(Architecture::Mistral) if has_rank || boost => {
             let problem = "a Mistral with a rank is not something we know";
             fields.defects.push(Defect::new("model_type", problem).hint("\"cola\""));
-            Kind::Cola
+            Architecture::Cola
         }
-        _ if has_rank || boost => Kind::Cola,
-        said => said.unwrap_or(Kind::Llama),
+        _ if has_rank || boost => Architecture::Cola,
+        said => said.unwrap_or(Architecture::Llama),
     }
 }
 
 /// The model's kind by its class; reports a class we do not know.
-fn architecture(fields: &mut Fields<'_>) -> Option<Kind> {
+fn architecture(fields: &mut ConfigFields<'_>) -> Option<Architecture> {
     let classes = match fields.get("architectures")? {
         Value::Array(classes) => classes.as_slice(),
         one => std::slice::from_ref(one),
@@ -154,13 +154,13 @@ fn architecture(fields: &mut Fields<'_>) -> Option<Kind> {
     kind
 }
 
-fn model_file(name: String, kind: Kind, fields: &mut Fields<'_>) -> ModelFile {
-    if kind == Kind::Mistral {
+fn model_file(name: String, kind: Architecture, fields: &mut ConfigFields<'_>) -> ModelFile {
+    if kind == Architecture::Mistral {
         mistral_defaults(fields);
     }
     let hidden = fields.required_size("hidden_size");
     let default = match kind {
-        Kind::Llama | Kind::Mistral => {
+        Architecture::Llama | Architecture::Mistral => {
             silu(fields, "hidden_act");
             BlockFile {
                 product: Some(GatedProduct::SwiGlu),
@@ -168,13 +168,13 @@ fn model_file(name: String, kind: Kind, fields: &mut Fields<'_>) -> ModelFile {
                 ..Default::default()
             }
         }
-        Kind::Cola => cola_block(hidden, fields),
+        Architecture::Cola => cola_block(hidden, fields),
     };
     // Files of the GaLore line say the same under a second name.
     let trained_length = fields.size("max_sequence_length");
     ModelFile {
         schema: None,
-        format: Format::V1,
+        format: ModelFormat::V1,
         name: Some(name),
         description: None,
         hidden,
@@ -199,7 +199,7 @@ fn model_file(name: String, kind: Kind, fields: &mut Fields<'_>) -> ModelFile {
 }
 
 /// Mistral's class fills in what a file leaves out with values of its own, a window among them.
-fn mistral_defaults(fields: &mut Fields<'_>) {
+fn mistral_defaults(fields: &mut ConfigFields<'_>) {
     for (field, default, hint) in [
         ("num_key_value_heads", "8", "8"),
         ("max_position_embeddings", "131072", "131072"),
@@ -213,7 +213,7 @@ fn mistral_defaults(fields: &mut Fields<'_>) {
 }
 
 /// Requires the activation called `field` to be SiLU, LLaMA's default.
-fn silu(fields: &mut Fields<'_>, field: &'static str) {
+fn silu(fields: &mut ConfigFields<'_>, field: &'static str) {
     if let Some(word) = fields.word(field)
         && !matches!(word, "silu" | "swish")
     {
@@ -222,7 +222,7 @@ fn silu(fields: &mut Fields<'_>, field: &'static str) {
     }
 }
 
-fn cola_block(hidden: u64, fields: &mut Fields<'_>) -> BlockFile {
+fn cola_block(hidden: u64, fields: &mut ConfigFields<'_>) -> BlockFile {
     let rank = fields.size("rank").unwrap_or(hidden / 4);
     let attention = fields.size("attn_rank").unwrap_or(rank);
     let mlp = fields.size("mlp_rank").unwrap_or(rank);
@@ -239,7 +239,7 @@ fn cola_block(hidden: u64, fields: &mut Fields<'_>) -> BlockFile {
     }
 }
 
-fn latent_activation(fields: &mut Fields<'_>) -> Activation {
+fn latent_activation(fields: &mut ConfigFields<'_>) -> Activation {
     silu(fields, "hidden_act");
     let both = ["lr_act_type", "cola_act"].map(|field| (field, fields.word(field)));
     if let [(_, Some(one)), (_, Some(other))] = both
@@ -264,7 +264,7 @@ fn latent_activation(fields: &mut Fields<'_>) -> Activation {
     }
 }
 
-fn cola_product(fields: &mut Fields<'_>) -> GatedProduct {
+fn cola_product(fields: &mut ConfigFields<'_>) -> GatedProduct {
     let only_latent = fields.flag("only_lr_act");
     let both = fields.flag("both_act");
     if let (Some(only_latent), Some(both)) = (only_latent, both)

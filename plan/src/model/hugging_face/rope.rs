@@ -3,14 +3,14 @@
 
 use serde_json::{Map, Value};
 
-use super::fields::{Fields, excerpt};
+use super::fields::{ConfigFields, excerpt};
 use crate::defect::{Defect, Defects};
 
 /// LLaMA's θ where the file says none.
 const DEFAULT_THETA: f64 = 10_000.0;
 
 /// θ; reports every kind of RoPE but the plain one, and two θ that differ.
-pub(super) fn theta(fields: &mut Fields<'_>) -> f64 {
+pub(super) fn theta(fields: &mut ConfigFields<'_>) -> f64 {
     let mut theta = fields.number("rope_theta");
     for field in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(field) else { continue };

@@ -1,4 +1,4 @@
-//! The libraries that solve a [`Program`], behind one function.
+//! The libraries that solve a [`IntegerProgram`], behind one function.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use good_lp::{
     WithTimeLimit, variable,
 };
 
-use super::program::{LinearRow, Program};
+use super::program::{IntegerProgram, LinearRow};
 use crate::solve::SolveError;
 
 /// A library for integer programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
+pub enum IlpLibrary {
     /// microlp: pure Rust, always there.
     MicroLp,
     /// HiGHS: slower on small programs, much faster on hard ones.
@@ -22,8 +22,8 @@ pub enum Backend {
 }
 
 /// What a library is asked for.
-pub(super) struct Request<'a> {
-    pub program: &'a Program,
+pub(super) struct IlpRequest<'a> {
+    pub program: &'a IntegerProgram,
     /// Values of all variables to start from.
     pub start: Option<Vec<f64>>,
     pub time_left: Option<Duration>,
@@ -31,12 +31,12 @@ pub(super) struct Request<'a> {
 }
 
 /// What a library answers.
-pub(super) enum Answer {
+pub(super) enum IlpAnswer {
     Solved {
         values: Vec<f64>,
         /// No solution has a smaller objective.
         bound: f64,
-        ended: Ended,
+        ended: IlpTermination,
     },
     /// The time ran out before any solution was found.
     Nothing,
@@ -44,20 +44,24 @@ pub(super) enum Answer {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum IlpTermination {
     Proven,
     Gap,
     Time,
 }
 
-impl Backend {
-    pub(super) fn run(self, request: Request) -> Result<Answer, SolveError> {
+impl IlpLibrary {
+    pub(super) fn run(self, request: IlpRequest) -> Result<IlpAnswer, SolveError> {
         if request.program.costs.is_empty() {
             // Libraries differ on programs without variables.
             let holds = |row: &LinearRow| row.rhs == 0.0 || !row.equal && row.rhs > 0.0;
             return Ok(match request.program.rows.iter().all(holds) {
-                true => Answer::Solved { values: Vec::new(), bound: 0.0, ended: Ended::Proven },
-                false => Answer::Infeasible,
+                true => IlpAnswer::Solved {
+                    values: Vec::new(),
+                    bound: 0.0,
+                    ended: IlpTermination::Proven,
+                },
+                false => IlpAnswer::Infeasible,
             });
         }
         // Conversion to f32 rounds to nearest; it must not widen the gap.
@@ -65,7 +69,7 @@ impl Backend {
         let time_left = request.time_left.map(|left| left.as_secs_f64());
         let (problem, variables) = state(request.program);
         match self {
-            Backend::MicroLp => {
+            IlpLibrary::MicroLp => {
                 let mut model = problem.using(good_lp::microlp);
                 constrain(&mut model, request.program, &variables);
                 if let Some(start) = request.start {
@@ -80,7 +84,7 @@ impl Backend {
                 })
             }
             #[cfg(feature = "highs")]
-            Backend::Highs => {
+            IlpLibrary::Highs => {
                 let mut model = problem.using(good_lp::highs);
                 constrain(&mut model, request.program, &variables);
                 if let Some(start) = request.start {
@@ -98,9 +102,9 @@ impl Backend {
                     let terms = columns.columns().iter().zip(&program.costs);
                     let objective: f64 = terms.map(|(x, cost)| x * cost).sum();
                     match ended {
-                        Ended::Proven => objective,
-                        Ended::Gap => objective * (1.0 - request.gap),
-                        Ended::Time => f64::NEG_INFINITY,
+                        IlpTermination::Proven => objective,
+                        IlpTermination::Gap => objective * (1.0 - request.gap),
+                        IlpTermination::Time => f64::NEG_INFINITY,
                     }
                 })
             }
@@ -109,7 +113,7 @@ impl Backend {
 }
 
 /// The variables and the objective.
-fn state(program: &Program) -> (good_lp::variable::UnsolvedProblem, Vec<Variable>) {
+fn state(program: &IntegerProgram) -> (good_lp::variable::UnsolvedProblem, Vec<Variable>) {
     let mut problem = ProblemVariables::new();
     let variables = problem.add_vector(variable().binary(), program.costs.len());
     let mut objective = Expression::with_capacity(variables.len());
@@ -119,7 +123,7 @@ fn state(program: &Program) -> (good_lp::variable::UnsolvedProblem, Vec<Variable
     (problem.minimise(objective), variables)
 }
 
-fn constrain(model: &mut impl SolverModel, program: &Program, variables: &[Variable]) {
+fn constrain(model: &mut impl SolverModel, program: &IntegerProgram, variables: &[Variable]) {
     for row in &program.rows {
         let mut left = Expression::with_capacity(row.terms.len());
         for &(x, coefficient) in &row.terms {
@@ -132,21 +136,21 @@ fn constrain(model: &mut impl SolverModel, program: &Program, variables: &[Varia
 fn answer<S: Solution>(
     solved: Result<S, ResolutionError>,
     variables: &[Variable],
-    bound: impl FnOnce(S, Ended) -> f64,
-) -> Result<Answer, SolveError> {
+    bound: impl FnOnce(S, IlpTermination) -> f64,
+) -> Result<IlpAnswer, SolveError> {
     let solution = match solved {
         Ok(solution) => solution,
-        Err(ResolutionError::Infeasible) => return Ok(Answer::Infeasible),
-        Err(ResolutionError::Other(reason)) if ran_out(reason) => return Ok(Answer::Nothing),
+        Err(ResolutionError::Infeasible) => return Ok(IlpAnswer::Infeasible),
+        Err(ResolutionError::Other(reason)) if ran_out(reason) => return Ok(IlpAnswer::Nothing),
         Err(error) => return Err(failed(error)),
     };
     let ended = match solution.status() {
-        SolutionStatus::Optimal => Ended::Proven,
-        SolutionStatus::GapLimit => Ended::Gap,
-        SolutionStatus::TimeLimit => Ended::Time,
+        SolutionStatus::Optimal => IlpTermination::Proven,
+        SolutionStatus::GapLimit => IlpTermination::Gap,
+        SolutionStatus::TimeLimit => IlpTermination::Time,
     };
     let values = variables.iter().map(|&x| solution.value(x)).collect();
-    Ok(Answer::Solved { values, bound: bound(solution, ended), ended })
+    Ok(IlpAnswer::Solved { values, bound: bound(solution, ended), ended })
 }
 
 /// good_lp has no variant of its own for "no solution in time".

@@ -13,28 +13,28 @@ mod backend;
 mod program;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, RowId};
+use narrows_cost_model::table::{Assignment, MemoryRowId};
 use narrows_plan::Seconds;
 
-pub use backend::Backend;
+pub use backend::IlpLibrary;
 
 use super::presolve::presolve;
-use super::{Clock, Limits, Outcome, Prover, SolveError, Solver, Status};
-use backend::{Answer, Ended, Request};
-use program::Program;
+use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver};
+use backend::{IlpAnswer, IlpRequest, IlpTermination};
+use program::IntegerProgram;
 
 /// Presolve, then the integer program.
 #[derive(Clone, Copy, Debug)]
-pub struct Ilp(pub Backend);
+pub struct Ilp(pub IlpLibrary);
 
 impl Solver for Ilp {
-    fn solve(&self, table: &CostTable, limits: &Limits) -> Result<Outcome, SolveError> {
-        let clock = Clock::start(limits);
+    fn solve(&self, table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
+        let clock = SolveClock::start(limits);
         let reduced = match presolve(table) {
             Ok(reduced) => reduced,
-            Err(conflict) => return Ok(Outcome::infeasible(Prover::Presolve, Some(conflict))),
+            Err(conflict) => return Ok(SolveOutcome::infeasible(Prover::Presolve, Some(conflict))),
         };
-        let known = Known { bound: Seconds(0.0), incumbent: None };
+        let known = Incumbent { bound: Seconds(0.0), incumbent: None };
         let mut outcome = close(&reduced.table, self.0, limits, clock, known)?;
         outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
         outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
@@ -44,14 +44,14 @@ impl Solver for Ilp {
 
 /// What is known of a table before the integer program.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct Incumbent {
     /// No assignment is faster.
     pub bound: Seconds,
     /// An assignment that satisfies every link and row.
     pub incumbent: Option<Assignment>,
 }
 
-impl Known {
+impl Incumbent {
     /// Keeps an assignment that fits when it is the fastest so far.
     pub fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
         let time = table.time(assignment);
@@ -68,11 +68,11 @@ const GRAINS: [f64; 4] =
 /// Closes the gap of a presolved table.
 pub(super) fn close(
     table: &CostTable,
-    backend: Backend,
-    limits: &Limits,
-    clock: Clock,
-    mut known: Known,
-) -> Result<Outcome, SolveError> {
+    backend: IlpLibrary,
+    limits: &SolveLimits,
+    clock: SolveClock,
+    mut known: Incumbent,
+) -> Result<SolveOutcome, SolveError> {
     let mut failure = None;
     for grain in GRAINS {
         match attempt(table, backend, limits, clock, &mut known, grain) {
@@ -86,20 +86,20 @@ pub(super) fn close(
 /// [`close`] with one grain. What is learnt stays known when it fails.
 fn attempt(
     table: &CostTable,
-    backend: Backend,
-    limits: &Limits,
-    clock: Clock,
-    known: &mut Known,
+    backend: IlpLibrary,
+    limits: &SolveLimits,
+    clock: SolveClock,
+    known: &mut Incumbent,
     grain: f64,
-) -> Result<Outcome, SolveError> {
-    let mut program = Program::new(table, known.bound, grain);
+) -> Result<SolveOutcome, SolveError> {
+    let mut program = IntegerProgram::new(table, known.bound, grain);
     let mut present = vec![false; table.rows.len()];
     if let Some(incumbent) = &known.incumbent {
         // Something bound before; the rows it fills are likely to bind again.
         let used = table.bytes(incumbent);
         for (r, (row, used)) in table.rows.iter().zip(used).enumerate() {
             if used.0 as f64 > 0.9 * row.limit.0 as f64 {
-                program.add_memory(table, RowId(r as u32));
+                program.add_memory(table, MemoryRowId(r as u32));
                 present[r] = true;
             }
         }
@@ -110,15 +110,15 @@ fn attempt(
         }
         let start = known.incumbent.as_ref().map(|a| program.values(a));
         let request =
-            Request { program: &program, start, time_left: clock.left(), gap: limits.gap };
+            IlpRequest { program: &program, start, time_left: clock.left(), gap: limits.gap };
         let (values, bound, ended) = match backend.run(request)? {
-            Answer::Solved { values, bound, ended } => (values, bound, ended),
-            Answer::Infeasible if known.incumbent.is_some() => {
+            IlpAnswer::Solved { values, bound, ended } => (values, bound, ended),
+            IlpAnswer::Infeasible if known.incumbent.is_some() => {
                 return Err(SolveError::Backend("called infeasible what has a solution".into()));
             }
-            Answer::Infeasible => return Ok(Outcome::infeasible(Prover::Ilp, None)),
-            Answer::Nothing => {
-                let status = Status::TimeLimit(limits.time.unwrap_or_default());
+            IlpAnswer::Infeasible => return Ok(SolveOutcome::infeasible(Prover::Ilp, None)),
+            IlpAnswer::Nothing => {
+                let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));
             }
         };
@@ -132,15 +132,15 @@ fn attempt(
             known.offer(table, &assignment);
         }
         match ended {
-            Ended::Time => {
-                let status = Status::TimeLimit(limits.time.unwrap_or_default());
+            IlpTermination::Time => {
+                let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));
             }
-            Ended::Proven if exceeded.is_empty() => {
-                return Ok(Outcome::optimal(table, assignment, Prover::Ilp));
+            IlpTermination::Proven if exceeded.is_empty() => {
+                return Ok(SolveOutcome::optimal(table, assignment, Prover::Ilp));
             }
-            Ended::Gap if exceeded.is_empty() => {
-                return Ok(stopped(Status::GapLimit(limits.gap), table, known.clone()));
+            IlpTermination::Gap if exceeded.is_empty() => {
+                return Ok(stopped(SolveStatus::GapLimit(limits.gap), table, known.clone()));
             }
             _ => {}
         }
@@ -153,11 +153,11 @@ fn attempt(
     }
 }
 
-fn stopped(status: Status, table: &CostTable, known: Known) -> Outcome {
-    Outcome::stopped(status, table, known.incumbent, known.bound, Prover::Ilp)
+fn stopped(status: SolveStatus, table: &CostTable, known: Incumbent) -> SolveOutcome {
+    SolveOutcome::stopped(status, table, known.incumbent, known.bound, Prover::Ilp)
 }
 
-fn exceeded_rows(table: &CostTable, assignment: &[u32]) -> Vec<RowId> {
+fn exceeded_rows(table: &CostTable, assignment: &[u32]) -> Vec<MemoryRowId> {
     let used = table.bytes(assignment).into_iter().zip(&table.rows).enumerate();
-    used.filter(|(_, (used, row))| *used > row.limit).map(|(r, _)| RowId(r as u32)).collect()
+    used.filter(|(_, (used, row))| *used > row.limit).map(|(r, _)| MemoryRowId(r as u32)).collect()
 }

@@ -23,7 +23,7 @@
 use std::collections::BTreeSet;
 
 use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Link, RowId};
+use narrows_cost_model::table::{MemoryRowId, TableLink};
 use narrows_plan::Seconds;
 
 use crate::solve::bits::Bits;
@@ -44,7 +44,7 @@ pub(super) struct LinearRow {
 
 /// A minimisation over binary variables.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub(super) struct IntegerProgram {
     pub costs: Vec<f64>,
     pub rows: Vec<LinearRow>,
     /// The variables of each node, empty where there is nothing to choose.
@@ -56,9 +56,9 @@ pub(super) struct Program {
     grain: f64,
 }
 
-impl Program {
+impl IntegerProgram {
     /// Everything but the memory rows, which will be rounded to multiples of `grain`.
-    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> Program {
+    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> IntegerProgram {
         let mut variables = Vec::with_capacity(table.nodes.len());
         let mut excess = Vec::new();
         let mut base = 0.0;
@@ -81,7 +81,7 @@ impl Program {
             rhs: 1.0,
         };
         let rows = variables.iter().filter(|span| !span.is_empty()).map(one_hot).collect();
-        let mut program = Program { costs, rows, variables, base, scale, grain };
+        let mut program = IntegerProgram { costs, rows, variables, base, scale, grain };
         table.links.iter().for_each(|link| program.add_link(link));
         program
     }
@@ -112,9 +112,9 @@ impl Program {
         self.variables.iter().map(largest).collect()
     }
 
-    fn add_link(&mut self, link: &Link) {
+    fn add_link(&mut self, link: &TableLink) {
         let (from, to) = (link.from.0 as usize, link.to.0 as usize);
-        let offered = Offered::new(link);
+        let offered = LinkOffers::new(link);
         let exact = offered.is_partition && link.demand.iter().all(Option::is_some);
         let mut rows: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for (keys, union) in offered.unions() {
@@ -141,7 +141,7 @@ impl Program {
     }
 
     /// A memory row.
-    pub fn add_memory(&mut self, table: &CostTable, row: RowId) {
+    pub fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
         let bytes = above_least(table, row);
         let room = bytes.room;
         // A power of two, so that the scaling itself is exact.
@@ -156,7 +156,7 @@ impl Program {
 
     /// Forbids `assignment`, which exceeds `row`, together with all that use at least as much at
     /// each of its nodes. For sums so close to the limit that rounding hides the excess.
-    pub fn add_cover(&mut self, table: &CostTable, row: RowId, assignment: &[u32]) {
+    pub fn add_cover(&mut self, table: &CostTable, row: MemoryRowId, assignment: &[u32]) {
         let bytes = above_least(table, row);
         let mut cover = LinearRow { terms: Vec::new(), equal: false, rhs: -1.0 };
         for ((span, of), &c) in self.variables.iter().zip(&bytes.of).zip(assignment) {
@@ -172,17 +172,17 @@ impl Program {
 }
 
 /// The bytes of every choice in one row, above the least of its node.
-struct AboveLeast {
+struct RelativeBytes {
     of: Vec<Vec<u64>>,
     /// The limit, less the least of all nodes.
     room: u64,
 }
 
-fn above_least(table: &CostTable, row: RowId) -> AboveLeast {
+fn above_least(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
     let mut room = table.rows[row.0 as usize].limit.0;
     let mut of = Vec::with_capacity(table.nodes.len());
     for node in &table.nodes {
-        let used = |choice: &narrows_cost_model::table::Choice| {
+        let used = |choice: &narrows_cost_model::table::TableChoice| {
             choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.0).sum::<u64>()
         };
         let used: Vec<u64> = node.choices.iter().map(used).collect();
@@ -190,17 +190,17 @@ fn above_least(table: &CostTable, row: RowId) -> AboveLeast {
         room = room.saturating_sub(least);
         of.push(used.iter().map(|bytes| bytes - least).collect());
     }
-    AboveLeast { of, room }
+    RelativeBytes { of, room }
 }
 
 /// Which choices of `to` offer each demanded key of a link.
-struct Offered {
+struct LinkOffers {
     keys: Vec<(u8, Bits)>,
     is_partition: bool,
 }
 
-impl Offered {
-    fn new(link: &Link) -> Offered {
+impl LinkOffers {
+    fn new(link: &TableLink) -> LinkOffers {
         let demanded: BTreeSet<u8> = link.demand.iter().flatten().copied().collect();
         let offering = |key: u8| {
             let mut bits = Bits::empty(link.offer.len());
@@ -211,7 +211,7 @@ impl Offered {
         let keys: Vec<(u8, Bits)> = demanded.iter().map(|&key| (key, offering(key))).collect();
         let total: usize = keys.iter().map(|(_, bits)| bits.len()).sum();
         let all = keys.iter().fold(Bits::empty(link.offer.len()), |all, (_, b)| all.or(b));
-        Offered { is_partition: total == all.len() && total == link.offer.len(), keys }
+        LinkOffers { is_partition: total == all.len() && total == link.offer.len(), keys }
     }
 
     /// The unions of overlapping offers, each with the keys (as a mask) it contains. Each key's

@@ -4,22 +4,28 @@
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::program::Access;
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::attention::{Gradients, Saved, Shape, backward, forward};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::attention::{
+    AttentionGradients, AttentionSaved, AttentionShape, backward, forward,
+};
 use super::super::kernels::elementwise::fill_view;
-use super::super::kernels::{View, ViewMut};
+use super::super::kernels::{MatrixView, MatrixViewMut};
 use super::{view, view_mut, with_scratch};
 
 /// Where queries, keys and values begin, counted over the columns of the operands together.
-struct Heads {
-    shape: Shape,
+struct HeadColumns {
+    shape: AttentionShape,
     /// Features of all queries, and of all keys, held.
     widths: (usize, usize),
     /// The first feature of the keys that are used.
     key: usize,
 }
 
-pub fn run(device: &mut Device, ready: &Ready, attention: &Attention) -> Result<(), Stop> {
+pub fn run(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    attention: &Attention,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     let backwards = attention.direction == Direction::Backward;
     let inputs = if backwards { ready.instr.writes.len() } else { ready.instr.reads.len() };
@@ -38,18 +44,18 @@ pub fn run(device: &mut Device, ready: &Ready, attention: &Attention) -> Result<
             return Ok(());
         }
         let rest = |at: usize| view(operands.read(inputs + at), reads[inputs + at].extent);
-        let saved = Saved { q, k, v, out: rest(0), lse: rest(1), dout: rest(2) };
+        let saved = AttentionSaved { q, k, v, out: rest(0), lse: rest(1), dout: rest(2) };
         let made: [Option<&mut [f32]>; 3] =
             std::array::from_fn(|at| (at < inputs).then(|| operands.write(at)));
         let [dq, dk, dv] = heads.split_mut(writes, made);
-        backward(shape, saved, Gradients { dq, dk, dv }, scratch, parallel);
+        backward(shape, saved, AttentionGradients { dq, dk, dv }, scratch, parallel);
         Ok(())
     })
 }
 
-fn heads(device: &Device, accesses: &[Access], attention: &Attention) -> Heads {
+fn heads(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> HeadColumns {
     let head_dim = attention.head_dim as usize;
-    let shape = Shape {
+    let shape = AttentionShape {
         sequences: attention.sequences as usize,
         length: attention.length as usize,
         heads: attention.heads as usize,
@@ -66,10 +72,10 @@ fn heads(device: &Device, accesses: &[Access], attention: &Attention) -> Heads {
         let first = shape.heads * device.at.tensor as usize;
         key = first / (all_queries / held) * head_dim;
     }
-    Heads { shape, widths: (queries, keys), key }
+    HeadColumns { shape, widths: (queries, keys), key }
 }
 
-impl Heads {
+impl HeadColumns {
     /// First column and count of q, k and v over all operands.
     fn columns(&self) -> [(usize, usize); 3] {
         let (queries, keys) = self.widths;
@@ -77,7 +83,7 @@ impl Heads {
         [(0, queries), (queries + self.key, used), (queries + keys + self.key, used)]
     }
 
-    fn split<'a>(&self, accesses: &[Access], read: &[&'a [f32]; 3]) -> [View<'a>; 3] {
+    fn split<'a>(&self, accesses: &[Access], read: &[&'a [f32]; 3]) -> [MatrixView<'a>; 3] {
         self.columns().map(|(first, count)| {
             let (port, first) = locate(accesses, first);
             view(read[port], accesses[port].extent).column_range(first, count)
@@ -89,8 +95,8 @@ impl Heads {
         &self,
         accesses: &[Access],
         made: [Option<&'a mut [f32]>; 3],
-    ) -> [ViewMut<'a>; 3] {
-        let mut rest: [Option<ViewMut<'a>>; 3] = Default::default();
+    ) -> [MatrixViewMut<'a>; 3] {
+        let mut rest: [Option<MatrixViewMut<'a>>; 3] = Default::default();
         for ((rest, made), access) in rest.iter_mut().zip(made).zip(accesses) {
             *rest = made.map(|numbers| view_mut(numbers, access.extent));
         }

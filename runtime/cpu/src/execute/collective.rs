@@ -2,12 +2,16 @@
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::Exchange;
+use narrows_plan::program::CollectiveOp;
 
-use super::super::device::{Device, Ready, Stop};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
 use narrows_runtime::report::sent_by_each;
 
-pub fn run(device: &mut Device, ready: &Ready, exchange: &Exchange) -> Result<(), Stop> {
+pub fn run(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    exchange: &CollectiveOp,
+) -> Result<(), Stop> {
     let links = device.links;
     let Some(group) = links.group(&device.at, &exchange.group, &device.context.mesh) else {
         return Err(device.unfit(ready, "names a group that the mesh does not have"));

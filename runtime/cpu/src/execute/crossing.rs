@@ -2,10 +2,10 @@
 
 use narrows_plan::model::Activation;
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::View;
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::MatrixView;
 use super::super::kernels::layer_norm::{self, LayerNorm};
-use super::super::kernels::tensor_gate::{self, Gate};
+use super::super::kernels::tensor_gate::{self, TensorGate};
 use super::{view, view_mut, with_scratch, write};
 
 /// ε of the LayerNorm over a crossed latent: PyTorch's default, with which LaX is published.
@@ -16,7 +16,7 @@ fn layer_norm(weight: &[f32], phi: Activation) -> LayerNorm<'_> {
     LayerNorm { scale, bias, epsilon: EPSILON, phi }
 }
 
-pub fn norm(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn norm(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -> Result<(), Stop> {
     let parallel = device.parallel;
     let (read, written) = (ready.instr.reads[0].extent, ready.instr.writes[0].extent);
     let mut operands = device.operands(ready)?;
@@ -26,7 +26,11 @@ pub fn norm(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), S
     Ok(())
 }
 
-pub fn norm_backward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn norm_backward(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    phi: Activation,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     let reads = &ready.instr.reads;
     if reads.len() > 4 {
@@ -36,26 +40,32 @@ pub fn norm_backward(device: &mut Device, ready: &Ready, phi: Activation) -> Res
     with_scratch(device, parallel.sums_scratch(2 * v.columns as usize), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let by = layer_norm(operands.read(2), phi);
-        let saved =
-            layer_norm::Saved { dz: view(operands.read(0), dz), v: view(operands.read(1), v) };
+        let saved = layer_norm::LayerNormSaved {
+            dz: view(operands.read(0), dz),
+            v: view(operands.read(1), v),
+        };
         let dv = view_mut(operands.write(0), v);
         let weight = operands.write(1);
         let (dscale, dbias) = weight.split_at_mut(weight.len() / 2);
-        let made = layer_norm::Gradients { dv, dscale, dbias, scratch };
+        let made = layer_norm::LayerNormGradients { dv, dscale, dbias, scratch };
         layer_norm::backward(saved, by, made, parallel);
         Ok(())
     })
 }
 
-fn gate(weight: &[f32], (a, b): (usize, usize)) -> Gate<'_> {
+fn gate(weight: &[f32], (a, b): (usize, usize)) -> TensorGate<'_> {
     let (u, v) = weight.split_at(a * a);
-    Gate { u: View::new(u, a, a), v: View::new(v, b, b) }
+    TensorGate { u: MatrixView::new(u, a, a), v: MatrixView::new(v, b, b) }
 }
 
-pub fn tensor_gate(device: &mut Device, ready: &Ready, sides: (u64, u64)) -> Result<(), Stop> {
+pub fn tensor_gate(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    sides: (u64, u64),
+) -> Result<(), Stop> {
     let (sides, parallel) = ((sides.0 as usize, sides.1 as usize), device.parallel);
     let tokens = ready.instr.reads[0].extent.rows as usize;
-    with_scratch(device, Gate::scratch_of(sides, sides, parallel), |device, scratch| {
+    with_scratch(device, TensorGate::scratch_of(sides, sides, parallel), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let (h, by) = (operands.read(0), gate(operands.read(1), sides));
         let g = operands.write(0);
@@ -65,19 +75,19 @@ pub fn tensor_gate(device: &mut Device, ready: &Ready, sides: (u64, u64)) -> Res
 }
 
 pub fn tensor_gate_backward(
-    device: &mut Device,
-    ready: &Ready,
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
     sides: (u64, u64),
 ) -> Result<(), Stop> {
     let (sides, parallel) = ((sides.0 as usize, sides.1 as usize), device.parallel);
     let tokens = ready.instr.reads[0].extent.rows as usize;
     let add = ready.instr.reads.len() > 4;
-    with_scratch(device, Gate::scratch_of(sides, sides, parallel), |device, scratch| {
+    with_scratch(device, TensorGate::scratch_of(sides, sides, parallel), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let (dg, h, by) = (operands.read(0), operands.read(1), gate(operands.read(2), sides));
         let dh = operands.write(0);
         let (du, dv) = operands.write(1).split_at_mut(sides.0 * sides.0);
-        let made = tensor_gate::Gradients { dh, write: write(add), du, dv };
+        let made = tensor_gate::GateGradients { dh, write: write(add), du, dv };
         tensor_gate::backward(tokens, by, (h, dg), made, scratch, parallel);
         Ok(())
     })

@@ -2,16 +2,16 @@
 
 use narrows_plan::program::PassOp;
 
-use super::super::device::{Device, Ready, Stop};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
 use super::super::kernels::{embedding, loss};
 use super::{view, view_mut};
 
 /// The first token id of this device's part of a vocabulary.
-fn first(device: &Device, held: u64) -> usize {
+fn first(device: &CpuDevice, held: u64) -> usize {
     if held < device.constants.vocab { (device.at.tensor * held) as usize } else { 0 }
 }
 
-pub fn gather(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+pub fn gather(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let (table, out) = (ready.instr.reads[1].extent, ready.instr.writes[0].extent);
     let first = first(device, table.rows);
@@ -22,7 +22,7 @@ pub fn gather(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     Ok(())
 }
 
-pub fn scatter_add(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+pub fn scatter_add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let (dy, table) = (ready.instr.reads[2].extent, ready.instr.writes[0].extent);
     let first = first(device, table.rows);
@@ -33,7 +33,7 @@ pub fn scatter_add(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     Ok(())
 }
 
-pub fn loss(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
     let parallel = device.parallel;
     let extent = ready.instr.reads[0].extent;
     let first = first(device, extent.columns);
@@ -51,7 +51,7 @@ pub fn loss(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> 
             loss::sum(logits, operands.read(1), targets, first, packed, parallel);
         }
         _ => {
-            let reduced = loss::Reduced {
+            let reduced = loss::ReducedStatistics {
                 maximum: operands.read(1),
                 packed: operands.read(2),
                 targets: bytemuck::cast_slice(operands.read(3)),

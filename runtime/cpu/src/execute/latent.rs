@@ -3,12 +3,12 @@
 
 use narrows_plan::model::Activation;
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::latent::{self, Owed};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::latent::{self, DeferredNormSaved};
 use super::norm::rms;
 use super::{view, view_mut, write};
 
-pub fn forward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn forward(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -> Result<(), Stop> {
     let parallel = device.parallel;
     let extent = ready.instr.reads[0].extent;
     let mut operands = device.operands(ready)?;
@@ -23,7 +23,7 @@ pub fn forward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<()
     Ok(())
 }
 
-pub fn recover(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn recover(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -> Result<(), Stop> {
     let (rms, parallel) = (rms(device), device.parallel);
     let extent = ready.instr.reads[0].extent;
     let in_place = ready.instr.reads[0] == ready.instr.writes[0];
@@ -45,7 +45,11 @@ pub fn recover(device: &mut Device, ready: &Ready, phi: Activation) -> Result<()
     Ok(())
 }
 
-pub fn backward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn backward(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    phi: Activation,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     let reads = &ready.instr.reads;
     let saved = usize::from(phi != Activation::Identity);
@@ -67,7 +71,11 @@ pub fn backward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(
     Ok(())
 }
 
-pub fn recover_backward(device: &mut Device, ready: &Ready, phi: Activation) -> Result<(), Stop> {
+pub fn recover_backward(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    phi: Activation,
+) -> Result<(), Stop> {
     let (rms, parallel) = (rms(device), device.parallel);
     let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
     let add = reads.last() == writes.last();
@@ -92,7 +100,7 @@ pub fn recover_backward(device: &mut Device, ready: &Ready, phi: Activation) -> 
                 view(operands.read(sections), reads[sections].extent).column_range(first, width)
             }
         };
-        let owed = Owed { dz: view(operands.read(port), extent), saved, s, rms, phi };
+        let owed = DeferredNormSaved { dz: view(operands.read(port), extent), saved, s, rms, phi };
         let dh = dh.reborrow().column_range(first, width);
         latent::recover_backward(owed, dh, ds, write(add || port > 0), parallel);
         first += width;

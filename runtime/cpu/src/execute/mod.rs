@@ -12,29 +12,29 @@ pub mod step;
 
 use narrows_plan::program::Extent;
 
-use super::device::{Device, Stop};
-use super::kernels::{View, ViewMut, Write};
+use super::device::{CpuDevice, Stop};
+use super::kernels::{MatrixView, MatrixViewMut, WriteMode};
 
 /// A read operand as a matrix of its extent.
-fn view(numbers: &[f32], extent: Extent) -> View<'_> {
-    View::new(numbers, extent.rows as usize, extent.columns as usize)
+fn view(numbers: &[f32], extent: Extent) -> MatrixView<'_> {
+    MatrixView::new(numbers, extent.rows as usize, extent.columns as usize)
 }
 
 /// A written one.
-fn view_mut(numbers: &mut [f32], extent: Extent) -> ViewMut<'_> {
-    ViewMut::new(numbers, extent.rows as usize, extent.columns as usize)
+fn view_mut(numbers: &mut [f32], extent: Extent) -> MatrixViewMut<'_> {
+    MatrixViewMut::new(numbers, extent.rows as usize, extent.columns as usize)
 }
 
 /// Whether a result is added to what is there.
-fn write(add: bool) -> Write {
-    if add { Write::Add } else { Write::Replace }
+fn write(add: bool) -> WriteMode {
+    if add { WriteMode::Add } else { WriteMode::Replace }
 }
 
 /// Runs with at least so many numbers of the device's scratch memory.
 fn with_scratch(
-    device: &mut Device,
+    device: &mut CpuDevice,
     needed: usize,
-    work: impl FnOnce(&mut Device, &mut [f32]) -> Result<(), Stop>,
+    work: impl FnOnce(&mut CpuDevice, &mut [f32]) -> Result<(), Stop>,
 ) -> Result<(), Stop> {
     let mut scratch = std::mem::take(device.scratch);
     if scratch.len() < needed {

@@ -2,16 +2,16 @@
 
 use narrows_plan::program::PassOp;
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::norm::{self, Gradients, Rms, Saved};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::norm::{self, NormGradients, NormSaved, Rms};
 use super::{view, view_mut, with_scratch, write};
 
-pub fn rms(device: &Device) -> Rms {
+pub fn rms(device: &CpuDevice) -> Rms {
     let constants = &device.constants;
     Rms { width: constants.hidden as usize, epsilon: constants.norm_epsilon as f32 }
 }
 
-pub fn forward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+pub fn forward(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
     let (rms, parallel) = (rms(device), device.parallel);
     let (x_extent, y_extent) = (ready.instr.reads[0].extent, ready.instr.writes[0].extent);
     let mut operands = device.operands(ready)?;
@@ -32,7 +32,7 @@ pub fn forward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Sto
     Ok(())
 }
 
-pub fn backward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+pub fn backward(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
     let (rms, parallel) = (rms(device), device.parallel);
     let reads = &ready.instr.reads;
     let extents = (reads[0].extent, reads[1].extent, ready.instr.writes[0].extent);
@@ -41,7 +41,7 @@ pub fn backward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), St
     let add = reads.len() > 3 + statistics + 1;
     with_scratch(device, parallel.sums_scratch(extents.1.columns as usize), |device, scratch| {
         let mut operands = device.operands(ready)?;
-        let saved = Saved {
+        let saved = NormSaved {
             dy: view(operands.read(0), extents.0),
             x: view(operands.read(1), extents.1),
             scale: operands.read(2),
@@ -51,7 +51,7 @@ pub fn backward(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), St
             return Ok(());
         }
         let (s, t) = (operands.read(3), operands.read(4));
-        let made = Gradients {
+        let made = NormGradients {
             dx: view_mut(operands.write(0), extents.2),
             write: write(add),
             dscale: operands.write(1),

@@ -3,14 +3,14 @@
 use narrows_plan::Dim;
 use narrows_plan::program::{Access, PassOp};
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::layout::{self, Form};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::layout::{self, CutShape};
 use super::super::kernels::rotary::{self, Positions};
 use super::super::kernels::{elementwise, gated};
 use super::{crossing, ends, latent, norm, step, view, view_mut};
 use narrows_plan::model::GatedProduct as Product;
 
-pub fn run(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
+pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
     use PassOp::*;
     match op {
         NormForward | NormStatistic | NormApply | NormOnline | NormScale => {
@@ -37,16 +37,16 @@ pub fn run(device: &mut Device, ready: &Ready, op: PassOp) -> Result<(), Stop> {
         Gather => ends::gather(device, ready),
         ScatterAdd => ends::scatter_add(device, ready),
         LossMaximum | LossSum | LossGradient => ends::loss(device, ready, op),
-        Pack { dim } => copy(device, ready, dim, Copy::Pack),
-        Unpack { dim } => copy(device, ready, dim, Copy::Unpack),
-        Slice { dim } => copy(device, ready, dim, Copy::Slice),
+        Pack { dim } => copy(device, ready, dim, CopyKind::Pack),
+        Unpack { dim } => copy(device, ready, dim, CopyKind::Unpack),
+        Slice { dim } => copy(device, ready, dim, CopyKind::Slice),
         SquareSum => step::square_sum(device, ready),
         AdamW => step::adamw(device, ready),
     }
 }
 
 /// The rotated features are the first of each row.
-fn rope(device: &mut Device, ready: &Ready, forward: bool) -> Result<(), Stop> {
+fn rope(device: &mut CpuDevice, ready: &ResolvedInstr, forward: bool) -> Result<(), Stop> {
     let parallel = device.parallel;
     let part = ready.instr.writes[0];
     let whole = device.stage.buffer(part.buffer).extent;
@@ -64,7 +64,11 @@ fn rope(device: &mut Device, ready: &Ready, forward: bool) -> Result<(), Stop> {
     Ok(())
 }
 
-fn gated_forward(device: &mut Device, ready: &Ready, product: Product) -> Result<(), Stop> {
+fn gated_forward(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    product: Product,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     let (reads, made) = (&ready.instr.reads, ready.instr.writes[0].extent);
     let width = made.columns as usize;
@@ -79,7 +83,11 @@ fn gated_forward(device: &mut Device, ready: &Ready, product: Product) -> Result
     Ok(())
 }
 
-fn gated_backward(device: &mut Device, ready: &Ready, product: Product) -> Result<(), Stop> {
+fn gated_backward(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    product: Product,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
     let width = reads[0].extent.columns as usize;
@@ -88,18 +96,18 @@ fn gated_backward(device: &mut Device, ready: &Ready, product: Product) -> Resul
     let first = view(operands.read(1), reads[1].extent);
     let made = view_mut(operands.write(0), writes[0].extent);
     if let Some(up) = reads.get(2) {
-        let saved = gated::Saved { dy, gate: first, up: view(operands.read(2), up.extent) };
+        let saved = gated::GatedSaved { dy, gate: first, up: view(operands.read(2), up.extent) };
         let dup = view_mut(operands.write(1), writes[1].extent);
         gated::backward(saved, product, made, dup, parallel);
     } else {
         let (gate, up) = (first.column_range(0, width), first.column_range(width, width));
         let (dgate, dup) = made.split_columns(width);
-        gated::backward(gated::Saved { dy, gate, up }, product, dgate, dup, parallel);
+        gated::backward(gated::GatedSaved { dy, gate, up }, product, dgate, dup, parallel);
     }
     Ok(())
 }
 
-fn add(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+fn add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
     let sum = operands.write(0);
@@ -107,7 +115,7 @@ fn add(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     Ok(())
 }
 
-fn add_into(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+fn add_into(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
     let sum = operands.write(0);
@@ -115,7 +123,7 @@ fn add_into(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     Ok(())
 }
 
-enum Copy {
+enum CopyKind {
     Pack,
     Unpack,
     Slice,
@@ -124,17 +132,22 @@ enum Copy {
 /// The most tensors side by side.
 const SECTIONS_MAX: usize = 8;
 
-fn copy(device: &mut Device, ready: &Ready, dim: Dim, way: Copy) -> Result<(), Stop> {
+fn copy(
+    device: &mut CpuDevice,
+    ready: &ResolvedInstr,
+    dim: Dim,
+    way: CopyKind,
+) -> Result<(), Stop> {
     let parallel = device.parallel;
     // The form is that of the value that is cut, or put together.
     let value = match way {
-        Copy::Pack | Copy::Slice => &ready.instr.reads[0],
-        Copy::Unpack => &ready.instr.writes[0],
+        CopyKind::Pack | CopyKind::Slice => &ready.instr.reads[0],
+        CopyKind::Unpack => &ready.instr.writes[0],
     };
     let mut sections = [0; SECTIONS_MAX];
     let count = sections_of(device, value, &mut sections);
     let tokens = device.tokens(value.extent.rows);
-    let form = Form {
+    let form = CutShape {
         sequences: tokens.sequences,
         positions: tokens.positions,
         sections: &sections[..count],
@@ -145,15 +158,15 @@ fn copy(device: &mut Device, ready: &Ready, dim: Dim, way: Copy) -> Result<(), S
     let mut operands = device.operands(ready)?;
     let (from, to) = (operands.read(0), operands.write(0));
     match way {
-        Copy::Pack => layout::pack(form, from, to, parallel),
-        Copy::Unpack => layout::unpack(form, from, to, parallel),
-        Copy::Slice => layout::slice(form, me, from, to, parallel),
+        CopyKind::Pack => layout::pack(form, from, to, parallel),
+        CopyKind::Unpack => layout::unpack(form, from, to, parallel),
+        CopyKind::Slice => layout::slice(form, me, from, to, parallel),
     }
     Ok(())
 }
 
 /// The widths of what lies side by side in an operand on this device.
-fn sections_of(device: &Device, access: &Access, held: &mut [usize; SECTIONS_MAX]) -> usize {
+fn sections_of(device: &CpuDevice, access: &Access, held: &mut [usize; SECTIONS_MAX]) -> usize {
     let buffer = device.stage.buffer(access.buffer);
     let columns = access.extent.columns;
     let whole: u64 = buffer.sections.iter().sum();

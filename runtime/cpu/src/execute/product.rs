@@ -1,18 +1,18 @@
 //! Products. A tied head is stored as its transpose, the embedding.
 
-use narrows_plan::program::{Access, Product, ProductForm, Region};
+use narrows_plan::program::{Access, GemmOp, GemmRole, Region};
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::matrix::Matrix;
-use super::super::kernels::{View, product};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::matrix::StridedMatrix;
+use super::super::kernels::{MatrixView, product};
 use super::{view, view_mut, write};
 
-pub fn run(device: &mut Device, ready: &Ready, shape: &Product) -> Result<(), Stop> {
+pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, shape: &GemmOp) -> Result<(), Stop> {
     let (parallel, batch) = (device.parallel, shape.batch as usize);
     let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
     let output = writes[0].extent;
     let weight = match shape.form {
-        ProductForm::WeightGradient => &writes[0],
+        GemmRole::WeightGradient => &writes[0],
         _ => &reads[1],
     };
     let transposed = stored_transposed(device, weight);
@@ -21,21 +21,21 @@ pub fn run(device: &mut Device, ready: &Ready, shape: &Product) -> Result<(), St
     let made = operands.write(0);
     let write = write(shape.accumulate);
     match shape.form {
-        ProductForm::Forward => {
+        GemmRole::Forward => {
             let w = matrix(right, &reads[1], transposed);
             let (x, y) = (view(left, reads[0].extent), view_mut(made, output));
             product::forward(x, w, y, batch, write, parallel);
         }
-        ProductForm::InputGradient => {
+        GemmRole::InputGradient => {
             let w = matrix(right, &reads[1], transposed);
             let (dy, dx) = (view(left, reads[0].extent), view_mut(made, output));
             product::input_gradient(dy, w, dx, batch, write, parallel);
         }
-        ProductForm::WeightGradient => {
+        GemmRole::WeightGradient => {
             let (x, dy) = (view(left, reads[0].extent), view(right, reads[1].extent));
             if transposed {
                 let (rows, columns) = (output.columns as usize, output.rows as usize);
-                let dw = super::ViewMut::new(made, rows, columns);
+                let dw = super::MatrixViewMut::new(made, rows, columns);
                 product::weight_gradient(dy, x, dw, batch, write, parallel);
             } else {
                 product::weight_gradient(x, dy, view_mut(made, output), batch, write, parallel);
@@ -45,16 +45,16 @@ pub fn run(device: &mut Device, ready: &Ready, shape: &Product) -> Result<(), St
     Ok(())
 }
 
-fn matrix<'a>(numbers: &'a [f32], access: &Access, transposed: bool) -> Matrix<'a> {
+fn matrix<'a>(numbers: &'a [f32], access: &Access, transposed: bool) -> StridedMatrix<'a> {
     let (rows, columns) = (access.extent.rows as usize, access.extent.columns as usize);
     if transposed {
-        View::new(numbers, columns, rows).transposed()
+        MatrixView::new(numbers, columns, rows).transposed()
     } else {
-        View::new(numbers, rows, columns).into()
+        MatrixView::new(numbers, rows, columns).into()
     }
 }
 
-fn stored_transposed(device: &Device, weight: &Access) -> bool {
+fn stored_transposed(device: &CpuDevice, weight: &Access) -> bool {
     let buffer = device.stage.buffer(weight.buffer);
     let parameter = matches!(buffer.region, Region::Weight | Region::Gradient);
     let head = |shard: &narrows_plan::program::Shard| {

@@ -3,14 +3,14 @@
 use narrows_plan::program::Region;
 use narrows_plan::strategy::Zero;
 
-use super::super::device::{Device, Ready, Stop};
-use super::super::kernels::optimizer::{self, AdamW, Parameter};
+use super::super::device::{CpuDevice, ResolvedInstr, Stop};
+use super::super::kernels::optimizer::{self, AdamWStep, ParameterState};
 
 /// Adds the squares of a gradient, unless another device of the tensor axis counts them too.
-pub fn square_sum(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+pub fn square_sum(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let shard = &device.stage.buffer(ready.instr.reads[0].buffer).shard;
-    let whole = shard.as_ref().is_some_and(|s| s.split == narrows_plan::emit::Split::Whole);
+    let whole = shard.as_ref().is_some_and(|s| s.split == narrows_plan::emit::WeightSplit::Whole);
     if whole && device.at.tensor > 0 {
         return Ok(());
     }
@@ -21,7 +21,7 @@ pub fn square_sum(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
 }
 
 /// Reads gradient, moments and weight; writes weight, the whole gradient and the moments.
-pub fn adamw(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+pub fn adamw(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let Some((options, coefficients, step)) = device.step.update else { return Ok(()) };
     let parallel = device.parallel;
     let squares = square_sum_of(device);
@@ -31,7 +31,7 @@ pub fn adamw(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     }
     let weight = ready.instr.writes[0].buffer;
     let decays = device.decays.get(&weight).copied().unwrap_or(false);
-    let numbers = AdamW {
+    let numbers = AdamWStep {
         gradient_factor: options.clip_factor(f64::from(squares).sqrt()) as f32,
         learning_rate: coefficients.learning_rate as f32,
         beta1: options.beta1 as f32,
@@ -51,14 +51,17 @@ pub fn adamw(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
     })?;
     let weights = operands.write(0);
     let gradient = operands.write(1);
-    let parameter =
-        Parameter { weights, first_moment: operands.write(2), second_moment: operands.write(3) };
+    let parameter = ParameterState {
+        weights,
+        first_moment: operands.write(2),
+        second_moment: operands.write(3),
+    };
     optimizer::adamw(parameter, gradient, begin..begin + count, numbers, parallel);
     Ok(())
 }
 
 /// The sum of all squared gradients, once it is reduced.
-pub fn square_sum_of(device: &Device) -> f32 {
+pub fn square_sum_of(device: &CpuDevice) -> f32 {
     let buffer = device
         .stage
         .buffers
@@ -69,7 +72,7 @@ pub fn square_sum_of(device: &Device) -> f32 {
 }
 
 /// Zeroes an operand.
-pub fn fill(device: &mut Device, ready: &Ready) -> Result<(), Stop> {
+pub fn fill(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
     super::super::kernels::elementwise::fill(operands.write(0), parallel);

@@ -1,7 +1,7 @@
 //! Sums and zeros: `Add`, `AddInto`, `Fill`.
 
-use super::simd::{Body, Simd};
-use super::{Parallel, ViewMut};
+use super::simd::{Simd, SimdBody};
+use super::{MatrixViewMut, Parallel};
 
 /// `sum = x + y`, all of one length.
 pub fn add(x: &[f32], y: &[f32], sum: &mut [f32], parallel: Parallel) {
@@ -11,7 +11,7 @@ pub fn add(x: &[f32], y: &[f32], sum: &mut [f32], parallel: Parallel) {
 
 struct AddPart;
 
-impl Body<(&[f32], &[f32], &mut [f32])> for AddPart {
+impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddPart {
     #[inline(always)]
     fn run<S: Simd>((x, y, sum): (&[f32], &[f32], &mut [f32])) {
         for ((sum, x), y) in sum.iter_mut().zip(x).zip(y) {
@@ -28,7 +28,7 @@ pub fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
 
 struct AddIntoPart;
 
-impl Body<(&[f32], &mut [f32])> for AddIntoPart {
+impl SimdBody<(&[f32], &mut [f32])> for AddIntoPart {
     #[inline(always)]
     fn run<S: Simd>((x, sum): (&[f32], &mut [f32])) {
         for (sum, x) in sum.iter_mut().zip(x) {
@@ -44,7 +44,7 @@ pub fn fill(target: &mut [f32], parallel: Parallel) {
 
 struct FillPart;
 
-impl Body<&mut [f32]> for FillPart {
+impl SimdBody<&mut [f32]> for FillPart {
     #[inline(always)]
     fn run<S: Simd>(target: &mut [f32]) {
         target.fill(0.0);
@@ -52,7 +52,7 @@ impl Body<&mut [f32]> for FillPart {
 }
 
 /// Zeros in a range of columns.
-pub fn fill_view(mut target: ViewMut<'_>) {
+pub fn fill_view(mut target: MatrixViewMut<'_>) {
     for row in 0..target.rows() {
         target.row_mut(row).fill(0.0);
     }
@@ -76,7 +76,7 @@ mod tests {
             assert_eq!(sum, x);
         }
         let mut x = x;
-        fill_view(ViewMut::new(&mut x[..12], 3, 4).column_range(1, 2));
+        fill_view(MatrixViewMut::new(&mut x[..12], 3, 4).column_range(1, 2));
         assert_eq!(x[1..3], [0.0, 0.0]);
         assert!(x[3] != 0.0 && x[4] != 0.0 && x[5] == 0.0);
     }

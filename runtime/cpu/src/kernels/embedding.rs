@@ -3,23 +3,33 @@
 //! The table is `[vocabulary, width]`, or a shard of it: the rows from `first` (other tokens are
 //! another device's), or some columns. A token outside the whole vocabulary is the caller's error.
 
-use super::parallel::{Columns, Same};
-use super::simd::{Body, Simd};
-use super::{Parallel, View, ViewMut};
+use super::parallel::{ColumnRows, SharedOperand};
+use super::simd::{Simd, SimdBody};
+use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `Gather`: the row of each token; zeros for tokens outside the shard.
-pub fn gather(tokens: &[u32], table: View<'_>, first: usize, out: ViewMut<'_>, parallel: Parallel) {
+pub fn gather(
+    tokens: &[u32],
+    table: MatrixView<'_>,
+    first: usize,
+    out: MatrixViewMut<'_>,
+    parallel: Parallel,
+) {
     assert!(out.rows() == tokens.len() && out.columns() == table.columns());
-    parallel.rows::<GatherRows, _>(tokens.len(), (tokens, out, Same(table), Same(first)));
+    parallel.rows::<GatherRows, _>(
+        tokens.len(),
+        (tokens, out, SharedOperand(table), SharedOperand(first)),
+    );
 }
 
-type Gather<'a> = (&'a [u32], ViewMut<'a>, Same<View<'a>>, Same<usize>);
+type Gather<'a> =
+    (&'a [u32], MatrixViewMut<'a>, SharedOperand<MatrixView<'a>>, SharedOperand<usize>);
 
 struct GatherRows;
 
-impl Body<Gather<'_>> for GatherRows {
+impl SimdBody<Gather<'_>> for GatherRows {
     #[inline(always)]
-    fn run<S: Simd>((tokens, mut out, Same(table), Same(first)): Gather<'_>) {
+    fn run<S: Simd>((tokens, mut out, SharedOperand(table), SharedOperand(first)): Gather<'_>) {
         for (row, token) in tokens.iter().enumerate() {
             let out = out.row_mut(row);
             match local(*token, first, table.rows()) {
@@ -39,23 +49,30 @@ fn local(token: u32, first: usize, rows: usize) -> Option<usize> {
 /// tokens, whatever the threads: they divide the columns.
 pub fn scatter_add(
     tokens: &[u32],
-    dy: View<'_>,
+    dy: MatrixView<'_>,
     first: usize,
-    dtable: ViewMut<'_>,
+    dtable: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
     assert!(dy.rows() == tokens.len() && dy.columns() == dtable.columns());
-    let work = (Columns(dy), Columns(dtable), Same(tokens), Same(first));
+    let work = (ColumnRows(dy), ColumnRows(dtable), SharedOperand(tokens), SharedOperand(first));
     parallel.rows::<ScatterColumns, _>(dy.columns(), work);
 }
 
-type Scatter<'a> = (Columns<View<'a>>, Columns<ViewMut<'a>>, Same<&'a [u32]>, Same<usize>);
+type Scatter<'a> = (
+    ColumnRows<MatrixView<'a>>,
+    ColumnRows<MatrixViewMut<'a>>,
+    SharedOperand<&'a [u32]>,
+    SharedOperand<usize>,
+);
 
 struct ScatterColumns;
 
-impl Body<Scatter<'_>> for ScatterColumns {
+impl SimdBody<Scatter<'_>> for ScatterColumns {
     #[inline(always)]
-    fn run<S: Simd>((Columns(dy), Columns(mut dtable), Same(tokens), Same(first)): Scatter<'_>) {
+    fn run<S: Simd>(
+        (ColumnRows(dy), ColumnRows(mut dtable), SharedOperand(tokens), SharedOperand(first)): Scatter<'_>,
+    ) {
         for (row, token) in tokens.iter().enumerate() {
             if let Some(at) = local(*token, first, dtable.rows()) {
                 for (sum, dy) in dtable.row_mut(at).iter_mut().zip(dy.row(row)) {
@@ -82,7 +99,7 @@ mod tests {
     #[test]
     fn gathers() {
         let (tokens, table) = (tokens(), random(1, VOCABULARY * WIDTH));
-        let table = View::new(&table, VOCABULARY, WIDTH);
+        let table = MatrixView::new(&table, VOCABULARY, WIDTH);
         let wanted: Vec<f32> =
             tokens.iter().flat_map(|token| table.row(*token as usize).to_vec()).collect();
         let rows = tokens.len();
@@ -92,11 +109,17 @@ mod tests {
             for device in 0..4 {
                 let mut part = vec![f32::NAN; rows * WIDTH];
                 let shard = table.row_range(device * 10, 10);
-                gather(&tokens, shard, device * 10, ViewMut::new(&mut part, rows, WIDTH), parallel);
+                gather(
+                    &tokens,
+                    shard,
+                    device * 10,
+                    MatrixViewMut::new(&mut part, rows, WIDTH),
+                    parallel,
+                );
                 sum.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
             }
             assert_eq!(sum, wanted);
-            let out = ViewMut::new(&mut sum, rows, WIDTH).column_range(65, 65);
+            let out = MatrixViewMut::new(&mut sum, rows, WIDTH).column_range(65, 65);
             gather(&tokens, table.column_range(65, 65), 0, out, parallel);
             assert_eq!(sum, wanted);
         }
@@ -106,7 +129,7 @@ mod tests {
     #[test]
     fn scatters() {
         let (tokens, dy) = (tokens(), random(2, 200 * WIDTH));
-        let dy = View::new(&dy, 200, WIDTH);
+        let dy = MatrixView::new(&dy, 200, WIDTH);
         let mut wanted = vec![0.5; VOCABULARY * WIDTH];
         for (row, token) in tokens.iter().enumerate() {
             let sums = &mut wanted[*token as usize * WIDTH..][..WIDTH];
@@ -115,7 +138,7 @@ mod tests {
         for threads in [1, 2, 3] {
             let mut made = vec![0.5; VOCABULARY * WIDTH];
             for (device, shard) in made.chunks_exact_mut(10 * WIDTH).enumerate() {
-                let shard = ViewMut::new(shard, 10, WIDTH);
+                let shard = MatrixViewMut::new(shard, 10, WIDTH);
                 scatter_add(&tokens, dy, device * 10, shard, Parallel::new(threads));
             }
             assert_eq!(made, wanted);

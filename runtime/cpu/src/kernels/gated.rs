@@ -6,16 +6,16 @@ use std::marker::PhantomData;
 
 use narrows_plan::model::GatedProduct;
 
-use super::latent::{Identity, Phi, Silu};
-use super::simd::{Body, Simd};
-use super::{Parallel, View, ViewMut};
+use super::latent::{Identity, LatentActivation, Silu};
+use super::simd::{Simd, SimdBody};
+use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `GatedProduct`: y = φ(gate)⊙up.
 pub fn forward(
-    gate: View<'_>,
-    up: View<'_>,
+    gate: MatrixView<'_>,
+    up: MatrixView<'_>,
     product: GatedProduct,
-    y: ViewMut<'_>,
+    y: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
     let rows = y.rows();
@@ -23,16 +23,18 @@ pub fn forward(
     assert!(gate.columns() == y.columns() && up.columns() == y.columns());
     let work = (gate, up, y);
     match product {
-        GatedProduct::Plain => parallel.rows::<ForwardRows<Identity>, _>(rows, work),
-        GatedProduct::SwiGlu => parallel.rows::<ForwardRows<Silu>, _>(rows, work),
+        GatedProduct::Plain => parallel.rows::<GatedForwardRows<Identity>, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<GatedForwardRows<Silu>, _>(rows, work),
     };
 }
 
-struct ForwardRows<P>(PhantomData<P>);
+struct GatedForwardRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for ForwardRows<P> {
+impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
+    for GatedForwardRows<P>
+{
     #[inline(always)]
-    fn run<S: Simd>((gate, up, mut y): (View<'_>, View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((gate, up, mut y): (MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..gate.rows() {
             let read = gate.row(row).iter().zip(up.row(row));
             for (y, (gate, up)) in y.row_mut(row).iter_mut().zip(read) {
@@ -44,42 +46,43 @@ impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for ForwardRows<P> {
 
 /// What [`backward`] reads, each `[tokens, width]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a> {
+pub struct GatedSaved<'a> {
     /// Gradient of the product.
-    pub dy: View<'a>,
+    pub dy: MatrixView<'a>,
     /// The gate.
-    pub gate: View<'a>,
+    pub gate: MatrixView<'a>,
     /// What it gates.
-    pub up: View<'a>,
+    pub up: MatrixView<'a>,
 }
 
 /// `GatedProductBackward`: dgate = dy⊙up⊙φ'(gate), dup = dy⊙φ(gate).
 pub fn backward(
-    saved: Saved<'_>,
+    saved: GatedSaved<'_>,
     product: GatedProduct,
-    dgate: ViewMut<'_>,
-    dup: ViewMut<'_>,
+    dgate: MatrixViewMut<'_>,
+    dup: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    let Saved { dy, gate, up } = saved;
+    let GatedSaved { dy, gate, up } = saved;
     let (rows, columns) = (dy.rows(), dy.columns());
     assert!([gate.rows(), up.rows(), dgate.rows(), dup.rows()].iter().all(|r| *r == rows));
     let widths = [gate.columns(), up.columns(), dgate.columns(), dup.columns()];
     assert!(widths.iter().all(|width| *width == columns));
     let work = (dy, gate, up, dgate, dup);
     match product {
-        GatedProduct::Plain => parallel.rows::<PlainBack, _>(rows, work),
-        GatedProduct::SwiGlu => parallel.rows::<SwigluBack, _>(rows, work),
+        GatedProduct::Plain => parallel.rows::<PlainBackward, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.rows::<SwigluBackward, _>(rows, work),
     };
 }
 
-type Rows<'a> = (View<'a>, View<'a>, View<'a>, ViewMut<'a>, ViewMut<'a>);
+type GatedRows<'a> =
+    (MatrixView<'a>, MatrixView<'a>, MatrixView<'a>, MatrixViewMut<'a>, MatrixViewMut<'a>);
 
-struct PlainBack;
+struct PlainBackward;
 
-impl Body<Rows<'_>> for PlainBack {
+impl SimdBody<GatedRows<'_>> for PlainBackward {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedRows<'_>) {
         for row in 0..dy.rows() {
             let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
@@ -91,11 +94,11 @@ impl Body<Rows<'_>> for PlainBack {
     }
 }
 
-struct SwigluBack;
+struct SwigluBackward;
 
-impl Body<Rows<'_>> for SwigluBack {
+impl SimdBody<GatedRows<'_>> for SwigluBackward {
     #[inline(always)]
-    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): Rows<'_>) {
+    fn run<S: Simd>((dy, gate, up, mut dgate, mut dup): GatedRows<'_>) {
         for row in 0..dy.rows() {
             let read = dy.row(row).iter().zip(gate.row(row)).zip(up.row(row));
             let written = dgate.row_mut(row).iter_mut().zip(dup.row_mut(row));
@@ -118,7 +121,7 @@ mod tests {
         let (rows, width) = (5, 43);
         let (both, dy) = (random(1, rows * 2 * width), random(2, rows * width));
         let both: Vec<f32> = both.iter().map(|x| 4.0 * x).collect();
-        let view = View::new(&both, rows, 2 * width);
+        let view = MatrixView::new(&both, rows, 2 * width);
         let (gate, up) = (view.column_range(0, width), view.column_range(width, width));
         for product in [GatedProduct::Plain, GatedProduct::SwiGlu] {
             let naive = |both: &[f64]| -> Vec<f64> {
@@ -136,11 +139,12 @@ mod tests {
             for threads in [1, 2] {
                 let parallel = Parallel::new(threads);
                 let mut y = vec![0.0; rows * width];
-                forward(gate, up, product, ViewMut::new(&mut y, rows, width), parallel);
+                forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), parallel);
                 assert_close(&y, &naive(&widen(&both)), 1e-6);
                 let mut made = vec![0.0; both.len()];
-                let (dgate, dup) = ViewMut::new(&mut made, rows, 2 * width).split_columns(width);
-                let saved = Saved { dy: View::new(&dy, rows, width), gate, up };
+                let (dgate, dup) =
+                    MatrixViewMut::new(&mut made, rows, 2 * width).split_columns(width);
+                let saved = GatedSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
                 backward(saved, product, dgate, dup, parallel);
                 let wanted = gradient(&widen(&both), |both| weigh(&naive(both), &dy));
                 assert_close(&made, &wanted, 1e-6);

@@ -10,12 +10,12 @@ use std::marker::PhantomData;
 use narrows_plan::model::Activation;
 
 use super::norm::Rms;
-use super::parallel::Same;
-use super::simd::{Body, Simd, dot, sigmoid};
-use super::{Parallel, View, ViewMut, Write};
+use super::parallel::SharedOperand;
+use super::simd::{Simd, SimdBody, dot, sigmoid};
+use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// φ as a type, so that loops are compiled for each.
-pub(super) trait Phi: Copy + Send + Sync {
+pub(super) trait LatentActivation: Copy + Send + Sync {
     /// φ(u).
     fn value<S: Simd>(u: f32) -> f32;
     /// φ'(u).
@@ -28,7 +28,7 @@ pub(super) struct Identity;
 #[derive(Clone, Copy)]
 pub(super) struct Silu;
 
-impl Phi for Identity {
+impl LatentActivation for Identity {
     #[inline(always)]
     fn value<S: Simd>(u: f32) -> f32 {
         u
@@ -40,7 +40,7 @@ impl Phi for Identity {
     }
 }
 
-impl Phi for Silu {
+impl LatentActivation for Silu {
     #[inline(always)]
     fn value<S: Simd>(u: f32) -> f32 {
         u * sigmoid::<S>(u)
@@ -54,20 +54,20 @@ impl Phi for Silu {
 }
 
 /// `LatentForward`: z = φ(h).
-pub fn forward(h: View<'_>, phi: Activation, z: ViewMut<'_>, parallel: Parallel) {
+pub fn forward(h: MatrixView<'_>, phi: Activation, z: MatrixViewMut<'_>, parallel: Parallel) {
     check(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
     let work = (h, z);
     match phi {
-        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.rows::<ForwardRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.rows::<LatentForwardRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.rows::<LatentForwardRows<Silu>, _>(h.rows(), work),
     };
 }
 
-struct ForwardRows<P>(PhantomData<P>);
+struct LatentForwardRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(View<'_>, ViewMut<'_>)> for ForwardRows<P> {
+impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for LatentForwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>((h, mut z): (View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((h, mut z): (MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..h.rows() {
             for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
                 *z = P::value::<S>(*h);
@@ -78,26 +78,35 @@ impl<P: Phi> Body<(View<'_>, ViewMut<'_>)> for ForwardRows<P> {
 
 /// `LatentRecover`: z = φ(ρ·h).
 pub fn recover(
-    h: View<'_>,
+    h: MatrixView<'_>,
     s: &[f32],
     rms: Rms,
     phi: Activation,
-    z: ViewMut<'_>,
+    z: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
     check(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
-    let work = (h, s, Same(rms), z);
+    let work = (h, s, SharedOperand(rms), z);
     match phi {
-        Activation::Identity => parallel.rows::<RecoverRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.rows::<RecoverRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.rows::<DeferredNormRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.rows::<DeferredNormRows<Silu>, _>(h.rows(), work),
     };
 }
 
-struct RecoverRows<P>(PhantomData<P>);
+struct DeferredNormRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(View<'_>, &[f32], Same<Rms>, ViewMut<'_>)> for RecoverRows<P> {
+impl<P: LatentActivation> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<Rms>, MatrixViewMut<'_>)>
+    for DeferredNormRows<P>
+{
     #[inline(always)]
-    fn run<S: Simd>((h, s, Same(rms), mut z): (View<'_>, &[f32], Same<Rms>, ViewMut<'_>)) {
+    fn run<S: Simd>(
+        (h, s, SharedOperand(rms), mut z): (
+            MatrixView<'_>,
+            &[f32],
+            SharedOperand<Rms>,
+            MatrixViewMut<'_>,
+        ),
+    ) {
         for (row, s) in s.iter().enumerate() {
             let rho = rms.inverse(*s);
             for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
@@ -108,20 +117,30 @@ impl<P: Phi> Body<(View<'_>, &[f32], Same<Rms>, ViewMut<'_>)> for RecoverRows<P>
 }
 
 /// `LatentRecover` in place: h becomes φ(ρ·h).
-pub fn recover_in_place(h: ViewMut<'_>, s: &[f32], rms: Rms, phi: Activation, parallel: Parallel) {
+pub fn recover_in_place(
+    h: MatrixViewMut<'_>,
+    s: &[f32],
+    rms: Rms,
+    phi: Activation,
+    parallel: Parallel,
+) {
     check(&[h.rows(), s.len()], &[]);
-    let (rows, work) = (h.rows(), (h, s, Same(rms)));
+    let (rows, work) = (h.rows(), (h, s, SharedOperand(rms)));
     match phi {
-        Activation::Identity => parallel.rows::<RecoverRowsInPlace<Identity>, _>(rows, work),
-        Activation::Silu => parallel.rows::<RecoverRowsInPlace<Silu>, _>(rows, work),
+        Activation::Identity => parallel.rows::<DeferredNormRowsInPlace<Identity>, _>(rows, work),
+        Activation::Silu => parallel.rows::<DeferredNormRowsInPlace<Silu>, _>(rows, work),
     };
 }
 
-struct RecoverRowsInPlace<P>(PhantomData<P>);
+struct DeferredNormRowsInPlace<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(ViewMut<'_>, &[f32], Same<Rms>)> for RecoverRowsInPlace<P> {
+impl<P: LatentActivation> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<Rms>)>
+    for DeferredNormRowsInPlace<P>
+{
     #[inline(always)]
-    fn run<S: Simd>((mut h, s, Same(rms)): (ViewMut<'_>, &[f32], Same<Rms>)) {
+    fn run<S: Simd>(
+        (mut h, s, SharedOperand(rms)): (MatrixViewMut<'_>, &[f32], SharedOperand<Rms>),
+    ) {
         for (row, s) in s.iter().enumerate() {
             let rho = rms.inverse(*s);
             for h in h.row_mut(row) {
@@ -132,23 +151,31 @@ impl<P: Phi> Body<(ViewMut<'_>, &[f32], Same<Rms>)> for RecoverRowsInPlace<P> {
 }
 
 /// `LatentBackward`: dh = dz⊙φ'(h). Without φ, h is not read: dh is a copy.
-pub fn backward(dz: View<'_>, h: View<'_>, phi: Activation, dh: ViewMut<'_>, parallel: Parallel) {
+pub fn backward(
+    dz: MatrixView<'_>,
+    h: MatrixView<'_>,
+    phi: Activation,
+    dh: MatrixViewMut<'_>,
+    parallel: Parallel,
+) {
     let rows = dz.rows();
     check(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
     match phi {
-        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(rows, (dz, dh)),
+        Activation::Identity => parallel.rows::<LatentForwardRows<Identity>, _>(rows, (dz, dh)),
         Activation::Silu => {
             check(&[rows, h.rows()], &[dz.columns(), h.columns()]);
-            parallel.rows::<BackwardRows<Silu>, _>(rows, (dz, h, dh))
+            parallel.rows::<LatentBackwardRows<Silu>, _>(rows, (dz, h, dh))
         }
     };
 }
 
-struct BackwardRows<P>(PhantomData<P>);
+struct LatentBackwardRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for BackwardRows<P> {
+impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
+    for LatentBackwardRows<P>
+{
     #[inline(always)]
-    fn run<S: Simd>((dz, h, mut dh): (View<'_>, View<'_>, ViewMut<'_>)) {
+    fn run<S: Simd>((dz, h, mut dh): (MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..dz.rows() {
             let read = dz.row(row).iter().zip(h.row(row));
             for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
@@ -160,11 +187,11 @@ impl<P: Phi> Body<(View<'_>, View<'_>, ViewMut<'_>)> for BackwardRows<P> {
 
 /// What [`recover_backward`] reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Owed<'a> {
+pub struct DeferredNormSaved<'a> {
     /// Gradient of z, `[tokens, r]`.
-    pub dz: View<'a>,
+    pub dz: MatrixView<'a>,
     /// With φ the latent h before the division, without φ the latent z after it.
-    pub saved: View<'a>,
+    pub saved: MatrixView<'a>,
     /// Σx² of the norm's whole rows.
     pub s: &'a [f32],
     /// The norm's width and ε.
@@ -175,35 +202,42 @@ pub struct Owed<'a> {
 
 /// `LatentRecoverBackward`: dh = ρ·dz⊙φ', ds (+)= −(ρ²/2d)·Σ dz⊙φ'⊙ρ·h.
 pub fn recover_backward(
-    owed: Owed<'_>,
-    dh: ViewMut<'_>,
+    owed: DeferredNormSaved<'_>,
+    dh: MatrixViewMut<'_>,
     ds: &mut [f32],
-    write: Write,
+    write: WriteMode,
     parallel: Parallel,
 ) {
-    let Owed { dz, saved, s, rms, phi } = owed;
+    let DeferredNormSaved { dz, saved, s, rms, phi } = owed;
     let rows = dz.rows();
     check(
         &[rows, saved.rows(), dh.rows(), s.len(), ds.len()],
         &[dz.columns(), saved.columns(), dh.columns()],
     );
-    if write == Write::Replace {
+    if write == WriteMode::Replace {
         ds.fill(0.0);
     }
-    let work = (dz, saved, s, Same(rms), dh, ds);
+    let work = (dz, saved, s, SharedOperand(rms), dh, ds);
     match phi {
-        Activation::Identity => parallel.rows::<DividedBack, _>(rows, work),
-        Activation::Silu => parallel.rows::<ActivatedBack, _>(rows, work),
+        Activation::Identity => parallel.rows::<IdentityBackward, _>(rows, work),
+        Activation::Silu => parallel.rows::<ActivatedBackward, _>(rows, work),
     };
 }
 
-type OwedRows<'a> = (View<'a>, View<'a>, &'a [f32], Same<Rms>, ViewMut<'a>, &'a mut [f32]);
+type DeferredNormBackwardRows<'a> = (
+    MatrixView<'a>,
+    MatrixView<'a>,
+    &'a [f32],
+    SharedOperand<Rms>,
+    MatrixViewMut<'a>,
+    &'a mut [f32],
+);
 
-struct DividedBack;
+struct IdentityBackward;
 
-impl Body<OwedRows<'_>> for DividedBack {
+impl SimdBody<DeferredNormBackwardRows<'_>> for IdentityBackward {
     #[inline(always)]
-    fn run<S: Simd>((dz, z, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    fn run<S: Simd>((dz, z, s, SharedOperand(rms), mut dh, ds): DeferredNormBackwardRows<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
             let rho = rms.inverse(*s);
             let (dz, z) = (dz.row(row), z.row(row));
@@ -215,11 +249,11 @@ impl Body<OwedRows<'_>> for DividedBack {
     }
 }
 
-struct ActivatedBack;
+struct ActivatedBackward;
 
-impl Body<OwedRows<'_>> for ActivatedBack {
+impl SimdBody<DeferredNormBackwardRows<'_>> for ActivatedBackward {
     #[inline(always)]
-    fn run<S: Simd>((dz, h, s, Same(rms), mut dh, ds): OwedRows<'_>) {
+    fn run<S: Simd>((dz, h, s, SharedOperand(rms), mut dh, ds): DeferredNormBackwardRows<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
             let rho = rms.inverse(*s);
             let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));

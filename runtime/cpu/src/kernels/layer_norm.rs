@@ -9,10 +9,10 @@ use std::marker::PhantomData;
 
 use narrows_plan::model::Activation;
 
-use super::latent::{Identity, Phi, Silu};
-use super::parallel::{Same, Sums, add_sums};
-use super::simd::{Body, Simd, dot, madd, sum};
-use super::{Parallel, View, ViewMut};
+use super::latent::{Identity, LatentActivation, Silu};
+use super::parallel::{PartialSums, SharedOperand, add_sums};
+use super::simd::{Simd, SimdBody, dot, madd, sum};
+use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// Scale, bias and ε, and the φ that follows.
 #[derive(Clone, Copy, Debug)]
@@ -28,21 +28,30 @@ pub struct LayerNorm<'a> {
 }
 
 /// z = φ(LayerNorm(v)).
-pub fn forward(v: View<'_>, by: LayerNorm<'_>, z: ViewMut<'_>, parallel: Parallel) {
+pub fn forward(v: MatrixView<'_>, by: LayerNorm<'_>, z: MatrixViewMut<'_>, parallel: Parallel) {
     assert!(v.rows() == z.rows() && v.columns() == z.columns());
     assert!(by.scale.len() == v.columns() && by.bias.len() == v.columns());
-    let work = (v, z, Same(by));
+    let work = (v, z, SharedOperand(by));
     match by.phi {
-        Activation::Identity => parallel.rows::<ForwardRows<Identity>, _>(v.rows(), work),
-        Activation::Silu => parallel.rows::<ForwardRows<Silu>, _>(v.rows(), work),
+        Activation::Identity => parallel.rows::<LayerNormForwardRows<Identity>, _>(v.rows(), work),
+        Activation::Silu => parallel.rows::<LayerNormForwardRows<Silu>, _>(v.rows(), work),
     };
 }
 
-struct ForwardRows<P>(PhantomData<P>);
+struct LayerNormForwardRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<(View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)> for ForwardRows<P> {
+impl<P: LatentActivation>
+    SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<LayerNorm<'_>>)>
+    for LayerNormForwardRows<P>
+{
     #[inline(always)]
-    fn run<S: Simd>((v, mut z, Same(by)): (View<'_>, ViewMut<'_>, Same<LayerNorm<'_>>)) {
+    fn run<S: Simd>(
+        (v, mut z, SharedOperand(by)): (
+            MatrixView<'_>,
+            MatrixViewMut<'_>,
+            SharedOperand<LayerNorm<'_>>,
+        ),
+    ) {
         for row in 0..v.rows() {
             let (v, z) = (v.row(row), z.row_mut(row));
             let (inverse, shift) = normal::<S>(v, z, by.epsilon);
@@ -68,17 +77,17 @@ fn normal<S: Simd>(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
 
 /// What [`backward`] reads: the gradient of z, and v, both `[tokens, r]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a> {
+pub struct LayerNormSaved<'a> {
     /// Gradient of z.
-    pub dz: View<'a>,
+    pub dz: MatrixView<'a>,
     /// The norm's input.
-    pub v: View<'a>,
+    pub v: MatrixView<'a>,
 }
 
 /// What [`backward`] writes.
-pub struct Gradients<'a> {
+pub struct LayerNormGradients<'a> {
     /// Gradient of v, replaced.
-    pub dv: ViewMut<'a>,
+    pub dv: MatrixViewMut<'a>,
     /// Gradient of γ, added to.
     pub dscale: &'a mut [f32],
     /// Gradient of β, added to.
@@ -88,31 +97,43 @@ pub struct Gradients<'a> {
 }
 
 /// dv, and what is added to the gradients of γ and β.
-pub fn backward(saved: Saved<'_>, by: LayerNorm<'_>, made: Gradients<'_>, parallel: Parallel) {
-    let Saved { dz, v } = saved;
-    let Gradients { dv, dscale, dbias, scratch } = made;
+pub fn backward(
+    saved: LayerNormSaved<'_>,
+    by: LayerNorm<'_>,
+    made: LayerNormGradients<'_>,
+    parallel: Parallel,
+) {
+    let LayerNormSaved { dz, v } = saved;
+    let LayerNormGradients { dv, dscale, dbias, scratch } = made;
     let (rows, width) = (v.rows(), v.columns());
     assert!(dz.rows() == rows && dv.rows() == rows);
     assert!(dz.columns() == width && dv.columns() == width);
     assert!(dscale.len() == width && dbias.len() == width);
     let (first, second) = scratch.split_at_mut(parallel.sums_scratch(width));
-    let sums = (Sums::new(dscale, first, parallel), Sums::new(dbias, second, parallel));
-    let work = (dz, v, Same(by), dv, sums);
+    let sums =
+        (PartialSums::new(dscale, first, parallel), PartialSums::new(dbias, second, parallel));
+    let work = (dz, v, SharedOperand(by), dv, sums);
     let tasks = match by.phi {
-        Activation::Identity => parallel.rows::<BackwardRows<Identity>, _>(rows, work),
-        Activation::Silu => parallel.rows::<BackwardRows<Silu>, _>(rows, work),
+        Activation::Identity => parallel.rows::<LayerNormBackwardRows<Identity>, _>(rows, work),
+        Activation::Silu => parallel.rows::<LayerNormBackwardRows<Silu>, _>(rows, work),
     };
     add_sums(dscale, first, tasks);
     add_sums(dbias, second, tasks);
 }
 
-type Backward<'a> = (View<'a>, View<'a>, Same<LayerNorm<'a>>, ViewMut<'a>, (Sums<'a>, Sums<'a>));
+type LayerNormBackward<'a> = (
+    MatrixView<'a>,
+    MatrixView<'a>,
+    SharedOperand<LayerNorm<'a>>,
+    MatrixViewMut<'a>,
+    (PartialSums<'a>, PartialSums<'a>),
+);
 
-struct BackwardRows<P>(PhantomData<P>);
+struct LayerNormBackwardRows<P>(PhantomData<P>);
 
-impl<P: Phi> Body<Backward<'_>> for BackwardRows<P> {
+impl<P: LatentActivation> SimdBody<LayerNormBackward<'_>> for LayerNormBackwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>((dz, v, Same(by), mut dv, (dscale, dbias)): Backward<'_>) {
+    fn run<S: Simd>((dz, v, SharedOperand(by), mut dv, (dscale, dbias)): LayerNormBackward<'_>) {
         let width = v.columns();
         let (dscale, dbias) = (dscale.own, dbias.own);
         for row in 0..v.rows() {
@@ -183,20 +204,20 @@ mod tests {
         let (v64, scale64, bias64) = (widen(&v), widen(&scale), widen(&bias));
         for phi in [Activation::Identity, Activation::Silu] {
             let by = LayerNorm { scale: &scale, bias: &bias, epsilon: 1e-5, phi };
-            let view = View::new(&v, ROWS, WIDTH);
+            let view = MatrixView::new(&v, ROWS, WIDTH);
             let mut z = vec![0.0; v.len()];
-            forward(view, by, ViewMut::new(&mut z, ROWS, WIDTH), Parallel::SERIAL);
+            forward(view, by, MatrixViewMut::new(&mut z, ROWS, WIDTH), Parallel::SERIAL);
             assert_close(&z, &naive(&v64, &scale64, &bias64, phi), 2e-6);
 
             let mut dv = vec![f32::NAN; v.len()];
             let (mut dscale, mut dbias) = (vec![0.0; WIDTH], vec![0.0; WIDTH]);
-            let made = Gradients {
-                dv: ViewMut::new(&mut dv, ROWS, WIDTH),
+            let made = LayerNormGradients {
+                dv: MatrixViewMut::new(&mut dv, ROWS, WIDTH),
                 dscale: &mut dscale,
                 dbias: &mut dbias,
                 scratch: &mut [],
             };
-            let saved = Saved { dz: View::new(&dz, ROWS, WIDTH), v: view };
+            let saved = LayerNormSaved { dz: MatrixView::new(&dz, ROWS, WIDTH), v: view };
             backward(saved, by, made, Parallel::SERIAL);
             let wanted = gradient(&v64, |v| weigh(&naive(v, &scale64, &bias64, phi), &dz));
             assert_close(&dv, &wanted, 3e-6);

@@ -13,12 +13,12 @@
 use narrows_plan::Dim;
 
 use super::Parallel;
-use super::parallel::{First, Same, Several};
-use super::simd::{Body, Simd};
+use super::parallel::{FirstRow, GroupedRows, SharedOperand};
+use super::simd::{Simd, SimdBody};
 
 /// A value and the cut through it.
 #[derive(Clone, Copy, Debug)]
-pub struct Form<'a> {
+pub struct CutShape<'a> {
     /// Sequences in it.
     pub sequences: usize,
     /// Positions of each sequence in it.
@@ -31,7 +31,7 @@ pub struct Form<'a> {
     pub parts: usize,
 }
 
-impl Form<'_> {
+impl CutShape<'_> {
     /// Features of one token.
     pub fn width(&self) -> usize {
         self.sections.iter().sum()
@@ -79,7 +79,7 @@ impl Form<'_> {
 }
 
 /// `Pack`: the parts of `whole`, one after the other.
-pub fn pack(form: Form<'_>, whole: &[f32], packed: &mut [f32], parallel: Parallel) {
+pub fn pack(form: CutShape<'_>, whole: &[f32], packed: &mut [f32], parallel: Parallel) {
     form.check();
     assert!(whole.len() == form.elements() && packed.len() == whole.len());
     for (part, packed) in packed.chunks_exact_mut(whole.len() / form.parts).enumerate() {
@@ -88,27 +88,32 @@ pub fn pack(form: Form<'_>, whole: &[f32], packed: &mut [f32], parallel: Paralle
 }
 
 /// `Slice`: part `part` of `whole`.
-pub fn slice(form: Form<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
+pub fn slice(form: CutShape<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
     form.check();
     assert!(part < form.parts && whole.len() == form.elements());
     assert_eq!(out.len(), whole.len() / form.parts);
     copy_out(form, part, whole, out, parallel);
 }
 
-fn copy_out(form: Form<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
+fn copy_out(form: CutShape<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
     let rows = form.rows();
-    let out = Several { each: out.len() / rows, of: out };
-    let whole = Several { each: whole.len() / rows, of: whole };
-    parallel.rows::<CopyOutRows, _>(rows, (out, whole, Same(form), Same(part)));
+    let out = GroupedRows { each: out.len() / rows, of: out };
+    let whole = GroupedRows { each: whole.len() / rows, of: whole };
+    parallel.rows::<CopyOutRows, _>(rows, (out, whole, SharedOperand(form), SharedOperand(part)));
 }
 
-type CopyOut<'a> = (Several<&'a mut [f32]>, Several<&'a [f32]>, Same<Form<'a>>, Same<usize>);
+type CopyOut<'a> = (
+    GroupedRows<&'a mut [f32]>,
+    GroupedRows<&'a [f32]>,
+    SharedOperand<CutShape<'a>>,
+    SharedOperand<usize>,
+);
 
 struct CopyOutRows;
 
-impl Body<CopyOut<'_>> for CopyOutRows {
+impl SimdBody<CopyOut<'_>> for CopyOutRows {
     #[inline(always)]
-    fn run<S: Simd>((out, whole, Same(form), Same(part)): CopyOut<'_>) {
+    fn run<S: Simd>((out, whole, SharedOperand(form), SharedOperand(part)): CopyOut<'_>) {
         let rows =
             out.of.chunks_exact_mut(out.each.max(1)).zip(whole.of.chunks_exact(whole.each.max(1)));
         for (out, whole) in rows {
@@ -120,26 +125,29 @@ impl Body<CopyOut<'_>> for CopyOutRows {
 }
 
 /// `Unpack`: puts the parts, one after the other in `packed`, to their places in `whole`.
-pub fn unpack(form: Form<'_>, packed: &[f32], whole: &mut [f32], parallel: Parallel) {
+pub fn unpack(form: CutShape<'_>, packed: &[f32], whole: &mut [f32], parallel: Parallel) {
     form.check();
     assert!(whole.len() == form.elements() && packed.len() == whole.len());
     let rows = form.rows();
     let work = (
-        First(0),
-        Several { each: whole.len() / rows.max(1), of: whole },
-        Same(packed),
-        Same(form),
+        FirstRow(0),
+        GroupedRows { each: whole.len() / rows.max(1), of: whole },
+        SharedOperand(packed),
+        SharedOperand(form),
     );
     parallel.rows::<UnpackRows, _>(rows, work);
 }
 
-type Unpack<'a> = (First, Several<&'a mut [f32]>, Same<&'a [f32]>, Same<Form<'a>>);
+type Unpack<'a> =
+    (FirstRow, GroupedRows<&'a mut [f32]>, SharedOperand<&'a [f32]>, SharedOperand<CutShape<'a>>);
 
 struct UnpackRows;
 
-impl Body<Unpack<'_>> for UnpackRows {
+impl SimdBody<Unpack<'_>> for UnpackRows {
     #[inline(always)]
-    fn run<S: Simd>((First(first), whole, Same(packed), Same(form)): Unpack<'_>) {
+    fn run<S: Simd>(
+        (FirstRow(first), whole, SharedOperand(packed), SharedOperand(form)): Unpack<'_>,
+    ) {
         let part_row = whole.each / form.parts;
         for (row, whole) in whole.of.chunks_exact_mut(whole.each.max(1)).enumerate() {
             for part in 0..form.parts {
@@ -172,8 +180,8 @@ mod tests {
         (0..4 * 6).flat_map(token).collect()
     }
 
-    fn form(dim: Dim) -> Form<'static> {
-        Form { sequences: 4, positions: 6, sections: &SECTIONS, dim, parts: PARTS }
+    fn form(dim: Dim) -> CutShape<'static> {
+        CutShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, parts: PARTS }
     }
 
     /// What device `part` holds of the value, by definition.
@@ -227,7 +235,7 @@ mod tests {
             for to in DIMS.into_iter().filter(|to| *to != from) {
                 let cut =
                     |dim: Dim, by: Dim, size: usize| if dim == by { size / PARTS } else { size };
-                let local = |held: Dim, dim: Dim, sections: &'static [usize]| Form {
+                let local = |held: Dim, dim: Dim, sections: &'static [usize]| CutShape {
                     sequences: cut(held, Dim::Sequence, 4),
                     positions: cut(held, Dim::Position, 6),
                     sections,

@@ -7,21 +7,21 @@
 //! Shapes: logits `[tokens, vocabulary shard]`, maximum `[tokens]`, packed `[tokens, 2]`: Σ and the
 //! target's logit. The shard begins at token id `first`. The factor is 1 over the tokens of the step.
 
-use super::parallel::{Same, Several};
-use super::simd::{Body, Simd, exp, exp_sum, maximum as largest};
-use super::{Parallel, View, ViewMut};
+use super::parallel::{GroupedRows, SharedOperand};
+use super::simd::{Simd, SimdBody, exp, exp_sum, maximum as largest};
+use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `LossMaximum`: the largest logit of the shard.
-pub fn maximum(logits: View<'_>, maximum: &mut [f32], parallel: Parallel) {
+pub fn maximum(logits: MatrixView<'_>, maximum: &mut [f32], parallel: Parallel) {
     assert_eq!(logits.rows(), maximum.len());
     parallel.rows::<MaximumRows, _>(logits.rows(), (logits, maximum));
 }
 
 struct MaximumRows;
 
-impl Body<(View<'_>, &mut [f32])> for MaximumRows {
+impl SimdBody<(MatrixView<'_>, &mut [f32])> for MaximumRows {
     #[inline(always)]
-    fn run<S: Simd>((logits, maximum): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((logits, maximum): (MatrixView<'_>, &mut [f32])) {
         for (row, maximum) in maximum.iter_mut().enumerate() {
             *maximum = largest(logits.row(row));
         }
@@ -30,7 +30,7 @@ impl Body<(View<'_>, &mut [f32])> for MaximumRows {
 
 /// `LossSum`: Σ exp(logit − maximum) and the target's logit of the shard.
 pub fn sum(
-    logits: View<'_>,
+    logits: MatrixView<'_>,
     maximum: &[f32],
     targets: &[u32],
     first: usize,
@@ -39,17 +39,18 @@ pub fn sum(
 ) {
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
-    let packed = Several { each: 2, of: packed };
-    parallel.rows::<SumRows, _>(rows, (logits, maximum, targets, packed, Same(first)));
+    let packed = GroupedRows { each: 2, of: packed };
+    parallel.rows::<SumRows, _>(rows, (logits, maximum, targets, packed, SharedOperand(first)));
 }
 
-type Sum<'a> = (View<'a>, &'a [f32], &'a [u32], Several<&'a mut [f32]>, Same<usize>);
+type SumOperands<'a> =
+    (MatrixView<'a>, &'a [f32], &'a [u32], GroupedRows<&'a mut [f32]>, SharedOperand<usize>);
 
 struct SumRows;
 
-impl Body<Sum<'_>> for SumRows {
+impl SimdBody<SumOperands<'_>> for SumRows {
     #[inline(always)]
-    fn run<S: Simd>((logits, maximum, targets, packed, Same(first)): Sum<'_>) {
+    fn run<S: Simd>((logits, maximum, targets, packed, SharedOperand(first)): SumOperands<'_>) {
         let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact_mut(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row(row);
@@ -66,7 +67,7 @@ fn local(target: u32, first: usize, count: usize) -> Option<usize> {
 
 /// What [`gradient`] reads, reduced over the devices of the vocabulary.
 #[derive(Clone, Copy, Debug)]
-pub struct Reduced<'a> {
+pub struct ReducedStatistics<'a> {
     /// The largest logit of each row.
     pub maximum: &'a [f32],
     /// Σ and the target's logit of each row.
@@ -81,11 +82,21 @@ pub struct Reduced<'a> {
 
 /// `LossGradient`: (softmax − onehot)·factor in place of the logits. Returns the loss of these
 /// tokens times the factor, the same on every device; the microbatches' losses add up.
-pub fn gradient(logits: ViewMut<'_>, reduced: Reduced<'_>, parallel: Parallel) -> f64 {
-    let Reduced { maximum, packed, targets, first, factor } = reduced;
+pub fn gradient(
+    logits: MatrixViewMut<'_>,
+    reduced: ReducedStatistics<'_>,
+    parallel: Parallel,
+) -> f64 {
+    let ReducedStatistics { maximum, packed, targets, first, factor } = reduced;
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
-    let work = (logits, maximum, Several { each: 2, of: packed }, targets, Same((first, factor)));
+    let work = (
+        logits,
+        maximum,
+        GroupedRows { each: 2, of: packed },
+        targets,
+        SharedOperand((first, factor)),
+    );
     parallel.rows::<GradientRows, _>(rows, work);
     let loss = |(maximum, packed): (&f32, &[f32])| {
         f64::from(*maximum) + f64::from(packed[0]).ln() - f64::from(packed[1])
@@ -93,13 +104,18 @@ pub fn gradient(logits: ViewMut<'_>, reduced: Reduced<'_>, parallel: Parallel) -
     f64::from(factor) * maximum.iter().zip(packed.chunks_exact(2)).map(loss).sum::<f64>()
 }
 
-type Gradient<'a> = (ViewMut<'a>, &'a [f32], Several<&'a [f32]>, &'a [u32], Same<(usize, f32)>);
+type GradientOperands<'a> =
+    (MatrixViewMut<'a>, &'a [f32], GroupedRows<&'a [f32]>, &'a [u32], SharedOperand<(usize, f32)>);
 
 struct GradientRows;
 
-impl Body<Gradient<'_>> for GradientRows {
+impl SimdBody<GradientOperands<'_>> for GradientRows {
     #[inline(always)]
-    fn run<S: Simd>((mut logits, maximum, packed, targets, Same((first, factor))): Gradient<'_>) {
+    fn run<S: Simd>(
+        (mut logits, maximum, packed, targets, SharedOperand((first, factor))): GradientOperands<
+            '_,
+        >,
+    ) {
         let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row_mut(row);
@@ -143,14 +159,15 @@ mod tests {
         let mut sums = [0.0; 2 * ROWS];
         let targets = targets();
         for device in 0..devices {
-            let shard = View::new(&logits, ROWS, VOCABULARY).column_range(device * width, width);
+            let shard =
+                MatrixView::new(&logits, ROWS, VOCABULARY).column_range(device * width, width);
             let mut part = vec![0.0; ROWS];
             maximum(shard, &mut part, parallel);
             maxima.iter_mut().zip(&part).for_each(|(m, part)| *m = m.max(*part));
         }
         for device in 0..devices {
             let first = device * width;
-            let shard = View::new(&logits, ROWS, VOCABULARY).column_range(first, width);
+            let shard = MatrixView::new(&logits, ROWS, VOCABULARY).column_range(first, width);
             let mut part = vec![0.0; 2 * ROWS];
             sum(shard, &maxima, &targets, first, &mut part, parallel);
             sums.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
@@ -158,9 +175,10 @@ mod tests {
         let mut losses = vec![];
         for device in 0..devices {
             let first = device * width;
-            let shard = ViewMut::new(&mut logits, ROWS, VOCABULARY).column_range(first, width);
+            let shard =
+                MatrixViewMut::new(&mut logits, ROWS, VOCABULARY).column_range(first, width);
             let (maximum, packed, targets) = (&maxima[..], &sums[..], &targets[..]);
-            let reduced = Reduced { maximum, packed, targets, first, factor: FACTOR };
+            let reduced = ReducedStatistics { maximum, packed, targets, first, factor: FACTOR };
             losses.push(gradient(shard, reduced, parallel));
         }
         assert!(losses.iter().all(|loss| *loss == losses[0]));
@@ -184,7 +202,7 @@ mod tests {
         logits[200] = f32::NAN;
         let mut maxima = vec![0.0; ROWS];
         let mut packed = vec![0.0; 2 * ROWS];
-        let view = View::new(&logits, ROWS, VOCABULARY);
+        let view = MatrixView::new(&logits, ROWS, VOCABULARY);
         maximum(view, &mut maxima, Parallel::SERIAL);
         sum(view, &maxima, &targets(), 0, &mut packed, Parallel::SERIAL);
         assert!(packed[2].is_nan() && packed[0].is_finite());

@@ -10,11 +10,11 @@
 
 use std::marker::PhantomData;
 
-use super::Write;
+use super::WriteMode;
 
 /// `[rows, columns]` of f32, rows `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct MatrixView<'a> {
     data: &'a [f32],
     rows: usize,
     columns: usize,
@@ -27,15 +27,15 @@ fn extent(rows: usize, columns: usize, stride: usize) -> usize {
     if rows == 0 { 0 } else { (rows - 1).checked_mul(stride).expect("fits memory") + columns }
 }
 
-impl<'a> View<'a> {
+impl<'a> MatrixView<'a> {
     /// All of `data` that `[rows, columns]` takes, row after row.
     pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
-        View::strided(data, rows, columns, columns)
+        MatrixView::strided(data, rows, columns, columns)
     }
 
     /// Rows that begin `stride` apart.
     pub fn strided(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Self {
-        View { data: &data[..extent(rows, columns, stride)], rows, columns, stride }
+        MatrixView { data: &data[..extent(rows, columns, stride)], rows, columns, stride }
     }
 
     /// How many rows.
@@ -58,25 +58,25 @@ impl<'a> View<'a> {
     pub fn row_range(self, first: usize, count: usize) -> Self {
         assert!(first + count <= self.rows, "{first} + {count} of {} rows", self.rows);
         let data = if count == 0 { &[] } else { &self.data[first * self.stride..] };
-        View::strided(data, count, self.columns, self.stride)
+        MatrixView::strided(data, count, self.columns, self.stride)
     }
 
     /// The columns from `first`, `count` of them.
     pub fn column_range(self, first: usize, count: usize) -> Self {
         assert!(first + count <= self.columns, "{first} + {count} of {} columns", self.columns);
         let data = if self.rows == 0 { &[] } else { &self.data[first..] };
-        View { data: &data[..extent(self.rows, count, self.stride)], columns: count, ..self }
+        MatrixView { data: &data[..extent(self.rows, count, self.stride)], columns: count, ..self }
     }
 
     /// Seen as its transpose by [`multiply`].
-    pub fn transposed(self) -> Matrix<'a> {
-        Matrix { view: self, transposed: true }
+    pub fn transposed(self) -> StridedMatrix<'a> {
+        StridedMatrix { view: self, transposed: true }
     }
 }
 
-/// A mutable [`View`].
+/// A mutable [`MatrixView`].
 #[derive(Debug)]
-pub struct ViewMut<'a> {
+pub struct MatrixViewMut<'a> {
     data: *mut f32,
     rows: usize,
     columns: usize,
@@ -85,20 +85,20 @@ pub struct ViewMut<'a> {
 }
 
 // SAFETY: a view is the only access to its elements, like a mutable slice.
-unsafe impl Send for ViewMut<'_> {}
+unsafe impl Send for MatrixViewMut<'_> {}
 // SAFETY: through a shared reference it can only be read.
-unsafe impl Sync for ViewMut<'_> {}
+unsafe impl Sync for MatrixViewMut<'_> {}
 
-impl<'a> ViewMut<'a> {
+impl<'a> MatrixViewMut<'a> {
     /// All of `data` that `[rows, columns]` takes, row after row.
     pub fn new(data: &'a mut [f32], rows: usize, columns: usize) -> Self {
-        ViewMut::strided(data, rows, columns, columns)
+        MatrixViewMut::strided(data, rows, columns, columns)
     }
 
     /// Rows that begin `stride` apart.
     pub fn strided(data: &'a mut [f32], rows: usize, columns: usize, stride: usize) -> Self {
         let data = data[..extent(rows, columns, stride)].as_mut_ptr();
-        ViewMut { data, rows, columns, stride, exclusive: PhantomData }
+        MatrixViewMut { data, rows, columns, stride, exclusive: PhantomData }
     }
 
     /// How many rows.
@@ -132,16 +132,16 @@ impl<'a> ViewMut<'a> {
     }
 
     /// The same view for a shorter time.
-    pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { exclusive: PhantomData, ..*self }
+    pub fn reborrow(&mut self) -> MatrixViewMut<'_> {
+        MatrixViewMut { exclusive: PhantomData, ..*self }
     }
 
     /// The first `row` rows, and the others.
     pub fn split_rows(self, row: usize) -> (Self, Self) {
         assert!(row <= self.rows, "row {row} of {}", self.rows);
         let rest = if row == self.rows { self.data } else { self.start(row) };
-        let below = ViewMut { data: rest, rows: self.rows - row, ..self };
-        (ViewMut { rows: row, ..self }, below)
+        let below = MatrixViewMut { data: rest, rows: self.rows - row, ..self };
+        (MatrixViewMut { rows: row, ..self }, below)
     }
 
     /// The first `column` columns, and the others.
@@ -150,8 +150,8 @@ impl<'a> ViewMut<'a> {
         let skip = if self.rows == 0 { 0 } else { column };
         // SAFETY: at most one past the first row's end, so inside the slice or at its end.
         let data = unsafe { self.data.add(skip) };
-        let right = ViewMut { data, columns: self.columns - column, ..self };
-        (ViewMut { columns: column, ..self }, right)
+        let right = MatrixViewMut { data, columns: self.columns - column, ..self };
+        (MatrixViewMut { columns: column, ..self }, right)
     }
 
     /// The rows from `first`, `count` of them.
@@ -167,18 +167,18 @@ impl<'a> ViewMut<'a> {
 
 /// A view as it is, or seen as its transpose.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    view: View<'a>,
+pub struct StridedMatrix<'a> {
+    view: MatrixView<'a>,
     transposed: bool,
 }
 
-impl<'a> From<View<'a>> for Matrix<'a> {
-    fn from(view: View<'a>) -> Self {
-        Matrix { view, transposed: false }
+impl<'a> From<MatrixView<'a>> for StridedMatrix<'a> {
+    fn from(view: MatrixView<'a>) -> Self {
+        StridedMatrix { view, transposed: false }
     }
 }
 
-impl<'a> Matrix<'a> {
+impl<'a> StridedMatrix<'a> {
     /// The rows of the matrix that is meant.
     pub fn rows(&self) -> usize {
         if self.transposed { self.view.columns } else { self.view.rows }
@@ -191,7 +191,7 @@ impl<'a> Matrix<'a> {
 
     /// Its transpose.
     pub fn transposed(self) -> Self {
-        Matrix { transposed: !self.transposed, ..self }
+        StridedMatrix { transposed: !self.transposed, ..self }
     }
 
     /// The rows from `first`, `count` of them.
@@ -200,7 +200,7 @@ impl<'a> Matrix<'a> {
             true => self.view.column_range(first, count),
             false => self.view.row_range(first, count),
         };
-        Matrix { view, ..self }
+        StridedMatrix { view, ..self }
     }
 
     /// The columns from `first`, `count` of them.
@@ -215,7 +215,13 @@ impl<'a> Matrix<'a> {
 }
 
 /// `C[m,n] (+)= factor · A[m,k] · B[k,n]`, on the calling thread.
-pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, factor: f32, write: Write) {
+pub fn multiply(
+    a: StridedMatrix<'_>,
+    b: StridedMatrix<'_>,
+    c: MatrixViewMut<'_>,
+    factor: f32,
+    write: WriteMode,
+) {
     let (m, k, n) = (a.rows(), a.columns(), b.columns());
     assert_eq!(k, b.rows(), "[{m}, {k}] times [{}, {n}]", b.rows());
     assert_eq!((m, n), (c.rows, c.columns), "[{m}, {k}] times [{k}, {n}]");
@@ -233,7 +239,7 @@ pub fn multiply(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, factor: f32, write
             c.data,
             1,
             c_rows,
-            write == Write::Add,
+            write == WriteMode::Add,
             a.view.data.as_ptr(),
             a_columns,
             a_rows,
@@ -257,7 +263,7 @@ mod tests {
     #[test]
     fn parts_of_a_view_are_those_of_the_matrix() {
         let data: Vec<f32> = (0..20).map(|i| i as f32).collect();
-        let whole = View::new(&data, 4, 5);
+        let whole = MatrixView::new(&data, 4, 5);
         let part = whole.row_range(1, 2).column_range(3, 2);
         assert_eq!((part.row(0), part.row(1)), (&[8.0, 9.0][..], &[13.0, 14.0][..]));
         let last = whole.column_range(5, 0).row_range(4, 0);
@@ -267,7 +273,7 @@ mod tests {
     #[test]
     fn mutable_parts_do_not_touch_each_other() {
         let mut data = vec![0.0; 20];
-        let (left, right) = ViewMut::new(&mut data, 4, 5).split_columns(2);
+        let (left, right) = MatrixViewMut::new(&mut data, 4, 5).split_columns(2);
         let (mut top, mut bottom) = right.split_rows(3);
         let mut left = left.row_range(1, 1);
         left.row_mut(0).fill(1.0);
@@ -286,19 +292,19 @@ mod tests {
     #[should_panic(expected = "row 2 of 2")]
     fn a_row_past_the_end_is_refused() {
         let mut data = vec![0.0; 10];
-        ViewMut::new(&mut data, 4, 2).row_range(0, 2).row_mut(2).fill(1.0);
+        MatrixViewMut::new(&mut data, 4, 2).row_range(0, 2).row_mut(2).fill(1.0);
     }
 
     #[test]
     #[should_panic(expected = "overlap")]
     fn overlapping_rows_are_refused() {
-        ViewMut::strided(&mut [0.0; 10], 2, 3, 2);
+        MatrixViewMut::strided(&mut [0.0; 10], 2, 3, 2);
     }
 
     #[test]
     fn empty_views_of_empty_slices() {
-        let (a, b) = ViewMut::new(&mut [], 0, 7).split_columns(3);
+        let (a, b) = MatrixViewMut::new(&mut [], 0, 7).split_columns(3);
         assert_eq!((a.split_rows(0).1.rows(), b.columns()), (0, 4));
-        assert_eq!(View::new(&[], 0, 7).column_range(7, 0).columns(), 0);
+        assert_eq!(MatrixView::new(&[], 0, 7).column_range(7, 0).columns(), 0);
     }
 }

@@ -1,6 +1,6 @@
 //! What one device computes: products, attention and fused passes on its own shard, in f32.
 //!
-//! Pure functions on [`View`]s of row-major memory and on slices. They know shapes and numbers, no
+//! Pure functions on [`MatrixView`]s of row-major memory and on slices. They know shapes and numbers, no
 //! programs and no buffers; a value that holds several sections side by side is split into views of
 //! its columns. None allocates (the `gemm` crate packs into memory of its own): where a kernel needs
 //! scratch memory, a function beside it says how much, and the caller lends it.
@@ -28,12 +28,12 @@ pub mod tensor_gate;
 #[cfg(test)]
 mod testing;
 
-pub use matrix::{View, ViewMut};
+pub use matrix::{MatrixView, MatrixViewMut};
 pub use parallel::Parallel;
 
 /// What becomes of the numbers that are there before a kernel writes its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum WriteMode {
     /// They are overwritten, whatever they are.
     Replace,
     /// The result is added to them.

@@ -9,9 +9,9 @@
 //!
 //! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
 
-use super::parallel::{Rows, Same, Sums, add_sums};
-use super::simd::{Body, Simd, dot3, square_sum};
-use super::{Parallel, View, ViewMut, Write};
+use super::parallel::{ParallelRows, PartialSums, SharedOperand, add_sums};
+use super::simd::{Simd, SimdBody, dot3, square_sum};
+use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// What turns a sum of squares into 1/rms.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,24 +32,31 @@ impl Rms {
 
 /// `NormForward`: y = γ⊙ρ·x, and s of the whole row.
 pub fn forward(
-    x: View<'_>,
+    x: MatrixView<'_>,
     scale: &[f32],
     rms: Rms,
-    y: ViewMut<'_>,
+    y: MatrixViewMut<'_>,
     s: &mut [f32],
     parallel: Parallel,
 ) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<ForwardRows, _>(x.rows(), (x, y, s, Same(scale), Same(rms)));
+    parallel
+        .rows::<NormForwardRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
 }
 
-type Forward<'a> = (View<'a>, ViewMut<'a>, &'a mut [f32], Same<&'a [f32]>, Same<Rms>);
+type NormForward<'a> = (
+    MatrixView<'a>,
+    MatrixViewMut<'a>,
+    &'a mut [f32],
+    SharedOperand<&'a [f32]>,
+    SharedOperand<Rms>,
+);
 
-struct ForwardRows;
+struct NormForwardRows;
 
-impl Body<Forward<'_>> for ForwardRows {
+impl SimdBody<NormForward<'_>> for NormForwardRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, Same(scale), Same(rms)): Forward<'_>) {
+    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): NormForward<'_>) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
             *s = square_sum::<S>(x);
@@ -66,16 +73,16 @@ fn scaled(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
 }
 
 /// `NormStatistic`: s = Σx² of the row shard.
-pub fn statistic(x: View<'_>, s: &mut [f32], parallel: Parallel) {
+pub fn statistic(x: MatrixView<'_>, s: &mut [f32], parallel: Parallel) {
     check(&[x.rows(), s.len()], &[]);
     parallel.rows::<StatisticRows, _>(x.rows(), (x, s));
 }
 
 struct StatisticRows;
 
-impl Body<(View<'_>, &mut [f32])> for StatisticRows {
+impl SimdBody<(MatrixView<'_>, &mut [f32])> for StatisticRows {
     #[inline(always)]
-    fn run<S: Simd>((x, s): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((x, s): (MatrixView<'_>, &mut [f32])) {
         for (row, s) in s.iter_mut().enumerate() {
             *s = square_sum::<S>(x.row(row));
         }
@@ -83,18 +90,27 @@ impl Body<(View<'_>, &mut [f32])> for StatisticRows {
 }
 
 /// `NormApply`: y = γ⊙ρ·x with s given.
-pub fn apply(x: View<'_>, scale: &[f32], s: &[f32], rms: Rms, y: ViewMut<'_>, parallel: Parallel) {
+pub fn apply(
+    x: MatrixView<'_>,
+    scale: &[f32],
+    s: &[f32],
+    rms: Rms,
+    y: MatrixViewMut<'_>,
+    parallel: Parallel,
+) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<ApplyRows, _>(x.rows(), (x, y, s, Same(scale), Same(rms)));
+    parallel
+        .rows::<NormApplyRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
 }
 
-type Apply<'a> = (View<'a>, ViewMut<'a>, &'a [f32], Same<&'a [f32]>, Same<Rms>);
+type NormApply<'a> =
+    (MatrixView<'a>, MatrixViewMut<'a>, &'a [f32], SharedOperand<&'a [f32]>, SharedOperand<Rms>);
 
-struct ApplyRows;
+struct NormApplyRows;
 
-impl Body<Apply<'_>> for ApplyRows {
+impl SimdBody<NormApply<'_>> for NormApplyRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, Same(scale), Same(rms)): Apply<'_>) {
+    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): NormApply<'_>) {
         for (row, s) in s.iter().enumerate() {
             scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
         }
@@ -102,16 +118,31 @@ impl Body<Apply<'_>> for ApplyRows {
 }
 
 /// `NormOnline`: y = γ⊙x, and s of the row shard.
-pub fn online(x: View<'_>, scale: &[f32], y: ViewMut<'_>, s: &mut [f32], parallel: Parallel) {
+pub fn online(
+    x: MatrixView<'_>,
+    scale: &[f32],
+    y: MatrixViewMut<'_>,
+    s: &mut [f32],
+    parallel: Parallel,
+) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<OnlineRows, _>(x.rows(), (x, y, s, Same(scale)));
+    parallel.rows::<OnlineRows, _>(x.rows(), (x, y, s, SharedOperand(scale)));
 }
 
 struct OnlineRows;
 
-impl Body<(View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)> for OnlineRows {
+impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, &mut [f32], SharedOperand<&[f32]>)>
+    for OnlineRows
+{
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, Same(scale)): (View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)) {
+    fn run<S: Simd>(
+        (x, mut y, s, SharedOperand(scale)): (
+            MatrixView<'_>,
+            MatrixViewMut<'_>,
+            &mut [f32],
+            SharedOperand<&[f32]>,
+        ),
+    ) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
             *s = square_sum::<S>(x);
@@ -121,16 +152,22 @@ impl Body<(View<'_>, ViewMut<'_>, &mut [f32], Same<&[f32]>)> for OnlineRows {
 }
 
 /// `NormScale`: y = γ⊙x.
-pub fn scale(x: View<'_>, scale: &[f32], y: ViewMut<'_>, parallel: Parallel) {
+pub fn scale(x: MatrixView<'_>, scale: &[f32], y: MatrixViewMut<'_>, parallel: Parallel) {
     check(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<ScaleRows, _>(x.rows(), (x, y, Same(scale)));
+    parallel.rows::<ScaleRows, _>(x.rows(), (x, y, SharedOperand(scale)));
 }
 
 struct ScaleRows;
 
-impl Body<(View<'_>, ViewMut<'_>, Same<&[f32]>)> for ScaleRows {
+impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<&[f32]>)> for ScaleRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, Same(scale)): (View<'_>, ViewMut<'_>, Same<&[f32]>)) {
+    fn run<S: Simd>(
+        (x, mut y, SharedOperand(scale)): (
+            MatrixView<'_>,
+            MatrixViewMut<'_>,
+            SharedOperand<&[f32]>,
+        ),
+    ) {
         for row in 0..x.rows() {
             scaled(x.row(row), scale, 1.0, y.row_mut(row));
         }
@@ -139,21 +176,21 @@ impl Body<(View<'_>, ViewMut<'_>, Same<&[f32]>)> for ScaleRows {
 
 /// What every backward pass reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a> {
+pub struct NormSaved<'a> {
     /// Gradient of the norm's output, `[tokens, features]`.
-    pub dy: View<'a>,
+    pub dy: MatrixView<'a>,
     /// The norm's input, `[tokens, features]`.
-    pub x: View<'a>,
+    pub x: MatrixView<'a>,
     /// γ.
     pub scale: &'a [f32],
 }
 
 /// What every backward pass writes.
-pub struct Gradients<'a> {
+pub struct NormGradients<'a> {
     /// Gradient of the norm's input.
-    pub dx: ViewMut<'a>,
+    pub dx: MatrixViewMut<'a>,
     /// Whether it is added to what is there.
-    pub write: Write,
+    pub write: WriteMode,
     /// Gradient of γ; always added to.
     pub dscale: &'a mut [f32],
     /// [`Parallel::sums_scratch`] of the features.
@@ -161,26 +198,43 @@ pub struct Gradients<'a> {
 }
 
 /// `NormBackward`: whole rows.
-pub fn backward(saved: Saved<'_>, s: &[f32], rms: Rms, made: Gradients<'_>, parallel: Parallel) {
+pub fn backward(
+    saved: NormSaved<'_>,
+    s: &[f32],
+    rms: Rms,
+    made: NormGradients<'_>,
+    parallel: Parallel,
+) {
     check(&[saved.x.rows(), s.len()], &[]);
     match made.write {
-        Write::Replace => run::<WholeRows<false>, _>(saved, (s, Same(rms)), made, parallel),
-        Write::Add => run::<WholeRows<true>, _>(saved, (s, Same(rms)), made, parallel),
+        WriteMode::Replace => {
+            run::<WholeRows<false>, _>(saved, (s, SharedOperand(rms)), made, parallel)
+        }
+        WriteMode::Add => run::<WholeRows<true>, _>(saved, (s, SharedOperand(rms)), made, parallel),
     }
 }
 
 /// `NormBackwardStatistic`: t = Σ dy⊙γ⊙x of the row shard.
-pub fn backward_statistic(saved: Saved<'_>, t: &mut [f32], parallel: Parallel) {
-    let Saved { dy, x, scale } = saved;
+pub fn backward_statistic(saved: NormSaved<'_>, t: &mut [f32], parallel: Parallel) {
+    let NormSaved { dy, x, scale } = saved;
     check(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
-    parallel.rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, Same(scale)));
+    parallel.rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, SharedOperand(scale)));
 }
 
 struct BackwardStatisticRows;
 
-impl Body<(View<'_>, View<'_>, &mut [f32], Same<&[f32]>)> for BackwardStatisticRows {
+impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32], SharedOperand<&[f32]>)>
+    for BackwardStatisticRows
+{
     #[inline(always)]
-    fn run<S: Simd>((dy, x, t, Same(scale)): (View<'_>, View<'_>, &mut [f32], Same<&[f32]>)) {
+    fn run<S: Simd>(
+        (dy, x, t, SharedOperand(scale)): (
+            MatrixView<'_>,
+            MatrixView<'_>,
+            &mut [f32],
+            SharedOperand<&[f32]>,
+        ),
+    ) {
         for (row, t) in t.iter_mut().enumerate() {
             *t = dot3::<S>(dy.row(row), x.row(row), scale);
         }
@@ -189,53 +243,70 @@ impl Body<(View<'_>, View<'_>, &mut [f32], Same<&[f32]>)> for BackwardStatisticR
 
 /// `NormBackwardApply`: with s and t of the whole rows.
 pub fn backward_apply(
-    saved: Saved<'_>,
+    saved: NormSaved<'_>,
     s: &[f32],
     t: &[f32],
     rms: Rms,
-    made: Gradients<'_>,
+    made: NormGradients<'_>,
     parallel: Parallel,
 ) {
     check(&[saved.x.rows(), s.len(), t.len()], &[]);
     match made.write {
-        Write::Replace => run::<ApplyBack<false>, _>(saved, (s, t, Same(rms)), made, parallel),
-        Write::Add => run::<ApplyBack<true>, _>(saved, (s, t, Same(rms)), made, parallel),
+        WriteMode::Replace => {
+            run::<NormApplyBackward<false>, _>(saved, (s, t, SharedOperand(rms)), made, parallel)
+        }
+        WriteMode::Add => {
+            run::<NormApplyBackward<true>, _>(saved, (s, t, SharedOperand(rms)), made, parallel)
+        }
     }
 }
 
 /// `NormOnlineBackward`: the `dy` of `saved` is g, `ds` the gradient of s.
-pub fn online_backward(saved: Saved<'_>, ds: &[f32], made: Gradients<'_>, parallel: Parallel) {
+pub fn online_backward(
+    saved: NormSaved<'_>,
+    ds: &[f32],
+    made: NormGradients<'_>,
+    parallel: Parallel,
+) {
     check(&[saved.x.rows(), ds.len()], &[]);
     match made.write {
-        Write::Replace => run::<OnlineBack<false>, _>(saved, (ds,), made, parallel),
-        Write::Add => run::<OnlineBack<true>, _>(saved, (ds,), made, parallel),
+        WriteMode::Replace => run::<NormOnlineBackward<false>, _>(saved, (ds,), made, parallel),
+        WriteMode::Add => run::<NormOnlineBackward<true>, _>(saved, (ds,), made, parallel),
     }
 }
 
-type Operands<'a> = (View<'a>, View<'a>, Same<&'a [f32]>, ViewMut<'a>);
+type NormOperands<'a> =
+    (MatrixView<'a>, MatrixView<'a>, SharedOperand<&'a [f32]>, MatrixViewMut<'a>);
 
-fn run<'a, B, R: Rows>(saved: Saved<'a>, statistics: R, made: Gradients<'a>, parallel: Parallel)
-where
-    B: for<'b> Body<(Operands<'a>, R, Sums<'b>)>,
+fn run<'a, B, R: ParallelRows>(
+    saved: NormSaved<'a>,
+    statistics: R,
+    made: NormGradients<'a>,
+    parallel: Parallel,
+) where
+    B: for<'b> SimdBody<(NormOperands<'a>, R, PartialSums<'b>)>,
 {
-    let Saved { dy, x, scale } = saved;
-    let Gradients { dx, dscale, scratch, .. } = made;
+    let NormSaved { dy, x, scale } = saved;
+    let NormGradients { dx, dscale, scratch, .. } = made;
     let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
     check(&[x.rows(), dy.rows(), dx.rows()], &columns);
-    let sums = Sums::new(dscale, scratch, parallel);
-    let tasks = parallel.rows::<B, _>(x.rows(), ((dy, x, Same(scale), dx), statistics, sums));
+    let sums = PartialSums::new(dscale, scratch, parallel);
+    let tasks =
+        parallel.rows::<B, _>(x.rows(), ((dy, x, SharedOperand(scale), dx), statistics, sums));
     add_sums(dscale, scratch, tasks);
 }
 
 struct WholeRows<const ADD: bool>;
 
-impl<const ADD: bool> Body<(Operands<'_>, (&[f32], Same<Rms>), Sums<'_>)> for WholeRows<ADD> {
+impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32], SharedOperand<Rms>), PartialSums<'_>)>
+    for WholeRows<ADD>
+{
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, Same(scale), mut dx), (s, Same(rms)), sums): (
-            Operands<'_>,
-            (&[f32], Same<Rms>),
-            Sums<'_>,
+        ((dy, x, SharedOperand(scale), mut dx), (s, SharedOperand(rms)), sums): (
+            NormOperands<'_>,
+            (&[f32], SharedOperand<Rms>),
+            PartialSums<'_>,
         ),
     ) {
         for (row, s) in s.iter().enumerate() {
@@ -248,17 +319,19 @@ impl<const ADD: bool> Body<(Operands<'_>, (&[f32], Same<Rms>), Sums<'_>)> for Wh
 }
 
 /// s, t and the norm.
-type BothSums<'a> = (&'a [f32], &'a [f32], Same<Rms>);
+type BothSums<'a> = (&'a [f32], &'a [f32], SharedOperand<Rms>);
 
-struct ApplyBack<const ADD: bool>;
+struct NormApplyBackward<const ADD: bool>;
 
-impl<const ADD: bool> Body<(Operands<'_>, BothSums<'_>, Sums<'_>)> for ApplyBack<ADD> {
+impl<const ADD: bool> SimdBody<(NormOperands<'_>, BothSums<'_>, PartialSums<'_>)>
+    for NormApplyBackward<ADD>
+{
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, Same(scale), mut dx), (s, t, Same(rms)), sums): (
-            Operands<'_>,
+        ((dy, x, SharedOperand(scale), mut dx), (s, t, SharedOperand(rms)), sums): (
+            NormOperands<'_>,
             BothSums<'_>,
-            Sums<'_>,
+            PartialSums<'_>,
         ),
     ) {
         for (row, (s, t)) in s.iter().zip(t).enumerate() {
@@ -270,12 +343,18 @@ impl<const ADD: bool> Body<(Operands<'_>, BothSums<'_>, Sums<'_>)> for ApplyBack
     }
 }
 
-struct OnlineBack<const ADD: bool>;
+struct NormOnlineBackward<const ADD: bool>;
 
-impl<const ADD: bool> Body<(Operands<'_>, (&[f32],), Sums<'_>)> for OnlineBack<ADD> {
+impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32],), PartialSums<'_>)>
+    for NormOnlineBackward<ADD>
+{
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, Same(scale), mut dx), (ds,), sums): (Operands<'_>, (&[f32],), Sums<'_>),
+        ((dy, x, SharedOperand(scale), mut dx), (ds,), sums): (
+            NormOperands<'_>,
+            (&[f32],),
+            PartialSums<'_>,
+        ),
     ) {
         for (row, ds) in ds.iter().enumerate() {
             let saved = (dy.row(row), x.row(row), scale);

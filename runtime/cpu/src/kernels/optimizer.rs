@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::Parallel;
-use super::parallel::Same;
-use super::simd::{Body, Simd, square_sum as squares};
+use super::parallel::SharedOperand;
+use super::simd::{Simd, SimdBody, square_sum as squares};
 
 /// Numbers of which the squares are summed in f32.
 const BLOCK: usize = 4096;
@@ -27,7 +27,7 @@ pub fn square_sum(gradient: &[f32], parallel: Parallel) -> f64 {
 /// Numbers of which a row of the work takes a block.
 struct Blocks<'a>(&'a [f32]);
 
-impl super::parallel::Rows for Blocks<'_> {
+impl super::parallel::ParallelRows for Blocks<'_> {
     fn elements(&self) -> usize {
         self.0.len()
     }
@@ -40,7 +40,7 @@ impl super::parallel::Rows for Blocks<'_> {
 
 struct SquareBlocks;
 
-impl Body<(Blocks<'_>, &mut [f32])> for SquareBlocks {
+impl SimdBody<(Blocks<'_>, &mut [f32])> for SquareBlocks {
     #[inline(always)]
     fn run<S: Simd>((Blocks(gradient), sums): (Blocks<'_>, &mut [f32])) {
         for (sum, block) in sums.iter_mut().zip(gradient.chunks(BLOCK)) {
@@ -51,7 +51,7 @@ impl Body<(Blocks<'_>, &mut [f32])> for SquareBlocks {
 
 /// Numbers of one AdamW step, the same for all parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
+pub struct AdamWStep {
     /// What the gradient is multiplied with first: less than 1 when clipped.
     pub gradient_factor: f32,
     /// η of this step.
@@ -69,7 +69,7 @@ pub struct AdamW {
 }
 
 /// What AdamW updates, each as long as the other.
-pub struct Parameter<'a> {
+pub struct ParameterState<'a> {
     /// The weights.
     pub weights: &'a mut [f32],
     /// m.
@@ -80,7 +80,7 @@ pub struct Parameter<'a> {
 
 /// Numbers that are the same for all elements.
 #[derive(Clone, Copy)]
-struct Factors {
+struct AdamWFactors {
     gradient: f32,
     keep: f32,
     step_size: f32,
@@ -90,21 +90,21 @@ struct Factors {
     rests: (f32, f32),
 }
 
-/// `AdamW`, as PyTorch computes it: w ← (1 − ηλ)·w − η·m̂/(√v̂ + ε). The `updated` part of the
+/// `AdamWStep`, as PyTorch computes it: w ← (1 − ηλ)·w − η·m̂/(√v̂ + ε). The `updated` part of the
 /// gradient belongs to the parameter; all of the gradient is zeroed.
 pub fn adamw(
-    parameter: Parameter<'_>,
+    parameter: ParameterState<'_>,
     gradient: &mut [f32],
     updated: Range<usize>,
-    numbers: AdamW,
+    numbers: AdamWStep,
     parallel: Parallel,
 ) {
-    let Parameter { weights, first_moment, second_moment } = parameter;
+    let ParameterState { weights, first_moment, second_moment } = parameter;
     let (start, count) = (updated.start, weights.len());
     assert!(updated.len() == count && first_moment.len() == count && second_moment.len() == count);
     let corrections = [numbers.beta1, numbers.beta2]
         .map(|beta| 1.0 - f64::from(beta).powf(f64::from(numbers.step)));
-    let factors = Factors {
+    let factors = AdamWFactors {
         gradient: numbers.gradient_factor,
         keep: 1.0 - numbers.learning_rate * numbers.weight_decay,
         step_size: (f64::from(numbers.learning_rate) / corrections[0]) as f32,
@@ -115,19 +115,20 @@ pub fn adamw(
     };
     let (before, rest) = gradient.split_at_mut(start);
     let (mine, after) = rest.split_at_mut(count);
-    let work = (weights, mine, first_moment, second_moment, Same(factors));
+    let work = (weights, mine, first_moment, second_moment, SharedOperand(factors));
     parallel.rows::<AdamwPart, _>(count, work);
     super::elementwise::fill(before, parallel);
     super::elementwise::fill(after, parallel);
 }
 
-type Part<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], Same<Factors>);
+type AdamWOperands<'a> =
+    (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], SharedOperand<AdamWFactors>);
 
 struct AdamwPart;
 
-impl Body<Part<'_>> for AdamwPart {
+impl SimdBody<AdamWOperands<'_>> for AdamwPart {
     #[inline(always)]
-    fn run<S: Simd>((weights, gradient, first, second, Same(by)): Part<'_>) {
+    fn run<S: Simd>((weights, gradient, first, second, SharedOperand(by)): AdamWOperands<'_>) {
         let moments = first.iter_mut().zip(second);
         for ((w, g), (m, v)) in weights.iter_mut().zip(gradient).zip(moments) {
             let gradient = by.gradient * *g;
@@ -165,7 +166,7 @@ mod tests {
         let (mut w64, mut m64, mut v64) = (widen(&w), widen(&m), widen(&v));
         for step in 1..=3 {
             let mut gradient = random(10 + u64::from(step), count + 30);
-            let numbers = AdamW {
+            let numbers = AdamWStep {
                 gradient_factor: 0.25,
                 learning_rate: 3e-3,
                 beta1: 0.9,
@@ -184,7 +185,7 @@ mod tests {
                 w64[i] = w64[i] * (1.0 - 3e-3 * 0.1) - 3e-3 * m / (v.sqrt() + 1e-8);
             }
             let parameter =
-                Parameter { weights: &mut w, first_moment: &mut m, second_moment: &mut v };
+                ParameterState { weights: &mut w, first_moment: &mut m, second_moment: &mut v };
             let parallel = Parallel::new(step as usize);
             adamw(parameter, &mut gradient, 10..10 + count, numbers, parallel);
             assert!(gradient.iter().all(|g| *g == 0.0));

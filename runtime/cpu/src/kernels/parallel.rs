@@ -1,15 +1,15 @@
 //! Divides the rows of a kernel's operands among tasks.
 //!
 //! The work is a tuple of operands that all have the same rows: views, slices with one number a
-//! row, `Same` for what every task sees whole, `Lent` for scratch memory of which each task gets
-//! its own piece, `Sums` for a sum over rows. It is split into as many parts as there are threads,
-//! and each part goes to a [`Body`], compiled for the machine's vectors. With one thread
+//! row, `SharedOperand` for what every task sees whole, `TaskScratch` for scratch memory of which each task gets
+//! its own piece, `PartialSums` for a sum over rows. It is split into as many parts as there are threads,
+//! and each part goes to a [`SimdBody`], compiled for the machine's vectors. With one thread
 //! there is no split and no pool.
 
 use std::num::NonZeroUsize;
 
-use super::simd::{Body, vectorized};
-use super::{View, ViewMut};
+use super::simd::{SimdBody, vectorized};
+use super::{MatrixView, MatrixViewMut};
 
 /// Below this many numbers a second thread costs more than it saves.
 const ELEMENTS_MIN: usize = 1 << 14;
@@ -19,7 +19,7 @@ const ELEMENTS_MIN: usize = 1 << 14;
 pub struct Parallel(NonZeroUsize);
 
 /// Operands that are divided by rows.
-pub trait Rows: Send + Sized {
+pub trait ParallelRows: Send + Sized {
     /// Numbers in it: what decides whether division pays.
     fn elements(&self) -> usize;
 
@@ -47,7 +47,7 @@ impl Parallel {
     }
 
     /// Runs `B` on the parts of `work`, which has `rows` rows. Returns the number of parts.
-    pub(super) fn rows<B: Body<W>, W: Rows>(self, rows: usize, work: W) -> usize {
+    pub(super) fn rows<B: SimdBody<W>, W: ParallelRows>(self, rows: usize, work: W) -> usize {
         let pays = work.elements() >= ELEMENTS_MIN;
         let tasks = if pays { self.threads().min(rows).max(1) } else { 1 };
         divide(tasks, rows, work, vectorized::<B, W>);
@@ -56,7 +56,7 @@ impl Parallel {
 
     /// Runs `body` on the parts of `work`, however little the operands hold: each row is much work,
     /// and the body calls what is vectorised.
-    pub(super) fn heavy_rows<W: Rows>(
+    pub(super) fn heavy_rows<W: ParallelRows>(
         self,
         rows: usize,
         work: W,
@@ -68,7 +68,12 @@ impl Parallel {
     }
 }
 
-fn divide<W: Rows>(tasks: usize, rows: usize, work: W, body: impl Fn(W) + Copy + Send + Sync) {
+fn divide<W: ParallelRows>(
+    tasks: usize,
+    rows: usize,
+    work: W,
+    body: impl Fn(W) + Copy + Send + Sync,
+) {
     if tasks == 1 {
         return body(work);
     }
@@ -88,7 +93,7 @@ fn cut(rows: usize, left: usize, tasks: usize) -> usize {
     if rows >= 64 * tasks { row.next_multiple_of(16) } else { row }
 }
 
-impl Rows for View<'_> {
+impl ParallelRows for MatrixView<'_> {
     fn elements(&self) -> usize {
         self.rows() * self.columns()
     }
@@ -98,7 +103,7 @@ impl Rows for View<'_> {
     }
 }
 
-impl Rows for ViewMut<'_> {
+impl ParallelRows for MatrixViewMut<'_> {
     fn elements(&self) -> usize {
         self.rows() * self.columns()
     }
@@ -108,7 +113,7 @@ impl Rows for ViewMut<'_> {
     }
 }
 
-impl<T: Sync> Rows for &[T] {
+impl<T: Sync> ParallelRows for &[T] {
     fn elements(&self) -> usize {
         self.len()
     }
@@ -118,7 +123,7 @@ impl<T: Sync> Rows for &[T] {
     }
 }
 
-impl<T: Send> Rows for &mut [T] {
+impl<T: Send> ParallelRows for &mut [T] {
     fn elements(&self) -> usize {
         self.len()
     }
@@ -130,9 +135,9 @@ impl<T: Send> Rows for &mut [T] {
 
 /// What every task sees whole.
 #[derive(Clone, Copy)]
-pub(super) struct Same<T>(pub T);
+pub(super) struct SharedOperand<T>(pub T);
 
-impl<T: Copy + Send> Rows for Same<T> {
+impl<T: Copy + Send> ParallelRows for SharedOperand<T> {
     fn elements(&self) -> usize {
         0
     }
@@ -144,93 +149,93 @@ impl<T: Copy + Send> Rows for Same<T> {
 
 /// The number of the first row of a part.
 #[derive(Clone, Copy)]
-pub(super) struct First(pub usize);
+pub(super) struct FirstRow(pub usize);
 
-impl Rows for First {
+impl ParallelRows for FirstRow {
     fn elements(&self) -> usize {
         0
     }
 
     fn split(self, row: usize, _: usize) -> (Self, Self) {
-        (self, First(self.0 + row))
+        (self, FirstRow(self.0 + row))
     }
 }
 
 /// The columns of a matrix as rows of the work: for kernels that divide columns.
-pub(super) struct Columns<T>(pub T);
+pub(super) struct ColumnRows<T>(pub T);
 
-impl Rows for Columns<View<'_>> {
+impl ParallelRows for ColumnRows<MatrixView<'_>> {
     fn elements(&self) -> usize {
         self.0.elements()
     }
 
     fn split(self, row: usize, _: usize) -> (Self, Self) {
         let rest = self.0.columns() - row;
-        (Columns(self.0.column_range(0, row)), Columns(self.0.column_range(row, rest)))
+        (ColumnRows(self.0.column_range(0, row)), ColumnRows(self.0.column_range(row, rest)))
     }
 }
 
-impl Rows for Columns<ViewMut<'_>> {
+impl ParallelRows for ColumnRows<MatrixViewMut<'_>> {
     fn elements(&self) -> usize {
         self.0.elements()
     }
 
     fn split(self, row: usize, _: usize) -> (Self, Self) {
         let (left, right) = self.0.split_columns(row);
-        (Columns(left), Columns(right))
+        (ColumnRows(left), ColumnRows(right))
     }
 }
 
 /// Operands of which a row of the work takes `each` rows or columns.
-pub(super) struct Several<T> {
+pub(super) struct GroupedRows<T> {
     pub each: usize,
     pub of: T,
 }
 
-impl<T: Rows> Rows for Several<T> {
+impl<T: ParallelRows> ParallelRows for GroupedRows<T> {
     fn elements(&self) -> usize {
         self.of.elements()
     }
 
     fn split(self, row: usize, tasks: usize) -> (Self, Self) {
         let (left, right) = self.of.split(row * self.each, tasks);
-        (Several { of: left, ..self }, Several { of: right, ..self })
+        (GroupedRows { of: left, ..self }, GroupedRows { of: right, ..self })
     }
 }
 
 /// Scratch memory: `each` numbers for every task.
-pub(super) struct Lent<'a> {
+pub(super) struct TaskScratch<'a> {
     pub each: usize,
     pub of: &'a mut [f32],
 }
 
-impl Rows for Lent<'_> {
+impl ParallelRows for TaskScratch<'_> {
     fn elements(&self) -> usize {
         0
     }
 
     fn split(self, _: usize, tasks: usize) -> (Self, Self) {
         let (left, right) = self.of.split_at_mut(tasks * self.each);
-        (Lent { of: left, ..self }, Lent { of: right, ..self })
+        (TaskScratch { of: left, ..self }, TaskScratch { of: right, ..self })
     }
 }
 
 /// A sum over rows: the first task adds to the target, every other to a piece of scratch memory.
-pub(super) struct Sums<'a> {
+pub(super) struct PartialSums<'a> {
     pub own: &'a mut [f32],
     spare: &'a mut [f32],
 }
 
-impl<'a> Sums<'a> {
+impl<'a> PartialSums<'a> {
     /// Lends `target` and `scratch`; after the tasks, [`add_sums`] brings them together.
     pub(super) fn new(target: &'a mut [f32], scratch: &'a mut [f32], parallel: Parallel) -> Self {
         let spare = &mut scratch[..parallel.sums_scratch(target.len())];
         spare.fill(0.0);
-        Sums { own: target, spare }
+        PartialSums { own: target, spare }
     }
 }
 
-impl Rows for Sums<'_> {
+impl ParallelRows for PartialSums<'_> {
     fn elements(&self) -> usize {
         0
     }
@@ -239,7 +244,7 @@ impl Rows for Sums<'_> {
         let width = self.own.len();
         let (left, rest) = self.spare.split_at_mut((tasks - 1) * width);
         let (own, spare) = rest.split_at_mut(width);
-        (Sums { own: self.own, spare: left }, Sums { own, spare })
+        (PartialSums { own: self.own, spare: left }, PartialSums { own, spare })
     }
 }
 
@@ -257,7 +262,7 @@ pub(super) fn add_sums(target: &mut [f32], scratch: &[f32], tasks: usize) {
 
 macro_rules! tuples {
     ($(($($part:ident $at:tt),+))+) => {$(
-        impl<$($part: Rows),+> Rows for ($($part,)+) {
+        impl<$($part: ParallelRows),+> ParallelRows for ($($part,)+) {
             fn elements(&self) -> usize {
                 0 $(+ self.$at.elements())+
             }
@@ -289,15 +294,17 @@ mod tests {
 
     struct Tell;
 
-    type Told<'a> = (First, &'a mut [f32], Sums<'a>);
+    type Told<'a> = (FirstRow, &'a mut [f32], PartialSums<'a>);
 
-    impl Body<Told<'_>> for Tell {
+    impl SimdBody<Told<'_>> for Tell {
         fn run<S: Simd>(work: Told<'_>) {
             tell(work);
         }
     }
 
-    fn tell((First(first), rows, Sums { own, .. }): (First, &mut [f32], Sums<'_>)) {
+    fn tell(
+        (FirstRow(first), rows, PartialSums { own, .. }): (FirstRow, &mut [f32], PartialSums<'_>),
+    ) {
         for (at, row) in rows.iter_mut().enumerate() {
             *row = (first + at) as f32;
             own[0] += *row;
@@ -312,8 +319,8 @@ mod tests {
             let mut rows = vec![-1.0; 200];
             let mut sums = [10.0, 20.0];
             let mut scratch = vec![f32::NAN; parallel.sums_scratch(2)];
-            let lent = Sums::new(&mut sums, &mut scratch, parallel);
-            let tasks = parallel.heavy_rows(200, (First(0), &mut rows[..], lent), tell);
+            let lent = PartialSums::new(&mut sums, &mut scratch, parallel);
+            let tasks = parallel.heavy_rows(200, (FirstRow(0), &mut rows[..], lent), tell);
             assert_eq!(tasks, threads);
             add_sums(&mut sums, &scratch, tasks);
             assert!(rows.iter().enumerate().all(|(at, row)| *row == at as f32));
@@ -326,10 +333,10 @@ mod tests {
         let parallel = Parallel::new(4);
         let mut sums = [0.0; 2];
         let mut scratch = [0.0; 6];
-        let none = (First(0), &mut [][..], Sums::new(&mut sums, &mut scratch, parallel));
+        let none = (FirstRow(0), &mut [][..], PartialSums::new(&mut sums, &mut scratch, parallel));
         assert_eq!(parallel.heavy_rows(0, none, tell), 1);
         let mut few = [0.0; 3];
-        let work = (First(0), &mut few[..], Sums::new(&mut sums, &mut scratch, parallel));
+        let work = (FirstRow(0), &mut few[..], PartialSums::new(&mut sums, &mut scratch, parallel));
         assert_eq!(parallel.rows::<Tell, _>(3, work), 1, "too little to divide");
     }
 }

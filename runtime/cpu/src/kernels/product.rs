@@ -7,20 +7,20 @@
 //! A tied head's weight is stored `[vocabulary, hidden]`: pass `table.transposed()` as W, and for
 //! its gradient call [`weight_gradient`] with X and dY exchanged.
 
-use super::matrix::{Matrix, multiply};
-use super::parallel::{Columns, Rows, Same};
-use super::{Parallel, View, ViewMut, Write};
+use super::matrix::{StridedMatrix, multiply};
+use super::parallel::{ColumnRows, ParallelRows, SharedOperand};
+use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// Below this many multiplications a product is not divided.
 const WORK_MIN: usize = 1 << 18;
 
 /// `y (+)= x · w`: `[tokens, d_in·batch]` by `[d_in, d_out·batch]`.
 pub fn forward<'a>(
-    x: View<'_>,
-    w: impl Into<Matrix<'a>>,
-    y: ViewMut<'_>,
+    x: MatrixView<'_>,
+    w: impl Into<StridedMatrix<'a>>,
+    y: MatrixViewMut<'_>,
     batch: usize,
-    write: Write,
+    write: WriteMode,
     parallel: Parallel,
 ) {
     let w = w.into();
@@ -31,11 +31,11 @@ pub fn forward<'a>(
 
 /// `dx (+)= dy · wᵀ`: `[tokens, d_out·batch]` by the transpose of `[d_in, d_out·batch]`.
 pub fn input_gradient<'a>(
-    dy: View<'_>,
-    w: impl Into<Matrix<'a>>,
-    dx: ViewMut<'_>,
+    dy: MatrixView<'_>,
+    w: impl Into<StridedMatrix<'a>>,
+    dx: MatrixViewMut<'_>,
     batch: usize,
-    write: Write,
+    write: WriteMode,
     parallel: Parallel,
 ) {
     let w = w.into();
@@ -47,11 +47,11 @@ pub fn input_gradient<'a>(
 
 /// `dw (+)= xᵀ · dy`: the transpose of `[tokens, d_in·batch]` by `[tokens, d_out·batch]`.
 pub fn weight_gradient(
-    x: View<'_>,
-    dy: View<'_>,
-    dw: ViewMut<'_>,
+    x: MatrixView<'_>,
+    dy: MatrixView<'_>,
+    dw: MatrixViewMut<'_>,
     batch: usize,
-    write: Write,
+    write: WriteMode,
     parallel: Parallel,
 ) {
     each(batch, x.columns(), dw.columns(), dw, |rows, of, dw| {
@@ -60,7 +60,7 @@ pub fn weight_gradient(
     });
 }
 
-fn columns(w: Matrix<'_>, (first, count): (usize, usize)) -> Matrix<'_> {
+fn columns(w: StridedMatrix<'_>, (first, count): (usize, usize)) -> StridedMatrix<'_> {
     w.column_range(first, count)
 }
 
@@ -70,8 +70,8 @@ fn each(
     batch: usize,
     left: usize,
     right: usize,
-    mut result: ViewMut<'_>,
-    member: impl Fn((usize, usize), (usize, usize), ViewMut<'_>),
+    mut result: MatrixViewMut<'_>,
+    member: impl Fn((usize, usize), (usize, usize), MatrixViewMut<'_>),
 ) {
     assert!(
         left.is_multiple_of(batch)
@@ -90,30 +90,54 @@ const COLUMNS_MIN: usize = 64;
 
 /// A product, divided among threads along the columns of the result, or the rows where columns are
 /// few: B is what gets packed, and threads that have rows pack all of it each.
-fn divided(a: Matrix<'_>, b: Matrix<'_>, c: ViewMut<'_>, write: Write, parallel: Parallel) {
+fn divided(
+    a: StridedMatrix<'_>,
+    b: StridedMatrix<'_>,
+    c: MatrixViewMut<'_>,
+    write: WriteMode,
+    parallel: Parallel,
+) {
     let work = a.rows() * a.columns() * b.columns();
     if parallel.threads() == 1 || work < WORK_MIN {
         return multiply(a, b, c, 1.0, write);
     }
     if c.columns() < COLUMNS_MIN * parallel.threads() && c.rows() > c.columns() {
-        parallel.heavy_rows(c.rows(), (a, Same(b), c, Same(write)), part);
+        parallel.heavy_rows(c.rows(), (a, SharedOperand(b), c, SharedOperand(write)), part);
     } else {
-        let b = Columns(b);
-        parallel.heavy_rows(c.columns(), (Same(a), b, Columns(c), Same(write)), column_part);
+        let b = ColumnRows(b);
+        parallel.heavy_rows(
+            c.columns(),
+            (SharedOperand(a), b, ColumnRows(c), SharedOperand(write)),
+            column_part,
+        );
     }
 }
 
-fn part((a, Same(b), c, Same(write)): (Matrix<'_>, Same<Matrix<'_>>, ViewMut<'_>, Same<Write>)) {
+fn part(
+    (a, SharedOperand(b), c, SharedOperand(write)): (
+        StridedMatrix<'_>,
+        SharedOperand<StridedMatrix<'_>>,
+        MatrixViewMut<'_>,
+        SharedOperand<WriteMode>,
+    ),
+) {
     multiply(a, b, c, 1.0, write);
 }
 
-type ColumnParts<'a> = (Same<Matrix<'a>>, Columns<Matrix<'a>>, Columns<ViewMut<'a>>, Same<Write>);
+type ColumnParts<'a> = (
+    SharedOperand<StridedMatrix<'a>>,
+    ColumnRows<StridedMatrix<'a>>,
+    ColumnRows<MatrixViewMut<'a>>,
+    SharedOperand<WriteMode>,
+);
 
-fn column_part((Same(a), Columns(b), Columns(c), Same(write)): ColumnParts<'_>) {
+fn column_part(
+    (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write)): ColumnParts<'_>,
+) {
     multiply(a, b, c, 1.0, write);
 }
 
-impl Rows for Matrix<'_> {
+impl ParallelRows for StridedMatrix<'_> {
     fn elements(&self) -> usize {
         self.rows() * self.columns()
     }
@@ -123,14 +147,14 @@ impl Rows for Matrix<'_> {
     }
 }
 
-impl Rows for Columns<Matrix<'_>> {
+impl ParallelRows for ColumnRows<StridedMatrix<'_>> {
     fn elements(&self) -> usize {
         self.0.elements()
     }
 
     fn split(self, row: usize, _: usize) -> (Self, Self) {
         let (left, right) = self.0.transposed().split(row, 1);
-        (Columns(left.transposed()), Columns(right.transposed()))
+        (ColumnRows(left.transposed()), ColumnRows(right.transposed()))
     }
 }
 
@@ -163,15 +187,30 @@ mod tests {
             let parallel = Parallel::new(threads);
             let (x, w) = (random(1, rows * d_in), random(2, d_in * d_out));
             let (y0, dy) = (random(3, rows * d_out), random(4, rows * d_out));
-            let (x_view, dy_view) = (View::new(&x, rows, d_in), View::new(&dy, rows, d_out));
-            let weight = View::new(&w, d_in, d_out);
+            let (x_view, dy_view) =
+                (MatrixView::new(&x, rows, d_in), MatrixView::new(&dy, rows, d_out));
+            let weight = MatrixView::new(&w, d_in, d_out);
 
             let mut y = y0.clone();
             let wanted =
                 naive(|i, l| x[i * d_in + l], |l, j| w[l * d_out + j], [rows, d_out, d_in]);
-            forward(x_view, weight, ViewMut::new(&mut y, rows, d_out), 1, Write::Replace, parallel);
+            forward(
+                x_view,
+                weight,
+                MatrixViewMut::new(&mut y, rows, d_out),
+                1,
+                WriteMode::Replace,
+                parallel,
+            );
             assert_close(&y, &wanted, 1e-5);
-            forward(x_view, weight, ViewMut::new(&mut y, rows, d_out), 1, Write::Add, parallel);
+            forward(
+                x_view,
+                weight,
+                MatrixViewMut::new(&mut y, rows, d_out),
+                1,
+                WriteMode::Add,
+                parallel,
+            );
             let twice: Vec<f64> = wanted.iter().map(|x| 2.0 * x).collect();
             assert_close(&y, &twice, 1e-5);
 
@@ -181,9 +220,9 @@ mod tests {
             input_gradient(
                 dy_view,
                 weight,
-                ViewMut::new(&mut dx, rows, d_in),
+                MatrixViewMut::new(&mut dx, rows, d_in),
                 1,
-                Write::Replace,
+                WriteMode::Replace,
                 parallel,
             );
             assert_close(&dx, &wanted, 1e-5);
@@ -194,9 +233,9 @@ mod tests {
             weight_gradient(
                 x_view,
                 dy_view,
-                ViewMut::new(&mut dw, d_in, d_out),
+                MatrixViewMut::new(&mut dw, d_in, d_out),
                 1,
-                Write::Replace,
+                WriteMode::Replace,
                 parallel,
             );
             assert_close(&dw, &wanted, 1e-5);
@@ -209,25 +248,33 @@ mod tests {
         let (rows, d_in, d_out, batch) = (33, 10, 14, 3);
         let (x, w) = (random(1, rows * d_in * batch), random(2, d_in * d_out * batch));
         let dy = random(3, rows * d_out * batch);
-        let x = View::new(&x, rows, d_in * batch);
-        let dy = View::new(&dy, rows, d_out * batch);
-        let w = View::new(&w, d_in, d_out * batch);
+        let x = MatrixView::new(&x, rows, d_in * batch);
+        let dy = MatrixView::new(&dy, rows, d_out * batch);
+        let w = MatrixView::new(&w, d_in, d_out * batch);
         let made = |count: usize| vec![0.0; count];
         let (mut y, mut dx, mut dw) =
             (made(rows * d_out * batch), made(rows * d_in * batch), made(d_in * d_out * batch));
         let (mut y1, mut dx1, mut dw1) = (y.clone(), dx.clone(), dw.clone());
-        let (serial, add) = (Parallel::SERIAL, Write::Add);
-        forward(x, w, ViewMut::new(&mut y, rows, d_out * batch), batch, add, serial);
-        input_gradient(dy, w, ViewMut::new(&mut dx, rows, d_in * batch), batch, add, serial);
-        weight_gradient(x, dy, ViewMut::new(&mut dw, d_in, d_out * batch), batch, add, serial);
+        let (serial, add) = (Parallel::SERIAL, WriteMode::Add);
+        forward(x, w, MatrixViewMut::new(&mut y, rows, d_out * batch), batch, add, serial);
+        input_gradient(dy, w, MatrixViewMut::new(&mut dx, rows, d_in * batch), batch, add, serial);
+        weight_gradient(
+            x,
+            dy,
+            MatrixViewMut::new(&mut dw, d_in, d_out * batch),
+            batch,
+            add,
+            serial,
+        );
         for j in 0..batch {
             let (x, w) = (x.column_range(j * d_in, d_in), w.column_range(j * d_out, d_out));
             let dy = dy.column_range(j * d_out, d_out);
-            let y = ViewMut::new(&mut y1, rows, d_out * batch).column_range(j * d_out, d_out);
+            let y = MatrixViewMut::new(&mut y1, rows, d_out * batch).column_range(j * d_out, d_out);
             forward(x, w, y, 1, add, serial);
-            let dx = ViewMut::new(&mut dx1, rows, d_in * batch).column_range(j * d_in, d_in);
+            let dx = MatrixViewMut::new(&mut dx1, rows, d_in * batch).column_range(j * d_in, d_in);
             input_gradient(dy, w, dx, 1, add, serial);
-            let dw = ViewMut::new(&mut dw1, d_in, d_out * batch).column_range(j * d_out, d_out);
+            let dw =
+                MatrixViewMut::new(&mut dw1, d_in, d_out * batch).column_range(j * d_out, d_out);
             weight_gradient(x, dy, dw, 1, add, serial);
         }
         assert_eq!((y, dx, dw), (y1, dx1, dw1));
@@ -241,23 +288,37 @@ mod tests {
         let w = random(3, hidden * vocabulary);
         let stored: Vec<f32> =
             (0..w.len()).map(|i| w[i % hidden * vocabulary + i / hidden]).collect();
-        let (x, dy) = (View::new(&x, rows, hidden), View::new(&dy, rows, vocabulary));
-        let w = View::new(&w, hidden, vocabulary);
-        let table = View::new(&stored, vocabulary, hidden);
+        let (x, dy) = (MatrixView::new(&x, rows, hidden), MatrixView::new(&dy, rows, vocabulary));
+        let w = MatrixView::new(&w, hidden, vocabulary);
+        let table = MatrixView::new(&stored, vocabulary, hidden);
         let parallel = Parallel::SERIAL;
         let run = |transposed: bool| {
             let mut y = vec![0.0; rows * vocabulary];
             let mut dx = vec![0.0; rows * hidden];
             let mut dw = vec![0.0; hidden * vocabulary];
             let w = if transposed { table.transposed() } else { w.into() };
-            forward(x, w, ViewMut::new(&mut y, rows, vocabulary), 1, Write::Replace, parallel);
-            input_gradient(dy, w, ViewMut::new(&mut dx, rows, hidden), 1, Write::Replace, parallel);
+            forward(
+                x,
+                w,
+                MatrixViewMut::new(&mut y, rows, vocabulary),
+                1,
+                WriteMode::Replace,
+                parallel,
+            );
+            input_gradient(
+                dy,
+                w,
+                MatrixViewMut::new(&mut dx, rows, hidden),
+                1,
+                WriteMode::Replace,
+                parallel,
+            );
             if transposed {
-                let dw = ViewMut::new(&mut dw, vocabulary, hidden);
-                weight_gradient(dy, x, dw, 1, Write::Add, parallel);
+                let dw = MatrixViewMut::new(&mut dw, vocabulary, hidden);
+                weight_gradient(dy, x, dw, 1, WriteMode::Add, parallel);
             } else {
-                let dw = ViewMut::new(&mut dw, hidden, vocabulary);
-                weight_gradient(x, dy, dw, 1, Write::Add, parallel);
+                let dw = MatrixViewMut::new(&mut dw, hidden, vocabulary);
+                weight_gradient(x, dy, dw, 1, WriteMode::Add, parallel);
             }
             (y, dx, dw)
         };

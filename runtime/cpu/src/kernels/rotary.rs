@@ -3,9 +3,9 @@
 //! Of a head of width w, features i and i + w/2 turn by the angle p·θ^(−2i/w) at position p:
 //! (a, b) becomes (a·cos − b·sin, b·cos + a·sin). Backward turns the gradients back.
 
-use super::parallel::{First, Same};
-use super::simd::{Body, Simd};
-use super::{Parallel, ViewMut};
+use super::parallel::{FirstRow, SharedOperand};
+use super::simd::{Simd, SimdBody};
+use super::{MatrixViewMut, Parallel};
 
 /// Cosines and sines of all positions, computed in f64 once a session.
 #[derive(Clone, Debug)]
@@ -48,28 +48,59 @@ pub struct Positions {
 }
 
 /// `Rope`: turns all heads of `x`, `[tokens, heads·w]`.
-pub fn forward(x: ViewMut<'_>, table: &RotaryTable, positions: Positions, parallel: Parallel) {
+pub fn forward(
+    x: MatrixViewMut<'_>,
+    table: &RotaryTable,
+    positions: Positions,
+    parallel: Parallel,
+) {
     run(x, table, positions, 1.0, parallel);
 }
 
 /// `RopeBackward`: turns gradients back.
-pub fn backward(dx: ViewMut<'_>, table: &RotaryTable, positions: Positions, parallel: Parallel) {
+pub fn backward(
+    dx: MatrixViewMut<'_>,
+    table: &RotaryTable,
+    positions: Positions,
+    parallel: Parallel,
+) {
     run(dx, table, positions, -1.0, parallel);
 }
 
-fn run(x: ViewMut<'_>, table: &RotaryTable, positions: Positions, sign: f32, parallel: Parallel) {
+fn run(
+    x: MatrixViewMut<'_>,
+    table: &RotaryTable,
+    positions: Positions,
+    sign: f32,
+    parallel: Parallel,
+) {
     assert_eq!(x.columns() % table.head_dim, 0, "whole heads of {}", table.head_dim);
-    let work = (First(0), x, Same(table), Same(positions), Same(sign));
-    parallel.rows::<TurnRows, _>(work.1.rows(), work);
+    let work =
+        (FirstRow(0), x, SharedOperand(table), SharedOperand(positions), SharedOperand(sign));
+    parallel.rows::<RotateRows, _>(work.1.rows(), work);
 }
 
-type Rows<'a> = (First, ViewMut<'a>, Same<&'a RotaryTable>, Same<Positions>, Same<f32>);
+type RotaryRows<'a> = (
+    FirstRow,
+    MatrixViewMut<'a>,
+    SharedOperand<&'a RotaryTable>,
+    SharedOperand<Positions>,
+    SharedOperand<f32>,
+);
 
-struct TurnRows;
+struct RotateRows;
 
-impl Body<Rows<'_>> for TurnRows {
+impl SimdBody<RotaryRows<'_>> for RotateRows {
     #[inline(always)]
-    fn run<S: Simd>((First(first), mut x, Same(table), Same(positions), Same(sign)): Rows<'_>) {
+    fn run<S: Simd>(
+        (
+            FirstRow(first),
+            mut x,
+            SharedOperand(table),
+            SharedOperand(positions),
+            SharedOperand(sign),
+        ): RotaryRows<'_>,
+    ) {
         for row in 0..x.rows() {
             let (cos, sin) = table.at(positions.first + (first + row) % positions.count);
             for head in x.row_mut(row).chunks_exact_mut(table.head_dim) {
@@ -111,11 +142,11 @@ mod tests {
         let table = RotaryTable::new(length, width, THETA);
         let positions = Positions { first: 0, count: length };
         let mut made = x.clone();
-        let view = ViewMut::strided(&mut made, rows, heads * width, stride);
+        let view = MatrixViewMut::strided(&mut made, rows, heads * width, stride);
         forward(view, &table, positions, Parallel::SERIAL);
         assert_close(&made, &wanted, 1e-6);
         // A rotation's derivative is its transpose, and that is its inverse.
-        let view = ViewMut::strided(&mut made, rows, heads * width, stride);
+        let view = MatrixViewMut::strided(&mut made, rows, heads * width, stride);
         backward(view, &table, positions, Parallel::SERIAL);
         assert_same(&made, &x, 1e-6);
     }
@@ -127,7 +158,7 @@ mod tests {
         let x = random(1, sequences * length * columns);
         let table = RotaryTable::new(length, 64, THETA);
         let mut whole = x.clone();
-        let view = ViewMut::new(&mut whole, sequences * length, columns);
+        let view = MatrixViewMut::new(&mut whole, sequences * length, columns);
         forward(view, &table, Positions { first: 0, count: length }, Parallel::SERIAL);
         let half = length / 2;
         let second = |x: &[f32]| -> Vec<f32> {
@@ -136,7 +167,7 @@ mod tests {
         };
         for threads in [1, 2, 3] {
             let mut shard = second(&x);
-            let view = ViewMut::new(&mut shard, sequences * half, columns);
+            let view = MatrixViewMut::new(&mut shard, sequences * half, columns);
             forward(view, &table, Positions { first: half, count: half }, Parallel::new(threads));
             assert_eq!(shard, second(&whole));
         }

@@ -1,7 +1,7 @@
 //! Loops for the widest vectors of the machine, and the functions they need in a form that
 //! vectorises.
 //!
-//! [`vectorized`] runs a [`Body`] through `pulp`, which compiles it for AVX-512, AVX2 and the
+//! [`vectorized`] runs a [`SimdBody`] through `pulp`, which compiles it for AVX-512, AVX2 and the
 //! baseline, and picks one at run time. Only what is inlined is compiled for those vectors. That is
 //! why a body is a type and not a function or a closure: those are called through a shim which the
 //! compiler need not inline. All that a body calls in its loops must be `#[inline(always)]`.
@@ -14,14 +14,14 @@ pub use pulp::Simd;
 const LANES: usize = 32;
 
 /// A loop over operands `W`.
-pub trait Body<W> {
+pub trait SimdBody<W> {
     /// Runs it, for vectors `S`. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(work: W);
 }
 
-struct Call<B, W>(PhantomData<B>, W);
+struct SimdCall<B, W>(PhantomData<B>, W);
 
-impl<W, B: Body<W>> pulp::WithSimd for Call<B, W> {
+impl<W, B: SimdBody<W>> pulp::WithSimd for SimdCall<B, W> {
     type Output = ();
 
     #[inline(always)]
@@ -31,8 +31,8 @@ impl<W, B: Body<W>> pulp::WithSimd for Call<B, W> {
 }
 
 /// Runs `B` as compiled for the widest vectors of this machine.
-pub fn vectorized<B: Body<W>, W>(work: W) {
-    pulp::Arch::new().dispatch(Call::<B, W>(PhantomData, work));
+pub fn vectorized<B: SimdBody<W>, W>(work: W) {
+    pulp::Arch::new().dispatch(SimdCall::<B, W>(PhantomData, work));
 }
 
 /// x·y + z, rounded once where the vectors can.
@@ -76,7 +76,7 @@ pub fn sigmoid<S: Simd>(x: f32) -> f32 {
 
 /// All lanes combined, halves with halves.
 #[inline(always)]
-fn fold<F: Pair>(lanes: [f32; LANES]) -> f32 {
+fn fold<F: LaneReduce>(lanes: [f32; LANES]) -> f32 {
     let halves = halve::<F, LANES, 16>(lanes);
     let quarters = halve::<F, 16, 8>(halves);
     let [a, b, c, d] = halve::<F, 8, 4>(quarters);
@@ -84,7 +84,7 @@ fn fold<F: Pair>(lanes: [f32; LANES]) -> f32 {
 }
 
 #[inline(always)]
-fn halve<F: Pair, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
+fn halve<F: LaneReduce, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
     let mut made = [0.0; HALF];
     for lane in 0..HALF {
         made[lane] = F::of(lanes[lane], lanes[lane + HALF]);
@@ -93,22 +93,22 @@ fn halve<F: Pair, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; H
 }
 
 /// What two lanes are combined with.
-trait Pair {
+trait LaneReduce {
     fn of(x: f32, y: f32) -> f32;
 }
 
-struct Sum;
+struct LaneSum;
 
-impl Pair for Sum {
+impl LaneReduce for LaneSum {
     #[inline(always)]
     fn of(x: f32, y: f32) -> f32 {
         x + y
     }
 }
 
-struct Larger;
+struct LaneMaximum;
 
-impl Pair for Larger {
+impl LaneReduce for LaneMaximum {
     #[inline(always)]
     fn of(x: f32, y: f32) -> f32 {
         if y > x { y } else { x }
@@ -133,7 +133,7 @@ pub fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
             lanes[lane] = madd::<S>(x[lane], y[lane], lanes[lane]);
         }
     }
-    sum += fold::<Sum>(lanes);
+    sum += fold::<LaneSum>(lanes);
     sum
 }
 
@@ -151,7 +151,7 @@ pub fn dot3<S: Simd>(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
             lanes[lane] += x[lane] * y[lane] * z[lane];
         }
     }
-    sum += fold::<Sum>(lanes);
+    sum += fold::<LaneSum>(lanes);
     sum
 }
 
@@ -166,7 +166,7 @@ pub fn sum(x: &[f32]) -> f32 {
             lanes[lane] += x[lane];
         }
     }
-    rest + fold::<Sum>(lanes)
+    rest + fold::<LaneSum>(lanes)
 }
 
 /// Σ e^(xᵢ − shift).
@@ -183,7 +183,7 @@ pub fn exp_sum<S: Simd>(x: &[f32], shift: f32) -> f32 {
             lanes[lane] += exp::<S>(x[lane] - shift);
         }
     }
-    rest + fold::<Sum>(lanes)
+    rest + fold::<LaneSum>(lanes)
 }
 
 /// The largest, −∞ of nothing. NaNs are passed over: they show in the sums that follow.
@@ -196,10 +196,10 @@ pub fn maximum(x: &[f32]) -> f32 {
     }
     for x in chunks {
         for lane in 0..LANES {
-            lanes[lane] = Larger::of(lanes[lane], x[lane]);
+            lanes[lane] = LaneMaximum::of(lanes[lane], x[lane]);
         }
     }
-    fold::<Larger>(lanes)
+    fold::<LaneMaximum>(lanes)
 }
 
 #[cfg(test)]
@@ -213,7 +213,7 @@ mod tests {
 
     struct Exps;
 
-    impl Body<&mut [f32]> for Exps {
+    impl SimdBody<&mut [f32]> for Exps {
         #[inline(always)]
         fn run<S: Simd>(values: &mut [f32]) {
             for value in values {

@@ -8,23 +8,23 @@
 //! Hᵀ·dT are one product each. What has U is a loop over rows of n numbers.
 
 use super::matrix::multiply;
-use super::parallel::{Lent, Same, Sums, add_sums};
-use super::simd::{Body, Simd, dot, vectorized};
-use super::{Parallel, View, ViewMut, Write};
+use super::parallel::{PartialSums, SharedOperand, TaskScratch, add_sums};
+use super::simd::{Simd, SimdBody, dot, vectorized};
+use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// Tokens at a time.
 const TOKENS: usize = 16;
 
 /// The two matrices and their sizes.
 #[derive(Clone, Copy, Debug)]
-pub struct Gate<'a> {
+pub struct TensorGate<'a> {
     /// U, `[a, m]`.
-    pub u: View<'a>,
+    pub u: MatrixView<'a>,
     /// V, `[b, n]`.
-    pub v: View<'a>,
+    pub v: MatrixView<'a>,
 }
 
-impl Gate<'_> {
+impl TensorGate<'_> {
     /// a·b, the features of h.
     pub fn input(&self) -> usize {
         self.u.rows() * self.v.rows()
@@ -44,7 +44,7 @@ impl Gate<'_> {
     pub fn scratch(&self, parallel: Parallel) -> usize {
         let rows = (self.u.rows(), self.v.rows());
         let columns = (self.u.columns(), self.v.columns());
-        Gate::scratch_of(rows, columns, parallel)
+        TensorGate::scratch_of(rows, columns, parallel)
     }
 
     /// The same of a gate with U `[a, m]` and V `[b, n]`.
@@ -58,60 +58,66 @@ impl Gate<'_> {
 }
 
 /// An operand `[tokens, each]`, contiguous.
-type Tokens<T> = super::parallel::Several<T>;
+type TokenRows<T> = super::parallel::GroupedRows<T>;
 
 /// g (+)= Uᵀ·H·V: h `[tokens, a·b]`, g `[tokens, m·n]`, both contiguous. `scratch` holds
-/// [`Gate::scratch`] numbers.
+/// [`TensorGate::scratch`] numbers.
 pub fn forward(
     tokens: usize,
-    gate: Gate<'_>,
+    gate: TensorGate<'_>,
     h: &[f32],
     g: &mut [f32],
-    write: Write,
+    write: WriteMode,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
     gate.check(tokens, h.len(), g.len());
-    let h = Tokens { each: gate.input(), of: h };
-    let g = Tokens { each: gate.output(), of: g };
-    let lent = Lent { each: 2 * TOKENS * gate.middle(), of: scratch };
-    parallel.rows::<ForwardTokens, _>(tokens, (h, g, Same(gate), Same(write), lent));
+    let h = TokenRows { each: gate.input(), of: h };
+    let g = TokenRows { each: gate.output(), of: g };
+    let lent = TaskScratch { each: 2 * TOKENS * gate.middle(), of: scratch };
+    parallel
+        .rows::<ForwardTokens, _>(tokens, (h, g, SharedOperand(gate), SharedOperand(write), lent));
 }
 
-type Forward<'a> =
-    (Tokens<&'a [f32]>, Tokens<&'a mut [f32]>, Same<Gate<'a>>, Same<Write>, Lent<'a>);
+type GateForward<'a> = (
+    TokenRows<&'a [f32]>,
+    TokenRows<&'a mut [f32]>,
+    SharedOperand<TensorGate<'a>>,
+    SharedOperand<WriteMode>,
+    TaskScratch<'a>,
+);
 
 struct ForwardTokens;
 
-impl Body<Forward<'_>> for ForwardTokens {
+impl SimdBody<GateForward<'_>> for ForwardTokens {
     #[inline(always)]
-    fn run<S: Simd>((h, g, Same(gate), Same(write), lent): Forward<'_>) {
+    fn run<S: Simd>((h, g, SharedOperand(gate), SharedOperand(write), lent): GateForward<'_>) {
         let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
         for (h, g) in some {
             let t = middle(gate, h, lent.of);
-            vectorized::<Left, _>((gate, t, g, write));
+            vectorized::<LeftProduct, _>((gate, t, g, write));
         }
     }
 }
 
 /// T = H·V of a few tokens, in scratch memory.
-fn middle<'a>(gate: Gate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
+fn middle<'a>(gate: TensorGate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
     let rows = h.len() / gate.v.rows();
     let t = &mut scratch[..rows * gate.v.columns()];
-    let h = View::new(h, rows, gate.v.rows());
-    let view = ViewMut::new(t, rows, gate.v.columns());
-    multiply(h.into(), gate.v.into(), view, 1.0, Write::Replace);
+    let h = MatrixView::new(h, rows, gate.v.rows());
+    let view = MatrixViewMut::new(t, rows, gate.v.columns());
+    multiply(h.into(), gate.v.into(), view, 1.0, WriteMode::Replace);
     t
 }
 
 /// g (+)= Uᵀ·T.
-struct Left;
+struct LeftProduct;
 
-impl Body<(Gate<'_>, &[f32], &mut [f32], Write)> for Left {
+impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for LeftProduct {
     #[inline(always)]
-    fn run<S: Simd>((gate, t, g, write): (Gate<'_>, &[f32], &mut [f32], Write)) {
+    fn run<S: Simd>((gate, t, g, write): (TensorGate<'_>, &[f32], &mut [f32], WriteMode)) {
         let n = gate.v.columns();
-        if write == Write::Replace {
+        if write == WriteMode::Replace {
             g.fill(0.0);
         }
         for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output())) {
@@ -127,27 +133,27 @@ impl Body<(Gate<'_>, &[f32], &mut [f32], Write)> for Left {
 }
 
 /// What [`backward`] writes.
-pub struct Gradients<'a> {
+pub struct GateGradients<'a> {
     /// Gradient of h, `[tokens, a·b]`, contiguous.
     pub dh: &'a mut [f32],
     /// Whether it is added to what is there.
-    pub write: Write,
+    pub write: WriteMode,
     /// Gradient of U, `[a, m]` contiguous, added to.
     pub du: &'a mut [f32],
     /// Gradient of V, `[b, n]` contiguous, added to.
     pub dv: &'a mut [f32],
 }
 
-/// Gradients of h, U and V. `scratch` holds [`Gate::scratch`] numbers.
+/// Gradients of h, U and V. `scratch` holds [`TensorGate::scratch`] numbers.
 pub fn backward(
     tokens: usize,
-    gate: Gate<'_>,
+    gate: TensorGate<'_>,
     (h, dg): (&[f32], &[f32]),
-    made: Gradients<'_>,
+    made: GateGradients<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let Gradients { dh, write, du, dv } = made;
+    let GateGradients { dh, write, du, dv } = made;
     gate.check(tokens, h.len(), dg.len());
     gate.check(tokens, dh.len(), dg.len());
     assert!(du.len() == gate.u.rows() * gate.u.columns());
@@ -155,25 +161,35 @@ pub fn backward(
     let each = 2 * TOKENS * gate.middle();
     let (tiles, scratch) = scratch.split_at_mut(parallel.threads() * each);
     let (first, second) = scratch.split_at_mut(parallel.sums_scratch(du.len()));
-    let sums = (Sums::new(du, first, parallel), Sums::new(dv, second, parallel));
-    let h = Tokens { each: gate.input(), of: h };
-    let dg = Tokens { each: gate.output(), of: dg };
-    let dh = Tokens { each: gate.input(), of: dh };
-    let lent = Lent { each, of: tiles };
-    let tasks = parallel
-        .rows::<BackwardTokens, _>(tokens, ((h, dg, dh), Same(gate), Same(write), lent, sums));
+    let sums = (PartialSums::new(du, first, parallel), PartialSums::new(dv, second, parallel));
+    let h = TokenRows { each: gate.input(), of: h };
+    let dg = TokenRows { each: gate.output(), of: dg };
+    let dh = TokenRows { each: gate.input(), of: dh };
+    let lent = TaskScratch { each, of: tiles };
+    let tasks = parallel.rows::<BackwardTokens, _>(
+        tokens,
+        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, sums),
+    );
     add_sums(du, first, tasks);
     add_sums(dv, second, tasks);
 }
 
-type Operands<'a> = (Tokens<&'a [f32]>, Tokens<&'a [f32]>, Tokens<&'a mut [f32]>);
-type Backward<'a> = (Operands<'a>, Same<Gate<'a>>, Same<Write>, Lent<'a>, (Sums<'a>, Sums<'a>));
+type GateOperands<'a> = (TokenRows<&'a [f32]>, TokenRows<&'a [f32]>, TokenRows<&'a mut [f32]>);
+type GateBackward<'a> = (
+    GateOperands<'a>,
+    SharedOperand<TensorGate<'a>>,
+    SharedOperand<WriteMode>,
+    TaskScratch<'a>,
+    (PartialSums<'a>, PartialSums<'a>),
+);
 
 struct BackwardTokens;
 
-impl Body<Backward<'_>> for BackwardTokens {
+impl SimdBody<GateBackward<'_>> for BackwardTokens {
     #[inline(always)]
-    fn run<S: Simd>(((h, dg, dh), Same(gate), Same(write), lent, (du, dv)): Backward<'_>) {
+    fn run<S: Simd>(
+        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, (du, dv)): GateBackward<'_>,
+    ) {
         let (b, n) = (gate.v.rows(), gate.v.columns());
         let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
         let dh = dh.of.chunks_mut(TOKENS * gate.input());
@@ -182,23 +198,25 @@ impl Body<Backward<'_>> for BackwardTokens {
             let t = middle(gate, h, t);
             let rows = h.len() / b;
             let dt = &mut dt[..rows * n];
-            vectorized::<LeftBack, _>((gate, t, dg, &mut *dt, &mut *du.own));
-            let dt = View::new(dt, rows, n);
-            let dh = ViewMut::new(dh, rows, b);
+            vectorized::<LeftBackward, _>((gate, t, dg, &mut *dt, &mut *du.own));
+            let dt = MatrixView::new(dt, rows, n);
+            let dh = MatrixViewMut::new(dh, rows, b);
             multiply(dt.into(), gate.v.transposed(), dh, 1.0, write);
-            let dv = ViewMut::new(dv.own, b, n);
-            let h = View::new(h, rows, b).transposed();
-            multiply(h, dt.into(), dv, 1.0, Write::Add);
+            let dv = MatrixViewMut::new(dv.own, b, n);
+            let h = MatrixView::new(h, rows, b).transposed();
+            multiply(h, dt.into(), dv, 1.0, WriteMode::Add);
         }
     }
 }
 
 /// dT = U·dg, dU += T·dgᵀ.
-struct LeftBack;
+struct LeftBackward;
 
-impl Body<(Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBack {
+impl SimdBody<(TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBackward {
     #[inline(always)]
-    fn run<S: Simd>((gate, t, dg, dt, du): (Gate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])) {
+    fn run<S: Simd>(
+        (gate, t, dg, dt, du): (TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32]),
+    ) {
         let (m, n) = (gate.u.columns(), gate.v.columns());
         dt.fill(0.0);
         let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
@@ -241,9 +259,9 @@ mod tests {
         let tokens = 21;
         let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
         let (u, v) = (random(3, A * M), random(4, B * N));
-        let gate = Gate { u: View::new(&u, A, M), v: View::new(&v, B, N) };
+        let gate = TensorGate { u: MatrixView::new(&u, A, M), v: MatrixView::new(&v, B, N) };
         let (h64, u64, v64) = (widen(&h), widen(&u), widen(&v));
-        for (write, offset) in [(Write::Replace, 0.0), (Write::Add, 0.5)] {
+        for (write, offset) in [(WriteMode::Replace, 0.0), (WriteMode::Add, 0.5)] {
             let moved = |of: Vec<f64>, by: f64| of.iter().map(|x| x + by).collect::<Vec<_>>();
             let mut scratch = vec![f32::NAN; gate.scratch(Parallel::SERIAL)];
             let mut g = vec![0.5; tokens * M * N];
@@ -251,7 +269,7 @@ mod tests {
             assert_close(&g, &moved(naive(&h64, &u64, &v64), offset), 1e-6);
             let (mut dh, mut du, mut dv) =
                 (vec![0.5; h.len()], vec![0.25; u.len()], vec![0.25; v.len()]);
-            let made = Gradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
+            let made = GateGradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
             backward(tokens, gate, (&h, &dg), made, &mut scratch, Parallel::SERIAL);
             let of_h = gradient(&h64, |h| weigh(&naive(h, &u64, &v64), &dg));
             let of_u = gradient(&u64, |u| weigh(&naive(&h64, u, &v64), &dg));
@@ -267,14 +285,15 @@ mod tests {
         let tokens = 900;
         let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
         let (u, v) = (random(3, A * M), random(4, B * N));
-        let gate = Gate { u: View::new(&u, A, M), v: View::new(&v, B, N) };
+        let gate = TensorGate { u: MatrixView::new(&u, A, M), v: MatrixView::new(&v, B, N) };
         let run = |threads: usize| {
             let parallel = Parallel::new(threads);
             let mut scratch = vec![f32::NAN; gate.scratch(parallel)];
             let (mut g, mut dh) = (vec![0.0; tokens * M * N], vec![0.0; h.len()]);
             let (mut du, mut dv) = (vec![0.0; u.len()], vec![0.0; v.len()]);
-            forward(tokens, gate, &h, &mut g, Write::Replace, &mut scratch, parallel);
-            let made = Gradients { dh: &mut dh, write: Write::Replace, du: &mut du, dv: &mut dv };
+            forward(tokens, gate, &h, &mut g, WriteMode::Replace, &mut scratch, parallel);
+            let made =
+                GateGradients { dh: &mut dh, write: WriteMode::Replace, du: &mut du, dv: &mut dv };
             backward(tokens, gate, (&h, &dg), made, &mut scratch, parallel);
             [g, dh, du, dv]
         };

@@ -17,10 +17,10 @@ use cudarc::driver::{CudaStream, DriverError};
 use narrows_plan::DType;
 
 use super::super::error::CudaError;
-use super::super::libraries::Library;
+use super::super::libraries::CudaLibrary;
 use super::super::machine;
-use super::super::products::{Algorithm, AlgorithmStore, MatmulKey, Operation, Stored};
-use super::gpu::{DeviceMemory, Gpu};
+use super::super::products::{AlgorithmStore, MatmulAlgorithm, MatmulKey, StoredMatrix, Transpose};
+use super::gpu::{DeviceMemory, OpenGpu};
 
 /// Candidates that are tried of a product.
 const CANDIDATES: usize = 12;
@@ -33,44 +33,44 @@ const ROUNDS: usize = 4;
 const IN_F32: u32 = 2;
 
 /// Products of one GPU.
-pub struct Products {
+pub struct CublasLt {
     handle: sys::cublasLtHandle_t,
-    plans: HashMap<MatmulKey, Plan>,
+    plans: HashMap<MatmulKey, MatmulPlan>,
     workspace: DeviceMemory,
 }
 
 // SAFETY: a handle may be used by any thread, one at a time; descriptors are plain memory.
-unsafe impl Send for Products {}
+unsafe impl Send for CublasLt {}
 
 /// A product, ready but for addresses.
-struct Plan {
-    described: Described,
+struct MatmulPlan {
+    described: MatmulDescriptors,
     algorithm: cublasLtMatmulAlgo_t,
     beta: f32,
 }
 
 /// Descriptors, which are freed.
-struct Described {
+struct MatmulDescriptors {
     product: sys::cublasLtMatmulDesc_t,
     sides: [sys::cublasLtMatrixLayout_t; 3],
 }
 
 /// Where the operands of a product begin: A, B, C.
-pub type Places = [CUdeviceptr; 3];
+pub type MatmulPointers = [CUdeviceptr; 3];
 
-impl Products {
+impl CublasLt {
     /// Opens cuBLASLt.
     ///
     /// # Errors
     /// When it does not load, or `workspace_bytes` do not fit.
-    pub fn open(gpu: &Gpu, workspace_bytes: u64) -> Result<Products, CudaError> {
-        if !machine::loads(Library::CublasLt) {
-            return Err(CudaError::Absent(Library::CublasLt));
+    pub fn open(gpu: &OpenGpu, workspace_bytes: u64) -> Result<CublasLt, CudaError> {
+        if !machine::loads(CudaLibrary::CublasLt) {
+            return Err(CudaError::Absent(CudaLibrary::CublasLt));
         }
         let workspace = DeviceMemory::new(gpu, "memory for products", workspace_bytes)?;
         let handle =
             result::create_handle().map_err(|error| CudaError::product("opening", error))?;
-        Ok(Products { handle, plans: HashMap::new(), workspace })
+        Ok(CublasLt { handle, plans: HashMap::new(), workspace })
     }
 
     /// Bytes that products may use besides their operands.
@@ -85,13 +85,13 @@ impl Products {
     /// When a product cannot be made.
     pub fn find(
         &self,
-        gpu: &Gpu,
-        products: &BTreeMap<MatmulKey, Places>,
+        gpu: &OpenGpu,
+        products: &BTreeMap<MatmulKey, MatmulPointers>,
         store: &mut AlgorithmStore,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         for (key, places) in products {
-            let described = Described::new(key).map_err(|error| named(key, error))?;
+            let described = MatmulDescriptors::new(key).map_err(|error| named(key, error))?;
             let kept = store.get(key);
             if kept.is_some_and(|kept| self.works(&described, key, kept)) {
                 continue;
@@ -107,20 +107,20 @@ impl Products {
         gpu.said("looking for algorithms", stream.synchronize())
     }
 
-    /// Prepares products with these algorithms, and makes each once where [`find`](Products::find) would:
+    /// Prepares products with these algorithms, and makes each once where [`find`](CublasLt::find) would:
     /// what the driver loads when it is first asked for cannot be loaded while a collective waits.
     ///
     /// # Errors
     /// When one has none, or it does not work here.
     pub fn prepare(
         &mut self,
-        gpu: &Gpu,
-        products: &BTreeMap<MatmulKey, Places>,
-        algorithm: impl Fn(&MatmulKey) -> Option<Algorithm>,
+        gpu: &OpenGpu,
+        products: &BTreeMap<MatmulKey, MatmulPointers>,
+        algorithm: impl Fn(&MatmulKey) -> Option<MatmulAlgorithm>,
     ) -> Result<(), CudaError> {
         let stream = gpu.stream(false)?;
         for (key, places) in products {
-            let described = Described::new(key).map_err(|error| named(key, error))?;
+            let described = MatmulDescriptors::new(key).map_err(|error| named(key, error))?;
             let kept = algorithm(key).filter(|kept| self.works(&described, key, kept));
             let Some(kept) = kept else {
                 let product = title(key);
@@ -130,7 +130,7 @@ impl Products {
             };
             let beta = if key.accumulate { 1.0 } else { 0.0 };
             let algorithm = cublasLtMatmulAlgo_t { data: kept.data };
-            self.plans.insert(*key, Plan { described, algorithm, beta });
+            self.plans.insert(*key, MatmulPlan { described, algorithm, beta });
             self.start(key, *places, &stream)?;
         }
         gpu.said("trying products", stream.synchronize())
@@ -143,7 +143,7 @@ impl Products {
     pub fn start(
         &self,
         key: &MatmulKey,
-        places: Places,
+        places: MatmulPointers,
         stream: &CudaStream,
     ) -> Result<(), CudaError> {
         let Some(plan) = self.plans.get(key) else {
@@ -155,14 +155,14 @@ impl Products {
 
     fn run(
         &self,
-        described: &Described,
+        described: &MatmulDescriptors,
         algorithm: &cublasLtMatmulAlgo_t,
         beta: f32,
-        [a, b, c]: Places,
+        [a, b, c]: MatmulPointers,
         stream: &CudaStream,
     ) -> Result<(), CublasError> {
         let alpha = 1.0_f32;
-        let Described { product, sides } = described;
+        let MatmulDescriptors { product, sides } = described;
         // SAFETY: descriptors live, the operands are where the program has them (`bounds`), and the
         // workspace is used by one stream alone.
         unsafe {
@@ -188,10 +188,15 @@ impl Products {
     }
 
     /// Whether an algorithm does a product here, in the memory there is.
-    fn works(&self, described: &Described, key: &MatmulKey, kept: &Algorithm) -> bool {
+    fn works(
+        &self,
+        described: &MatmulDescriptors,
+        key: &MatmulKey,
+        kept: &MatmulAlgorithm,
+    ) -> bool {
         let algorithm = cublasLtMatmulAlgo_t { data: kept.data };
         let mut found = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
-        let Described { product, sides: [a, b, c] } = described;
+        let MatmulDescriptors { product, sides: [a, b, c] } = described;
         // SAFETY: descriptors live, and the result is valid to write.
         let status = unsafe {
             sys::cublasLtMatmulAlgoCheck(
@@ -213,12 +218,12 @@ impl Products {
 
     fn fastest(
         &self,
-        gpu: &Gpu,
-        described: &Described,
+        gpu: &OpenGpu,
+        described: &MatmulDescriptors,
         key: &MatmulKey,
-        places: Places,
+        places: MatmulPointers,
         stream: &CudaStream,
-    ) -> Result<Algorithm, CudaError> {
+    ) -> Result<MatmulAlgorithm, CudaError> {
         let candidates = self.candidates(described, key).map_err(|error| named(key, error))?;
         let beta = if key.accumulate { 1.0 } else { 0.0 };
         let timed = CUevent_flags::CU_EVENT_DEFAULT;
@@ -253,17 +258,17 @@ impl Products {
             let said = format!("none of {} algorithms runs", candidates.len());
             return Err(CudaError::Product { product: title(key), said });
         };
-        Ok(Algorithm { data: best.algo.data, workspace_bytes: best.workspaceSize as u64 })
+        Ok(MatmulAlgorithm { data: best.algo.data, workspace_bytes: best.workspaceSize as u64 })
     }
 
     /// What cuBLASLt would take, the likeliest first.
     fn candidates(
         &self,
-        described: &Described,
+        described: &MatmulDescriptors,
         key: &MatmulKey,
     ) -> Result<Vec<cublasLtMatmulHeuristicResult_t>, CublasError> {
-        let preference = Preference(result::create_matmul_pref()?);
-        let alignment = |stored: &Stored| stored.alignment_bytes as u32;
+        let preference = MatmulPreference(result::create_matmul_pref()?);
+        let alignment = |stored: &StoredMatrix| stored.alignment_bytes as u32;
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, key.workspace_bytes)?;
         preference.set(Pref::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, IN_F32)?;
         let c = alignment(&key.c);
@@ -279,7 +284,7 @@ impl Products {
         let none: cublasLtMatmulHeuristicResult_t = unsafe { MaybeUninit::zeroed().assume_init() };
         let mut found = vec![none; CANDIDATES];
         let mut count = 0;
-        let Described { product, sides: [a, b, c] } = described;
+        let MatmulDescriptors { product, sides: [a, b, c] } = described;
         // SAFETY: descriptors live, and there is room for as many as are asked for.
         unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
@@ -305,7 +310,7 @@ impl Products {
     }
 }
 
-impl Drop for Products {
+impl Drop for CublasLt {
     fn drop(&mut self) {
         self.plans.clear();
         // SAFETY: it was created, and is not used afterwards.
@@ -313,19 +318,19 @@ impl Drop for Products {
     }
 }
 
-impl Described {
-    fn new(key: &MatmulKey) -> Result<Described, CublasError> {
+impl MatmulDescriptors {
+    fn new(key: &MatmulKey) -> Result<MatmulDescriptors, CublasError> {
         let (compute, scale) =
             (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         let product = result::create_matmul_desc(compute, scale)?;
-        let mut made = Described { product, sides: [ptr::null_mut(); 3] };
+        let mut made = MatmulDescriptors { product, sides: [ptr::null_mut(); 3] };
         for (attribute, operation) in [
             (Desc::CUBLASLT_MATMUL_DESC_TRANSA, key.operation_a),
             (Desc::CUBLASLT_MATMUL_DESC_TRANSB, key.operation_b),
         ] {
             let operation = match operation {
-                Operation::N => cublasOperation_t::CUBLAS_OP_N,
-                Operation::T => cublasOperation_t::CUBLAS_OP_T,
+                Transpose::N => cublasOperation_t::CUBLAS_OP_N,
+                Transpose::T => cublasOperation_t::CUBLAS_OP_T,
             } as i32;
             let (value, size) = (ptr::from_ref(&operation).cast(), size_of::<i32>());
             // SAFETY: the attribute is 32 bits.
@@ -338,12 +343,12 @@ impl Described {
     }
 }
 
-fn layout(stored: &Stored, batch: u64) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
+fn layout(stored: &StoredMatrix, batch: u64) -> Result<sys::cublasLtMatrixLayout_t, CublasError> {
     let dtype = match stored.dtype {
         DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
         _ => cudaDataType_t::CUDA_R_32F,
     };
-    let Stored { rows, columns, leading, batch_stride, .. } = *stored;
+    let StoredMatrix { rows, columns, leading, batch_stride, .. } = *stored;
     let made = result::create_matrix_layout(dtype, rows, columns, leading as i64)?;
     if batch > 1 {
         let (count, stride) = (batch as i32, batch_stride as i64);
@@ -360,7 +365,7 @@ fn layout(stored: &Stored, batch: u64) -> Result<sys::cublasLtMatrixLayout_t, Cu
     Ok(made)
 }
 
-impl Drop for Described {
+impl Drop for MatmulDescriptors {
     fn drop(&mut self) {
         // SAFETY: they were created, and are not used afterwards.
         unsafe {
@@ -372,9 +377,9 @@ impl Drop for Described {
     }
 }
 
-struct Preference(sys::cublasLtMatmulPreference_t);
+struct MatmulPreference(sys::cublasLtMatmulPreference_t);
 
-impl Preference {
+impl MatmulPreference {
     fn set<T>(&self, attribute: Pref, value: T) -> Result<(), CublasError> {
         let (value, size) = (ptr::from_ref(&value).cast(), size_of::<T>());
         // SAFETY: callers give attributes values of their size.
@@ -382,7 +387,7 @@ impl Preference {
     }
 }
 
-impl Drop for Preference {
+impl Drop for MatmulPreference {
     fn drop(&mut self) {
         // SAFETY: it was created, and is not used afterwards.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };

@@ -28,18 +28,18 @@ const SHARED: &str = "; it refuses two processes on one GPU: LOCAL_RANK and CUDA
     has, and several share one where each is told an NCCL_HOSTID of its own (docs/clusters.md)";
 
 /// A communicator. It is aborted where it ends before it was given back.
-pub(super) struct Communicator {
+pub(super) struct NcclCommunicator {
     pub raw: sys::ncclComm_t,
     /// What messages call it.
     pub title: String,
 }
 
 // SAFETY: NCCL allows a communicator to be used by one thread at a time.
-unsafe impl Send for Communicator {}
+unsafe impl Send for NcclCommunicator {}
 
 /// `ncclConfig_t` as of NCCL 2.18: later ones take it by its size.
 #[repr(C)]
-pub(super) struct Config {
+pub(super) struct NcclConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -51,11 +51,11 @@ pub(super) struct Config {
     split_share: c_int,
 }
 
-impl Config {
-    pub fn new(blocks_max: c_int) -> Config {
+impl NcclConfig {
+    pub fn new(blocks_max: c_int) -> NcclConfig {
         let undefined = c_int::MIN;
-        Config {
-            size: size_of::<Config>(),
+        NcclConfig {
+            size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
             version: VERSION_MIN as c_uint,
             blocking: 0,
@@ -69,12 +69,12 @@ impl Config {
 }
 
 /// What is looked at while NCCL is waited for.
-pub(super) struct Watch<'a> {
+pub(super) struct WaitContext<'a> {
     pub cluster: &'a dyn ProcessGroup,
     pub deadline: Duration,
 }
 
-impl Communicator {
+impl NcclCommunicator {
     pub fn state(&self) -> Result<NcclStatus, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives, and the state is valid to write.
@@ -83,7 +83,7 @@ impl Communicator {
     }
 
     /// Waits until NCCL has done what it was asked for.
-    pub fn settle(&self, call: &str, watch: &Watch) -> Result<(), RunError> {
+    pub fn settle(&self, call: &str, watch: &WaitContext) -> Result<(), RunError> {
         let begun = Instant::now();
         loop {
             match self.state() {
@@ -120,7 +120,7 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         // Destroying would wait for others, who may be gone; when a run ends, nothing is under way.
         // SAFETY: it lives, and is not used afterwards.

@@ -25,14 +25,16 @@ use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program, Reduction};
 
 use super::super::error::CudaError;
-use super::super::libraries::Library;
+use super::super::libraries::CudaLibrary;
 use super::super::machine;
-use super::super::tape::{Joint, Sharing, Transfer};
-use super::communicator::{Communicator, Config, MEETING, VERSION_MIN, Watch, failed, nccl};
-use super::gpu::{DeviceMemory, Gpu};
+use super::super::tape::{GroupKey, NcclCollective, P2pOp};
+use super::communicator::{
+    MEETING, NcclCommunicator, NcclConfig, VERSION_MIN, WaitContext, failed, nccl,
+};
+use super::gpu::{DeviceMemory, OpenGpu};
 use narrows_runtime::error::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
-use narrows_runtime::session::Coordinates;
+use narrows_runtime::session::MeshCoordinates;
 
 /// Blocks of a GPU that a transfer may take, and a collective. Transfers over different borders must go on
 /// beside each other, and beside a collective, whatever the other devices do first: together they are
@@ -44,40 +46,40 @@ const GROUP_BLOCKS: c_int = 32;
 const ABORT_WITHIN: Duration = Duration::from_secs(10);
 
 /// All communicators of a device.
-pub struct Communicators {
-    groups: BTreeMap<Sharing, Communicator>,
+pub struct NcclCommunicators {
+    groups: BTreeMap<GroupKey, NcclCommunicator>,
     /// By way, onward and back; and by whether this device sends.
-    borders: [[Option<Communicator>; 2]; 2],
-    whole: Communicator,
+    borders: [[Option<NcclCommunicator>; 2]; 2],
+    whole: NcclCommunicator,
     deadline: Duration,
 }
 
 /// The groups of a program's collectives that have more than one device.
-fn groups(program: &Program) -> BTreeSet<Sharing> {
+fn groups(program: &Program) -> BTreeSet<GroupKey> {
     let all = program.instructions();
     all.filter_map(|instr| match &instr.action {
         Action::Collective(exchange) => {
-            Some(Sharing { axis: exchange.axis, size: exchange.group.size })
+            Some(GroupKey { axis: exchange.axis, size: exchange.group.size })
         }
         _ => None,
     })
     .collect()
 }
 
-impl Communicators {
+impl NcclCommunicators {
     /// Meets the other processes of a cluster. All must call this at once.
     ///
     /// # Errors
     /// When NCCL does not load, is too old or fails, or when others do not come before the deadline.
     pub fn new(
-        gpu: &Gpu,
+        gpu: &OpenGpu,
         program: &Program,
-        at: Coordinates,
+        at: MeshCoordinates,
         cluster: &dyn ProcessGroup,
         deadline: Duration,
-    ) -> Result<Communicators, RunError> {
-        if !machine::loads(Library::Nccl) {
-            return Err(CudaError::Absent(Library::Nccl).into());
+    ) -> Result<NcclCommunicators, RunError> {
+        if !machine::loads(CudaLibrary::Nccl) {
+            return Err(CudaError::Absent(CudaLibrary::Nccl).into());
         }
         let version = result::get_nccl_version().map_err(|e| failed("its version", e))?;
         if version < VERSION_MIN {
@@ -98,7 +100,7 @@ impl Communicators {
         let mesh = program.context.mesh;
         let mut raw = ptr::null_mut();
         // Nothing is done on it: it is split.
-        let mut config = Config::new(1);
+        let mut config = NcclConfig::new(1);
         let (ranks, rank) = (cluster.world_size() as c_int, cluster.rank() as c_int);
         // SAFETY: all that is pointed to lives, and the config begins with its size.
         let begun = unsafe {
@@ -106,11 +108,15 @@ impl Communicators {
             result::comm_init_rank_config(&raw mut raw, ranks, unique, rank, config)
         };
         begun.map_err(|e| failed(MEETING, e))?;
-        let whole = Communicator { raw, title: "all devices".into() };
-        let watch = Watch { cluster, deadline };
+        let whole = NcclCommunicator { raw, title: "all devices".into() };
+        let watch = WaitContext { cluster, deadline };
         whole.settle(MEETING, &watch)?;
-        let mut made =
-            Communicators { groups: BTreeMap::new(), borders: Default::default(), whole, deadline };
+        let mut made = NcclCommunicators {
+            groups: BTreeMap::new(),
+            borders: Default::default(),
+            whole,
+            deadline,
+        };
         for sharing in groups(program) {
             let color = in_group(&at, sharing, &mesh).then(|| at.group(sharing.axis, &mesh));
             let title = format!("{} devices over the {} axis", sharing.size, sharing.axis.name());
@@ -126,9 +132,9 @@ impl Communicators {
     /// stage are not made at once.
     fn meet_neighbours(
         &mut self,
-        at: Coordinates,
+        at: MeshCoordinates,
         mesh: &Mesh,
-        watch: &Watch,
+        watch: &WaitContext,
     ) -> Result<(), RunError> {
         for way in 0..2 {
             for parity in 0..2.min(mesh.pipeline - 1) {
@@ -158,11 +164,11 @@ impl Communicators {
         (color, key): (Option<u64>, u64),
         title: String,
         blocks_max: c_int,
-        watch: &Watch,
-    ) -> Result<Option<Communicator>, RunError> {
+        watch: &WaitContext,
+    ) -> Result<Option<NcclCommunicator>, RunError> {
         /// `NCCL_SPLIT_NOCOLOR`
         const NONE: c_int = -1;
-        let mut config = Config::new(blocks_max);
+        let mut config = NcclConfig::new(blocks_max);
         let number = color.map_or(NONE, |color| color as c_int);
         // NCCL writes there when the others have come, which may be after this was given up: it is freed only
         // where it has settled.
@@ -179,7 +185,7 @@ impl Communicators {
         if color.is_none() || raw.is_null() {
             return Ok(None);
         }
-        let made = Communicator { raw, title };
+        let made = NcclCommunicator { raw, title };
         made.settle("meeting", watch)?;
         Ok(Some(made))
     }
@@ -190,7 +196,7 @@ impl Communicators {
     /// When NCCL refuses it.
     pub fn start(
         &self,
-        joint: &Joint,
+        joint: &NcclCollective,
         arena: &DeviceMemory,
         stream: &CudaStream,
         cluster: &dyn ProcessGroup,
@@ -250,7 +256,7 @@ impl Communicators {
             Ok(())
         };
         in_group_of_calls(start).map_err(|e| communicator.failed(joint.kind.name(), e))?;
-        communicator.settle(joint.kind.name(), &Watch { cluster, deadline: self.deadline })
+        communicator.settle(joint.kind.name(), &WaitContext { cluster, deadline: self.deadline })
     }
 
     /// Puts a transfer on a stream: an operand after the other, from or to these addresses.
@@ -259,7 +265,7 @@ impl Communicators {
     /// When NCCL refuses it.
     pub fn transfer(
         &self,
-        transfer: &Transfer,
+        transfer: &P2pOp,
         addresses: impl Iterator<Item = u64>,
         stream: &CudaStream,
         cluster: &dyn ProcessGroup,
@@ -289,7 +295,7 @@ impl Communicators {
             Ok(())
         };
         in_group_of_calls(start).map_err(|e| communicator.failed(transfer.name(), e))?;
-        communicator.settle(transfer.name(), &Watch { cluster, deadline: self.deadline })
+        communicator.settle(transfer.name(), &WaitContext { cluster, deadline: self.deadline })
     }
 
     /// What any communicator says went wrong since it was asked last.
@@ -304,9 +310,10 @@ impl Communicators {
     /// are aborted at once, since what one waits for may lie behind another; one that does not come to its end
     /// is left behind.
     pub fn abort(self) {
-        let Communicators { groups, borders, whole, .. } = self;
+        let NcclCommunicators { groups, borders, whole, .. } = self;
         let borders = borders.into_iter().flatten().flatten();
-        let all: Vec<Communicator> = groups.into_values().chain(borders).chain([whole]).collect();
+        let all: Vec<NcclCommunicator> =
+            groups.into_values().chain(borders).chain([whole]).collect();
         let (done, over) = mpsc::channel();
         let until = Instant::now() + ABORT_WITHIN;
         for communicator in all.into_iter().map(ManuallyDrop::new) {
@@ -325,13 +332,13 @@ impl Communicators {
     }
 
     /// One's number in a communicator.
-    fn place(&self, communicator: &Communicator) -> Result<u64, CudaError> {
+    fn place(&self, communicator: &NcclCommunicator) -> Result<u64, CudaError> {
         // SAFETY: the communicator lives.
         let rank = unsafe { result::comm_user_rank(communicator.raw) };
         Ok(rank.map_err(|e| communicator.failed("one's place", e))? as u64)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Communicator> {
+    fn all(&self) -> impl Iterator<Item = &NcclCommunicator> {
         let borders = self.borders.iter().flatten().flatten();
         self.groups.values().chain(borders).chain([&self.whole])
     }
@@ -348,7 +355,7 @@ fn in_group_of_calls(
 }
 
 /// Whether a device is in a group: of the ends of a pipeline only the first and last stages are.
-fn in_group(at: &Coordinates, sharing: Sharing, mesh: &Mesh) -> bool {
+fn in_group(at: &MeshCoordinates, sharing: GroupKey, mesh: &Mesh) -> bool {
     let size = mesh.size(sharing.axis);
     let along = at.along(sharing.axis);
     sharing.size == size || along == 0 || along + 1 == size

@@ -14,25 +14,29 @@ use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program};
 use narrows_plan::{Bytes, CheckedProgram, DType};
 
-use super::super::compile::Cubins;
+use super::super::compile::CubinCache;
 use super::super::error::CudaError;
-use super::super::launch::{COEFFICIENTS, Device, rotary_table};
-use super::super::libraries::Library;
+use super::super::launch::{COEFFICIENTS, LaunchContext, rotary_table};
+use super::super::libraries::CudaLibrary;
 use super::super::machine;
-use super::super::products::{self, Algorithm, AlgorithmStore, MatmulKey, Platform, Setting};
-use super::super::tape::{Leg, Tape};
-use super::blas::{Places, Products};
-use super::communicators::Communicators;
-use super::gpu::{DeviceMemory, Gpu};
-use super::inputs::Inputs;
-use super::laps::Laps;
-use super::modules::{Memories, Modules};
-use super::player::{Player, Stage};
+use super::super::products::{
+    self, AlgorithmStore, MatmulAlgorithm, MatmulKey, MatmulSetting, Platform,
+};
+use super::super::tape::{DeviceSchedule, ScheduleItem};
+use super::blas::{CublasLt, MatmulPointers};
+use super::communicators::NcclCommunicators;
+use super::gpu::{DeviceMemory, OpenGpu};
+use super::inputs::TokenInputs;
+use super::laps::InstructionTimers;
+use super::modules::{DeviceBuffers, KernelModules};
+use super::player::{ExecutorResources, GraphExecutor};
 use narrows_runtime::error::RunError;
-use narrows_runtime::parts::{Lap, Part, Parts};
+use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
 use narrows_runtime::process_group::{ProcessGroup, agree};
 use narrows_runtime::report::DeviceReport;
-use narrows_runtime::session::{Coordinates, Engine, Left, Session, Share, Step, Subject};
+use narrows_runtime::session::{
+    DeviceStep, Engine, MeshCoordinates, ModelProgram, Session, StepRequest, StepShare,
+};
 
 /// How a session uses a GPU.
 #[derive(Clone, Debug)]
@@ -51,11 +55,11 @@ pub struct GpuOptions {
 
 /// One device, on a GPU.
 struct GpuEngine {
-    subject: Arc<Subject>,
+    subject: Arc<ModelProgram>,
     device: u64,
-    at: Coordinates,
+    at: MeshCoordinates,
     /// Left behind where what is under way on it may never end.
-    player: ManuallyDrop<Player>,
+    player: ManuallyDrop<GraphExecutor>,
     report: DeviceReport,
     /// Whether somebody wants to see the laps that are taken.
     keeps_laps: bool,
@@ -76,7 +80,7 @@ pub fn session(
     cluster: Option<Arc<dyn ProcessGroup>>,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Session, RunError> {
-    let subject = Arc::new(Subject::new(model, program)?);
+    let subject = Arc::new(ModelProgram::new(model, program)?);
     let devices = subject.program().context.mesh.devices();
     let device = match &cluster {
         None if devices > 1 => return Err(CudaError::OneProcess { devices }.into()),
@@ -95,17 +99,17 @@ pub fn session(
 
 impl GpuEngine {
     fn open(
-        subject: Arc<Subject>,
+        subject: Arc<ModelProgram>,
         device: u64,
         options: &GpuOptions,
         cluster: Option<Arc<dyn ProcessGroup>>,
         warn: &mut dyn FnMut(&str),
     ) -> Result<GpuEngine, RunError> {
         let program = subject.program();
-        let at = Coordinates::of(device, &program.context.mesh);
+        let at = MeshCoordinates::of(device, &program.context.mesh);
         let stage = &program.stages[at.stage as usize];
-        let gpu = Gpu::open(options.ordinal)?;
-        let place = Device {
+        let gpu = OpenGpu::open(options.ordinal)?;
+        let place = LaunchContext {
             context: &program.context,
             constants: &program.constants,
             stage,
@@ -114,14 +118,14 @@ impl GpuEngine {
             decays: subject.decays(at.stage as usize),
         };
         let workspace = products::workspace(gpu.capability);
-        let setting = Setting { device: &place, tied: program.tied, workspace };
-        let tape = Tape::new(&setting, at.stage).map_err(CudaError::from)?;
+        let setting = MatmulSetting { device: &place, tied: program.tied, workspace };
+        let tape = DeviceSchedule::new(&setting, at.stage).map_err(CudaError::from)?;
         // The largest first: what does not fit is known at once.
         let arena = DeviceMemory::new(&gpu, "the program's memory", stage.arena.0)?;
         let memories = memories(&gpu, program, &tape, arena)?;
-        let mut cubins = Cubins::open(&options.cubins).map_err(CudaError::from)?;
-        let modules = Modules::load(&gpu, &tape.kernels(), &mut cubins)?;
-        let mut products = Products::open(&gpu, workspace.0)?;
+        let mut cubins = CubinCache::open(&options.cubins).map_err(CudaError::from)?;
+        let modules = KernelModules::load(&gpu, &tape.kernels(), &mut cubins)?;
+        let mut products = CublasLt::open(&gpu, workspace.0)?;
         let keys = places(&tape, &memories.arena);
         let mut store = algorithms(&gpu, &keys, &products, options, warn)?;
         if let Some(cluster) = &cluster {
@@ -136,18 +140,18 @@ impl GpuEngine {
             let path = store.path().display();
             warn(&format!("{path}: the algorithms of products are not kept: {error}"));
         }
-        let inputs = Inputs::new(&gpu, program, at)?;
+        let inputs = TokenInputs::new(&gpu, program, at)?;
         let deadline =
             cluster.as_ref().map_or(options.deadline, |cluster| cluster.collective_timeout());
         let others = match cluster {
             None => None,
             Some(cluster) => {
-                let met = Communicators::new(&gpu, program, at, &*cluster, deadline)?;
+                let met = NcclCommunicators::new(&gpu, program, at, &*cluster, deadline)?;
                 Some((cluster, met))
             }
         };
-        let set = Stage { products, memories, inputs, modules, others, deadline };
-        let mut player = Player::new(gpu, tape, set, program, at, options.eager)?;
+        let set = ExecutorResources { products, memories, inputs, modules, others, deadline };
+        let mut player = GraphExecutor::new(gpu, tape, set, program, at, options.eager)?;
         if options.eager {
             // Beside single launches, events cost little.
             player.time_instructions()?;
@@ -167,8 +171,8 @@ impl GpuEngine {
         let tape = &self.player.tape;
         for leg in tape.turns.iter().flat_map(|turn| &turn.legs) {
             match leg {
-                Leg::Piece(piece) => tape.pieces[*piece].count(&mut self.report),
-                Leg::Transfer(transfer) => {
+                ScheduleItem::Piece(piece) => tape.pieces[*piece].count(&mut self.report),
+                ScheduleItem::Transfer(transfer) => {
                     self.report.count_instruction(transfer.name());
                     let bytes = Bytes(transfer.bytes());
                     match transfer.sends {
@@ -183,11 +187,11 @@ impl GpuEngine {
 
 /// What launches point into, besides the arena.
 fn memories(
-    gpu: &Gpu,
+    gpu: &OpenGpu,
     program: &Program,
-    tape: &Tape,
+    tape: &DeviceSchedule,
     arena: DeviceMemory,
-) -> Result<Memories, CudaError> {
+) -> Result<DeviceBuffers, CudaError> {
     let rotary = match program.head_dim() {
         None => vec![],
         Some(head_dim) => {
@@ -196,7 +200,7 @@ fn memories(
         }
     };
     let bytes: &[u8] = bytemuck::cast_slice(&rotary);
-    let memories = Memories {
+    let memories = DeviceBuffers {
         arena,
         scratch: DeviceMemory::new(gpu, "scratch memory", tape.scratch_bytes)?,
         rotary: DeviceMemory::new(gpu, "the table of rotations", bytes.len() as u64)?,
@@ -209,7 +213,7 @@ fn memories(
 }
 
 /// The products of a tape, and a place where each is made.
-fn places(tape: &Tape, arena: &DeviceMemory) -> BTreeMap<MatmulKey, Places> {
+fn places(tape: &DeviceSchedule, arena: &DeviceMemory) -> BTreeMap<MatmulKey, MatmulPointers> {
     let mut keys = BTreeMap::new();
     for matmul in tape.products() {
         let places = [matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset));
@@ -220,13 +224,13 @@ fn places(tape: &Tape, arena: &DeviceMemory) -> BTreeMap<MatmulKey, Places> {
 
 /// The fastest algorithm of every product: those that are kept, and those that are found now.
 fn algorithms(
-    gpu: &Gpu,
-    keys: &BTreeMap<MatmulKey, Places>,
-    products: &Products,
+    gpu: &OpenGpu,
+    keys: &BTreeMap<MatmulKey, MatmulPointers>,
+    products: &CublasLt,
     options: &GpuOptions,
     warn: &mut dyn FnMut(&str),
 ) -> Result<AlgorithmStore, CudaError> {
-    let cublaslt = machine::version(Library::CublasLt).unwrap_or_default();
+    let cublaslt = machine::version(CudaLibrary::CublasLt).unwrap_or_default();
     let platform = Platform { gpu: gpu.name.clone(), cublaslt };
     let (mut store, unusable) = AlgorithmStore::load(&options.algorithms, platform);
     if let Some(unusable) = unusable {
@@ -238,7 +242,7 @@ fn algorithms(
 }
 
 /// Of each product the algorithm of the first process that has it.
-fn first_of_each(all: Vec<Vec<(MatmulKey, Algorithm)>>) -> Vec<(MatmulKey, Algorithm)> {
+fn first_of_each(all: Vec<Vec<(MatmulKey, MatmulAlgorithm)>>) -> Vec<(MatmulKey, MatmulAlgorithm)> {
     let mut chosen = BTreeMap::new();
     for (key, algorithm) in all.into_iter().flatten() {
         chosen.entry(key).or_insert(algorithm);
@@ -265,17 +269,22 @@ impl Engine for GpuEngine {
         self.device..self.device + 1
     }
 
-    fn run(&mut self, step: Step) -> Result<Share, RunError> {
+    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
         let program = self.subject.program();
         let played = self.player.play(&step, program, self.at)?;
         self.count();
         let program = self.subject.program();
-        let left =
-            Left { at: self.at, loss: played.loss, squares: played.squares, report: &self.report };
-        let mut share = Share::of(program, [left]);
-        let mut parts = self.player.laps.as_ref().map_or(Parts::default(), Laps::parts);
+        let left = DeviceStep {
+            at: self.at,
+            loss: played.loss,
+            squares: played.squares,
+            report: &self.report,
+        };
+        let mut share = StepShare::of(program, [left]);
+        let mut parts =
+            self.player.laps.as_ref().map_or(TimeBreakdown::default(), InstructionTimers::parts);
         // A graph's time is one number.
-        parts.add(Part::Other, played.time.saturating_sub(parts.total()));
+        parts.add(TimeCategory::Other, played.time.saturating_sub(parts.total()));
         share.time.join(&parts);
         Ok(share)
     }
@@ -343,7 +352,7 @@ impl Engine for GpuEngine {
         self.player.laps.is_none()
     }
 
-    fn laps(&self, _: u64) -> &[Lap] {
-        self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], Laps::laps)
+    fn laps(&self, _: u64) -> &[InstructionSpan] {
+        self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], InstructionTimers::laps)
     }
 }

@@ -9,11 +9,11 @@ use cudarc::driver::sys::{CUdevice_attribute, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 
 use super::super::error::CudaError;
-use super::super::libraries::Library;
+use super::super::libraries::CudaLibrary;
 use super::super::machine;
 
 /// A GPU that this process uses.
-pub struct Gpu {
+pub struct OpenGpu {
     /// Its number among those this process sees.
     pub ordinal: u64,
     /// Its context.
@@ -28,14 +28,14 @@ pub struct Gpu {
     pub lost: Arc<AtomicBool>,
 }
 
-impl Gpu {
+impl OpenGpu {
     /// Opens a GPU.
     ///
     /// # Errors
     /// When the driver does not load or come up, or there is no such GPU.
-    pub fn open(ordinal: u64) -> Result<Gpu, CudaError> {
-        if !machine::loads(Library::Driver) {
-            return Err(CudaError::Absent(Library::Driver));
+    pub fn open(ordinal: u64) -> Result<OpenGpu, CudaError> {
+        if !machine::loads(CudaLibrary::Driver) {
+            return Err(CudaError::Absent(CudaLibrary::Driver));
         }
         let opened =
             |call: &'static str| move |error: DriverError| CudaError::driver(ordinal, call, error);
@@ -51,7 +51,7 @@ impl Gpu {
         let (major, minor) = context.compute_capability().map_err(opened("its capability"))?;
         let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared = context.attribute(shared).map_err(opened("its shared memory"))?;
-        Ok(Gpu {
+        Ok(OpenGpu {
             ordinal,
             context,
             name,
@@ -84,7 +84,7 @@ pub struct DeviceMemory {
 
 impl DeviceMemory {
     /// Allocates; `what` is what messages call it.
-    pub fn new(gpu: &Gpu, what: &'static str, bytes: u64) -> Result<DeviceMemory, CudaError> {
+    pub fn new(gpu: &OpenGpu, what: &'static str, bytes: u64) -> Result<DeviceMemory, CudaError> {
         gpu.said("its context", gpu.context.bind_to_thread())?;
         // Nothing is allocated for nothing, and every pointer must be one.
         let size = usize::try_from(bytes.max(1)).unwrap_or(usize::MAX);
@@ -176,7 +176,7 @@ impl Drop for DeviceMemory {
 }
 
 /// Memory of the processor that a GPU copies to and from while the program goes on.
-pub struct Pinned {
+pub struct PinnedMemory {
     context: Arc<CudaContext>,
     lost: Arc<AtomicBool>,
     pointer: *mut c_void,
@@ -184,11 +184,11 @@ pub struct Pinned {
 }
 
 // SAFETY: it is plain memory, and whoever holds it holds it alone.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 
-impl Pinned {
+impl PinnedMemory {
     /// Allocates zeroed memory.
-    pub fn new(gpu: &Gpu, bytes: usize) -> Result<Pinned, CudaError> {
+    pub fn new(gpu: &OpenGpu, bytes: usize) -> Result<PinnedMemory, CudaError> {
         gpu.said("its context", gpu.context.bind_to_thread())?;
         // SAFETY: the context is bound.
         let pointer = unsafe { result::malloc_host(bytes.max(1), 0) };
@@ -196,7 +196,7 @@ impl Pinned {
         // SAFETY: it is as long.
         unsafe { pointer.cast::<u8>().write_bytes(0, bytes.max(1)) };
         let (context, lost) = (gpu.context.clone(), gpu.lost.clone());
-        Ok(Pinned { context, lost, pointer, bytes })
+        Ok(PinnedMemory { context, lost, pointer, bytes })
     }
 
     /// What is in it. No copy may be under way.
@@ -212,7 +212,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.lost.load(Ordering::Relaxed) {
             return;

@@ -7,21 +7,21 @@ use cudarc::driver::{CudaStream, DriverError, result};
 use narrows_plan::program::{Program, Region};
 
 use super::super::error::CudaError;
-use super::gpu::{DeviceMemory, Gpu, Pinned};
-use narrows_runtime::session::{Coordinates, Step, Tokens};
+use super::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
+use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
 
 /// Bytes of a token id.
 const ID_BYTES: u64 = 4;
 
 /// Ids of all microbatches.
-pub struct Inputs {
-    host: Pinned,
+pub struct TokenInputs {
+    host: PinnedMemory,
     device: DeviceMemory,
-    buffers: Vec<Buffer>,
+    buffers: Vec<InputBuffer>,
 }
 
 /// A buffer that ids go to, and where those of the first microbatch are.
-struct Buffer {
+struct InputBuffer {
     /// Its place in the program's list.
     number: usize,
     /// In the arena, in bytes.
@@ -32,9 +32,13 @@ struct Buffer {
     first: u64,
 }
 
-impl Inputs {
+impl TokenInputs {
     /// For the buffers of a device's stage.
-    pub fn new(gpu: &Gpu, program: &Program, at: Coordinates) -> Result<Inputs, CudaError> {
+    pub fn new(
+        gpu: &OpenGpu,
+        program: &Program,
+        at: MeshCoordinates,
+    ) -> Result<TokenInputs, CudaError> {
         let stage = &program.stages[at.stage as usize];
         let context = &program.context;
         let microbatches = context.workload.microbatches(&context.mesh);
@@ -45,12 +49,12 @@ impl Inputs {
                 continue;
             }
             let bytes = ID_BYTES * buffer.extent.rows;
-            buffers.push(Buffer { number, offset: buffer.offset, bytes, first: all });
+            buffers.push(InputBuffer { number, offset: buffer.offset, bytes, first: all });
             all += bytes * microbatches;
         }
-        let host = Pinned::new(gpu, all as usize)?;
+        let host = PinnedMemory::new(gpu, all as usize)?;
         let device = DeviceMemory::new(gpu, "a step's tokens", all)?;
-        Ok(Inputs { host, device, buffers })
+        Ok(TokenInputs { host, device, buffers })
     }
 
     /// Bytes on the GPU.
@@ -61,18 +65,18 @@ impl Inputs {
     /// Begins to copy the ids of a step. The step before must be over.
     pub fn load(
         &mut self,
-        step: &Step,
+        step: &StepRequest,
         program: &Program,
-        at: Coordinates,
+        at: MeshCoordinates,
         stream: &CudaStream,
     ) -> Result<(), DriverError> {
         let context = &program.context;
         let stage = &program.stages[at.stage as usize];
         let host: &mut [u32] = bytemuck::cast_slice_mut(self.host.bytes_mut());
-        for Buffer { number, bytes, first, .. } in &self.buffers {
+        for InputBuffer { number, bytes, first, .. } in &self.buffers {
             let buffer = &stage.buffers[*number];
             let Some(ids) = step.ids_of(buffer) else { continue };
-            let tokens = Tokens::of(context, &at, buffer.extent.rows);
+            let tokens = TokenRows::of(context, &at, buffer.extent.rows);
             let mut to = (first / ID_BYTES) as usize;
             debug_assert_eq!(tokens.sequences * tokens.positions, (bytes / ID_BYTES) as usize);
             for microbatch in 0..context.workload.microbatches(&context.mesh) {
@@ -99,7 +103,7 @@ impl Inputs {
         arena: &DeviceMemory,
         stream: &CudaStream,
     ) -> Result<(), DriverError> {
-        for Buffer { offset, bytes, first, .. } in &self.buffers {
+        for InputBuffer { offset, bytes, first, .. } in &self.buffers {
             let from = self.device.at(first + microbatch * bytes);
             // SAFETY: both ranges are inside.
             unsafe {

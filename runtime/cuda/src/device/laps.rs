@@ -6,32 +6,32 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::sync::Arc;
 
-use super::super::tape::Lane;
-use narrows_runtime::parts::{Lap, Part, Parts};
+use super::super::tape::StreamId;
+use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// Times the instructions of a step. Events are made once and used in every step.
-pub struct Laps {
+pub struct InstructionTimers {
     context: Arc<CudaContext>,
     begun: CudaEvent,
     events: Vec<[CudaEvent; 2]>,
     /// Of the instructions begun in this step: where they ran, and what they count as.
-    kinds: Vec<(Option<Lane>, Part)>,
+    kinds: Vec<(Option<StreamId>, TimeCategory)>,
     /// Which they are: a piece of the tape and an entry of it; none of a transfer.
     entries: Vec<Option<[usize; 2]>>,
     /// How many of them have ended, as far as the processor knows.
     ended: usize,
-    laps: Vec<Lap>,
+    laps: Vec<InstructionSpan>,
 }
 
 fn event(context: &Arc<CudaContext>) -> Result<CudaEvent, DriverError> {
     context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
 }
 
-impl Laps {
+impl InstructionTimers {
     /// None yet.
-    pub fn new(context: &Arc<CudaContext>) -> Result<Laps, DriverError> {
+    pub fn new(context: &Arc<CudaContext>) -> Result<InstructionTimers, DriverError> {
         let (begun, context) = (event(context)?, context.clone());
-        Ok(Laps {
+        Ok(InstructionTimers {
             context,
             begun,
             events: vec![],
@@ -53,7 +53,7 @@ impl Laps {
     /// An instruction begins on a stream; of the two lanes, or of transfers, which are no entries.
     pub fn begin(
         &mut self,
-        (lane, part): (Option<Lane>, Part),
+        (lane, part): (Option<StreamId>, TimeCategory),
         entry: Option<[usize; 2]>,
         stream: &CudaStream,
     ) -> Result<(), DriverError> {
@@ -76,7 +76,7 @@ impl Laps {
     }
 
     /// The entries of this step on a lane, in their order, and whether each is over.
-    pub fn entries(&self, lane: Lane) -> impl Iterator<Item = ([usize; 2], bool)> {
+    pub fn entries(&self, lane: StreamId) -> impl Iterator<Item = ([usize; 2], bool)> {
         let all = self.kinds.iter().zip(&self.entries).zip(&self.events).enumerate();
         all.filter(move |(_, (((own, _), _), _))| *own == Some(lane)).filter_map(
             |(index, ((_, entry), events))| {
@@ -95,32 +95,34 @@ impl Laps {
                 Ok::<_, DriverError>(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
             };
             let begin = since(begin)?;
-            self.laps.push(Lap { begin, end: since(end)?.max(begin) });
+            self.laps.push(InstructionSpan { begin, end: since(end)?.max(begin) });
         }
         Ok(())
     }
 
     /// Those of the last step.
-    pub fn laps(&self) -> &[Lap] {
+    pub fn laps(&self) -> &[InstructionSpan] {
         &self.laps
     }
 
     /// What the step's time was spent on: the computation as long as it takes, collectives and transfers
     /// where nothing is computed meanwhile.
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> TimeBreakdown {
         parts(self.kinds.iter().zip(&self.laps).map(|((lane, part), lap)| (*lane, *part, *lap)))
     }
 }
 
-fn parts(laps: impl Iterator<Item = (Option<Lane>, Part, Lap)> + Clone) -> Parts {
-    let mut made = Parts::default();
+fn parts(
+    laps: impl Iterator<Item = (Option<StreamId>, TimeCategory, InstructionSpan)> + Clone,
+) -> TimeBreakdown {
+    let mut made = TimeBreakdown::default();
     // Computation is one stream: its laps follow each other.
-    let mut busy: Vec<Lap> = vec![];
-    for (_, part, lap) in laps.clone().filter(|(lane, ..)| *lane == Some(Lane::Compute)) {
+    let mut busy: Vec<InstructionSpan> = vec![];
+    for (_, part, lap) in laps.clone().filter(|(lane, ..)| *lane == Some(StreamId::Compute)) {
         made.add(part, lap.end - lap.begin);
         busy.push(lap);
     }
-    for (_, part, lap) in laps.filter(|(lane, ..)| *lane != Some(Lane::Compute)) {
+    for (_, part, lap) in laps.filter(|(lane, ..)| *lane != Some(StreamId::Compute)) {
         let first = busy.partition_point(|other| other.end <= lap.begin);
         let overlapping = busy[first..].iter().take_while(|other| other.begin < lap.end);
         let hidden: Duration =
@@ -137,20 +139,27 @@ mod tests {
     #[test]
     fn what_is_computed_meanwhile_hides_a_collective() {
         let ms = Duration::from_millis;
-        let lap = |begin, end| Lap { begin: ms(begin), end: ms(end) };
-        let (compute, joint) = (Some(Lane::Compute), Some(Lane::Collectives));
+        let lap = |begin, end| InstructionSpan { begin: ms(begin), end: ms(end) };
+        let (compute, joint) = (Some(StreamId::Compute), Some(StreamId::Collectives));
         let all = [
-            (compute, Part::Gemm, lap(0, 10)),
-            (joint, Part::CollectiveExposed, lap(5, 18)),
-            (compute, Part::Elementwise, lap(12, 15)),
-            (compute, Part::Gemm, lap(18, 20)),
-            (joint, Part::CollectiveExposed, lap(18, 20)),
-            (None, Part::Bubble, lap(19, 25)),
+            (compute, TimeCategory::Gemm, lap(0, 10)),
+            (joint, TimeCategory::CollectiveExposed, lap(5, 18)),
+            (compute, TimeCategory::Elementwise, lap(12, 15)),
+            (compute, TimeCategory::Gemm, lap(18, 20)),
+            (joint, TimeCategory::CollectiveExposed, lap(18, 20)),
+            (None, TimeCategory::Bubble, lap(19, 25)),
         ];
         let parts = parts(all.into_iter());
         let found = |part| parts.get(part).as_millis();
         // Of 5 to 18, 5 to 10 and 12 to 15 are hidden.
-        assert_eq!(found(Part::CollectiveExposed), 5);
-        assert_eq!((found(Part::Gemm), found(Part::Elementwise), found(Part::Bubble)), (12, 3, 5));
+        assert_eq!(found(TimeCategory::CollectiveExposed), 5);
+        assert_eq!(
+            (
+                found(TimeCategory::Gemm),
+                found(TimeCategory::Elementwise),
+                found(TimeCategory::Bubble)
+            ),
+            (12, 3, 5)
+        );
     }
 }

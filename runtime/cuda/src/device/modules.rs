@@ -8,21 +8,21 @@ use cudarc::driver::sys::{CUfunction_attribute_enum, CUstream};
 use cudarc::driver::{CudaFunction, CudaModule, DriverError, result};
 use cudarc::nvrtc::Ptx;
 
-use super::super::compile::Cubins;
+use super::super::compile::CubinCache;
 use super::super::error::CudaError;
-use super::super::launch::{Argument, Family, Launch, Memory};
-use super::gpu::{DeviceMemory, Gpu};
+use super::super::launch::{Argument, KernelFamily, Launch, MemorySpace};
+use super::gpu::{DeviceMemory, OpenGpu};
 
 /// Shared memory that every kernel may have; for more it must be allowed.
 const SHARED_BYTES_ALWAYS: u32 = 48 << 10;
 
 /// The kernels of a program.
-pub struct Modules {
-    functions: HashMap<(Family, String), CudaFunction>,
+pub struct KernelModules {
+    functions: HashMap<(KernelFamily, String), CudaFunction>,
 }
 
 /// The memories that launches point into.
-pub struct Memories {
+pub struct DeviceBuffers {
     pub arena: DeviceMemory,
     pub scratch: DeviceMemory,
     pub rotary: DeviceMemory,
@@ -30,14 +30,14 @@ pub struct Memories {
     pub loss: DeviceMemory,
 }
 
-impl Memories {
-    fn of(&self, memory: Memory) -> &DeviceMemory {
+impl DeviceBuffers {
+    fn of(&self, memory: MemorySpace) -> &DeviceMemory {
         match memory {
-            Memory::Arena => &self.arena,
-            Memory::Scratch => &self.scratch,
-            Memory::Rotary => &self.rotary,
-            Memory::Coefficients => &self.coefficients,
-            Memory::Loss => &self.loss,
+            MemorySpace::Arena => &self.arena,
+            MemorySpace::Scratch => &self.scratch,
+            MemorySpace::Rotary => &self.rotary,
+            MemorySpace::Coefficients => &self.coefficients,
+            MemorySpace::Loss => &self.loss,
         }
     }
 
@@ -58,17 +58,17 @@ pub struct ReadyLaunch {
     arguments: Vec<u64>,
 }
 
-impl Modules {
+impl KernelModules {
     /// Compiles and loads kernels, each with the shared memory that it must be allowed.
     ///
     /// # Errors
     /// When they do not compile, or need more than the GPU has.
     pub fn load(
-        gpu: &Gpu,
-        kernels: &BTreeMap<(Family, String), u32>,
-        cubins: &mut Cubins,
-    ) -> Result<Modules, CudaError> {
-        let mut modules: HashMap<Family, Arc<CudaModule>> = HashMap::new();
+        gpu: &OpenGpu,
+        kernels: &BTreeMap<(KernelFamily, String), u32>,
+        cubins: &mut CubinCache,
+    ) -> Result<KernelModules, CudaError> {
+        let mut modules: HashMap<KernelFamily, Arc<CudaModule>> = HashMap::new();
         let mut functions = HashMap::new();
         for ((family, name), shared_bytes) in kernels {
             let module = match modules.get(family) {
@@ -98,11 +98,11 @@ impl Modules {
             }
             functions.insert((*family, name.clone()), function);
         }
-        Ok(Modules { functions })
+        Ok(KernelModules { functions })
     }
 
     /// A launch, ready; `None` when its kernel was not loaded.
-    pub fn ready(&self, launch: &Launch, memories: &Memories) -> Option<ReadyLaunch> {
+    pub fn ready(&self, launch: &Launch, memories: &DeviceBuffers) -> Option<ReadyLaunch> {
         let function = self.functions.get(&(launch.family, launch.kernel.clone()))?.clone();
         let argument = |argument: &Argument| match argument {
             Argument::Memory(span) => memories.of(span.memory).at(span.begin),

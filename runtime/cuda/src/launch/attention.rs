@@ -7,9 +7,9 @@
 use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
 
-use super::operand::{Operand, small};
+use super::operand::{MatrixOperand, small};
 use super::shape::{expect, expect_shape};
-use super::{Argument, Family, Launch, Launches, Made, Memory, Site};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches, MemorySpace};
 
 /// Threads of a block.
 const THREADS: u64 = 128;
@@ -22,7 +22,7 @@ const ROWS: u64 = 64;
 ///
 /// Where every head begins at a multiple of 16 bytes, numbers are copied in pieces of 16 bytes; else, and
 /// beyond 128 features, one at a time, in plain sums.
-struct Tiles {
+struct AttentionTiles {
     /// The ending of the kernels' names.
     name: String,
     /// Threads that sum a row of [`SUM_THREADS`].
@@ -34,9 +34,9 @@ struct Tiles {
     shared_bytes: [u64; 3],
 }
 
-impl Tiles {
+impl AttentionTiles {
     /// For operands of these heads, which begin where they begin.
-    fn of(op: &Attention, operands: &[&Operand]) -> Made<Tiles> {
+    fn of(op: &Attention, operands: &[&MatrixOperand]) -> LaunchResult<AttentionTiles> {
         let (head, format) = (op.head_dim, op.input.name());
         let vector = 16 / op.input.width();
         let pieces = head <= 128
@@ -53,29 +53,29 @@ impl Tiles {
             // Queries, keys and values; two times two tiles; and two numbers of each query of two.
             let (forward, backward) = ((128 + 2 * 64) * width * 2, 4 * ROWS * width * 2);
             let shared_bytes = [forward, backward, backward + 2 * ROWS * 2 * 4];
-            return Ok(Tiles { name, lanes, forward: 128, backward: ROWS, shared_bytes });
+            return Ok(AttentionTiles { name, lanes, forward: 128, backward: ROWS, shared_bytes });
         }
         // Two matrices' rows and others, padded, and four warps' weights.
         let bytes = 4 * (2 * (16 + 32) * (width + 4) + 4 * 4 * 32);
-        Ok(Tiles { name, lanes, forward: 16, backward: 16, shared_bytes: [bytes; 3] })
+        Ok(AttentionTiles { name, lanes, forward: 16, backward: 16, shared_bytes: [bytes; 3] })
     }
 }
 
 /// Where queries, keys and values are.
-struct Heads {
+struct HeadAddresses {
     /// What is attended to.
-    q: Operand,
-    k: Operand,
-    v: Operand,
+    q: MatrixOperand,
+    k: MatrixOperand,
+    v: MatrixOperand,
     /// All keys and values that are held.
-    all_k: Operand,
-    all_v: Operand,
+    all_k: MatrixOperand,
+    all_v: MatrixOperand,
     /// The first head of the keys that is attended to, and how many are held.
     used: u64,
     held: u64,
 }
 
-pub(super) fn launches(site: &Site<'_, &Attention>) -> Made<Launches> {
+pub(super) fn launches(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     if op.kv_heads == 0 || !op.heads.is_multiple_of(op.kv_heads) {
         return Err(format!("{} query heads of {} key heads", op.heads, op.kv_heads));
@@ -94,7 +94,10 @@ fn tokens(op: &Attention) -> u64 {
 }
 
 /// Queries, keys and values among these operands.
-fn heads(site: &Site<'_, &Attention>, operands: &[Operand]) -> Made<Heads> {
+fn heads(
+    site: &InstrSite<'_, &Attention>,
+    operands: &[MatrixOperand],
+) -> LaunchResult<HeadAddresses> {
     let op = site.op;
     for operand in operands {
         expect(op.input, &[operand])?;
@@ -119,7 +122,7 @@ fn heads(site: &Site<'_, &Attention>, operands: &[Operand]) -> Made<Heads> {
     let width = op.kv_heads * op.head_dim;
     let columns = |first, count| located(operands, first, count);
     let of_keys = |first| columns(first + used * op.head_dim, width);
-    Ok(Heads {
+    Ok(HeadAddresses {
         q: columns(0, queries)?,
         k: of_keys(queries)?,
         v: of_keys(queries + keys)?,
@@ -131,7 +134,7 @@ fn heads(site: &Site<'_, &Attention>, operands: &[Operand]) -> Made<Heads> {
 }
 
 /// Columns of operands that lie side by side.
-fn located(operands: &[Operand], mut first: u64, count: u64) -> Made<Operand> {
+fn located(operands: &[MatrixOperand], mut first: u64, count: u64) -> LaunchResult<MatrixOperand> {
     for operand in operands {
         if first < operand.columns {
             return operand.column_range(first, count);
@@ -142,7 +145,7 @@ fn located(operands: &[Operand], mut first: u64, count: u64) -> Made<Operand> {
 }
 
 /// The distance from row to row that operands share.
-fn stride(operands: &[&Operand]) -> Made<u64> {
+fn stride(operands: &[&MatrixOperand]) -> LaunchResult<u64> {
     let stride = operands[0].stride;
     for operand in operands {
         if operand.stride != stride {
@@ -152,7 +155,7 @@ fn stride(operands: &[&Operand]) -> Made<u64> {
     Ok(stride)
 }
 
-fn numbers(sizes: &[u64]) -> Made<Vec<Argument>> {
+fn numbers(sizes: &[u64]) -> LaunchResult<Vec<Argument>> {
     sizes.iter().map(|size| small(*size).map(Argument::U32)).collect()
 }
 
@@ -163,9 +166,9 @@ fn launch(
     arguments: Vec<Argument>,
     (tile, heads): (u64, u64),
     shared_bytes: u64,
-) -> Made<Launch> {
+) -> LaunchResult<Launch> {
     let grid = [small(op.length.div_ceil(tile))?, small(heads)?, small(op.sequences)?];
-    let launch = Launch::new(Family::Attention, kernel, arguments).grid(grid);
+    let launch = Launch::new(KernelFamily::Attention, kernel, arguments).grid(grid);
     Ok(launch.block([small(THREADS)?, 1, 1]).shared(small(shared_bytes)?))
 }
 
@@ -173,11 +176,12 @@ fn scale(op: &Attention) -> Argument {
     Argument::F32(1.0 / (op.head_dim as f32).sqrt())
 }
 
-fn forward(site: &Site<'_, &Attention>) -> Made<Launches> {
+fn forward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     let inputs = site.moment.instr.reads.len();
-    let operands: Vec<Operand> = (0..inputs).map(|port| site.read(port)).collect::<Made<_>>()?;
-    let Heads { q, k, v, .. } = heads(site, &operands)?;
+    let operands: Vec<MatrixOperand> =
+        (0..inputs).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
+    let HeadAddresses { q, k, v, .. } = heads(site, &operands)?;
     let (out, lse) = (site.write(0)?, site.write(1)?);
     expect(op.input, &[&out])?;
     expect(DType::F32, &[&lse])?;
@@ -186,7 +190,7 @@ fn forward(site: &Site<'_, &Attention>) -> Made<Launches> {
     if tokens(op) == 0 {
         return Ok(Launches::default());
     }
-    let tiles = Tiles::of(op, &[&q, &k, &v, &out])?;
+    let tiles = AttentionTiles::of(op, &[&q, &k, &v, &out])?;
     let mut arguments = vec![q.read(), k.read(), v.read(), out.write(), lse.write()];
     let sizes = [op.length, op.heads, op.heads / op.kv_heads, op.head_dim];
     arguments.extend(numbers(&sizes)?);
@@ -197,11 +201,13 @@ fn forward(site: &Site<'_, &Attention>) -> Made<Launches> {
     Ok(launch(op, format!("attention_{}", tiles.name), arguments, over, shared_bytes)?.into())
 }
 
-fn backward(site: &Site<'_, &Attention>) -> Made<Launches> {
+fn backward(site: &InstrSite<'_, &Attention>) -> LaunchResult<Launches> {
     let op = site.op;
     let inputs = site.moment.instr.writes.len();
-    let operands: Vec<Operand> = (0..inputs).map(|port| site.read(port)).collect::<Made<_>>()?;
-    let made: Vec<Operand> = (0..inputs).map(|port| site.write(port)).collect::<Made<_>>()?;
+    let operands: Vec<MatrixOperand> =
+        (0..inputs).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
+    let made: Vec<MatrixOperand> =
+        (0..inputs).map(|port| site.write(port)).collect::<LaunchResult<_>>()?;
     let read = heads(site, &operands)?;
     let written = heads(site, &made)?;
     let (q, k, v) = (read.q, read.k, read.v);
@@ -220,8 +226,8 @@ fn backward(site: &Site<'_, &Attention>) -> Made<Launches> {
     let group = op.heads / op.kv_heads;
     let padded = op.length.next_multiple_of(ROWS);
     let rows = op.sequences * op.heads * padded;
-    let tiles = Tiles::of(op, &[&q, &k, &v, &out, &dout, &dq, &dk, &dv])?;
-    let sums = Operand::contiguous(Memory::Scratch, 0, (rows, 2), DType::F32);
+    let tiles = AttentionTiles::of(op, &[&q, &k, &v, &out, &dout, &dq, &dk, &dv])?;
+    let sums = MatrixOperand::contiguous(MemorySpace::Scratch, 0, (rows, 2), DType::F32);
 
     let mut arguments = vec![out.read(), dout.read(), lse.read(), sums.write()];
     arguments.extend(numbers(&[op.length, op.heads, op.head_dim, of_out, padded])?);

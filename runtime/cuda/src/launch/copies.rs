@@ -4,9 +4,9 @@
 use narrows_plan::Dim;
 use narrows_plan::program::Access;
 
-use super::operand::{Operand, small};
-use super::shape::{Format, expect, expect_count};
-use super::{Argument, Family, Launch, Launches, Made, Memory, Site};
+use super::operand::{MatrixOperand, small};
+use super::shape::{AccessFormat, expect, expect_count};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches, MemorySpace};
 
 /// The most tensors side by side that a kernel takes.
 const SECTIONS: usize = 8;
@@ -14,18 +14,18 @@ const SECTIONS: usize = 8;
 const CHUNK: u64 = 8192;
 
 /// Which tokens of the microbatch a device's rows are.
-struct Tokens {
+struct TokenRows {
     sequences: u64,
     positions: u64,
     first_position: u64,
 }
 
-impl Site<'_> {
-    fn tokens(&self, rows: u64) -> Tokens {
+impl InstrSite<'_> {
+    fn tokens(&self, rows: u64) -> TokenRows {
         let context = self.device.context;
         let work = &context.workload;
         let (sequences, positions) = (work.micro_batch, work.sequence_length);
-        let whole = Tokens { sequences, positions, first_position: 0 };
+        let whole = TokenRows { sequences, positions, first_position: 0 };
         if rows == context.tokens() {
             return whole;
         }
@@ -33,14 +33,14 @@ impl Site<'_> {
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = positions / devices;
-                Tokens { positions, first_position: positions * self.device.tensor, ..whole }
+                TokenRows { positions, first_position: positions * self.device.tensor, ..whole }
             }
-            _ => Tokens { sequences: sequences / devices, ..whole },
+            _ => TokenRows { sequences: sequences / devices, ..whole },
         }
     }
 
     /// The widths of what lies side by side in an operand on this device.
-    fn sections(&self, access: &Access) -> Made<Vec<u64>> {
+    fn sections(&self, access: &Access) -> LaunchResult<Vec<u64>> {
         let buffer = self.device.stage.buffer(access.buffer);
         let columns = access.extent.columns;
         let whole: u64 = buffer.sections.iter().sum();
@@ -56,7 +56,7 @@ impl Site<'_> {
 
 /// Which copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CopyKind {
     Pack,
     Unpack,
     Slice,
@@ -64,19 +64,19 @@ pub(super) enum Way {
 
 /// The form is that of the value that is cut, or put together: rows of which each part has an equal
 /// share of every section.
-pub(super) fn copy(site: &Site, dim: Dim, way: Way) -> Made<Launches> {
+pub(super) fn copy(site: &InstrSite, dim: Dim, way: CopyKind) -> LaunchResult<Launches> {
     let (from, to) = (site.read(0)?, site.write(0)?);
     let instr = site.moment.instr;
     let (whole, access) = match way {
-        Way::Pack | Way::Slice => (from, &instr.reads[0]),
-        Way::Unpack => (to, &instr.writes[0]),
+        CopyKind::Pack | CopyKind::Slice => (from, &instr.reads[0]),
+        CopyKind::Unpack => (to, &instr.writes[0]),
     };
     let parts = site.device.context.tensor();
-    let copied = if way == Way::Slice { 1 } else { parts };
+    let copied = if way == CopyKind::Slice { 1 } else { parts };
     expect(whole.dtype, &[&from, &to])?;
     expect_count(
         whole.elements() / parts * copied,
-        &[if way == Way::Unpack { &from } else { &to }],
+        &[if way == CopyKind::Unpack { &from } else { &to }],
     )?;
 
     let tokens = site.tokens(whole.rows);
@@ -102,7 +102,7 @@ pub(super) fn copy(site: &Site, dim: Dim, way: Way) -> Made<Launches> {
     let longest = shares.iter().copied().max().unwrap_or(0);
     let (part_row, part_elements) = (whole_row / parts, whole.elements() / parts);
 
-    let mut format = Format::of(whole.dtype, &[from.flat(), to.flat()])?;
+    let mut format = AccessFormat::of(whole.dtype, &[from.flat(), to.flat()])?;
     let steps = shares.iter().copied().chain([whole_row, part_row, part_elements]);
     format.narrow_unless(steps.into_iter().all(|step| step.is_multiple_of(format.vector)));
     let chunks = small(longest.div_ceil(CHUNK).max(1))?;
@@ -113,13 +113,13 @@ pub(super) fn copy(site: &Site, dim: Dim, way: Way) -> Made<Launches> {
     for section in 0..SECTIONS {
         arguments.push(Argument::U32(small(shares.get(section).copied().unwrap_or(0))?));
     }
-    let first = if way == Way::Slice { site.device.tensor } else { 0 };
+    let first = if way == CopyKind::Slice { site.device.tensor } else { 0 };
     for size in [rows, parts, first, CHUNK] {
         arguments.push(Argument::U32(small(size)?));
     }
     arguments.extend([whole_row, part_row, part_elements].map(Argument::U64));
-    let kernel = if way == Way::Unpack { "unpack" } else { "pack" };
-    let launch = Launch::new(Family::Layout, format.name(kernel), arguments).over_rows(
+    let kernel = if way == CopyKind::Unpack { "unpack" } else { "pack" };
+    let launch = Launch::new(KernelFamily::Layout, format.name(kernel), arguments).over_rows(
         rows,
         longest.min(CHUNK),
         format,
@@ -129,19 +129,23 @@ pub(super) fn copy(site: &Site, dim: Dim, way: Way) -> Made<Launches> {
 }
 
 /// The rotated features are the first of each row of their buffer.
-pub(super) fn rope(site: &Site, head_dim: u64, sign: f32) -> Made<Launches> {
+pub(super) fn rope(site: &InstrSite, head_dim: u64, sign: f32) -> LaunchResult<Launches> {
     let access = site.moment.instr.writes.first().ok_or("it writes nothing")?;
     let buffer = site.device.stage.buffer(access.buffer).extent;
-    let x = Operand { stride: buffer.columns, ..site.write(0)? };
+    let x = MatrixOperand { stride: buffer.columns, ..site.write(0)? };
     let heads = head_dim > 0 && head_dim.is_multiple_of(2) && x.columns.is_multiple_of(head_dim);
     if !heads || x.columns > x.stride {
         return Err(format!("{} features of {} are no heads of {head_dim}", x.columns, x.stride));
     }
     let tokens = site.tokens(x.rows);
     let positions = site.device.context.workload.sequence_length;
-    let table =
-        Operand::contiguous(Memory::Rotary, 0, (positions, head_dim), narrows_plan::DType::F32);
-    let mut format = Format::of(x.dtype, &[x])?;
+    let table = MatrixOperand::contiguous(
+        MemorySpace::Rotary,
+        0,
+        (positions, head_dim),
+        narrows_plan::DType::F32,
+    );
+    let mut format = AccessFormat::of(x.dtype, &[x])?;
     format.narrow_unless((head_dim / 2).is_multiple_of(format.vector));
     let mut arguments = vec![x.update(), table.read()];
     let sizes = [x.rows, x.columns, x.stride, head_dim, tokens.first_position, tokens.positions];
@@ -149,7 +153,7 @@ pub(super) fn rope(site: &Site, head_dim: u64, sign: f32) -> Made<Launches> {
         arguments.push(Argument::U32(small(size)?));
     }
     arguments.push(Argument::F32(sign));
-    let launch = Launch::new(Family::Rotary, format.name("rope"), arguments);
+    let launch = Launch::new(KernelFamily::Rotary, format.name("rope"), arguments);
     Ok(launch.over_rows(x.rows, x.columns / 2, format)?.into())
 }
 

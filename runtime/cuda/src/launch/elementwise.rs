@@ -2,17 +2,21 @@
 
 use narrows_plan::DType;
 
-use super::operand::Operand;
-use super::shape::{Format, expect, expect_count};
-use super::{Argument, Family, Launch, Launches, Made, Memory, Site};
+use super::operand::MatrixOperand;
+use super::shape::{AccessFormat, expect, expect_count};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches, MemorySpace};
 
-fn launch(kernel: &str, operands: &[Operand], arguments: Vec<Argument>) -> Made<Launches> {
-    let format = Format::of(operands[0].dtype, operands)?;
-    let launch = Launch::new(Family::Elementwise, format.name(kernel), arguments);
+fn launch(
+    kernel: &str,
+    operands: &[MatrixOperand],
+    arguments: Vec<Argument>,
+) -> LaunchResult<Launches> {
+    let format = AccessFormat::of(operands[0].dtype, operands)?;
+    let launch = Launch::new(KernelFamily::Elementwise, format.name(kernel), arguments);
     Ok(launch.over_all(operands[0].elements(), format.vector)?.into())
 }
 
-pub(super) fn add(site: &Site) -> Made<Launches> {
+pub(super) fn add(site: &InstrSite) -> LaunchResult<Launches> {
     let (x, y, sum) = (site.read(0)?.flat(), site.read(1)?.flat(), site.write(0)?.flat());
     expect(x.dtype, &[&y, &sum])?;
     expect_count(x.elements(), &[&y, &sum])?;
@@ -20,7 +24,7 @@ pub(super) fn add(site: &Site) -> Made<Launches> {
     launch("add", &[x, y, sum], arguments)
 }
 
-pub(super) fn add_into(site: &Site) -> Made<Launches> {
+pub(super) fn add_into(site: &InstrSite) -> LaunchResult<Launches> {
     let (x, sum) = (site.read(0)?.flat(), site.write(0)?.flat());
     expect(x.dtype, &[&sum])?;
     expect_count(x.elements(), &[&sum])?;
@@ -28,7 +32,7 @@ pub(super) fn add_into(site: &Site) -> Made<Launches> {
     launch("add_into", &[x, sum], arguments)
 }
 
-pub(super) fn fill(site: &Site) -> Made<Launches> {
+pub(super) fn fill(site: &InstrSite) -> LaunchResult<Launches> {
     let to = site.write(0)?.flat();
     launch("fill", &[to], vec![to.write(), Argument::U64(to.elements())])
 }
@@ -52,10 +56,11 @@ pub fn cast(cast: Cast, elements: u64, from: u64, to: u64) -> Result<Launch, Str
         Cast::F32ToBf16 => ("cast_f32_to_bf16", (DType::F32, DType::Bf16)),
         Cast::Bf16ToF32 => ("cast_bf16_to_f32", (DType::Bf16, DType::F32)),
     };
-    let operand = |begin, dtype| Operand::contiguous(Memory::Arena, begin, (1, elements), dtype);
+    let operand =
+        |begin, dtype| MatrixOperand::contiguous(MemorySpace::Arena, begin, (1, elements), dtype);
     let (from, to) = (operand(from, formats.0), operand(to, formats.1));
     let vector = if from.aligned(8) && to.aligned(8) { 8 } else { 1 };
     let arguments = vec![from.read(), to.write(), Argument::U64(elements)];
-    Launch::new(Family::Elementwise, format!("{name}_v{vector}"), arguments)
+    Launch::new(KernelFamily::Elementwise, format!("{name}_v{vector}"), arguments)
         .over_all(elements, vector)
 }

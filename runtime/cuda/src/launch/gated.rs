@@ -3,12 +3,16 @@
 use narrows_plan::model::GatedProduct;
 
 use super::norm::shape;
-use super::operand::{Operand, small};
-use super::shape::{Format, expect, expect_shape};
-use super::{Argument, Family, Launch, Launches, Made, Site};
+use super::operand::{MatrixOperand, small};
+use super::shape::{AccessFormat, expect, expect_shape};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches};
 
 /// Two operands, or the halves of the first.
-fn both(first: Operand, second: Option<Operand>, width: u64) -> Made<[Operand; 2]> {
+fn both(
+    first: MatrixOperand,
+    second: Option<MatrixOperand>,
+    width: u64,
+) -> LaunchResult<[MatrixOperand; 2]> {
     match second {
         Some(second) => Ok([first, second]),
         None if first.columns != 2 * width => {
@@ -19,13 +23,13 @@ fn both(first: Operand, second: Option<Operand>, width: u64) -> Made<[Operand; 2
 }
 
 fn launch(
-    site: &Site,
-    of: &Operand,
+    site: &InstrSite,
+    of: &MatrixOperand,
     mut arguments: Vec<Argument>,
-    apart: &[Operand],
+    apart: &[MatrixOperand],
     product: GatedProduct,
-) -> Made<Launches> {
-    let operands: Vec<&Operand> = apart.iter().collect();
+) -> LaunchResult<Launches> {
+    let operands: Vec<&MatrixOperand> = apart.iter().collect();
     expect(of.dtype, &operands)?;
     expect_shape((of.rows, of.columns), &operands)?;
     for operand in apart {
@@ -33,19 +37,19 @@ fn launch(
     }
     arguments.extend(shape(of)?);
     arguments.push(Argument::U32(u32::from(product == GatedProduct::SwiGlu)));
-    let format = Format::of(of.dtype, &[&[*of], apart].concat())?;
-    let launch = Launch::new(Family::Gated, format.name(site.op.describe().0), arguments);
+    let format = AccessFormat::of(of.dtype, &[&[*of], apart].concat())?;
+    let launch = Launch::new(KernelFamily::Gated, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(of.rows, of.columns, format)?.into())
 }
 
-pub(super) fn forward(site: &Site, product: GatedProduct) -> Made<Launches> {
+pub(super) fn forward(site: &InstrSite, product: GatedProduct) -> LaunchResult<Launches> {
     let y = site.write(0)?;
     let pair = both(site.read(0)?, site.read(1).ok(), y.columns)?;
     let arguments = vec![pair[0].read(), pair[1].read(), y.write()];
     launch(site, &y, arguments, &pair, product)
 }
 
-pub(super) fn backward(site: &Site, product: GatedProduct) -> Made<Launches> {
+pub(super) fn backward(site: &InstrSite, product: GatedProduct) -> LaunchResult<Launches> {
     let dy = site.read(0)?;
     let pair = both(site.read(1)?, site.read(2).ok(), dy.columns)?;
     let made = both(site.write(0)?, site.write(1).ok(), dy.columns)?;

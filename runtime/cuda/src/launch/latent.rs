@@ -4,23 +4,23 @@
 use narrows_plan::model::Activation;
 
 use super::norm::{rms, shape, statistic};
-use super::operand::{Operand, small};
-use super::shape::{Format, expect, expect_shape};
-use super::{Argument, Family, Launch, Launches, Made, Site};
+use super::operand::{MatrixOperand, small};
+use super::shape::{AccessFormat, expect, expect_shape};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches};
 
 /// The most latents that a kernel takes.
 const SECTIONS: usize = 4;
 
 /// Latents that lie side by side in a whole, or apart.
-struct Sections {
+struct LatentSections {
     /// What each is where it stands alone.
-    apart: Vec<Operand>,
+    apart: Vec<MatrixOperand>,
     /// Where it is in the whole.
-    within: Vec<Operand>,
+    within: Vec<MatrixOperand>,
 }
 
-impl Sections {
-    fn new(apart: Vec<Operand>, whole: Operand) -> Made<Sections> {
+impl LatentSections {
+    fn new(apart: Vec<MatrixOperand>, whole: MatrixOperand) -> LaunchResult<LatentSections> {
         if apart.len() > SECTIONS {
             return Err(format!("{} latents side by side: a kernel takes {SECTIONS}", apart.len()));
         }
@@ -34,14 +34,14 @@ impl Sections {
         if first != whole.columns {
             return Err(format!("latents of {first} features together, in {}", whole.columns));
         }
-        Ok(Sections { apart, within })
+        Ok(LatentSections { apart, within })
     }
 
-    fn pointers(&self, argument: impl Fn(&Operand) -> Argument) -> Vec<Argument> {
+    fn pointers(&self, argument: impl Fn(&MatrixOperand) -> Argument) -> Vec<Argument> {
         pointers(&self.apart, argument)
     }
 
-    fn widths(&self) -> Made<Vec<Argument>> {
+    fn widths(&self) -> LaunchResult<Vec<Argument>> {
         let mut widths = vec![Argument::U32(0); SECTIONS];
         for (width, section) in widths.iter_mut().zip(&self.apart) {
             *width = Argument::U32(small(section.columns)?);
@@ -54,7 +54,7 @@ impl Sections {
     }
 }
 
-fn pointers(of: &[Operand], argument: impl Fn(&Operand) -> Argument) -> Vec<Argument> {
+fn pointers(of: &[MatrixOperand], argument: impl Fn(&MatrixOperand) -> Argument) -> Vec<Argument> {
     let mut made = vec![Argument::Absent; SECTIONS];
     made.iter_mut().zip(of).for_each(|(made, operand)| *made = argument(operand));
     made
@@ -65,13 +65,13 @@ fn flag(of: bool) -> Argument {
 }
 
 /// `LatentForward`, and `LatentRecover` with the statistic after h.
-pub(super) fn forward(site: &Site, phi: Activation, owed: bool) -> Made<Launches> {
+pub(super) fn forward(site: &InstrSite, phi: Activation, owed: bool) -> LaunchResult<Launches> {
     let h = site.read(0)?;
     let writes = site.moment.instr.writes.len();
-    let results = (0..writes).map(|port| site.write(port)).collect::<Made<_>>()?;
-    let sections = Sections::new(results, h)?;
+    let results = (0..writes).map(|port| site.write(port)).collect::<LaunchResult<_>>()?;
+    let sections = LatentSections::new(results, h)?;
     let mut arguments = vec![h.read()];
-    arguments.extend(sections.pointers(Operand::write));
+    arguments.extend(sections.pointers(MatrixOperand::write));
     arguments.extend(sections.widths()?);
     if owed {
         arguments.push(statistic(site.read(1)?, h.rows)?.read());
@@ -81,20 +81,20 @@ pub(super) fn forward(site: &Site, phi: Activation, owed: bool) -> Made<Launches
     if owed {
         arguments.extend(rms(site));
     }
-    let format = Format::of(h.dtype, &[&sections.apart[..], &sections.within].concat())?;
-    let launch = Launch::new(Family::Latent, format.name(site.op.describe().0), arguments);
+    let format = AccessFormat::of(h.dtype, &[&sections.apart[..], &sections.within].concat())?;
+    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(h.rows, sections.widest(), format)?.into())
 }
 
 /// The latents' gradients, then h where there is φ.
-pub(super) fn backward(site: &Site, phi: Activation) -> Made<Launches> {
+pub(super) fn backward(site: &InstrSite, phi: Activation) -> LaunchResult<Launches> {
     let silu = phi == Activation::Silu;
     let dh = site.write(0)?;
     let count = site.moment.instr.reads.len().saturating_sub(usize::from(silu));
     let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
     if silu {
         let h = saved_whole(site, count, dh)?;
-        all.extend(Sections::new(sections.apart.clone(), h)?.within);
+        all.extend(LatentSections::new(sections.apart.clone(), h)?.within);
         arguments.push(h.read());
     } else {
         arguments.push(Argument::Absent);
@@ -102,27 +102,27 @@ pub(super) fn backward(site: &Site, phi: Activation) -> Made<Launches> {
     arguments.push(dh.write());
     arguments.extend(shape(&dh)?);
     arguments.push(flag(silu));
-    let format = Format::of(dh.dtype, &all)?;
-    let launch = Launch::new(Family::Latent, format.name(site.op.describe().0), arguments);
+    let format = AccessFormat::of(dh.dtype, &all)?;
+    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(dh.rows, sections.widest(), format)?.into())
 }
 
 /// The first `count` operands, the latents' gradients, as the sections of dh: with all operands that they
 /// and dh are, and the arguments that say where they lie.
 fn of_gradients(
-    site: &Site,
+    site: &InstrSite,
     count: usize,
-    dh: Operand,
-) -> Made<(Sections, Vec<Operand>, Vec<Argument>)> {
-    let gradients = (0..count).map(|port| site.read(port)).collect::<Made<_>>()?;
-    let sections = Sections::new(gradients, dh)?;
+    dh: MatrixOperand,
+) -> LaunchResult<(LatentSections, Vec<MatrixOperand>, Vec<Argument>)> {
+    let gradients = (0..count).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
+    let sections = LatentSections::new(gradients, dh)?;
     let all = [&sections.apart[..], &sections.within].concat();
-    let mut arguments = sections.pointers(Operand::read);
+    let mut arguments = sections.pointers(MatrixOperand::read);
     arguments.extend(sections.widths()?);
     Ok((sections, all, arguments))
 }
 
-fn saved_whole(site: &Site, port: usize, like: Operand) -> Made<Operand> {
+fn saved_whole(site: &InstrSite, port: usize, like: MatrixOperand) -> LaunchResult<MatrixOperand> {
     let h = site.read(port)?;
     expect(like.dtype, &[&h])?;
     expect_shape((like.rows, like.columns), &[&h])?;
@@ -130,7 +130,7 @@ fn saved_whole(site: &Site, port: usize, like: Operand) -> Made<Operand> {
 }
 
 /// The latents' gradients, h or every z, s, and the gradient of s when it is added to.
-pub(super) fn recover_backward(site: &Site, phi: Activation) -> Made<Launches> {
+pub(super) fn recover_backward(site: &InstrSite, phi: Activation) -> LaunchResult<Launches> {
     let silu = phi == Activation::Silu;
     let (reads, writes) = (&site.moment.instr.reads, &site.moment.instr.writes);
     let add = reads.last() == writes.last();
@@ -140,18 +140,18 @@ pub(super) fn recover_backward(site: &Site, phi: Activation) -> Made<Launches> {
     let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
     if silu {
         let h = saved_whole(site, count, dh)?;
-        all.extend(Sections::new(sections.apart.clone(), h)?.within);
+        all.extend(LatentSections::new(sections.apart.clone(), h)?.within);
         arguments.push(h.read());
         arguments.extend([Argument::Absent; SECTIONS]);
     } else {
-        let saved: Vec<Operand> =
-            (count..2 * count).map(|port| site.read(port)).collect::<Made<_>>()?;
+        let saved: Vec<MatrixOperand> =
+            (count..2 * count).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
         for (z, dz) in saved.iter().zip(&sections.apart) {
             expect(dh.dtype, &[z])?;
             expect_shape((dz.rows, dz.columns), &[z])?;
         }
         arguments.push(Argument::Absent);
-        arguments.extend(pointers(&saved, Operand::read));
+        arguments.extend(pointers(&saved, MatrixOperand::read));
         all.extend(saved);
     }
     arguments.push(statistic(site.read(before_s)?, dh.rows)?.read());
@@ -160,7 +160,7 @@ pub(super) fn recover_backward(site: &Site, phi: Activation) -> Made<Launches> {
     arguments.push(flag(silu));
     arguments.extend(rms(site));
     arguments.push(flag(add));
-    let format = Format::of(dh.dtype, &all)?;
-    let launch = Launch::new(Family::Latent, format.name(site.op.describe().0), arguments);
+    let format = AccessFormat::of(dh.dtype, &all)?;
+    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(dh.rows, sections.widest(), format)?.into())
 }

@@ -22,18 +22,18 @@ use std::collections::HashMap;
 use narrows_plan::program::{Action, BufferId, Constants, PassOp, StageProgram};
 use narrows_plan::strategy::Context;
 
-use copies::Way;
-use narrows_runtime::order::Moment;
+use copies::CopyKind;
+use narrows_runtime::order::ScheduledInstruction;
 
-pub use super::source::Family;
+pub use super::source::KernelFamily;
 pub use copies::rotary_table;
 pub use elementwise::{Cast, cast};
-pub use operand::{Argument, Memory, Span, Touch};
+pub use operand::{Argument, ByteRows, MemoryAccess, MemorySpace};
 pub use step::{COEFFICIENTS, coefficients};
 
 /// What launches depend on besides the instruction: the device's place, and its program.
 #[derive(Clone, Copy, Debug)]
-pub struct Device<'a> {
+pub struct LaunchContext<'a> {
     /// Mesh, workload, formats.
     pub context: &'a Context,
     /// Numbers of the model.
@@ -52,7 +52,7 @@ pub struct Device<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
     /// The file it is in.
-    pub family: Family,
+    pub family: KernelFamily,
     /// Its name there.
     pub kernel: String,
     /// Blocks in x, y and z.
@@ -80,7 +80,7 @@ pub struct Launches {
     "no CUDA kernel for `{pass}` of {origin}: {why}; run it on the processor backend \
      (`--backend cpu`), or plan with other choices for this op"
 )]
-pub struct Refusal {
+pub struct UnsupportedInstr {
     /// The pass.
     pub pass: &'static str,
     /// Where the instruction comes from.
@@ -92,16 +92,19 @@ pub struct Refusal {
 /// The launches of an instruction that is a pass, or attention.
 ///
 /// # Errors
-/// A [`Refusal`] that names the pass, where it comes from, and what no kernel does: another action
+/// A [`UnsupportedInstr`] that names the pass, where it comes from, and what no kernel does: another action
 /// than a pass, operands in formats or numbers that the pass does not have in any lowered program,
 /// or sizes beyond what a kernel holds.
-pub fn pass(device: &Device, moment: &Moment) -> Result<Launches, Refusal> {
+pub fn pass(
+    device: &LaunchContext,
+    moment: &ScheduledInstruction,
+) -> Result<Launches, UnsupportedInstr> {
     let made = match &moment.instr.action {
-        Action::Pass(op) => Site { device, moment, op: *op }.launches(),
-        Action::Attention(op) => attention::launches(&Site { device, moment, op }),
+        Action::Pass(op) => InstrSite { device, moment, op: *op }.launches(),
+        Action::Attention(op) => attention::launches(&InstrSite { device, moment, op }),
         other => Err(format!("`{}` is neither a pass nor attention", other.name())),
     };
-    made.map_err(|why| Refusal {
+    made.map_err(|why| UnsupportedInstr {
         pass: moment.instr.action.name(),
         origin: moment.instr.origin.clone(),
         why,
@@ -109,18 +112,18 @@ pub fn pass(device: &Device, moment: &Moment) -> Result<Launches, Refusal> {
 }
 
 /// Why a pass is refused, or what it made.
-type Made<T> = Result<T, String>;
+type LaunchResult<T> = Result<T, String>;
 
 /// An instruction on a device.
 #[derive(Clone, Copy)]
-struct Site<'a, Op = PassOp> {
-    device: &'a Device<'a>,
-    moment: &'a Moment<'a>,
+struct InstrSite<'a, Op = PassOp> {
+    device: &'a LaunchContext<'a>,
+    moment: &'a ScheduledInstruction<'a>,
     op: Op,
 }
 
-impl Site<'_> {
-    fn launches(&self) -> Made<Launches> {
+impl InstrSite<'_> {
+    fn launches(&self) -> LaunchResult<Launches> {
         use PassOp::*;
         match self.op {
             NormForward | NormStatistic | NormApply | NormOnline | NormScale => norm::forward(self),
@@ -144,9 +147,9 @@ impl Site<'_> {
             Gather => ends::gather(self),
             ScatterAdd => ends::scatter_add(self),
             LossMaximum | LossSum | LossGradient => ends::loss(self),
-            Pack { dim } => copies::copy(self, dim, Way::Pack),
-            Unpack { dim } => copies::copy(self, dim, Way::Unpack),
-            Slice { dim } => copies::copy(self, dim, Way::Slice),
+            Pack { dim } => copies::copy(self, dim, CopyKind::Pack),
+            Unpack { dim } => copies::copy(self, dim, CopyKind::Unpack),
+            Slice { dim } => copies::copy(self, dim, CopyKind::Slice),
             SquareSum => step::square_sum(self),
             AdamW => step::adamw(self),
         }
@@ -155,7 +158,7 @@ impl Site<'_> {
 
 impl Launch {
     /// A launch with a grid of one dimension.
-    fn new(family: Family, kernel: impl Into<String>, arguments: Vec<Argument>) -> Launch {
+    fn new(family: KernelFamily, kernel: impl Into<String>, arguments: Vec<Argument>) -> Launch {
         let one = [1, 1, 1];
         Launch { family, kernel: kernel.into(), grid: one, block: one, shared_bytes: 0, arguments }
     }

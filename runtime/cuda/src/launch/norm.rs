@@ -3,22 +3,22 @@
 use narrows_plan::DType;
 use narrows_plan::program::PassOp;
 
-use super::operand::{Operand, small};
-use super::shape::{Format, Parts, expect, expect_count, expect_shape, shared_bytes};
-use super::{Argument, Family, Launch, Launches, Made, Site};
+use super::operand::{MatrixOperand, small};
+use super::shape::{AccessFormat, SplitSum, expect, expect_count, expect_shape, shared_bytes};
+use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches};
 
 /// The whole width and ε, as kernels take them.
-pub(super) fn rms(site: &Site) -> [Argument; 2] {
+pub(super) fn rms(site: &InstrSite) -> [Argument; 2] {
     let constants = site.device.constants;
     [Argument::F32(constants.hidden as f32), Argument::F32(constants.norm_epsilon as f32)]
 }
 
 /// Rows and columns, as kernels take them.
-pub(super) fn shape(of: &Operand) -> Made<[Argument; 2]> {
+pub(super) fn shape(of: &MatrixOperand) -> LaunchResult<[Argument; 2]> {
     Ok([Argument::U32(small(of.rows)?), Argument::U32(small(of.columns)?)])
 }
 
-pub(super) fn forward(site: &Site) -> Made<Launches> {
+pub(super) fn forward(site: &InstrSite) -> LaunchResult<Launches> {
     let x = site.read(0)?;
     let mut arguments = vec![x.read()];
     let mut rows = vec![x];
@@ -46,21 +46,21 @@ pub(super) fn forward(site: &Site) -> Made<Launches> {
     if matches!(site.op, PassOp::NormForward | PassOp::NormApply) {
         arguments.extend(rms(site));
     }
-    let format = Format::of(x.dtype, &rows)?;
+    let format = AccessFormat::of(x.dtype, &rows)?;
     let kernel = format.name(site.op.describe().0);
-    let launch = Launch::new(Family::Norm, kernel, arguments);
+    let launch = Launch::new(KernelFamily::Norm, kernel, arguments);
     Ok(launch.over_rows(x.rows, x.columns, format)?.into())
 }
 
 /// One f32 number a row.
-pub(super) fn statistic(of: Operand, rows: u64) -> Made<Operand> {
+pub(super) fn statistic(of: MatrixOperand, rows: u64) -> LaunchResult<MatrixOperand> {
     expect(DType::F32, &[&of])?;
     expect_count(rows, &[&of])?;
     Ok(of.flat())
 }
 
 /// dy, x and γ: what every backward pass reads.
-fn saved(site: &Site) -> Made<[Operand; 3]> {
+fn saved(site: &InstrSite) -> LaunchResult<[MatrixOperand; 3]> {
     let (dy, x, scale) = (site.read(0)?, site.read(1)?, site.read(2)?.flat());
     expect(x.dtype, &[&dy, &scale])?;
     expect_shape((x.rows, x.columns), &[&dy])?;
@@ -68,19 +68,19 @@ fn saved(site: &Site) -> Made<[Operand; 3]> {
     Ok([dy, x, scale])
 }
 
-pub(super) fn backward_statistic(site: &Site) -> Made<Launches> {
+pub(super) fn backward_statistic(site: &InstrSite) -> LaunchResult<Launches> {
     let saved = saved(site)?;
     let x = saved[1];
     let mut arguments = saved.map(|operand| operand.read()).to_vec();
     arguments.push(statistic(site.write(0)?, x.rows)?.write());
     arguments.extend(shape(&x)?);
-    let format = Format::of(x.dtype, &saved)?;
-    let launch = Launch::new(Family::Norm, format.name(site.op.describe().0), arguments);
+    let format = AccessFormat::of(x.dtype, &saved)?;
+    let launch = Launch::new(KernelFamily::Norm, format.name(site.op.describe().0), arguments);
     Ok(launch.over_rows(x.rows, x.columns, format)?.into())
 }
 
 /// After dy, x and γ come one or two numbers a row, then the gradients that are added to.
-pub(super) fn backward(site: &Site) -> Made<Launches> {
+pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     let saved = saved(site)?;
     let x = saved[1];
     let statistics = if site.op == PassOp::NormBackwardApply { 2 } else { 1 };
@@ -93,7 +93,7 @@ pub(super) fn backward(site: &Site) -> Made<Launches> {
     for port in 3..3 + statistics {
         arguments.push(statistic(site.read(port)?, x.rows)?.read());
     }
-    let parts = Parts::of(x.rows, x.columns);
+    let parts = SplitSum::of(x.rows, x.columns);
     arguments.extend([dx.made(add), parts.scratch().write()]);
     arguments.extend(shape(&x)?);
     if site.op != PassOp::NormOnlineBackward {
@@ -102,8 +102,8 @@ pub(super) fn backward(site: &Site) -> Made<Launches> {
     arguments.push(Argument::U32(u32::from(add)));
 
     let [dy, _, scale] = saved;
-    let format = Format::of(x.dtype, &[dy, x, scale, dx])?;
-    let launch = Launch::new(Family::Norm, format.name(site.op.describe().0), arguments)
+    let format = AccessFormat::of(x.dtype, &[dy, x, scale, dx])?;
+    let launch = Launch::new(KernelFamily::Norm, format.name(site.op.describe().0), arguments)
         .shared(shared_bytes(x.columns)?);
     parts.then_add(parts.over_parts(launch, x.columns, format)?, dscale)
 }

@@ -5,12 +5,12 @@ use std::ops::Range;
 use narrows_plan::DType;
 use narrows_plan::program::Access;
 
-use super::{Made, Site};
+use super::{InstrSite, LaunchResult};
 use narrows_runtime::place;
 
 /// What an argument points into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Memory {
+pub enum MemorySpace {
     /// The arena of the program.
     Arena,
     /// Memory that the launches of one instruction share.
@@ -26,7 +26,7 @@ pub enum Memory {
 
 /// What a kernel does there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Touch {
+pub enum MemoryAccess {
     /// Reads.
     Read,
     /// Writes all of it, whatever was there.
@@ -37,9 +37,9 @@ pub enum Touch {
 
 /// The bytes behind a pointer that a kernel touches: rows of equal length, at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct ByteRows {
     /// Where.
-    pub memory: Memory,
+    pub memory: MemorySpace,
     /// The first byte: what the pointer points to.
     pub begin: u64,
     /// How many rows.
@@ -49,14 +49,14 @@ pub struct Span {
     /// Bytes from the beginning of a row to that of the next.
     pub stride_bytes: u64,
     /// What is done.
-    pub touch: Touch,
+    pub touch: MemoryAccess,
 }
 
 /// What a kernel is given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
     /// A pointer to memory.
-    Memory(Span),
+    Memory(ByteRows),
     /// A null pointer, where a kernel allows it.
     Absent,
     /// 32 bits.
@@ -67,7 +67,7 @@ pub enum Argument {
     F32(f32),
 }
 
-impl Span {
+impl ByteRows {
     /// The bytes of a row.
     pub fn row(&self, row: u64) -> Range<u64> {
         let begin = self.begin + row * self.stride_bytes;
@@ -77,8 +77,8 @@ impl Span {
 
 /// An operand as a matrix in the arena, or in scratch memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Operand {
-    pub memory: Memory,
+pub(super) struct MatrixOperand {
+    pub memory: MemorySpace,
     pub begin: u64,
     pub rows: u64,
     pub columns: u64,
@@ -87,29 +87,29 @@ pub(super) struct Operand {
     pub dtype: DType,
 }
 
-impl Operand {
+impl MatrixOperand {
     /// Rows without a gap between them.
     pub fn contiguous(
-        memory: Memory,
+        memory: MemorySpace,
         begin: u64,
         (rows, columns): (u64, u64),
         dtype: DType,
     ) -> Self {
-        Operand { memory, begin, rows, columns, stride: columns, dtype }
+        MatrixOperand { memory, begin, rows, columns, stride: columns, dtype }
     }
 
     /// Some of its columns.
-    pub fn column_range(self, first: u64, count: u64) -> Made<Operand> {
+    pub fn column_range(self, first: u64, count: u64) -> LaunchResult<MatrixOperand> {
         if first + count > self.columns {
             return Err(format!("columns {first} to {} of {}", first + count, self.columns));
         }
-        Ok(Operand { begin: self.begin + first * self.dtype.width(), columns: count, ..self })
+        Ok(MatrixOperand { begin: self.begin + first * self.dtype.width(), columns: count, ..self })
     }
 
     /// Its numbers in one row.
-    pub fn flat(self) -> Operand {
+    pub fn flat(self) -> MatrixOperand {
         let columns = self.rows * self.columns;
-        Operand { rows: 1, columns, stride: columns, ..self }
+        MatrixOperand { rows: 1, columns, stride: columns, ..self }
     }
 
     pub fn elements(&self) -> u64 {
@@ -124,15 +124,15 @@ impl Operand {
     }
 
     pub fn read(&self) -> Argument {
-        self.touched(Touch::Read)
+        self.touched(MemoryAccess::Read)
     }
 
     pub fn write(&self) -> Argument {
-        self.touched(Touch::Write)
+        self.touched(MemoryAccess::Write)
     }
 
     pub fn update(&self) -> Argument {
-        self.touched(Touch::Update)
+        self.touched(MemoryAccess::Update)
     }
 
     /// Written, or added to.
@@ -140,9 +140,9 @@ impl Operand {
         if add { self.update() } else { self.write() }
     }
 
-    fn touched(&self, touch: Touch) -> Argument {
+    fn touched(&self, touch: MemoryAccess) -> Argument {
         let width = self.dtype.width();
-        Argument::Memory(Span {
+        Argument::Memory(ByteRows {
             memory: self.memory,
             begin: self.begin,
             rows: self.rows,
@@ -154,20 +154,20 @@ impl Operand {
 }
 
 /// 32 bits of a size, or why not.
-pub(super) fn small(size: u64) -> Made<u32> {
+pub(super) fn small(size: u64) -> LaunchResult<u32> {
     u32::try_from(size).map_err(|_| format!("a size of {size} exceeds 32 bits"))
 }
 
-impl<Op> Site<'_, Op> {
+impl<Op> InstrSite<'_, Op> {
     /// A read operand.
-    pub fn read(&self, port: usize) -> Made<Operand> {
+    pub fn read(&self, port: usize) -> LaunchResult<MatrixOperand> {
         let reads = &self.moment.instr.reads;
         let access = reads.get(port).ok_or_else(|| format!("it reads {} operands", reads.len()))?;
         Ok(self.operand(access))
     }
 
     /// A written operand.
-    pub fn write(&self, port: usize) -> Made<Operand> {
+    pub fn write(&self, port: usize) -> LaunchResult<MatrixOperand> {
         let writes = &self.moment.instr.writes;
         let access =
             writes.get(port).ok_or_else(|| format!("it writes {} operands", writes.len()))?;
@@ -176,11 +176,11 @@ impl<Op> Site<'_, Op> {
 
     /// An operand where this device has it. Parameters of which this replica updates a part are
     /// seen as that part.
-    pub fn operand(&self, access: &Access) -> Operand {
-        let Site { device, moment, .. } = self;
+    pub fn operand(&self, access: &Access) -> MatrixOperand {
+        let InstrSite { device, moment, .. } = self;
         let seen = (access, moment.phase, moment.slot);
         let begin = place::of_replica(device.stage, (device.context, device.data), seen).start;
         let shape = (access.extent.rows, access.extent.columns);
-        Operand::contiguous(Memory::Arena, begin, shape, access.extent.dtype)
+        MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
     }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::MatmulKey;
-use narrows_runtime::data::WholeFile;
+use narrows_runtime::data::AtomicFile;
 use narrows_runtime::data::{self, hex};
 
 const FORMAT: &str = "narrows-algorithms/1";
@@ -33,7 +33,7 @@ pub struct Platform {
 /// An algorithm, as cuBLASLt gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Algorithm {
+pub struct MatmulAlgorithm {
     /// `cublasLtMatmulAlgo_t`.
     pub data: [u64; 8],
     /// The memory it wants besides the operands.
@@ -45,7 +45,7 @@ pub struct Algorithm {
 pub struct AlgorithmStore {
     path: PathBuf,
     platform: Platform,
-    algorithms: BTreeMap<MatmulKey, Algorithm>,
+    algorithms: BTreeMap<MatmulKey, MatmulAlgorithm>,
     /// Whether there is something that the file may lack.
     changed: bool,
     /// Of which products what the file has does not work.
@@ -66,17 +66,17 @@ pub struct Unusable {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct StoredAlgorithm {
     product: MatmulKey,
-    algorithm: Algorithm,
+    algorithm: MatmulAlgorithm,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Contents {
+struct StoreFile {
     format: String,
     platform: Platform,
-    algorithms: Vec<Entry>,
+    algorithms: Vec<StoredAlgorithm>,
     /// Of the platform and the algorithms.
     sha256: String,
 }
@@ -100,7 +100,7 @@ impl AlgorithmStore {
     }
 
     /// The algorithm of a product, if it was looked for.
-    pub fn get(&self, product: &MatmulKey) -> Option<&Algorithm> {
+    pub fn get(&self, product: &MatmulKey) -> Option<&MatmulAlgorithm> {
         self.algorithms.get(product)
     }
 
@@ -115,12 +115,12 @@ impl AlgorithmStore {
     }
 
     /// Keeps an algorithm.
-    pub fn insert(&mut self, product: MatmulKey, algorithm: Algorithm) {
+    pub fn insert(&mut self, product: MatmulKey, algorithm: MatmulAlgorithm) {
         self.changed |= self.algorithms.insert(product, algorithm) != Some(algorithm);
     }
 
     /// Keeps an algorithm in place of one that does not work, also in the file.
-    pub fn replace(&mut self, product: MatmulKey, algorithm: Algorithm) {
+    pub fn replace(&mut self, product: MatmulKey, algorithm: MatmulAlgorithm) {
         self.insert(product, algorithm);
         self.replaced.insert(product);
     }
@@ -137,16 +137,18 @@ impl AlgorithmStore {
         let mut all = self.algorithms.clone();
         let kept = read(&self.path, &self.platform).unwrap_or_default();
         all.extend(kept.into_iter().filter(|(product, _)| !self.replaced.contains(product)));
-        let algorithms: Vec<Entry> =
-            all.into_iter().map(|(product, algorithm)| Entry { product, algorithm }).collect();
+        let algorithms: Vec<StoredAlgorithm> = all
+            .into_iter()
+            .map(|(product, algorithm)| StoredAlgorithm { product, algorithm })
+            .collect();
         let sha256 = hash(&self.platform, &algorithms)?;
         let platform = self.platform.clone();
-        let contents = Contents { format: FORMAT.into(), platform, algorithms, sha256 };
+        let contents = StoreFile { format: FORMAT.into(), platform, algorithms, sha256 };
         let text = serde_json::to_vec_pretty(&contents)?;
         if let Some(folder) = self.path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let mut file = WholeFile::create(&self.path)?;
+        let mut file = AtomicFile::create(&self.path)?;
         file.write(&text)?;
         file.finish(&[])?;
         self.changed = false;
@@ -163,12 +165,12 @@ fn file_name(platform: &Platform) -> String {
     format!("{named}-{}.json", &hash[..8])
 }
 
-fn read(path: &Path, platform: &Platform) -> Result<BTreeMap<MatmulKey, Algorithm>, String> {
+fn read(path: &Path, platform: &Platform) -> Result<BTreeMap<MatmulKey, MatmulAlgorithm>, String> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         read => read.map_err(|error| format!("it cannot be read: {error}"))?,
     };
-    let contents: Contents =
+    let contents: StoreFile =
         serde_json::from_slice(&bytes).map_err(|error| format!("it is damaged: {error}"))?;
     if contents.format != FORMAT {
         return Err(format!("it is of the form `{}`, not `{FORMAT}`", contents.format));
@@ -185,7 +187,7 @@ fn read(path: &Path, platform: &Platform) -> Result<BTreeMap<MatmulKey, Algorith
 }
 
 /// Of the form without spaces.
-fn hash(platform: &Platform, algorithms: &[Entry]) -> io::Result<String> {
+fn hash(platform: &Platform, algorithms: &[StoredAlgorithm]) -> io::Result<String> {
     let text = serde_json::to_vec(&(platform, algorithms))?;
     Ok(hex(&data::digest(&text)))
 }
@@ -194,11 +196,11 @@ fn hash(platform: &Platform, algorithms: &[Entry]) -> io::Result<String> {
 mod tests {
     use narrows_plan::DType;
 
-    use super::super::{Operation, Stored};
+    use super::super::{StoredMatrix, Transpose};
     use super::*;
 
     fn product(m: u64) -> MatmulKey {
-        let stored = |rows, columns, dtype| Stored {
+        let stored = |rows, columns, dtype| StoredMatrix {
             dtype,
             rows,
             columns,
@@ -211,8 +213,8 @@ mod tests {
             n: 16,
             k: 24,
             batch: 1,
-            operation_a: Operation::T,
-            operation_b: Operation::N,
+            operation_a: Transpose::T,
+            operation_b: Transpose::N,
             a: stored(24, m, DType::Bf16),
             b: stored(24, 16, DType::Bf16),
             c: stored(m, 16, DType::F32),
@@ -221,9 +223,12 @@ mod tests {
         }
     }
 
-    fn algorithm(first: u64) -> Algorithm {
+    fn algorithm(first: u64) -> MatmulAlgorithm {
         // All 64 bits of it must come back.
-        Algorithm { data: [first, u64::MAX, 0, 1 << 53, 3, 4, 5, 6], workspace_bytes: 1 << 20 }
+        MatmulAlgorithm {
+            data: [first, u64::MAX, 0, 1 << 53, 3, 4, 5, 6],
+            workspace_bytes: 1 << 20,
+        }
     }
 
     fn platform(gpu: &str, cublaslt: &str) -> Platform {

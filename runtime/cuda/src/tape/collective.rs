@@ -4,18 +4,18 @@ use std::ops::Range;
 
 use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::{Axis, Group};
-use narrows_plan::program::{Access, Exchange, Reduction};
+use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::program::{Access, CollectiveOp, Reduction};
 
-use super::Touched;
-use crate::launch::{Device, Refusal};
-use narrows_runtime::order::Moment;
+use super::TouchedRange;
+use crate::launch::{LaunchContext, UnsupportedInstr};
+use narrows_runtime::order::ScheduledInstruction;
 use narrows_runtime::place;
 
 /// The devices of a group: an axis, and how many along it. Of a pipeline that may be the first and the
 /// last stage alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Sharing {
+pub struct GroupKey {
     /// The axis.
     pub axis: Axis,
     /// How many devices.
@@ -24,22 +24,22 @@ pub struct Sharing {
 
 /// A collective.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Joint {
+pub struct NcclCollective {
     /// Which.
     pub kind: CollectiveKind,
     /// How contributions are combined, where they are.
     pub reduction: Reduction,
     /// Over whom.
-    pub sharing: Sharing,
+    pub sharing: GroupKey,
     /// The group, as the program has it.
-    pub group: Group,
+    pub group: DeviceGroup,
     /// What goes in and comes out, an operand each, all in one launch.
-    pub shares: Vec<Share>,
+    pub shares: Vec<CollectiveBuffer>,
 }
 
 /// An operand of a collective.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Share {
+pub struct CollectiveBuffer {
     /// The format of its numbers.
     pub dtype: DType,
     /// Bytes of the arena that are given.
@@ -48,14 +48,14 @@ pub struct Share {
     pub target: Range<u64>,
 }
 
-impl Joint {
+impl NcclCollective {
     pub(super) fn new(
-        device: &Device,
-        moment: &Moment,
-        exchange: &Exchange,
-    ) -> Result<Joint, Refusal> {
+        device: &LaunchContext,
+        moment: &ScheduledInstruction,
+        exchange: &CollectiveOp,
+    ) -> Result<NcclCollective, UnsupportedInstr> {
         let instr = moment.instr;
-        let refused = |why: &str| Refusal {
+        let refused = |why: &str| UnsupportedInstr {
             pass: instr.action.name(),
             origin: instr.origin.clone(),
             why: why.into(),
@@ -77,9 +77,9 @@ impl Joint {
         let shares = instr.writes.iter().enumerate().map(|(port, made)| {
             let given = if in_place { made } else { &instr.reads[port] };
             let (source, target) = (bytes(given), bytes(made));
-            Share { dtype: made.extent.dtype, source, target }
+            CollectiveBuffer { dtype: made.extent.dtype, source, target }
         });
-        let shares: Vec<Share> = shares.collect();
+        let shares: Vec<CollectiveBuffer> = shares.collect();
         let members = exchange.group.size;
         for share in &shares {
             let numbers = share.bytes() / share.dtype.width();
@@ -88,10 +88,10 @@ impl Joint {
                 return Err(refused("its parts are not equal"));
             }
         }
-        Ok(Joint {
+        Ok(NcclCollective {
             kind: exchange.kind,
             reduction: exchange.reduction,
-            sharing: Sharing { axis: exchange.axis, size: members },
+            sharing: GroupKey { axis: exchange.axis, size: members },
             group: exchange.group,
             shares,
         })
@@ -99,7 +99,7 @@ impl Joint {
 
     /// Bytes of the whole, unsharded tensors.
     pub fn whole_bytes(&self) -> u64 {
-        let shares: u64 = self.shares.iter().map(Share::bytes).sum();
+        let shares: u64 = self.shares.iter().map(CollectiveBuffer::bytes).sum();
         match self.kind {
             // Before and after it, everyone has a part.
             CollectiveKind::AllToAll => shares * self.sharing.size,
@@ -107,17 +107,17 @@ impl Joint {
         }
     }
 
-    pub(super) fn touches(&self) -> Vec<Touched> {
+    pub(super) fn touches(&self) -> Vec<TouchedRange> {
         let touched = self.shares.iter().flat_map(|share| {
-            let read = Touched { bytes: share.source.clone(), writes: false };
-            let made = Touched { bytes: share.target.clone(), writes: true };
+            let read = TouchedRange { bytes: share.source.clone(), writes: false };
+            let made = TouchedRange { bytes: share.target.clone(), writes: true };
             [read, made]
         });
         touched.collect()
     }
 }
 
-impl Share {
+impl CollectiveBuffer {
     /// Bytes of what is given or of what is made, whichever is more.
     pub fn bytes(&self) -> u64 {
         let length = |range: &Range<u64>| range.end - range.start;

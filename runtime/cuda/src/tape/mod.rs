@@ -1,14 +1,14 @@
 //! What a device does in a step, made once: every instruction as launches, a product, or a
 //! collective, on which stream, and after what.
 //!
-//! A turn of the schedule is cut at its transfers: what lies between two is a [`Piece`], which is
+//! A turn of the schedule is cut at its transfers: what lies between two is a [`GraphSegment`], which is
 //! captured as one graph. Turns of one phase whose microbatches use the same copies of buffers have the
 //! same pieces, so there are at most two for each microbatch in flight, and those of the step phase.
 //! Transfers stay outside, on streams of their own: a graph ends when all that is in it has, and a
 //! stage that waited for its send to end before it received would wait for a neighbour that does the
 //! same.
 //!
-//! Within a piece, collectives have a stream beside that of the computation ([`Lane`]). `waits.rs` says what
+//! Within a piece, collectives have a stream beside that of the computation ([`StreamId`]). `waits.rs` says what
 //! of one must wait for what of the other, from the bytes that they touch and from nothing else.
 //!
 //! Nothing here needs a GPU.
@@ -22,25 +22,27 @@ use std::sync::Arc;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::{Action, Hop, PassOp, Phase};
+use narrows_plan::program::{Action, P2pTransfer, PassOp, Phase};
 
-use super::launch::{self, Argument, Family, Launch, Memory, Refusal, Touch};
-use super::products::{self, Matmul, Setting};
-use narrows_runtime::order::{self, Moment};
-use narrows_runtime::parts::Part;
+use super::launch::{
+    self, Argument, KernelFamily, Launch, MemoryAccess, MemorySpace, UnsupportedInstr,
+};
+use super::products::{self, Matmul, MatmulSetting};
+use narrows_runtime::order::{self, ScheduledInstruction};
+use narrows_runtime::parts::TimeCategory;
 use narrows_runtime::place;
 use narrows_runtime::report::DeviceReport;
 
-pub use collective::{Joint, Share, Sharing};
-pub use waits::Lane;
+pub use collective::{CollectiveBuffer, GroupKey, NcclCollective};
+pub use waits::StreamId;
 
 /// Everything that a device does in a step.
 #[derive(Debug)]
-pub struct Tape {
+pub struct DeviceSchedule {
     /// What is done between transfers.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<GraphSegment>,
     /// The turns of a step in their order, the step phase last.
-    pub turns: Vec<TapeTurn>,
+    pub turns: Vec<SchedulePass>,
     /// Scratch memory that the launches of any instruction need, in bytes.
     pub scratch_bytes: u64,
     /// Bytes of the largest transfer that is sent either way.
@@ -49,44 +51,44 @@ pub struct Tape {
 
 /// A turn: its tokens are loaded, then its legs follow each other.
 #[derive(Debug)]
-pub struct TapeTurn {
+pub struct SchedulePass {
     /// Its pass.
     pub phase: Phase,
     /// Its microbatch; 0 in the step phase.
     pub microbatch: u64,
     /// What it does.
-    pub legs: Vec<Leg>,
+    pub legs: Vec<ScheduleItem>,
 }
 
 /// A part of a turn.
 #[derive(Clone, Debug)]
-pub enum Leg {
+pub enum ScheduleItem {
     /// A piece, by its number.
     Piece(usize),
     /// A transfer.
-    Transfer(Arc<Transfer>),
+    Transfer(Arc<P2pOp>),
 }
 
 /// Instructions without a transfer among them.
 #[derive(Debug, Default)]
-pub struct Piece {
+pub struct GraphSegment {
     /// What is done, in an order in which it could be done one after the other.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<GraphNode>,
 }
 
 /// An instruction as a device does it.
 #[derive(Debug)]
-pub struct Entry {
+pub struct GraphNode {
     /// The stream.
-    pub lane: Lane,
+    pub lane: StreamId,
     /// What is done.
-    pub work: Work,
+    pub work: NodeWork,
     /// The entry of the other lane, by its number in the piece, that must be over before.
     pub waits: Option<usize>,
     /// Whether an entry of the other lane waits for this one.
     pub awaited: bool,
     /// What its time counts as.
-    pub part: Part,
+    pub part: TimeCategory,
     /// The instruction's name.
     pub name: &'static str,
     /// Where it comes from, for messages.
@@ -97,18 +99,18 @@ pub struct Entry {
 
 /// What an instruction is to a device.
 #[derive(Debug)]
-pub enum Work {
+pub enum NodeWork {
     /// Kernels, one after the other.
     Launches(Vec<Launch>),
     /// A product.
     Product(Box<Matmul>),
     /// A collective.
-    Joint(Joint),
+    Joint(NcclCollective),
 }
 
 /// A transfer to or from a neighbouring stage.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Transfer {
+pub struct P2pOp {
     /// Whether it goes towards later stages.
     pub onward: bool,
     /// Whether this device sends it.
@@ -118,10 +120,10 @@ pub struct Transfer {
     /// Where it comes from, for messages.
     pub origin: String,
     /// What its time counts as.
-    pub part: Part,
+    pub part: TimeCategory,
 }
 
-impl Transfer {
+impl P2pOp {
     /// Bytes of all operands.
     pub fn bytes(&self) -> u64 {
         self.operands.iter().map(|range| range.end - range.start).sum()
@@ -138,22 +140,25 @@ impl Transfer {
     }
 }
 
-impl Tape {
+impl DeviceSchedule {
     /// The tape of a device of a stage, counted from 0. `setting` holds the device and what products depend
     /// on besides.
     ///
     /// # Errors
-    /// A [`Refusal`] of the first instruction that no kernel does.
-    pub fn new(setting: &Setting, stage: u64) -> Result<Tape, Refusal> {
+    /// A [`UnsupportedInstr`] of the first instruction that no kernel does.
+    pub fn new(setting: &MatmulSetting, stage: u64) -> Result<DeviceSchedule, UnsupportedInstr> {
         let device = setting.device;
-        let mut maker = Maker { setting, stage, scratch_bytes: 0, pieces: vec![] };
-        let mut known: HashMap<(Phase, u64), Vec<Leg>> = HashMap::new();
+        let mut maker = ScheduleBuilder { setting, stage, scratch_bytes: 0, pieces: vec![] };
+        let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
         let mut turns = vec![];
         let mut moments = order::step(device.stage).peekable();
         while let Some(first) = moments.peek().copied() {
             let (phase, microbatch) = (first.phase, first.microbatch);
-            let same = |moment: &Moment| (moment.phase, moment.microbatch) == (phase, microbatch);
-            let turn: Vec<Moment> = std::iter::from_fn(|| moments.next_if(same)).collect();
+            let same = |moment: &ScheduledInstruction| {
+                (moment.phase, moment.microbatch) == (phase, microbatch)
+            };
+            let turn: Vec<ScheduledInstruction> =
+                std::iter::from_fn(|| moments.next_if(same)).collect();
             let legs = match known.get(&(phase, first.slot)) {
                 Some(legs) => legs.clone(),
                 None => {
@@ -162,25 +167,25 @@ impl Tape {
                     legs
                 }
             };
-            turns.push(TapeTurn { phase, microbatch, legs });
+            turns.push(SchedulePass { phase, microbatch, legs });
         }
         let mut sent_bytes = [0; 2];
         for leg in known.values().flatten() {
-            if let Leg::Transfer(transfer) = leg
+            if let ScheduleItem::Transfer(transfer) = leg
                 && transfer.sends
             {
                 let most = &mut sent_bytes[transfer.way()];
                 *most = transfer.bytes().max(*most);
             }
         }
-        let Maker { scratch_bytes, pieces, .. } = maker;
-        Ok(Tape { pieces, turns, scratch_bytes, sent_bytes })
+        let ScheduleBuilder { scratch_bytes, pieces, .. } = maker;
+        Ok(DeviceSchedule { pieces, turns, scratch_bytes, sent_bytes })
     }
 
     /// All that is launched.
     pub fn launches(&self) -> impl Iterator<Item = &Launch> {
         self.works().flat_map(|work| match work {
-            Work::Launches(launches) => launches.as_slice(),
+            NodeWork::Launches(launches) => launches.as_slice(),
             _ => &[],
         })
     }
@@ -188,13 +193,13 @@ impl Tape {
     /// All products.
     pub fn products(&self) -> impl Iterator<Item = &Matmul> {
         self.works().filter_map(|work| match work {
-            Work::Product(matmul) => Some(&**matmul),
+            NodeWork::Product(matmul) => Some(&**matmul),
             _ => None,
         })
     }
 
     /// The kernels it needs, with the shared memory that each must be allowed.
-    pub fn kernels(&self) -> BTreeMap<(Family, String), u32> {
+    pub fn kernels(&self) -> BTreeMap<(KernelFamily, String), u32> {
         let mut all = BTreeMap::new();
         for launch in self.launches() {
             let most = all.entry((launch.family, launch.kernel.clone())).or_insert(0);
@@ -207,20 +212,20 @@ impl Tape {
     pub fn transfers(&self, onward: bool, sends: bool) -> bool {
         let legs = self.turns.iter().flat_map(|turn| &turn.legs);
         legs.into_iter()
-            .any(|leg| matches!(leg, Leg::Transfer(t) if t.onward == onward && t.sends == sends))
+            .any(|leg| matches!(leg, ScheduleItem::Transfer(t) if t.onward == onward && t.sends == sends))
     }
 
-    fn works(&self) -> impl Iterator<Item = &Work> {
+    fn works(&self) -> impl Iterator<Item = &NodeWork> {
         self.pieces.iter().flat_map(|piece| &piece.entries).map(|entry| &entry.work)
     }
 }
 
-impl Piece {
+impl GraphSegment {
     /// Counts what is done in it.
     pub fn count(&self, report: &mut DeviceReport) {
         for entry in &self.entries {
             report.count_instruction(entry.name);
-            if let Work::Joint(joint) = &entry.work {
+            if let NodeWork::Joint(joint) = &entry.work {
                 let collective = Collective {
                     kind: joint.kind,
                     payload: Bytes(joint.whole_bytes()),
@@ -233,21 +238,24 @@ impl Piece {
 
     /// Whether it has collectives.
     pub fn is_joint(&self) -> bool {
-        self.entries.iter().any(|entry| entry.lane == Lane::Collectives)
+        self.entries.iter().any(|entry| entry.lane == StreamId::Collectives)
     }
 }
 
 /// Makes pieces.
-struct Maker<'a> {
-    setting: &'a Setting<'a>,
+struct ScheduleBuilder<'a> {
+    setting: &'a MatmulSetting<'a>,
     stage: u64,
     scratch_bytes: u64,
-    pieces: Vec<Piece>,
+    pieces: Vec<GraphSegment>,
 }
 
-impl Maker<'_> {
+impl ScheduleBuilder<'_> {
     /// What a turn does, cut at its transfers.
-    fn legs(&mut self, turn: &[Moment]) -> Result<Vec<Leg>, Refusal> {
+    fn legs(
+        &mut self,
+        turn: &[ScheduledInstruction],
+    ) -> Result<Vec<ScheduleItem>, UnsupportedInstr> {
         let mut legs = vec![];
         let mut piece = vec![];
         for moment in turn {
@@ -260,51 +268,58 @@ impl Maker<'_> {
                 }
             };
             self.close(&mut piece, &mut legs);
-            legs.push(Leg::Transfer(Arc::new(transfer)));
+            legs.push(ScheduleItem::Transfer(Arc::new(transfer)));
         }
         self.close(&mut piece, &mut legs);
         Ok(legs)
     }
 
-    fn close(&mut self, entries: &mut Vec<(Entry, Vec<Touched>)>, legs: &mut Vec<Leg>) {
+    fn close(
+        &mut self,
+        entries: &mut Vec<(GraphNode, Vec<TouchedRange>)>,
+        legs: &mut Vec<ScheduleItem>,
+    ) {
         if entries.is_empty() {
             return;
         }
-        legs.push(Leg::Piece(self.pieces.len()));
-        self.pieces.push(Piece { entries: waits::order(std::mem::take(entries)) });
+        legs.push(ScheduleItem::Piece(self.pieces.len()));
+        self.pieces.push(GraphSegment { entries: waits::order(std::mem::take(entries)) });
     }
 
-    fn entry(&mut self, moment: &Moment) -> Result<(Entry, Vec<Touched>), Refusal> {
+    fn entry(
+        &mut self,
+        moment: &ScheduledInstruction,
+    ) -> Result<(GraphNode, Vec<TouchedRange>), UnsupportedInstr> {
         let instr = moment.instr;
         let device = self.setting.device;
         let (work, touched) = match &instr.action {
             Action::Gemm(_) => {
                 let matmul = products::matmul(self.setting, moment)?;
                 let touched = product_touches(&matmul);
-                (Work::Product(Box::new(matmul)), touched)
+                (NodeWork::Product(Box::new(matmul)), touched)
             }
             Action::Collective(exchange) => {
-                let joint = Joint::new(device, moment, exchange)?;
+                let joint = NcclCollective::new(device, moment, exchange)?;
                 let touched = joint.touches();
-                (Work::Joint(joint), touched)
+                (NodeWork::Joint(joint), touched)
             }
             _ => {
                 let made = launch::pass(device, moment)?;
                 self.scratch_bytes = self.scratch_bytes.max(made.scratch_bytes);
                 let touched = launch_touches(&made.launches);
-                (Work::Launches(made.launches), touched)
+                (NodeWork::Launches(made.launches), touched)
             }
         };
         let lane = match &work {
-            Work::Joint(_) => Lane::Collectives,
-            _ => Lane::Compute,
+            NodeWork::Joint(_) => StreamId::Collectives,
+            _ => StreamId::Compute,
         };
-        let entry = Entry {
+        let entry = GraphNode {
             lane,
             work,
             waits: None,
             awaited: false,
-            part: Part::of(instr),
+            part: TimeCategory::of(instr),
             name: instr.action.name(),
             origin: instr.origin.clone(),
             updates: matches!(instr.action, Action::Pass(PassOp::AdamW)),
@@ -312,10 +327,15 @@ impl Maker<'_> {
         Ok((entry, touched))
     }
 
-    fn transfer(&self, moment: &Moment, hop: &Hop, sends: bool) -> Result<Transfer, Refusal> {
+    fn transfer(
+        &self,
+        moment: &ScheduledInstruction,
+        hop: &P2pTransfer,
+        sends: bool,
+    ) -> Result<P2pOp, UnsupportedInstr> {
         let device = self.setting.device;
         let instr = moment.instr;
-        let refused = |why: &str| Refusal {
+        let refused = |why: &str| UnsupportedInstr {
             pass: instr.action.name(),
             origin: instr.origin.clone(),
             why: why.into(),
@@ -328,38 +348,38 @@ impl Maker<'_> {
         let operands =
             side.iter().map(|access| place::range(device.stage, access, moment.slot)).collect();
         let onward = (other > mine) == sends;
-        Ok(Transfer {
+        Ok(P2pOp {
             onward,
             sends,
             operands,
             origin: instr.origin.clone(),
-            part: Part::of(instr),
+            part: TimeCategory::of(instr),
         })
     }
 }
 
 /// Bytes of the arena that an entry touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Touched {
+struct TouchedRange {
     bytes: Range<u64>,
     writes: bool,
 }
 
-fn launch_touches(launches: &[Launch]) -> Vec<Touched> {
+fn launch_touches(launches: &[Launch]) -> Vec<TouchedRange> {
     let arguments = launches.iter().flat_map(|launch| &launch.arguments);
     let spans = arguments.filter_map(|argument| match argument {
-        Argument::Memory(span) if span.memory == Memory::Arena && span.rows > 0 => Some(span),
+        Argument::Memory(span) if span.memory == MemorySpace::Arena && span.rows > 0 => Some(span),
         _ => None,
     });
     spans
-        .map(|span| Touched {
+        .map(|span| TouchedRange {
             bytes: span.begin..span.row(span.rows - 1).end,
-            writes: span.touch != Touch::Read,
+            writes: span.touch != MemoryAccess::Read,
         })
         .collect()
 }
 
-fn product_touches(matmul: &Matmul) -> Vec<Touched> {
+fn product_touches(matmul: &Matmul) -> Vec<TouchedRange> {
     let key = &matmul.key;
     let sides = [(&key.a, matmul.a, false), (&key.b, matmul.b, false), (&key.c, matmul.c, true)];
     sides
@@ -367,7 +387,7 @@ fn product_touches(matmul: &Matmul) -> Vec<Touched> {
             let columns = stored.columns.saturating_sub(1) * stored.leading + stored.rows;
             let last = key.batch.saturating_sub(1) * stored.batch_stride;
             let bytes = stored.dtype.width() * (columns + last);
-            Touched { bytes: place.offset..place.offset + bytes, writes }
+            TouchedRange { bytes: place.offset..place.offset + bytes, writes }
         })
         .into()
 }

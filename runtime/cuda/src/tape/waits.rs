@@ -8,25 +8,25 @@
 //! all before it are over by then, and so is what those waited for. Where something before it in its own
 //! stream has waited for as much, it waits for nothing.
 
-use super::{Entry, Touched};
+use super::{GraphNode, TouchedRange};
 
 /// A stream of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lane {
+pub enum StreamId {
     /// Kernels and products.
     Compute,
     /// Collectives.
     Collectives,
 }
 
-impl Lane {
+impl StreamId {
     /// Both.
-    pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Collectives];
+    pub const ALL: [StreamId; 2] = [StreamId::Compute, StreamId::Collectives];
 }
 
 /// Says of each entry what it waits for, and who is waited for.
-pub(super) fn order(entries: Vec<(Entry, Vec<Touched>)>) -> Vec<Entry> {
-    let (mut made, touched): (Vec<Entry>, Vec<Vec<Touched>>) = entries.into_iter().unzip();
+pub(super) fn order(entries: Vec<(GraphNode, Vec<TouchedRange>)>) -> Vec<GraphNode> {
+    let (mut made, touched): (Vec<GraphNode>, Vec<Vec<TouchedRange>>) = entries.into_iter().unzip();
     // How many entries, counted over both lanes, were over when each lane's last began.
     let mut known = [0; 2];
     for at in 0..made.len() {
@@ -44,7 +44,7 @@ pub(super) fn order(entries: Vec<(Entry, Vec<Touched>)>) -> Vec<Entry> {
     made
 }
 
-fn conflicts(one: &[Touched], other: &[Touched]) -> bool {
+fn conflicts(one: &[TouchedRange], other: &[TouchedRange]) -> bool {
     one.iter().any(|a| {
         other.iter().any(|b| {
             (a.writes || b.writes) && a.bytes.start < b.bytes.end && b.bytes.start < a.bytes.end
@@ -54,17 +54,17 @@ fn conflicts(one: &[Touched], other: &[Touched]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Work;
+    use super::super::NodeWork;
     use super::*;
-    use narrows_runtime::parts::Part;
+    use narrows_runtime::parts::TimeCategory;
 
-    fn entry(lane: Lane) -> Entry {
-        Entry {
+    fn entry(lane: StreamId) -> GraphNode {
+        GraphNode {
             lane,
-            work: Work::Launches(vec![]),
+            work: NodeWork::Launches(vec![]),
             waits: None,
             awaited: false,
-            part: Part::Other,
+            part: TimeCategory::Other,
             name: "test",
             origin: String::new(),
             updates: false,
@@ -81,14 +81,14 @@ mod tests {
         };
         for _ in 0..300 {
             let count = 2 + dice(14) as usize;
-            let list: Vec<(Lane, Vec<Touched>)> = (0..count)
+            let list: Vec<(StreamId, Vec<TouchedRange>)> = (0..count)
                 .map(|_| {
-                    let lane = Lane::ALL[dice(2) as usize];
+                    let lane = StreamId::ALL[dice(2) as usize];
                     let touched = (0..1 + dice(2))
                         .map(|_| {
                             let start = dice(12);
                             let bytes = start..start + 1 + dice(4);
-                            Touched { bytes, writes: dice(2) == 0 }
+                            TouchedRange { bytes, writes: dice(2) == 0 }
                         })
                         .collect();
                     (lane, touched)

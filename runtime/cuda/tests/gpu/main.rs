@@ -11,8 +11,8 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Plan, Precision};
-use narrows_runtime::session::Whole;
-use narrows_test_support::plans::{Dice, describe, draw_plan, models};
+use narrows_runtime::session::NamedTensors;
+use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 use support::{Trained, folder, on_gpus, program, train};
 
 /// Seeds of the stand-ins: one for each habit of theirs.
@@ -21,7 +21,7 @@ const SEEDS: u32 = 4;
 /// Plans on a mesh, of models small enough to be run by the stand-ins.
 fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
     let models: Vec<Model> = models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut dice = Dice(seed);
+    let mut dice = TestRng(seed);
     let mut made = vec![];
     for _ in 0..50 * count {
         let model = dice.pick(&models).unwrap().clone();
@@ -41,7 +41,7 @@ fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Mode
 }
 
 /// How far tensors are from others, at most: the norm of the difference over the norm.
-fn furthest(found: &Whole, wanted: &Whole) -> (f64, String) {
+fn furthest(found: &NamedTensors, wanted: &NamedTensors) -> (f64, String) {
     assert_eq!(found.keys().collect::<Vec<_>>(), wanted.keys().collect::<Vec<_>>());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
     let of = |(name, wanted): (&String, &Vec<f32>)| {

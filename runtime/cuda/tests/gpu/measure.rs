@@ -7,13 +7,14 @@ use std::time::Duration;
 use narrows_plan::Precision;
 use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program};
-use narrows_runtime::measure::{Effort, Minima, time};
+use narrows_runtime::measure::{InstructionTimings, MeasurementEffort, time};
 use narrows_runtime::{DeviceId, order};
 
 use super::support::{each, folder, options, program};
 use super::{devices, plans};
 
-const EFFORT: Effort = Effort { warm_up: 0, least: 1, most: 1, time: Duration::ZERO };
+const EFFORT: MeasurementEffort =
+    MeasurementEffort { warm_up: 0, least: 1, most: 1, time: Duration::ZERO };
 
 /// How often a step of all devices runs each kernel that says something about itself.
 fn counted(program: &Program) -> BTreeMap<String, u64> {
@@ -42,7 +43,7 @@ fn measures(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
         let folder = folder();
         let (model, plan) = plans(mesh, Precision::MixedBf16, 40 + seed, 1).remove(0);
         let options = |rank| options(&folder, devices::ordinal(rank), false);
-        let found: Vec<Minima> =
+        let found: Vec<InstructionTimings> =
             each((&model, &plan), Duration::from_secs(120), options, |session, rank| {
                 let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                 session.initialise(&model, 3).unwrap();
@@ -57,7 +58,7 @@ fn measures(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
         let program = program.program();
         for minima in &found {
             let samples = minima.samples(program);
-            let of = |sample: &narrows_runtime::measure::Sample| {
+            let of = |sample: &narrows_runtime::measure::KernelSample| {
                 (format!("{:?}", sample.kernel), sample.instructions)
             };
             assert_eq!(samples.iter().map(of).collect::<BTreeMap<_, _>>(), counted(program));

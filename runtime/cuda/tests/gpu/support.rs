@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use narrows_cluster::{Address, Cluster, Deadlines, Fact, Launch, Launcher};
+use narrows_cluster::{Address, ClusterTimeouts, LaunchInfo, Launcher, RunFact, TcpProcessGroup};
 use narrows_cuda::GpuOptions;
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::session::{Session, StepInput, Tensors, Whole};
-use narrows_runtime::{Optimizer, Report, RunError};
+use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
+use narrows_runtime::{Optimizer, RunError, StepReport};
 
 use super::devices;
 
@@ -23,9 +23,9 @@ const STEPS: u64 = 3;
 #[derive(Debug, PartialEq)]
 pub struct Trained {
     pub losses: Vec<f64>,
-    pub reports: Vec<Report>,
+    pub reports: Vec<StepReport>,
     /// Weights and moments, on the first device.
-    pub tensors: Vec<Whole>,
+    pub tensors: Vec<NamedTensors>,
 }
 
 pub fn program(plan: &Plan, model: &Model) -> CheckedProgram {
@@ -62,17 +62,17 @@ pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
         losses.push(done.loss);
         reports.push(done.report);
     }
-    let kinds = [Tensors::Weights, Tensors::FirstMoments, Tensors::SecondMoments];
+    let kinds = [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments];
     let tensors = kinds.map(|kind| session.gather_all(kind).unwrap()).into();
     Trained { losses, reports, tensors }
 }
 
-pub fn launches(world: u64) -> Vec<Launch> {
+pub fn launches(world: u64) -> Vec<LaunchInfo> {
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let meeting = Address { host: "127.0.0.1".into(), port };
     let launch = |rank| {
         let (launcher, meeting) = (Launcher::Torchrun, meeting.clone());
-        Launch { launcher, rank, world, local_rank: rank, local_world: world, meeting }
+        LaunchInfo { launcher, rank, world, local_rank: rank, local_world: world, meeting }
     };
     (0..world).map(launch).collect()
 }
@@ -86,17 +86,17 @@ pub fn each<T: Send>(
 ) -> Vec<T> {
     let (options, work) = (&options, &work);
     let devices = plan.mesh.devices();
-    let deadlines = Deadlines { join: Duration::from_secs(60), answer: deadline };
+    let deadlines = ClusterTimeouts { join: Duration::from_secs(60), answer: deadline };
     let warn = |warning: &str| panic!("{warning}");
     std::thread::scope(|scope| {
-        let device = |launch: Launch| {
+        let device = |launch: LaunchInfo| {
             move || {
                 let program = program(plan, model);
                 let rank = launch.rank;
                 let cluster = (devices > 1).then(|| {
-                    let facts = vec![Fact { what: "plan".into(), value: "same".into() }];
+                    let facts = vec![RunFact { what: "plan".into(), value: "same".into() }];
                     let neighbours = Session::neighbours(program.program(), rank);
-                    Arc::new(Cluster::join(&launch, facts, &neighbours, deadlines).unwrap())
+                    Arc::new(TcpProcessGroup::join(&launch, facts, &neighbours, deadlines).unwrap())
                 });
                 let options = options(rank);
                 let mut warn = warn;

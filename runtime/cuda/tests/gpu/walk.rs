@@ -7,7 +7,7 @@ use narrows_plan::Precision;
 
 use super::devices;
 use super::support::{each, folder, options};
-use narrows_test_support::conformance::{Case, Off, cases_on};
+use narrows_test_support::conformance::{Case, Deviation, cases_on};
 
 /// GPUs of the stand-ins.
 const STAND_INS: u64 = 4;
@@ -15,7 +15,7 @@ const STAND_INS: u64 = 4;
 /// Of the stand-ins' models, every so many are run in one precision.
 const EVERY: usize = 5;
 
-fn hold(case: &Case) -> Off {
+fn hold(case: &Case) -> Deviation {
     let folder = folder();
     let offs = each(
         (&case.model, &case.plan),
@@ -26,8 +26,8 @@ fn hold(case: &Case) -> Off {
     joined(offs)
 }
 
-fn joined(offs: impl IntoIterator<Item = Off>) -> Off {
-    offs.into_iter().fold(Off::default(), |mut worst, off| {
+fn joined(offs: impl IntoIterator<Item = Deviation>) -> Deviation {
+    offs.into_iter().fold(Deviation::default(), |mut worst, off| {
         worst.join(off);
         worst
     })
@@ -39,7 +39,7 @@ fn walk(test: &str, precision: Precision, first: usize) {
     devices::seeded(test, 1, wanted, |_| {
         let cases = cases_on(precision, devices::devices_max());
         let (first, every) = if devices::real() { (0, 1) } else { (first, EVERY) };
-        let offs: Vec<Off> = cases.iter().skip(first).step_by(every).map(hold).collect();
+        let offs: Vec<Deviation> = cases.iter().skip(first).step_by(every).map(hold).collect();
         assert!(!offs.is_empty());
         println!("{} programs: {}", offs.len(), joined(offs));
     });

@@ -10,7 +10,7 @@ mod wanted;
 
 use std::ops::Range;
 
-use narrows_cpu::kernels::attention::Shape;
+use narrows_cpu::kernels::attention::AttentionShape;
 use narrows_cuda::Launches;
 use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
@@ -71,11 +71,11 @@ impl Problem {
         self.op.sequences * self.op.length
     }
 
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> AttentionShape {
         let Attention { sequences, length, heads, kv_heads, head_dim, .. } = self.op;
         let [sequences, length, heads, kv_heads, head_dim] =
             [sequences, length, heads, kv_heads, head_dim].map(|size| size as usize);
-        Shape { sequences, length, heads, kv_heads, head_dim }
+        AttentionShape { sequences, length, heads, kv_heads, head_dim }
     }
 
     /// Columns of all queries, and of all keys that are held.

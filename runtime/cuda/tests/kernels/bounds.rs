@@ -1,8 +1,8 @@
 //! The check of launches refuses every launch that touches what it must not.
 
-use narrows_cuda::bounds::Touched;
-use narrows_cuda::launch::{Span, Touch};
-use narrows_cuda::{Argument, Launches, Memory};
+use narrows_cuda::bounds::TouchedBytes;
+use narrows_cuda::launch::{ByteRows, MemoryAccess};
+use narrows_cuda::{Argument, Launches, MemorySpace};
 use narrows_plan::DType;
 use narrows_plan::program::PassOp;
 
@@ -25,11 +25,11 @@ fn what_is_touched_is_counted() {
     let (case, launches) = case();
     let (row, sums) = (2 * 64, 4 * 64);
     let read = 2 * 24 * row + row + 24 * 4 + sums;
-    assert_eq!(case.check(&launches), Ok(Touched { read, written: 24 * row + sums }));
+    assert_eq!(case.check(&launches), Ok(TouchedBytes { read, written: 24 * row + sums }));
 }
 
 /// The spans among the arguments of a launch.
-fn spans(launches: &mut Launches, launch: usize) -> Vec<&mut Span> {
+fn spans(launches: &mut Launches, launch: usize) -> Vec<&mut ByteRows> {
     let arguments = launches.launches[launch].arguments.iter_mut();
     arguments
         .filter_map(|argument| match argument {
@@ -41,7 +41,7 @@ fn spans(launches: &mut Launches, launch: usize) -> Vec<&mut Span> {
 
 #[test]
 fn every_damage_is_refused() {
-    type Damage = (&'static str, fn(&mut Span));
+    type Damage = (&'static str, fn(&mut ByteRows));
     let damages: [Damage; 5] = [
         ("begins early", |span| span.begin = span.begin.wrapping_sub(2)),
         ("begins late", |span| span.begin += 2),
@@ -57,7 +57,7 @@ fn every_damage_is_refused() {
             let span = &mut spans(&mut damaged, launch)[at];
             let unaffected = (name == "rows further apart" && span.rows == 1)
                 || (name == "begins early" && span.begin == 0);
-            if span.memory == Memory::Scratch && name == "begins early" || unaffected {
+            if span.memory == MemorySpace::Scratch && name == "begins early" || unaffected {
                 continue;
             }
             damage(span);
@@ -66,7 +66,7 @@ fn every_damage_is_refused() {
         }
     }
     let mut written = whole.clone();
-    spans(&mut written, 0)[0].touch = Touch::Write;
+    spans(&mut written, 0)[0].touch = MemoryAccess::Write;
     assert!(case.check(&written).unwrap_err().contains("argument 0 is outside its operands"));
     let mut unwritten = whole.clone();
     unwritten.launches.remove(0);

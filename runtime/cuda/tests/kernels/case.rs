@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use narrows_cuda::bounds::Touched;
+use narrows_cuda::bounds::TouchedBytes;
 use narrows_cuda::launch::COEFFICIENTS;
-use narrows_cuda::{Argument, Device, Launches, Memory, bounds, launch};
+use narrows_cuda::{Argument, LaunchContext, Launches, MemorySpace, bounds, launch};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, Constants, Extent, Instr, PassOp, Phase, Program, Region,
@@ -16,7 +16,7 @@ use narrows_plan::program::{
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
-use narrows_runtime::order::{self, Moment};
+use narrows_runtime::order::{self, ScheduledInstruction};
 
 use super::numbers::{bf16_bits, of_bf16};
 use super::shim::{self, Memories, Order};
@@ -169,10 +169,11 @@ impl Case {
     }
 
     /// Calls `work` with the instruction on its device.
-    fn on_device<R>(&self, work: impl FnOnce(&Device, &Moment) -> R) -> R {
+    fn on_device<R>(&self, work: impl FnOnce(&LaunchContext, &ScheduledInstruction) -> R) -> R {
         let instr = self.instr();
-        let moment = Moment { instr: &instr, phase: self.phase, microbatch: 0, slot: 0 };
-        let device = Device {
+        let moment =
+            ScheduledInstruction { instr: &instr, phase: self.phase, microbatch: 0, slot: 0 };
+        let device = LaunchContext {
             context: &self.context,
             constants: &self.constants,
             stage: &self.stage,
@@ -184,8 +185,10 @@ impl Case {
     }
 
     /// What launches of this instruction touch.
-    pub fn check(&self, launches: &Launches) -> Result<Touched, String> {
-        let check = |device: &Device, moment: &Moment| bounds::check(device, moment, launches);
+    pub fn check(&self, launches: &Launches) -> Result<TouchedBytes, String> {
+        let check = |device: &LaunchContext, moment: &ScheduledInstruction| {
+            bounds::check(device, moment, launches)
+        };
         self.on_device(check).map_err(|error| error.to_string())
     }
 
@@ -242,7 +245,7 @@ impl Case {
         let arguments = launches.launches.iter().flat_map(|launch| &launch.arguments);
         for argument in arguments {
             let Argument::Memory(span) = argument else { continue };
-            if span.memory == Memory::Arena && span.touch != launch::Touch::Read {
+            if span.memory == MemorySpace::Arena && span.touch != launch::MemoryAccess::Read {
                 for row in 0..span.rows {
                     let bytes = span.row(row);
                     may[bytes.start as usize..bytes.end as usize].fill(true);
@@ -255,13 +258,16 @@ impl Case {
 }
 
 /// Calls `visit` with every instruction of a program on every device that executes it.
-pub fn each_moment(program: &Program, mut visit: impl FnMut(&Device, &Moment)) {
+pub fn each_moment(
+    program: &Program,
+    mut visit: impl FnMut(&LaunchContext, &ScheduledInstruction),
+) {
     let Program { context, constants, .. } = program;
     let decays = HashMap::new();
     for stage in &program.stages {
         for at in 0..context.tensor() * context.mesh.data {
             let (tensor, data) = (at % context.tensor(), at / context.tensor());
-            let device = Device { context, constants, stage, tensor, data, decays: &decays };
+            let device = LaunchContext { context, constants, stage, tensor, data, decays: &decays };
             order::step(stage).for_each(|moment| visit(&device, &moment));
         }
     }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use narrows_cuda::Family;
-use narrows_cuda::compile::{Came, CompileError, Cubins, Unit};
-use narrows_cuda::libraries::{self, Library};
+use narrows_cuda::KernelFamily;
+use narrows_cuda::compile::{CompileError, CompileUnit, CubinCache, CubinOrigin};
+use narrows_cuda::libraries::{self, CudaLibrary};
 use narrows_cuda::machine;
 
 const CHILD: &str = "NARROWS_COMPILE_CHILD";
@@ -52,8 +52,8 @@ fn machine_code_is_kept() {
 /// Without a compiler there is a sentence.
 #[test]
 fn a_missing_compiler_is_said() {
-    let opened = Cubins::open("nowhere");
-    if machine::loads(Library::Nvrtc) {
+    let opened = CubinCache::open("nowhere");
+    if machine::loads(CudaLibrary::Nvrtc) {
         let opened = opened.expect("a compiler");
         println!("skipped: NVRTC {} loads here", opened.version());
         return;
@@ -63,10 +63,10 @@ fn a_missing_compiler_is_said() {
 }
 
 fn kept(folder: &Path) {
-    let mut cubins = Cubins::open(folder).unwrap();
+    let mut cubins = CubinCache::open(folder).unwrap();
     println!("NVRTC {}", cubins.version());
-    let first = cubins.cubin(Family::Gated, A100, &[]).unwrap();
-    assert_eq!((first.came, cubins.compiled()), (Came::Compiled, 1));
+    let first = cubins.cubin(KernelFamily::Gated, A100, &[]).unwrap();
+    assert_eq!((first.came, cubins.compiled()), (CubinOrigin::Compiled, 1));
     assert!(first.unkept.is_none(), "{:?}", first.unkept);
     assert!(first.bytes.starts_with(b"\x7fELF"));
     for kernel in ["gated_product_bf16_v8", "gated_product_backward_bf16_v8"] {
@@ -76,11 +76,11 @@ fn kept(folder: &Path) {
     }
 
     // The same again, and by another process.
-    let again = cubins.cubin(Family::Gated, A100, &[]).unwrap();
-    assert_eq!((again.came, cubins.compiled()), (Came::Kept, 1));
-    let mut later = Cubins::open(folder).unwrap();
-    let other = later.cubin(Family::Gated, A100, &[]).unwrap();
-    assert_eq!((other.came, later.compiled()), (Came::Kept, 0));
+    let again = cubins.cubin(KernelFamily::Gated, A100, &[]).unwrap();
+    assert_eq!((again.came, cubins.compiled()), (CubinOrigin::Kept, 1));
+    let mut later = CubinCache::open(folder).unwrap();
+    let other = later.cubin(KernelFamily::Gated, A100, &[]).unwrap();
+    assert_eq!((other.came, later.compiled()), (CubinOrigin::Kept, 0));
     assert!(again.bytes == first.bytes && other.bytes == first.bytes);
 
     damaged(&mut cubins, &first.bytes);
@@ -90,8 +90,8 @@ fn kept(folder: &Path) {
 }
 
 /// Whatever is wrong with an entry, it is compiled again and then whole.
-fn damaged(cubins: &mut Cubins, whole: &[u8]) {
-    let path = cubins.path(&Family::Gated.into(), A100, &[]);
+fn damaged(cubins: &mut CubinCache, whole: &[u8]) {
+    let path = cubins.path(&KernelFamily::Gated.into(), A100, &[]);
     let entry = fs::read(&path).unwrap();
     let longer = [&entry[..], &[0]].concat();
     let flipped = |at: usize| {
@@ -99,8 +99,8 @@ fn damaged(cubins: &mut Cubins, whole: &[u8]) {
         bytes[at] ^= 1;
         bytes
     };
-    let another = cubins.path(&Family::Rotary.into(), A100, &[]);
-    cubins.cubin(Family::Rotary, A100, &[]).unwrap();
+    let another = cubins.path(&KernelFamily::Rotary.into(), A100, &[]);
+    cubins.cubin(KernelFamily::Rotary, A100, &[]).unwrap();
     let cases = [
         ("empty", vec![]),
         ("cut within its head", entry[..20].to_vec()),
@@ -114,54 +114,62 @@ fn damaged(cubins: &mut Cubins, whole: &[u8]) {
     for (name, bytes) in cases {
         fs::write(&path, bytes).unwrap();
         let before = cubins.compiled();
-        let repaired = cubins.cubin(Family::Gated, A100, &[]).unwrap();
-        assert_eq!((repaired.came, cubins.compiled()), (Came::Repaired, before + 1), "{name}");
+        let repaired = cubins.cubin(KernelFamily::Gated, A100, &[]).unwrap();
+        assert_eq!(
+            (repaired.came, cubins.compiled()),
+            (CubinOrigin::Repaired, before + 1),
+            "{name}"
+        );
         assert!(repaired.bytes == whole && fs::read(&path).unwrap() == entry, "{name}");
-        assert_eq!(cubins.cubin(Family::Gated, A100, &[]).unwrap().came, Came::Kept, "{name}");
+        assert_eq!(
+            cubins.cubin(KernelFamily::Gated, A100, &[]).unwrap().came,
+            CubinOrigin::Kept,
+            "{name}"
+        );
     }
 }
 
 /// What machine code depends on has an entry of its own.
-fn others(cubins: &mut Cubins, folder: &Path, whole: &[u8]) {
-    let gated = Unit::from(Family::Gated);
+fn others(cubins: &mut CubinCache, folder: &Path, whole: &[u8]) {
+    let gated = CompileUnit::from(KernelFamily::Gated);
     let text = format!("{}\n// Another text.\n", gated.text);
     let mut headers = gated.headers.to_vec();
-    headers.push(narrows_cuda::source::Header { name: "more.cuh", text: "" });
-    type Other<'a> = (&'a str, Unit<'a>, (u32, u32), &'a [&'a str]);
+    headers.push(narrows_cuda::source::KernelHeader { name: "more.cuh", text: "" });
+    type Other<'a> = (&'a str, CompileUnit<'a>, (u32, u32), &'a [&'a str]);
     let cases: [Other; 5] = [
         ("a GPU", gated, H100, &[]),
         ("an option", gated, A100, &["--maxrregcount=32"]),
         ("options", gated, A100, &["--maxrregcount=32", "--fmad=false"]),
-        ("a text", Unit { text: &text, ..gated }, A100, &[]),
-        ("a header", Unit { headers: &headers, ..gated }, A100, &[]),
+        ("a text", CompileUnit { text: &text, ..gated }, A100, &[]),
+        ("a header", CompileUnit { headers: &headers, ..gated }, A100, &[]),
     ];
     let entries = || fs::read_dir(folder).unwrap().count();
     for (name, unit, capability, options) in cases {
         let before = (entries(), cubins.compiled());
         let made = cubins.cubin(unit, capability, options).unwrap();
-        assert_eq!(made.came, Came::Compiled, "another {name}");
+        assert_eq!(made.came, CubinOrigin::Compiled, "another {name}");
         assert_eq!((entries(), cubins.compiled()), (before.0 + 1, before.1 + 1), "another {name}");
         if capability != A100 {
             assert!(made.bytes != whole);
         }
     }
-    assert_eq!(cubins.cubin(Family::Gated, A100, &[]).unwrap().came, Came::Kept);
+    assert_eq!(cubins.cubin(KernelFamily::Gated, A100, &[]).unwrap().came, CubinOrigin::Kept);
 }
 
 /// What does not compile is said with the compiler's log, and nothing is kept.
-fn refused(cubins: &mut Cubins) {
-    let broken = Unit { name: "broken", text: "int f() { return nothing; }", headers: &[] };
+fn refused(cubins: &mut CubinCache) {
+    let broken = CompileUnit { name: "broken", text: "int f() { return nothing; }", headers: &[] };
     let error = cubins.cubin(broken, A100, &[]).unwrap_err();
     let CompileError::Refused { log, .. } = &error else { panic!("{error:?}") };
     assert!(log.contains("broken.cu(1)") && log.contains("\"nothing\" is undefined"), "{log}");
     assert!(error.to_string().contains(log.as_str()));
     assert!(!cubins.path(&broken, A100, &[]).exists());
 
-    let said = cubins.cubin(Family::Gated, (99, 0), &[]).unwrap_err().to_string();
+    let said = cubins.cubin(KernelFamily::Gated, (99, 0), &[]).unwrap_err().to_string();
     assert!(said.contains("sm_990") && said.contains("--gpu-architecture"), "{said}");
-    let said = cubins.cubin(Family::Gated, (7, 5), &[]).unwrap_err().to_string();
+    let said = cubins.cubin(KernelFamily::Gated, (7, 5), &[]).unwrap_err().to_string();
     assert!(said.contains("capability 7.5: they need 8.0"), "{said}");
-    let zero = Unit { text: "\0", ..broken };
+    let zero = CompileUnit { text: "\0", ..broken };
     let said = cubins.cubin(zero, A100, &[]).unwrap_err().to_string();
     assert!(said.contains("`broken` has a zero byte"), "{said}");
 }
@@ -170,6 +178,9 @@ fn refused(cubins: &mut Cubins) {
 fn unwritable(folder: &Path) {
     let taken = folder.join("taken");
     fs::write(&taken, "a file").unwrap();
-    let made = Cubins::open(taken.join("within")).unwrap().cubin(Family::Gated, A100, &[]).unwrap();
+    let made = CubinCache::open(taken.join("within"))
+        .unwrap()
+        .cubin(KernelFamily::Gated, A100, &[])
+        .unwrap();
     assert!(made.unkept.is_some() && !made.bytes.is_empty());
 }

@@ -1,8 +1,8 @@
 //! Copies around reshards, and the rotary embedding.
 
-use narrows_cpu::kernels::layout::{self, Form};
+use narrows_cpu::kernels::layout::{self, CutShape};
 use narrows_cpu::kernels::rotary::{self, Positions, RotaryTable};
-use narrows_cpu::kernels::{Parallel, ViewMut};
+use narrows_cpu::kernels::{MatrixViewMut, Parallel};
 use narrows_cuda::launch::rotary_table;
 use narrows_plan::program::{Access, Extent, PassOp};
 use narrows_plan::{DType, Dim};
@@ -34,7 +34,7 @@ fn copies_are_the_processors() {
             .flat_map(|dtype| [Dim::Feature, Dim::Sequence, Dim::Position].map(|dim| (dtype, dim)))
         {
             let whole = rounded(dtype, random(1, rows * width));
-            let form = Form {
+            let form = CutShape {
                 sequences: sequences as usize,
                 positions: positions as usize,
                 sections: &held,
@@ -108,7 +108,7 @@ fn rotations_are_the_processors() {
                 let table = RotaryTable::new(positions as usize, head_dim as usize, theta);
                 let first = (count * case.tensor) as usize;
                 let at = Positions { first, count: count as usize };
-                let made = ViewMut::new(&mut wanted, rows as usize, stride as usize)
+                let made = MatrixViewMut::new(&mut wanted, rows as usize, stride as usize)
                     .column_range(0, columns as usize);
                 match forward {
                     true => rotary::forward(made, &table, at, SERIAL),

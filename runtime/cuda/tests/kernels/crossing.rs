@@ -1,8 +1,8 @@
 //! What crosses between blocks: LayerNorm with φ, and the tensor gate.
 
 use narrows_cpu::kernels::layer_norm::{self, LayerNorm};
-use narrows_cpu::kernels::tensor_gate::{self, Gate};
-use narrows_cpu::kernels::{Parallel, View, ViewMut, Write};
+use narrows_cpu::kernels::tensor_gate::{self, TensorGate};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
 use narrows_plan::program::PassOp;
@@ -29,7 +29,7 @@ fn layer_norms_are_the_processors() {
         let (scale, bias) = weight.split_at(columns as usize);
         let by = LayerNorm { scale, bias, epsilon: 1e-5, phi };
         let (shape, sides) = ((rows, columns), (rows as usize, columns as usize));
-        let view = |of| View::new(of, sides.0, sides.1);
+        let view = |of| MatrixView::new(of, sides.0, sides.1);
 
         let mut case = Case::new(PassOp::LatentNorm { activation: phi }, 1, (1, rows));
         let [of_v, of_weight] = [(shape, &v), ((1, 2 * columns), &weight)]
@@ -38,7 +38,12 @@ fn layer_norms_are_the_processors() {
         case.reads(&[of_v, of_weight]).writes(&[z]);
         let Some(outcome) = case.run() else { return };
         let mut wanted = vec![0.0; v.len()];
-        layer_norm::forward(view(&v), by, ViewMut::new(&mut wanted, sides.0, sides.1), SERIAL);
+        layer_norm::forward(
+            view(&v),
+            by,
+            MatrixViewMut::new(&mut wanted, sides.0, sides.1),
+            SERIAL,
+        );
         assert_near(dtype, &outcome.numbers(z), &wanted, 1e-5);
 
         let before = random(4, 2 * columns);
@@ -51,9 +56,9 @@ fn layer_norms_are_the_processors() {
         let Some(outcome) = case.run() else { return };
         let (mut wanted, mut wanted_sums) = (vec![0.0; v.len()], before);
         let (dscale, dbias) = wanted_sums.split_at_mut(sides.1);
-        let made = ViewMut::new(&mut wanted, sides.0, sides.1);
-        let made = layer_norm::Gradients { dv: made, dscale, dbias, scratch: &mut [] };
-        let saved = layer_norm::Saved { dz: view(&dz), v: view(&v) };
+        let made = MatrixViewMut::new(&mut wanted, sides.0, sides.1);
+        let made = layer_norm::LayerNormGradients { dv: made, dscale, dbias, scratch: &mut [] };
+        let saved = layer_norm::LayerNormSaved { dz: view(&dz), v: view(&v) };
         layer_norm::backward(saved, by, made, SERIAL);
         assert_near(dtype, &outcome.numbers(dv), &wanted, 2e-5);
         assert_near(DType::F32, &outcome.numbers(sums), &wanted_sums, 1e-5);
@@ -72,7 +77,10 @@ fn tensor_gates_are_the_processors() {
         let weight = numbers(3, parameters);
         let (u, v) = weight.split_at((a * a) as usize);
         let [rows, columns, count] = [a, b, tokens].map(|size| size as usize);
-        let gate = Gate { u: View::new(u, rows, rows), v: View::new(v, columns, columns) };
+        let gate = TensorGate {
+            u: MatrixView::new(u, rows, rows),
+            v: MatrixView::new(v, columns, columns),
+        };
         let mut scratch = vec![0.0; gate.scratch(SERIAL)];
 
         let mut case = Case::new(PassOp::TensorGate { a, b }, 1, (1, tokens));
@@ -82,7 +90,7 @@ fn tensor_gates_are_the_processors() {
         case.reads(&[of_h, of_weight]).writes(&[g]);
         let Some(outcome) = case.run() else { return };
         let mut wanted = vec![0.0; h.len()];
-        let replace = Write::Replace;
+        let replace = WriteMode::Replace;
         tensor_gate::forward(count, gate, &h, &mut wanted, replace, &mut scratch, SERIAL);
         assert_near(dtype, &outcome.numbers(g), &wanted, 2e-6);
 
@@ -101,8 +109,8 @@ fn tensor_gates_are_the_processors() {
             let Some(outcome) = case.run() else { return };
             let (mut wanted, mut wanted_sums) = (before, sums_before);
             let (du, dv) = wanted_sums.split_at_mut((a * a) as usize);
-            let write = if add { Write::Add } else { Write::Replace };
-            let made = tensor_gate::Gradients { dh: &mut wanted, write, du, dv };
+            let write = if add { WriteMode::Add } else { WriteMode::Replace };
+            let made = tensor_gate::GateGradients { dh: &mut wanted, write, du, dv };
             tensor_gate::backward(count, gate, (&h, &dg), made, &mut scratch, SERIAL);
             assert_near(dtype, &outcome.numbers(dh), &wanted, 2e-6);
             assert_near(DType::F32, &outcome.numbers(sums), &wanted_sums, 2e-6);

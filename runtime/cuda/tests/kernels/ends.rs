@@ -1,7 +1,7 @@
 //! The embedding and the loss.
 
-use narrows_cpu::kernels::loss::{self, Reduced};
-use narrows_cpu::kernels::{Parallel, View, ViewMut, embedding};
+use narrows_cpu::kernels::loss::{self, ReducedStatistics};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, embedding};
 use narrows_plan::DType;
 use narrows_plan::program::PassOp;
 
@@ -36,8 +36,8 @@ fn embeddings_are_the_processors() {
             case.reads(&reads).writes(&[out]);
             let Some(outcome) = case.run() else { return };
             let mut wanted = vec![0.0; rows * width];
-            let view = View::new(&table, table_rows, width);
-            let made = ViewMut::new(&mut wanted, rows, width);
+            let view = MatrixView::new(&table, table_rows, width);
+            let made = MatrixViewMut::new(&mut wanted, rows, width);
             embedding::gather(&ids, view, first, made, SERIAL);
             assert_eq!(outcome.numbers(out), wanted);
 
@@ -51,8 +51,8 @@ fn embeddings_are_the_processors() {
             case.reads(&[ids_buffer, sum, dy_buffer]).writes(&[sum]);
             let Some(outcome) = case.run() else { return };
             let mut wanted = before;
-            let made = ViewMut::new(&mut wanted, table_rows, width);
-            embedding::scatter_add(&ids, View::new(&dy, rows, width), first, made, SERIAL);
+            let made = MatrixViewMut::new(&mut wanted, table_rows, width);
+            embedding::scatter_add(&ids, MatrixView::new(&dy, rows, width), first, made, SERIAL);
             assert_near(DType::F32, &outcome.numbers(sum), &wanted, 2e-6);
         }
     }
@@ -68,7 +68,7 @@ fn losses_are_the_processors() {
         for dtype in FORMATS {
             let scaled = random(1, rows * held).into_iter().map(|x| 8.0 * x).collect();
             let logits = rounded(dtype, scaled);
-            let view = View::new(&logits, rows as usize, held as usize);
+            let view = MatrixView::new(&logits, rows as usize, held as usize);
             let (mut maximum, mut packed) =
                 (vec![0.0; rows as usize], vec![0.0; 2 * rows as usize]);
             loss::maximum(view, &mut maximum, SERIAL);
@@ -106,14 +106,14 @@ fn losses_are_the_processors() {
             case.reads(&reads).writes(&[of, mean]);
             let Some(outcome) = case.run() else { return };
             let mut wanted = logits;
-            let reduced = Reduced {
+            let reduced = ReducedStatistics {
                 maximum: &maximum,
                 packed: &packed,
                 targets: &targets,
                 first,
                 factor: (1.0 / rows as f64) as f32,
             };
-            let made = ViewMut::new(&mut wanted, rows as usize, held as usize);
+            let made = MatrixViewMut::new(&mut wanted, rows as usize, held as usize);
             let here = loss::gradient(made, reduced, SERIAL);
             // A gradient near 1 − factor loses as much as rounding the larger of the two does.
             assert_near(dtype, &outcome.numbers(of), &wanted, 2e-6);

@@ -1,7 +1,7 @@
 //! The product of gate and up.
 
-use narrows_cpu::kernels::gated::{self, Saved};
-use narrows_cpu::kernels::{Parallel, View, ViewMut};
+use narrows_cpu::kernels::gated::{self, GatedSaved};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel};
 use narrows_plan::DType;
 use narrows_plan::model::GatedProduct;
 use narrows_plan::program::PassOp;
@@ -24,13 +24,13 @@ fn products_are_the_processors() {
             rounded(dtype, random(seed, count as u64).into_iter().map(|x| 4.0 * x).collect())
         };
         let (both, dy) = (numbers(1, 2 * rows * width), numbers(2, rows * width));
-        let whole = View::new(&both, rows, 2 * width);
+        let whole = MatrixView::new(&both, rows, 2 * width);
         let (gate, up) = (whole.column_range(0, width), whole.column_range(width, width));
         let mut y = vec![0.0; rows * width];
-        gated::forward(gate, up, product, ViewMut::new(&mut y, rows, width), SERIAL);
+        gated::forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), SERIAL);
         let mut made = vec![0.0; both.len()];
-        let (dgate, dup) = ViewMut::new(&mut made, rows, 2 * width).split_columns(width);
-        let saved = Saved { dy: View::new(&dy, rows, width), gate, up };
+        let (dgate, dup) = MatrixViewMut::new(&mut made, rows, 2 * width).split_columns(width);
+        let saved = GatedSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
         gated::backward(saved, product, dgate, dup, SERIAL);
 
         let columns = |of: &[f32], first: usize| -> Vec<f32> {

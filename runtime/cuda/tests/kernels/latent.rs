@@ -1,8 +1,8 @@
 //! φ on latents, side by side and alone.
 
-use narrows_cpu::kernels::latent::{self, Owed};
+use narrows_cpu::kernels::latent::{self, DeferredNormSaved};
 use narrows_cpu::kernels::norm::Rms;
-use narrows_cpu::kernels::{Parallel, View, ViewMut, Write};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
 use narrows_plan::program::PassOp;
@@ -90,12 +90,12 @@ fn forward_is_the_processors() {
         let reads = if owed { vec![h, s] } else { vec![h] };
         case.reads(&reads).writes(&results);
         let Some(outcome) = case.run() else { return };
-        let whole = View::new(&of.whole, of.rows, of.columns());
+        let whole = MatrixView::new(&of.whole, of.rows, of.columns());
         for (section, result) in results.into_iter().enumerate() {
             let (first, width) = of.range(section);
             let mut wanted = vec![0.0; of.rows * width];
             let (h, z) = (whole.column_range(first, width), &mut wanted);
-            let z = ViewMut::new(z, of.rows, width);
+            let z = MatrixViewMut::new(z, of.rows, width);
             match owed {
                 false => latent::forward(h, activation, z, SERIAL),
                 true => latent::recover(h, &of.s, RMS, activation, z, SERIAL),
@@ -122,9 +122,10 @@ fn backward_is_the_processors() {
         let mut wanted = vec![0.0; of.whole.len()];
         for section in 0..of.widths.len() {
             let (first, width) = of.range(section);
-            let made = ViewMut::new(&mut wanted, of.rows, of.columns()).column_range(first, width);
-            let h = View::new(&of.whole, of.rows, of.columns()).column_range(first, width);
-            let dz = View::new(&of.apart[section], of.rows, width);
+            let made =
+                MatrixViewMut::new(&mut wanted, of.rows, of.columns()).column_range(first, width);
+            let h = MatrixView::new(&of.whole, of.rows, of.columns()).column_range(first, width);
+            let dz = MatrixView::new(&of.apart[section], of.rows, width);
             latent::backward(dz, h, activation, made, SERIAL);
         }
         assert_near(of.dtype, &outcome.numbers(dh), &wanted, 1e-6);
@@ -163,16 +164,17 @@ fn recovered_backward_is_the_processors() {
         let (mut wanted, mut wanted_ds) = (vec![0.0; of.whole.len()], before);
         for section in sections {
             let (first, width) = of.range(section);
-            let made = ViewMut::new(&mut wanted, of.rows, of.columns()).column_range(first, width);
+            let made =
+                MatrixViewMut::new(&mut wanted, of.rows, of.columns()).column_range(first, width);
             let saved = match activation {
                 Activation::Silu => {
-                    View::new(&of.whole, of.rows, of.columns()).column_range(first, width)
+                    MatrixView::new(&of.whole, of.rows, of.columns()).column_range(first, width)
                 }
-                Activation::Identity => View::new(&z[section], of.rows, width),
+                Activation::Identity => MatrixView::new(&z[section], of.rows, width),
             };
-            let dz = View::new(&of.apart[section], of.rows, width);
-            let owed = Owed { dz, saved, s: &of.s, rms: RMS, phi: activation };
-            let write = if add || section > 0 { Write::Add } else { Write::Replace };
+            let dz = MatrixView::new(&of.apart[section], of.rows, width);
+            let owed = DeferredNormSaved { dz, saved, s: &of.s, rms: RMS, phi: activation };
+            let write = if add || section > 0 { WriteMode::Add } else { WriteMode::Replace };
             latent::recover_backward(owed, made, &mut wanted_ds, write, SERIAL);
         }
         assert_near(of.dtype, &outcome.numbers(dh), &wanted, 1e-6);

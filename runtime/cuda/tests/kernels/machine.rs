@@ -8,15 +8,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_cuda::launch::{COEFFICIENTS, coefficients, rotary_table};
-use narrows_cuda::products::{self, Setting};
-use narrows_cuda::tape::{Joint, Leg, Tape, Work};
-use narrows_cuda::{Device, Family};
+use narrows_cuda::products::{self, MatmulSetting};
+use narrows_cuda::tape::{DeviceSchedule, NcclCollective, NodeWork, ScheduleItem};
+use narrows_cuda::{KernelFamily, LaunchContext};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Buffer, PassOp, Phase, Program, Reduction};
 use narrows_plan::{CheckedProgram, DType};
-use narrows_runtime::parts::Lap;
-use narrows_runtime::session::{Coordinates, Engine, Left, Share, Step, Subject, Tokens};
+use narrows_runtime::parts::InstructionSpan;
+use narrows_runtime::session::{
+    DeviceStep, Engine, MeshCoordinates, ModelProgram, StepRequest, StepShare, TokenRows,
+};
 use narrows_runtime::{DeviceReport, RunError, Session};
 
 use super::case::Aligned;
@@ -24,7 +26,7 @@ use super::matmul::{bytes_of, execute, numbers};
 use super::shim::{self, Memories, Order};
 
 struct Machine {
-    subject: Arc<Subject>,
+    subject: Arc<ModelProgram>,
     places: Vec<Place>,
     rotary: Vec<f32>,
     /// What was sent and not yet received, by sender and receiver.
@@ -33,9 +35,9 @@ struct Machine {
 
 /// A device.
 struct Place {
-    at: Coordinates,
+    at: MeshCoordinates,
     arena: Aligned,
-    tape: Tape,
+    tape: DeviceSchedule,
     /// The turn, its leg and the leg's entry that come next.
     next: [usize; 3],
     loss: [f64; 1],
@@ -47,23 +49,24 @@ struct Place {
 /// # Panics
 /// When an instruction of the program has no kernel.
 pub fn session(model: &Model, program: CheckedProgram) -> Option<Session> {
-    shim::kernels(Family::Norm)?;
-    let subject = Arc::new(Subject::new(model, program).unwrap_or_else(|e| panic!("{e}")));
+    shim::kernels(KernelFamily::Norm)?;
+    let subject = Arc::new(ModelProgram::new(model, program).unwrap_or_else(|e| panic!("{e}")));
     let machine = Machine::new(subject.clone());
     Some(Session::with(subject, Box::new(machine), None))
 }
 
 impl Machine {
-    fn new(subject: Arc<Subject>) -> Machine {
+    fn new(subject: Arc<ModelProgram>) -> Machine {
         let program = subject.program();
         let mesh = program.context.mesh;
         let places = (0..mesh.devices()).map(|device| {
-            let at = Coordinates::of(device, &mesh);
+            let at = MeshCoordinates::of(device, &mesh);
             let stage = &program.stages[at.stage as usize];
             let device = device_of(program, at, &subject);
             let workspace = products::workspace((9, 0));
-            let setting = Setting { device: &device, tied: program.tied, workspace };
-            let tape = Tape::new(&setting, at.stage).unwrap_or_else(|error| panic!("{error}"));
+            let setting = MatmulSetting { device: &device, tied: program.tied, workspace };
+            let tape =
+                DeviceSchedule::new(&setting, at.stage).unwrap_or_else(|error| panic!("{error}"));
             // What nobody wrote is not a number.
             let mut arena = Aligned::of(&vec![0xff; stage.arena.0 as usize]);
             for buffer in stage.buffers.iter().filter(|buffer| is_state(buffer)) {
@@ -84,7 +87,7 @@ impl Machine {
     }
 
     /// Goes on with a device until it must wait for another; whether it did anything.
-    fn advance(&mut self, number: usize, step: &Step) -> bool {
+    fn advance(&mut self, number: usize, step: &StepRequest) -> bool {
         let subject = self.subject.clone();
         let mut moved = false;
         loop {
@@ -101,16 +104,16 @@ impl Machine {
                 continue;
             };
             let went = match leg {
-                Leg::Transfer(transfer) => {
+                ScheduleItem::Transfer(transfer) => {
                     let ahead = transfer.onward == transfer.sends;
                     let other = if ahead { place.at.stage + 1 } else { place.at.stage - 1 };
                     let mesh = &subject.program().context.mesh;
-                    let other = Coordinates { stage: other, ..place.at }.device(mesh);
+                    let other = MeshCoordinates { stage: other, ..place.at }.device(mesh);
                     self.transfer(number as u64, other, &transfer.operands, transfer.sends)
                 }
-                Leg::Piece(piece) => match place.tape.pieces[piece].entries.get(entry) {
+                ScheduleItem::Piece(piece) => match place.tape.pieces[piece].entries.get(entry) {
                     None => true,
-                    Some(found) if matches!(found.work, Work::Joint(_)) => {
+                    Some(found) if matches!(found.work, NodeWork::Joint(_)) => {
                         if !self.join(number) {
                             return moved;
                         }
@@ -159,10 +162,10 @@ impl Machine {
         let at = self.places[number].at;
         let members = at.members(first.sharing.axis, first.sharing.size, &mesh);
         let members: Vec<usize> = members.map(|device| device as usize).collect();
-        let joints: Option<Vec<Joint>> =
+        let joints: Option<Vec<NcclCollective>> =
             members.iter().map(|member| self.places[*member].joint().cloned()).collect();
         let Some(joints) = joints else { return false };
-        let alike = |joint: &Joint| {
+        let alike = |joint: &NcclCollective| {
             (joint.kind, joint.sharing, joint.reduction)
                 == (first.kind, first.sharing, first.reduction)
         };
@@ -191,7 +194,7 @@ impl Machine {
 
 /// What a member has afterwards. Sums are made in f32 and rounded once. In place, each has a part of the
 /// whole where it lies.
-fn combined(joint: &Joint, given: &[Vec<f32>], me: usize, in_place: bool) -> Vec<f32> {
+fn combined(joint: &NcclCollective, given: &[Vec<f32>], me: usize, in_place: bool) -> Vec<f32> {
     let count = given[0].len();
     let combine = |a: f32, b: f32| match joint.reduction {
         Reduction::Sum => a + b,
@@ -218,33 +221,36 @@ fn combined(joint: &Joint, given: &[Vec<f32>], me: usize, in_place: bool) -> Vec
 
 impl Place {
     /// The collective that comes next, if one does.
-    fn joint(&self) -> Option<&Joint> {
+    fn joint(&self) -> Option<&NcclCollective> {
         let [turn, leg, entry] = self.next;
-        let Leg::Piece(piece) = self.tape.turns.get(turn)?.legs.get(leg)? else { return None };
+        let ScheduleItem::Piece(piece) = self.tape.turns.get(turn)?.legs.get(leg)? else {
+            return None;
+        };
         match &self.tape.pieces[*piece].entries.get(entry)?.work {
-            Work::Joint(joint) => Some(joint),
+            NodeWork::Joint(joint) => Some(joint),
             _ => None,
         }
     }
 
     /// Token ids of the rows of this device.
-    fn load(&mut self, program: &Program, turn: usize, step: &Step) {
+    fn load(&mut self, program: &Program, turn: usize, step: &StepRequest) {
         let (context, at) = (&program.context, self.at);
         let microbatch = self.tape.turns[turn].microbatch;
         for buffer in &program.stages[at.stage as usize].buffers {
             let Some(ids) = step.ids_of(buffer) else { continue };
-            let rows = Tokens::of(context, &at, buffer.extent.rows).rows(context, &at, microbatch);
+            let rows =
+                TokenRows::of(context, &at, buffer.extent.rows).rows(context, &at, microbatch);
             let mine: Vec<u32> = rows.flat_map(|row| ids[row].to_vec()).collect();
             let bytes: &[u8] = bytemuck::cast_slice(&mine);
             self.arena.bytes()[range_of(buffer)].copy_from_slice(bytes);
         }
     }
 
-    fn execute(&mut self, piece: usize, entry: usize, rotary: &mut [f32], step: &Step) {
+    fn execute(&mut self, piece: usize, entry: usize, rotary: &mut [f32], step: &StepRequest) {
         match &self.tape.pieces[piece].entries[entry].work {
-            Work::Product(matmul) => execute(self.arena.bytes(), matmul),
-            Work::Joint(_) => unreachable!("collectives are made by all members together"),
-            Work::Launches(launches) => {
+            NodeWork::Product(matmul) => execute(self.arena.bytes(), matmul),
+            NodeWork::Joint(_) => unreachable!("collectives are made by all members together"),
+            NodeWork::Launches(launches) => {
                 let mut scratch = Aligned::of(&vec![0xff; self.tape.scratch_bytes as usize]);
                 let mut numbers = [f32::NAN; COEFFICIENTS as usize];
                 if let Some((optimizer, _, number)) = step.update {
@@ -285,7 +291,7 @@ impl Engine for Machine {
         0..self.places.len() as u64
     }
 
-    fn run(&mut self, step: Step) -> Result<Share, RunError> {
+    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
         for place in &mut self.places {
             (place.next, place.loss) = ([0; 3], [0.0]);
         }
@@ -303,13 +309,10 @@ impl Engine for Machine {
                 (place.at, place.loss[0], numbers(&place.arena.bytes()[bytes], DType::F32)[0])
             })
             .collect();
-        let left = left.into_iter().zip(&self.places).map(|((at, loss, squares), place)| Left {
-            at,
-            loss,
-            squares,
-            report: &place.report,
+        let left = left.into_iter().zip(&self.places).map(|((at, loss, squares), place)| {
+            DeviceStep { at, loss, squares, report: &place.report }
         });
-        Ok(Share::of(program, left))
+        Ok(StepShare::of(program, left))
     }
 
     fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
@@ -340,7 +343,7 @@ impl Engine for Machine {
 
     fn keep_laps(&mut self) {}
 
-    fn laps(&self, _: u64) -> &[Lap] {
+    fn laps(&self, _: u64) -> &[InstructionSpan] {
         &[]
     }
 }
@@ -356,8 +359,12 @@ fn range_of(buffer: &Buffer) -> Range<usize> {
     begin..begin + buffer.extent.bytes().0 as usize
 }
 
-fn device_of<'a>(program: &'a Program, at: Coordinates, subject: &'a Subject) -> Device<'a> {
-    Device {
+fn device_of<'a>(
+    program: &'a Program,
+    at: MeshCoordinates,
+    subject: &'a ModelProgram,
+) -> LaunchContext<'a> {
+    LaunchContext {
         context: &program.context,
         constants: &program.constants,
         stage: &program.stages[at.stage as usize],

@@ -1,6 +1,6 @@
 //! cublasLtMatmul as it is documented, one number at a time.
 
-use narrows_cuda::products::{Matmul, MatmulKey, Operation, Place, Stored};
+use narrows_cuda::products::{Matmul, MatmulKey, MatrixAddress, StoredMatrix, Transpose};
 use narrows_plan::DType;
 
 use super::numbers::{bf16_bits, of_bf16};
@@ -29,11 +29,11 @@ fn number(bytes: &[u8], dtype: DType) -> f32 {
 #[derive(Clone, Copy)]
 struct Member {
     begin: u64,
-    stored: Stored,
+    stored: StoredMatrix,
 }
 
 impl Member {
-    fn new(place: Place, stored: Stored, member: u64) -> Member {
+    fn new(place: MatrixAddress, stored: StoredMatrix, member: u64) -> Member {
         let begin = place.offset + member * stored.batch_stride * stored.dtype.width();
         Member { begin, stored }
     }
@@ -57,11 +57,11 @@ impl Member {
     }
 
     /// All numbers of op of it, of so many rows and columns, row by row.
-    fn factor(&self, arena: &[u8], operation: Operation, rows: u64, columns: u64) -> Vec<f64> {
+    fn factor(&self, arena: &[u8], operation: Transpose, rows: u64, columns: u64) -> Vec<f64> {
         let places = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
         let read = |(row, column)| match operation {
-            Operation::N => self.read(arena, row, column),
-            Operation::T => self.read(arena, column, row),
+            Transpose::N => self.read(arena, row, column),
+            Transpose::T => self.read(arena, column, row),
         };
         places.map(read).collect()
     }

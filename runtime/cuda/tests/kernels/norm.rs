@@ -1,7 +1,7 @@
 //! RMSNorm in its variants.
 
-use narrows_cpu::kernels::norm::{self, Gradients, Rms, Saved};
-use narrows_cpu::kernels::{Parallel, View, ViewMut, Write};
+use narrows_cpu::kernels::norm::{self, NormGradients, NormSaved, Rms};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
 use narrows_plan::program::PassOp;
 
@@ -50,12 +50,12 @@ impl Operands {
         case
     }
 
-    fn view<'a>(&self, numbers: &'a [f32]) -> View<'a> {
-        View::new(numbers, self.shape.0 as usize, self.shape.1 as usize)
+    fn view<'a>(&self, numbers: &'a [f32]) -> MatrixView<'a> {
+        MatrixView::new(numbers, self.shape.0 as usize, self.shape.1 as usize)
     }
 
-    fn view_mut<'a>(&self, numbers: &'a mut [f32]) -> ViewMut<'a> {
-        ViewMut::new(numbers, self.shape.0 as usize, self.shape.1 as usize)
+    fn view_mut<'a>(&self, numbers: &'a mut [f32]) -> MatrixViewMut<'a> {
+        MatrixViewMut::new(numbers, self.shape.0 as usize, self.shape.1 as usize)
     }
 }
 
@@ -122,10 +122,10 @@ fn backward_is_the_processors() {
             let dx = case.buffer(shape, dtype, add.then_some(&of.before.0[..]));
             let dscale = case.buffer((1, shape.1), DType::F32, Some(&of.before.1));
             let (mut wanted, mut sums) = of.before.clone();
-            let write = if add { Write::Add } else { Write::Replace };
-            let saved = Saved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
+            let write = if add { WriteMode::Add } else { WriteMode::Replace };
+            let saved = NormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
             let dx_made = of.view_mut(&mut wanted);
-            let made = Gradients { dx: dx_made, write, dscale: &mut sums, scratch: &mut [] };
+            let made = NormGradients { dx: dx_made, write, dscale: &mut sums, scratch: &mut [] };
             let mut reads = vec![dy, x, scale];
             match op {
                 NormBackward => {
@@ -155,7 +155,7 @@ fn backward_is_the_processors() {
         let t = case.buffer((shape.0, 1), DType::F32, None);
         case.reads(&[dy, x, scale]).writes(&[t]);
         let mut wanted = vec![0.0; of.t.len()];
-        let saved = Saved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
+        let saved = NormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
         norm::backward_statistic(saved, &mut wanted, SERIAL);
         let Some(outcome) = case.run() else { return };
         assert_near(DType::F32, &outcome.numbers(t), &wanted, 1e-6);

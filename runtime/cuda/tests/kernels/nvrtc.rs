@@ -12,7 +12,7 @@ use std::process::Command;
 use std::{env, fs, ptr};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use narrows_cuda::source::{Family, HEADERS, NVRTC_OPTIONS};
+use narrows_cuda::source::{HEADERS, KernelFamily, NVRTC_OPTIONS};
 
 use super::probes;
 
@@ -60,7 +60,7 @@ fn kernels_compile_and_fit() {
         return;
     }
     let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
-    for name in Family::ALL.map(Family::name).into_iter().chain(["probes"]) {
+    for name in KernelFamily::ALL.map(KernelFamily::name).into_iter().chain(["probes"]) {
         for architecture in ARCHITECTURES {
             let log = in_child(&library, name, architecture);
             let usages = usages(&log);
@@ -115,8 +115,8 @@ fn instructions(kernel: &str) -> &'static [&'static str] {
 }
 
 fn text(name: &str) -> &'static str {
-    let family = Family::ALL.into_iter().find(|family| family.name() == name);
-    family.map_or(probes::TEXT, Family::text)
+    let family = KernelFamily::ALL.into_iter().find(|family| family.name() == name);
+    family.map_or(probes::TEXT, KernelFamily::text)
 }
 
 fn in_child(library: &Path, name: &str, architecture: &str) -> String {

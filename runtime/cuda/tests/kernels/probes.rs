@@ -1,7 +1,7 @@
 //! The shim itself: it runs what is right, and reports what is wrong.
 
-use narrows_cuda::launch::{Span, Touch};
-use narrows_cuda::{Argument, Family, Launch, Memory};
+use narrows_cuda::launch::{ByteRows, MemoryAccess};
+use narrows_cuda::{Argument, KernelFamily, Launch, MemorySpace};
 use narrows_plan::DType;
 
 use super::numbers::{assert_near, bf16_bits, random, rounded};
@@ -10,8 +10,8 @@ use super::shim::{self, Memories, Order};
 pub const TEXT: &str = include_str!("probes.cu");
 
 fn pointer(begin: u64) -> Argument {
-    let (memory, touch) = (Memory::Arena, Touch::Update);
-    Argument::Memory(Span { memory, begin, rows: 1, row_bytes: 0, stride_bytes: 0, touch })
+    let (memory, touch) = (MemorySpace::Arena, MemoryAccess::Update);
+    Argument::Memory(ByteRows { memory, begin, rows: 1, row_bytes: 0, stride_bytes: 0, touch })
 }
 
 /// One block of a probe, over this arena.
@@ -24,7 +24,7 @@ fn run(
 ) -> Option<Result<(), String>> {
     let kernels = shim::source("probes", TEXT)?;
     let launch = Launch {
-        family: Family::Norm,
+        family: KernelFamily::Norm,
         kernel: kernel.into(),
         grid: [1; 3],
         block: [threads, 1, 1],

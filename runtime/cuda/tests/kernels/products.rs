@@ -3,33 +3,37 @@
 
 use std::collections::HashSet;
 
-use narrows_cpu::kernels::matrix::Matrix;
-use narrows_cpu::kernels::{Parallel, View, ViewMut, Write, product};
-use narrows_cuda::products::{self, Matmul, MatmulKey, Operation, Setting};
-use narrows_cuda::{Device, bounds};
+use narrows_cpu::kernels::matrix::StridedMatrix;
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode, product};
+use narrows_cuda::products::{self, Matmul, MatmulKey, MatmulSetting, Transpose};
+use narrows_cuda::{LaunchContext, bounds};
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::presets;
 use narrows_plan::program::{
-    Access, Action, BufferId, Instr, Phase, Product, ProductForm, Program, Region, Shard,
-    StageProgram,
+    Access, Action, BufferId, GemmOp, GemmRole, Instr, Phase, Program, Region, Shard, StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
-use narrows_runtime::order::Moment;
+use narrows_runtime::order::ScheduledInstruction;
 use narrows_runtime::place;
 
 use super::case::{Case, each_moment};
 use super::matmul::{bytes_of, execute, numbers};
 use super::numbers::{assert_near, random};
-use narrows_test_support::plans::{Dice, draw_plan};
+use narrows_test_support::plans::{TestRng, draw_plan};
 use narrows_test_support::small::{small_context, small_models};
 
 /// What the processor's products make of the operands in an arena, in f32.
-fn wanted(arena: &[u8], stage: &StageProgram, moment: &Moment, tied: bool) -> Vec<f32> {
+fn wanted(
+    arena: &[u8],
+    stage: &StageProgram,
+    moment: &ScheduledInstruction,
+    tied: bool,
+) -> Vec<f32> {
     let Instr { action, reads, writes, .. } = moment.instr;
     let Action::Gemm(of) = action else { panic!("a product") };
-    let weight = if of.form == ProductForm::WeightGradient { &writes[0] } else { &reads[1] };
+    let weight = if of.form == GemmRole::WeightGradient { &writes[0] } else { &reads[1] };
     let shard = &stage.buffer(weight.buffer).shard;
     let head = shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
     let transposed = tied && head;
@@ -40,29 +44,29 @@ fn wanted(arena: &[u8], stage: &StageProgram, moment: &Moment, tied: bool) -> Ve
     let sides = |access: &Access| (access.extent.rows as usize, access.extent.columns as usize);
     let [left, right] = [&reads[0], &reads[1]].map(operand);
     let mut made = operand(&writes[0]);
-    let view = |numbers, access| View::new(numbers, sides(access).0, sides(access).1);
-    let w: Matrix = if transposed && of.form != ProductForm::WeightGradient {
+    let view = |numbers, access| MatrixView::new(numbers, sides(access).0, sides(access).1);
+    let w: StridedMatrix = if transposed && of.form != GemmRole::WeightGradient {
         let (rows, columns) = sides(&reads[1]);
-        View::new(&right, columns, rows).transposed()
+        MatrixView::new(&right, columns, rows).transposed()
     } else {
         view(&right, &reads[1]).into()
     };
-    let write = if of.accumulate { Write::Add } else { Write::Replace };
+    let write = if of.accumulate { WriteMode::Add } else { WriteMode::Replace };
     let (rows, columns) = sides(&writes[0]);
     let (x, batch, serial) = (view(&left, &reads[0]), of.batch as usize, Parallel::SERIAL);
     match of.form {
-        ProductForm::WeightGradient if transposed => {
-            let y = ViewMut::new(&mut made, columns, rows);
+        GemmRole::WeightGradient if transposed => {
+            let y = MatrixViewMut::new(&mut made, columns, rows);
             product::weight_gradient(view(&right, &reads[1]), x, y, batch, write, serial);
         }
         form => {
-            let y = ViewMut::new(&mut made, rows, columns);
+            let y = MatrixViewMut::new(&mut made, rows, columns);
             match form {
-                ProductForm::Forward => product::forward(x, w, y, batch, write, serial),
-                ProductForm::InputGradient => {
+                GemmRole::Forward => product::forward(x, w, y, batch, write, serial),
+                GemmRole::InputGradient => {
                     product::input_gradient(x, w, y, batch, write, serial);
                 }
-                ProductForm::WeightGradient => {
+                GemmRole::WeightGradient => {
                     product::weight_gradient(x, view(&right, &reads[1]), y, batch, write, serial);
                 }
             }
@@ -73,7 +77,7 @@ fn wanted(arena: &[u8], stage: &StageProgram, moment: &Moment, tied: bool) -> Ve
 
 /// The product of an instruction, which touches all of its operands and nothing else.
 #[track_caller]
-fn checked(setting: &Setting, moment: &Moment) -> Matmul {
+fn checked(setting: &MatmulSetting, moment: &ScheduledInstruction) -> Matmul {
     let matmul = products::matmul(setting, moment).unwrap_or_else(|error| panic!("{error}"));
     let touched = bounds::check_product(setting.device, moment, &matmul)
         .unwrap_or_else(|error| panic!("{error}"));
@@ -86,7 +90,7 @@ fn checked(setting: &Setting, moment: &Moment) -> Matmul {
 
 /// In an arena of numbers that are none, the operands' are made and the product is executed.
 #[track_caller]
-fn compare(setting: &Setting, moment: &Moment, seed: u64) {
+fn compare(setting: &MatmulSetting, moment: &ScheduledInstruction, seed: u64) {
     let stage = setting.device.stage;
     let matmul = checked(setting, moment);
     let Instr { reads, writes, .. } = moment.instr;
@@ -115,11 +119,11 @@ fn compare(setting: &Setting, moment: &Moment, seed: u64) {
 }
 
 /// Calls `visit` with every product of a program on every device.
-fn each(program: &Program, mut visit: impl FnMut(&Setting, &Moment)) {
+fn each(program: &Program, mut visit: impl FnMut(&MatmulSetting, &ScheduledInstruction)) {
     each_moment(program, |device, moment| {
         if matches!(moment.instr.action, Action::Gemm(_)) {
             let workspace = products::workspace((9, 0));
-            visit(&Setting { device, tied: program.tied, workspace }, moment);
+            visit(&MatmulSetting { device, tied: program.tied, workspace }, moment);
         }
     });
 }
@@ -128,7 +132,7 @@ fn drawn(precision: Precision, seeds: std::ops::Range<u64>) {
     let models = small_models();
     let (mut programs, mut seen) = (0, HashSet::new());
     for seed in seeds {
-        let mut dice = Dice(seed);
+        let mut dice = TestRng(seed);
         let model = &models[seed as usize % models.len()];
         let context = small_context(&mut dice, precision);
         let Some(plan) = draw_plan(&mut dice, model, context) else { continue };
@@ -144,24 +148,24 @@ fn drawn(precision: Precision, seeds: std::ops::Range<u64>) {
     }
     println!("{programs} programs, {} different products", seen.len());
     assert!(programs > 20, "{programs} programs");
-    let has = |wanted: &dyn Fn(ProductForm, &MatmulKey) -> bool| {
+    let has = |wanted: &dyn Fn(GemmRole, &MatmulKey) -> bool| {
         seen.iter().any(|(form, key)| wanted(*form, key))
     };
-    for form in [ProductForm::Forward, ProductForm::InputGradient, ProductForm::WeightGradient] {
+    for form in [GemmRole::Forward, GemmRole::InputGradient, GemmRole::WeightGradient] {
         assert!(has(&|of, key| of == form && key.batch > 1), "no batched {form:?}");
         // The tied head's: the other forms of the weight.
         let usual = match form {
-            ProductForm::Forward => (Operation::N, Operation::N),
-            ProductForm::InputGradient => (Operation::T, Operation::N),
-            ProductForm::WeightGradient => (Operation::N, Operation::T),
+            GemmRole::Forward => (Transpose::N, Transpose::N),
+            GemmRole::InputGradient => (Transpose::T, Transpose::N),
+            GemmRole::WeightGradient => (Transpose::N, Transpose::T),
         };
         let operations = |key: &MatmulKey| (key.operation_a, key.operation_b);
         assert!(has(&|of, key| of == form && operations(key) == usual), "no {form:?}");
-        if form != ProductForm::WeightGradient {
+        if form != GemmRole::WeightGradient {
             assert!(has(&|of, key| of == form && operations(key) != usual), "no tied {form:?}");
         }
     }
-    assert!(has(&|form, key| form == ProductForm::InputGradient && key.accumulate));
+    assert!(has(&|form, key| form == GemmRole::InputGradient && key.accumulate));
 }
 
 #[test]
@@ -182,15 +186,15 @@ struct Alone {
 }
 
 impl Alone {
-    fn new(product: Product, dtype: DType, tied: bool) -> Alone {
-        let Product { form, m, n, k, batch, accumulate } = product;
+    fn new(product: GemmOp, dtype: DType, tied: bool) -> Alone {
+        let GemmOp { form, m, n, k, batch, accumulate } = product;
         let mut case = Case::of(Action::Gemm(product.clone()), 1, (1, 1));
         let [left, right] = match form {
-            ProductForm::Forward => [(m, k), (k, n)],
-            ProductForm::InputGradient => [(m, k), (n, k)],
-            ProductForm::WeightGradient => [(k, m), (k, n)],
+            GemmRole::Forward => [(m, k), (k, n)],
+            GemmRole::InputGradient => [(m, k), (n, k)],
+            GemmRole::WeightGradient => [(k, m), (k, n)],
         };
-        let gradient = form == ProductForm::WeightGradient;
+        let gradient = form == GemmRole::WeightGradient;
         let result = if gradient { DType::F32 } else { dtype };
         let shapes = [(left, dtype), (right, dtype), ((m, n), result)];
         let [left, right, result] = shapes
@@ -199,7 +203,7 @@ impl Alone {
         let weight = &mut case.stage.buffers[weight.0 as usize];
         weight.region = if gradient { Region::Gradient } else { Region::Weight };
         weight.shard = Some(Shard {
-            split: narrows_plan::emit::Split::Whole,
+            split: narrows_plan::emit::WeightSplit::Whole,
             members: vec![("head".into(), weight.extent.rows, weight.extent.columns)],
             offset_stride: vec![0],
         });
@@ -210,11 +214,14 @@ impl Alone {
         Alone { case, instr, tied }
     }
 
-    fn on_device<R>(&self, work: impl FnOnce(&Setting, &Moment) -> R) -> R {
+    fn on_device<R>(&self, work: impl FnOnce(&MatmulSetting, &ScheduledInstruction) -> R) -> R {
         let Case { context, constants, stage, decays, phase, .. } = &self.case;
-        let device = Device { context, constants, stage, tensor: 0, data: 0, decays };
-        let setting = Setting { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
-        work(&setting, &Moment { instr: &self.instr, phase: *phase, microbatch: 0, slot: 0 })
+        let device = LaunchContext { context, constants, stage, tensor: 0, data: 0, decays };
+        let setting = MatmulSetting { device: &device, tied: self.tied, workspace: Bytes(1 << 20) };
+        work(
+            &setting,
+            &ScheduledInstruction { instr: &self.instr, phase: *phase, microbatch: 0, slot: 0 },
+        )
     }
 
     fn refusal(&self) -> String {
@@ -222,20 +229,19 @@ impl Alone {
     }
 }
 
-const FORMS: [ProductForm; 3] =
-    [ProductForm::Forward, ProductForm::InputGradient, ProductForm::WeightGradient];
+const FORMS: [GemmRole; 3] = [GemmRole::Forward, GemmRole::InputGradient, GemmRole::WeightGradient];
 
 /// Sizes that divide nothing, and the smallest; alone, side by side, and tied.
 #[test]
 fn ragged_sizes() {
-    let mut dice = Dice(7);
+    let mut dice = TestRng(7);
     for seed in 0..240 {
         let form = FORMS[dice.below(3)];
         let mut size = || [1, 1 + dice.below(9), 1 + dice.below(70)][dice.below(3)] as u64;
         let (m, n, k) = (size(), size(), size());
         let (tied, accumulate) = (dice.below(3) == 0, dice.below(2) == 0);
         let batch = if tied { 1 } else { 1 + dice.below(4) as u64 };
-        let product = Product { form, m, n, k, batch, accumulate };
+        let product = GemmOp { form, m, n, k, batch, accumulate };
         let dtype = [DType::Bf16, DType::F32][dice.below(2)];
         Alone::new(product, dtype, tied).on_device(|at, moment| compare(at, moment, seed));
     }
@@ -245,8 +251,8 @@ fn ragged_sizes() {
 #[test]
 fn alignment_is_that_of_every_member() {
     let aligned = |batch, k| {
-        let form = ProductForm::Forward;
-        let product = Product { form, m: 8, n: 64, k, batch, accumulate: false };
+        let form = GemmRole::Forward;
+        let product = GemmOp { form, m: 8, n: 64, k, batch, accumulate: false };
         let alone = Alone::new(product, DType::Bf16, false);
         alone.on_device(|setting, moment| {
             let key = checked(setting, moment).key;
@@ -279,7 +285,7 @@ fn every_damage_is_refused() {
     let sizes = (5, 6, 7);
     for form in FORMS {
         let (m, n, k) = sizes;
-        let product = Product { form, m, n, k, batch: 3, accumulate: true };
+        let product = GemmOp { form, m, n, k, batch: 3, accumulate: true };
         Alone::new(product, DType::Bf16, false).on_device(|setting, moment| {
             let whole = checked(setting, moment);
             for (name, damage) in damages {
@@ -290,8 +296,8 @@ fn every_damage_is_refused() {
             }
             let mut turned = whole;
             turned.key.operation_b = match turned.key.operation_b {
-                Operation::N => Operation::T,
-                Operation::T => Operation::N,
+                Transpose::N => Transpose::T,
+                Transpose::T => Transpose::N,
             };
             assert!(bounds::check_product(setting.device, moment, &turned).is_err());
         });
@@ -300,8 +306,8 @@ fn every_damage_is_refused() {
 
 #[test]
 fn what_cublaslt_does_not_do_is_refused_by_name() {
-    let form = ProductForm::Forward;
-    let product = Product { form, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
+    let form = GemmRole::Forward;
+    let product = GemmOp { form, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
     let alone = |damage: fn(&mut Alone)| {
         let mut alone = Alone::new(product.clone(), DType::Bf16, false);
         damage(&mut alone);
@@ -338,7 +344,7 @@ fn what_cublaslt_does_not_do_is_refused_by_name() {
         let said = alone(damage);
         assert!(said.contains(wanted) && said.contains("of a test"), "{said}");
     }
-    let batched = Product { batch: 2, accumulate: false, ..product };
+    let batched = GemmOp { batch: 2, accumulate: false, ..product };
     let said = Alone::new(batched, DType::Bf16, true).refusal();
     assert!(said.contains("a table of 2 heads side by side"), "{said}");
 }
@@ -353,7 +359,7 @@ fn the_largest_presets_fit() {
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         for precision in [Precision::MixedBf16, Precision::Full32] {
             let context = Context { mesh, workload, precision, zero: Zero::One };
-            let mut dice = Dice(seed);
+            let mut dice = TestRng(seed);
             let plan = (0..20).find_map(|_| draw_plan(&mut dice, &model, context));
             let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));
             let (mut count, mut keys) = (0, HashSet::new());

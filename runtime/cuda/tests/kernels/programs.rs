@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cuda::{Family, bounds, launch};
+use narrows_cuda::{KernelFamily, bounds, launch};
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Activation, presets};
@@ -12,7 +12,7 @@ use narrows_plan::{Dim, Precision};
 
 use super::case::each_moment;
 use super::shim;
-use narrows_test_support::plans::{Dice, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, models};
 use narrows_test_support::small::{one, small_context, unusual_model};
 
 /// One of each pass.
@@ -58,7 +58,7 @@ fn passes() -> Vec<PassOp> {
     ]
 }
 
-fn context(dice: &mut Dice, precision: Precision) -> Context {
+fn context(dice: &mut TestRng, precision: Precision) -> Context {
     let mesh = Mesh {
         tensor: [1, 2, 4][dice.below(3)],
         pipeline: 1 + dice.below(2) as u64,
@@ -78,7 +78,7 @@ fn context(dice: &mut Dice, precision: Precision) -> Context {
 #[derive(Default)]
 struct Met {
     passes: BTreeSet<&'static str>,
-    kernels: BTreeMap<Family, BTreeSet<String>>,
+    kernels: BTreeMap<KernelFamily, BTreeSet<String>>,
     attentions: usize,
     programs: usize,
 }
@@ -114,7 +114,7 @@ fn all_passes_of_drawn_programs_are_within_bounds() {
     let models = models();
     let mut met = Met::default();
     for seed in 0..160 {
-        let mut dice = Dice(seed);
+        let mut dice = TestRng(seed);
         let model = &models[seed as usize % models.len()];
         let precision = [Precision::MixedBf16, Precision::Full32][usize::from(seed % 5 == 4)];
         let context = context(&mut dice, precision);
@@ -136,7 +136,7 @@ fn all_passes_of_drawn_programs_are_within_bounds() {
 /// Odd widths, heads of few features, ranks that divide nothing.
 #[test]
 fn programs_of_unusual_models_have_kernels() {
-    let (mut dice, mut met) = (Dice(61), Met::default());
+    let (mut dice, mut met) = (TestRng(61), Met::default());
     while met.programs < 80 {
         let Some(model) = unusual_model(&mut dice) else { continue };
         let precision = one(&mut dice, &[Precision::MixedBf16, Precision::Full32]);
@@ -167,7 +167,7 @@ fn the_largest_presets_fit() {
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         let precision = Precision::MixedBf16;
         let context = Context { mesh, workload, precision, zero: Zero::One };
-        let mut dice = Dice(seed);
+        let mut dice = TestRng(seed);
         let plan = (0..20).find_map(|_| draw_plan(&mut dice, &model, context));
         let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));
         met.program(&lower(&plan.resolve(&model).unwrap()));

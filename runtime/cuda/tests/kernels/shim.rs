@@ -12,8 +12,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::{env, fs};
 
 use libloading::Library;
-use narrows_cuda::source::{Family, HEADERS, Header, SHIM};
-use narrows_cuda::{Argument, Launch, Memory};
+use narrows_cuda::source::{HEADERS, KernelFamily, KernelHeader, SHIM};
+use narrows_cuda::{Argument, Launch, MemorySpace};
 use sha2::{Digest, Sha256};
 
 /// In which order blocks and threads run.
@@ -68,7 +68,7 @@ fn compiler() -> Result<&'static str, &'static str> {
 }
 
 /// The kernels of a family on this processor; `None`, and a printed reason, where nothing compiles.
-pub fn kernels(family: Family) -> Option<&'static Kernels> {
+pub fn kernels(family: KernelFamily) -> Option<&'static Kernels> {
     source(family.name(), family.text())
 }
 
@@ -111,7 +111,7 @@ const FLAGS: [&str; 8] = [
 
 fn compiled(compiler: &str, name: &str, text: &str) -> PathBuf {
     let mut hash = Sha256::new();
-    let headers: Vec<Header> = HEADERS.into_iter().chain(SHIM).collect();
+    let headers: Vec<KernelHeader> = HEADERS.into_iter().chain(SHIM).collect();
     let texts = headers.iter().map(|header| header.text).chain(FLAGS).chain([compiler, text]);
     texts.for_each(|text| hash.update(text));
     let digest: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -190,11 +190,11 @@ fn bits(argument: &Argument, memory: &mut Memories) -> (u8, u64) {
     match argument {
         Argument::Memory(span) => {
             let memory = match span.memory {
-                Memory::Arena => &mut *memory.arena,
-                Memory::Scratch => &mut *memory.scratch,
-                Memory::Rotary => bytemuck::cast_slice_mut(memory.rotary),
-                Memory::Coefficients => bytemuck::cast_slice_mut(memory.coefficients),
-                Memory::Loss => bytemuck::cast_slice_mut(memory.loss),
+                MemorySpace::Arena => &mut *memory.arena,
+                MemorySpace::Scratch => &mut *memory.scratch,
+                MemorySpace::Rotary => bytemuck::cast_slice_mut(memory.rotary),
+                MemorySpace::Coefficients => bytemuck::cast_slice_mut(memory.coefficients),
+                MemorySpace::Loss => bytemuck::cast_slice_mut(memory.loss),
             };
             let begin = usize::try_from(span.begin).expect("an address");
             (b'p', memory[begin..].as_mut_ptr() as u64)

@@ -1,9 +1,9 @@
 //! The optimizer.
 
 use narrows_cpu::kernels::Parallel;
-use narrows_cpu::kernels::optimizer::{self, AdamW, Parameter};
+use narrows_cpu::kernels::optimizer::{self, AdamWStep, ParameterState};
 use narrows_cuda::launch::coefficients;
-use narrows_plan::emit::Split;
+use narrows_plan::emit::WeightSplit;
 use narrows_plan::program::{Access, Extent, PassOp, Phase, Region, Shard};
 use narrows_plan::strategy::Zero;
 use narrows_plan::{DType, Precision};
@@ -23,7 +23,7 @@ fn square_sums_are_the_processors() {
             case.phase = Phase::Step;
             case.tensor = device;
             let of = case.buffer((1, count), DType::F32, Some(&gradient));
-            let split = if whole { Split::Whole } else { Split::Rows };
+            let split = if whole { WeightSplit::Whole } else { WeightSplit::Rows };
             let shard = Shard { members: vec![], split, offset_stride: vec![] };
             case.stage.buffers[0].shard = Some(shard);
             let total = case.buffer((1, 1), DType::F32, Some(&[0.25]));
@@ -115,7 +115,7 @@ fn updates_are_the_processors() {
             let mut gradient = random(2, count * replicas);
             let mut first: Vec<f32> = random(3, count).iter().map(|x| (0.1 * x).abs()).collect();
             let mut second: Vec<f32> = random(4, count).iter().map(|x| (0.01 * x).abs()).collect();
-            let numbers = AdamW {
+            let numbers = AdamWStep {
                 gradient_factor: options.clip_factor(f64::from(squares).sqrt()) as f32,
                 learning_rate: options.coefficients(3).learning_rate as f32,
                 beta1: options.beta1 as f32,
@@ -124,7 +124,7 @@ fn updates_are_the_processors() {
                 weight_decay: if decays { options.weight_decay as f32 } else { 0.0 },
                 step: 3,
             };
-            let parameter = Parameter {
+            let parameter = ParameterState {
                 weights: &mut weights,
                 first_moment: &mut first,
                 second_moment: &mut second,

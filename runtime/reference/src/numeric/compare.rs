@@ -9,8 +9,10 @@ use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 use super::Twin;
 use crate::{Batch, Float, Parameters, Reference, ReferenceError};
 use narrows_runtime::error::RunError;
-use narrows_runtime::parameters::{Initial, LogicalParameter, Stream, logical_parameters};
-use narrows_runtime::session::{Session, StepInput, Tensors, Whole};
+use narrows_runtime::parameters::{
+    CounterRng, Initialisation, LogicalParameter, logical_parameters,
+};
+use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 
 /// Opens a session of a program for its model, on the backend that is compared with the reference.
 pub type OpenSession<'a> = &'a dyn Fn(&Model, CheckedProgram) -> Result<Session, RunError>;
@@ -133,16 +135,16 @@ impl Twin {
         let Twin { model, plan } = self;
         let mut session = open(model, program)?;
         let weights = weights(model, seed);
-        session.load(Tensors::Weights, &weights)?;
+        session.load(TensorKind::Weights, &weights)?;
         let work = plan.workload;
         let ids = |what: &str| -> Vec<u32> {
-            let stream = Stream::new(seed, what);
+            let stream = CounterRng::new(seed, what);
             let count = work.global_batch * work.sequence_length;
             (0..count).map(|n| (stream.bits(n) % model.vocab) as u32).collect()
         };
         let (tokens, targets) = (ids("tokens"), ids("targets"));
         let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather(Tensors::Gradients)?;
+        let found = session.gather(TensorKind::Gradients)?;
 
         let batch = Batch {
             tokens: &tokens,
@@ -170,7 +172,7 @@ impl Twin {
                 *most = most.max(moved);
             };
             for rounding in 0..2 {
-                let near = in_f64(other, &weights, Some(Stream::new(rounding, "rounding")));
+                let near = in_f64(other, &weights, Some(CounterRng::new(rounding, "rounding")));
                 let (_, near) = Reference::new(other, near)?.loss_and_gradients(&[batch])?;
                 for ((name, wanted), (_, near)) in wanted.iter().zip(near.iter()) {
                     moved_to(name, apart(near.elements(), wanted.elements(), all));
@@ -187,7 +189,7 @@ impl Twin {
 }
 
 /// Weights in double precision; each off by about 2⁻²⁴ of itself where roundings are given.
-fn in_f64(model: &Model, weights: &Whole, roundings: Option<Stream>) -> Parameters<f64> {
+fn in_f64(model: &Model, weights: &NamedTensors, roundings: Option<CounterRng>) -> Parameters<f64> {
     let mut count = 0;
     Parameters::from_fn(model, |parameter| {
         let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
@@ -204,13 +206,13 @@ fn in_f64(model: &Model, weights: &Whole, roundings: Option<Stream>) -> Paramete
 /// Weights at which nothing is special. A training run begins with scales of 1, biases of 0 and gates
 /// that are the identity, where a program that leaves one out is not told from one that does not; here
 /// each is off by something. They are numbers of single precision on both sides.
-fn weights(model: &Model, seed: u64) -> Whole {
+fn weights(model: &Model, seed: u64) -> NamedTensors {
     let numbers = |parameter: &LogicalParameter| -> Vec<f32> {
         let initial = parameter.initial(seed);
-        let off = Stream::new(seed, &format!("{} off", parameter.name));
+        let off = CounterRng::new(seed, &format!("{} off", parameter.name));
         let spread = match parameter.initial {
-            Initial::Normal { .. } => 0.0,
-            Initial::Zeros | Initial::Ones | Initial::Identity => OFF,
+            Initialisation::Normal { .. } => 0.0,
+            Initialisation::Zeros | Initialisation::Ones | Initialisation::Identity => OFF,
         };
         let element =
             |n: u64| initial(n / parameter.columns, n % parameter.columns) + spread * off.normal(n);
@@ -220,7 +222,7 @@ fn weights(model: &Model, seed: u64) -> Whole {
     logical_parameters(model).into_iter().map(named).collect()
 }
 
-fn in_f32(model: &Model, weights: &Whole) -> Parameters<f32> {
+fn in_f32(model: &Model, weights: &NamedTensors) -> Parameters<f32> {
     Parameters::from_fn(model, |parameter| {
         let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
         move |row, column| numbers[row * columns + column]

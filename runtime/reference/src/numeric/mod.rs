@@ -25,7 +25,7 @@ mod compare;
 mod widths;
 mod workload;
 
-use narrows_plan::decisions::Origin;
+use narrows_plan::decisions::PlanSource;
 use narrows_plan::model::Model;
 use narrows_plan::{Defects, Plan, Precision};
 
@@ -65,7 +65,7 @@ impl Twin {
         small.blocks = kept.into_iter().map(|layer| small.blocks[layer].clone()).collect();
         small.name = format!("{} (twin)", model.name);
         let (mesh, workload) = workload::shrunk(plan.mesh, plan.workload);
-        let origin = Origin { name: small.name.clone(), fingerprint: small.fingerprint() };
+        let origin = PlanSource { name: small.name.clone(), fingerprint: small.fingerprint() };
         let plan = Plan {
             model: origin,
             precision: Precision::Full32,

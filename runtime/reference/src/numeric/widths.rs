@@ -17,7 +17,7 @@ const WIDTH_LEAST: u64 = 8;
 
 /// Heads of a twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Heads {
+struct ShrunkHeads {
     query: u64,
     key_value: u64,
     head_dim: u64,
@@ -26,7 +26,7 @@ struct Heads {
 /// The model with small widths and all its blocks.
 pub(super) fn shrunk(model: &Model, tensor: u64) -> Model {
     let heads = heads(
-        Heads { query: model.heads, key_value: model.kv_heads, head_dim: model.head_dim },
+        ShrunkHeads { query: model.heads, key_value: model.kv_heads, head_dim: model.head_dim },
         tensor,
     );
     let (query, key_value) = (heads.query * heads.head_dim, heads.key_value * heads.head_dim);
@@ -79,9 +79,9 @@ fn widths(model: &Model, tensor: u64) -> BTreeMap<u64, u64> {
 }
 
 /// The fewest heads that are split, shared and grouped as these are.
-fn heads(large: Heads, tensor: u64) -> Heads {
-    let is_alike = |small: &Heads| {
-        let divided = |heads: &Heads| {
+fn heads(large: ShrunkHeads, tensor: u64) -> ShrunkHeads {
+    let is_alike = |small: &ShrunkHeads| {
+        let divided = |heads: &ShrunkHeads| {
             let widths = [heads.query * heads.head_dim, heads.key_value * heads.head_dim];
             let split = [heads.query, heads.key_value].into_iter().chain(widths);
             let split: Vec<bool> = split.map(|size| size.is_multiple_of(tensor)).collect();
@@ -95,7 +95,7 @@ fn heads(large: Heads, tensor: u64) -> Heads {
     let queries = move |head_dim| (1..=large.query).map(move |query| (head_dim, query));
     let all = head_dims.flat_map(queries).flat_map(|(head_dim, query)| {
         let shares = (1..=query.min(large.key_value)).filter(move |kv| query % kv == 0);
-        shares.map(move |key_value| Heads { query, key_value, head_dim })
+        shares.map(move |key_value| ShrunkHeads { query, key_value, head_dim })
     });
     all.filter(|small| small.query > 1 || large.query == 1).find(is_alike).unwrap_or(large)
 }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn heads_are_split_and_shared_as_before() {
         let small = |query, key_value, tensor| {
-            let made = heads(Heads { query, key_value, head_dim: 128 }, tensor);
+            let made = heads(ShrunkHeads { query, key_value, head_dim: 128 }, tensor);
             [made.query, made.key_value, made.head_dim]
         };
         assert_eq!(small(32, 32, 4), [4, 4, 4]);

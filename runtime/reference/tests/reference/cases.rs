@@ -5,7 +5,7 @@ use std::path::Path;
 use narrows_plan::model::{self, Model};
 use narrows_reference::{Batch, Float, Matrix, Parameters, Reference};
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::Stream;
+use narrows_runtime::parameters::CounterRng;
 use serde_json::Value;
 
 pub const NAMES: [&str; 10] = [
@@ -73,7 +73,7 @@ impl Case {
         let noise = number(self.value("noise"));
         Parameters::from_fn(&self.model, |parameter| {
             let initial = parameter.initial(seed);
-            let stream = Stream::new(seed, &format!("{} noise", parameter.name));
+            let stream = CounterRng::new(seed, &format!("{} noise", parameter.name));
             let columns = parameter.columns;
             move |row, column| {
                 let (row, column) = (row as u64, column as u64);

@@ -1,7 +1,7 @@
 //! Every gradient against differences of the loss, in f64.
 
 use narrows_reference::{Parameters, Reference};
-use narrows_runtime::parameters::Stream;
+use narrows_runtime::parameters::CounterRng;
 
 use super::cases::{Case, elements, norm};
 
@@ -49,7 +49,7 @@ fn gradients_are_slopes() {
 
 /// Some axes and one direction of unit length.
 fn directions(name: &str, elements: usize) -> Vec<Vec<f64>> {
-    let stream = Stream::new(5, name);
+    let stream = CounterRng::new(5, name);
     let axis = |draw: u64| {
         let mut axis = vec![0.0; elements];
         axis[(stream.bits(draw) % elements as u64) as usize] = 1.0;

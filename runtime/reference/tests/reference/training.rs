@@ -5,7 +5,7 @@ use std::time::Instant;
 use narrows_plan::model::presets;
 use narrows_reference::{Batch, Parameters, Reference};
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::Stream;
+use narrows_runtime::parameters::CounterRng;
 
 use super::cases::{Case, elements};
 
@@ -38,7 +38,7 @@ fn cola_tiny_learns_what_it_is_shown() {
     let model = presets::find("cola-tiny").unwrap();
     let (sequences, length) = (4, 128);
     // Each token follows from the one before.
-    let stream = Stream::new(3, "tokens");
+    let stream = CounterRng::new(3, "tokens");
     let tokens: Vec<u32> = (0..sequences * length).map(|n| stream.bits(n) as u32 % 16).collect();
     let targets: Vec<u32> = tokens.iter().map(|token| (token * 5 + 3) % 16).collect();
     let (sequences, length) = (sequences as usize, length as usize);

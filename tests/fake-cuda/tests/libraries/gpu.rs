@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result};
 use cudarc::nvrtc::Ptx;
-use narrows_cuda::Family;
-use narrows_cuda::compile::Cubins;
+use narrows_cuda::KernelFamily;
+use narrows_cuda::compile::CubinCache;
 
 /// The capability that the stand-in has unless it is told another.
 pub const CAPABILITY: (u32, u32) = (9, 0);
@@ -25,9 +25,9 @@ pub fn error<T>(result: Result<T, DriverError>) -> CUresult {
 }
 
 /// A kernel of a family, as the backend comes by it.
-pub fn kernel(context: &Arc<CudaContext>, family: Family, name: &str) -> CudaFunction {
+pub fn kernel(context: &Arc<CudaContext>, family: KernelFamily, name: &str) -> CudaFunction {
     let folder = tempfile::tempdir().unwrap();
-    let cubin = Cubins::open(folder.path()).unwrap().cubin(family, CAPABILITY, &[]).unwrap();
+    let cubin = CubinCache::open(folder.path()).unwrap().cubin(family, CAPABILITY, &[]).unwrap();
     let module = context.load_module(Ptx::from_binary(cubin.bytes)).unwrap();
     module.load_function(name).unwrap()
 }

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult::*;
 use cudarc::driver::sys::CUstreamCaptureMode::{self, *};
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
-use narrows_cuda::Family;
+use narrows_cuda::KernelFamily;
 
 use crate::gpu::{self, Numbers, error};
 use narrows_fake_cuda::child;
@@ -23,7 +23,7 @@ fn branches_fork_and_join() {
     let test = "graphs::branches_fork_and_join";
     let said = child::seeded(test, 8, &[("NARROWS_FAKE_CUDA_LOG", path)], || {
         let context = gpu::context(0);
-        let function = gpu::kernel(&context, Family::Elementwise, "add_into_f32_v1");
+        let function = gpu::kernel(&context, KernelFamily::Elementwise, "add_into_f32_v1");
         let [main, side] = [(); 2].map(|()| context.new_stream().unwrap());
         let (x, left, right) = (Numbers::of(&[0.0; 64]), Numbers::new(64), Numbers::new(64));
         main.begin_capture(CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();

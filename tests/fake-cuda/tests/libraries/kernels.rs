@@ -3,8 +3,8 @@
 use cudarc::driver::sys::CUfunction_attribute_enum::*;
 use cudarc::driver::sys::CUresult::*;
 use cudarc::nvrtc::Ptx;
-use narrows_cuda::Family;
-use narrows_cuda::compile::{Cubins, Unit};
+use narrows_cuda::KernelFamily;
+use narrows_cuda::compile::{CompileUnit, CubinCache};
 
 use crate::gpu::{self, CAPABILITY, Numbers, error};
 use narrows_fake_cuda::child;
@@ -16,24 +16,25 @@ const SHARED_MAX: u32 = 227 << 10;
 fn only_programs_that_were_built_in_compile() {
     child::once("kernels::only_programs_that_were_built_in_compile", &[], || {
         let folder = tempfile::tempdir().unwrap();
-        let mut cubins = Cubins::open(folder.path()).unwrap();
-        for family in Family::ALL {
+        let mut cubins = CubinCache::open(folder.path()).unwrap();
+        for family in KernelFamily::ALL {
             cubins.cubin(family, CAPABILITY, &[]).unwrap();
         }
-        let norm = Unit::from(Family::Norm);
+        let norm = CompileUnit::from(KernelFamily::Norm);
         let text = format!("{} ", norm.text);
-        let other = cubins.cubin(Unit { text: &text, ..norm }, CAPABILITY, &[]).unwrap_err();
+        let other = cubins.cubin(CompileUnit { text: &text, ..norm }, CAPABILITY, &[]).unwrap_err();
         assert!(other.to_string().contains("not what the stand-in was built from"), "{other}");
         let headers = &norm.headers[1..];
-        let fewer = cubins.cubin(Unit { headers, ..norm }, CAPABILITY, &[]).unwrap_err();
+        let fewer = cubins.cubin(CompileUnit { headers, ..norm }, CAPABILITY, &[]).unwrap_err();
         assert!(fewer.to_string().contains("or a header"), "{fewer}");
 
         let context = gpu::context(0);
         let load = |bytes| context.load_module(Ptx::from_binary(bytes));
-        let a100 = cubins.cubin(Family::Norm, (8, 0), &[]).unwrap().bytes;
+        let a100 = cubins.cubin(KernelFamily::Norm, (8, 0), &[]).unwrap().bytes;
         assert_eq!(error(load(a100)), CUDA_ERROR_NO_BINARY_FOR_GPU);
         assert_eq!(error(load(b"\x7fELF of something else\0".to_vec())), CUDA_ERROR_INVALID_IMAGE);
-        let module = load(cubins.cubin(Family::Norm, CAPABILITY, &[]).unwrap().bytes).unwrap();
+        let module =
+            load(cubins.cubin(KernelFamily::Norm, CAPABILITY, &[]).unwrap().bytes).unwrap();
         assert_eq!(error(module.load_function("add_into_f32_v1")), CUDA_ERROR_NOT_FOUND);
         module.load_function("norm_bf16_v8").unwrap();
     });
@@ -44,7 +45,7 @@ fn launches_are_limited() {
     child::once("kernels::launches_are_limited", &[], || {
         let context = gpu::context(0);
         let stream = context.new_stream().unwrap();
-        let function = gpu::kernel(&context, Family::Elementwise, "add_into_f32_v1");
+        let function = gpu::kernel(&context, KernelFamily::Elementwise, "add_into_f32_v1");
         let (x, sum) = (Numbers::of(&[1.0; 64]), Numbers::of(&[1.0; 64]));
         let launch = |grid, block, shared| {
             let mut arguments = [x.at, sum.at, 64];
@@ -88,7 +89,7 @@ fn a_launch_that_fails_stays_failed() {
     let said = child::once("kernels::a_launch_that_fails_stays_failed", &[], || {
         let context = gpu::context(0);
         let stream = context.new_stream().unwrap();
-        let function = gpu::kernel(&context, Family::Elementwise, "add_into_f32_v1");
+        let function = gpu::kernel(&context, KernelFamily::Elementwise, "add_into_f32_v1");
         let sum = Numbers::of(&[1.0; 64]);
         let shape = ([1, 1, 1], [32, 1, 1], 0);
         gpu::launch(&function, shape, &mut [64, sum.at, 64], &stream).unwrap();

@@ -2,8 +2,8 @@
 
 use cudarc::driver::result;
 use cudarc::driver::sys::CUresult::*;
-use narrows_cuda::libraries::Library;
-use narrows_cuda::{Family, machine};
+use narrows_cuda::libraries::CudaLibrary;
+use narrows_cuda::{KernelFamily, machine};
 
 use crate::gpu::{self, Numbers, error};
 use narrows_fake_cuda::child;
@@ -18,11 +18,11 @@ fn a_machine_has_what_it_is_told() {
         ("NARROWS_FAKE_CUDA_CAPABILITY", "8.6"),
     ];
     child::once("memory::a_machine_has_what_it_is_told", &variables, || {
-        for library in Library::ALL {
+        for library in CudaLibrary::ALL {
             assert!(machine::loads(library), "{library:?}");
         }
-        assert_eq!(machine::version(Library::Driver).as_deref(), Some("12.9"));
-        assert_eq!(machine::version(Library::Nvrtc).as_deref(), Some("12.9"));
+        assert_eq!(machine::version(CudaLibrary::Driver).as_deref(), Some("12.9"));
+        assert_eq!(machine::version(CudaLibrary::Nvrtc).as_deref(), Some("12.9"));
         let gpus = machine::gpus().unwrap();
         assert_eq!(gpus.len(), 3);
         assert!(gpus.iter().all(|gpu| gpu.capability == (8, 6) && gpu.memory.0 == MIB as u64));
@@ -113,7 +113,7 @@ fn kernels_stay_within_allocations() {
     }
     let context = gpu::context(0);
     let stream = context.new_stream().unwrap();
-    let function = gpu::kernel(&context, Family::Elementwise, "add_into_f32_v1");
+    let function = gpu::kernel(&context, KernelFamily::Elementwise, "add_into_f32_v1");
     let (x, sum) = (Numbers::of(&vec![1.0; 1024]), Numbers::of(&vec![1.0; 1024]));
     gpu::add_into(&function, x, sum, &stream);
     assert_eq!(sum.read(), vec![2.0; 1024]);

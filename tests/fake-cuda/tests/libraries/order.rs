@@ -5,7 +5,7 @@ use std::time::Duration;
 use cudarc::driver::result;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
 use cudarc::driver::sys::CUresult::*;
-use narrows_cuda::Family;
+use narrows_cuda::KernelFamily;
 
 use crate::gpu::{self, Numbers, error};
 use narrows_fake_cuda::child;
@@ -15,7 +15,7 @@ const SEEDS: u32 = 8;
 /// One stream makes what another reads. `waits`: whether it is told to wait.
 fn read_by_another(waits: bool) -> bool {
     let context = gpu::context(0);
-    let function = gpu::kernel(&context, Family::Elementwise, "add_into_f32_v1");
+    let function = gpu::kernel(&context, KernelFamily::Elementwise, "add_into_f32_v1");
     let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
     let (x, sum, seen) = (Numbers::of(&[1.0; 64]), Numbers::of(&[0.0; 64]), Numbers::new(64));
     for _ in 0..4 {

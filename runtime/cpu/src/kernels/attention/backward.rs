@@ -1,52 +1,53 @@
 //! Gradients of q, k and v.
 
 use super::super::matrix::multiply;
-use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{Body, Simd, dot, exp, vectorized};
-use super::super::{Parallel, View, ViewMut, Write};
+use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
+use super::super::simd::{Simd, SimdBody, dot, exp, vectorized};
+use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use super::{
-    KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
+    AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
+    heads, lent, sequences,
 };
 
 /// What [`backward`] reads.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved<'a> {
+pub struct AttentionSaved<'a> {
     /// Queries.
-    pub q: View<'a>,
+    pub q: MatrixView<'a>,
     /// Keys.
-    pub k: View<'a>,
+    pub k: MatrixView<'a>,
     /// Values.
-    pub v: View<'a>,
+    pub v: MatrixView<'a>,
     /// The output of forward.
-    pub out: View<'a>,
+    pub out: MatrixView<'a>,
     /// The log-sum-exp of forward.
-    pub lse: View<'a>,
+    pub lse: MatrixView<'a>,
     /// The gradient of the output.
-    pub dout: View<'a>,
+    pub dout: MatrixView<'a>,
 }
 
 /// What [`backward`] writes, whatever is there.
-pub struct Gradients<'a> {
+pub struct AttentionGradients<'a> {
     /// Gradient of the queries.
-    pub dq: ViewMut<'a>,
+    pub dq: MatrixViewMut<'a>,
     /// Gradient of the keys.
-    pub dk: ViewMut<'a>,
+    pub dk: MatrixViewMut<'a>,
     /// Gradient of the values.
-    pub dv: ViewMut<'a>,
+    pub dv: MatrixViewMut<'a>,
 }
 
-/// Backward: the gradients of all heads. `scratch` holds [`Shape::scratch`] numbers.
+/// Backward: the gradients of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
 pub fn backward(
-    shape: Shape,
-    saved: Saved<'_>,
-    made: Gradients<'_>,
+    shape: AttentionShape,
+    saved: AttentionSaved<'_>,
+    made: AttentionGradients<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let Saved { q, k, v, out, lse, dout } = saved;
-    let Gradients { dq, dk, dv } = made;
-    let size = |of: &View<'_>| (of.rows(), of.columns());
-    let size_mut = |of: &ViewMut<'_>| (of.rows(), of.columns());
+    let AttentionSaved { q, k, v, out, lse, dout } = saved;
+    let AttentionGradients { dq, dk, dv } = made;
+    let size = |of: &MatrixView<'_>| (of.rows(), of.columns());
+    let size_mut = |of: &MatrixViewMut<'_>| (of.rows(), of.columns());
     let of_queries = [size(&q), size(&out), size(&dout), size_mut(&dq)];
     shape.check(&of_queries, &[size(&k), size(&v), size_mut(&dk), size_mut(&dv)]);
     assert_eq!(size(&lse), (shape.tokens(), shape.heads));
@@ -55,12 +56,17 @@ pub fn backward(
         let by = |of| sequences(shape, of);
         let read = (by(q), by(k), by(v), by(out), by(lse), by(dout));
         let made = (sequences(shape, dq), sequences(shape, dk), sequences(shape, dv));
-        let work = (read, made, tiles, Same(shape));
-        parallel.heavy_rows(shape.sequences, work, |(read, made, tiles, Same(shape))| {
+        let work = (read, made, tiles, SharedOperand(shape));
+        parallel.heavy_rows(shape.sequences, work, |(read, made, tiles, SharedOperand(shape))| {
             let (q, k, v, out, lse, dout) = read;
             let (q, k, v, out) = (q.of, k.of, v.of, out.of);
-            let saved = Saved { q, k, v, out, lse: lse.of, dout: dout.of };
-            part(shape, saved, Gradients { dq: made.0.of, dk: made.1.of, dv: made.2.of }, tiles);
+            let saved = AttentionSaved { q, k, v, out, lse: lse.of, dout: dout.of };
+            part(
+                shape,
+                saved,
+                AttentionGradients { dq: made.0.of, dk: made.1.of, dv: made.2.of },
+                tiles,
+            );
         });
         return;
     }
@@ -71,29 +77,34 @@ pub fn backward(
     let of_queries: (_, _, _) = of_queries;
     let read = (of_queries, heads(keys, k), heads(keys, v), heads(shape.group(), lse));
     let made = (heads(queries, dq), heads(keys, dk), heads(keys, dv));
-    let work = (read, made, tiles, Same(shape));
-    parallel.heavy_rows(shape.kv_heads, work, |(read, made, tiles, Same(shape))| {
+    let work = (read, made, tiles, SharedOperand(shape));
+    parallel.heavy_rows(shape.kv_heads, work, |(read, made, tiles, SharedOperand(shape))| {
         let ((q, out, dout), k, v, lse) = read;
-        let Columns(lse) = lse.of;
+        let ColumnRows(lse) = lse.of;
         let [q, k, v, out, dout] = [q, k, v, out, dout].map(|part| part.of.0);
-        let made = Gradients { dq: made.0.of.0, dk: made.1.of.0, dv: made.2.of.0 };
-        part(shape, Saved { q, k, v, out, lse, dout }, made, tiles);
+        let made = AttentionGradients { dq: made.0.of.0, dk: made.1.of.0, dv: made.2.of.0 };
+        part(shape, AttentionSaved { q, k, v, out, lse, dout }, made, tiles);
     });
 }
 
 /// What of the whole a part has is read off its operands.
-fn part(whole: Shape, saved: Saved<'_>, mut made: Gradients<'_>, tiles: Lent<'_>) {
-    let shape = Shape {
+fn part(
+    whole: AttentionShape,
+    saved: AttentionSaved<'_>,
+    mut made: AttentionGradients<'_>,
+    tiles: TaskScratch<'_>,
+) {
+    let shape = AttentionShape {
         sequences: saved.q.rows() / whole.length,
         heads: saved.q.columns() / whole.head_dim,
         kv_heads: saved.k.columns() / whole.head_dim,
         ..whole
     };
-    let scratch = Scratch::new(shape, tiles);
+    let scratch = AttentionScratch::new(shape, tiles);
     for (sequence, query_head) in shape.every_head() {
         let key_head = query_head / shape.group();
         let k = head(shape, saved.k, sequence, key_head);
-        let mut made = Gradients {
+        let mut made = AttentionGradients {
             dq: head_mut(shape, &mut made.dq, sequence, query_head),
             dk: head_mut(shape, &mut made.dk, sequence, key_head),
             dv: head_mut(shape, &mut made.dv, sequence, key_head),
@@ -106,11 +117,11 @@ fn part(whole: Shape, saved: Saved<'_>, mut made: Gradients<'_>, tiles: Lent<'_>
             vectorized::<Transpose, _>((v, &mut *scratch.transposed.1));
         }
         let lse = saved.lse.column_range(query_head, 1);
-        let read = Head {
+        let read = HeadOperands {
             q: head(shape, saved.q, sequence, query_head),
             k,
-            k_transposed: View::new(scratch.transposed.0, shape.head_dim, shape.length),
-            v_transposed: View::new(scratch.transposed.1, shape.head_dim, shape.length),
+            k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
+            v_transposed: MatrixView::new(scratch.transposed.1, shape.head_dim, shape.length),
             out: head(shape, saved.out, sequence, query_head),
             lse: lse.row_range(sequence * shape.length, shape.length),
             dout: head(shape, saved.dout, sequence, query_head),
@@ -121,26 +132,26 @@ fn part(whole: Shape, saved: Saved<'_>, mut made: Gradients<'_>, tiles: Lent<'_>
 }
 
 /// What of one head is read.
-struct Head<'a> {
-    q: View<'a>,
-    k: View<'a>,
-    k_transposed: View<'a>,
-    v_transposed: View<'a>,
-    out: View<'a>,
-    lse: View<'a>,
-    dout: View<'a>,
+struct HeadOperands<'a> {
+    q: MatrixView<'a>,
+    k: MatrixView<'a>,
+    k_transposed: MatrixView<'a>,
+    v_transposed: MatrixView<'a>,
+    out: MatrixView<'a>,
+    lse: MatrixView<'a>,
+    dout: MatrixView<'a>,
 }
 
-fn zero(of: &mut ViewMut<'_>) {
+fn zero(of: &mut MatrixViewMut<'_>) {
     for row in 0..of.rows() {
         of.row_mut(row).fill(0.0);
     }
 }
 
 fn one_head(
-    shape: Shape,
-    saved: Head<'_>,
-    mut made: Gradients<'_>,
+    shape: AttentionShape,
+    saved: HeadOperands<'_>,
+    mut made: AttentionGradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {
     for first in (0..shape.length).step_by(QUERIES) {
@@ -156,22 +167,22 @@ fn one_head(
                 [saved.k_transposed, saved.v_transposed].map(|of| of.column_range(first_key, keys));
             let s_tile = &mut s_tile[..queries * keys];
             let dp_tile = &mut dp_tile[..queries * keys];
-            let s = ViewMut::new(s_tile, queries, keys);
-            multiply(q.into(), k_transposed.into(), s, shape.scale(), Write::Replace);
-            let dp = ViewMut::new(dp_tile, queries, keys);
-            multiply(dout.into(), v_transposed.into(), dp, 1.0, Write::Replace);
-            let s = ViewMut::new(s_tile, queries, keys);
-            let dp = ViewMut::new(dp_tile, queries, keys);
+            let s = MatrixViewMut::new(s_tile, queries, keys);
+            multiply(q.into(), k_transposed.into(), s, shape.scale(), WriteMode::Replace);
+            let dp = MatrixViewMut::new(dp_tile, queries, keys);
+            multiply(dout.into(), v_transposed.into(), dp, 1.0, WriteMode::Replace);
+            let s = MatrixViewMut::new(s_tile, queries, keys);
+            let dp = MatrixViewMut::new(dp_tile, queries, keys);
             let seen = first + 1 - first_key;
             vectorized::<Probabilities, _>((s, dp, lse, &sums[..queries], seen, shape.scale()));
-            let p = View::new(s_tile, queries, keys);
-            let ds = View::new(dp_tile, queries, keys);
+            let p = MatrixView::new(s_tile, queries, keys);
+            let ds = MatrixView::new(dp_tile, queries, keys);
             let dv = made.dv.reborrow().row_range(first_key, keys);
-            multiply(p.transposed(), dout.into(), dv, 1.0, Write::Add);
+            multiply(p.transposed(), dout.into(), dv, 1.0, WriteMode::Add);
             let dk = made.dk.reborrow().row_range(first_key, keys);
-            multiply(ds.transposed(), q.into(), dk, 1.0, Write::Add);
+            multiply(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
             let dq = made.dq.reborrow().row_range(first, queries);
-            let write = if first_key == 0 { Write::Replace } else { Write::Add };
+            let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
             multiply(ds.into(), k.into(), dq, 1.0, write);
         }
     }
@@ -179,24 +190,25 @@ fn one_head(
 
 struct RowDots;
 
-impl Body<(View<'_>, View<'_>, &mut [f32])> for RowDots {
+impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32])> for RowDots {
     #[inline(always)]
-    fn run<S: Simd>((x, y, sums): (View<'_>, View<'_>, &mut [f32])) {
+    fn run<S: Simd>((x, y, sums): (MatrixView<'_>, MatrixView<'_>, &mut [f32])) {
         for (row, sum) in sums.iter_mut().enumerate() {
             *sum = dot::<S>(x.row(row), y.row(row));
         }
     }
 }
 
-type Tiles<'a> = (ViewMut<'a>, ViewMut<'a>, View<'a>, &'a [f32], usize, f32);
+type BackwardTiles<'a> =
+    (MatrixViewMut<'a>, MatrixViewMut<'a>, MatrixView<'a>, &'a [f32], usize, f32);
 
 /// Turns scores into probabilities, and the gradients of probabilities into those of scores before
 /// their scale. Keys that come later than the query get zeros.
 struct Probabilities;
 
-impl Body<Tiles<'_>> for Probabilities {
+impl SimdBody<BackwardTiles<'_>> for Probabilities {
     #[inline(always)]
-    fn run<S: Simd>((mut s, mut dp, lse, sums, seen, scale): Tiles<'_>) {
+    fn run<S: Simd>((mut s, mut dp, lse, sums, seen, scale): BackwardTiles<'_>) {
         for (row, sum) in sums.iter().enumerate() {
             let lse = lse.row(row)[0];
             let (s, dp) = (s.row_mut(row), dp.row_mut(row));

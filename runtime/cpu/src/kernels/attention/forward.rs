@@ -1,66 +1,75 @@
 //! Output and log-sum-exp.
 
 use super::super::matrix::multiply;
-use super::super::parallel::{Columns, Lent, Same};
-use super::super::simd::{Body, Simd, exp, maximum, sum, vectorized};
-use super::super::{Parallel, View, ViewMut, Write};
+use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
+use super::super::simd::{Simd, SimdBody, exp, maximum, sum, vectorized};
+use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use super::{
-    KEYS, QUERIES, Scratch, Shape, Transpose, by_sequences, head, head_mut, heads, lent, sequences,
+    AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
+    heads, lent, sequences,
 };
 
-/// Forward: `out` and `lse` of all heads. `scratch` holds [`Shape::scratch`] numbers.
+/// Forward: `out` and `lse` of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
 pub fn forward(
-    shape: Shape,
-    (q, k, v): (View<'_>, View<'_>, View<'_>),
-    (out, lse): (ViewMut<'_>, ViewMut<'_>),
+    shape: AttentionShape,
+    (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
+    (out, lse): (MatrixViewMut<'_>, MatrixViewMut<'_>),
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let size = |of: &View<'_>| (of.rows(), of.columns());
+    let size = |of: &MatrixView<'_>| (of.rows(), of.columns());
     shape.check(&[size(&q), (out.rows(), out.columns())], &[size(&k), size(&v)]);
     assert_eq!((lse.rows(), lse.columns()), (shape.tokens(), shape.heads));
     let tiles = lent(shape, scratch);
     if by_sequences(shape, parallel) {
         let by = |of| sequences(shape, of);
         let made = (sequences(shape, out), sequences(shape, lse));
-        let work = (by(q), by(k), by(v), made, tiles, Same(shape));
-        parallel.heavy_rows(shape.sequences, work, |(q, k, v, (out, lse), tiles, Same(shape))| {
-            part(shape, (q.of, k.of, v.of), (out.of, lse.of), tiles);
-        });
+        let work = (by(q), by(k), by(v), made, tiles, SharedOperand(shape));
+        parallel.heavy_rows(
+            shape.sequences,
+            work,
+            |(q, k, v, (out, lse), tiles, SharedOperand(shape))| {
+                part(shape, (q.of, k.of, v.of), (out.of, lse.of), tiles);
+            },
+        );
         return;
     }
     let key_columns = shape.head_dim;
     let query_columns = shape.group() * shape.head_dim;
     let made = (heads(query_columns, out), heads(shape.group(), lse));
     let keys = (heads(key_columns, k), heads(key_columns, v));
-    let work = (heads(query_columns, q), keys, made, tiles, Same(shape));
-    parallel.heavy_rows(shape.kv_heads, work, |(q, (k, v), (out, lse), tiles, Same(shape))| {
-        let (Columns(q), Columns(k), Columns(v)) = (q.of, k.of, v.of);
-        part(shape, (q, k, v), (out.of.0, lse.of.0), tiles);
-    });
+    let work = (heads(query_columns, q), keys, made, tiles, SharedOperand(shape));
+    parallel.heavy_rows(
+        shape.kv_heads,
+        work,
+        |(q, (k, v), (out, lse), tiles, SharedOperand(shape))| {
+            let (ColumnRows(q), ColumnRows(k), ColumnRows(v)) = (q.of, k.of, v.of);
+            part(shape, (q, k, v), (out.of.0, lse.of.0), tiles);
+        },
+    );
 }
 
 /// What of the whole a part has is read off its operands.
 fn part(
-    whole: Shape,
-    (q, k, v): (View<'_>, View<'_>, View<'_>),
-    (mut out, mut lse): (ViewMut<'_>, ViewMut<'_>),
-    tiles: Lent<'_>,
+    whole: AttentionShape,
+    (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
+    (mut out, mut lse): (MatrixViewMut<'_>, MatrixViewMut<'_>),
+    tiles: TaskScratch<'_>,
 ) {
-    let shape = Shape {
+    let shape = AttentionShape {
         sequences: q.rows() / whole.length,
         heads: q.columns() / whole.head_dim,
         kv_heads: k.columns() / whole.head_dim,
         ..whole
     };
-    let scratch = Scratch::new(shape, tiles);
+    let scratch = AttentionScratch::new(shape, tiles);
     for (sequence, query_head) in shape.every_head() {
         let key_head = query_head / shape.group();
         if query_head.is_multiple_of(shape.group()) {
             let k = head(shape, k, sequence, key_head);
             vectorized::<Transpose, _>((k, &mut *scratch.transposed.0));
         }
-        let k = View::new(scratch.transposed.0, shape.head_dim, shape.length);
+        let k = MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length);
         let read = (head(shape, q, sequence, query_head), k, head(shape, v, sequence, key_head));
         let out = head_mut(shape, &mut out, sequence, query_head);
         let lse = lse.reborrow().column_range(query_head, 1);
@@ -71,58 +80,60 @@ fn part(
 
 /// `k` is transposed, `[w, length]`.
 fn one_head(
-    shape: Shape,
-    (q, k, v): (View<'_>, View<'_>, View<'_>),
-    mut out: ViewMut<'_>,
-    mut lse: ViewMut<'_>,
+    shape: AttentionShape,
+    (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
+    mut out: MatrixViewMut<'_>,
+    mut lse: MatrixViewMut<'_>,
     scratch: &mut [f32],
 ) {
     for first in (0..shape.length).step_by(QUERIES) {
         let queries = QUERIES.min(shape.length - first);
         let q = q.row_range(first, queries);
-        let mut rows = [Running { maximum: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
+        let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
         let rows = &mut rows[..queries];
         for first_key in (0..first + queries).step_by(KEYS) {
             let keys = KEYS.min(first + queries - first_key);
             let tile = &mut scratch[..queries * keys];
-            let s = ViewMut::new(tile, queries, keys);
+            let s = MatrixViewMut::new(tile, queries, keys);
             let k = k.column_range(first_key, keys);
-            multiply(q.into(), k.into(), s, shape.scale(), Write::Replace);
+            multiply(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
             let out = &mut out.reborrow().row_range(first, queries);
             // How many keys of the tile the first query sees.
             let seen = first + 1 - first_key;
-            let s = ViewMut::new(tile, queries, keys);
-            vectorized::<Softmax, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
-            let write = if first_key == 0 { Write::Replace } else { Write::Add };
-            let p = View::new(tile, queries, keys);
+            let s = MatrixViewMut::new(tile, queries, keys);
+            vectorized::<SoftmaxTile, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
+            let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
+            let p = MatrixView::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
             multiply(p.into(), v.into(), out.reborrow(), 1.0, write);
         }
         let out = out.reborrow().row_range(first, queries);
         let lse = lse.reborrow().row_range(first, queries);
-        vectorized::<Finish, _>((out, lse, &*rows));
+        vectorized::<FinishRow, _>((out, lse, &*rows));
     }
 }
 
 /// The keys so far of one row.
 #[derive(Clone, Copy)]
-struct Running {
+struct RunningSoftmax {
     maximum: f32,
     sum: f32,
 }
 
 /// Turns scores into e^(s − maximum), with zeros for keys that come later than the query, and what
 /// was made of earlier keys to the new maximum.
-struct Softmax;
+struct SoftmaxTile;
 
-impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
+impl SimdBody<(MatrixViewMut<'_>, usize, &mut [RunningSoftmax], MatrixViewMut<'_>, bool)>
+    for SoftmaxTile
+{
     #[inline(always)]
     fn run<S: Simd>(
         (mut tile, seen, rows, mut out, rescale): (
-            ViewMut<'_>,
+            MatrixViewMut<'_>,
             usize,
-            &mut [Running],
-            ViewMut<'_>,
+            &mut [RunningSoftmax],
+            MatrixViewMut<'_>,
             bool,
         ),
     ) {
@@ -147,11 +158,13 @@ impl Body<(ViewMut<'_>, usize, &mut [Running], ViewMut<'_>, bool)> for Softmax {
     }
 }
 
-struct Finish;
+struct FinishRow;
 
-impl Body<(ViewMut<'_>, ViewMut<'_>, &[Running])> for Finish {
+impl SimdBody<(MatrixViewMut<'_>, MatrixViewMut<'_>, &[RunningSoftmax])> for FinishRow {
     #[inline(always)]
-    fn run<S: Simd>((mut out, mut lse, rows): (ViewMut<'_>, ViewMut<'_>, &[Running])) {
+    fn run<S: Simd>(
+        (mut out, mut lse, rows): (MatrixViewMut<'_>, MatrixViewMut<'_>, &[RunningSoftmax]),
+    ) {
         for (row, running) in rows.iter().enumerate() {
             let inverse = 1.0 / running.sum;
             for out in out.row_mut(row) {

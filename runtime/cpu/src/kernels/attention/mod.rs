@@ -21,12 +21,12 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{Gradients, Saved, backward};
+pub use backward::{AttentionGradients, AttentionSaved, backward};
 pub use forward::forward;
 
-use super::parallel::{Columns, Lent, Rows, Several};
-use super::simd::{Body, Simd};
-use super::{Parallel, View, ViewMut};
+use super::parallel::{ColumnRows, GroupedRows, ParallelRows, TaskScratch};
+use super::simd::{Simd, SimdBody};
+use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// Queries of a tile.
 const QUERIES: usize = 64;
@@ -35,7 +35,7 @@ const KEYS: usize = 256;
 
 /// What one device attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct AttentionShape {
     /// Sequences.
     pub sequences: usize,
     /// Tokens of each.
@@ -48,7 +48,7 @@ pub struct Shape {
     pub head_dim: usize,
 }
 
-impl Shape {
+impl AttentionShape {
     /// Numbers of scratch memory that both directions need.
     pub fn scratch(&self, parallel: Parallel) -> usize {
         parallel.threads() * self.task_scratch()
@@ -92,40 +92,40 @@ impl Shape {
 }
 
 /// Divides among threads by sequences where there are enough of them, otherwise by key heads.
-fn by_sequences(shape: Shape, parallel: Parallel) -> bool {
+fn by_sequences(shape: AttentionShape, parallel: Parallel) -> bool {
     shape.sequences.is_multiple_of(parallel.threads()) || shape.sequences >= 4 * parallel.threads()
 }
 
 /// A part's tile memory.
-fn lent(shape: Shape, scratch: &mut [f32]) -> Lent<'_> {
-    Lent { each: shape.task_scratch(), of: scratch }
+fn lent(shape: AttentionShape, scratch: &mut [f32]) -> TaskScratch<'_> {
+    TaskScratch { each: shape.task_scratch(), of: scratch }
 }
 
 /// An operand divided by sequences.
-fn sequences<T: Rows>(shape: Shape, of: T) -> Several<T> {
-    Several { each: shape.length, of }
+fn sequences<T: ParallelRows>(shape: AttentionShape, of: T) -> GroupedRows<T> {
+    GroupedRows { each: shape.length, of }
 }
 
 /// An operand of which each key head has `each` columns.
-fn heads<T>(each: usize, of: T) -> Several<Columns<T>>
+fn heads<T>(each: usize, of: T) -> GroupedRows<ColumnRows<T>>
 where
-    Columns<T>: Rows,
+    ColumnRows<T>: ParallelRows,
 {
-    Several { each, of: Columns(of) }
+    GroupedRows { each, of: ColumnRows(of) }
 }
 
 /// Scratch memory of one task.
-struct Scratch<'a> {
+struct AttentionScratch<'a> {
     /// Two tiles.
     tiles: (&'a mut [f32], &'a mut [f32]),
     /// Room for k and v of one head, `[w, length]`.
     transposed: (&'a mut [f32], &'a mut [f32]),
 }
 
-impl<'a> Scratch<'a> {
-    fn new(shape: Shape, lent: Lent<'a>) -> Self {
+impl<'a> AttentionScratch<'a> {
+    fn new(shape: AttentionShape, lent: TaskScratch<'a>) -> Self {
         let (tiles, transposed) = lent.of[..lent.each].split_at_mut(2 * shape.tile());
-        Scratch {
+        AttentionScratch {
             tiles: tiles.split_at_mut(shape.tile()),
             transposed: transposed.split_at_mut(shape.length * shape.head_dim),
         }
@@ -135,9 +135,9 @@ impl<'a> Scratch<'a> {
 /// Writes the transpose of `of` to `to`.
 struct Transpose;
 
-impl Body<(View<'_>, &mut [f32])> for Transpose {
+impl SimdBody<(MatrixView<'_>, &mut [f32])> for Transpose {
     #[inline(always)]
-    fn run<S: Simd>((of, to): (View<'_>, &mut [f32])) {
+    fn run<S: Simd>((of, to): (MatrixView<'_>, &mut [f32])) {
         const BLOCK: usize = 16;
         let (rows, columns) = (of.rows(), of.columns());
         for first in (0..rows).step_by(BLOCK) {
@@ -153,17 +153,17 @@ impl Body<(View<'_>, &mut [f32])> for Transpose {
 }
 
 /// One head of one sequence.
-fn head(shape: Shape, of: View<'_>, sequence: usize, head: usize) -> View<'_> {
+fn head(shape: AttentionShape, of: MatrixView<'_>, sequence: usize, head: usize) -> MatrixView<'_> {
     let columns = of.column_range(head * shape.head_dim, shape.head_dim);
     columns.row_range(sequence * shape.length, shape.length)
 }
 
 fn head_mut<'a>(
-    shape: Shape,
-    of: &'a mut ViewMut<'_>,
+    shape: AttentionShape,
+    of: &'a mut MatrixViewMut<'_>,
     sequence: usize,
     head: usize,
-) -> ViewMut<'a> {
+) -> MatrixViewMut<'a> {
     let columns = of.reborrow().column_range(head * shape.head_dim, shape.head_dim);
     columns.row_range(sequence * shape.length, shape.length)
 }

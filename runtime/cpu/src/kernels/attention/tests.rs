@@ -2,8 +2,8 @@ use super::*;
 use crate::kernels::testing::{assert_close, assert_same, random, widen};
 
 /// Everything by definition in f64, with s×s matrices: out, lse, dq, dk, dv.
-fn naive(shape: Shape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
-    let Shape { sequences, length, heads, kv_heads, head_dim } = shape;
+fn naive(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim } = shape;
     let scale = 1.0 / (head_dim as f64).sqrt();
     let mut made = [q, q, q, k, v].map(|of| vec![0.0; of.len()]);
     made[1] = vec![0.0; shape.tokens() * heads];
@@ -41,30 +41,33 @@ struct Made {
 }
 
 /// q, k and v side by side in one matrix, and their gradients in another.
-fn run(shape: Shape, both: &[f32], dout: &[f32], parallel: Parallel) -> Made {
+fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) -> Made {
     let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
-    let view = View::new(both, tokens, width);
+    let view = MatrixView::new(both, tokens, width);
     let q = view.column_range(0, hidden);
     let (k, v) = (view.column_range(hidden, keys), view.column_range(hidden + keys, keys));
     let (mut out, mut lse) =
         (vec![f32::NAN; tokens * hidden], vec![f32::NAN; tokens * shape.heads]);
     let mut scratch = vec![f32::NAN; shape.scratch(parallel)];
-    let views =
-        (ViewMut::new(&mut out, tokens, hidden), ViewMut::new(&mut lse, tokens, shape.heads));
+    let views = (
+        MatrixViewMut::new(&mut out, tokens, hidden),
+        MatrixViewMut::new(&mut lse, tokens, shape.heads),
+    );
     forward(shape, (q, k, v), views, &mut scratch, parallel);
     let mut gradients = vec![f32::NAN; both.len()];
-    let (dq, rest) = ViewMut::new(&mut gradients, tokens, width).split_columns(hidden);
+    let (dq, rest) = MatrixViewMut::new(&mut gradients, tokens, width).split_columns(hidden);
     let (dk, dv) = rest.split_columns(keys);
-    let lse_view = View::new(&lse, tokens, shape.heads);
-    let (out_view, dout) = (View::new(&out, tokens, hidden), View::new(dout, tokens, hidden));
-    let saved = Saved { q, k, v, out: out_view, lse: lse_view, dout };
-    backward(shape, saved, Gradients { dq, dk, dv }, &mut scratch, parallel);
+    let lse_view = MatrixView::new(&lse, tokens, shape.heads);
+    let (out_view, dout) =
+        (MatrixView::new(&out, tokens, hidden), MatrixView::new(dout, tokens, hidden));
+    let saved = AttentionSaved { q, k, v, out: out_view, lse: lse_view, dout };
+    backward(shape, saved, AttentionGradients { dq, dk, dv }, &mut scratch, parallel);
     Made { out, lse, gradients }
 }
 
-fn check(shape: Shape, threads: usize) {
+fn check(shape: AttentionShape, threads: usize) {
     let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
@@ -87,14 +90,14 @@ fn check(shape: Shape, threads: usize) {
 #[test]
 fn lengths_around_the_tiles() {
     for length in [1, 2, 63, 64, 65, 130, 255, 256, 257, 321] {
-        check(Shape { sequences: 1, length, heads: 2, kv_heads: 2, head_dim: 6 }, 1);
+        check(AttentionShape { sequences: 1, length, heads: 2, kv_heads: 2, head_dim: 6 }, 1);
     }
 }
 
 #[test]
 fn keys_shared_by_queries() {
     for (heads, kv_heads) in [(4, 1), (4, 2), (6, 2)] {
-        check(Shape { sequences: 3, length: 70, heads, kv_heads, head_dim: 16 }, 1);
+        check(AttentionShape { sequences: 3, length: 70, heads, kv_heads, head_dim: 16 }, 1);
     }
 }
 
@@ -103,14 +106,14 @@ fn divided_by_sequences_and_by_heads() {
     for (sequences, heads, kv_heads, threads) in
         [(4, 2, 1, 2), (1, 4, 2, 2), (3, 4, 4, 2), (1, 3, 3, 8)]
     {
-        check(Shape { sequences, length: 100, heads, kv_heads, head_dim: 8 }, threads);
+        check(AttentionShape { sequences, length: 100, heads, kv_heads, head_dim: 8 }, threads);
     }
 }
 
 /// Scores of several hundred, of both signs, in rows of several tiles.
 #[test]
 fn large_scores() {
-    let shape = Shape { sequences: 1, length: 600, heads: 1, kv_heads: 1, head_dim: 4 };
+    let shape = AttentionShape { sequences: 1, length: 600, heads: 1, kv_heads: 1, head_dim: 4 };
     let both: Vec<f32> = random(5, 600 * 12).iter().map(|x| 40.0 * x).collect();
     let made = run(shape, &both, &random(6, 600 * 4), Parallel::SERIAL);
     let columns = |first: usize| -> Vec<f64> {
@@ -134,7 +137,7 @@ fn large_scores() {
 /// A head on a device of its own gives what it gives among others.
 #[test]
 fn sharded_heads_are_heads_of_the_whole() {
-    let whole = Shape { sequences: 2, length: 65, heads: 2, kv_heads: 2, head_dim: 8 };
+    let whole = AttentionShape { sequences: 2, length: 65, heads: 2, kv_heads: 2, head_dim: 8 };
     let (both, dout) = (random(1, 130 * 48), random(2, 130 * 16));
     let all = run(whole, &both, &dout, Parallel::SERIAL);
     for head in 0..2 {
@@ -145,7 +148,7 @@ fn sharded_heads_are_heads_of_the_whole() {
         let of_head = |of: &[f32]| -> Vec<f32> {
             of.chunks(16).flat_map(|row| row[8 * head..][..8].to_vec()).collect()
         };
-        let one = Shape { heads: 1, kv_heads: 1, ..whole };
+        let one = AttentionShape { heads: 1, kv_heads: 1, ..whole };
         let made = run(one, &shard, &of_head(&dout), Parallel::SERIAL);
         assert_same(&made.out, &of_head(&all.out), 1e-6);
     }

@@ -19,12 +19,12 @@ fn plain_latent_and_its_derivative() {
     let h: Vec<f32> = h.iter().map(|h| 8.0 * h).collect();
     for activation in [Activation::Identity, Activation::Silu] {
         let (mut z, mut dh) = (vec![0.0; h.len()], vec![0.0; h.len()]);
-        let h_view = View::new(&h, rows, width);
-        forward(h_view, activation, ViewMut::new(&mut z, rows, width), SERIAL);
+        let h_view = MatrixView::new(&h, rows, width);
+        forward(h_view, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
         let naive = |h: &[f64]| h.iter().map(|h| phi(activation, *h)).collect::<Vec<_>>();
         assert_close(&z, &naive(&widen(&h)), 1e-6);
-        let dz_view = View::new(&dz, rows, width);
-        backward(dz_view, h_view, activation, ViewMut::new(&mut dh, rows, width), SERIAL);
+        let dz_view = MatrixView::new(&dz, rows, width);
+        backward(dz_view, h_view, activation, MatrixViewMut::new(&mut dh, rows, width), SERIAL);
         let wanted = gradient(&widen(&h), |h| weigh(&naive(h), &dz));
         assert_close(&dh, &wanted, 1e-6);
     }
@@ -60,22 +60,22 @@ fn recovered_latents_and_their_derivatives() {
         let (mut dh, mut ds) = (vec![f32::NAN; h.len()], vec![f32::NAN; rows]);
         let mut first = 0;
         for (at, width) in widths.into_iter().enumerate() {
-            let h = View::new(&h, rows, whole).column_range(first, width);
+            let h = MatrixView::new(&h, rows, whole).column_range(first, width);
             let mut z = vec![0.0; rows * width];
-            recover(h, &s, rms, activation, ViewMut::new(&mut z, rows, width), SERIAL);
+            recover(h, &s, rms, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
             assert_close(&z, &wanted[at], 1e-6);
             let mut in_place: Vec<f32> = (0..rows).flat_map(|row| h.row(row).to_vec()).collect();
-            let view = ViewMut::new(&mut in_place, rows, width);
+            let view = MatrixViewMut::new(&mut in_place, rows, width);
             recover_in_place(view, &s, rms, activation, SERIAL);
             assert_eq!(in_place, z);
             let saved = match activation {
-                Activation::Identity => View::new(&z, rows, width),
+                Activation::Identity => MatrixView::new(&z, rows, width),
                 Activation::Silu => h,
             };
-            let dz = View::new(&dz[at], rows, width);
-            let owed = Owed { dz, saved, s: &s, rms, phi: activation };
-            let write = if at == 0 { Write::Replace } else { Write::Add };
-            let dh = ViewMut::new(&mut dh, rows, whole).column_range(first, width);
+            let dz = MatrixView::new(&dz[at], rows, width);
+            let owed = DeferredNormSaved { dz, saved, s: &s, rms, phi: activation };
+            let write = if at == 0 { WriteMode::Replace } else { WriteMode::Add };
+            let dh = MatrixViewMut::new(&mut dh, rows, whole).column_range(first, width);
             recover_backward(owed, dh, &mut ds, write, SERIAL);
             first += width;
         }
@@ -95,29 +95,49 @@ fn the_online_chain_is_the_norm() {
     let (x, scale, a) = (random(1, ROWS * D), random(2, D), random(3, D * R));
     let dz = random(4, ROWS * R);
     let rms = Rms { width: D, epsilon: 1e-5 };
-    let dz = View::new(&dz, ROWS, R);
-    let x = View::new(&x, ROWS, D);
-    let weight = View::new(&a, D, R);
+    let dz = MatrixView::new(&dz, ROWS, R);
+    let x = MatrixView::new(&x, ROWS, D);
+    let weight = MatrixView::new(&a, D, R);
     for phi in [Activation::Identity, Activation::Silu] {
         // One device.
         let (mut y, mut s) = (vec![0.0; ROWS * D], vec![0.0; ROWS]);
         let (mut h, mut z) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R]);
-        norm::forward(x, &scale, rms, ViewMut::new(&mut y, ROWS, D), &mut s, SERIAL);
-        let y = View::new(&y, ROWS, D);
-        product::forward(y, weight, ViewMut::new(&mut h, ROWS, R), 1, Write::Replace, SERIAL);
-        forward(View::new(&h, ROWS, R), phi, ViewMut::new(&mut z, ROWS, R), SERIAL);
+        norm::forward(x, &scale, rms, MatrixViewMut::new(&mut y, ROWS, D), &mut s, SERIAL);
+        let y = MatrixView::new(&y, ROWS, D);
+        product::forward(
+            y,
+            weight,
+            MatrixViewMut::new(&mut h, ROWS, R),
+            1,
+            WriteMode::Replace,
+            SERIAL,
+        );
+        forward(MatrixView::new(&h, ROWS, R), phi, MatrixViewMut::new(&mut z, ROWS, R), SERIAL);
         let (mut dh, mut dy, mut dx) =
             (vec![0.0; ROWS * R], vec![0.0; ROWS * D], vec![0.0; ROWS * D]);
         let (mut da, mut dscale) = (vec![0.0; D * R], vec![0.0; D]);
-        backward(dz, View::new(&h, ROWS, R), phi, ViewMut::new(&mut dh, ROWS, R), SERIAL);
-        let dh = View::new(&dh, ROWS, R);
-        product::weight_gradient(y, dh, ViewMut::new(&mut da, D, R), 1, Write::Add, SERIAL);
-        let view = ViewMut::new(&mut dy, ROWS, D);
-        product::input_gradient(dh, weight, view, 1, Write::Replace, SERIAL);
-        let saved = norm::Saved { dy: View::new(&dy, ROWS, D), x, scale: &scale };
-        let made = norm::Gradients {
-            dx: ViewMut::new(&mut dx, ROWS, D),
-            write: Write::Replace,
+        backward(
+            dz,
+            MatrixView::new(&h, ROWS, R),
+            phi,
+            MatrixViewMut::new(&mut dh, ROWS, R),
+            SERIAL,
+        );
+        let dh = MatrixView::new(&dh, ROWS, R);
+        product::weight_gradient(
+            y,
+            dh,
+            MatrixViewMut::new(&mut da, D, R),
+            1,
+            WriteMode::Add,
+            SERIAL,
+        );
+        let view = MatrixViewMut::new(&mut dy, ROWS, D);
+        product::input_gradient(dh, weight, view, 1, WriteMode::Replace, SERIAL);
+        let saved = norm::NormSaved { dy: MatrixView::new(&dy, ROWS, D), x, scale: &scale };
+        let made = norm::NormGradients {
+            dx: MatrixViewMut::new(&mut dx, ROWS, D),
+            write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut [],
         };
@@ -128,38 +148,51 @@ fn the_online_chain_is_the_norm() {
         for at in 0..2 {
             let mut s_part = vec![0.0; ROWS];
             let (shard, scale) = (x.column_range(at * half, half), &scale[at * half..][..half]);
-            let y = ViewMut::new(&mut y2, ROWS, D).column_range(at * half, half);
+            let y = MatrixViewMut::new(&mut y2, ROWS, D).column_range(at * half, half);
             norm::online(shard, scale, y, &mut s_part, SERIAL);
             s2.iter_mut().zip(&s_part).for_each(|(s, part)| *s += part);
-            let y = View::new(&y2, ROWS, D).column_range(at * half, half);
+            let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
             let weight = weight.row_range(at * half, half);
-            product::forward(y, weight, ViewMut::new(&mut h2, ROWS, R), 1, Write::Add, SERIAL);
+            product::forward(
+                y,
+                weight,
+                MatrixViewMut::new(&mut h2, ROWS, R),
+                1,
+                WriteMode::Add,
+                SERIAL,
+            );
         }
-        let h2 = View::new(&h2, ROWS, R);
+        let h2 = MatrixView::new(&h2, ROWS, R);
         let (mut z2, mut du, mut ds) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R], vec![0.0; ROWS]);
-        recover(h2, &s2, rms, phi, ViewMut::new(&mut z2, ROWS, R), SERIAL);
+        recover(h2, &s2, rms, phi, MatrixViewMut::new(&mut z2, ROWS, R), SERIAL);
         assert_same(&z2, &z, 2e-6);
-        let saved = if phi == Activation::Silu { h2 } else { View::new(&z2, ROWS, R) };
-        let owed = Owed { dz, saved, s: &s2, rms, phi };
-        recover_backward(owed, ViewMut::new(&mut du, ROWS, R), &mut ds, Write::Replace, SERIAL);
-        let du = View::new(&du, ROWS, R);
+        let saved = if phi == Activation::Silu { h2 } else { MatrixView::new(&z2, ROWS, R) };
+        let owed = DeferredNormSaved { dz, saved, s: &s2, rms, phi };
+        recover_backward(
+            owed,
+            MatrixViewMut::new(&mut du, ROWS, R),
+            &mut ds,
+            WriteMode::Replace,
+            SERIAL,
+        );
+        let du = MatrixView::new(&du, ROWS, R);
         let (mut dx2, mut da2, mut dscale2) = (vec![0.0; ROWS * D], vec![0.0; D * R], vec![0.0; D]);
         for at in 0..2 {
             let mut g = vec![0.0; ROWS * half];
             let weight = weight.row_range(at * half, half);
-            let view = ViewMut::new(&mut g, ROWS, half);
-            product::input_gradient(du, weight, view, 1, Write::Replace, SERIAL);
-            let y = View::new(&y2, ROWS, D).column_range(at * half, half);
-            let da = ViewMut::new(&mut da2, D, R).row_range(at * half, half);
-            product::weight_gradient(y, du, da, 1, Write::Add, SERIAL);
-            let saved = norm::Saved {
-                dy: View::new(&g, ROWS, half),
+            let view = MatrixViewMut::new(&mut g, ROWS, half);
+            product::input_gradient(du, weight, view, 1, WriteMode::Replace, SERIAL);
+            let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
+            let da = MatrixViewMut::new(&mut da2, D, R).row_range(at * half, half);
+            product::weight_gradient(y, du, da, 1, WriteMode::Add, SERIAL);
+            let saved = norm::NormSaved {
+                dy: MatrixView::new(&g, ROWS, half),
                 x: x.column_range(at * half, half),
                 scale: &scale[at * half..][..half],
             };
-            let made = norm::Gradients {
-                dx: ViewMut::new(&mut dx2, ROWS, D).column_range(at * half, half),
-                write: Write::Replace,
+            let made = norm::NormGradients {
+                dx: MatrixViewMut::new(&mut dx2, ROWS, D).column_range(at * half, half),
+                write: WriteMode::Replace,
                 dscale: &mut dscale2[at * half..][..half],
                 scratch: &mut [],
             };

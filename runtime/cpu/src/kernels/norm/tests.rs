@@ -28,17 +28,17 @@ fn case() -> Case {
 }
 
 impl Case {
-    fn x(&self) -> View<'_> {
-        View::new(&self.x, ROWS, WIDTH)
+    fn x(&self) -> MatrixView<'_> {
+        MatrixView::new(&self.x, ROWS, WIDTH)
     }
 
-    fn saved(&self) -> Saved<'_> {
-        Saved { dy: View::new(&self.dy, ROWS, WIDTH), x: self.x(), scale: &self.scale }
+    fn saved(&self) -> NormSaved<'_> {
+        NormSaved { dy: MatrixView::new(&self.dy, ROWS, WIDTH), x: self.x(), scale: &self.scale }
     }
 
-    fn shard(&self, at: usize, of: usize) -> Saved<'_> {
+    fn shard(&self, at: usize, of: usize) -> NormSaved<'_> {
         let (saved, width) = (self.saved(), WIDTH / of);
-        Saved {
+        NormSaved {
             dy: saved.dy.column_range(at * width, width),
             x: saved.x.column_range(at * width, width),
             scale: &self.scale[at * width..][..width],
@@ -61,7 +61,14 @@ fn whole_and_sharded_forward() {
     for threads in [1, 2] {
         let parallel = Parallel::new(threads);
         let (mut y, mut s) = (vec![0.0; ROWS * WIDTH], vec![0.0; ROWS]);
-        forward(case.x(), &case.scale, RMS, ViewMut::new(&mut y, ROWS, WIDTH), &mut s, parallel);
+        forward(
+            case.x(),
+            &case.scale,
+            RMS,
+            MatrixViewMut::new(&mut y, ROWS, WIDTH),
+            &mut s,
+            parallel,
+        );
         assert_close(&y, &wanted, 1e-6);
         let whole = s.clone();
 
@@ -74,7 +81,7 @@ fn whole_and_sharded_forward() {
         y.fill(f32::NAN);
         for at in 0..2 {
             let shard = case.shard(at, 2);
-            let y = ViewMut::new(&mut y, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
+            let y = MatrixViewMut::new(&mut y, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
             apply(shard.x, shard.scale, &total, RMS, y, parallel);
         }
         assert_close(&y, &wanted, 1e-6);
@@ -87,16 +94,16 @@ fn backward_is_the_derivative() {
     let (dx_wanted, dscale_wanted) = case.gradients();
     let mut s = vec![0.0; ROWS];
     statistic(case.x(), &mut s, Parallel::SERIAL);
-    for (write, before) in [(Write::Replace, f32::NAN), (Write::Add, 0.5)] {
+    for (write, before) in [(WriteMode::Replace, f32::NAN), (WriteMode::Add, 0.5)] {
         let (mut dx, mut dscale) = (vec![before; ROWS * WIDTH], vec![0.25; WIDTH]);
-        let made = Gradients {
-            dx: ViewMut::new(&mut dx, ROWS, WIDTH),
+        let made = NormGradients {
+            dx: MatrixViewMut::new(&mut dx, ROWS, WIDTH),
             write,
             dscale: &mut dscale,
             scratch: &mut [],
         };
         backward(case.saved(), &s, RMS, made, Parallel::SERIAL);
-        let offset = if write == Write::Add { 0.5 } else { 0.0 };
+        let offset = if write == WriteMode::Add { 0.5 } else { 0.0 };
         assert_close(&dx, &dx_wanted.iter().map(|x| x + offset).collect::<Vec<_>>(), 3e-6);
         assert_close(&dscale, &dscale_wanted.iter().map(|x| x + 0.25).collect::<Vec<_>>(), 3e-6);
     }
@@ -114,8 +121,8 @@ fn sync_backward_over_two_shards_is_the_whole() {
     }
     let (mut dx, mut dscale) = (vec![0.0; ROWS * WIDTH], vec![0.0; WIDTH]);
     for (at, dscale) in dscale.chunks_exact_mut(WIDTH / 2).enumerate() {
-        let dx = ViewMut::new(&mut dx, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
-        let made = Gradients { dx, write: Write::Add, dscale, scratch: &mut [] };
+        let dx = MatrixViewMut::new(&mut dx, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
+        let made = NormGradients { dx, write: WriteMode::Add, dscale, scratch: &mut [] };
         backward_apply(case.shard(at, 2), &s, &t, RMS, made, Parallel::SERIAL);
     }
     assert_close(&dx, &dx_wanted, 3e-6);
@@ -132,15 +139,15 @@ fn threads_change_nothing_but_rounding() {
         let (mut y, mut s) = (vec![0.0; rows * width], vec![0.0; rows]);
         let (mut dx, mut dscale) = (vec![0.0; rows * width], vec![0.0; width]);
         let mut scratch = vec![f32::NAN; parallel.sums_scratch(width)];
-        let x = View::new(&x, rows, width);
-        forward(x, &scale, rms, ViewMut::new(&mut y, rows, width), &mut s, parallel);
-        let made = Gradients {
-            dx: ViewMut::new(&mut dx, rows, width),
-            write: Write::Replace,
+        let x = MatrixView::new(&x, rows, width);
+        forward(x, &scale, rms, MatrixViewMut::new(&mut y, rows, width), &mut s, parallel);
+        let made = NormGradients {
+            dx: MatrixViewMut::new(&mut dx, rows, width),
+            write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut scratch,
         };
-        let saved = Saved { dy: View::new(&dy, rows, width), x, scale: &scale };
+        let saved = NormSaved { dy: MatrixView::new(&dy, rows, width), x, scale: &scale };
         backward(saved, &s, rms, made, parallel);
         (y, s, dx, dscale)
     };

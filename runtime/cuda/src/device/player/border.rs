@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 
-use super::Player;
-use crate::device::gpu::{DeviceMemory, Gpu};
+use super::GraphExecutor;
+use crate::device::gpu::{DeviceMemory, OpenGpu};
 use crate::error::CudaError;
-use crate::tape::Transfer;
+use crate::tape::P2pOp;
 use narrows_runtime::error::RunError;
 
 /// One kind of transfer over one border.
-pub(super) struct Border {
+pub(super) struct StageLink {
     stream: Arc<CudaStream>,
     /// What is sent is sent from here; what is received is received where it belongs.
     pub copy: Option<DeviceMemory>,
@@ -21,21 +21,21 @@ pub(super) struct Border {
     pub over: CudaEvent,
 }
 
-impl Border {
+impl StageLink {
     /// For what is received, or for what is sent, of which the largest has so many bytes.
-    pub fn new(gpu: &Gpu, sent_bytes: Option<u64>) -> Result<Border, CudaError> {
+    pub fn new(gpu: &OpenGpu, sent_bytes: Option<u64>) -> Result<StageLink, CudaError> {
         let copy = |bytes| DeviceMemory::new(gpu, "copies of what is sent", bytes);
         let event = || gpu.said("an event", gpu.context.new_event(None));
         let copy = sent_bytes.map(copy).transpose()?;
-        Ok(Border { stream: gpu.stream(true)?, copy, reached: event()?, over: event()? })
+        Ok(StageLink { stream: gpu.stream(true)?, copy, reached: event()?, over: event()? })
     }
 }
 
-impl Player {
+impl GraphExecutor {
     /// Puts a transfer on its stream, once the computation has come to it.
-    pub(super) fn transfer(&mut self, transfer: &Transfer) -> Result<(), RunError> {
+    pub(super) fn transfer(&mut self, transfer: &P2pOp) -> Result<(), RunError> {
         let compute = self.compute().clone();
-        let Player { gpu, stage, borders, laps, .. } = self;
+        let GraphExecutor { gpu, stage, borders, laps, .. } = self;
         let border = borders[transfer.way()][usize::from(transfer.sends)].as_ref();
         let (Some(border), Some((cluster, communicators))) = (border, &stage.others) else {
             let (call, said) = (transfer.name().into(), "there is no other device".into());

@@ -19,19 +19,21 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, DriverError, result};
 use narrows_plan::program::{Phase, Program, Region};
 
-use super::blas::{Places, Products};
-use super::communicators::Communicators;
-use super::gpu::{DeviceMemory, Gpu, Pinned};
-use super::inputs::Inputs;
-use super::laps::Laps;
-use super::modules::{Memories, Modules, ReadyLaunch};
+use super::blas::{CublasLt, MatmulPointers};
+use super::communicators::NcclCommunicators;
+use super::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
+use super::inputs::TokenInputs;
+use super::laps::InstructionTimers;
+use super::modules::{DeviceBuffers, KernelModules, ReadyLaunch};
 use crate::error::CudaError;
 use crate::launch::{COEFFICIENTS, coefficients};
-use crate::tape::{Entry, Lane, Leg, Piece, Tape, TapeTurn, Work};
-use border::Border;
+use crate::tape::{
+    DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
+};
+use border::StageLink;
 use narrows_runtime::error::RunError;
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::session::{Coordinates, Step};
+use narrows_runtime::session::{MeshCoordinates, StepRequest};
 
 /// Instructions that are put on the streams before it is looked how far the device is.
 const ENTRIES_AT_A_TIME: usize = 256;
@@ -41,26 +43,26 @@ const ENTRIES_AT_A_TIME: usize = 256;
 const USE_NODE_PRIORITY: CUgraphInstantiate_flags = CUgraphInstantiate_flags(8);
 
 /// What a tape needs besides itself.
-pub struct Stage {
-    pub products: Products,
-    pub memories: Memories,
-    pub inputs: Inputs,
-    pub modules: Modules,
+pub struct ExecutorResources {
+    pub products: CublasLt,
+    pub memories: DeviceBuffers,
+    pub inputs: TokenInputs,
+    pub modules: KernelModules,
     /// The other devices, if there are others.
-    pub others: Option<(Arc<dyn ProcessGroup>, Communicators)>,
+    pub others: Option<(Arc<dyn ProcessGroup>, NcclCommunicators)>,
     /// How long the device may be at one part of a step.
     pub deadline: Duration,
 }
 
 /// A device that plays its tape.
-pub struct Player {
-    pub gpu: Gpu,
-    pub tape: Tape,
-    pub stage: Stage,
-    pieces: Vec<ReadyPiece>,
+pub struct GraphExecutor {
+    pub gpu: OpenGpu,
+    pub tape: DeviceSchedule,
+    pub stage: ExecutorResources,
+    pieces: Vec<ReadySegment>,
     lanes: [Arc<CudaStream>; 2],
     /// By way, and by whether this device sends.
-    borders: [[Option<Border>; 2]; 2],
+    borders: [[Option<StageLink>; 2]; 2],
     /// Where a piece begins on both lanes, and where both have ended.
     fork: CudaEvent,
     join: CudaEvent,
@@ -72,37 +74,37 @@ pub struct Player {
     /// Where the square sum is in the arena.
     squares: u64,
     /// The optimizer's numbers on their way there, and the loss and the square sum on their way back.
-    numbers: Pinned,
-    answers: Pinned,
-    pub laps: Option<Laps>,
+    numbers: PinnedMemory,
+    answers: PinnedMemory,
+    pub laps: Option<InstructionTimers>,
     /// Whether graphs are never captured.
     eager: bool,
     steps: u64,
-    began: Began,
+    began: StepProgress,
 }
 
 /// A piece, ready.
-struct ReadyPiece {
+struct ReadySegment {
     works: Vec<ReadyWork>,
     /// Of entries that another lane waits for.
     events: Vec<Option<CudaEvent>>,
-    graph: Option<Graph>,
+    graph: Option<CapturedGraph>,
 }
 
 /// A graph that was captured.
-struct Graph(CudaGraph);
+struct CapturedGraph(CudaGraph);
 
 // SAFETY: a graph may be used by any thread, one at a time.
-unsafe impl Send for Graph {}
+unsafe impl Send for CapturedGraph {}
 
 enum ReadyWork {
     Launches(Vec<ReadyLaunch>),
-    Product(Places),
+    Product(MatmulPointers),
     Joint,
 }
 
 /// What a step left.
-pub struct Played {
+pub struct DeviceStepResult {
     pub loss: f64,
     pub squares: f32,
     pub time: Duration,
@@ -110,7 +112,7 @@ pub struct Played {
 
 /// How long a step may take, and who is asked meanwhile.
 #[derive(Clone, Copy)]
-struct Began {
+struct StepProgress {
     at: Instant,
     number: u64,
     /// How often the pace was kept.
@@ -122,26 +124,26 @@ struct Began {
     advanced: Instant,
 }
 
-impl Began {
-    fn at(now: Instant) -> Began {
-        Began { at: now, number: 0, paced: 0, queued: 0, over: 0, advanced: now }
+impl StepProgress {
+    fn at(now: Instant) -> StepProgress {
+        StepProgress { at: now, number: 0, paced: 0, queued: 0, over: 0, advanced: now }
     }
 }
 
-impl Player {
+impl GraphExecutor {
     /// Prepares everything; nothing is captured yet.
     pub fn new(
-        gpu: Gpu,
-        tape: Tape,
-        stage: Stage,
+        gpu: OpenGpu,
+        tape: DeviceSchedule,
+        stage: ExecutorResources,
         program: &Program,
-        at: Coordinates,
+        at: MeshCoordinates,
         eager: bool,
-    ) -> Result<Player, CudaError> {
+    ) -> Result<GraphExecutor, CudaError> {
         let lanes = [gpu.stream(false)?, gpu.stream(true)?];
         let event = || gpu.said("an event", gpu.context.new_event(None));
         let border = |way: usize, sends: bool| match tape.transfers(way == 0, sends) {
-            true => Border::new(&gpu, sends.then_some(tape.sent_bytes[way])).map(Some),
+            true => StageLink::new(&gpu, sends.then_some(tape.sent_bytes[way])).map(Some),
             false => Ok(None),
         };
         let borders =
@@ -159,10 +161,10 @@ impl Player {
             .find(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
             .map_or(0, |buffer| buffer.offset);
         let (numbers, answers) =
-            (Pinned::new(&gpu, 4 * COEFFICIENTS as usize)?, Pinned::new(&gpu, 16)?);
+            (PinnedMemory::new(&gpu, 4 * COEFFICIENTS as usize)?, PinnedMemory::new(&gpu, 16)?);
         let paces = [event()?, event()?];
         let (fork, join, ended) = (event()?, event()?, event()?);
-        Ok(Player {
+        Ok(GraphExecutor {
             gpu,
             tape,
             stage,
@@ -180,14 +182,14 @@ impl Player {
             laps: None,
             eager,
             steps: 0,
-            began: Began::at(Instant::now()),
+            began: StepProgress::at(Instant::now()),
         })
     }
 
     /// Times every instruction from now on; no graph is replayed then.
     pub fn time_instructions(&mut self) -> Result<(), CudaError> {
         if self.laps.is_none() {
-            let laps = Laps::new(&self.gpu.context);
+            let laps = InstructionTimers::new(&self.gpu.context);
             self.laps = Some(self.gpu.said("events to time instructions", laps)?);
         }
         Ok(())
@@ -197,7 +199,7 @@ impl Player {
     pub fn scratch_bytes(&self) -> u64 {
         let borders = self.borders.iter().flatten().flatten();
         let copies = borders.filter_map(|border| border.copy.as_ref()).map(DeviceMemory::bytes);
-        let Stage { memories, inputs, products, .. } = &self.stage;
+        let ExecutorResources { memories, inputs, products, .. } = &self.stage;
         memories.besides() + inputs.bytes() + products.workspace_bytes() + copies.sum::<u64>()
     }
 
@@ -208,17 +210,17 @@ impl Player {
     /// this can be used any more.
     pub fn play(
         &mut self,
-        step: &Step,
+        step: &StepRequest,
         program: &Program,
-        at: Coordinates,
-    ) -> Result<Played, RunError> {
+        at: MeshCoordinates,
+    ) -> Result<DeviceStepResult, RunError> {
         if self.gpu.lost.load(Ordering::Relaxed) {
             let (call, said) = ("a step".into(), "it failed before".into());
             let ordinal = self.gpu.ordinal;
             return Err(CudaError::Driver { ordinal, call, said, hint: "" }.into());
         }
         let now = Instant::now();
-        let began = Began { number: self.steps + 1, ..Began::at(now) };
+        let began = StepProgress { number: self.steps + 1, ..StepProgress::at(now) };
         self.began = began;
         let played = self.begin(step, program, at).and_then(|()| self.wait());
         // What is on the streams may never end. It is let go when the others have been told.
@@ -239,11 +241,16 @@ impl Player {
     }
 
     fn compute(&self) -> &Arc<CudaStream> {
-        &self.lanes[Lane::Compute as usize]
+        &self.lanes[StreamId::Compute as usize]
     }
 
     /// Puts a whole step on the streams.
-    fn begin(&mut self, step: &Step, program: &Program, at: Coordinates) -> Result<(), RunError> {
+    fn begin(
+        &mut self,
+        step: &StepRequest,
+        program: &Program,
+        at: MeshCoordinates,
+    ) -> Result<(), RunError> {
         let gpu = &self.gpu;
         gpu.said("its context", gpu.context.bind_to_thread())?;
         let compute = self.compute().clone();
@@ -272,7 +279,7 @@ impl Player {
         let capture = !self.eager && self.laps.is_none() && self.steps > 0 && step.update.is_some();
         let mut leg = 0;
         for turn in 0..self.tape.turns.len() {
-            let TapeTurn { phase, microbatch, .. } = self.tape.turns[turn];
+            let SchedulePass { phase, microbatch, .. } = self.tape.turns[turn];
             if phase != Phase::Step {
                 let placed =
                     self.stage.inputs.place(microbatch, &self.stage.memories.arena, &compute);
@@ -281,9 +288,11 @@ impl Player {
             for at in 0..self.tape.turns[turn].legs.len() {
                 self.stay_near(leg)?;
                 match self.tape.turns[turn].legs[at].clone() {
-                    Leg::Piece(piece) if capture => self.replay(piece)?,
-                    Leg::Piece(piece) => self.start(piece, step.update.is_some(), false)?,
-                    Leg::Transfer(transfer) => self.transfer(&transfer)?,
+                    ScheduleItem::Piece(piece) if capture => self.replay(piece)?,
+                    ScheduleItem::Piece(piece) => {
+                        self.start(piece, step.update.is_some(), false)?
+                    }
+                    ScheduleItem::Transfer(transfer) => self.transfer(&transfer)?,
                 }
                 self.gpu.said("a leg's end", self.legs[leg].record(&compute))?;
                 leg += 1;
@@ -319,7 +328,7 @@ impl Player {
     fn start(&mut self, number: usize, updates: bool, captures: bool) -> Result<(), RunError> {
         let count = self.tape.pieces[number].entries.len();
         let joint = self.tape.pieces[number].is_joint();
-        let said = |player: &Player, made| player.gpu.said("ordering the streams", made);
+        let said = |player: &GraphExecutor, made| player.gpu.said("ordering the streams", made);
         if joint {
             let [compute, collectives] = &self.lanes;
             let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
@@ -345,7 +354,7 @@ impl Player {
         entries: Range<usize>,
         updates: bool,
     ) -> Result<(), RunError> {
-        let Player { gpu, tape, stage, lanes, pieces, laps, .. } = self;
+        let GraphExecutor { gpu, tape, stage, lanes, pieces, laps, .. } = self;
         let (piece, ready) = (&tape.pieces[number], &pieces[number]);
         let said = |made: Result<(), DriverError>| gpu.said("ordering the streams", made);
         for at in entries {
@@ -380,7 +389,8 @@ impl Player {
             let started = self.start(number, true, true);
             let captured = compute.end_capture(USE_NODE_PRIORITY);
             started?;
-            self.pieces[number].graph = self.gpu.said("capturing a graph", captured)?.map(Graph);
+            self.pieces[number].graph =
+                self.gpu.said("capturing a graph", captured)?.map(CapturedGraph);
         }
         match &self.pieces[number].graph {
             Some(graph) => Ok(self.gpu.said("starting a graph", graph.0.launch())?),
@@ -391,13 +401,17 @@ impl Player {
 }
 
 /// Resolves the addresses of a piece's work.
-fn ready(gpu: &Gpu, piece: &Piece, stage: &Stage) -> Result<ReadyPiece, CudaError> {
+fn ready(
+    gpu: &OpenGpu,
+    piece: &GraphSegment,
+    stage: &ExecutorResources,
+) -> Result<ReadySegment, CudaError> {
     let arena = &stage.memories.arena;
     let mut works = vec![];
     let mut events = vec![];
     for entry in &piece.entries {
         works.push(match &entry.work {
-            Work::Launches(launches) => {
+            NodeWork::Launches(launches) => {
                 let ready = launches.iter().map(|launch| {
                     stage.modules.ready(launch, &stage.memories).ok_or_else(|| {
                         let (call, said) = (launch.kernel.clone(), "it was not loaded".into());
@@ -406,22 +420,22 @@ fn ready(gpu: &Gpu, piece: &Piece, stage: &Stage) -> Result<ReadyPiece, CudaErro
                 });
                 ReadyWork::Launches(ready.collect::<Result<_, _>>()?)
             }
-            Work::Product(matmul) => {
+            NodeWork::Product(matmul) => {
                 ReadyWork::Product([matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset)))
             }
-            Work::Joint(_) => ReadyWork::Joint,
+            NodeWork::Joint(_) => ReadyWork::Joint,
         });
         let event = || gpu.said("an event", gpu.context.new_event(None));
         events.push(entry.awaited.then(event).transpose()?);
     }
-    Ok(ReadyPiece { works, events, graph: None })
+    Ok(ReadySegment { works, events, graph: None })
 }
 
 /// Puts one instruction on a stream.
 fn put(
-    gpu: &Gpu,
-    stage: &Stage,
-    (entry, ready): (&Entry, &ReadyWork),
+    gpu: &OpenGpu,
+    stage: &ExecutorResources,
+    (entry, ready): (&GraphNode, &ReadyWork),
     stream: &CudaStream,
 ) -> Result<(), RunError> {
     match (ready, &entry.work) {
@@ -433,10 +447,10 @@ fn put(
                 }
             }
         }
-        (ReadyWork::Product(places), Work::Product(matmul)) => {
+        (ReadyWork::Product(places), NodeWork::Product(matmul)) => {
             stage.products.start(&matmul.key, *places, stream)?;
         }
-        (_, Work::Joint(joint)) => match &stage.others {
+        (_, NodeWork::Joint(joint)) => match &stage.others {
             Some((cluster, communicators)) => {
                 communicators.start(joint, &stage.memories.arena, stream, &**cluster)?;
             }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use cudarc::driver::DriverError;
 use narrows_plan::program::Phase;
 
-use super::{Began, Played, Player};
-use crate::device::laps::Laps;
+use super::{DeviceStepResult, GraphExecutor, StepProgress};
+use crate::device::laps::InstructionTimers;
 use crate::error::CudaError;
-use crate::tape::{Entry, Joint, Lane, Leg, TapeTurn, Work};
+use crate::tape::{GraphNode, NcclCollective, NodeWork, ScheduleItem, SchedulePass, StreamId};
 use narrows_runtime::error::RunError;
 
 /// Lines that are said of a step that stalls.
@@ -24,9 +24,9 @@ const LEGS_AHEAD: usize = 8;
 /// How often it is looked whether the device goes on and the others are there.
 const ASKED_EVERY: Duration = Duration::from_millis(20);
 
-impl Player {
+impl GraphExecutor {
     /// Waits for the end of a step that is on the streams.
-    pub(super) fn wait(&mut self) -> Result<Played, RunError> {
+    pub(super) fn wait(&mut self) -> Result<DeviceStepResult, RunError> {
         self.until(|player| player.ended.try_is_complete())?;
         if let Some(laps) = &mut self.laps {
             self.gpu.said("timing", laps.read())?;
@@ -36,7 +36,7 @@ impl Player {
         let mut squares = [0; 4];
         loss.copy_from_slice(&answers[..8]);
         squares.copy_from_slice(&answers[8..12]);
-        Ok(Played {
+        Ok(DeviceStepResult {
             loss: f64::from_le_bytes(loss),
             squares: f32::from_le_bytes(squares),
             time: self.began.at.elapsed(),
@@ -68,7 +68,7 @@ impl Player {
     /// Waits for something, and looks meanwhile whether the device goes on and the others are there.
     fn until(
         &mut self,
-        over: impl Fn(&Player) -> Result<bool, DriverError>,
+        over: impl Fn(&GraphExecutor) -> Result<bool, DriverError>,
     ) -> Result<(), RunError> {
         let mut asked = Instant::now();
         let every = ASKED_EVERY.min(self.stage.deadline);
@@ -89,7 +89,7 @@ impl Player {
         if over > self.began.over {
             (self.began.over, self.began.advanced) = (over, Instant::now());
         }
-        let Began { number, advanced, .. } = self.began;
+        let StepProgress { number, advanced, .. } = self.began;
         if let Some((cluster, communicators)) = &self.stage.others {
             if let Some(mut failure) = communicators.failure() {
                 if let CudaError::Nccl { recent, .. } = &mut failure {
@@ -124,11 +124,11 @@ impl Player {
         self.recent_legs() + &joints
     }
 
-    fn recent_joints(&self, laps: &Laps) -> String {
+    fn recent_joints(&self, laps: &InstructionTimers) -> String {
         let mut lines = VecDeque::new();
-        for ([piece, entry], over) in laps.entries(Lane::Collectives) {
+        for ([piece, entry], over) in laps.entries(StreamId::Collectives) {
             let entry = &self.tape.pieces[piece].entries[entry];
-            let Work::Joint(joint) = &entry.work else { continue };
+            let NodeWork::Joint(joint) = &entry.work else { continue };
             let state = if over { "over" } else { "not over" };
             if lines.len() == LINES_OF_STALL {
                 lines.pop_front();
@@ -159,20 +159,20 @@ impl Player {
         lines.into_iter().collect()
     }
 
-    fn describe(&self, turn: &TapeTurn, leg: &Leg) -> String {
+    fn describe(&self, turn: &SchedulePass, leg: &ScheduleItem) -> String {
         let turn = match turn.phase {
             Phase::Step => "the step phase".into(),
             phase => format!("{phase:?} of microbatch {}", turn.microbatch).to_lowercase(),
         };
         match leg {
-            Leg::Transfer(transfer) => {
+            ScheduleItem::Transfer(transfer) => {
                 let (name, origin) = (transfer.name(), &transfer.origin);
                 format!("{turn}: {name} of {} bytes ({origin})", transfer.bytes())
             }
-            Leg::Piece(piece) => {
+            ScheduleItem::Piece(piece) => {
                 let entries = &self.tape.pieces[*piece].entries;
                 let joints = entries.iter().filter_map(|entry| match &entry.work {
-                    Work::Joint(joint) => Some((entry, joint)),
+                    NodeWork::Joint(joint) => Some((entry, joint)),
                     _ => None,
                 });
                 let count = joints.clone().count();
@@ -189,7 +189,7 @@ impl Player {
     }
 }
 
-fn describe_joint(entry: &Entry, joint: &Joint) -> String {
+fn describe_joint(entry: &GraphNode, joint: &NcclCollective) -> String {
     let (kind, axis) = (joint.kind.name(), joint.sharing.axis.name());
     format!("{kind} over {axis} of {} bytes ({})", joint.whole_bytes(), entry.origin)
 }

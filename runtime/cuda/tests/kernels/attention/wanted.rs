@@ -1,7 +1,9 @@
 //! What the processor makes of a problem, and what sums over absolute values are behind each number.
 
-use narrows_cpu::kernels::attention::{Gradients, Saved, Shape, backward, forward};
-use narrows_cpu::kernels::{Parallel, View, ViewMut};
+use narrows_cpu::kernels::attention::{
+    AttentionGradients, AttentionSaved, AttentionShape, backward, forward,
+};
+use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel};
 
 use super::super::numbers::rounded;
 use super::{Numbers, Problem};
@@ -19,30 +21,32 @@ pub struct Wanted {
 pub fn wanted(problem: &Problem, numbers: &Numbers) -> Wanted {
     let shape = problem.shape();
     let tokens = problem.tokens() as usize;
-    let all = View::new(&numbers.all, tokens, problem.width() as usize);
+    let all = MatrixView::new(&numbers.all, tokens, problem.width() as usize);
     let [q, k, v] = problem.columns().map(|columns| all.column_range(columns.start, columns.len()));
     let (queries, keys) = (q.columns(), k.columns());
     let mut out = vec![0.0; tokens * queries];
     let mut lse = vec![0.0; tokens * shape.heads];
     let mut scratch = vec![0.0; shape.scratch(SERIAL)];
-    let made =
-        (ViewMut::new(&mut out, tokens, queries), ViewMut::new(&mut lse, tokens, shape.heads));
+    let made = (
+        MatrixViewMut::new(&mut out, tokens, queries),
+        MatrixViewMut::new(&mut lse, tokens, shape.heads),
+    );
     forward(shape, (q, k, v), made, &mut scratch, SERIAL);
     // What backward reads is in the format of the program.
     let kept = rounded(problem.op.input, out.clone());
-    let saved = Saved {
+    let saved = AttentionSaved {
         q,
         k,
         v,
-        out: View::new(&kept, tokens, queries),
-        lse: View::new(&lse, tokens, shape.heads),
-        dout: View::new(&numbers.dout, tokens, queries),
+        out: MatrixView::new(&kept, tokens, queries),
+        lse: MatrixView::new(&lse, tokens, shape.heads),
+        dout: MatrixView::new(&numbers.dout, tokens, queries),
     };
     let [mut dq, mut dk, mut dv] = [queries, keys, keys].map(|width| vec![0.0; tokens * width]);
-    let made = Gradients {
-        dq: ViewMut::new(&mut dq, tokens, queries),
-        dk: ViewMut::new(&mut dk, tokens, keys),
-        dv: ViewMut::new(&mut dv, tokens, keys),
+    let made = AttentionGradients {
+        dq: MatrixViewMut::new(&mut dq, tokens, queries),
+        dk: MatrixViewMut::new(&mut dk, tokens, keys),
+        dv: MatrixViewMut::new(&mut dv, tokens, keys),
     };
     backward(shape, saved, made, &mut scratch, SERIAL);
     Wanted { out, lse, gradients: [dq, dk, dv] }
@@ -59,7 +63,7 @@ pub struct Sums {
 }
 
 pub fn sums(problem: &Problem, numbers: &Numbers, wanted: &Wanted) -> Sums {
-    let Shape { sequences, length, heads, kv_heads, head_dim } = problem.shape();
+    let AttentionShape { sequences, length, heads, kv_heads, head_dim } = problem.shape();
     let [q, k, v] = problem.columns().map(|columns| problem.cut(&numbers.all, columns));
     let scale = 1.0 / (head_dim as f64).sqrt();
     let zeros = || [&q, &k, &v].map(|of| vec![0.0; of.len()]);
