@@ -8,7 +8,7 @@ use narrows_cost_model::profile::{
 };
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
-    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind,
+    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
 };
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
@@ -32,7 +32,12 @@ fn product(m: u64, n: u64, k: u64) -> Kernel {
 
 fn pass(bytes: u64) -> Kernel {
     let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
-    Kernel::Pass(Pass { kind: PassKind::Add, traffic, unfused_traffic, unfused_launches: 2 })
+    Kernel::Fused(FusedKernel {
+        kind: FusedKind::Add,
+        traffic,
+        unfused_traffic,
+        unfused_launches: 2,
+    })
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {

@@ -8,7 +8,8 @@ use narrows_cost_model::profile::{
 };
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
-    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
+    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
+    Transfer,
 };
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
@@ -42,7 +43,12 @@ fn product(m: u64, n: u64, k: u64) -> Kernel {
 
 fn pass(bytes: u64) -> Kernel {
     let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
-    Kernel::Pass(Pass { kind: PassKind::Add, traffic, unfused_traffic, unfused_launches: 2 })
+    Kernel::Fused(FusedKernel {
+        kind: FusedKind::Add,
+        traffic,
+        unfused_traffic,
+        unfused_launches: 2,
+    })
 }
 
 fn attention(length: u64, direction: Direction) -> Kernel {

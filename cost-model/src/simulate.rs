@@ -12,7 +12,7 @@
 //! the sum over all instructions: the same sum the solver minimised.
 
 use narrows_plan::check::CheckedProgram;
-use narrows_plan::kernel::PassKind;
+use narrows_plan::kernel::FusedKind;
 use narrows_plan::mesh::{Axis, DeviceGroup, Mesh};
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
 use narrows_plan::{Kernel, Seconds};
@@ -366,8 +366,8 @@ impl Breakdown {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => &mut self.gemm,
             (Kernel::Attention(_), _) => &mut self.attention,
-            (Kernel::Pass(pass), _) if pass.kind == PassKind::Optimizer => &mut self.optimizer,
-            (Kernel::Pass(_), _) => &mut self.elementwise,
+            (Kernel::Fused(pass), _) if pass.kind == FusedKind::Optimizer => &mut self.optimizer,
+            (Kernel::Fused(_), _) => &mut self.elementwise,
             (Kernel::Transfer(_), _) => &mut self.other,
             // The square sum's collectives belong to the optimizer.
             (Kernel::Collective(_), Action::Collective(e)) if e.axis == Axis::Pipeline => {

@@ -10,7 +10,8 @@ use arbtest::arbtest;
 use narrows_cost_model::profile::{preset, preset_names};
 use narrows_cost_model::{Executor, Prices};
 use narrows_plan::kernel::{
-    Attention, Collective, CollectiveKind, Direction, Gemm, Kernel, Pass, PassKind, Transfer,
+    Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
+    Transfer,
 };
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
@@ -91,19 +92,19 @@ fn attentions(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
 fn passes(u: &mut Unstructured) -> Result<(Kernel, Kernel)> {
     let traffic = Bytes(size(u)? * size(u)?);
     let unfused_launches = u.int_in_range(1..=12)?;
-    let less = Pass {
-        kind: PassKind::Norm,
+    let less = FusedKernel {
+        kind: FusedKind::Norm,
         traffic,
         unfused_traffic: traffic * u.int_in_range(1..=5)?,
         unfused_launches,
     };
     let extra = Bytes(size(u)?);
-    let more = Pass {
+    let more = FusedKernel {
         traffic: less.traffic + extra,
         unfused_traffic: less.unfused_traffic + extra,
         ..less.clone()
     };
-    Ok((Kernel::Pass(less), Kernel::Pass(more)))
+    Ok((Kernel::Fused(less), Kernel::Fused(more)))
 }
 
 fn group(u: &mut Unstructured, mesh: &Mesh) -> Result<DeviceGroup> {
@@ -238,8 +239,12 @@ fn an_eager_executor_pays_for_every_operator() {
     let a100 = preset("a100-80gb").unwrap();
     let traffic = Bytes(64 * Bytes::MIB);
     let (unfused_traffic, unfused_launches) = (traffic * 4, 6);
-    let pass =
-        Kernel::Pass(Pass { kind: PassKind::Norm, traffic, unfused_traffic, unfused_launches });
+    let pass = Kernel::Fused(FusedKernel {
+        kind: FusedKind::Norm,
+        traffic,
+        unfused_traffic,
+        unfused_launches,
+    });
     let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel(&pass).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }

@@ -20,7 +20,8 @@ pub enum Kernel {
     /// Causal flash attention, forward or backward.
     Attention(Attention),
     /// A memory-bound element-wise or reduction pass.
-    Pass(Pass),
+    #[serde(rename = "pass")]
+    Fused(FusedKernel),
     /// A collective over one group.
     Collective(Collective),
     /// A point-to-point transfer between neighbouring stages, as the sender or the receiver sees it.
@@ -107,9 +108,9 @@ impl Attention {
 /// A memory-bound pass: every byte is read or written once by the fused kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Pass {
+pub struct FusedKernel {
     /// What the pass does.
-    pub kind: PassKind,
+    pub kind: FusedKind,
     /// Bytes read and written by one fused kernel.
     #[serde(rename = "traffic_bytes")]
     pub traffic: Bytes,
@@ -120,12 +121,12 @@ pub struct Pass {
     pub unfused_launches: u32,
 }
 
-/// What a [`Pass`] does; the breakdown of a prediction groups by it.
+/// What a [`FusedKernel`] does; the breakdown of a prediction groups by it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
-pub enum PassKind {
+pub enum FusedKind {
     /// RMSNorm, any variant, forward or backward.
     Norm,
     /// SiLU on a latent, 1/rms recovery, latent crossing.
@@ -146,19 +147,19 @@ pub enum PassKind {
     Optimizer,
 }
 
-impl PassKind {
+impl FusedKind {
     /// The name in JSON and in messages.
     pub fn name(self) -> &'static str {
         match self {
-            PassKind::Norm => "norm",
-            PassKind::Latent => "latent",
-            PassKind::GatedProduct => "gated_product",
-            PassKind::Add => "add",
-            PassKind::Rope => "rope",
-            PassKind::Embedding => "embedding",
-            PassKind::Loss => "loss",
-            PassKind::Copy => "copy",
-            PassKind::Optimizer => "optimizer",
+            FusedKind::Norm => "norm",
+            FusedKind::Latent => "latent",
+            FusedKind::GatedProduct => "gated_product",
+            FusedKind::Add => "add",
+            FusedKind::Rope => "rope",
+            FusedKind::Embedding => "embedding",
+            FusedKind::Loss => "loss",
+            FusedKind::Copy => "copy",
+            FusedKind::Optimizer => "optimizer",
         }
     }
 }
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn kinds_are_called_as_in_json() {
-        use PassKind::*;
+        use FusedKind::*;
         for kind in [Norm, Latent, GatedProduct, Add, Rope, Embedding, Loss, Copy, Optimizer] {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
         }

@@ -108,7 +108,7 @@ impl<'a> NullDevice<'a> {
                 }
                 self.report.received += received;
             }
-            Action::Gemm(_) | Action::Attention(_) | Action::Pass(_) => {}
+            Action::Gemm(_) | Action::Attention(_) | Action::Fused(_) => {}
         }
         self.report.count(instr.action.name(), axis, &instr.kernel());
         Ok(true)
@@ -143,7 +143,7 @@ fn bytes_of(side: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Constants, Instr, MicrobatchPass, P2pTransfer, PassOp, Phase, Region,
+        Buffer, BufferId, Constants, FusedOp, Instr, MicrobatchPass, P2pTransfer, Phase, Region,
         one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
@@ -197,7 +197,7 @@ mod tests {
         };
         let schedule = |at| one_forward_one_backward(at, 2, 2);
         let sends = vec![
-            instr(Action::Pass(PassOp::Fill), &[], &[0]),
+            instr(Action::Fused(FusedOp::Fill), &[], &[0]),
             instr(Action::Send(hop(1)), &[0], &[]),
         ];
         let receives = vec![instr(Action::Receive(hop(0)), &[], &[0])];

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use narrows_plan::Kernel;
-use narrows_plan::kernel::PassKind;
+use narrows_plan::kernel::FusedKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::program::{Action, Instr};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -79,8 +79,10 @@ impl TimeCategory {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => TimeCategory::Gemm,
             (Kernel::Attention(_), _) => TimeCategory::Attention,
-            (Kernel::Pass(pass), _) if pass.kind == PassKind::Optimizer => TimeCategory::Optimizer,
-            (Kernel::Pass(_), _) => TimeCategory::Elementwise,
+            (Kernel::Fused(pass), _) if pass.kind == FusedKind::Optimizer => {
+                TimeCategory::Optimizer
+            }
+            (Kernel::Fused(_), _) => TimeCategory::Elementwise,
             (Kernel::Transfer(_), _) => TimeCategory::Other,
             // The square sum's collectives belong to the optimizer.
             (Kernel::Collective(_), Action::Collective(exchange))

@@ -239,12 +239,12 @@ mod tests {
     use narrows_calibration::fit;
     use narrows_cost_model::profile::MeasuredPoint;
     use narrows_plan::Bytes;
-    use narrows_plan::kernel::{Pass, PassKind};
+    use narrows_plan::kernel::{FusedKernel, FusedKind};
 
     fn kernel() -> Kernel {
         let traffic = Bytes(1 << 20);
-        let kind = PassKind::Add;
-        Kernel::Pass(Pass { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 })
+        let kind = FusedKind::Add;
+        Kernel::Fused(FusedKernel { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 })
     }
 
     fn plan(name: &str, measured: f64, predicted: f64) -> ComparedPlan {
@@ -266,9 +266,9 @@ mod tests {
 
     fn profile() -> Profile {
         let points = [1.0, 1.1, 0.9].map(|factor| {
-            let Kernel::Pass(pass) = kernel() else { panic!("a pass") };
+            let Kernel::Fused(pass) = kernel() else { panic!("a pass") };
             let traffic = Bytes((pass.traffic.as_f64() * factor) as u64);
-            let kernel = Kernel::Pass(Pass { traffic, ..pass });
+            let kernel = Kernel::Fused(FusedKernel { traffic, ..pass });
             MeasuredPoint { kernel, devices: 1, time_s: 1e-3 * factor, spread: 0.0 }
         });
         let machine = machine::describe(1, "a test");

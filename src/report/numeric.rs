@@ -1,6 +1,6 @@
 //! How far the small twin of a plan is from unsharded training.
 
-use narrows_reference::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Twin};
+use narrows_reference::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
 use serde::Serialize;
 
 use super::page::{TextPage, plural};
@@ -36,7 +36,7 @@ struct GradientDifference {
 
 impl NumericReport {
     /// Of a twin that was compared.
-    pub fn of(twin: &Twin, found: &Comparison) -> NumericReport {
+    pub fn of(twin: &Miniature, found: &Comparison) -> NumericReport {
         let largest = found.gradients.iter().take(REPORTED);
         let difference = |(name, off): &(String, f64)| GradientDifference {
             name: name.clone(),
@@ -106,7 +106,7 @@ mod tests {
         let profile = narrows_cost_model::profile::preset("a100-80gb").unwrap();
         let request = Request::new(model.clone(), profile, 2, 4, 64);
         let plan = narrows_planner::search(&request).best.unwrap().plan;
-        let twin = Twin::of(&plan, &model).unwrap();
+        let twin = Miniature::of(&plan, &model).unwrap();
         let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
         let same = NumericReport::of(&twin, &twin.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());

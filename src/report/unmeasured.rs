@@ -57,7 +57,7 @@ fn name(kernel: &Kernel) -> String {
             let (sequences, length) = (attention.sequences, thousands(attention.length));
             format!("attention {way}, {sequences} × {length} tokens, {} heads", attention.heads)
         }
-        Kernel::Pass(pass) => {
+        Kernel::Fused(pass) => {
             format!("pass ({}) over {}", pass.kind.name(), pass.traffic)
         }
         Kernel::Collective(collective) => {

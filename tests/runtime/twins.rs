@@ -4,7 +4,7 @@ use narrows_cost_model::profile;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Rules, WeightRule};
 use narrows_planner::{MemoryLimit, Request};
-use narrows_reference::numeric::Twin;
+use narrows_reference::numeric::Miniature;
 
 use super::subject;
 
@@ -29,7 +29,7 @@ fn twins_of_presets_compute_their_models() {
                 };
                 let what = format!("{name} {} {tensor}×{pipeline}×{data}", baseline.name());
                 let plan = subject::plan(&request).unwrap_or_else(|| panic!("no plan for {what}"));
-                let twin = Twin::of(&plan, &model).unwrap();
+                let twin = Miniature::of(&plan, &model).unwrap();
                 let found = twin.compare(&subject::open, 1).unwrap();
                 assert!(found.is_equal(), "{what}: {:?}", found.gradients.first());
                 plans += 1;

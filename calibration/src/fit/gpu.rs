@@ -244,7 +244,7 @@ fn exceeded(file: &mut ProfileFile, points: &[MeasuredPoint]) {
         rates.fold(0.0, f64::max)
     };
     let passes = long().map(|point| match &point.kernel {
-        Kernel::Pass(pass) => pass.traffic.as_f64() / point.time_s,
+        Kernel::Fused(pass) => pass.traffic.as_f64() / point.time_s,
         _ => 0.0,
     });
     let mut told = vec![];

@@ -196,7 +196,7 @@ fn rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
         _ => 0.0,
     };
     let bytes = |point: &MeasuredPoint| match &point.kernel {
-        Kernel::Pass(pass) => together(pass.traffic.as_f64(), point),
+        Kernel::Fused(pass) => together(pass.traffic.as_f64(), point),
         _ => 0.0,
     };
     let peak = long().map(flops).fold(0.0, f64::max);

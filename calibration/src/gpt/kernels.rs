@@ -14,7 +14,9 @@
 //! | | | | sums of the residual's gradients, twice | 6·nh |
 //! | | | | gradients of weights added up | 6 a weight |
 
-use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer};
+use narrows_plan::kernel::{
+    Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
+};
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
@@ -54,9 +56,9 @@ impl OperatorList {
     }
 
     fn pass(&mut self, bytes: u64) {
-        let kind = PassKind::Add;
+        let kind = FusedKind::Add;
         let (traffic, unfused_launches) = (Bytes(bytes), 1);
-        self.kernels.push(Kernel::Pass(Pass {
+        self.kernels.push(Kernel::Fused(FusedKernel {
             kind,
             traffic,
             unfused_traffic: traffic,

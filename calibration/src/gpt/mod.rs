@@ -100,7 +100,7 @@ impl PassTimes {
             let busy = busy_s(kernel, prices);
             match kernel {
                 Kernel::Gemm(_) | Kernel::Attention(_) => sums.products_s += busy,
-                Kernel::Pass(_) => sums.passes_s += busy,
+                Kernel::Fused(_) => sums.passes_s += busy,
                 Kernel::Collective(_) | Kernel::Transfer(_) => sums.collectives_s += busy,
             }
         }

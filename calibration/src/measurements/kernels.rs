@@ -3,7 +3,7 @@
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::model::Activation;
-use narrows_plan::program::{Action, Extent, PassOp};
+use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::strategy::NormRule;
 use narrows_plan::{Bytes, DType, Mesh};
 
@@ -40,18 +40,18 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
     let of = |columns: u64, dtype: DType| Extent { rows: run.rows, columns, dtype };
     let shard = of(run.features / mesh.tensor, input);
     let (scale, statistic) = (Extent { rows: 1, ..shard }, of(1, DType::F32));
-    let pass = |op, reads: &[Extent], writes: &[Extent]| Action::Pass(op).kernel(reads, writes);
+    let pass = |op, reads: &[Extent], writes: &[Extent]| Action::Fused(op).kernel(reads, writes);
     if run.norm == NormRule::Sync {
         return vec![
-            pass(PassOp::NormStatistic, &[shard], &[statistic]),
+            pass(FusedOp::NormStatistic, &[shard], &[statistic]),
             all_reduce(statistic.bytes(), mesh),
-            pass(PassOp::NormApply, &[shard, scale, statistic], &[shard]),
+            pass(FusedOp::NormApply, &[shard, scale, statistic], &[shard]),
         ];
     }
-    let mut kernels = vec![pass(PassOp::NormOnline, &[shard, scale], &[shard, statistic])];
+    let mut kernels = vec![pass(FusedOp::NormOnline, &[shard, scale], &[shard, statistic])];
     if run.latents > 0 {
         let latents = of(run.latents, input);
-        let recover = PassOp::LatentRecover { activation: Activation::Identity };
+        let recover = FusedOp::LatentRecover { activation: Activation::Identity };
         kernels.push(pass(recover, &[latents, statistic], &[latents]));
     }
     kernels

@@ -12,7 +12,7 @@
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{DType, Seconds};
 
-use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, PassCurve};
+use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, FusedCurve};
 
 /// The head size for which the profile's points are given.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
@@ -31,7 +31,7 @@ pub struct AttentionPrice {
 
 impl AttentionPrice {
     /// Prices from a checked profile's parts.
-    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, passes: &PassCurve) -> Self {
+    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, passes: &FusedCurve) -> Self {
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,

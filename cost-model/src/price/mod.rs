@@ -23,7 +23,7 @@ use attention::AttentionPrice;
 use collective::LinkPrice;
 use gemm::GemmPrice;
 use measured::MeasuredCorrection;
-use pass::PassPrice;
+use pass::FusedPrice;
 use shapes::{MeasuredShapes, NEAR, scale};
 use topology::Topology;
 
@@ -48,7 +48,7 @@ pub struct Prices {
     launch_gap: Seconds,
     gemm: GemmPrice,
     attention: AttentionPrice,
-    pass: PassPrice,
+    pass: FusedPrice,
     links: LinkPrice,
     half_widths: [f64; 5],
     /// What a device has of a machine that was measured as a whole; 1 where devices are whole.
@@ -115,7 +115,7 @@ impl Prices {
             launch_gap: Seconds(launching.launch_gap_s),
             gemm: GemmPrice::new(&file.gemm, &file.device),
             attention: AttentionPrice::new(&file.attention, &file.device, &file.passes),
-            pass: PassPrice::new(&file.passes, &file.device, launching.fuses_passes),
+            pass: FusedPrice::new(&file.passes, &file.device, launching.fuses_passes),
             links: LinkPrice::new(&file.links, topology),
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             sharing: 1.0,
@@ -137,7 +137,7 @@ impl Prices {
             } else {
                 // As many devices as there were, in nodes of this size: whatever this mesh is.
                 let links = |devices| LinkPrice::new(&file.links, Topology::new(per_node, devices));
-                let fused = PassPrice::new(&file.passes, &file.device, true);
+                let fused = FusedPrice::new(&file.passes, &file.device, true);
                 let alone = |kernel: &Kernel, devices| prices.alone(kernel, fused, &links(devices));
                 MeasuredCorrection::new(measured, mesh.devices(), alone)
             };
@@ -183,7 +183,7 @@ impl Prices {
     /// a kernel changes them.
     fn corrected(&self, kernel: &Kernel, curves_s: f64, factor: f64) -> f64 {
         let launches = match kernel {
-            Kernel::Pass(pass) => self.pass.launches(pass),
+            Kernel::Fused(pass) => self.pass.launches(pass),
             _ => 1,
         };
         let gaps = if self.whole { self.launch_gap.0 * f64::from(launches) } else { 0.0 };
@@ -192,11 +192,11 @@ impl Prices {
 
     /// The price of a fused kernel by the curves, without the gap before it; 0 of what is never launched, and of
     /// what crosses nodes.
-    fn alone(&self, kernel: &Kernel, fused: PassPrice, links: &LinkPrice) -> f64 {
+    fn alone(&self, kernel: &Kernel, fused: FusedPrice, links: &LinkPrice) -> f64 {
         let price = match kernel {
             Kernel::Gemm(gemm) => self.gemm.price(gemm),
             Kernel::Attention(attention) => self.attention.price(attention),
-            Kernel::Pass(pass) => fused.price(pass, Seconds(0.0)),
+            Kernel::Fused(pass) => fused.price(pass, Seconds(0.0)),
             Kernel::Collective(c)
                 if c.group.size > 1 && c.payload.0 > 0 && !links.crosses_nodes(&c.group) =>
             {
@@ -227,7 +227,7 @@ impl Prices {
         let alone = match kernel {
             Kernel::Gemm(gemm) => self.launch_gap + self.gemm.price(gemm),
             Kernel::Attention(attention) => self.launch_gap + self.attention.price(attention),
-            Kernel::Pass(pass) => self.pass.price(pass, self.launch_gap),
+            Kernel::Fused(pass) => self.pass.price(pass, self.launch_gap),
             Kernel::Collective(c) if c.group.size > 1 && c.payload.0 > 0 => {
                 return Some(self.launch_gap + self.links.collective(c));
             }
@@ -271,7 +271,7 @@ impl Prices {
         let group = match kernel {
             Kernel::Gemm(_) => return PriceSource::Gemm,
             Kernel::Attention(_) => return PriceSource::Attention,
-            Kernel::Pass(_) => return PriceSource::Pass,
+            Kernel::Fused(_) => return PriceSource::Pass,
             Kernel::Collective(collective) => &collective.group,
             Kernel::Transfer(transfer) => &transfer.group,
         };

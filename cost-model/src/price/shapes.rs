@@ -16,7 +16,7 @@
 use std::collections::HashMap;
 
 use narrows_plan::Kernel;
-use narrows_plan::kernel::{CollectiveKind, Direction, PassKind};
+use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind};
 
 /// Beyond this distance, a factor of two in one size, a shape counts as unmeasured.
 pub const NEAR: f64 = 1.0;
@@ -36,7 +36,7 @@ pub fn scale(distance: f64) -> f64 {
 pub(super) enum KernelKind {
     Gemm { accumulate: bool },
     Attention(Direction),
-    Pass(PassKind),
+    Pass(FusedKind),
     Collective(CollectiveKind),
     Transfer,
 }
@@ -121,7 +121,7 @@ pub(super) fn kind(kernel: &Kernel) -> KernelKind {
     match kernel {
         Kernel::Gemm(gemm) => KernelKind::Gemm { accumulate: gemm.accumulate },
         Kernel::Attention(attention) => KernelKind::Attention(attention.direction),
-        Kernel::Pass(pass) => KernelKind::Pass(pass.kind),
+        Kernel::Fused(pass) => KernelKind::Pass(pass.kind),
         Kernel::Collective(collective) => KernelKind::Collective(collective.kind),
         Kernel::Transfer(_) => KernelKind::Transfer,
     }
@@ -140,7 +140,7 @@ pub(super) fn shape(kernel: &Kernel, devices: f64) -> LogShape {
             let heads = log(a.sequences.saturating_mul(a.heads));
             [heads, log(a.length), log(a.head_dim), log(a.heads) - log(a.kv_heads), devices]
         }
-        Kernel::Pass(pass) => {
+        Kernel::Fused(pass) => {
             let more = log(pass.unfused_traffic.0) - log(pass.traffic.0);
             let launches = log(u64::from(pass.unfused_launches));
             [log(pass.traffic.0), 4.0 * more, 4.0 * launches, 0.0, devices]

@@ -34,7 +34,7 @@ pub struct ProfileFile {
     /// Causal flash attention.
     pub attention: AttentionCurve,
     /// Memory-bound passes.
-    pub passes: PassCurve,
+    pub passes: FusedCurve,
     /// What connects the devices.
     pub links: LinkSpec,
     /// How kernels are launched.
@@ -208,7 +208,7 @@ pub struct EfficiencyPoint {
 /// The parameters of the price of a memory-bound pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PassCurve {
+pub struct FusedCurve {
     /// Share of the peak memory bandwidth that a long pass reaches. In (0, 1].
     pub efficiency: f64,
     /// Fill and drain of one launch; it makes short passes slow.

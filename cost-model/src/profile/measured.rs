@@ -121,15 +121,15 @@ impl Repeatability {
 #[cfg(test)]
 mod tests {
     use narrows_plan::Bytes;
-    use narrows_plan::kernel::{Kernel, Pass, PassKind};
+    use narrows_plan::kernel::{FusedKernel, FusedKind, Kernel};
 
     use super::{MeasuredPoint, Repeatability};
 
     fn point(time_s: f64, spread: f64) -> MeasuredPoint {
         let traffic = Bytes(1024);
-        let kind = PassKind::Add;
-        let pass = Pass { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 };
-        MeasuredPoint { kernel: Kernel::Pass(pass), devices: 1, time_s, spread }
+        let kind = FusedKind::Add;
+        let pass = FusedKernel { kind, traffic, unfused_traffic: traffic, unfused_launches: 1 };
+        MeasuredPoint { kernel: Kernel::Fused(pass), devices: 1, time_s, spread }
     }
 
     #[test]

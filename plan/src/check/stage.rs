@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::DType;
-use crate::program::{Access, Action, BufferId, Instr, PassOp, Phase, Region, StageProgram};
+use crate::program::{Access, Action, BufferId, FusedOp, Instr, Phase, Region, StageProgram};
 use crate::strategy::Context;
 
 use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
@@ -191,7 +191,7 @@ impl<'a> StageChecker<'a> {
         let written = match &instr.action {
             Action::Gemm(product) => gemm::transfer(&mut site, product)?,
             Action::Attention(attention) => pass::attention::transfer(&mut site, attention)?,
-            Action::Pass(op) => pass::transfer(&mut site, *op)?,
+            Action::Fused(op) => pass::transfer(&mut site, *op)?,
             Action::Collective(exchange) => collective::transfer(&mut site, exchange)?,
             Action::Send(hop) => transfer::send(&mut site, hop)?,
             Action::Receive(hop) => match transfer::receive(&mut site, hop)? {
@@ -240,7 +240,7 @@ impl<'a> StageChecker<'a> {
         self.unread[access.buffer.0 as usize] = false;
         let moves = matches!(
             instr.action,
-            Action::Collective(_) | Action::Pass(PassOp::Pack { .. } | PassOp::Unpack { .. })
+            Action::Collective(_) | Action::Fused(FusedOp::Pack { .. } | FusedOp::Unpack { .. })
         );
         ensure(moves || state.packed.is_none(), || {
             format!("reads `{}`, which is packed for a collective", buffer.name)
@@ -248,8 +248,10 @@ impl<'a> StageChecker<'a> {
         let state =
             if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
         let (seen, held) = (access.extent, state.extent(self.context.tensor()));
-        let part =
-            matches!(instr.action, Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. }));
+        let part = matches!(
+            instr.action,
+            Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
+        );
         let fits = seen == held
             || (part
                 && seen.columns <= held.columns
@@ -260,7 +262,7 @@ impl<'a> StageChecker<'a> {
 
     /// On one stage a tied embedding is the head's weight, whose rows are the hidden features.
     pub fn sees_table_transposed(&self, instr: &Instr, port: usize) -> bool {
-        let table = matches!(instr.action, Action::Pass(PassOp::Gather | PassOp::ScatterAdd));
+        let table = matches!(instr.action, Action::Fused(FusedOp::Gather | FusedOp::ScatterAdd));
         table && port == 1 && self.tied && self.context.mesh.pipeline == 1
     }
 
@@ -289,7 +291,7 @@ impl<'a> StageChecker<'a> {
             let made = state.extent(self.context.tensor());
             let part = matches!(
                 instr.action,
-                Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. })
+                Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
             );
             ensure(seen == made || part, || {
                 format!("makes {made}, but writes `{name}` as {seen}")
@@ -315,7 +317,7 @@ impl<'a> StageChecker<'a> {
     ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
         // A collective done twice, or zeros that no sum begins with: something is amiss.
-        let awaited = matches!(instr.action, Action::Collective(_) | Action::Pass(PassOp::Fill));
+        let awaited = matches!(instr.action, Action::Collective(_) | Action::Fused(FusedOp::Fill));
         ensure(!self.unread[id.0 as usize], || {
             format!("overwrites `{name}`, made by a collective or fill whose result nothing read")
         })?;
@@ -358,7 +360,7 @@ impl<'a> StageChecker<'a> {
             AbstractValue::Gradient { of, .. } => self.weights.contains_key(&of),
             _ => false,
         };
-        let loss = matches!(instr.action, Action::Pass(PassOp::LossGradient));
+        let loss = matches!(instr.action, Action::Fused(FusedOp::LossGradient));
         let fits = match buffer.region {
             Region::Activation => !parameter,
             Region::Gradient => parameter,

@@ -7,7 +7,7 @@
 use crate::graph::{Op, OpNode, SegmentKind};
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::strategy::{Context, Strategy, Zero};
 use crate::{Bytes, DType, Layout, Precision};
 
@@ -148,7 +148,7 @@ pub fn parameter_reduce(parameter: &OpParameters, context: &Context) -> Vec<Inst
         extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
     };
     made.push(InstrTemplate {
-        action: Action::Pass(PassOp::SquareSum),
+        action: Action::Fused(FusedOp::SquareSum),
         reads: vec![mine, total],
         writes: vec![total],
     });
@@ -165,7 +165,7 @@ pub fn owned_reduce(
 ) -> Vec<InstrTemplate> {
     let mut templates = parameter_reduce(parameter, context);
     if tied && kind == SegmentKind::Embedding {
-        templates.retain(|template| template.action != Action::Pass(PassOp::SquareSum));
+        templates.retain(|template| template.action != Action::Fused(FusedOp::SquareSum));
     }
     templates
 }
@@ -194,7 +194,7 @@ pub fn parameter_update(parameter: &OpParameters, context: &Context) -> Vec<Inst
     // All of the gradient is zeroed: the parts of other replicas hold this one's summands.
     let mut writes = vec![mine, whole_gradient];
     writes.append(&mut states);
-    let mut made = vec![InstrTemplate { action: Action::Pass(PassOp::AdamW), reads, writes }];
+    let mut made = vec![InstrTemplate { action: Action::Fused(FusedOp::AdamW), reads, writes }];
     if context.zero == Zero::One && context.mesh.data > 1 {
         made.push(gather_weights(weight, context));
     }

@@ -6,7 +6,7 @@
 
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::strategy::Context;
 use crate::{Bytes, DType, Dim, Layout};
 
@@ -53,7 +53,7 @@ pub fn reshard(
     let kind = match (from, to) {
         (_, Partial) => return None,
         (Replicated, Sharded(dim)) => {
-            return Some(vec![pass(PassOp::Slice { dim }, before, after)]);
+            return Some(vec![pass(FusedOp::Slice { dim }, before, after)]);
         }
         (Partial, Replicated) => CollectiveKind::AllReduce,
         (Partial, Sharded(_)) => CollectiveKind::ReduceScatter,
@@ -70,7 +70,7 @@ pub fn reshard(
     let mut source = before;
     if let Some(dim) = pack {
         let packed = TemplateOperand { slot: OperandSlot::Temporary(0), ..before };
-        made.push(pass(PassOp::Pack { dim }, before, packed));
+        made.push(pass(FusedOp::Pack { dim }, before, packed));
         source = packed;
     }
     let target = if unpack.is_some() {
@@ -81,7 +81,7 @@ pub fn reshard(
     let payload = (copy_bytes(width, Replicated, context), Bytes(0));
     made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
     if let Some(dim) = unpack {
-        made.push(pass(PassOp::Unpack { dim }, target, after));
+        made.push(pass(FusedOp::Unpack { dim }, target, after));
     }
     Some(made)
 }
@@ -143,7 +143,7 @@ pub(crate) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) 
 /// Zeroes a gradient that only accumulating consumers contribute to.
 pub fn gradient_fill(width: u64, layout: Layout, context: &Context) -> InstrTemplate {
     let after = operand(OperandSlot::After, width, layout, context);
-    InstrTemplate { action: Action::Pass(PassOp::Fill), reads: vec![], writes: vec![after] }
+    InstrTemplate { action: Action::Fused(FusedOp::Fill), reads: vec![], writes: vec![after] }
 }
 
 /// Adds one gradient to another of the same layout.
@@ -151,7 +151,7 @@ pub fn gradient_sum(width: u64, layout: Layout, context: &Context) -> InstrTempl
     let before = operand(OperandSlot::Before, width, layout, context);
     let after = operand(OperandSlot::After, width, layout, context);
     InstrTemplate {
-        action: Action::Pass(PassOp::AddInto),
+        action: Action::Fused(FusedOp::AddInto),
         reads: vec![before, after],
         writes: vec![after],
     }
@@ -161,6 +161,6 @@ fn operand(slot: OperandSlot, width: u64, layout: Layout, context: &Context) -> 
     TemplateOperand { slot, extent: activation(width, layout, context) }
 }
 
-fn pass(pass: PassOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
-    InstrTemplate { action: Action::Pass(pass), reads: vec![read], writes: vec![written] }
+fn pass(pass: FusedOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
+    InstrTemplate { action: Action::Fused(pass), reads: vec![read], writes: vec![written] }
 }

@@ -4,7 +4,7 @@
 use crate::graph::CarriedTensor;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
-use crate::program::{Action, CollectiveOp, Extent, P2pTransfer, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction};
 use crate::strategy::{BoundaryLayout, Context, Zero};
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
@@ -83,7 +83,7 @@ pub fn hops(
 /// Begins the step phase: zeroes the sum of squared gradients.
 pub fn step_begin() -> InstrTemplate {
     let writes = vec![square_sum()];
-    InstrTemplate { action: Action::Pass(PassOp::Fill), reads: vec![], writes }
+    InstrTemplate { action: Action::Fused(FusedOp::Fill), reads: vec![], writes }
 }
 
 /// Sums the squared gradients over every axis on which parts of them lie on different devices.

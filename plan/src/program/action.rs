@@ -4,7 +4,7 @@
 //! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
 
 use crate::kernel::{
-    Attention, Collective, CollectiveKind, Gemm, Kernel, Pass, PassKind, Transfer,
+    Attention, Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
 };
 use crate::mesh::{Axis, DeviceGroup};
 use crate::model::{Activation, GatedProduct};
@@ -19,7 +19,7 @@ pub enum Action {
     /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v.
     Attention(Attention),
     /// A fused element-wise or reduction pass.
-    Pass(PassOp),
+    Fused(FusedOp),
     /// A collective, in place for an all-reduce. Operands past the first ride in the same launch.
     Collective(CollectiveOp),
     /// Sends to the neighbouring stage.
@@ -60,9 +60,9 @@ pub struct GemmOp {
 ///
 /// A norm of rows x of width d saves s = Σx² and nothing else; every pass that divides makes
 /// ρ = (s/d + ε)^-½ of it anew. So whatever pass made s, any other may read it: a norm in one pass
-/// is redone by [`NormApply`](PassOp::NormApply).
+/// is redone by [`NormApply`](FusedOp::NormApply).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PassOp {
+pub enum FusedOp {
     /// x, γ → x·ρ·γ, s of the whole row.
     NormForward,
     /// x → s of the row shard.
@@ -228,45 +228,45 @@ pub struct P2pTransfer {
     pub group: DeviceGroup,
 }
 
-impl PassOp {
+impl FusedOp {
     /// The name in programs, and the kind its time is booked under.
-    pub fn describe(self) -> (&'static str, PassKind) {
-        use PassOp::*;
+    pub fn describe(self) -> (&'static str, FusedKind) {
+        use FusedOp::*;
         match self {
-            NormForward => ("norm", PassKind::Norm),
-            NormStatistic => ("norm_statistic", PassKind::Norm),
-            NormApply => ("norm_apply", PassKind::Norm),
-            NormOnline => ("norm_online", PassKind::Norm),
-            NormScale => ("norm_scale", PassKind::Norm),
-            NormBackward => ("norm_backward", PassKind::Norm),
-            NormBackwardStatistic => ("norm_backward_statistic", PassKind::Norm),
-            NormBackwardApply => ("norm_backward_apply", PassKind::Norm),
-            NormOnlineBackward => ("norm_online_backward", PassKind::Norm),
-            LatentForward { .. } => ("latent", PassKind::Latent),
-            LatentRecover { .. } => ("latent_recover", PassKind::Latent),
-            LatentBackward { .. } => ("latent_backward", PassKind::Latent),
-            LatentRecoverBackward { .. } => ("latent_recover_backward", PassKind::Latent),
-            LatentNorm { .. } => ("latent_norm", PassKind::Latent),
-            LatentNormBackward { .. } => ("latent_norm_backward", PassKind::Latent),
-            TensorGate { .. } => ("tensor_gate", PassKind::Latent),
-            TensorGateBackward { .. } => ("tensor_gate_backward", PassKind::Latent),
-            Rope { .. } => ("rope", PassKind::Rope),
-            RopeBackward { .. } => ("rope_backward", PassKind::Rope),
-            GatedProduct { .. } => ("gated_product", PassKind::GatedProduct),
-            GatedProductBackward { .. } => ("gated_product_backward", PassKind::GatedProduct),
-            Add => ("add", PassKind::Add),
-            AddInto => ("add_into", PassKind::Add),
-            Fill => ("fill", PassKind::Add),
-            Gather => ("gather", PassKind::Embedding),
-            ScatterAdd => ("scatter_add", PassKind::Embedding),
-            LossMaximum => ("loss_maximum", PassKind::Loss),
-            LossSum => ("loss_sum", PassKind::Loss),
-            LossGradient => ("loss_gradient", PassKind::Loss),
-            Pack { .. } => ("pack", PassKind::Copy),
-            Unpack { .. } => ("unpack", PassKind::Copy),
-            Slice { .. } => ("slice", PassKind::Copy),
-            SquareSum => ("square_sum", PassKind::Optimizer),
-            AdamW => ("adamw", PassKind::Optimizer),
+            NormForward => ("norm", FusedKind::Norm),
+            NormStatistic => ("norm_statistic", FusedKind::Norm),
+            NormApply => ("norm_apply", FusedKind::Norm),
+            NormOnline => ("norm_online", FusedKind::Norm),
+            NormScale => ("norm_scale", FusedKind::Norm),
+            NormBackward => ("norm_backward", FusedKind::Norm),
+            NormBackwardStatistic => ("norm_backward_statistic", FusedKind::Norm),
+            NormBackwardApply => ("norm_backward_apply", FusedKind::Norm),
+            NormOnlineBackward => ("norm_online_backward", FusedKind::Norm),
+            LatentForward { .. } => ("latent", FusedKind::Latent),
+            LatentRecover { .. } => ("latent_recover", FusedKind::Latent),
+            LatentBackward { .. } => ("latent_backward", FusedKind::Latent),
+            LatentRecoverBackward { .. } => ("latent_recover_backward", FusedKind::Latent),
+            LatentNorm { .. } => ("latent_norm", FusedKind::Latent),
+            LatentNormBackward { .. } => ("latent_norm_backward", FusedKind::Latent),
+            TensorGate { .. } => ("tensor_gate", FusedKind::Latent),
+            TensorGateBackward { .. } => ("tensor_gate_backward", FusedKind::Latent),
+            Rope { .. } => ("rope", FusedKind::Rope),
+            RopeBackward { .. } => ("rope_backward", FusedKind::Rope),
+            GatedProduct { .. } => ("gated_product", FusedKind::GatedProduct),
+            GatedProductBackward { .. } => ("gated_product_backward", FusedKind::GatedProduct),
+            Add => ("add", FusedKind::Add),
+            AddInto => ("add_into", FusedKind::Add),
+            Fill => ("fill", FusedKind::Add),
+            Gather => ("gather", FusedKind::Embedding),
+            ScatterAdd => ("scatter_add", FusedKind::Embedding),
+            LossMaximum => ("loss_maximum", FusedKind::Loss),
+            LossSum => ("loss_sum", FusedKind::Loss),
+            LossGradient => ("loss_gradient", FusedKind::Loss),
+            Pack { .. } => ("pack", FusedKind::Copy),
+            Unpack { .. } => ("unpack", FusedKind::Copy),
+            Slice { .. } => ("slice", FusedKind::Copy),
+            SquareSum => ("square_sum", FusedKind::Optimizer),
+            AdamW => ("adamw", FusedKind::Optimizer),
         }
     }
 
@@ -277,7 +277,7 @@ impl PassOp {
     /// and a sum of 28 bytes an element beside the library's local norm when its statistic rides with
     /// the latents, 18 and 22 when it is reduced before the rest, and what autograd makes of those.
     fn unfused(self) -> (u64, u32) {
-        use PassOp::*;
+        use FusedOp::*;
         match self {
             NormForward | NormScale => (1, 1),
             NormBackward => (1, 2),
@@ -337,7 +337,7 @@ impl Action {
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
-            Action::Pass(pass) => Kernel::Pass(pass_kernel(*pass, reads, writes)),
+            Action::Fused(pass) => Kernel::Fused(pass_kernel(*pass, reads, writes)),
             Action::Collective(exchange) => Kernel::Collective(Collective {
                 kind: exchange.kind,
                 payload: exchange.payload + exchange.statistic,
@@ -352,16 +352,16 @@ impl Action {
     }
 }
 
-fn pass_kernel(pass: PassOp, reads: &[Extent], writes: &[Extent]) -> Pass {
+fn pass_kernel(pass: FusedOp, reads: &[Extent], writes: &[Extent]) -> FusedKernel {
     let written: Bytes = writes.iter().map(Extent::bytes).sum();
     let traffic = match pass {
         // Only the rows that occur are touched: as many bytes as the result has.
-        PassOp::Gather => written * 2,
-        PassOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
+        FusedOp::Gather => written * 2,
+        FusedOp::ScatterAdd => reads.last().map_or(Bytes(0), Extent::bytes) * 3,
         _ => written + reads.iter().map(Extent::bytes).sum(),
     };
     let (factor, launches) = pass.unfused();
-    Pass {
+    FusedKernel {
         kind: pass.describe().1,
         traffic,
         unfused_traffic: traffic * factor,

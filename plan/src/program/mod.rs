@@ -26,7 +26,7 @@ use crate::mesh::Axis;
 use crate::strategy::Context;
 use crate::{Bytes, DType, Kernel};
 
-pub use action::{Action, CollectiveOp, Extent, GemmOp, GemmRole, P2pTransfer, PassOp, Reduction};
+pub use action::{Action, CollectiveOp, Extent, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
 pub use arena::{ALIGNMENT, place};
 
 /// Index of a buffer within its stage.
@@ -180,7 +180,7 @@ impl Program {
     /// Features of a head, from the first rotation or attention; `None` where there is neither.
     pub fn head_dim(&self) -> Option<u64> {
         self.instructions().find_map(|instr| match &instr.action {
-            Action::Pass(PassOp::Rope { head_dim } | PassOp::RopeBackward { head_dim }) => {
+            Action::Fused(FusedOp::Rope { head_dim } | FusedOp::RopeBackward { head_dim }) => {
                 Some(*head_dim)
             }
             Action::Attention(attention) => Some(attention.head_dim),

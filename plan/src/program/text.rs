@@ -10,7 +10,7 @@ impl Action {
         match self {
             Action::Gemm(_) => "gemm",
             Action::Attention(_) => "attention",
-            Action::Pass(pass) => pass.describe().0,
+            Action::Fused(pass) => pass.describe().0,
             Action::Collective(exchange) => exchange.kind.name(),
             Action::Send(_) => "send",
             Action::Receive(_) => "receive",

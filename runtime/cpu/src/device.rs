@@ -114,7 +114,7 @@ impl<'a> CpuDevice<'a> {
         match &instr.action {
             Action::Gemm(product) => execute::product::run(self, ready, product)?,
             Action::Attention(attention) => execute::attention::run(self, ready, attention)?,
-            Action::Pass(pass) => execute::pass::run(self, ready, *pass)?,
+            Action::Fused(pass) => execute::pass::run(self, ready, *pass)?,
             Action::Collective(exchange) => execute::collective::run(self, ready, exchange)?,
             Action::Send(hop) => self.send(ready, hop)?,
             Action::Receive(hop) => self.receive(ready, hop)?,

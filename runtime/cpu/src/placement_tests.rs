@@ -13,7 +13,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::Twin;
+use narrows_reference::numeric::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::parameters::{LogicalParameter, logical_name, logical_parameters};
 use narrows_runtime::parts::InstructionSpan;
@@ -34,7 +34,7 @@ const TENSORS: [TensorKind; 4] = [
 ];
 
 /// Twins of drawn plans of every kind of model, on every mesh.
-fn twins(seed: u64, count: usize) -> Vec<Twin> {
+fn twins(seed: u64, count: usize) -> Vec<Miniature> {
     let (models, mut dice) = (models(), TestRng(seed));
     let mut made = vec![];
     while made.len() < count {
@@ -50,7 +50,7 @@ fn twins(seed: u64, count: usize) -> Vec<Twin> {
         let zero = [Zero::Off, Zero::One][dice.below(2)];
         let context = Context { mesh, workload, precision: Precision::Full32, zero };
         if let Some(plan) = draw_plan(&mut dice, &model, context) {
-            made.push(Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}")));
+            made.push(Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}")));
         }
     }
     made
@@ -115,7 +115,7 @@ impl Engine for Inspected {
     }
 }
 
-fn session(twin: &Twin) -> (Session, Inspected) {
+fn session(twin: &Miniature) -> (Session, Inspected) {
     let program = CheckedProgram::check(lower(&twin.plan.resolve(&twin.model).unwrap())).unwrap();
     let subject = Arc::new(ModelProgram::new(&twin.model, program).unwrap());
     let links = DeviceLinks::in_memory(subject.program());

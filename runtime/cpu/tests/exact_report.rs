@@ -4,7 +4,7 @@
 use narrows_plan::lower::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::{GRADIENT_TOLERANCE, Twin};
+use narrows_reference::numeric::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::RunError;
 use narrows_runtime::null::count_step;
 use narrows_runtime::session::{Session, StepInput};
@@ -26,7 +26,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
-        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let twin = Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
         let program = lower(&twin.plan.resolve(&twin.model).unwrap());
         let arenas: Vec<u64> = program.stages.iter().map(|stage| stage.arena.0).collect();
         let program = CheckedProgram::check(program).unwrap();
@@ -55,7 +55,7 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
-        let twin = Twin::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let twin = Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
         let found = twin.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
         worst = worst.max(found.gradient_off());
         assert!(found.loss_off() < 1e-6, "{found:?}");
@@ -79,7 +79,7 @@ fn another_function_is_told_apart() {
             break plan;
         }
     };
-    let twin = Twin::of(&plan, &model).unwrap();
+    let twin = Miniature::of(&plan, &model).unwrap();
     let other = Model { norm_epsilon: 1e-4, ..twin.model.clone() };
     assert!(twin.compare(&open, 1).unwrap().is_equal());
     let found = twin.compare_with(&open, &other, 1).unwrap();
@@ -95,7 +95,7 @@ fn a_program_with_exchanged_weights_is_told_apart() {
     for _ in 0..40 {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-        let twin = Twin::of(&plan, &model).unwrap();
+        let twin = Miniature::of(&plan, &model).unwrap();
         let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());
         for stage in &mut program.stages {
             for buffer in &mut stage.buffers {

@@ -6,7 +6,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::Twin;
+use narrows_reference::numeric::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
 use narrows_test_support::plans::{TestRng, describe, draw_plan};
@@ -44,7 +44,7 @@ fn plans_of_unusual_models_compute_what_the_reference_does() {
             let context = context(&mut dice, &model);
             let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
             let what = || format!("{model:?}\n{}", describe(&plan));
-            let twin = Twin { model: model.clone(), plan: plan.clone() };
+            let twin = Miniature { model: model.clone(), plan: plan.clone() };
             let found =
                 twin.compare(&open, seed).unwrap_or_else(|error| panic!("{error}: {}", what()));
             let furthest = found.gradients.first();

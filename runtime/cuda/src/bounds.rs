@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::program::{Access, Action, PassOp, Phase, Region};
+use narrows_plan::program::{Access, Action, FusedOp, Phase, Region};
 use narrows_plan::strategy::Zero;
 
 use super::launch::{
@@ -213,7 +213,7 @@ fn within_table(
     span: &ByteRows,
 ) -> Result<(), String> {
     let head_dim = match moment.instr.action {
-        Action::Pass(PassOp::Rope { head_dim } | PassOp::RopeBackward { head_dim }) => head_dim,
+        Action::Fused(FusedOp::Rope { head_dim } | FusedOp::RopeBackward { head_dim }) => head_dim,
         _ => 0,
     };
     let size = 4 * head_dim * device.context.workload.sequence_length;
@@ -238,14 +238,14 @@ fn granted(launch: &Launch) -> Result<(), String> {
 /// Whether a span lies within what the instruction may touch in that way.
 fn allowed(device: &LaunchContext, moment: &ScheduledInstruction, span: &ByteRows) -> bool {
     let op = match moment.instr.action {
-        Action::Pass(op) => Some(op),
+        Action::Fused(op) => Some(op),
         Action::Attention(_) => None,
         _ => return false,
     };
     let (reads, writes) = (&moment.instr.reads, &moment.instr.writes);
     let read = reads.iter().chain(writes);
     let within = |access: &Access| {
-        let rotated = matches!(op, Some(PassOp::Rope { .. } | PassOp::RopeBackward { .. }));
+        let rotated = matches!(op, Some(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. }));
         if rotated {
             within_rows(device, moment, access, span)
         } else {
@@ -254,7 +254,7 @@ fn allowed(device: &LaunchContext, moment: &ScheduledInstruction, span: &ByteRow
     };
     match span.touch {
         MemoryAccess::Read => {
-            read.clone().any(within) || (op == Some(PassOp::AdamW) && is_square_sum(device, span))
+            read.clone().any(within) || (op == Some(FusedOp::AdamW) && is_square_sum(device, span))
         }
         MemoryAccess::Write | MemoryAccess::Update => writes.iter().any(within),
     }

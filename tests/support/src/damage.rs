@@ -5,7 +5,7 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
-    Access, Action, BufferId, CollectiveOp, Instr, PassOp, Phase, Program, Reduction, Region,
+    Access, Action, BufferId, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction, Region,
     StageProgram,
 };
 use narrows_plan::{DType, Dim, Layout};
@@ -378,18 +378,18 @@ fn dropped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 /// A pass computes another function than its counterpart: φ, the product, the heads, the dim.
 fn function(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |instr| match &instr.action {
-        Action::Pass(pass) => other(*pass).is_some(),
+        Action::Fused(pass) => other(*pass).is_some(),
         _ => false,
     })?;
     let what = say(place, program);
     let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
-    let Action::Pass(pass) = &mut instr.action else { return None };
+    let Action::Fused(pass) = &mut instr.action else { return None };
     *pass = other(*pass)?;
     Some(what)
 }
 
-fn other(pass: PassOp) -> Option<PassOp> {
-    use PassOp::*;
+fn other(pass: FusedOp) -> Option<FusedOp> {
+    use FusedOp::*;
     let phi = |activation| match activation {
         Activation::Identity => Activation::Silu,
         Activation::Silu => Activation::Identity,

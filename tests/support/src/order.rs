@@ -2,7 +2,7 @@
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
-    Access, Action, BufferId, CollectiveOp, Instr, PassOp, Reduction, Region, StageProgram,
+    Access, Action, BufferId, CollectiveOp, FusedOp, Instr, Reduction, Region, StageProgram,
 };
 
 fn touches(instr: &Instr, id: BufferId) -> bool {
@@ -25,7 +25,7 @@ pub fn depends(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
         let norm = one.writes.first().is_some_and(|a| {
             stage.buffer(a.buffer).region == Region::Input && one.action.name() != "loss_gradient"
         });
-        norm && matches!(two.action, Action::Pass(PassOp::AdamW))
+        norm && matches!(two.action, Action::Fused(FusedOp::AdamW))
     };
     clips(one, two) || clips(two, one) || !contested(one, two).is_empty()
 }
@@ -42,7 +42,7 @@ pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
                     && (sums_in_place(two)
                         || matches!(
                             two.action,
-                            Action::Pass(PassOp::Rope { .. } | PassOp::RopeBackward { .. })
+                            Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
                         ))
             };
             both_add || linear(one, two) || linear(two, one) || made_twice(stage, id)
@@ -50,11 +50,11 @@ pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
 }
 
 fn adds_into(instr: &Instr, id: BufferId) -> bool {
-    use PassOp::*;
+    use FusedOp::*;
     let both = |side: &[Access]| side.iter().filter(|access| access.buffer == id).count() == 1;
     let adds = match &instr.action {
         Action::Gemm(product) => product.accumulate,
-        Action::Pass(pass) => matches!(
+        Action::Fused(pass) => matches!(
             pass,
             AddInto
                 | ScatterAdd

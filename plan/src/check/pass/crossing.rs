@@ -1,7 +1,7 @@
 //! What a crossing latent passes through. Every feature of the result depends on the whole row.
 
 use crate::DType;
-use crate::program::PassOp;
+use crate::program::FusedOp;
 
 use super::super::error::{CheckResult, ensure};
 use super::super::lattice::{AbstractState, AbstractValue, PendingSum};
@@ -9,12 +9,12 @@ use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
 use super::super::values::ForwardOpKind;
 
 /// The operation of a pass, and how many parameters it has for rows of this width.
-fn kind_of(op: PassOp, width: u64) -> (ForwardOpKind, u64) {
+fn kind_of(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
     match op {
-        PassOp::TensorGate { a, b } | PassOp::TensorGateBackward { a, b } => {
+        FusedOp::TensorGate { a, b } | FusedOp::TensorGateBackward { a, b } => {
             (ForwardOpKind::TensorGate { a, b }, a * a + b * b)
         }
-        PassOp::LatentNorm { activation } | PassOp::LatentNormBackward { activation } => {
+        FusedOp::LatentNorm { activation } | FusedOp::LatentNormBackward { activation } => {
             (ForwardOpKind::LatentNorm { activation }, 2 * width)
         }
         // The caller sends no others here.
@@ -23,7 +23,7 @@ fn kind_of(op: PassOp, width: u64) -> (ForwardOpKind, u64) {
 }
 
 /// The row at `port` is whole, and the parameters after it are those of this operation.
-fn fits(site: &InstrOperands, op: PassOp, port: usize) -> CheckResult<ForwardOpKind> {
+fn fits(site: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOpKind> {
     let (x, weight) = (&site.reads[port], &site.reads[port + 1]);
     let (kind, parameters) = kind_of(op, x.columns.size);
     ensure(x.columns.cut.is_none(), || {
@@ -41,7 +41,7 @@ fn fits(site: &InstrOperands, op: PassOp, port: usize) -> CheckResult<ForwardOpK
     Ok(kind)
 }
 
-pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn forward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     site.all_summed()?;
     site.none_owes_norm()?;
@@ -52,7 +52,7 @@ pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<O
     Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
-pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn backward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(4..=5, 2)?;
     for port in [0, 1, 2].into_iter().chain(4..site.reads.len()) {
         site.summed(port)?;

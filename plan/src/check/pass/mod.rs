@@ -7,13 +7,13 @@ mod latent;
 mod norm;
 mod row;
 
-use crate::program::PassOp;
+use crate::program::FusedOp;
 
 use super::error::{CheckResult, fault};
 use super::site::{InstrOperands, OperandWrite};
 
-pub(super) fn transfer(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
-    use PassOp::*;
+pub(super) fn transfer(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
+    use FusedOp::*;
     match op {
         NormForward | NormStatistic | NormApply | NormOnline | NormScale => norm::forward(site, op),
         NormBackward | NormBackwardStatistic | NormBackwardApply | NormOnlineBackward => {

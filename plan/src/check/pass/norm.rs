@@ -2,18 +2,18 @@
 //! and an application that needs it whole; or the scaled input with the division still owed.
 
 use crate::DType;
-use crate::program::PassOp;
+use crate::program::FusedOp;
 
 use super::super::error::{CheckResult, ensure};
 use super::super::lattice::{AbstractState, AbstractValue, PendingSum};
 use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
 use super::super::values::{ForwardOpId, ForwardOpKind, SymbolId};
 
-pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn forward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
     let (reads, writes) = match op {
-        PassOp::NormStatistic => (1, 1),
-        PassOp::NormApply => (3, 1),
-        PassOp::NormScale => (2, 1),
+        FusedOp::NormStatistic => (1, 1),
+        FusedOp::NormApply => (3, 1),
+        FusedOp::NormScale => (2, 1),
         _ => (2, 2),
     };
     site.operands(reads..=reads, writes)?;
@@ -21,14 +21,14 @@ pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<O
     site.none_owes_norm()?;
     let x = site.reads[0];
     let input = site.value(0)?;
-    if op == PassOp::NormForward {
+    if op == FusedOp::NormForward {
         ensure(x.columns.cut.is_none(), || {
             format!("divides by the root mean square of a shard of the row, another function ({x})")
         })?;
     }
     let statistic = match op {
-        PassOp::NormStatistic => site.apply(ForwardOpKind::Statistic, vec![input])?[0],
-        PassOp::NormForward | PassOp::NormOnline => {
+        FusedOp::NormStatistic => site.apply(ForwardOpKind::Statistic, vec![input])?[0],
+        FusedOp::NormForward | FusedOp::NormOnline => {
             site.apply_to(ForwardOpKind::Statistic, vec![input], 1..2)?[0]
         }
         _ => known_statistic(site, input)?,
@@ -36,11 +36,11 @@ pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<O
     let sum = if x.columns.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
     let fresh = |state| OperandWrite { state, place: WriteTarget::Fresh };
     let statistics = fresh(x.per_row(statistic, 1).owing(sum));
-    if op == PassOp::NormStatistic {
+    if op == FusedOp::NormStatistic {
         return Ok(vec![statistics]);
     }
     scale_fits(site, 1, 0)?;
-    if op == PassOp::NormApply {
+    if op == FusedOp::NormApply {
         rows_fit(site, 2, 0)?;
         let given = site.value(2)?;
         ensure(given == statistic, || {
@@ -48,7 +48,7 @@ pub(super) fn forward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<O
         })?;
     }
     let inputs = vec![input, site.value(1)?];
-    let owed = matches!(op, PassOp::NormOnline | PassOp::NormScale);
+    let owed = matches!(op, FusedOp::NormOnline | FusedOp::NormScale);
     let kind = if owed { ForwardOpKind::Scaled } else { ForwardOpKind::Normed };
     let value = site.apply_to(kind, inputs, 0..1)?[0];
     let state =
@@ -86,8 +86,8 @@ fn rows_fit(site: &InstrOperands, numbers: usize, x: usize) -> CheckResult {
     })
 }
 
-pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<OperandWrite>> {
-    if op == PassOp::NormBackwardStatistic {
+pub(super) fn backward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
+    if op == FusedOp::NormBackwardStatistic {
         site.operands(3..=3, 1)?;
         site.all_summed()?;
         let (_, y) = normed(site, ForwardOpKind::Normed)?;
@@ -97,13 +97,13 @@ pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<
         let state = x.per_row(value, 1).owing(sum);
         return Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }]);
     }
-    let numbers = if op == PassOp::NormBackwardApply { 2 } else { 1 };
+    let numbers = if op == FusedOp::NormBackwardApply { 2 } else { 1 };
     let onto_scale = 3 + numbers;
     site.operands(onto_scale + 1..=onto_scale + 2, 2)?;
     for port in (0..onto_scale).chain(onto_scale + 1..site.reads.len()) {
         site.summed(port)?;
     }
-    let kind = if op == PassOp::NormOnlineBackward {
+    let kind = if op == FusedOp::NormOnlineBackward {
         ForwardOpKind::Scaled
     } else {
         ForwardOpKind::Normed
@@ -116,7 +116,7 @@ pub(super) fn backward(site: &mut InstrOperands, op: PassOp) -> CheckResult<Vec<
     let statistic = known_statistic(site, input)?;
     statistics_fit(site, op, statistic, y)?;
     let x = site.reads[1];
-    if op == PassOp::NormBackward {
+    if op == FusedOp::NormBackward {
         ensure(x.columns.cut.is_none(), || format!("sums over the shard of a row only ({x})"))?;
     }
     let dx = x.with(site.check.values.contribution(node, 0));
@@ -143,13 +143,13 @@ fn normed(site: &mut InstrOperands, kind: ForwardOpKind) -> CheckResult<(Forward
 
 fn statistics_fit(
     site: &InstrOperands,
-    op: PassOp,
+    op: FusedOp,
     statistic: SymbolId,
     y: SymbolId,
 ) -> CheckResult {
     let values = &site.check.values;
     let given = site.reads[3].meaning;
-    if op == PassOp::NormOnlineBackward {
+    if op == FusedOp::NormOnlineBackward {
         return ensure(values.is_complete(given, statistic), || {
             format!("needs the whole gradient of the statistic, but has {}", values.describe(given))
         });
@@ -157,7 +157,7 @@ fn statistics_fit(
     ensure(given == AbstractValue::Value(statistic), || {
         format!("reads {}, not the statistic of its input", values.describe(given))
     })?;
-    if op == PassOp::NormBackwardApply {
+    if op == FusedOp::NormBackwardApply {
         let sum = values.find(ForwardOpKind::NormSum, &[y]).map(|node| values.outputs(node)[0]);
         let given = site.reads[4].meaning;
         return ensure(sum.map(AbstractValue::Value) == Some(given), || {

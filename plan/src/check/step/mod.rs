@@ -15,7 +15,7 @@ use crate::emit::WeightSplit;
 use crate::kernel::CollectiveKind;
 use crate::mesh::{Axis, DeviceGroup};
 use crate::program::{
-    Action, BufferId, CollectiveOp, Instr, PassOp, Phase, Reduction, Region, Shard,
+    Action, BufferId, CollectiveOp, FusedOp, Instr, Phase, Reduction, Region, Shard,
 };
 use crate::strategy::Zero;
 use crate::{Bytes, DType, Layout};
@@ -150,9 +150,9 @@ impl<'c, 'a> StepChecker<'c, 'a> {
 
     fn instruction(&mut self, instr: &Instr) -> CheckResult {
         match &instr.action {
-            Action::Pass(PassOp::Fill) => self.begin(instr),
-            Action::Pass(PassOp::SquareSum) => self.count(instr),
-            Action::Pass(PassOp::AdamW) => self.update(instr),
+            Action::Fused(FusedOp::Fill) => self.begin(instr),
+            Action::Fused(FusedOp::SquareSum) => self.count(instr),
+            Action::Fused(FusedOp::AdamW) => self.update(instr),
             Action::Collective(exchange) => self.exchange(instr, exchange),
             _ => fault("does not belong to the step phase"),
         }

@@ -3,12 +3,12 @@
 
 use crate::DType;
 use crate::model::Activation;
-use crate::program::{Extent, PassOp};
+use crate::program::{Extent, FusedOp};
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
 
 pub(super) fn norm(site: &OpEmitter, width: u64, activation: Activation) -> Vec<InstrTemplate> {
-    unary(site, PassOp::LatentNorm { activation }, 2 * width)
+    unary(site, FusedOp::LatentNorm { activation }, 2 * width)
 }
 
 pub(super) fn norm_backward(
@@ -16,24 +16,24 @@ pub(super) fn norm_backward(
     width: u64,
     activation: Activation,
 ) -> Vec<InstrTemplate> {
-    unary_backward(site, PassOp::LatentNormBackward { activation }, 2 * width)
+    unary_backward(site, FusedOp::LatentNormBackward { activation }, 2 * width)
 }
 
 pub(super) fn gate(site: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
-    unary(site, PassOp::TensorGate { a, b }, a * a + b * b)
+    unary(site, FusedOp::TensorGate { a, b }, a * a + b * b)
 }
 
 pub(super) fn gate_backward(site: &OpEmitter, a: u64, b: u64) -> Vec<InstrTemplate> {
-    unary_backward(site, PassOp::TensorGateBackward { a, b }, a * a + b * b)
+    unary_backward(site, FusedOp::TensorGateBackward { a, b }, a * a + b * b)
 }
 
-fn unary(site: &OpEmitter, op: PassOp, parameters: u64) -> Vec<InstrTemplate> {
+fn unary(site: &OpEmitter, op: FusedOp, parameters: u64) -> Vec<InstrTemplate> {
     let weight = weight(OperandSlot::Weight(0), parameters, site.context.compute());
     let reads = vec![site.activation(OperandSlot::Input(0)), weight];
     vec![pass(op, reads, vec![site.activation(OperandSlot::Output(0))])]
 }
 
-fn unary_backward(site: &OpEmitter, op: PassOp, parameters: u64) -> Vec<InstrTemplate> {
+fn unary_backward(site: &OpEmitter, op: FusedOp, parameters: u64) -> Vec<InstrTemplate> {
     let gradient = weight(OperandSlot::WeightGradient(0), parameters, DType::F32);
     let mut reads = vec![
         site.activation(OperandSlot::OutputGradient(0)),

@@ -1,11 +1,11 @@
 //! Additions (residual, crossing latents) and the product of gate and up.
 
 use crate::model::GatedProduct;
-use crate::program::PassOp;
+use crate::program::FusedOp;
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, pass};
 
-pub(super) fn forward(site: &OpEmitter, op: PassOp) -> InstrTemplate {
+pub(super) fn forward(site: &OpEmitter, op: FusedOp) -> InstrTemplate {
     pass(op, site.inputs(OperandSlot::Input), vec![site.activation(OperandSlot::Output(0))])
 }
 
@@ -16,7 +16,7 @@ pub(super) fn sum_backward(site: &OpEmitter) -> Vec<InstrTemplate> {
     let onto = |port: usize| {
         let held = site.activation(OperandSlot::InputGradient(port as u8));
         let dy = site.activation(OperandSlot::OutputGradient(0));
-        pass(PassOp::AddInto, vec![dy, held], vec![held])
+        pass(FusedOp::AddInto, vec![dy, held], vec![held])
     };
     ports.map(onto).collect()
 }
@@ -24,5 +24,5 @@ pub(super) fn sum_backward(site: &OpEmitter) -> Vec<InstrTemplate> {
 pub(super) fn product_backward(site: &OpEmitter, product: GatedProduct) -> InstrTemplate {
     let mut reads = vec![site.activation(OperandSlot::OutputGradient(0))];
     reads.extend(site.inputs(OperandSlot::Input));
-    pass(PassOp::GatedProductBackward { product }, reads, site.inputs(OperandSlot::InputGradient))
+    pass(FusedOp::GatedProductBackward { product }, reads, site.inputs(OperandSlot::InputGradient))
 }

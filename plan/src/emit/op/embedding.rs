@@ -6,7 +6,7 @@
 use crate::emit::reshard::all_reduce_statistic;
 use crate::graph::Op;
 use crate::kernel::CollectiveKind;
-use crate::program::{Action, CollectiveOp, Extent, PassOp, Reduction};
+use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
@@ -16,14 +16,14 @@ pub(super) fn gather(site: &OpEmitter) -> Vec<InstrTemplate> {
     let output = site.activation(OperandSlot::Output(0));
     let reads =
         vec![tokens(OperandSlot::Tokens, output.extent.rows), table(site, OperandSlot::Weight(0))];
-    vec![pass(PassOp::Gather, reads, vec![output])]
+    vec![pass(FusedOp::Gather, reads, vec![output])]
 }
 
 pub(super) fn scatter(site: &OpEmitter) -> Vec<InstrTemplate> {
     let gradient = site.activation(OperandSlot::OutputGradient(0));
     let table = table(site, OperandSlot::WeightGradient(0));
     let reads = vec![tokens(OperandSlot::Tokens, gradient.extent.rows), table, gradient];
-    vec![pass(PassOp::ScatterAdd, reads, vec![table])]
+    vec![pass(FusedOp::ScatterAdd, reads, vec![table])]
 }
 
 pub(super) fn loss(site: &OpEmitter) -> Vec<InstrTemplate> {
@@ -37,17 +37,17 @@ pub(super) fn loss(site: &OpEmitter) -> Vec<InstrTemplate> {
         extent: Extent { rows: 1, columns: 1, dtype: DType::F32 },
     };
     let shared = site.choice.strategy == Strategy::Vocabulary;
-    let mut made = vec![pass(PassOp::LossMaximum, vec![logits], vec![maximum])];
+    let mut made = vec![pass(FusedOp::LossMaximum, vec![logits], vec![maximum])];
     if shared {
         made.push(all_reduce_maximum(maximum, site));
     }
-    made.push(pass(PassOp::LossSum, vec![logits, maximum, targets], vec![packed]));
+    made.push(pass(FusedOp::LossSum, vec![logits, maximum, targets], vec![packed]));
     if shared {
         made.push(all_reduce_statistic(packed, site.context));
     }
     let gradient = TemplateOperand { slot: OperandSlot::InputGradient(0), ..logits };
     let reads = vec![logits, maximum, packed, targets];
-    made.push(pass(PassOp::LossGradient, reads, vec![gradient, loss]));
+    made.push(pass(FusedOp::LossGradient, reads, vec![gradient, loss]));
     made
 }
 

@@ -6,7 +6,7 @@
 
 use crate::graph::{LatentOp, Op};
 use crate::model::Activation;
-use crate::program::PassOp;
+use crate::program::FusedOp;
 use crate::strategy::Strategy;
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, pass};
@@ -17,12 +17,12 @@ pub(super) fn forward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate>
     let z = site.outputs(OperandSlot::Output);
     if site.choice.strategy == Strategy::Recover {
         let statistic = site.statistic(OperandSlot::NormStatistic, 1);
-        return vec![pass(PassOp::LatentRecover { activation }, vec![h, statistic], z)];
+        return vec![pass(FusedOp::LatentRecover { activation }, vec![h, statistic], z)];
     }
     if nothing_to_do(site, latent) {
         return vec![];
     }
-    vec![pass(PassOp::LatentForward { activation }, vec![h], z)]
+    vec![pass(FusedOp::LatentForward { activation }, vec![h], z)]
 }
 
 pub(super) fn backward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
@@ -43,12 +43,16 @@ pub(super) fn backward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate
         if !contributes_first(site, latent) {
             reads.push(gradient);
         }
-        return vec![pass(PassOp::LatentRecoverBackward { activation }, reads, vec![dh, gradient])];
+        return vec![pass(
+            FusedOp::LatentRecoverBackward { activation },
+            reads,
+            vec![dh, gradient],
+        )];
     }
     if nothing_to_do(site, latent) {
         return vec![];
     }
-    vec![pass(PassOp::LatentBackward { activation }, reads, vec![dh])]
+    vec![pass(FusedOp::LatentBackward { activation }, reads, vec![dh])]
 }
 
 /// Without φ and with one output the latent passes through: its output is its input's storage.

@@ -1,7 +1,7 @@
 //! Products: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
 
 use crate::graph::{LinearForm, LinearOp};
-use crate::program::{Action, Extent, GemmOp, GemmRole, PassOp};
+use crate::program::{Action, Extent, FusedOp, GemmOp, GemmRole};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
@@ -112,7 +112,7 @@ fn rotary(
     let layout = site.layout(slot);
     debug_assert!(layout != Layout::Partial || !back);
     let head_dim = linear.head_dim.unwrap_or(width);
-    let op = if back { PassOp::RopeBackward { head_dim } } else { PassOp::Rope { head_dim } };
+    let op = if back { FusedOp::RopeBackward { head_dim } } else { FusedOp::Rope { head_dim } };
     let columns = site.context.columns(width, layout);
     let part = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
     Some(pass(op, vec![part], vec![part]))

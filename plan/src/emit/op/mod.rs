@@ -9,7 +9,7 @@ mod linear;
 mod norm;
 
 use crate::graph::{Op, OpId, OpNode, Segment};
-use crate::program::{Action, Extent, PassOp};
+use crate::program::{Action, Extent, FusedOp};
 use crate::strategy::{Context, OpChoice};
 use crate::{DType, Dim, Layout};
 
@@ -39,9 +39,9 @@ pub fn op_forward(
         Op::Latent(latent) => latent::forward(&site, latent),
         Op::Attention(op) => vec![attention::forward(&site, op)],
         Op::GatedProduct { product, .. } => {
-            vec![elementwise::forward(&site, PassOp::GatedProduct { product: *product })]
+            vec![elementwise::forward(&site, FusedOp::GatedProduct { product: *product })]
         }
-        Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, PassOp::Add)],
+        Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, FusedOp::Add)],
         Op::LatentNorm { width, activation } => crossing::norm(&site, *width, *activation),
         Op::TensorGate { a, b } => crossing::gate(&site, *a, *b),
         Op::Loss { .. } => embedding::loss(&site),
@@ -164,9 +164,9 @@ impl<'a> OpEmitter<'a> {
 }
 
 pub(crate) fn pass(
-    pass: PassOp,
+    pass: FusedOp,
     reads: Vec<TemplateOperand>,
     writes: Vec<TemplateOperand>,
 ) -> InstrTemplate {
-    InstrTemplate { action: Action::Pass(pass), reads, writes }
+    InstrTemplate { action: Action::Fused(pass), reads, writes }
 }

@@ -6,7 +6,7 @@
 
 use crate::DType;
 use crate::emit::reshard::all_reduce_statistic;
-use crate::program::{Extent, PassOp};
+use crate::program::{Extent, FusedOp};
 use crate::strategy::Strategy;
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
@@ -18,12 +18,12 @@ pub(super) fn forward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let statistic = site.statistic(OperandSlot::Statistic, 1);
     match site.choice.strategy {
         Strategy::Sync => vec![
-            pass(PassOp::NormStatistic, vec![x], vec![statistic]),
+            pass(FusedOp::NormStatistic, vec![x], vec![statistic]),
             all_reduce_statistic(statistic, site.context),
-            pass(PassOp::NormApply, vec![x, scale, statistic], vec![y]),
+            pass(FusedOp::NormApply, vec![x, scale, statistic], vec![y]),
         ],
-        Strategy::Online => vec![pass(PassOp::NormOnline, vec![x, scale], vec![y, statistic])],
-        _ => vec![pass(PassOp::NormForward, vec![x, scale], vec![y, statistic])],
+        Strategy::Online => vec![pass(FusedOp::NormOnline, vec![x, scale], vec![y, statistic])],
+        _ => vec![pass(FusedOp::NormForward, vec![x, scale], vec![y, statistic])],
     }
 }
 
@@ -32,10 +32,10 @@ pub(super) fn redo(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     let y = site.activation(OperandSlot::Output(0));
     let scale = scale(site, width);
     match site.choice.strategy {
-        Strategy::Online => vec![pass(PassOp::NormScale, vec![x, scale], vec![y])],
+        Strategy::Online => vec![pass(FusedOp::NormScale, vec![x, scale], vec![y])],
         _ => {
             let statistic = site.statistic(OperandSlot::Statistic, 1);
-            vec![pass(PassOp::NormApply, vec![x, scale, statistic], vec![y])]
+            vec![pass(FusedOp::NormApply, vec![x, scale, statistic], vec![y])]
         }
     }
 }
@@ -52,24 +52,24 @@ pub(super) fn backward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
     match site.choice.strategy {
         Strategy::Sync => {
             let partial = site.statistic(OperandSlot::Temporary(0), 1);
-            let sums = pass(PassOp::NormBackwardStatistic, reads.clone(), vec![partial]);
+            let sums = pass(FusedOp::NormBackwardStatistic, reads.clone(), vec![partial]);
             reads.extend([statistic, partial, scale_gradient]);
             let dx = site.input_gradient(0, &mut reads);
             vec![
                 sums,
                 all_reduce_statistic(partial, site.context),
-                pass(PassOp::NormBackwardApply, reads, vec![dx, scale_gradient]),
+                pass(FusedOp::NormBackwardApply, reads, vec![dx, scale_gradient]),
             ]
         }
         Strategy::Online => {
             reads.extend([site.statistic(OperandSlot::NormStatisticGradient, 1), scale_gradient]);
             let dx = site.input_gradient(0, &mut reads);
-            vec![pass(PassOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
+            vec![pass(FusedOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
         }
         _ => {
             reads.extend([statistic, scale_gradient]);
             let dx = site.input_gradient(0, &mut reads);
-            vec![pass(PassOp::NormBackward, reads, vec![dx, scale_gradient])]
+            vec![pass(FusedOp::NormBackward, reads, vec![dx, scale_gradient])]
         }
     }
 }

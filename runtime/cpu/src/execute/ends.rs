@@ -1,6 +1,6 @@
 //! The embedding and the loss.
 
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
 use super::super::kernels::{embedding, loss};
@@ -33,7 +33,7 @@ pub fn scatter_add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), 
     Ok(())
 }
 
-pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
+pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Result<(), Stop> {
     let parallel = device.parallel;
     let extent = ready.instr.reads[0].extent;
     let first = first(device, extent.columns);
@@ -41,10 +41,10 @@ pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result
     let factor = 1.0 / (work.global_batch * work.sequence_length) as f64;
     let mut operands = device.operands(ready)?;
     match op {
-        PassOp::LossMaximum => {
+        FusedOp::LossMaximum => {
             loss::maximum(view(operands.read(0), extent), operands.write(0), parallel);
         }
-        PassOp::LossSum => {
+        FusedOp::LossSum => {
             let targets = bytemuck::cast_slice(operands.read(2));
             let packed = operands.write(0);
             let logits = view(operands.read(0), extent);

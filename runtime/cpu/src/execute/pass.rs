@@ -1,7 +1,7 @@
 //! The fused passes: which kernel each is. Element-wise ones and copies are here.
 
 use narrows_plan::Dim;
-use narrows_plan::program::{Access, PassOp};
+use narrows_plan::program::{Access, FusedOp};
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
 use super::super::kernels::layout::{self, CutShape};
@@ -10,8 +10,8 @@ use super::super::kernels::{elementwise, gated};
 use super::{crossing, ends, latent, norm, step, view, view_mut};
 use narrows_plan::model::GatedProduct as Product;
 
-pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, op: PassOp) -> Result<(), Stop> {
-    use PassOp::*;
+pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Result<(), Stop> {
+    use FusedOp::*;
     match op {
         NormForward | NormStatistic | NormApply | NormOnline | NormScale => {
             norm::forward(device, ready, op)

@@ -1,7 +1,7 @@
 //! The embedding and the loss.
 
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::norm::{shape, statistic};
 use super::operand::{MatrixOperand, small};
@@ -76,13 +76,13 @@ pub(super) fn loss(site: &InstrSite) -> LaunchResult<Launches> {
             format,
         )
     };
-    if site.op == PassOp::LossMaximum {
+    if site.op == FusedOp::LossMaximum {
         let mut arguments = vec![logits.read(), statistic(site.write(0)?, rows)?.write()];
         arguments.extend(shape(&logits)?);
         return Ok(pass(arguments)?.into());
     }
     let maximum = statistic(site.read(1)?, rows)?;
-    if site.op == PassOp::LossSum {
+    if site.op == FusedOp::LossSum {
         let targets = ids(site.read(2)?, rows)?;
         let packed = packed(site.write(0)?, rows)?;
         let mut arguments = vec![logits.read(), maximum.read(), targets.read(), packed.write()];

@@ -19,7 +19,7 @@ mod step;
 
 use std::collections::HashMap;
 
-use narrows_plan::program::{Action, BufferId, Constants, PassOp, StageProgram};
+use narrows_plan::program::{Action, BufferId, Constants, FusedOp, StageProgram};
 use narrows_plan::strategy::Context;
 
 use copies::CopyKind;
@@ -100,7 +100,7 @@ pub fn pass(
     moment: &ScheduledInstruction,
 ) -> Result<Launches, UnsupportedInstr> {
     let made = match &moment.instr.action {
-        Action::Pass(op) => InstrSite { device, moment, op: *op }.launches(),
+        Action::Fused(op) => InstrSite { device, moment, op: *op }.launches(),
         Action::Attention(op) => attention::launches(&InstrSite { device, moment, op }),
         other => Err(format!("`{}` is neither a pass nor attention", other.name())),
     };
@@ -116,7 +116,7 @@ type LaunchResult<T> = Result<T, String>;
 
 /// An instruction on a device.
 #[derive(Clone, Copy)]
-struct InstrSite<'a, Op = PassOp> {
+struct InstrSite<'a, Op = FusedOp> {
     device: &'a LaunchContext<'a>,
     moment: &'a ScheduledInstruction<'a>,
     op: Op,
@@ -124,7 +124,7 @@ struct InstrSite<'a, Op = PassOp> {
 
 impl InstrSite<'_> {
     fn launches(&self) -> LaunchResult<Launches> {
-        use PassOp::*;
+        use FusedOp::*;
         match self.op {
             NormForward | NormStatistic | NormApply | NormOnline | NormScale => norm::forward(self),
             NormBackwardStatistic => norm::backward_statistic(self),

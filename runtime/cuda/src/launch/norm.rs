@@ -1,7 +1,7 @@
 //! RMSNorm in its variants. ε and the whole width are the model's; a device may hold a shard.
 
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::operand::{MatrixOperand, small};
 use super::shape::{AccessFormat, SplitSum, expect, expect_count, expect_shape, shared_bytes};
@@ -22,28 +22,28 @@ pub(super) fn forward(site: &InstrSite) -> LaunchResult<Launches> {
     let x = site.read(0)?;
     let mut arguments = vec![x.read()];
     let mut rows = vec![x];
-    if site.op != PassOp::NormStatistic {
+    if site.op != FusedOp::NormStatistic {
         let (scale, y) = (site.read(1)?.flat(), site.write(0)?);
         expect(x.dtype, &[&scale, &y])?;
         expect_count(x.columns, &[&scale])?;
         expect_shape((x.rows, x.columns), &[&y])?;
         rows.extend([scale, y]);
         arguments.push(scale.read());
-        if site.op == PassOp::NormApply {
+        if site.op == FusedOp::NormApply {
             arguments.push(statistic(site.read(2)?, x.rows)?.read());
         }
         arguments.push(y.write());
     }
     let made = match site.op {
-        PassOp::NormStatistic => Some(0),
-        PassOp::NormForward | PassOp::NormOnline => Some(1),
+        FusedOp::NormStatistic => Some(0),
+        FusedOp::NormForward | FusedOp::NormOnline => Some(1),
         _ => None,
     };
     if let Some(port) = made {
         arguments.push(statistic(site.write(port)?, x.rows)?.write());
     }
     arguments.extend(shape(&x)?);
-    if matches!(site.op, PassOp::NormForward | PassOp::NormApply) {
+    if matches!(site.op, FusedOp::NormForward | FusedOp::NormApply) {
         arguments.extend(rms(site));
     }
     let format = AccessFormat::of(x.dtype, &rows)?;
@@ -83,7 +83,7 @@ pub(super) fn backward_statistic(site: &InstrSite) -> LaunchResult<Launches> {
 pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     let saved = saved(site)?;
     let x = saved[1];
-    let statistics = if site.op == PassOp::NormBackwardApply { 2 } else { 1 };
+    let statistics = if site.op == FusedOp::NormBackwardApply { 2 } else { 1 };
     let add = site.moment.instr.reads.len() > 3 + statistics + 1;
     let (dx, dscale) = (site.write(0)?, site.write(1)?);
     expect(x.dtype, &[&dx])?;
@@ -96,7 +96,7 @@ pub(super) fn backward(site: &InstrSite) -> LaunchResult<Launches> {
     let parts = SplitSum::of(x.rows, x.columns);
     arguments.extend([dx.made(add), parts.scratch().write()]);
     arguments.extend(shape(&x)?);
-    if site.op != PassOp::NormOnlineBackward {
+    if site.op != FusedOp::NormOnlineBackward {
         arguments.extend(rms(site));
     }
     arguments.push(Argument::U32(u32::from(add)));

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
-use narrows_plan::program::{Action, P2pTransfer, PassOp, Phase};
+use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
 
 use super::launch::{
     self, Argument, KernelFamily, Launch, MemoryAccess, MemorySpace, UnsupportedInstr,
@@ -322,7 +322,7 @@ impl ScheduleBuilder<'_> {
             part: TimeCategory::of(instr),
             name: instr.action.name(),
             origin: instr.origin.clone(),
-            updates: matches!(instr.action, Action::Pass(PassOp::AdamW)),
+            updates: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
         };
         Ok((entry, touched))
     }

@@ -4,13 +4,13 @@ use narrows_cuda::bounds::TouchedBytes;
 use narrows_cuda::launch::{ByteRows, MemoryAccess};
 use narrows_cuda::{Argument, Launches, MemorySpace};
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 
 /// A norm backwards: it reads, writes, updates, and has scratch memory.
 fn case() -> (Case, Launches) {
-    let mut case = Case::new(PassOp::NormBackward, 1, (1, 24));
+    let mut case = Case::new(FusedOp::NormBackward, 1, (1, 24));
     let [dy, x, dx] = [(); 3].map(|()| case.buffer((24, 64), DType::Bf16, None));
     let scale = case.buffer((1, 64), DType::Bf16, None);
     let s = case.buffer((24, 1), DType::F32, None);

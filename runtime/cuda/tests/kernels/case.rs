@@ -11,7 +11,7 @@ use narrows_cuda::launch::COEFFICIENTS;
 use narrows_cuda::{Argument, LaunchContext, Launches, MemorySpace, bounds, launch};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
-    Access, Action, Buffer, BufferId, Constants, Extent, Instr, PassOp, Phase, Program, Region,
+    Access, Action, Buffer, BufferId, Constants, Extent, FusedOp, Instr, Phase, Program, Region,
     StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
@@ -54,8 +54,8 @@ pub struct Outcome {
 
 impl Case {
     /// On one of `tensor` devices, of microbatches of `sequences` by `length` tokens.
-    pub fn new(op: PassOp, tensor: u64, tokens: (u64, u64)) -> Case {
-        Case::of(Action::Pass(op), tensor, tokens)
+    pub fn new(op: FusedOp, tensor: u64, tokens: (u64, u64)) -> Case {
+        Case::of(Action::Fused(op), tensor, tokens)
     }
 
     /// The same for any instruction.

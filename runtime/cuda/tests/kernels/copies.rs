@@ -4,7 +4,7 @@ use narrows_cpu::kernels::layout::{self, CutShape};
 use narrows_cpu::kernels::rotary::{self, Positions, RotaryTable};
 use narrows_cpu::kernels::{MatrixViewMut, Parallel};
 use narrows_cuda::launch::rotary_table;
-use narrows_plan::program::{Access, Extent, PassOp};
+use narrows_plan::program::{Access, Extent, FusedOp};
 use narrows_plan::{DType, Dim};
 
 use super::case::Case;
@@ -41,14 +41,14 @@ fn copies_are_the_processors() {
                 dim,
                 parts: parts as usize,
             };
-            for op in [PassOp::Pack { dim }, PassOp::Unpack { dim }, PassOp::Slice { dim }] {
+            for op in [FusedOp::Pack { dim }, FusedOp::Unpack { dim }, FusedOp::Slice { dim }] {
                 let mut case = Case::new(op, parts, (sequences, positions));
                 case.tensor = parts - 1;
                 let part = match dim {
                     Dim::Feature => (rows, width / parts),
                     _ => (rows / parts, width),
                 };
-                let slice = matches!(op, PassOp::Slice { .. });
+                let slice = matches!(op, FusedOp::Slice { .. });
                 let result = if slice { part } else { (rows, width) };
                 let from = case.buffer((rows, width), dtype, Some(&whole));
                 let to = case.buffer(result, dtype, None);
@@ -59,8 +59,8 @@ fn copies_are_the_processors() {
                 let Some(outcome) = case.run() else { return };
                 let mut wanted = vec![0.0; (result.0 * result.1) as usize];
                 match op {
-                    PassOp::Pack { .. } => layout::pack(form, &whole, &mut wanted, SERIAL),
-                    PassOp::Unpack { .. } => layout::unpack(form, &whole, &mut wanted, SERIAL),
+                    FusedOp::Pack { .. } => layout::pack(form, &whole, &mut wanted, SERIAL),
+                    FusedOp::Unpack { .. } => layout::unpack(form, &whole, &mut wanted, SERIAL),
                     _ => layout::slice(form, parts as usize - 1, &whole, &mut wanted, SERIAL),
                 }
                 assert_eq!(outcome.numbers(to), wanted, "{op:?} of {sections:?} in {parts}");
@@ -72,7 +72,7 @@ fn copies_are_the_processors() {
 /// Parts that are no equal parts have no launches.
 #[test]
 fn ragged_parts_are_refused() {
-    let mut case = Case::new(PassOp::Pack { dim: Dim::Feature }, 2, (1, 4));
+    let mut case = Case::new(FusedOp::Pack { dim: Dim::Feature }, 2, (1, 4));
     let [from, to] = [(); 2].map(|()| case.buffer((4, 8), DType::F32, None));
     case.stage.buffers[from.0 as usize].sections = vec![5, 3];
     case.reads(&[from]).writes(&[to]);
@@ -92,8 +92,8 @@ fn rotations_are_the_processors() {
             let rows = sequences * count;
             for (dtype, forward) in FORMATS.into_iter().flat_map(|d| [(d, true), (d, false)]) {
                 let op = match forward {
-                    true => PassOp::Rope { head_dim },
-                    false => PassOp::RopeBackward { head_dim },
+                    true => FusedOp::Rope { head_dim },
+                    false => FusedOp::RopeBackward { head_dim },
                 };
                 let mut case = Case::new(op, devices, (sequences, positions));
                 case.tensor = devices - 1;

@@ -5,7 +5,7 @@ use narrows_cpu::kernels::tensor_gate::{self, TensorGate};
 use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{assert_near, random, rounded};
@@ -31,7 +31,7 @@ fn layer_norms_are_the_processors() {
         let (shape, sides) = ((rows, columns), (rows as usize, columns as usize));
         let view = |of| MatrixView::new(of, sides.0, sides.1);
 
-        let mut case = Case::new(PassOp::LatentNorm { activation: phi }, 1, (1, rows));
+        let mut case = Case::new(FusedOp::LatentNorm { activation: phi }, 1, (1, rows));
         let [of_v, of_weight] = [(shape, &v), ((1, 2 * columns), &weight)]
             .map(|(shape, numbers)| case.buffer(shape, dtype, Some(numbers)));
         let z = case.buffer(shape, dtype, None);
@@ -47,7 +47,7 @@ fn layer_norms_are_the_processors() {
         assert_near(dtype, &outcome.numbers(z), &wanted, 1e-5);
 
         let before = random(4, 2 * columns);
-        let mut case = Case::new(PassOp::LatentNormBackward { activation: phi }, 1, (1, rows));
+        let mut case = Case::new(FusedOp::LatentNormBackward { activation: phi }, 1, (1, rows));
         let reads = [(shape, &dz), (shape, &v), ((1, 2 * columns), &weight)]
             .map(|(shape, numbers)| case.buffer(shape, dtype, Some(numbers)));
         let sums = case.buffer((1, 2 * columns), DType::F32, Some(&before));
@@ -83,7 +83,7 @@ fn tensor_gates_are_the_processors() {
         };
         let mut scratch = vec![0.0; gate.scratch(SERIAL)];
 
-        let mut case = Case::new(PassOp::TensorGate { a, b }, 1, (1, tokens));
+        let mut case = Case::new(FusedOp::TensorGate { a, b }, 1, (1, tokens));
         let [of_h, of_weight] = [((tokens, features), &h), ((1, parameters), &weight)]
             .map(|(shape, numbers)| case.buffer(shape, dtype, Some(numbers)));
         let g = case.buffer((tokens, features), dtype, None);
@@ -96,7 +96,7 @@ fn tensor_gates_are_the_processors() {
 
         for add in [false, true] {
             let (before, sums_before) = (numbers(4, tokens * features), random(5, parameters));
-            let mut case = Case::new(PassOp::TensorGateBackward { a, b }, 1, (1, tokens));
+            let mut case = Case::new(FusedOp::TensorGateBackward { a, b }, 1, (1, tokens));
             let mut reads =
                 [((tokens, features), &dg), ((tokens, features), &h), ((1, parameters), &weight)]
                     .map(|(shape, numbers)| case.buffer(shape, dtype, Some(numbers)))

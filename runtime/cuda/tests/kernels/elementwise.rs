@@ -2,7 +2,7 @@
 
 use narrows_cuda::launch::{Cast, cast};
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{bf16_bits, random, rounded};
@@ -18,19 +18,19 @@ fn sums_and_zeros() {
         let sums = x.iter().zip(&y).map(|(x, y)| x + y).collect();
         let wanted: Vec<f32> = rounded(dtype, sums);
 
-        let mut case = Case::new(PassOp::Add, 1, (1, 1));
+        let mut case = Case::new(FusedOp::Add, 1, (1, 1));
         let reads = [&x, &y].map(|numbers| case.buffer(shape, dtype, Some(numbers)));
         let sum = case.buffer(shape, dtype, None);
         case.reads(&reads).writes(&[sum]);
         let Some(outcome) = case.run() else { return };
         assert_eq!(outcome.numbers(sum), wanted);
 
-        let mut case = Case::new(PassOp::AddInto, 1, (1, 1));
+        let mut case = Case::new(FusedOp::AddInto, 1, (1, 1));
         let [x, y] = [&x, &y].map(|numbers| case.buffer(shape, dtype, Some(numbers)));
         case.reads(&[x, y]).writes(&[y]);
         assert_eq!(case.run().map(|outcome| outcome.numbers(y)), Some(wanted));
 
-        let mut case = Case::new(PassOp::Fill, 1, (1, 1));
+        let mut case = Case::new(FusedOp::Fill, 1, (1, 1));
         let to = case.buffer(shape, dtype, None);
         case.writes(&[to]);
         let zeros = vec![0.0; count as usize];

@@ -3,7 +3,7 @@
 use narrows_cpu::kernels::loss::{self, ReducedStatistics};
 use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, embedding};
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{assert_near, random, rounded};
@@ -29,7 +29,7 @@ fn embeddings_are_the_processors() {
         let [rows, width, table_rows] = [count, columns, held].map(|size| size as usize);
         for dtype in FORMATS {
             let table = rounded(dtype, random(1, held * columns));
-            let mut case = Case::new(PassOp::Gather, VOCABULARY / held, (1, count));
+            let mut case = Case::new(FusedOp::Gather, VOCABULARY / held, (1, count));
             (case.tensor, case.constants.vocab) = (device, VOCABULARY);
             let reads = [case.ids(&ids), case.buffer((held, columns), dtype, Some(&table))];
             let out = case.buffer((count, columns), dtype, None);
@@ -43,7 +43,7 @@ fn embeddings_are_the_processors() {
 
             let (dy, before) =
                 (rounded(dtype, random(2, count * columns)), random(3, held * columns));
-            let mut case = Case::new(PassOp::ScatterAdd, VOCABULARY / held, (1, count));
+            let mut case = Case::new(FusedOp::ScatterAdd, VOCABULARY / held, (1, count));
             (case.tensor, case.constants.vocab) = (device, VOCABULARY);
             let ids_buffer = case.ids(&ids);
             let sum = case.buffer((held, columns), DType::F32, Some(&before));
@@ -79,13 +79,13 @@ fn losses_are_the_processors() {
                 let of = case.buffer((rows, held), dtype, Some(&logits));
                 (case, of)
             };
-            let (mut case, of) = start(PassOp::LossMaximum);
+            let (mut case, of) = start(FusedOp::LossMaximum);
             let made = case.buffer((rows, 1), DType::F32, None);
             case.reads(&[of]).writes(&[made]);
             let Some(outcome) = case.run() else { return };
             assert_eq!(outcome.numbers(made), maximum);
 
-            let (mut case, of) = start(PassOp::LossSum);
+            let (mut case, of) = start(FusedOp::LossSum);
             let reads =
                 [of, case.buffer((rows, 1), DType::F32, Some(&maximum)), case.ids(&targets)];
             let made = case.buffer((rows, 2), DType::F32, None);
@@ -95,7 +95,7 @@ fn losses_are_the_processors() {
 
             // As if other devices had added to the sums.
             packed.chunks_exact_mut(2).for_each(|packed| packed[0] += 0.5);
-            let (mut case, of) = start(PassOp::LossGradient);
+            let (mut case, of) = start(FusedOp::LossGradient);
             let reads = [
                 of,
                 case.buffer((rows, 1), DType::F32, Some(&maximum)),

@@ -4,7 +4,7 @@ use narrows_cpu::kernels::gated::{self, GatedSaved};
 use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel};
 use narrows_plan::DType;
 use narrows_plan::model::GatedProduct;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{assert_near, random, rounded};
@@ -38,7 +38,7 @@ fn products_are_the_processors() {
         };
         let (one, two) = ((rows as u64, width as u64), (rows as u64, 2 * width as u64));
         for apart in [false, true] {
-            let mut case = Case::new(PassOp::GatedProduct { product }, 1, (1, one.0));
+            let mut case = Case::new(FusedOp::GatedProduct { product }, 1, (1, one.0));
             let reads = if apart {
                 let halves = [columns(&both, 0), columns(&both, width)];
                 halves.iter().map(|half| case.buffer(one, dtype, Some(half))).collect()
@@ -50,7 +50,7 @@ fn products_are_the_processors() {
             let Some(outcome) = case.run() else { return };
             assert_near(dtype, &outcome.numbers(result), &y, 1e-6);
 
-            let op = PassOp::GatedProductBackward { product };
+            let op = FusedOp::GatedProductBackward { product };
             let mut case = Case::new(op, 1, (1, one.0));
             let mut reads = vec![case.buffer(one, dtype, Some(&dy))];
             if apart {

@@ -5,7 +5,7 @@ use narrows_cpu::kernels::norm::Rms;
 use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{assert_near, random, rounded};
@@ -41,7 +41,7 @@ impl Drawn {
         (self.rows as u64, self.widths[section] as u64)
     }
 
-    fn case(&self, op: PassOp) -> Case {
+    fn case(&self, op: FusedOp) -> Case {
         let mut case = Case::new(op, 1, (1, self.rows as u64));
         case.constants.hidden = RMS.width as u64;
         case
@@ -76,8 +76,8 @@ fn forward_is_the_processors() {
     for (of, owed) in draws().flat_map(|of| [(of, false)]).chain(draws().map(|of| (of, true))) {
         let activation = of.activation;
         let op = match owed {
-            false => PassOp::LatentForward { activation },
-            true => PassOp::LatentRecover { activation },
+            false => FusedOp::LatentForward { activation },
+            true => FusedOp::LatentRecover { activation },
         };
         let mut case = of.case(op);
         let h = case.buffer(of.whole_shape(), of.dtype, Some(&of.whole));
@@ -109,7 +109,7 @@ fn forward_is_the_processors() {
 fn backward_is_the_processors() {
     for of in draws() {
         let activation = of.activation;
-        let mut case = of.case(PassOp::LatentBackward { activation });
+        let mut case = of.case(FusedOp::LatentBackward { activation });
         let mut reads: Vec<_> = (0..of.widths.len())
             .map(|i| case.buffer(of.shape(i), of.dtype, Some(&of.apart[i])))
             .collect();
@@ -136,7 +136,7 @@ fn backward_is_the_processors() {
 fn recovered_backward_is_the_processors() {
     for (of, add) in draws().map(|of| (of, false)).chain(draws().map(|of| (of, true))) {
         let activation = of.activation;
-        let mut case = of.case(PassOp::LatentRecoverBackward { activation });
+        let mut case = of.case(FusedOp::LatentRecoverBackward { activation });
         let sections = 0..of.widths.len();
         let mut reads: Vec<_> = sections
             .clone()
@@ -184,7 +184,7 @@ fn recovered_backward_is_the_processors() {
 
 #[test]
 fn more_latents_than_a_kernel_takes_are_refused() {
-    let mut case = Case::new(PassOp::LatentForward { activation: Activation::Silu }, 1, (1, 2));
+    let mut case = Case::new(FusedOp::LatentForward { activation: Activation::Silu }, 1, (1, 2));
     let h = case.buffer((2, 40), DType::F32, None);
     let results: Vec<_> = (0..5).map(|_| case.buffer((2, 8), DType::F32, None)).collect();
     case.reads(&[h]).writes(&results);

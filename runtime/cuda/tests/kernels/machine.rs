@@ -13,7 +13,7 @@ use narrows_cuda::tape::{DeviceSchedule, NcclCollective, NodeWork, ScheduleItem}
 use narrows_cuda::{KernelFamily, LaunchContext};
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
-use narrows_plan::program::{Action, Buffer, PassOp, Phase, Program, Reduction};
+use narrows_plan::program::{Action, Buffer, FusedOp, Phase, Program, Reduction};
 use narrows_plan::{CheckedProgram, DType};
 use narrows_runtime::parts::InstructionSpan;
 use narrows_runtime::session::{
@@ -77,7 +77,7 @@ impl Machine {
         });
         let places = places.collect();
         let head_dim = program.stages[0].forward.iter().find_map(|instr| match &instr.action {
-            Action::Pass(PassOp::Rope { head_dim }) => Some(*head_dim),
+            Action::Fused(FusedOp::Rope { head_dim }) => Some(*head_dim),
             Action::Attention(attention) => Some(attention.head_dim),
             _ => None,
         });

@@ -3,7 +3,7 @@
 use narrows_cpu::kernels::norm::{self, NormGradients, NormSaved, Rms};
 use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use narrows_plan::DType;
-use narrows_plan::program::PassOp;
+use narrows_plan::program::FusedOp;
 
 use super::case::Case;
 use super::numbers::{assert_near, random, rounded};
@@ -44,7 +44,7 @@ impl Operands {
         }
     }
 
-    fn case(&self, op: PassOp) -> Case {
+    fn case(&self, op: FusedOp) -> Case {
         let mut case = Case::new(op, 1, (1, self.shape.0));
         case.constants.hidden = self.rms.width as u64;
         case
@@ -61,7 +61,7 @@ impl Operands {
 
 #[test]
 fn forward_is_the_processors() {
-    use PassOp::*;
+    use FusedOp::*;
     for (shape, dtype) in SHAPES.into_iter().flat_map(|shape| FORMATS.map(|dtype| (shape, dtype))) {
         let of = Operands::new(shape, dtype);
         for op in [NormForward, NormStatistic, NormApply, NormOnline, NormScale] {
@@ -108,7 +108,7 @@ fn forward_is_the_processors() {
 
 #[test]
 fn backward_is_the_processors() {
-    use PassOp::*;
+    use FusedOp::*;
     for (shape, dtype) in SHAPES.into_iter().flat_map(|shape| FORMATS.map(|dtype| (shape, dtype))) {
         let of = Operands::new(shape, dtype);
         let operators = [NormBackward, NormBackwardApply, NormOnlineBackward];

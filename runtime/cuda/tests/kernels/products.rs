@@ -321,7 +321,7 @@ fn what_cublaslt_does_not_do_is_refused_by_name() {
         (|of| of.instr.reads[2] = of.instr.reads[0], "it adds to something else"),
         (|of| of.case.phase = Phase::Step, "after all microbatches"),
         (
-            |of| of.instr.action = Action::Pass(narrows_plan::program::PassOp::Add),
+            |of| of.instr.action = Action::Fused(narrows_plan::program::FusedOp::Add),
             "`add` is no product",
         ),
         (

@@ -6,7 +6,7 @@ use narrows_cuda::{KernelFamily, bounds, launch};
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Activation, presets};
-use narrows_plan::program::{Action, PassOp, Program};
+use narrows_plan::program::{Action, FusedOp, Program};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Dim, Precision};
 
@@ -16,8 +16,8 @@ use narrows_test_support::plans::{TestRng, draw_plan, models};
 use narrows_test_support::small::{one, small_context, unusual_model};
 
 /// One of each pass.
-fn passes() -> Vec<PassOp> {
-    use PassOp::*;
+fn passes() -> Vec<FusedOp> {
+    use FusedOp::*;
     let (activation, product) = (Activation::Silu, model::GatedProduct::Plain);
     let dim = Dim::Feature;
     vec![
@@ -90,7 +90,7 @@ impl Met {
         each_moment(program, |device, moment| {
             let action = &moment.instr.action;
             match action {
-                Action::Pass(op) => self.passes.insert(op.describe().0),
+                Action::Fused(op) => self.passes.insert(op.describe().0),
                 Action::Attention(_) => {
                     self.attentions += 1;
                     self.passes.insert(action.name())

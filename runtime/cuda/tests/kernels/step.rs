@@ -4,7 +4,7 @@ use narrows_cpu::kernels::Parallel;
 use narrows_cpu::kernels::optimizer::{self, AdamWStep, ParameterState};
 use narrows_cuda::launch::coefficients;
 use narrows_plan::emit::WeightSplit;
-use narrows_plan::program::{Access, Extent, PassOp, Phase, Region, Shard};
+use narrows_plan::program::{Access, Extent, FusedOp, Phase, Region, Shard};
 use narrows_plan::strategy::Zero;
 use narrows_plan::{DType, Precision};
 use narrows_runtime::Optimizer;
@@ -19,7 +19,7 @@ fn square_sums_are_the_processors() {
     for count in [1, 30, 4097, 16_384, 70_001] {
         let gradient = random(1, count);
         for (whole, device) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
-            let mut case = Case::new(PassOp::SquareSum, 2, (1, 1));
+            let mut case = Case::new(FusedOp::SquareSum, 2, (1, 1));
             case.phase = Phase::Step;
             case.tensor = device;
             let of = case.buffer((1, count), DType::F32, Some(&gradient));
@@ -56,7 +56,7 @@ fn update(
     decays: bool,
     options: &Optimizer,
 ) -> Option<Updated> {
-    let mut case = Case::new(PassOp::AdamW, 1, (1, 1));
+    let mut case = Case::new(FusedOp::AdamW, 1, (1, 1));
     case.context.mesh.data = replicas;
     case.context.zero = if replicas > 1 { Zero::One } else { Zero::Off };
     if dtype == DType::F32 {

@@ -6,7 +6,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 
-use super::Twin;
+use super::Miniature;
 use crate::{Batch, Float, Parameters, Reference, ReferenceError};
 use narrows_runtime::error::RunError;
 use narrows_runtime::parameters::{
@@ -97,7 +97,7 @@ impl Comparison {
     }
 }
 
-impl Twin {
+impl Miniature {
     /// Runs a step of random tokens on random weights.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Twin {
     /// tells them apart is worth something.
     ///
     /// # Errors
-    /// As [`compare`](Twin::compare).
+    /// As [`compare`](Miniature::compare).
     pub fn compare_with(
         &self,
         open: OpenSession,
@@ -124,7 +124,7 @@ impl Twin {
     /// The same with a program for the twin that its plan need not have led to.
     ///
     /// # Errors
-    /// As [`compare`](Twin::compare).
+    /// As [`compare`](Miniature::compare).
     pub fn compare_program(
         &self,
         open: OpenSession,
@@ -132,7 +132,7 @@ impl Twin {
         other: &Model,
         seed: u64,
     ) -> Result<Comparison, NumericError> {
-        let Twin { model, plan } = self;
+        let Miniature { model, plan } = self;
         let mut session = open(model, program)?;
         let weights = weights(model, seed);
         session.load(TensorKind::Weights, &weights)?;

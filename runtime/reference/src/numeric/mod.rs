@@ -2,22 +2,22 @@
 //!
 //! A plan for a cluster is too large to be tried before the cluster is booked, but what can be wrong
 //! with it does not depend on widths: which layout meets which, what is reduced where, what is kept
-//! and redone, which stage holds what. So [`Twin`] makes a small plan of the same structure for a
-//! small model, and [`Twin::compare`] holds one step of it on the processor backend against the
+//! and redone, which stage holds what. So [`Miniature`] makes a small plan of the same structure for a
+//! small model, and [`Miniature::compare`] holds one step of it on the processor backend against the
 //! reference interpreter in f64: the loss, and every gradient.
 //!
 //! ```
 //! use narrows_plan::Plan;
 //! use narrows_plan::model::presets;
-//! use narrows_reference::numeric::Twin;
+//! use narrows_reference::numeric::Miniature;
 //!
 //! let plan = Plan::read(narrows_test_support::saved::BTP).unwrap();
 //! let model = presets::find(&plan.model.name).unwrap();
-//! let twin = Twin::of(&plan, &model).unwrap();
-//! assert_eq!(twin.plan.mesh, plan.mesh);
-//! assert!(twin.model.hidden < 64);
+//! let small = Miniature::of(&plan, &model).unwrap();
+//! assert_eq!(small.plan.mesh, plan.mesh);
+//! assert!(small.model.hidden < 64);
 //! let open = |model: &_, program| narrows_cpu::session(model, program, 1);
-//! assert!(twin.compare(&open, 1).unwrap().is_equal());
+//! assert!(small.compare(&open, 1).unwrap().is_equal());
 //! ```
 
 mod blocks;
@@ -46,19 +46,19 @@ pub use compare::{
 ///   pipeline twice;
 /// - *replicas*: two, where there were more and the devices would be too many to be threads.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Twin {
+pub struct Miniature {
     /// The small model.
     pub model: Model,
     /// The small plan.
     pub plan: Plan,
 }
 
-impl Twin {
+impl Miniature {
     /// The twin of a plan for its model.
     ///
     /// # Errors
     /// Every defect of the plan, when it does not fit its model.
-    pub fn of(plan: &Plan, model: &Model) -> Result<Twin, Defects> {
+    pub fn of(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
         plan.resolve(model)?;
         let (stages, kept) = blocks::kept(plan, model);
         let mut small = widths::shrunk(model, plan.mesh.tensor);
@@ -75,6 +75,6 @@ impl Twin {
             ..plan.clone()
         };
         plan.resolve(&small)?;
-        Ok(Twin { model: small, plan })
+        Ok(Miniature { model: small, plan })
     }
 }
