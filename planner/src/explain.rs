@@ -2,9 +2,11 @@
 //!
 //! Every figure comes from planning and pricing the alternative itself; none is a template.
 
+use std::fmt;
+
 use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
-use narrows_plan::{Mesh, Seconds};
-use serde::Serialize;
+use narrows_plan::{Bytes, Mesh, Seconds};
+use serde::{Serialize, Serializer};
 
 use crate::causes::causes;
 use crate::fit::FeasiblePlan;
@@ -23,8 +25,8 @@ pub struct Explanation {
     pub meshes: Vec<MeshRow>,
     /// How many more were searched that are not listed.
     pub meshes_not_listed: usize,
-    /// What limits the plan.
-    pub binds: Vec<String>,
+    /// What limits the plan, serialized as sentences.
+    pub binds: Vec<Bottleneck>,
     /// Why no plan exists, as a chain; empty when one does.
     pub causes: Vec<String>,
     /// What to try when no plan exists.
@@ -63,8 +65,126 @@ pub struct MeshRow {
     pub bound_s: Option<f64>,
     /// The step time of its best plan, when it was solved.
     pub step_time_s: Option<f64>,
-    /// `solved`, `pruned`, `not reached`, or why nothing runs.
-    pub fate: String,
+    /// How the search of it ended, serialized as a sentence.
+    #[serde(rename = "fate", serialize_with = "outcome_sentence")]
+    pub outcome: ContextOutcome,
+}
+
+/// One statement about what limits a plan. Its `Display` form is the sentence in JSON.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Bottleneck {
+    /// A resource that takes more than a twentieth of the step time.
+    Resource {
+        /// The resource.
+        resource: Resource,
+        /// Its share of the step time in percent.
+        percent: f64,
+    },
+    /// Whether the memory limit changes the plan.
+    Memory(MemoryBinding),
+    /// Parts of the profile that are assumed, as paths in its file.
+    Assumed(Vec<String>),
+}
+
+/// A resource on which a step spends time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// GEMMs and attention.
+    Compute,
+    /// Fused ops and the optimizer.
+    MemoryBandwidth,
+    /// Collectives and transfers.
+    Links,
+    /// The pipeline bubble.
+    Pipeline,
+}
+
+/// How the memory limit affects a plan.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MemoryBinding {
+    /// There is no limit.
+    Unlimited {
+        /// Peak memory of the fullest device.
+        peak: Bytes,
+    },
+    /// No plan without a limit is faster.
+    Slack {
+        /// Peak memory of the fullest device.
+        peak: Bytes,
+        /// Memory that a device may use.
+        limit: Bytes,
+    },
+    /// A plan without a limit is faster.
+    Binding {
+        /// Peak memory of the fullest device.
+        peak: Bytes,
+        /// Memory that a device may use.
+        limit: Bytes,
+        /// Step time without a limit.
+        unlimited_step_time: Seconds,
+        /// Peak memory without a limit.
+        unlimited_peak: Bytes,
+    },
+}
+
+impl fmt::Display for Bottleneck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bottleneck::Resource { resource, percent } => {
+                let name = match resource {
+                    Resource::Compute => "compute (products and attention)",
+                    Resource::MemoryBandwidth => {
+                        "memory bandwidth (fused passes and the optimizer)"
+                    }
+                    Resource::Links => "links (collectives and transfers)",
+                    Resource::Pipeline => "the pipeline (bubble)",
+                };
+                write!(f, "{percent:.0} % of the step is {name}")
+            }
+            Bottleneck::Memory(MemoryBinding::Unlimited { peak }) => {
+                write!(f, "memory is not limited; the plan uses {peak}")
+            }
+            Bottleneck::Memory(MemoryBinding::Slack { peak, limit }) => {
+                write!(f, "memory does not bind: {peak} of {limit}")
+            }
+            Bottleneck::Memory(MemoryBinding::Binding {
+                peak,
+                limit,
+                unlimited_step_time,
+                unlimited_peak,
+            }) => write!(
+                f,
+                "memory binds: {peak} of {limit}; without a limit a step takes \
+                 {unlimited_step_time} with {unlimited_peak}"
+            ),
+            Bottleneck::Assumed(paths) => {
+                write!(f, "nobody measured these parts of the profile: {}", paths.join(", "))
+            }
+        }
+    }
+}
+
+impl Serialize for Bottleneck {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+fn outcome_sentence<S: Serializer>(
+    outcome: &ContextOutcome,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match outcome {
+        ContextOutcome::Solved(_) => serializer.serialize_str("solved"),
+        ContextOutcome::Pruned => {
+            serializer.serialize_str("pruned: its bound is no better than the plan")
+        }
+        ContextOutcome::Unbeaten => {
+            serializer.serialize_str("searched: nothing faster than the plan was found")
+        }
+        ContextOutcome::NotReached => serializer.serialize_str("not reached"),
+        ContextOutcome::Refused(infeasible) => serializer.collect_str(infeasible),
+    }
 }
 
 /// The most meshes that are listed.
@@ -226,14 +346,9 @@ pub fn summary(fitted: &FeasiblePlan) -> String {
 }
 
 fn mesh_row(report: &ContextReport) -> MeshRow {
-    let (step_time_s, fate) = match &report.fate {
-        ContextOutcome::Solved(time) => (Some(time.0), "solved".to_string()),
-        ContextOutcome::Pruned => (None, "pruned: its bound is no better than the plan".into()),
-        ContextOutcome::Unbeaten => {
-            (None, "searched: nothing faster than the plan was found".into())
-        }
-        ContextOutcome::NotReached => (None, "not reached".into()),
-        ContextOutcome::Refused(refusal) => (None, refusal.to_string()),
+    let step_time_s = match &report.fate {
+        ContextOutcome::Solved(time) => Some(time.0),
+        _ => None,
     };
     MeshRow {
         mesh: report.context.mesh,
@@ -241,49 +356,50 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         zero: report.context.zero,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s,
-        fate,
+        outcome: report.fate.clone(),
     }
 }
 
-/// What limits the plan: where its time goes, and whether memory shaped it.
-fn binds(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<String> {
+/// What limits the plan: where its time goes, and whether the memory limit changes it.
+fn binds(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bottleneck> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
     let step = prediction.step_time_s;
     let mut shares = [
-        ("compute (products and attention)", parts.gemm + parts.attention),
-        ("memory bandwidth (fused passes and the optimizer)", parts.elementwise + parts.optimizer),
-        ("links (collectives and transfers)", parts.collective_exposed + parts.other),
-        ("the pipeline (bubble)", parts.bubble),
+        (Resource::Compute, parts.gemm + parts.attention),
+        (Resource::MemoryBandwidth, parts.elementwise + parts.optimizer),
+        (Resource::Links, parts.collective_exposed + parts.other),
+        (Resource::Pipeline, parts.bubble),
     ];
     shares.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut sentences: Vec<String> = shares
+    let mut bottlenecks: Vec<Bottleneck> = shares
         .iter()
         .filter(|(_, time)| *time > 0.05 * step)
-        .map(|(what, time)| format!("{:.0} % of the step is {what}", 100.0 * time / step))
+        .map(|&(resource, time)| Bottleneck::Resource { resource, percent: 100.0 * time / step })
         .collect();
-    sentences.push(memory_sentence(request, best));
-    let assumed = prediction.assumed.join(", ");
-    if !assumed.is_empty() {
-        sentences.push(format!("nobody measured these parts of the profile: {assumed}"));
+    bottlenecks.push(Bottleneck::Memory(memory_binding(request, best)));
+    if !prediction.assumed.is_empty() {
+        bottlenecks.push(Bottleneck::Assumed(prediction.assumed.clone()));
     }
-    sentences
+    bottlenecks
 }
 
-fn memory_sentence(request: &Request, best: &FeasiblePlan) -> String {
+fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
     let limit = request.memory_bytes();
     let peak = best.peak();
     if request.memory_limit == MemoryLimit::None {
-        return format!("memory is not limited; the plan uses {peak}");
+        return MemoryBinding::Unlimited { peak };
     }
     let free = search(&Request { memory_limit: MemoryLimit::None, ..request.clone() });
     match free.best.filter(|free| free.time.0 < best.time.0 * (1.0 - 1e-9)) {
-        Some(free) => format!(
-            "memory binds: {peak} of {limit}; without a limit a step takes {} with {}",
-            free.time * request.profile.launching(request.executor).step_factor,
-            free.peak()
-        ),
-        None => format!("memory does not bind: {peak} of {limit}"),
+        Some(free) => MemoryBinding::Binding {
+            peak,
+            limit,
+            unlimited_step_time: free.time
+                * request.profile.launching(request.executor).step_factor,
+            unlimited_peak: free.peak(),
+        },
+        None => MemoryBinding::Slack { peak, limit },
     }
 }
 

@@ -5,7 +5,7 @@ use narrows_plan::{Bytes, Seconds};
 use narrows_planner::Request;
 use narrows_planner::explain::{Alternative, Explanation, MeshRow};
 use narrows_planner::predict::Prediction;
-use narrows_planner::search::SearchResult;
+use narrows_planner::search::{ContextOutcome, SearchResult};
 
 use super::page::{Align, TextPage, plural};
 use super::text::how_it_went;
@@ -24,7 +24,7 @@ pub fn text(
     if let Some(chosen) = &explanation.chosen {
         page.paragraph(&chosen.summary);
         page.heading("What binds it");
-        explanation.binds.iter().for_each(|sentence| page.paragraph(sentence));
+        explanation.binds.iter().for_each(|bottleneck| page.paragraph(&bottleneck.to_string()));
     }
     alternatives(&mut page, explanation, given);
     meshes(&mut page, &explanation.meshes, explanation.meshes_not_listed);
@@ -100,7 +100,7 @@ fn meshes(page: &mut TextPage, meshes: &[MeshRow], not_listed: usize) {
                 zero.to_owned(),
                 time(row.bound_s),
                 time(row.step_time_s),
-                row.fate.clone(),
+                outcome(&row.outcome),
             ]
         })
         .collect();
@@ -117,5 +117,15 @@ fn meshes(page: &mut TextPage, meshes: &[MeshRow], not_listed: usize) {
         page.paragraph(&format!(
             "{not_listed} more, less promising by their bounds, are not listed."
         ));
+    }
+}
+
+fn outcome(outcome: &ContextOutcome) -> String {
+    match outcome {
+        ContextOutcome::Solved(_) => "solved".into(),
+        ContextOutcome::Pruned => "pruned: its bound is no better than the plan".into(),
+        ContextOutcome::Unbeaten => "searched: nothing faster than the plan was found".into(),
+        ContextOutcome::NotReached => "not reached".into(),
+        ContextOutcome::Refused(infeasible) => infeasible.to_string(),
     }
 }
