@@ -12,9 +12,8 @@ use super::arena::{Arena, ArenaOperands};
 use super::barrier::Aborted;
 use super::clock::DeviceClock;
 use super::execute;
-use super::kernels::Parallel;
-use super::kernels::rotary::RotaryTable;
 use super::links::DeviceLinks;
+use crate::kernels::{Parallel, RopeTable};
 use narrows_runtime::error::RunError;
 use narrows_runtime::order::slot;
 use narrows_runtime::parts::TimeCategory;
@@ -31,7 +30,7 @@ pub struct CpuDevice<'a> {
     pub stage: &'a StageProgram,
     pub arena: &'a mut Arena,
     pub scratch: &'a mut Vec<f32>,
-    pub rotary: Option<&'a RotaryTable>,
+    pub rotary: Option<&'a RopeTable>,
     /// Whether weight decay applies, by the buffer of the weight.
     pub decays: &'a HashMap<BufferId, bool>,
     pub links: &'a DeviceLinks,

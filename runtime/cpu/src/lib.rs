@@ -9,7 +9,7 @@
 //! | `clock` | what a device's time is spent on |
 //! | `execute/` | what each instruction computes, by calls of [`kernels`] |
 //! | `arena`, `exchange`, `pipe`, `barrier` | memory, collectives, transfers, waiting |
-//! | [`memory`] | what will be allocated |
+//! | `memory` | what will be allocated |
 
 mod arena;
 mod barrier;
@@ -20,10 +20,11 @@ mod exchange;
 mod execute;
 pub mod kernels;
 mod links;
-pub mod memory;
+mod memory;
 mod pipe;
 #[cfg(test)]
 mod placement_tests;
 mod processors;
 
+pub use memory::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 pub use processors::{session, session_of_process};

@@ -29,7 +29,7 @@ pub enum GatheredTensors {
 
 /// Bytes that the processes of a node take at least, each of which is one device of a program. `ranks`
 /// are those processes; rank 0 also holds the tensors that are gathered.
-pub fn needed_on_a_node(
+pub fn node_memory_lower_bound(
     model: &Model,
     program: &Program,
     gathered: GatheredTensors,
@@ -55,7 +55,7 @@ fn copied(model: &Model, gathered: GatheredTensors) -> u128 {
 }
 
 /// Bytes that running a program takes at least.
-pub fn needed(model: &Model, program: &Program, gathered: GatheredTensors) -> Bytes {
+pub fn memory_lower_bound(model: &Model, program: &Program, gathered: GatheredTensors) -> Bytes {
     let mesh = program.context.mesh;
     let devices = u128::from(mesh.tensor) * u128::from(mesh.data);
     let arenas: u128 = program.stages.iter().map(|stage| u128::from(stage.arena.0)).sum();

@@ -13,9 +13,8 @@ use super::arena::Arena;
 use super::clock::DeviceClock;
 use super::crew::{DeviceOutcome, DeviceThreads};
 use super::device::{CpuDevice, StageCategories};
-use super::kernels::Parallel;
-use super::kernels::rotary::RotaryTable;
 use super::links::DeviceLinks;
+use crate::kernels::{Parallel, RopeTable};
 use narrows_runtime::error::RunError;
 use narrows_runtime::parts::{InstructionSpan, TimeCategory};
 use narrows_runtime::process_group::ProcessGroup;
@@ -36,7 +35,7 @@ pub struct CpuEngine {
     clocks: Vec<DeviceClock>,
     crew: DeviceThreads,
     links: DeviceLinks,
-    rotary: Option<RotaryTable>,
+    rotary: Option<RopeTable>,
     /// What the time of instructions counts as, by stage.
     parts: Vec<StageCategories>,
     parallel: Parallel,
@@ -101,7 +100,7 @@ impl CpuEngine {
             .map_err(|error| RunError::Threads { why: error.to_string() })?;
         let rotary = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
-            RotaryTable::new(positions, head_dim as usize, program.constants.rope_theta)
+            RopeTable::new(positions, head_dim as usize, program.constants.rope_theta)
         });
         let scratch = devices.clone().map(|_| vec![]).collect();
         let clocks = devices.clone().map(|_| DeviceClock::new()).collect();

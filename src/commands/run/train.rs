@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use narrows_cluster::TcpProcessGroup;
-use narrows_cpu::memory::{GatheredTensors, needed, needed_on_a_node};
+use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
@@ -242,8 +242,10 @@ fn enough_memory(model: &Model, program: &Program, training: &TrainSettings) -> 
         None => GatheredTensors::Weights,
     };
     let needed = match &training.launched {
-        None => needed(model, program, gathered),
-        Some(launched) => needed_on_a_node(model, program, gathered, launched.launch.node_ranks()),
+        None => memory_lower_bound(model, program, gathered),
+        Some(launched) => {
+            node_memory_lower_bound(model, program, gathered, launched.launch.node_ranks())
+        }
     };
     let Some(available) = memory::available().filter(|available| needed > *available) else {
         return Ok(());

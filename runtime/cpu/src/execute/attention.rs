@@ -5,12 +5,11 @@ use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::program::Access;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::attention::{
-    AttentionGradients, AttentionSaved, AttentionShape, backward, forward,
-};
-use super::super::kernels::elementwise::fill_view;
-use super::super::kernels::{MatrixView, MatrixViewMut};
 use super::{view, view_mut, with_scratch};
+use crate::kernels::{
+    AttentionGradients, AttentionSaved, AttentionShape, MatrixView, MatrixViewMut,
+    attention_backward, attention_forward, fill_zero_view,
+};
 
 /// Where queries, keys and values begin, counted over the columns of the operands together.
 struct HeadColumns {
@@ -32,7 +31,7 @@ pub fn run(
     let accesses = &ready.instr.reads[..inputs];
     let heads = heads(device, accesses, attention);
     let shape = heads.shape;
-    with_scratch(device, shape.scratch(parallel), |device, scratch| {
+    with_scratch(device, shape.scratch_elements(parallel), |device, scratch| {
         let mut operands = device.operands(ready)?;
         let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
         let read = [0, 1, 2].map(|port| operands.read(port));
@@ -40,7 +39,7 @@ pub fn run(
         if !backwards {
             let out = view_mut(operands.write(0), writes[0].extent);
             let lse = view_mut(operands.write(1), writes[1].extent);
-            forward(shape, (q, k, v), (out, lse), scratch, parallel);
+            attention_forward(shape, (q, k, v), (out, lse), scratch, parallel);
             return Ok(());
         }
         let rest = |at: usize| view(operands.read(inputs + at), reads[inputs + at].extent);
@@ -48,7 +47,7 @@ pub fn run(
         let made: [Option<&mut [f32]>; 3] =
             std::array::from_fn(|at| (at < inputs).then(|| operands.write(at)));
         let [dq, dk, dv] = heads.split_mut(writes, made);
-        backward(shape, saved, AttentionGradients { dq, dk, dv }, scratch, parallel);
+        attention_backward(shape, saved, AttentionGradients { dq, dk, dv }, scratch, parallel);
         Ok(())
     })
 }
@@ -107,11 +106,11 @@ impl HeadColumns {
             let last_of_port = first + count + self.unused_after() >= width;
             let whole = rest[port].take().expect("each operand is written once");
             let (before, after) = whole.split_columns(first - taken[port]);
-            fill_view(before);
+            fill_zero_view(before);
             let (mine, after) = after.split_columns(count);
             taken[port] = first + count;
             if last_of_port {
-                fill_view(after);
+                fill_zero_view(after);
             } else {
                 rest[port] = Some(after);
             }

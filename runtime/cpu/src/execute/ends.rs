@@ -3,8 +3,11 @@
 use narrows_plan::program::FusedOp;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::{embedding, loss};
 use super::{view, view_mut};
+use crate::kernels::{
+    ReducedStatistics, embedding_gather, embedding_scatter_add, loss_gradient, loss_maximum,
+    loss_sum,
+};
 
 /// The first token id of this device's part of a vocabulary.
 fn first(device: &CpuDevice, held: u64) -> usize {
@@ -18,7 +21,7 @@ pub fn gather(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop>
     let mut operands = device.operands(ready)?;
     let tokens = bytemuck::cast_slice(operands.read(0));
     let out = view_mut(operands.write(0), out);
-    embedding::gather(tokens, view(operands.read(1), table), first, out, parallel);
+    embedding_gather(tokens, view(operands.read(1), table), first, out, parallel);
     Ok(())
 }
 
@@ -29,7 +32,7 @@ pub fn scatter_add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), 
     let mut operands = device.operands(ready)?;
     let tokens = bytemuck::cast_slice(operands.read(0));
     let table = view_mut(operands.write(0), table);
-    embedding::scatter_add(tokens, view(operands.read(2), dy), first, table, parallel);
+    embedding_scatter_add(tokens, view(operands.read(2), dy), first, table, parallel);
     Ok(())
 }
 
@@ -42,16 +45,16 @@ pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Resul
     let mut operands = device.operands(ready)?;
     match op {
         FusedOp::LossMaximum => {
-            loss::maximum(view(operands.read(0), extent), operands.write(0), parallel);
+            loss_maximum(view(operands.read(0), extent), operands.write(0), parallel);
         }
         FusedOp::LossSum => {
             let targets = bytemuck::cast_slice(operands.read(2));
             let packed = operands.write(0);
             let logits = view(operands.read(0), extent);
-            loss::sum(logits, operands.read(1), targets, first, packed, parallel);
+            loss_sum(logits, operands.read(1), targets, first, packed, parallel);
         }
         _ => {
-            let reduced = loss::ReducedStatistics {
+            let reduced = ReducedStatistics {
                 maximum: operands.read(1),
                 packed: operands.read(2),
                 targets: bytemuck::cast_slice(operands.read(3)),
@@ -59,7 +62,7 @@ pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Resul
                 factor: factor as f32,
             };
             let logits = view_mut(operands.write(0), extent);
-            let here = loss::gradient(logits, reduced, parallel);
+            let here = loss_gradient(logits, reduced, parallel);
             operands.write(1)[0] = here as f32;
             device.loss += here;
         }

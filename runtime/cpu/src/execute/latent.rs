@@ -4,9 +4,12 @@
 use narrows_plan::model::Activation;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::latent::{self, DeferredNormSaved};
 use super::norm::rms;
 use super::{view, view_mut, write};
+use crate::kernels::{
+    LatentRecoverSaved, latent_backward, latent_forward, latent_recover, latent_recover_backward,
+    latent_recover_in_place,
+};
 
 pub fn forward(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -> Result<(), Stop> {
     let parallel = device.parallel;
@@ -17,7 +20,7 @@ pub fn forward(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -
     for (port, access) in ready.instr.writes.iter().enumerate() {
         let width = access.extent.columns as usize;
         let z = view_mut(operands.write(port), access.extent);
-        latent::forward(h.column_range(first, width), phi, z, parallel);
+        latent_forward(h.column_range(first, width), phi, z, parallel);
         first += width;
     }
     Ok(())
@@ -31,7 +34,7 @@ pub fn recover(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -
     let s = operands.read(1);
     if in_place {
         let h = view_mut(operands.write(0), extent);
-        latent::recover_in_place(h, s, rms, phi, parallel);
+        latent_recover_in_place(h, s, rms, phi, parallel);
         return Ok(());
     }
     let h = view(operands.read(0), extent);
@@ -39,7 +42,7 @@ pub fn recover(device: &mut CpuDevice, ready: &ResolvedInstr, phi: Activation) -
     for (port, access) in ready.instr.writes.iter().enumerate() {
         let width = access.extent.columns as usize;
         let z = view_mut(operands.write(port), access.extent);
-        latent::recover(h.column_range(first, width), s, rms, phi, z, parallel);
+        latent_recover(h.column_range(first, width), s, rms, phi, z, parallel);
         first += width;
     }
     Ok(())
@@ -65,7 +68,7 @@ pub fn backward(
         let dz = view(operands.read(port), access.extent);
         let h = h.map_or(dz, |h| h.column_range(first, width));
         let dh = dh.reborrow().column_range(first, width);
-        latent::backward(dz, h, phi, dh, parallel);
+        latent_backward(dz, h, phi, dh, parallel);
         first += width;
     }
     Ok(())
@@ -100,9 +103,9 @@ pub fn recover_backward(
                 view(operands.read(sections), reads[sections].extent).column_range(first, width)
             }
         };
-        let owed = DeferredNormSaved { dz: view(operands.read(port), extent), saved, s, rms, phi };
+        let owed = LatentRecoverSaved { dz: view(operands.read(port), extent), saved, s, rms, phi };
         let dh = dh.reborrow().column_range(first, width);
-        latent::recover_backward(owed, dh, ds, write(add || port > 0), parallel);
+        latent_recover_backward(owed, dh, ds, write(add || port > 0), parallel);
         first += width;
     }
     Ok(())

@@ -13,7 +13,7 @@ pub mod step;
 use narrows_plan::program::Extent;
 
 use super::device::{CpuDevice, Stop};
-use super::kernels::{MatrixView, MatrixViewMut, WriteMode};
+use crate::kernels::{MatrixView, MatrixViewMut, WriteMode};
 
 /// A read operand as a matrix of its extent.
 fn view(numbers: &[f32], extent: Extent) -> MatrixView<'_> {

@@ -4,10 +4,11 @@ use narrows_plan::Dim;
 use narrows_plan::program::{Access, FusedOp};
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::layout::{self, CutShape};
-use super::super::kernels::rotary::{self, Positions};
-use super::super::kernels::{elementwise, gated};
 use super::{crossing, ends, latent, norm, step, view, view_mut};
+use crate::kernels::{
+    GatedProductSaved, PartitionShape, PositionRange, add, add_into, gated_product_backward,
+    gated_product_forward, pack_shards, rope_backward, rope_forward, slice_shard, unpack_shards,
+};
 use narrows_plan::model::GatedProduct as Product;
 
 pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Result<(), Stop> {
@@ -25,14 +26,14 @@ pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Result
         LatentRecoverBackward { activation } => latent::recover_backward(device, ready, activation),
         LatentNorm { activation } => crossing::norm(device, ready, activation),
         LatentNormBackward { activation } => crossing::norm_backward(device, ready, activation),
-        TensorGate { a, b } => crossing::tensor_gate(device, ready, (a, b)),
-        TensorGateBackward { a, b } => crossing::tensor_gate_backward(device, ready, (a, b)),
+        TensorGate { a, b } => crossing::gate_forward(device, ready, (a, b)),
+        TensorGateBackward { a, b } => crossing::gate_backward(device, ready, (a, b)),
         Rope { .. } => rope(device, ready, true),
         RopeBackward { .. } => rope(device, ready, false),
         GatedProduct { product } => gated_forward(device, ready, product),
         GatedProductBackward { product } => gated_backward(device, ready, product),
-        Add => add(device, ready),
-        AddInto => add_into(device, ready),
+        Add => residual_add(device, ready),
+        AddInto => accumulate(device, ready),
         Fill => step::fill(device, ready),
         Gather => ends::gather(device, ready),
         ScatterAdd => ends::scatter_add(device, ready),
@@ -51,15 +52,15 @@ fn rope(device: &mut CpuDevice, ready: &ResolvedInstr, forward: bool) -> Result<
     let part = ready.instr.writes[0];
     let whole = device.stage.buffer(part.buffer).extent;
     let tokens = device.tokens(part.extent.rows);
-    let positions = Positions { first: tokens.first_position, count: tokens.positions };
+    let positions = PositionRange { first: tokens.first_position, count: tokens.positions };
     let Some(table) = device.rotary else {
         return Err(device.unfit(ready, "rotates, but the program has no heads"));
     };
     let mut operands = device.operands_as(ready, |device, access| device.whole(ready, access))?;
     let x = view_mut(operands.write(0), whole).column_range(0, part.extent.columns as usize);
     match forward {
-        true => rotary::forward(x, table, positions, parallel),
-        false => rotary::backward(x, table, positions, parallel),
+        true => rope_forward(x, table, positions, parallel),
+        false => rope_backward(x, table, positions, parallel),
     }
     Ok(())
 }
@@ -79,7 +80,7 @@ fn gated_forward(
         Some(up) => (first, view(operands.read(1), up.extent)),
         None => (first.column_range(0, width), first.column_range(width, width)),
     };
-    gated::forward(gate, up, product, y, parallel);
+    gated_product_forward(gate, up, product, y, parallel);
     Ok(())
 }
 
@@ -96,30 +97,30 @@ fn gated_backward(
     let first = view(operands.read(1), reads[1].extent);
     let made = view_mut(operands.write(0), writes[0].extent);
     if let Some(up) = reads.get(2) {
-        let saved = gated::GatedSaved { dy, gate: first, up: view(operands.read(2), up.extent) };
+        let saved = GatedProductSaved { dy, gate: first, up: view(operands.read(2), up.extent) };
         let dup = view_mut(operands.write(1), writes[1].extent);
-        gated::backward(saved, product, made, dup, parallel);
+        gated_product_backward(saved, product, made, dup, parallel);
     } else {
         let (gate, up) = (first.column_range(0, width), first.column_range(width, width));
         let (dgate, dup) = made.split_columns(width);
-        gated::backward(gated::GatedSaved { dy, gate, up }, product, dgate, dup, parallel);
+        gated_product_backward(GatedProductSaved { dy, gate, up }, product, dgate, dup, parallel);
     }
     Ok(())
 }
 
-fn add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
+fn residual_add(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
     let sum = operands.write(0);
-    elementwise::add(operands.read(0), operands.read(1), sum, parallel);
+    add(operands.read(0), operands.read(1), sum, parallel);
     Ok(())
 }
 
-fn add_into(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
+fn accumulate(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
     let sum = operands.write(0);
-    elementwise::add_into(operands.read(0), sum, parallel);
+    add_into(operands.read(0), sum, parallel);
     Ok(())
 }
 
@@ -147,7 +148,7 @@ fn copy(
     let mut sections = [0; SECTIONS_MAX];
     let count = sections_of(device, value, &mut sections);
     let tokens = device.tokens(value.extent.rows);
-    let form = CutShape {
+    let form = PartitionShape {
         sequences: tokens.sequences,
         positions: tokens.positions,
         sections: &sections[..count],
@@ -158,9 +159,9 @@ fn copy(
     let mut operands = device.operands(ready)?;
     let (from, to) = (operands.read(0), operands.write(0));
     match way {
-        CopyKind::Pack => layout::pack(form, from, to, parallel),
-        CopyKind::Unpack => layout::unpack(form, from, to, parallel),
-        CopyKind::Slice => layout::slice(form, me, from, to, parallel),
+        CopyKind::Pack => pack_shards(form, from, to, parallel),
+        CopyKind::Unpack => unpack_shards(form, from, to, parallel),
+        CopyKind::Slice => slice_shard(form, me, from, to, parallel),
     }
     Ok(())
 }

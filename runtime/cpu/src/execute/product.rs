@@ -3,9 +3,10 @@
 use narrows_plan::program::{Access, GemmOp, GemmRole, Region};
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::matrix::StridedMatrix;
-use super::super::kernels::{MatrixView, product};
 use super::{view, view_mut, write};
+use crate::kernels::{
+    MatrixView, StridedMatrix, gemm_forward, gemm_input_gradient, gemm_weight_gradient,
+};
 
 pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, shape: &GemmOp) -> Result<(), Stop> {
     let (parallel, batch) = (device.parallel, shape.batch as usize);
@@ -24,21 +25,21 @@ pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, shape: &GemmOp) -> Res
         GemmRole::Forward => {
             let w = matrix(right, &reads[1], transposed);
             let (x, y) = (view(left, reads[0].extent), view_mut(made, output));
-            product::forward(x, w, y, batch, write, parallel);
+            gemm_forward(x, w, y, batch, write, parallel);
         }
         GemmRole::InputGradient => {
             let w = matrix(right, &reads[1], transposed);
             let (dy, dx) = (view(left, reads[0].extent), view_mut(made, output));
-            product::input_gradient(dy, w, dx, batch, write, parallel);
+            gemm_input_gradient(dy, w, dx, batch, write, parallel);
         }
         GemmRole::WeightGradient => {
             let (x, dy) = (view(left, reads[0].extent), view(right, reads[1].extent));
             if transposed {
                 let (rows, columns) = (output.columns as usize, output.rows as usize);
                 let dw = super::MatrixViewMut::new(made, rows, columns);
-                product::weight_gradient(dy, x, dw, batch, write, parallel);
+                gemm_weight_gradient(dy, x, dw, batch, write, parallel);
             } else {
-                product::weight_gradient(x, dy, view_mut(made, output), batch, write, parallel);
+                gemm_weight_gradient(x, dy, view_mut(made, output), batch, write, parallel);
             }
         }
     }

@@ -4,7 +4,7 @@ use narrows_plan::program::Region;
 use narrows_plan::strategy::Zero;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::super::kernels::optimizer::{self, AdamWStep, ParameterState};
+use crate::kernels::{AdamWStep, ParameterState, adamw_update, gradient_square_sum};
 
 /// Adds the squares of a gradient, unless another device of the tensor axis counts them too.
 pub fn square_sum(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
@@ -15,7 +15,7 @@ pub fn square_sum(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), S
         return Ok(());
     }
     let mut operands = device.operands(ready)?;
-    let squares = optimizer::square_sum(operands.read(0), parallel);
+    let squares = gradient_square_sum(operands.read(0), parallel);
     operands.write(0)[0] += squares as f32;
     Ok(())
 }
@@ -56,7 +56,7 @@ pub fn adamw(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> 
         first_moment: operands.write(2),
         second_moment: operands.write(3),
     };
-    optimizer::adamw(parameter, gradient, begin..begin + count, numbers, parallel);
+    adamw_update(parameter, gradient, begin..begin + count, numbers, parallel);
     Ok(())
 }
 
@@ -75,6 +75,6 @@ pub fn square_sum_of(device: &CpuDevice) -> f32 {
 pub fn fill(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
     let parallel = device.parallel;
     let mut operands = device.operands(ready)?;
-    super::super::kernels::elementwise::fill(operands.write(0), parallel);
+    crate::kernels::fill_zero(operands.write(0), parallel);
     Ok(())
 }

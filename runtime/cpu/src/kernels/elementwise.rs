@@ -6,7 +6,7 @@ use super::{MatrixViewMut, Parallel};
 /// `sum = x + y`, all of one length.
 pub fn add(x: &[f32], y: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert!(x.len() == sum.len() && y.len() == sum.len());
-    parallel.rows::<AddPart, _>(sum.len(), (x, y, sum));
+    parallel.for_rows::<AddPart, _>(sum.len(), (x, y, sum));
 }
 
 struct AddPart;
@@ -23,7 +23,7 @@ impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddPart {
 /// `sum += x`, of one length.
 pub fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert_eq!(x.len(), sum.len());
-    parallel.rows::<AddIntoPart, _>(sum.len(), (x, sum));
+    parallel.for_rows::<AddIntoPart, _>(sum.len(), (x, sum));
 }
 
 struct AddIntoPart;
@@ -38,8 +38,8 @@ impl SimdBody<(&[f32], &mut [f32])> for AddIntoPart {
 }
 
 /// Zeros.
-pub fn fill(target: &mut [f32], parallel: Parallel) {
-    parallel.rows::<FillPart, _>(target.len(), target);
+pub fn fill_zero(target: &mut [f32], parallel: Parallel) {
+    parallel.for_rows::<FillPart, _>(target.len(), target);
 }
 
 struct FillPart;
@@ -52,7 +52,7 @@ impl SimdBody<&mut [f32]> for FillPart {
 }
 
 /// Zeros in a range of columns.
-pub fn fill_view(mut target: MatrixViewMut<'_>) {
+pub fn fill_zero_view(mut target: MatrixViewMut<'_>) {
     for row in 0..target.rows() {
         target.row_mut(row).fill(0.0);
     }
@@ -71,12 +71,12 @@ mod tests {
             let mut sum = vec![f32::NAN; x.len()];
             add(&x, &y, &mut sum, parallel);
             assert!(sum.iter().zip(&x).zip(&y).all(|((sum, x), y)| *sum == x + y));
-            fill(&mut sum, parallel);
+            fill_zero(&mut sum, parallel);
             add_into(&x, &mut sum, parallel);
             assert_eq!(sum, x);
         }
         let mut x = x;
-        fill_view(MatrixViewMut::new(&mut x[..12], 3, 4).column_range(1, 2));
+        fill_zero_view(MatrixViewMut::new(&mut x[..12], 3, 4).column_range(1, 2));
         assert_eq!(x[1..3], [0.0, 0.0]);
         assert!(x[3] != 0.0 && x[4] != 0.0 && x[5] == 0.0);
     }

@@ -8,7 +8,7 @@ use super::simd::{Simd, SimdBody};
 use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `Gather`: the row of each token; zeros for tokens outside the shard.
-pub fn gather(
+pub fn embedding_gather(
     tokens: &[u32],
     table: MatrixView<'_>,
     first: usize,
@@ -16,7 +16,7 @@ pub fn gather(
     parallel: Parallel,
 ) {
     assert!(out.rows() == tokens.len() && out.columns() == table.columns());
-    parallel.rows::<GatherRows, _>(
+    parallel.for_rows::<GatherRows, _>(
         tokens.len(),
         (tokens, out, SharedOperand(table), SharedOperand(first)),
     );
@@ -47,7 +47,7 @@ fn local(token: u32, first: usize, rows: usize) -> Option<usize> {
 
 /// `ScatterAdd`: adds each token's gradient to its row of the table's gradient, in the order of the
 /// tokens, whatever the threads: they divide the columns.
-pub fn scatter_add(
+pub fn embedding_scatter_add(
     tokens: &[u32],
     dy: MatrixView<'_>,
     first: usize,
@@ -56,7 +56,7 @@ pub fn scatter_add(
 ) {
     assert!(dy.rows() == tokens.len() && dy.columns() == dtable.columns());
     let work = (ColumnRows(dy), ColumnRows(dtable), SharedOperand(tokens), SharedOperand(first));
-    parallel.rows::<ScatterColumns, _>(dy.columns(), work);
+    parallel.for_rows::<ScatterColumns, _>(dy.columns(), work);
 }
 
 type Scatter<'a> = (
@@ -109,7 +109,7 @@ mod tests {
             for device in 0..4 {
                 let mut part = vec![f32::NAN; rows * WIDTH];
                 let shard = table.row_range(device * 10, 10);
-                gather(
+                embedding_gather(
                     &tokens,
                     shard,
                     device * 10,
@@ -120,7 +120,7 @@ mod tests {
             }
             assert_eq!(sum, wanted);
             let out = MatrixViewMut::new(&mut sum, rows, WIDTH).column_range(65, 65);
-            gather(&tokens, table.column_range(65, 65), 0, out, parallel);
+            embedding_gather(&tokens, table.column_range(65, 65), 0, out, parallel);
             assert_eq!(sum, wanted);
         }
     }
@@ -139,7 +139,7 @@ mod tests {
             let mut made = vec![0.5; VOCABULARY * WIDTH];
             for (device, shard) in made.chunks_exact_mut(10 * WIDTH).enumerate() {
                 let shard = MatrixViewMut::new(shard, 10, WIDTH);
-                scatter_add(&tokens, dy, device * 10, shard, Parallel::new(threads));
+                embedding_scatter_add(&tokens, dy, device * 10, shard, Parallel::new(threads));
             }
             assert_eq!(made, wanted);
         }

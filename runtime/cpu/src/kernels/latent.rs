@@ -9,63 +9,30 @@ use std::marker::PhantomData;
 
 use narrows_plan::model::Activation;
 
-use super::norm::Rms;
+use super::RmsNorm;
+use super::activation::{ActivationFn, Identity, Silu};
 use super::parallel::SharedOperand;
-use super::simd::{Simd, SimdBody, dot, sigmoid};
+use super::simd::{Simd, SimdBody, dot};
 use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
-/// φ as a type, so that loops are compiled for each.
-pub(super) trait LatentActivation: Copy + Send + Sync {
-    /// φ(u).
-    fn value<S: Simd>(u: f32) -> f32;
-    /// φ'(u).
-    fn slope<S: Simd>(u: f32) -> f32;
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Identity;
-
-#[derive(Clone, Copy)]
-pub(super) struct Silu;
-
-impl LatentActivation for Identity {
-    #[inline(always)]
-    fn value<S: Simd>(u: f32) -> f32 {
-        u
-    }
-
-    #[inline(always)]
-    fn slope<S: Simd>(_: f32) -> f32 {
-        1.0
-    }
-}
-
-impl LatentActivation for Silu {
-    #[inline(always)]
-    fn value<S: Simd>(u: f32) -> f32 {
-        u * sigmoid::<S>(u)
-    }
-
-    #[inline(always)]
-    fn slope<S: Simd>(u: f32) -> f32 {
-        let sigmoid = sigmoid::<S>(u);
-        sigmoid * (1.0 + u * (1.0 - sigmoid))
-    }
-}
-
 /// `LatentForward`: z = φ(h).
-pub fn forward(h: MatrixView<'_>, phi: Activation, z: MatrixViewMut<'_>, parallel: Parallel) {
+pub fn latent_forward(
+    h: MatrixView<'_>,
+    phi: Activation,
+    z: MatrixViewMut<'_>,
+    parallel: Parallel,
+) {
     check(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
     let work = (h, z);
     match phi {
-        Activation::Identity => parallel.rows::<LatentForwardRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.rows::<LatentForwardRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.for_rows::<LatentForwardRows<Silu>, _>(h.rows(), work),
     };
 }
 
 struct LatentForwardRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for LatentForwardRows<P> {
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for LatentForwardRows<P> {
     #[inline(always)]
     fn run<S: Simd>((h, mut z): (MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..h.rows() {
@@ -77,10 +44,10 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for Late
 }
 
 /// `LatentRecover`: z = φ(ρ·h).
-pub fn recover(
+pub fn latent_recover(
     h: MatrixView<'_>,
     s: &[f32],
-    rms: Rms,
+    rms: RmsNorm,
     phi: Activation,
     z: MatrixViewMut<'_>,
     parallel: Parallel,
@@ -88,14 +55,14 @@ pub fn recover(
     check(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
     let work = (h, s, SharedOperand(rms), z);
     match phi {
-        Activation::Identity => parallel.rows::<DeferredNormRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.rows::<DeferredNormRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.for_rows::<DeferredNormRows<Identity>, _>(h.rows(), work),
+        Activation::Silu => parallel.for_rows::<DeferredNormRows<Silu>, _>(h.rows(), work),
     };
 }
 
 struct DeferredNormRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<Rms>, MatrixViewMut<'_>)>
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<RmsNorm>, MatrixViewMut<'_>)>
     for DeferredNormRows<P>
 {
     #[inline(always)]
@@ -103,7 +70,7 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<Rms>, 
         (h, s, SharedOperand(rms), mut z): (
             MatrixView<'_>,
             &[f32],
-            SharedOperand<Rms>,
+            SharedOperand<RmsNorm>,
             MatrixViewMut<'_>,
         ),
     ) {
@@ -117,29 +84,31 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<Rms>, 
 }
 
 /// `LatentRecover` in place: h becomes φ(ρ·h).
-pub fn recover_in_place(
+pub fn latent_recover_in_place(
     h: MatrixViewMut<'_>,
     s: &[f32],
-    rms: Rms,
+    rms: RmsNorm,
     phi: Activation,
     parallel: Parallel,
 ) {
     check(&[h.rows(), s.len()], &[]);
     let (rows, work) = (h.rows(), (h, s, SharedOperand(rms)));
     match phi {
-        Activation::Identity => parallel.rows::<DeferredNormRowsInPlace<Identity>, _>(rows, work),
-        Activation::Silu => parallel.rows::<DeferredNormRowsInPlace<Silu>, _>(rows, work),
+        Activation::Identity => {
+            parallel.for_rows::<DeferredNormRowsInPlace<Identity>, _>(rows, work)
+        }
+        Activation::Silu => parallel.for_rows::<DeferredNormRowsInPlace<Silu>, _>(rows, work),
     };
 }
 
 struct DeferredNormRowsInPlace<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<Rms>)>
+impl<P: ActivationFn> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<RmsNorm>)>
     for DeferredNormRowsInPlace<P>
 {
     #[inline(always)]
     fn run<S: Simd>(
-        (mut h, s, SharedOperand(rms)): (MatrixViewMut<'_>, &[f32], SharedOperand<Rms>),
+        (mut h, s, SharedOperand(rms)): (MatrixViewMut<'_>, &[f32], SharedOperand<RmsNorm>),
     ) {
         for (row, s) in s.iter().enumerate() {
             let rho = rms.inverse(*s);
@@ -151,7 +120,7 @@ impl<P: LatentActivation> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<Rms
 }
 
 /// `LatentBackward`: dh = dz⊙φ'(h). Without φ, h is not read: dh is a copy.
-pub fn backward(
+pub fn latent_backward(
     dz: MatrixView<'_>,
     h: MatrixView<'_>,
     phi: Activation,
@@ -161,17 +130,17 @@ pub fn backward(
     let rows = dz.rows();
     check(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
     match phi {
-        Activation::Identity => parallel.rows::<LatentForwardRows<Identity>, _>(rows, (dz, dh)),
+        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(rows, (dz, dh)),
         Activation::Silu => {
             check(&[rows, h.rows()], &[dz.columns(), h.columns()]);
-            parallel.rows::<LatentBackwardRows<Silu>, _>(rows, (dz, h, dh))
+            parallel.for_rows::<LatentBackwardRows<Silu>, _>(rows, (dz, h, dh))
         }
     };
 }
 
 struct LatentBackwardRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
     for LatentBackwardRows<P>
 {
     #[inline(always)]
@@ -179,7 +148,7 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMu
         for row in 0..dz.rows() {
             let read = dz.row(row).iter().zip(h.row(row));
             for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
-                *dh = dz * P::slope::<S>(*h);
+                *dh = dz * P::derivative::<S>(*h);
             }
         }
     }
@@ -187,7 +156,7 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMu
 
 /// What [`recover_backward`] reads.
 #[derive(Clone, Copy, Debug)]
-pub struct DeferredNormSaved<'a> {
+pub struct LatentRecoverSaved<'a> {
     /// Gradient of z, `[tokens, r]`.
     pub dz: MatrixView<'a>,
     /// With φ the latent h before the division, without φ the latent z after it.
@@ -195,20 +164,20 @@ pub struct DeferredNormSaved<'a> {
     /// Σx² of the norm's whole rows.
     pub s: &'a [f32],
     /// The norm's width and ε.
-    pub rms: Rms,
+    pub rms: RmsNorm,
     /// φ.
     pub phi: Activation,
 }
 
 /// `LatentRecoverBackward`: dh = ρ·dz⊙φ', ds (+)= −(ρ²/2d)·Σ dz⊙φ'⊙ρ·h.
-pub fn recover_backward(
-    owed: DeferredNormSaved<'_>,
+pub fn latent_recover_backward(
+    owed: LatentRecoverSaved<'_>,
     dh: MatrixViewMut<'_>,
     ds: &mut [f32],
     write: WriteMode,
     parallel: Parallel,
 ) {
-    let DeferredNormSaved { dz, saved, s, rms, phi } = owed;
+    let LatentRecoverSaved { dz, saved, s, rms, phi } = owed;
     let rows = dz.rows();
     check(
         &[rows, saved.rows(), dh.rows(), s.len(), ds.len()],
@@ -219,8 +188,8 @@ pub fn recover_backward(
     }
     let work = (dz, saved, s, SharedOperand(rms), dh, ds);
     match phi {
-        Activation::Identity => parallel.rows::<IdentityBackward, _>(rows, work),
-        Activation::Silu => parallel.rows::<ActivatedBackward, _>(rows, work),
+        Activation::Identity => parallel.for_rows::<IdentityBackward, _>(rows, work),
+        Activation::Silu => parallel.for_rows::<ActivatedBackward, _>(rows, work),
     };
 }
 
@@ -228,7 +197,7 @@ type DeferredNormBackwardRows<'a> = (
     MatrixView<'a>,
     MatrixView<'a>,
     &'a [f32],
-    SharedOperand<Rms>,
+    SharedOperand<RmsNorm>,
     MatrixViewMut<'a>,
     &'a mut [f32],
 );
@@ -258,7 +227,7 @@ impl SimdBody<DeferredNormBackwardRows<'_>> for ActivatedBackward {
             let rho = rms.inverse(*s);
             let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
             for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
-                *dh = rho * dz * Silu::slope::<S>(rho * h);
+                *dh = rho * dz * Silu::derivative::<S>(rho * h);
             }
             // dh·h is du·u already: ρ·du · u/ρ.
             *ds -= rho * rho / (2.0 * rms.width as f32) * dot::<S>(dh, h);

@@ -9,9 +9,9 @@ use std::marker::PhantomData;
 
 use narrows_plan::model::Activation;
 
-use super::latent::{Identity, LatentActivation, Silu};
-use super::parallel::{PartialSums, SharedOperand, add_sums};
-use super::simd::{Simd, SimdBody, dot, madd, sum};
+use super::activation::{ActivationFn, Identity, Silu};
+use super::parallel::{PartialSums, SharedOperand, reduce_partial_sums};
+use super::simd::{Simd, SimdBody, dot, mul_add, sum};
 use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// Scale, bias and ε, and the φ that follows.
@@ -28,20 +28,26 @@ pub struct LayerNorm<'a> {
 }
 
 /// z = φ(LayerNorm(v)).
-pub fn forward(v: MatrixView<'_>, by: LayerNorm<'_>, z: MatrixViewMut<'_>, parallel: Parallel) {
+pub fn layer_norm_forward(
+    v: MatrixView<'_>,
+    by: LayerNorm<'_>,
+    z: MatrixViewMut<'_>,
+    parallel: Parallel,
+) {
     assert!(v.rows() == z.rows() && v.columns() == z.columns());
     assert!(by.scale.len() == v.columns() && by.bias.len() == v.columns());
     let work = (v, z, SharedOperand(by));
     match by.phi {
-        Activation::Identity => parallel.rows::<LayerNormForwardRows<Identity>, _>(v.rows(), work),
-        Activation::Silu => parallel.rows::<LayerNormForwardRows<Silu>, _>(v.rows(), work),
+        Activation::Identity => {
+            parallel.for_rows::<LayerNormForwardRows<Identity>, _>(v.rows(), work)
+        }
+        Activation::Silu => parallel.for_rows::<LayerNormForwardRows<Silu>, _>(v.rows(), work),
     };
 }
 
 struct LayerNormForwardRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation>
-    SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<LayerNorm<'_>>)>
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<LayerNorm<'_>>)>
     for LayerNormForwardRows<P>
 {
     #[inline(always)]
@@ -97,7 +103,7 @@ pub struct LayerNormGradients<'a> {
 }
 
 /// dv, and what is added to the gradients of γ and β.
-pub fn backward(
+pub fn layer_norm_backward(
     saved: LayerNormSaved<'_>,
     by: LayerNorm<'_>,
     made: LayerNormGradients<'_>,
@@ -109,16 +115,16 @@ pub fn backward(
     assert!(dz.rows() == rows && dv.rows() == rows);
     assert!(dz.columns() == width && dv.columns() == width);
     assert!(dscale.len() == width && dbias.len() == width);
-    let (first, second) = scratch.split_at_mut(parallel.sums_scratch(width));
+    let (first, second) = scratch.split_at_mut(parallel.reduction_scratch_elements(width));
     let sums =
         (PartialSums::new(dscale, first, parallel), PartialSums::new(dbias, second, parallel));
     let work = (dz, v, SharedOperand(by), dv, sums);
     let tasks = match by.phi {
-        Activation::Identity => parallel.rows::<LayerNormBackwardRows<Identity>, _>(rows, work),
-        Activation::Silu => parallel.rows::<LayerNormBackwardRows<Silu>, _>(rows, work),
+        Activation::Identity => parallel.for_rows::<LayerNormBackwardRows<Identity>, _>(rows, work),
+        Activation::Silu => parallel.for_rows::<LayerNormBackwardRows<Silu>, _>(rows, work),
     };
-    add_sums(dscale, first, tasks);
-    add_sums(dbias, second, tasks);
+    reduce_partial_sums(dscale, first, tasks);
+    reduce_partial_sums(dbias, second, tasks);
 }
 
 type LayerNormBackward<'a> = (
@@ -131,11 +137,11 @@ type LayerNormBackward<'a> = (
 
 struct LayerNormBackwardRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<LayerNormBackward<'_>> for LayerNormBackwardRows<P> {
+impl<P: ActivationFn> SimdBody<LayerNormBackward<'_>> for LayerNormBackwardRows<P> {
     #[inline(always)]
     fn run<S: Simd>((dz, v, SharedOperand(by), mut dv, (dscale, dbias)): LayerNormBackward<'_>) {
         let width = v.columns();
-        let (dscale, dbias) = (dscale.own, dbias.own);
+        let (dscale, dbias) = (dscale.sums, dbias.sums);
         for row in 0..v.rows() {
             let (v, dz, dv) = (v.row(row), dz.row(row), dv.row_mut(row));
             let (inverse, mean) = normal::<S>(v, dv, by.epsilon);
@@ -145,7 +151,7 @@ impl<P: LatentActivation> SimdBody<LayerNormBackward<'_>> for LayerNormBackwardR
             let made = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
             for (((e, dscale), dbias), ((v, dz), (scale, bias))) in made.zip(read) {
                 let normed = (v - mean) * inverse;
-                let du = dz * P::slope::<S>(normed * scale + bias);
+                let du = dz * P::derivative::<S>(normed * scale + bias);
                 *dscale += du * normed;
                 *dbias += du;
                 *e = du * scale;
@@ -172,7 +178,7 @@ fn centred_dot<S: Simd>(x: &[f32], y: &[f32], shift: f32) -> f32 {
     }
     for (x, y) in chunks.0.zip(chunks.1) {
         for lane in 0..LANES {
-            lanes[lane] = madd::<S>(x[lane], y[lane] - shift, lanes[lane]);
+            lanes[lane] = mul_add::<S>(x[lane], y[lane] - shift, lanes[lane]);
         }
     }
     total + sum(&lanes)
@@ -206,7 +212,7 @@ mod tests {
             let by = LayerNorm { scale: &scale, bias: &bias, epsilon: 1e-5, phi };
             let view = MatrixView::new(&v, ROWS, WIDTH);
             let mut z = vec![0.0; v.len()];
-            forward(view, by, MatrixViewMut::new(&mut z, ROWS, WIDTH), Parallel::SERIAL);
+            layer_norm_forward(view, by, MatrixViewMut::new(&mut z, ROWS, WIDTH), Parallel::SERIAL);
             assert_close(&z, &naive(&v64, &scale64, &bias64, phi), 2e-6);
 
             let mut dv = vec![f32::NAN; v.len()];
@@ -218,7 +224,7 @@ mod tests {
                 scratch: &mut [],
             };
             let saved = LayerNormSaved { dz: MatrixView::new(&dz, ROWS, WIDTH), v: view };
-            backward(saved, by, made, Parallel::SERIAL);
+            layer_norm_backward(saved, by, made, Parallel::SERIAL);
             let wanted = gradient(&v64, |v| weigh(&naive(v, &scale64, &bias64, phi), &dz));
             assert_close(&dv, &wanted, 3e-6);
             let wanted = gradient(&scale64, |scale| weigh(&naive(&v64, scale, &bias64, phi), &dz));

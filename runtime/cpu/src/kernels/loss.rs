@@ -8,13 +8,13 @@
 //! target's logit. The shard begins at token id `first`. The factor is 1 over the tokens of the step.
 
 use super::parallel::{GroupedRows, SharedOperand};
-use super::simd::{Simd, SimdBody, exp, exp_sum, maximum as largest};
+use super::simd::{Simd, SimdBody, exp, maximum as largest, sum_exp};
 use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `LossMaximum`: the largest logit of the shard.
-pub fn maximum(logits: MatrixView<'_>, maximum: &mut [f32], parallel: Parallel) {
+pub fn loss_maximum(logits: MatrixView<'_>, maximum: &mut [f32], parallel: Parallel) {
     assert_eq!(logits.rows(), maximum.len());
-    parallel.rows::<MaximumRows, _>(logits.rows(), (logits, maximum));
+    parallel.for_rows::<MaximumRows, _>(logits.rows(), (logits, maximum));
 }
 
 struct MaximumRows;
@@ -29,7 +29,7 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for MaximumRows {
 }
 
 /// `LossSum`: Σ exp(logit − maximum) and the target's logit of the shard.
-pub fn sum(
+pub fn loss_sum(
     logits: MatrixView<'_>,
     maximum: &[f32],
     targets: &[u32],
@@ -39,8 +39,8 @@ pub fn sum(
 ) {
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
-    let packed = GroupedRows { each: 2, of: packed };
-    parallel.rows::<SumRows, _>(rows, (logits, maximum, targets, packed, SharedOperand(first)));
+    let packed = GroupedRows { group_size: 2, operand: packed };
+    parallel.for_rows::<SumRows, _>(rows, (logits, maximum, targets, packed, SharedOperand(first)));
 }
 
 type SumOperands<'a> =
@@ -51,10 +51,10 @@ struct SumRows;
 impl SimdBody<SumOperands<'_>> for SumRows {
     #[inline(always)]
     fn run<S: Simd>((logits, maximum, targets, packed, SharedOperand(first)): SumOperands<'_>) {
-        let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact_mut(2)).enumerate();
+        let rows = maximum.iter().zip(targets).zip(packed.operand.chunks_exact_mut(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row(row);
-            packed[0] = exp_sum::<S>(logits, *maximum);
+            packed[0] = sum_exp::<S>(logits, *maximum);
             packed[1] = local(*target, first, logits.len()).map_or(0.0, |at| logits[at]);
         }
     }
@@ -82,7 +82,7 @@ pub struct ReducedStatistics<'a> {
 
 /// `LossGradient`: (softmax − onehot)·factor in place of the logits. Returns the loss of these
 /// tokens times the factor, the same on every device; the microbatches' losses add up.
-pub fn gradient(
+pub fn loss_gradient(
     logits: MatrixViewMut<'_>,
     reduced: ReducedStatistics<'_>,
     parallel: Parallel,
@@ -93,11 +93,11 @@ pub fn gradient(
     let work = (
         logits,
         maximum,
-        GroupedRows { each: 2, of: packed },
+        GroupedRows { group_size: 2, operand: packed },
         targets,
         SharedOperand((first, factor)),
     );
-    parallel.rows::<GradientRows, _>(rows, work);
+    parallel.for_rows::<GradientRows, _>(rows, work);
     let loss = |(maximum, packed): (&f32, &[f32])| {
         f64::from(*maximum) + f64::from(packed[0]).ln() - f64::from(packed[1])
     };
@@ -116,7 +116,7 @@ impl SimdBody<GradientOperands<'_>> for GradientRows {
             '_,
         >,
     ) {
-        let rows = maximum.iter().zip(targets).zip(packed.of.chunks_exact(2)).enumerate();
+        let rows = maximum.iter().zip(targets).zip(packed.operand.chunks_exact(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row_mut(row);
             let share = factor / packed[0];
@@ -162,14 +162,14 @@ mod tests {
             let shard =
                 MatrixView::new(&logits, ROWS, VOCABULARY).column_range(device * width, width);
             let mut part = vec![0.0; ROWS];
-            maximum(shard, &mut part, parallel);
+            loss_maximum(shard, &mut part, parallel);
             maxima.iter_mut().zip(&part).for_each(|(m, part)| *m = m.max(*part));
         }
         for device in 0..devices {
             let first = device * width;
             let shard = MatrixView::new(&logits, ROWS, VOCABULARY).column_range(first, width);
             let mut part = vec![0.0; 2 * ROWS];
-            sum(shard, &maxima, &targets, first, &mut part, parallel);
+            loss_sum(shard, &maxima, &targets, first, &mut part, parallel);
             sums.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
         }
         let mut losses = vec![];
@@ -179,7 +179,7 @@ mod tests {
                 MatrixViewMut::new(&mut logits, ROWS, VOCABULARY).column_range(first, width);
             let (maximum, packed, targets) = (&maxima[..], &sums[..], &targets[..]);
             let reduced = ReducedStatistics { maximum, packed, targets, first, factor: FACTOR };
-            losses.push(gradient(shard, reduced, parallel));
+            losses.push(loss_gradient(shard, reduced, parallel));
         }
         assert!(losses.iter().all(|loss| *loss == losses[0]));
         (losses[0], logits)
@@ -203,8 +203,8 @@ mod tests {
         let mut maxima = vec![0.0; ROWS];
         let mut packed = vec![0.0; 2 * ROWS];
         let view = MatrixView::new(&logits, ROWS, VOCABULARY);
-        maximum(view, &mut maxima, Parallel::SERIAL);
-        sum(view, &maxima, &targets(), 0, &mut packed, Parallel::SERIAL);
+        loss_maximum(view, &mut maxima, Parallel::SERIAL);
+        loss_sum(view, &maxima, &targets(), 0, &mut packed, Parallel::SERIAL);
         assert!(packed[2].is_nan() && packed[0].is_finite());
     }
 }

@@ -10,7 +10,14 @@
 
 use std::marker::PhantomData;
 
-use super::WriteMode;
+/// How a kernel writes its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteMode {
+    /// Overwrites the target, whose elements may be anything.
+    Replace,
+    /// Adds to the elements of the target.
+    Add,
+}
 
 /// `[rows, columns]` of f32, rows `stride` numbers apart.
 #[derive(Clone, Copy, Debug)]
@@ -215,7 +222,7 @@ impl<'a> StridedMatrix<'a> {
 }
 
 /// `C[m,n] (+)= factor · A[m,k] · B[k,n]`, on the calling thread.
-pub fn multiply(
+pub fn matmul(
     a: StridedMatrix<'_>,
     b: StridedMatrix<'_>,
     c: MatrixViewMut<'_>,

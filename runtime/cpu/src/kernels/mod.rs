@@ -1,41 +1,62 @@
-//! What one device computes: products, attention and fused passes on its own shard, in f32.
+//! Kernels of one device in f32: GEMMs, attention, and the fused ops on its own shard.
 //!
-//! Pure functions on [`MatrixView`]s of row-major memory and on slices. They know shapes and numbers, no
-//! programs and no buffers; a value that holds several sections side by side is split into views of
-//! its columns. None allocates (the `gemm` crate packs into memory of its own): where a kernel needs
-//! scratch memory, a function beside it says how much, and the caller lends it.
+//! A kernel is a pure function on [`MatrixView`]s of row-major memory and on slices. It knows shapes,
+//! not programs or buffers; a tensor with several sections side by side is passed as views of its
+//! columns. No kernel allocates (the `gemm` crate packs operands into memory of its own): where a
+//! kernel needs scratch memory, a function beside it returns the size, and the caller passes the
+//! memory.
 //!
-//! A kernel takes a [`Parallel`] and divides its rows, or its heads, among that many tasks of
-//! rayon's current pool. Inner loops are plain Rust over equal slices, compiled for the widest
-//! vectors of the machine ([`simd`]).
+//! A kernel takes a [`Parallel`] and divides its rows, or its heads, among that many tasks of rayon's
+//! current thread pool. Inner loops are plain Rust over slices of equal length, compiled for the
+//! widest vectors of the machine (`simd.rs`).
+//!
+//! This module is public for the tests of other backends, which compare their kernels with these,
+//! and for benchmarks.
 
-pub mod attention;
-pub mod elementwise;
-pub mod embedding;
-pub mod gated;
-pub mod latent;
-pub mod layer_norm;
-pub mod layout;
-pub mod loss;
-pub mod matrix;
-pub mod norm;
-pub mod optimizer;
-pub mod parallel;
-pub mod product;
-pub mod rotary;
-pub mod simd;
-pub mod tensor_gate;
+mod activation;
+mod attention;
+mod elementwise;
+mod embedding;
+mod gated_product;
+mod gemm;
+mod latent;
+mod layer_norm;
+mod loss;
+mod matrix;
+mod optimizer;
+mod parallel;
+mod reshard;
+mod rms_norm;
+mod rope;
+mod simd;
+mod tensor_gate;
 #[cfg(test)]
 mod testing;
 
-pub use matrix::{MatrixView, MatrixViewMut};
+pub use attention::{
+    AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_forward,
+};
+pub use elementwise::add;
+pub(crate) use elementwise::{add_into, fill_zero, fill_zero_view};
+pub use embedding::{embedding_gather, embedding_scatter_add};
+pub use gated_product::{GatedProductSaved, gated_product_backward, gated_product_forward};
+pub use gemm::{gemm_forward, gemm_input_gradient, gemm_weight_gradient};
+pub(crate) use latent::latent_recover_in_place;
+pub use latent::{
+    LatentRecoverSaved, latent_backward, latent_forward, latent_recover, latent_recover_backward,
+};
+pub use layer_norm::{
+    LayerNorm, LayerNormGradients, LayerNormSaved, layer_norm_backward, layer_norm_forward,
+};
+pub use loss::{ReducedStatistics, loss_gradient, loss_maximum, loss_sum};
+pub use matrix::{MatrixView, MatrixViewMut, StridedMatrix, WriteMode};
+pub use optimizer::{AdamWStep, ParameterState, adamw_update, gradient_square_sum};
 pub use parallel::Parallel;
-
-/// What becomes of the numbers that are there before a kernel writes its result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteMode {
-    /// They are overwritten, whatever they are.
-    Replace,
-    /// The result is added to them.
-    Add,
-}
+pub use reshard::{PartitionShape, pack_shards, slice_shard, unpack_shards};
+pub use rms_norm::{
+    RmsNorm, RmsNormGradients, RmsNormSaved, rms_norm_apply, rms_norm_backward,
+    rms_norm_backward_apply, rms_norm_backward_statistic, rms_norm_forward, rms_norm_online,
+    rms_norm_online_backward, rms_norm_scale, rms_norm_statistic,
+};
+pub use rope::{PositionRange, RopeTable, rope_backward, rope_forward};
+pub use tensor_gate::{TensorGate, TensorGateGradients, tensor_gate_backward, tensor_gate_forward};

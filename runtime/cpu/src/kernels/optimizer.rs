@@ -4,21 +4,21 @@ use std::ops::Range;
 
 use super::Parallel;
 use super::parallel::SharedOperand;
-use super::simd::{Simd, SimdBody, square_sum as squares};
+use super::simd::{Simd, SimdBody, sum_squares as squares};
 
 /// Numbers of which the squares are summed in f32.
 const BLOCK: usize = 4096;
 
 /// `SquareSum`: Σg². Blocks are summed in f32, their sums in f64, in order: the same whatever the
 /// threads.
-pub fn square_sum(gradient: &[f32], parallel: Parallel) -> f64 {
+pub fn gradient_square_sum(gradient: &[f32], parallel: Parallel) -> f64 {
     const BLOCKS: usize = 64;
     let mut total = 0.0;
     for piece in gradient.chunks(BLOCK * BLOCKS) {
         let mut sums = [0.0; BLOCKS];
         let blocks = piece.len().div_ceil(BLOCK);
         let work = (Blocks(piece), &mut sums[..blocks]);
-        parallel.rows::<SquareBlocks, _>(blocks, work);
+        parallel.for_rows::<SquareBlocks, _>(blocks, work);
         total += sums.iter().map(|sum| f64::from(*sum)).sum::<f64>();
     }
     total
@@ -92,7 +92,7 @@ struct AdamWFactors {
 
 /// `AdamWStep`, as PyTorch computes it: w ← (1 − ηλ)·w − η·m̂/(√v̂ + ε). The `updated` part of the
 /// gradient belongs to the parameter; all of the gradient is zeroed.
-pub fn adamw(
+pub fn adamw_update(
     parameter: ParameterState<'_>,
     gradient: &mut [f32],
     updated: Range<usize>,
@@ -116,9 +116,9 @@ pub fn adamw(
     let (before, rest) = gradient.split_at_mut(start);
     let (mine, after) = rest.split_at_mut(count);
     let work = (weights, mine, first_moment, second_moment, SharedOperand(factors));
-    parallel.rows::<AdamwPart, _>(count, work);
-    super::elementwise::fill(before, parallel);
-    super::elementwise::fill(after, parallel);
+    parallel.for_rows::<AdamwPart, _>(count, work);
+    super::fill_zero(before, parallel);
+    super::fill_zero(after, parallel);
 }
 
 type AdamWOperands<'a> =
@@ -150,10 +150,10 @@ mod tests {
         for length in [0, 1, BLOCK, 70 * BLOCK + 5] {
             let g = random(1, length);
             let wanted: f64 = widen(&g).iter().map(|g| g * g).sum();
-            let one = square_sum(&g, Parallel::SERIAL);
+            let one = gradient_square_sum(&g, Parallel::SERIAL);
             assert!((one - wanted).abs() <= 1e-6 * wanted, "{one} {wanted}");
             for threads in [2, 3] {
-                assert_eq!(square_sum(&g, Parallel::new(threads)), one);
+                assert_eq!(gradient_square_sum(&g, Parallel::new(threads)), one);
             }
         }
     }
@@ -187,7 +187,7 @@ mod tests {
             let parameter =
                 ParameterState { weights: &mut w, first_moment: &mut m, second_moment: &mut v };
             let parallel = Parallel::new(step as usize);
-            adamw(parameter, &mut gradient, 10..10 + count, numbers, parallel);
+            adamw_update(parameter, &mut gradient, 10..10 + count, numbers, parallel);
             assert!(gradient.iter().all(|g| *g == 0.0));
         }
         assert_close(&w, &w64, 1e-6);

@@ -8,7 +8,7 @@
 
 use std::num::NonZeroUsize;
 
-use super::simd::{SimdBody, vectorized};
+use super::simd::{SimdBody, dispatch_simd};
 use super::{MatrixView, MatrixViewMut};
 
 /// Below this many numbers a second thread costs more than it saves.
@@ -42,33 +42,33 @@ impl Parallel {
     }
 
     /// Scratch numbers that a kernel with a sum of `width` numbers over its rows needs.
-    pub fn sums_scratch(self, width: usize) -> usize {
+    pub fn reduction_scratch_elements(self, width: usize) -> usize {
         (self.threads() - 1) * width
     }
 
     /// Runs `B` on the parts of `work`, which has `rows` rows. Returns the number of parts.
-    pub(super) fn rows<B: SimdBody<W>, W: ParallelRows>(self, rows: usize, work: W) -> usize {
+    pub(super) fn for_rows<B: SimdBody<W>, W: ParallelRows>(self, rows: usize, work: W) -> usize {
         let pays = work.elements() >= ELEMENTS_MIN;
         let tasks = if pays { self.threads().min(rows).max(1) } else { 1 };
-        divide(tasks, rows, work, vectorized::<B, W>);
+        fork_join(tasks, rows, work, dispatch_simd::<B, W>);
         tasks
     }
 
     /// Runs `body` on the parts of `work`, however little the operands hold: each row is much work,
     /// and the body calls what is vectorised.
-    pub(super) fn heavy_rows<W: ParallelRows>(
+    pub(super) fn for_expensive_rows<W: ParallelRows>(
         self,
         rows: usize,
         work: W,
         body: impl Fn(W) + Copy + Send + Sync,
     ) -> usize {
         let tasks = self.threads().min(rows).max(1);
-        divide(tasks, rows, work, body);
+        fork_join(tasks, rows, work, body);
         tasks
     }
 }
 
-fn divide<W: ParallelRows>(
+fn fork_join<W: ParallelRows>(
     tasks: usize,
     rows: usize,
     work: W,
@@ -78,17 +78,17 @@ fn divide<W: ParallelRows>(
         return body(work);
     }
     let left = tasks / 2;
-    let row = cut(rows, left, tasks);
+    let row = split_row(rows, left, tasks);
     let (first, second) = work.split(row, left);
     rayon::join(
-        || divide(left, row, first, body),
-        || divide(tasks - left, rows - row, second, body),
+        || fork_join(left, row, first, body),
+        || fork_join(tasks - left, rows - row, second, body),
     );
 }
 
 /// The share of `left` of `tasks` tasks; of many rows a multiple of 16, so that numbers of one
 /// cache line stay together.
-fn cut(rows: usize, left: usize, tasks: usize) -> usize {
+fn split_row(rows: usize, left: usize, tasks: usize) -> usize {
     let row = rows * left / tasks;
     if rows >= 64 * tasks { row.next_multiple_of(16) } else { row }
 }
@@ -188,25 +188,25 @@ impl ParallelRows for ColumnRows<MatrixViewMut<'_>> {
 
 /// Operands of which a row of the work takes `each` rows or columns.
 pub(super) struct GroupedRows<T> {
-    pub each: usize,
-    pub of: T,
+    pub group_size: usize,
+    pub operand: T,
 }
 
 impl<T: ParallelRows> ParallelRows for GroupedRows<T> {
     fn elements(&self) -> usize {
-        self.of.elements()
+        self.operand.elements()
     }
 
     fn split(self, row: usize, tasks: usize) -> (Self, Self) {
-        let (left, right) = self.of.split(row * self.each, tasks);
-        (GroupedRows { of: left, ..self }, GroupedRows { of: right, ..self })
+        let (left, right) = self.operand.split(row * self.group_size, tasks);
+        (GroupedRows { operand: left, ..self }, GroupedRows { operand: right, ..self })
     }
 }
 
 /// Scratch memory: `each` numbers for every task.
 pub(super) struct TaskScratch<'a> {
-    pub each: usize,
-    pub of: &'a mut [f32],
+    pub elements_per_task: usize,
+    pub memory: &'a mut [f32],
 }
 
 impl ParallelRows for TaskScratch<'_> {
@@ -215,23 +215,23 @@ impl ParallelRows for TaskScratch<'_> {
     }
 
     fn split(self, _: usize, tasks: usize) -> (Self, Self) {
-        let (left, right) = self.of.split_at_mut(tasks * self.each);
-        (TaskScratch { of: left, ..self }, TaskScratch { of: right, ..self })
+        let (left, right) = self.memory.split_at_mut(tasks * self.elements_per_task);
+        (TaskScratch { memory: left, ..self }, TaskScratch { memory: right, ..self })
     }
 }
 
 /// A sum over rows: the first task adds to the target, every other to a piece of scratch memory.
 pub(super) struct PartialSums<'a> {
-    pub own: &'a mut [f32],
+    pub sums: &'a mut [f32],
     spare: &'a mut [f32],
 }
 
 impl<'a> PartialSums<'a> {
     /// Lends `target` and `scratch`; after the tasks, [`add_sums`] brings them together.
     pub(super) fn new(target: &'a mut [f32], scratch: &'a mut [f32], parallel: Parallel) -> Self {
-        let spare = &mut scratch[..parallel.sums_scratch(target.len())];
+        let spare = &mut scratch[..parallel.reduction_scratch_elements(target.len())];
         spare.fill(0.0);
-        PartialSums { own: target, spare }
+        PartialSums { sums: target, spare }
     }
 }
 
@@ -241,15 +241,15 @@ impl ParallelRows for PartialSums<'_> {
     }
 
     fn split(self, _: usize, tasks: usize) -> (Self, Self) {
-        let width = self.own.len();
+        let width = self.sums.len();
         let (left, rest) = self.spare.split_at_mut((tasks - 1) * width);
         let (own, spare) = rest.split_at_mut(width);
-        (PartialSums { own: self.own, spare: left }, PartialSums { own, spare })
+        (PartialSums { sums: self.sums, spare: left }, PartialSums { sums: own, spare })
     }
 }
 
 /// Adds what `tasks` tasks left in scratch memory to the target, in the order of their rows.
-pub(super) fn add_sums(target: &mut [f32], scratch: &[f32], tasks: usize) {
+pub(super) fn reduce_partial_sums(target: &mut [f32], scratch: &[f32], tasks: usize) {
     if target.is_empty() {
         return;
     }
@@ -303,7 +303,11 @@ mod tests {
     }
 
     fn tell(
-        (FirstRow(first), rows, PartialSums { own, .. }): (FirstRow, &mut [f32], PartialSums<'_>),
+        (FirstRow(first), rows, PartialSums { sums: own, .. }): (
+            FirstRow,
+            &mut [f32],
+            PartialSums<'_>,
+        ),
     ) {
         for (at, row) in rows.iter_mut().enumerate() {
             *row = (first + at) as f32;
@@ -318,11 +322,11 @@ mod tests {
             let parallel = Parallel::new(threads);
             let mut rows = vec![-1.0; 200];
             let mut sums = [10.0, 20.0];
-            let mut scratch = vec![f32::NAN; parallel.sums_scratch(2)];
+            let mut scratch = vec![f32::NAN; parallel.reduction_scratch_elements(2)];
             let lent = PartialSums::new(&mut sums, &mut scratch, parallel);
-            let tasks = parallel.heavy_rows(200, (FirstRow(0), &mut rows[..], lent), tell);
+            let tasks = parallel.for_expensive_rows(200, (FirstRow(0), &mut rows[..], lent), tell);
             assert_eq!(tasks, threads);
-            add_sums(&mut sums, &scratch, tasks);
+            reduce_partial_sums(&mut sums, &scratch, tasks);
             assert!(rows.iter().enumerate().all(|(at, row)| *row == at as f32));
             assert_eq!(sums, [10.0 + 19_900.0, 220.0]);
         }
@@ -334,9 +338,9 @@ mod tests {
         let mut sums = [0.0; 2];
         let mut scratch = [0.0; 6];
         let none = (FirstRow(0), &mut [][..], PartialSums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.heavy_rows(0, none, tell), 1);
+        assert_eq!(parallel.for_expensive_rows(0, none, tell), 1);
         let mut few = [0.0; 3];
         let work = (FirstRow(0), &mut few[..], PartialSums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.rows::<Tell, _>(3, work), 1, "too little to divide");
+        assert_eq!(parallel.for_rows::<Tell, _>(3, work), 1, "too little to divide");
     }
 }

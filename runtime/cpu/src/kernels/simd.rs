@@ -31,13 +31,13 @@ impl<W, B: SimdBody<W>> pulp::WithSimd for SimdCall<B, W> {
 }
 
 /// Runs `B` as compiled for the widest vectors of this machine.
-pub fn vectorized<B: SimdBody<W>, W>(work: W) {
+pub fn dispatch_simd<B: SimdBody<W>, W>(work: W) {
     pulp::Arch::new().dispatch(SimdCall::<B, W>(PhantomData, work));
 }
 
 /// x·y + z, rounded once where the vectors can.
 #[inline(always)]
-pub fn madd<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
+pub fn mul_add<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
     // Without the instruction, `mul_add` is a call.
     if S::IS_SCALAR { x * y + z } else { x.mul_add(y, z) }
 }
@@ -55,15 +55,15 @@ pub fn exp<S: Simd>(x: f32) -> f32 {
     // As comparisons, which leave a NaN as it is.
     let x = if x < LOW { LOW } else { x };
     let x = if x > HIGH { HIGH } else { x };
-    let shifted = madd::<S>(x, std::f32::consts::LOG2_E, MAGIC);
+    let shifted = mul_add::<S>(x, std::f32::consts::LOG2_E, MAGIC);
     let n = shifted - MAGIC;
-    let r = madd::<S>(n, 2.121_944_4e-4, madd::<S>(n, -0.693_359_4, x));
-    let p = madd::<S>(1.987_569_1e-4, r, 1.398_2e-3);
-    let p = madd::<S>(p, r, 8.333_452e-3);
-    let p = madd::<S>(p, r, 4.166_579_6e-2);
-    let p = madd::<S>(p, r, 1.666_666_5e-1);
-    let p = madd::<S>(p, r, 0.5);
-    let e = madd::<S>(p * r, r, r) + 1.0;
+    let r = mul_add::<S>(n, 2.121_944_4e-4, mul_add::<S>(n, -0.693_359_4, x));
+    let p = mul_add::<S>(1.987_569_1e-4, r, 1.398_2e-3);
+    let p = mul_add::<S>(p, r, 8.333_452e-3);
+    let p = mul_add::<S>(p, r, 4.166_579_6e-2);
+    let p = mul_add::<S>(p, r, 1.666_666_5e-1);
+    let p = mul_add::<S>(p, r, 0.5);
+    let e = mul_add::<S>(p * r, r, r) + 1.0;
     // Bits 0x4B40_0000 + n, moved to the exponent: what MAGIC has there falls out at the top.
     e * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000))
 }
@@ -76,32 +76,32 @@ pub fn sigmoid<S: Simd>(x: f32) -> f32 {
 
 /// All lanes combined, halves with halves.
 #[inline(always)]
-fn fold<F: LaneReduce>(lanes: [f32; LANES]) -> f32 {
-    let halves = halve::<F, LANES, 16>(lanes);
-    let quarters = halve::<F, 16, 8>(halves);
-    let [a, b, c, d] = halve::<F, 8, 4>(quarters);
-    F::of(F::of(a, c), F::of(b, d))
+fn reduce_lanes<F: LaneReduce>(lanes: [f32; LANES]) -> f32 {
+    let halves = reduce_halves::<F, LANES, 16>(lanes);
+    let quarters = reduce_halves::<F, 16, 8>(halves);
+    let [a, b, c, d] = reduce_halves::<F, 8, 4>(quarters);
+    F::combine(F::combine(a, c), F::combine(b, d))
 }
 
 #[inline(always)]
-fn halve<F: LaneReduce, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
+fn reduce_halves<F: LaneReduce, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
     let mut made = [0.0; HALF];
     for lane in 0..HALF {
-        made[lane] = F::of(lanes[lane], lanes[lane + HALF]);
+        made[lane] = F::combine(lanes[lane], lanes[lane + HALF]);
     }
     made
 }
 
 /// What two lanes are combined with.
 trait LaneReduce {
-    fn of(x: f32, y: f32) -> f32;
+    fn combine(x: f32, y: f32) -> f32;
 }
 
 struct LaneSum;
 
 impl LaneReduce for LaneSum {
     #[inline(always)]
-    fn of(x: f32, y: f32) -> f32 {
+    fn combine(x: f32, y: f32) -> f32 {
         x + y
     }
 }
@@ -110,14 +110,14 @@ struct LaneMaximum;
 
 impl LaneReduce for LaneMaximum {
     #[inline(always)]
-    fn of(x: f32, y: f32) -> f32 {
+    fn combine(x: f32, y: f32) -> f32 {
         if y > x { y } else { x }
     }
 }
 
 /// Σx².
 #[inline(always)]
-pub fn square_sum<S: Simd>(x: &[f32]) -> f32 {
+pub fn sum_squares<S: Simd>(x: &[f32]) -> f32 {
     dot::<S>(x, x)
 }
 
@@ -130,10 +130,10 @@ pub fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     for (x, y) in x_chunks.zip(y_chunks) {
         for lane in 0..LANES {
-            lanes[lane] = madd::<S>(x[lane], y[lane], lanes[lane]);
+            lanes[lane] = mul_add::<S>(x[lane], y[lane], lanes[lane]);
         }
     }
-    sum += fold::<LaneSum>(lanes);
+    sum += reduce_lanes::<LaneSum>(lanes);
     sum
 }
 
@@ -151,7 +151,7 @@ pub fn dot3<S: Simd>(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
             lanes[lane] += x[lane] * y[lane] * z[lane];
         }
     }
-    sum += fold::<LaneSum>(lanes);
+    sum += reduce_lanes::<LaneSum>(lanes);
     sum
 }
 
@@ -166,12 +166,12 @@ pub fn sum(x: &[f32]) -> f32 {
             lanes[lane] += x[lane];
         }
     }
-    rest + fold::<LaneSum>(lanes)
+    rest + reduce_lanes::<LaneSum>(lanes)
 }
 
 /// Σ e^(xᵢ − shift).
 #[inline(always)]
-pub fn exp_sum<S: Simd>(x: &[f32], shift: f32) -> f32 {
+pub fn sum_exp<S: Simd>(x: &[f32], shift: f32) -> f32 {
     let chunks = x.chunks_exact(LANES);
     let mut rest = 0.0;
     for x in chunks.remainder() {
@@ -183,7 +183,7 @@ pub fn exp_sum<S: Simd>(x: &[f32], shift: f32) -> f32 {
             lanes[lane] += exp::<S>(x[lane] - shift);
         }
     }
-    rest + fold::<LaneSum>(lanes)
+    rest + reduce_lanes::<LaneSum>(lanes)
 }
 
 /// The largest, −∞ of nothing. NaNs are passed over: they show in the sums that follow.
@@ -196,10 +196,10 @@ pub fn maximum(x: &[f32]) -> f32 {
     }
     for x in chunks {
         for lane in 0..LANES {
-            lanes[lane] = LaneMaximum::of(lanes[lane], x[lane]);
+            lanes[lane] = LaneMaximum::combine(lanes[lane], x[lane]);
         }
     }
-    fold::<LaneMaximum>(lanes)
+    reduce_lanes::<LaneMaximum>(lanes)
 }
 
 #[cfg(test)]
@@ -226,7 +226,7 @@ mod tests {
     fn exp_is_exact_to_a_few_units() {
         let inputs: Vec<f32> = (-872_000..883_000).map(|i| i as f32 * 1e-4).collect();
         let mut outputs = inputs.clone();
-        vectorized::<Exps, _>(&mut outputs[..]);
+        dispatch_simd::<Exps, _>(&mut outputs[..]);
         let worst = inputs
             .iter()
             .zip(&outputs)

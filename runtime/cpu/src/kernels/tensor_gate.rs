@@ -7,9 +7,9 @@
 //! Tokens are taken a few at a time: with their a×b matrices one below the other, H·V, dT·Vᵀ and
 //! Hᵀ·dT are one product each. What has U is a loop over rows of n numbers.
 
-use super::matrix::multiply;
-use super::parallel::{PartialSums, SharedOperand, TaskScratch, add_sums};
-use super::simd::{Simd, SimdBody, dot, vectorized};
+use super::matrix::matmul;
+use super::parallel::{PartialSums, SharedOperand, TaskScratch, reduce_partial_sums};
+use super::simd::{Simd, SimdBody, dispatch_simd, dot};
 use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// Tokens at a time.
@@ -26,12 +26,12 @@ pub struct TensorGate<'a> {
 
 impl TensorGate<'_> {
     /// a·b, the features of h.
-    pub fn input(&self) -> usize {
+    pub fn input_features(&self) -> usize {
         self.u.rows() * self.v.rows()
     }
 
     /// m·n, the features of g.
-    pub fn output(&self) -> usize {
+    pub fn output_features(&self) -> usize {
         self.u.columns() * self.v.columns()
     }
 
@@ -41,19 +41,23 @@ impl TensorGate<'_> {
     }
 
     /// Numbers of scratch memory that both directions need.
-    pub fn scratch(&self, parallel: Parallel) -> usize {
+    pub fn scratch_elements(&self, parallel: Parallel) -> usize {
         let rows = (self.u.rows(), self.v.rows());
         let columns = (self.u.columns(), self.v.columns());
-        TensorGate::scratch_of(rows, columns, parallel)
+        TensorGate::scratch_elements_for(rows, columns, parallel)
     }
 
     /// The same of a gate with U `[a, m]` and V `[b, n]`.
-    pub fn scratch_of((a, b): (usize, usize), (m, n): (usize, usize), parallel: Parallel) -> usize {
-        parallel.threads() * 2 * TOKENS * a * n + parallel.sums_scratch(a * m + b * n)
+    pub fn scratch_elements_for(
+        (a, b): (usize, usize),
+        (m, n): (usize, usize),
+        parallel: Parallel,
+    ) -> usize {
+        parallel.threads() * 2 * TOKENS * a * n + parallel.reduction_scratch_elements(a * m + b * n)
     }
 
     fn check(&self, tokens: usize, h: usize, g: usize) {
-        assert!(h == tokens * self.input() && g == tokens * self.output());
+        assert!(h == tokens * self.input_features() && g == tokens * self.output_features());
     }
 }
 
@@ -62,7 +66,7 @@ type TokenRows<T> = super::parallel::GroupedRows<T>;
 
 /// g (+)= Uᵀ·H·V: h `[tokens, a·b]`, g `[tokens, m·n]`, both contiguous. `scratch` holds
 /// [`TensorGate::scratch`] numbers.
-pub fn forward(
+pub fn tensor_gate_forward(
     tokens: usize,
     gate: TensorGate<'_>,
     h: &[f32],
@@ -72,11 +76,13 @@ pub fn forward(
     parallel: Parallel,
 ) {
     gate.check(tokens, h.len(), g.len());
-    let h = TokenRows { each: gate.input(), of: h };
-    let g = TokenRows { each: gate.output(), of: g };
-    let lent = TaskScratch { each: 2 * TOKENS * gate.middle(), of: scratch };
-    parallel
-        .rows::<ForwardTokens, _>(tokens, (h, g, SharedOperand(gate), SharedOperand(write), lent));
+    let h = TokenRows { group_size: gate.input_features(), operand: h };
+    let g = TokenRows { group_size: gate.output_features(), operand: g };
+    let lent = TaskScratch { elements_per_task: 2 * TOKENS * gate.middle(), memory: scratch };
+    parallel.for_rows::<ForwardTokens, _>(
+        tokens,
+        (h, g, SharedOperand(gate), SharedOperand(write), lent),
+    );
 }
 
 type GateForward<'a> = (
@@ -92,10 +98,13 @@ struct ForwardTokens;
 impl SimdBody<GateForward<'_>> for ForwardTokens {
     #[inline(always)]
     fn run<S: Simd>((h, g, SharedOperand(gate), SharedOperand(write), lent): GateForward<'_>) {
-        let some = h.of.chunks(TOKENS * gate.input()).zip(g.of.chunks_mut(TOKENS * gate.output()));
+        let some = h
+            .operand
+            .chunks(TOKENS * gate.input_features())
+            .zip(g.operand.chunks_mut(TOKENS * gate.output_features()));
         for (h, g) in some {
-            let t = middle(gate, h, lent.of);
-            vectorized::<LeftProduct, _>((gate, t, g, write));
+            let t = middle(gate, h, lent.memory);
+            dispatch_simd::<LeftProduct, _>((gate, t, g, write));
         }
     }
 }
@@ -106,7 +115,7 @@ fn middle<'a>(gate: TensorGate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f
     let t = &mut scratch[..rows * gate.v.columns()];
     let h = MatrixView::new(h, rows, gate.v.rows());
     let view = MatrixViewMut::new(t, rows, gate.v.columns());
-    multiply(h.into(), gate.v.into(), view, 1.0, WriteMode::Replace);
+    matmul(h.into(), gate.v.into(), view, 1.0, WriteMode::Replace);
     t
 }
 
@@ -120,7 +129,8 @@ impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for LeftProduct {
         if write == WriteMode::Replace {
             g.fill(0.0);
         }
-        for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output())) {
+        for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output_features()))
+        {
             for (row, t) in t.chunks_exact(n).enumerate() {
                 for (u, g) in gate.u.row(row).iter().zip(g.chunks_exact_mut(n)) {
                     for (g, t) in g.iter_mut().zip(t) {
@@ -133,7 +143,7 @@ impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for LeftProduct {
 }
 
 /// What [`backward`] writes.
-pub struct GateGradients<'a> {
+pub struct TensorGateGradients<'a> {
     /// Gradient of h, `[tokens, a·b]`, contiguous.
     pub dh: &'a mut [f32],
     /// Whether it is added to what is there.
@@ -145,33 +155,33 @@ pub struct GateGradients<'a> {
 }
 
 /// Gradients of h, U and V. `scratch` holds [`TensorGate::scratch`] numbers.
-pub fn backward(
+pub fn tensor_gate_backward(
     tokens: usize,
     gate: TensorGate<'_>,
     (h, dg): (&[f32], &[f32]),
-    made: GateGradients<'_>,
+    made: TensorGateGradients<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let GateGradients { dh, write, du, dv } = made;
+    let TensorGateGradients { dh, write, du, dv } = made;
     gate.check(tokens, h.len(), dg.len());
     gate.check(tokens, dh.len(), dg.len());
     assert!(du.len() == gate.u.rows() * gate.u.columns());
     assert!(dv.len() == gate.v.rows() * gate.v.columns());
     let each = 2 * TOKENS * gate.middle();
     let (tiles, scratch) = scratch.split_at_mut(parallel.threads() * each);
-    let (first, second) = scratch.split_at_mut(parallel.sums_scratch(du.len()));
+    let (first, second) = scratch.split_at_mut(parallel.reduction_scratch_elements(du.len()));
     let sums = (PartialSums::new(du, first, parallel), PartialSums::new(dv, second, parallel));
-    let h = TokenRows { each: gate.input(), of: h };
-    let dg = TokenRows { each: gate.output(), of: dg };
-    let dh = TokenRows { each: gate.input(), of: dh };
-    let lent = TaskScratch { each, of: tiles };
-    let tasks = parallel.rows::<BackwardTokens, _>(
+    let h = TokenRows { group_size: gate.input_features(), operand: h };
+    let dg = TokenRows { group_size: gate.output_features(), operand: dg };
+    let dh = TokenRows { group_size: gate.input_features(), operand: dh };
+    let lent = TaskScratch { elements_per_task: each, memory: tiles };
+    let tasks = parallel.for_rows::<BackwardTokens, _>(
         tokens,
         ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, sums),
     );
-    add_sums(du, first, tasks);
-    add_sums(dv, second, tasks);
+    reduce_partial_sums(du, first, tasks);
+    reduce_partial_sums(dv, second, tasks);
 }
 
 type GateOperands<'a> = (TokenRows<&'a [f32]>, TokenRows<&'a [f32]>, TokenRows<&'a mut [f32]>);
@@ -191,20 +201,23 @@ impl SimdBody<GateBackward<'_>> for BackwardTokens {
         ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, (du, dv)): GateBackward<'_>,
     ) {
         let (b, n) = (gate.v.rows(), gate.v.columns());
-        let (t, dt) = lent.of.split_at_mut(TOKENS * gate.middle());
-        let dh = dh.of.chunks_mut(TOKENS * gate.input());
-        let some = h.of.chunks(TOKENS * gate.input()).zip(dg.of.chunks(TOKENS * gate.output()));
+        let (t, dt) = lent.memory.split_at_mut(TOKENS * gate.middle());
+        let dh = dh.operand.chunks_mut(TOKENS * gate.input_features());
+        let some = h
+            .operand
+            .chunks(TOKENS * gate.input_features())
+            .zip(dg.operand.chunks(TOKENS * gate.output_features()));
         for ((h, dg), dh) in some.zip(dh) {
             let t = middle(gate, h, t);
             let rows = h.len() / b;
             let dt = &mut dt[..rows * n];
-            vectorized::<LeftBackward, _>((gate, t, dg, &mut *dt, &mut *du.own));
+            dispatch_simd::<LeftBackward, _>((gate, t, dg, &mut *dt, &mut *du.sums));
             let dt = MatrixView::new(dt, rows, n);
             let dh = MatrixViewMut::new(dh, rows, b);
-            multiply(dt.into(), gate.v.transposed(), dh, 1.0, write);
-            let dv = MatrixViewMut::new(dv.own, b, n);
+            matmul(dt.into(), gate.v.transposed(), dh, 1.0, write);
+            let dv = MatrixViewMut::new(dv.sums, b, n);
             let h = MatrixView::new(h, rows, b).transposed();
-            multiply(h, dt.into(), dv, 1.0, WriteMode::Add);
+            matmul(h, dt.into(), dv, 1.0, WriteMode::Add);
         }
     }
 }
@@ -220,7 +233,7 @@ impl SimdBody<(TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for Left
         let (m, n) = (gate.u.columns(), gate.v.columns());
         dt.fill(0.0);
         let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
-        for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output())) {
+        for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output_features())) {
             let rows = t.chunks_exact(n).zip(dt.chunks_exact_mut(n)).zip(du.chunks_exact_mut(m));
             for (row, ((t, dt), du)) in rows.enumerate() {
                 let columns = gate.u.row(row).iter().zip(du).zip(dg.chunks_exact(n));
@@ -263,14 +276,14 @@ mod tests {
         let (h64, u64, v64) = (widen(&h), widen(&u), widen(&v));
         for (write, offset) in [(WriteMode::Replace, 0.0), (WriteMode::Add, 0.5)] {
             let moved = |of: Vec<f64>, by: f64| of.iter().map(|x| x + by).collect::<Vec<_>>();
-            let mut scratch = vec![f32::NAN; gate.scratch(Parallel::SERIAL)];
+            let mut scratch = vec![f32::NAN; gate.scratch_elements(Parallel::SERIAL)];
             let mut g = vec![0.5; tokens * M * N];
-            forward(tokens, gate, &h, &mut g, write, &mut scratch, Parallel::SERIAL);
+            tensor_gate_forward(tokens, gate, &h, &mut g, write, &mut scratch, Parallel::SERIAL);
             assert_close(&g, &moved(naive(&h64, &u64, &v64), offset), 1e-6);
             let (mut dh, mut du, mut dv) =
                 (vec![0.5; h.len()], vec![0.25; u.len()], vec![0.25; v.len()]);
-            let made = GateGradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
-            backward(tokens, gate, (&h, &dg), made, &mut scratch, Parallel::SERIAL);
+            let made = TensorGateGradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
+            tensor_gate_backward(tokens, gate, (&h, &dg), made, &mut scratch, Parallel::SERIAL);
             let of_h = gradient(&h64, |h| weigh(&naive(h, &u64, &v64), &dg));
             let of_u = gradient(&u64, |u| weigh(&naive(&h64, u, &v64), &dg));
             let of_v = gradient(&v64, |v| weigh(&naive(&h64, &u64, v), &dg));
@@ -288,13 +301,25 @@ mod tests {
         let gate = TensorGate { u: MatrixView::new(&u, A, M), v: MatrixView::new(&v, B, N) };
         let run = |threads: usize| {
             let parallel = Parallel::new(threads);
-            let mut scratch = vec![f32::NAN; gate.scratch(parallel)];
+            let mut scratch = vec![f32::NAN; gate.scratch_elements(parallel)];
             let (mut g, mut dh) = (vec![0.0; tokens * M * N], vec![0.0; h.len()]);
             let (mut du, mut dv) = (vec![0.0; u.len()], vec![0.0; v.len()]);
-            forward(tokens, gate, &h, &mut g, WriteMode::Replace, &mut scratch, parallel);
-            let made =
-                GateGradients { dh: &mut dh, write: WriteMode::Replace, du: &mut du, dv: &mut dv };
-            backward(tokens, gate, (&h, &dg), made, &mut scratch, parallel);
+            tensor_gate_forward(
+                tokens,
+                gate,
+                &h,
+                &mut g,
+                WriteMode::Replace,
+                &mut scratch,
+                parallel,
+            );
+            let made = TensorGateGradients {
+                dh: &mut dh,
+                write: WriteMode::Replace,
+                du: &mut du,
+                dv: &mut dv,
+            };
+            tensor_gate_backward(tokens, gate, (&h, &dg), made, &mut scratch, parallel);
             [g, dh, du, dv]
         };
         let one = run(1);

@@ -10,7 +10,7 @@ mod wanted;
 
 use std::ops::Range;
 
-use narrows_cpu::kernels::attention::AttentionShape;
+use narrows_cpu::kernels::AttentionShape;
 use narrows_cuda::Launches;
 use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};

@@ -1,8 +1,9 @@
 //! Copies around reshards, and the rotary embedding.
 
-use narrows_cpu::kernels::layout::{self, CutShape};
-use narrows_cpu::kernels::rotary::{self, Positions, RotaryTable};
-use narrows_cpu::kernels::{MatrixViewMut, Parallel};
+use narrows_cpu::kernels::{
+    MatrixViewMut, Parallel, PartitionShape, PositionRange, RopeTable, pack_shards, rope_backward,
+    rope_forward, slice_shard, unpack_shards,
+};
 use narrows_cuda::launch::rotary_table;
 use narrows_plan::program::{Access, Extent, FusedOp};
 use narrows_plan::{DType, Dim};
@@ -34,7 +35,7 @@ fn copies_are_the_processors() {
             .flat_map(|dtype| [Dim::Feature, Dim::Sequence, Dim::Position].map(|dim| (dtype, dim)))
         {
             let whole = rounded(dtype, random(1, rows * width));
-            let form = CutShape {
+            let form = PartitionShape {
                 sequences: sequences as usize,
                 positions: positions as usize,
                 sections: &held,
@@ -59,9 +60,9 @@ fn copies_are_the_processors() {
                 let Some(outcome) = case.run() else { return };
                 let mut wanted = vec![0.0; (result.0 * result.1) as usize];
                 match op {
-                    FusedOp::Pack { .. } => layout::pack(form, &whole, &mut wanted, SERIAL),
-                    FusedOp::Unpack { .. } => layout::unpack(form, &whole, &mut wanted, SERIAL),
-                    _ => layout::slice(form, parts as usize - 1, &whole, &mut wanted, SERIAL),
+                    FusedOp::Pack { .. } => pack_shards(form, &whole, &mut wanted, SERIAL),
+                    FusedOp::Unpack { .. } => unpack_shards(form, &whole, &mut wanted, SERIAL),
+                    _ => slice_shard(form, parts as usize - 1, &whole, &mut wanted, SERIAL),
                 }
                 assert_eq!(outcome.numbers(to), wanted, "{op:?} of {sections:?} in {parts}");
             }
@@ -105,14 +106,14 @@ fn rotations_are_the_processors() {
                 let Some(outcome) = case.run() else { return };
 
                 let mut wanted = x;
-                let table = RotaryTable::new(positions as usize, head_dim as usize, theta);
+                let table = RopeTable::new(positions as usize, head_dim as usize, theta);
                 let first = (count * case.tensor) as usize;
-                let at = Positions { first, count: count as usize };
+                let at = PositionRange { first, count: count as usize };
                 let made = MatrixViewMut::new(&mut wanted, rows as usize, stride as usize)
                     .column_range(0, columns as usize);
                 match forward {
-                    true => rotary::forward(made, &table, at, SERIAL),
-                    false => rotary::backward(made, &table, at, SERIAL),
+                    true => rope_forward(made, &table, at, SERIAL),
+                    false => rope_backward(made, &table, at, SERIAL),
                 }
                 assert_near(dtype, &outcome.numbers(buffer), &wanted, 1e-6);
             }

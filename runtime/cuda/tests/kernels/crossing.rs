@@ -1,8 +1,10 @@
 //! What crosses between blocks: LayerNorm with φ, and the tensor gate.
 
-use narrows_cpu::kernels::layer_norm::{self, LayerNorm};
-use narrows_cpu::kernels::tensor_gate::{self, TensorGate};
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
+use narrows_cpu::kernels::{
+    LayerNorm, LayerNormGradients, LayerNormSaved, MatrixView, MatrixViewMut, Parallel, TensorGate,
+    TensorGateGradients, WriteMode, layer_norm_backward, layer_norm_forward, tensor_gate_backward,
+    tensor_gate_forward,
+};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
 use narrows_plan::program::FusedOp;
@@ -38,12 +40,7 @@ fn layer_norms_are_the_processors() {
         case.reads(&[of_v, of_weight]).writes(&[z]);
         let Some(outcome) = case.run() else { return };
         let mut wanted = vec![0.0; v.len()];
-        layer_norm::forward(
-            view(&v),
-            by,
-            MatrixViewMut::new(&mut wanted, sides.0, sides.1),
-            SERIAL,
-        );
+        layer_norm_forward(view(&v), by, MatrixViewMut::new(&mut wanted, sides.0, sides.1), SERIAL);
         assert_near(dtype, &outcome.numbers(z), &wanted, 1e-5);
 
         let before = random(4, 2 * columns);
@@ -57,9 +54,9 @@ fn layer_norms_are_the_processors() {
         let (mut wanted, mut wanted_sums) = (vec![0.0; v.len()], before);
         let (dscale, dbias) = wanted_sums.split_at_mut(sides.1);
         let made = MatrixViewMut::new(&mut wanted, sides.0, sides.1);
-        let made = layer_norm::LayerNormGradients { dv: made, dscale, dbias, scratch: &mut [] };
-        let saved = layer_norm::LayerNormSaved { dz: view(&dz), v: view(&v) };
-        layer_norm::backward(saved, by, made, SERIAL);
+        let made = LayerNormGradients { dv: made, dscale, dbias, scratch: &mut [] };
+        let saved = LayerNormSaved { dz: view(&dz), v: view(&v) };
+        layer_norm_backward(saved, by, made, SERIAL);
         assert_near(dtype, &outcome.numbers(dv), &wanted, 2e-5);
         assert_near(DType::F32, &outcome.numbers(sums), &wanted_sums, 1e-5);
     }
@@ -81,7 +78,7 @@ fn tensor_gates_are_the_processors() {
             u: MatrixView::new(u, rows, rows),
             v: MatrixView::new(v, columns, columns),
         };
-        let mut scratch = vec![0.0; gate.scratch(SERIAL)];
+        let mut scratch = vec![0.0; gate.scratch_elements(SERIAL)];
 
         let mut case = Case::new(FusedOp::TensorGate { a, b }, 1, (1, tokens));
         let [of_h, of_weight] = [((tokens, features), &h), ((1, parameters), &weight)]
@@ -91,7 +88,7 @@ fn tensor_gates_are_the_processors() {
         let Some(outcome) = case.run() else { return };
         let mut wanted = vec![0.0; h.len()];
         let replace = WriteMode::Replace;
-        tensor_gate::forward(count, gate, &h, &mut wanted, replace, &mut scratch, SERIAL);
+        tensor_gate_forward(count, gate, &h, &mut wanted, replace, &mut scratch, SERIAL);
         assert_near(dtype, &outcome.numbers(g), &wanted, 2e-6);
 
         for add in [false, true] {
@@ -110,8 +107,8 @@ fn tensor_gates_are_the_processors() {
             let (mut wanted, mut wanted_sums) = (before, sums_before);
             let (du, dv) = wanted_sums.split_at_mut((a * a) as usize);
             let write = if add { WriteMode::Add } else { WriteMode::Replace };
-            let made = tensor_gate::GateGradients { dh: &mut wanted, write, du, dv };
-            tensor_gate::backward(count, gate, (&h, &dg), made, &mut scratch, SERIAL);
+            let made = TensorGateGradients { dh: &mut wanted, write, du, dv };
+            tensor_gate_backward(count, gate, (&h, &dg), made, &mut scratch, SERIAL);
             assert_near(dtype, &outcome.numbers(dh), &wanted, 2e-6);
             assert_near(DType::F32, &outcome.numbers(sums), &wanted_sums, 2e-6);
         }

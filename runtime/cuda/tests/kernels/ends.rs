@@ -1,7 +1,9 @@
 //! The embedding and the loss.
 
-use narrows_cpu::kernels::loss::{self, ReducedStatistics};
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, embedding};
+use narrows_cpu::kernels::{
+    MatrixView, MatrixViewMut, Parallel, ReducedStatistics, embedding_gather,
+    embedding_scatter_add, loss_gradient, loss_maximum, loss_sum,
+};
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
 
@@ -38,7 +40,7 @@ fn embeddings_are_the_processors() {
             let mut wanted = vec![0.0; rows * width];
             let view = MatrixView::new(&table, table_rows, width);
             let made = MatrixViewMut::new(&mut wanted, rows, width);
-            embedding::gather(&ids, view, first, made, SERIAL);
+            embedding_gather(&ids, view, first, made, SERIAL);
             assert_eq!(outcome.numbers(out), wanted);
 
             let (dy, before) =
@@ -52,7 +54,7 @@ fn embeddings_are_the_processors() {
             let Some(outcome) = case.run() else { return };
             let mut wanted = before;
             let made = MatrixViewMut::new(&mut wanted, table_rows, width);
-            embedding::scatter_add(&ids, MatrixView::new(&dy, rows, width), first, made, SERIAL);
+            embedding_scatter_add(&ids, MatrixView::new(&dy, rows, width), first, made, SERIAL);
             assert_near(DType::F32, &outcome.numbers(sum), &wanted, 2e-6);
         }
     }
@@ -71,8 +73,8 @@ fn losses_are_the_processors() {
             let view = MatrixView::new(&logits, rows as usize, held as usize);
             let (mut maximum, mut packed) =
                 (vec![0.0; rows as usize], vec![0.0; 2 * rows as usize]);
-            loss::maximum(view, &mut maximum, SERIAL);
-            loss::sum(view, &maximum, &targets, first, &mut packed, SERIAL);
+            loss_maximum(view, &mut maximum, SERIAL);
+            loss_sum(view, &maximum, &targets, first, &mut packed, SERIAL);
             let start = |op| {
                 let mut case = Case::new(op, vocabulary / held, (1, rows));
                 (case.tensor, case.constants.vocab) = (device, vocabulary);
@@ -114,7 +116,7 @@ fn losses_are_the_processors() {
                 factor: (1.0 / rows as f64) as f32,
             };
             let made = MatrixViewMut::new(&mut wanted, rows as usize, held as usize);
-            let here = loss::gradient(made, reduced, SERIAL);
+            let here = loss_gradient(made, reduced, SERIAL);
             // A gradient near 1 − factor loses as much as rounding the larger of the two does.
             assert_near(dtype, &outcome.numbers(of), &wanted, 2e-6);
             assert_near(DType::F32, &outcome.numbers(mean), &[here as f32], 1e-6);

@@ -1,7 +1,9 @@
 //! The product of gate and up.
 
-use narrows_cpu::kernels::gated::{self, GatedSaved};
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel};
+use narrows_cpu::kernels::{
+    GatedProductSaved, MatrixView, MatrixViewMut, Parallel, gated_product_backward,
+    gated_product_forward,
+};
 use narrows_plan::DType;
 use narrows_plan::model::GatedProduct;
 use narrows_plan::program::FusedOp;
@@ -27,11 +29,11 @@ fn products_are_the_processors() {
         let whole = MatrixView::new(&both, rows, 2 * width);
         let (gate, up) = (whole.column_range(0, width), whole.column_range(width, width));
         let mut y = vec![0.0; rows * width];
-        gated::forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), SERIAL);
+        gated_product_forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), SERIAL);
         let mut made = vec![0.0; both.len()];
         let (dgate, dup) = MatrixViewMut::new(&mut made, rows, 2 * width).split_columns(width);
-        let saved = GatedSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
-        gated::backward(saved, product, dgate, dup, SERIAL);
+        let saved = GatedProductSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
+        gated_product_backward(saved, product, dgate, dup, SERIAL);
 
         let columns = |of: &[f32], first: usize| -> Vec<f32> {
             of.chunks(2 * width).flat_map(|row| row[first..first + width].to_vec()).collect()

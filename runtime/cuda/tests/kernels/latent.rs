@@ -1,8 +1,9 @@
 //! φ on latents, side by side and alone.
 
-use narrows_cpu::kernels::latent::{self, DeferredNormSaved};
-use narrows_cpu::kernels::norm::Rms;
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
+use narrows_cpu::kernels::{
+    LatentRecoverSaved, MatrixView, MatrixViewMut, Parallel, RmsNorm, WriteMode, latent_backward,
+    latent_forward, latent_recover, latent_recover_backward,
+};
 use narrows_plan::DType;
 use narrows_plan::model::Activation;
 use narrows_plan::program::FusedOp;
@@ -13,7 +14,7 @@ use super::numbers::{assert_near, random, rounded};
 /// Rows, and the widths of latents side by side.
 const SHAPES: [(usize, &[usize]); 6] =
     [(1, &[1]), (7, &[64]), (5, &[33, 7]), (9, &[128, 64, 64]), (2, &[8, 3, 2049]), (3, &[16; 4])];
-const RMS: Rms = Rms { width: 300, epsilon: 1e-5 };
+const RMS: RmsNorm = RmsNorm { width: 300, epsilon: 1e-5 };
 const SERIAL: Parallel = Parallel::SERIAL;
 
 struct Drawn {
@@ -97,8 +98,8 @@ fn forward_is_the_processors() {
             let (h, z) = (whole.column_range(first, width), &mut wanted);
             let z = MatrixViewMut::new(z, of.rows, width);
             match owed {
-                false => latent::forward(h, activation, z, SERIAL),
-                true => latent::recover(h, &of.s, RMS, activation, z, SERIAL),
+                false => latent_forward(h, activation, z, SERIAL),
+                true => latent_recover(h, &of.s, RMS, activation, z, SERIAL),
             }
             assert_near(of.dtype, &outcome.numbers(result), &wanted, 1e-6);
         }
@@ -126,7 +127,7 @@ fn backward_is_the_processors() {
                 MatrixViewMut::new(&mut wanted, of.rows, of.columns()).column_range(first, width);
             let h = MatrixView::new(&of.whole, of.rows, of.columns()).column_range(first, width);
             let dz = MatrixView::new(&of.apart[section], of.rows, width);
-            latent::backward(dz, h, activation, made, SERIAL);
+            latent_backward(dz, h, activation, made, SERIAL);
         }
         assert_near(of.dtype, &outcome.numbers(dh), &wanted, 1e-6);
     }
@@ -173,9 +174,9 @@ fn recovered_backward_is_the_processors() {
                 Activation::Identity => MatrixView::new(&z[section], of.rows, width),
             };
             let dz = MatrixView::new(&of.apart[section], of.rows, width);
-            let owed = DeferredNormSaved { dz, saved, s: &of.s, rms: RMS, phi: activation };
+            let owed = LatentRecoverSaved { dz, saved, s: &of.s, rms: RMS, phi: activation };
             let write = if add || section > 0 { WriteMode::Add } else { WriteMode::Replace };
-            latent::recover_backward(owed, made, &mut wanted_ds, write, SERIAL);
+            latent_recover_backward(owed, made, &mut wanted_ds, write, SERIAL);
         }
         assert_near(of.dtype, &outcome.numbers(dh), &wanted, 1e-6);
         assert_near(DType::F32, &outcome.numbers(ds), &wanted_ds, 2e-6);

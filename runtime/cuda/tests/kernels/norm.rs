@@ -1,7 +1,11 @@
 //! RMSNorm in its variants.
 
-use narrows_cpu::kernels::norm::{self, NormGradients, NormSaved, Rms};
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode};
+use narrows_cpu::kernels::{
+    MatrixView, MatrixViewMut, Parallel, RmsNorm, RmsNormGradients, RmsNormSaved, WriteMode,
+    rms_norm_apply, rms_norm_backward, rms_norm_backward_apply, rms_norm_backward_statistic,
+    rms_norm_forward, rms_norm_online, rms_norm_online_backward, rms_norm_scale,
+    rms_norm_statistic,
+};
 use narrows_plan::DType;
 use narrows_plan::program::FusedOp;
 
@@ -23,7 +27,7 @@ struct Operands {
     s: Vec<f32>,
     t: Vec<f32>,
     before: (Vec<f32>, Vec<f32>),
-    rms: Rms,
+    rms: RmsNorm,
 }
 
 impl Operands {
@@ -40,7 +44,7 @@ impl Operands {
             s,
             t: random(4, rows),
             before: (numbers(5, rows * columns), random(6, columns)),
-            rms: Rms { width: 2 * columns as usize, epsilon: 1e-5 },
+            rms: RmsNorm { width: 2 * columns as usize, epsilon: 1e-5 },
         }
     }
 
@@ -76,23 +80,23 @@ fn forward_is_the_processors() {
             match op {
                 NormForward => {
                     case.reads(&[x, scale]).writes(&[y, s]);
-                    norm::forward(view, &of.scale, of.rms, made, &mut sums, SERIAL);
+                    rms_norm_forward(view, &of.scale, of.rms, made, &mut sums, SERIAL);
                 }
                 NormStatistic => {
                     case.reads(&[x]).writes(&[s]);
-                    norm::statistic(view, &mut sums, SERIAL);
+                    rms_norm_statistic(view, &mut sums, SERIAL);
                 }
                 NormApply => {
                     case.reads(&[x, scale, given]).writes(&[y]);
-                    norm::apply(view, &of.scale, &of.s, of.rms, made, SERIAL);
+                    rms_norm_apply(view, &of.scale, &of.s, of.rms, made, SERIAL);
                 }
                 NormOnline => {
                     case.reads(&[x, scale]).writes(&[y, s]);
-                    norm::online(view, &of.scale, made, &mut sums, SERIAL);
+                    rms_norm_online(view, &of.scale, made, &mut sums, SERIAL);
                 }
                 _ => {
                     case.reads(&[x, scale]).writes(&[y]);
-                    norm::scale(view, &of.scale, made, SERIAL);
+                    rms_norm_scale(view, &of.scale, made, SERIAL);
                 }
             }
             let Some(outcome) = case.run() else { return };
@@ -123,22 +127,22 @@ fn backward_is_the_processors() {
             let dscale = case.buffer((1, shape.1), DType::F32, Some(&of.before.1));
             let (mut wanted, mut sums) = of.before.clone();
             let write = if add { WriteMode::Add } else { WriteMode::Replace };
-            let saved = NormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
+            let saved = RmsNormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
             let dx_made = of.view_mut(&mut wanted);
-            let made = NormGradients { dx: dx_made, write, dscale: &mut sums, scratch: &mut [] };
+            let made = RmsNormGradients { dx: dx_made, write, dscale: &mut sums, scratch: &mut [] };
             let mut reads = vec![dy, x, scale];
             match op {
                 NormBackward => {
                     reads.push(s);
-                    norm::backward(saved, &of.s, of.rms, made, SERIAL);
+                    rms_norm_backward(saved, &of.s, of.rms, made, SERIAL);
                 }
                 NormBackwardApply => {
                     reads.extend([s, t]);
-                    norm::backward_apply(saved, &of.s, &of.t, of.rms, made, SERIAL);
+                    rms_norm_backward_apply(saved, &of.s, &of.t, of.rms, made, SERIAL);
                 }
                 _ => {
                     reads.push(t);
-                    norm::online_backward(saved, &of.t, made, SERIAL);
+                    rms_norm_online_backward(saved, &of.t, made, SERIAL);
                 }
             }
             reads.push(dscale);
@@ -155,8 +159,8 @@ fn backward_is_the_processors() {
         let t = case.buffer((shape.0, 1), DType::F32, None);
         case.reads(&[dy, x, scale]).writes(&[t]);
         let mut wanted = vec![0.0; of.t.len()];
-        let saved = NormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
-        norm::backward_statistic(saved, &mut wanted, SERIAL);
+        let saved = RmsNormSaved { dy: of.view(&of.dy), x: of.view(&of.x), scale: &of.scale };
+        rms_norm_backward_statistic(saved, &mut wanted, SERIAL);
         let Some(outcome) = case.run() else { return };
         assert_near(DType::F32, &outcome.numbers(t), &wanted, 1e-6);
     }

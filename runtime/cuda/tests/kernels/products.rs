@@ -3,8 +3,10 @@
 
 use std::collections::HashSet;
 
-use narrows_cpu::kernels::matrix::StridedMatrix;
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel, WriteMode, product};
+use narrows_cpu::kernels::{
+    MatrixView, MatrixViewMut, Parallel, StridedMatrix, WriteMode, gemm_forward,
+    gemm_input_gradient, gemm_weight_gradient,
+};
 use narrows_cuda::products::{self, Matmul, MatmulKey, MatmulSetting, Transpose};
 use narrows_cuda::{LaunchContext, bounds};
 use narrows_plan::lower::lower;
@@ -57,17 +59,17 @@ fn wanted(
     match of.form {
         GemmRole::WeightGradient if transposed => {
             let y = MatrixViewMut::new(&mut made, columns, rows);
-            product::weight_gradient(view(&right, &reads[1]), x, y, batch, write, serial);
+            gemm_weight_gradient(view(&right, &reads[1]), x, y, batch, write, serial);
         }
         form => {
             let y = MatrixViewMut::new(&mut made, rows, columns);
             match form {
-                GemmRole::Forward => product::forward(x, w, y, batch, write, serial),
+                GemmRole::Forward => gemm_forward(x, w, y, batch, write, serial),
                 GemmRole::InputGradient => {
-                    product::input_gradient(x, w, y, batch, write, serial);
+                    gemm_input_gradient(x, w, y, batch, write, serial);
                 }
                 GemmRole::WeightGradient => {
-                    product::weight_gradient(x, view(&right, &reads[1]), y, batch, write, serial);
+                    gemm_weight_gradient(x, view(&right, &reads[1]), y, batch, write, serial);
                 }
             }
         }

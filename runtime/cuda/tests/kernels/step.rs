@@ -1,7 +1,8 @@
 //! The optimizer.
 
-use narrows_cpu::kernels::Parallel;
-use narrows_cpu::kernels::optimizer::{self, AdamWStep, ParameterState};
+use narrows_cpu::kernels::{
+    AdamWStep, Parallel, ParameterState, adamw_update, gradient_square_sum,
+};
 use narrows_cuda::launch::coefficients;
 use narrows_plan::emit::WeightSplit;
 use narrows_plan::program::{Access, Extent, FusedOp, Phase, Region, Shard};
@@ -30,7 +31,7 @@ fn square_sums_are_the_processors() {
             case.reads(&[of, total]).writes(&[total]);
             let Some(outcome) = case.run() else { return };
             let counted = !whole || device == 0;
-            let squares = if counted { optimizer::square_sum(&gradient, SERIAL) } else { 0.0 };
+            let squares = if counted { gradient_square_sum(&gradient, SERIAL) } else { 0.0 };
             assert_near(DType::F32, &outcome.numbers(total), &[0.25 + squares as f32], 1e-6);
         }
     }
@@ -129,7 +130,7 @@ fn updates_are_the_processors() {
                 first_moment: &mut first,
                 second_moment: &mut second,
             };
-            optimizer::adamw(parameter, &mut gradient, part.clone(), numbers, SERIAL);
+            adamw_update(parameter, &mut gradient, part.clone(), numbers, SERIAL);
             let mut all = rounded(dtype, random(1, count * replicas));
             all[part].copy_from_slice(&weights);
             assert_near(dtype, &made.weights, &all, 1e-6);

@@ -1,8 +1,8 @@
 //! Gradients of q, k and v.
 
-use super::super::matrix::multiply;
+use super::super::matrix::matmul;
 use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
-use super::super::simd::{Simd, SimdBody, dot, exp, vectorized};
+use super::super::simd::{Simd, SimdBody, dispatch_simd, dot, exp};
 use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use super::{
     AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
@@ -37,7 +37,7 @@ pub struct AttentionGradients<'a> {
 }
 
 /// Backward: the gradients of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
-pub fn backward(
+pub fn attention_backward(
     shape: AttentionShape,
     saved: AttentionSaved<'_>,
     made: AttentionGradients<'_>,
@@ -57,17 +57,25 @@ pub fn backward(
         let read = (by(q), by(k), by(v), by(out), by(lse), by(dout));
         let made = (sequences(shape, dq), sequences(shape, dk), sequences(shape, dv));
         let work = (read, made, tiles, SharedOperand(shape));
-        parallel.heavy_rows(shape.sequences, work, |(read, made, tiles, SharedOperand(shape))| {
-            let (q, k, v, out, lse, dout) = read;
-            let (q, k, v, out) = (q.of, k.of, v.of, out.of);
-            let saved = AttentionSaved { q, k, v, out, lse: lse.of, dout: dout.of };
-            part(
-                shape,
-                saved,
-                AttentionGradients { dq: made.0.of, dk: made.1.of, dv: made.2.of },
-                tiles,
-            );
-        });
+        parallel.for_expensive_rows(
+            shape.sequences,
+            work,
+            |(read, made, tiles, SharedOperand(shape))| {
+                let (q, k, v, out, lse, dout) = read;
+                let (q, k, v, out) = (q.operand, k.operand, v.operand, out.operand);
+                let saved = AttentionSaved { q, k, v, out, lse: lse.operand, dout: dout.operand };
+                part(
+                    shape,
+                    saved,
+                    AttentionGradients {
+                        dq: made.0.operand,
+                        dk: made.1.operand,
+                        dv: made.2.operand,
+                    },
+                    tiles,
+                );
+            },
+        );
         return;
     }
     let keys = shape.head_dim;
@@ -78,13 +86,21 @@ pub fn backward(
     let read = (of_queries, heads(keys, k), heads(keys, v), heads(shape.group(), lse));
     let made = (heads(queries, dq), heads(keys, dk), heads(keys, dv));
     let work = (read, made, tiles, SharedOperand(shape));
-    parallel.heavy_rows(shape.kv_heads, work, |(read, made, tiles, SharedOperand(shape))| {
-        let ((q, out, dout), k, v, lse) = read;
-        let ColumnRows(lse) = lse.of;
-        let [q, k, v, out, dout] = [q, k, v, out, dout].map(|part| part.of.0);
-        let made = AttentionGradients { dq: made.0.of.0, dk: made.1.of.0, dv: made.2.of.0 };
-        part(shape, AttentionSaved { q, k, v, out, lse, dout }, made, tiles);
-    });
+    parallel.for_expensive_rows(
+        shape.kv_heads,
+        work,
+        |(read, made, tiles, SharedOperand(shape))| {
+            let ((q, out, dout), k, v, lse) = read;
+            let ColumnRows(lse) = lse.operand;
+            let [q, k, v, out, dout] = [q, k, v, out, dout].map(|part| part.operand.0);
+            let made = AttentionGradients {
+                dq: made.0.operand.0,
+                dk: made.1.operand.0,
+                dv: made.2.operand.0,
+            };
+            part(shape, AttentionSaved { q, k, v, out, lse, dout }, made, tiles);
+        },
+    );
 }
 
 /// What of the whole a part has is read off its operands.
@@ -113,8 +129,8 @@ fn part(
             zero(&mut made.dk);
             zero(&mut made.dv);
             let v = head(shape, saved.v, sequence, key_head);
-            vectorized::<Transpose, _>((k, &mut *scratch.transposed.0));
-            vectorized::<Transpose, _>((v, &mut *scratch.transposed.1));
+            dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
+            dispatch_simd::<Transpose, _>((v, &mut *scratch.transposed.1));
         }
         let lse = saved.lse.column_range(query_head, 1);
         let read = HeadOperands {
@@ -159,7 +175,7 @@ fn one_head(
         let [q, dout] = [saved.q, saved.dout].map(|of| of.row_range(first, queries));
         let [out, lse] = [saved.out, saved.lse].map(|of| of.row_range(first, queries));
         let mut sums = [0.0; QUERIES];
-        vectorized::<RowDots, _>((out, dout, &mut sums[..queries]));
+        dispatch_simd::<RowDots, _>((out, dout, &mut sums[..queries]));
         for first_key in (0..first + queries).step_by(KEYS) {
             let keys = KEYS.min(first + queries - first_key);
             let k = saved.k.row_range(first_key, keys);
@@ -168,22 +184,22 @@ fn one_head(
             let s_tile = &mut s_tile[..queries * keys];
             let dp_tile = &mut dp_tile[..queries * keys];
             let s = MatrixViewMut::new(s_tile, queries, keys);
-            multiply(q.into(), k_transposed.into(), s, shape.scale(), WriteMode::Replace);
+            matmul(q.into(), k_transposed.into(), s, shape.scale(), WriteMode::Replace);
             let dp = MatrixViewMut::new(dp_tile, queries, keys);
-            multiply(dout.into(), v_transposed.into(), dp, 1.0, WriteMode::Replace);
+            matmul(dout.into(), v_transposed.into(), dp, 1.0, WriteMode::Replace);
             let s = MatrixViewMut::new(s_tile, queries, keys);
             let dp = MatrixViewMut::new(dp_tile, queries, keys);
             let seen = first + 1 - first_key;
-            vectorized::<Probabilities, _>((s, dp, lse, &sums[..queries], seen, shape.scale()));
+            dispatch_simd::<Probabilities, _>((s, dp, lse, &sums[..queries], seen, shape.scale()));
             let p = MatrixView::new(s_tile, queries, keys);
             let ds = MatrixView::new(dp_tile, queries, keys);
             let dv = made.dv.reborrow().row_range(first_key, keys);
-            multiply(p.transposed(), dout.into(), dv, 1.0, WriteMode::Add);
+            matmul(p.transposed(), dout.into(), dv, 1.0, WriteMode::Add);
             let dk = made.dk.reborrow().row_range(first_key, keys);
-            multiply(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
+            matmul(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
             let dq = made.dq.reborrow().row_range(first, queries);
             let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
-            multiply(ds.into(), k.into(), dq, 1.0, write);
+            matmul(ds.into(), k.into(), dq, 1.0, write);
         }
     }
 }

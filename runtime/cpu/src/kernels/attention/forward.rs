@@ -1,8 +1,8 @@
 //! Output and log-sum-exp.
 
-use super::super::matrix::multiply;
+use super::super::matrix::matmul;
 use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
-use super::super::simd::{Simd, SimdBody, exp, maximum, sum, vectorized};
+use super::super::simd::{Simd, SimdBody, dispatch_simd, exp, maximum, sum};
 use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 use super::{
     AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
@@ -10,7 +10,7 @@ use super::{
 };
 
 /// Forward: `out` and `lse` of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
-pub fn forward(
+pub fn attention_forward(
     shape: AttentionShape,
     (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
     (out, lse): (MatrixViewMut<'_>, MatrixViewMut<'_>),
@@ -25,11 +25,11 @@ pub fn forward(
         let by = |of| sequences(shape, of);
         let made = (sequences(shape, out), sequences(shape, lse));
         let work = (by(q), by(k), by(v), made, tiles, SharedOperand(shape));
-        parallel.heavy_rows(
+        parallel.for_expensive_rows(
             shape.sequences,
             work,
             |(q, k, v, (out, lse), tiles, SharedOperand(shape))| {
-                part(shape, (q.of, k.of, v.of), (out.of, lse.of), tiles);
+                part(shape, (q.operand, k.operand, v.operand), (out.operand, lse.operand), tiles);
             },
         );
         return;
@@ -39,12 +39,12 @@ pub fn forward(
     let made = (heads(query_columns, out), heads(shape.group(), lse));
     let keys = (heads(key_columns, k), heads(key_columns, v));
     let work = (heads(query_columns, q), keys, made, tiles, SharedOperand(shape));
-    parallel.heavy_rows(
+    parallel.for_expensive_rows(
         shape.kv_heads,
         work,
         |(q, (k, v), (out, lse), tiles, SharedOperand(shape))| {
-            let (ColumnRows(q), ColumnRows(k), ColumnRows(v)) = (q.of, k.of, v.of);
-            part(shape, (q, k, v), (out.of.0, lse.of.0), tiles);
+            let (ColumnRows(q), ColumnRows(k), ColumnRows(v)) = (q.operand, k.operand, v.operand);
+            part(shape, (q, k, v), (out.operand.0, lse.operand.0), tiles);
         },
     );
 }
@@ -67,7 +67,7 @@ fn part(
         let key_head = query_head / shape.group();
         if query_head.is_multiple_of(shape.group()) {
             let k = head(shape, k, sequence, key_head);
-            vectorized::<Transpose, _>((k, &mut *scratch.transposed.0));
+            dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
         }
         let k = MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length);
         let read = (head(shape, q, sequence, query_head), k, head(shape, v, sequence, key_head));
@@ -96,20 +96,20 @@ fn one_head(
             let tile = &mut scratch[..queries * keys];
             let s = MatrixViewMut::new(tile, queries, keys);
             let k = k.column_range(first_key, keys);
-            multiply(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
+            matmul(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
             let out = &mut out.reborrow().row_range(first, queries);
             // How many keys of the tile the first query sees.
             let seen = first + 1 - first_key;
             let s = MatrixViewMut::new(tile, queries, keys);
-            vectorized::<SoftmaxTile, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
+            dispatch_simd::<SoftmaxTile, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
             let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
             let p = MatrixView::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
-            multiply(p.into(), v.into(), out.reborrow(), 1.0, write);
+            matmul(p.into(), v.into(), out.reborrow(), 1.0, write);
         }
         let out = out.reborrow().row_range(first, queries);
         let lse = lse.reborrow().row_range(first, queries);
-        vectorized::<FinishRow, _>((out, lse, &*rows));
+        dispatch_simd::<FinishRow, _>((out, lse, &*rows));
     }
 }
 

@@ -21,8 +21,8 @@ mod forward;
 #[cfg(test)]
 mod tests;
 
-pub use backward::{AttentionGradients, AttentionSaved, backward};
-pub use forward::forward;
+pub use backward::{AttentionGradients, AttentionSaved, attention_backward};
+pub use forward::attention_forward;
 
 use super::parallel::{ColumnRows, GroupedRows, ParallelRows, TaskScratch};
 use super::simd::{Simd, SimdBody};
@@ -50,7 +50,7 @@ pub struct AttentionShape {
 
 impl AttentionShape {
     /// Numbers of scratch memory that both directions need.
-    pub fn scratch(&self, parallel: Parallel) -> usize {
+    pub fn scratch_elements(&self, parallel: Parallel) -> usize {
         parallel.threads() * self.task_scratch()
     }
 
@@ -98,12 +98,12 @@ fn by_sequences(shape: AttentionShape, parallel: Parallel) -> bool {
 
 /// A part's tile memory.
 fn lent(shape: AttentionShape, scratch: &mut [f32]) -> TaskScratch<'_> {
-    TaskScratch { each: shape.task_scratch(), of: scratch }
+    TaskScratch { elements_per_task: shape.task_scratch(), memory: scratch }
 }
 
 /// An operand divided by sequences.
 fn sequences<T: ParallelRows>(shape: AttentionShape, of: T) -> GroupedRows<T> {
-    GroupedRows { each: shape.length, of }
+    GroupedRows { group_size: shape.length, operand: of }
 }
 
 /// An operand of which each key head has `each` columns.
@@ -111,7 +111,7 @@ fn heads<T>(each: usize, of: T) -> GroupedRows<ColumnRows<T>>
 where
     ColumnRows<T>: ParallelRows,
 {
-    GroupedRows { each, of: ColumnRows(of) }
+    GroupedRows { group_size: each, operand: ColumnRows(of) }
 }
 
 /// Scratch memory of one task.
@@ -124,7 +124,8 @@ struct AttentionScratch<'a> {
 
 impl<'a> AttentionScratch<'a> {
     fn new(shape: AttentionShape, lent: TaskScratch<'a>) -> Self {
-        let (tiles, transposed) = lent.of[..lent.each].split_at_mut(2 * shape.tile());
+        let (tiles, transposed) =
+            lent.memory[..lent.elements_per_task].split_at_mut(2 * shape.tile());
         AttentionScratch {
             tiles: tiles.split_at_mut(shape.tile()),
             transposed: transposed.split_at_mut(shape.length * shape.head_dim),

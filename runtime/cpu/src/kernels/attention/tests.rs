@@ -50,12 +50,12 @@ fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) ->
     let (k, v) = (view.column_range(hidden, keys), view.column_range(hidden + keys, keys));
     let (mut out, mut lse) =
         (vec![f32::NAN; tokens * hidden], vec![f32::NAN; tokens * shape.heads]);
-    let mut scratch = vec![f32::NAN; shape.scratch(parallel)];
+    let mut scratch = vec![f32::NAN; shape.scratch_elements(parallel)];
     let views = (
         MatrixViewMut::new(&mut out, tokens, hidden),
         MatrixViewMut::new(&mut lse, tokens, shape.heads),
     );
-    forward(shape, (q, k, v), views, &mut scratch, parallel);
+    attention_forward(shape, (q, k, v), views, &mut scratch, parallel);
     let mut gradients = vec![f32::NAN; both.len()];
     let (dq, rest) = MatrixViewMut::new(&mut gradients, tokens, width).split_columns(hidden);
     let (dk, dv) = rest.split_columns(keys);
@@ -63,7 +63,7 @@ fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) ->
     let (out_view, dout) =
         (MatrixView::new(&out, tokens, hidden), MatrixView::new(dout, tokens, hidden));
     let saved = AttentionSaved { q, k, v, out: out_view, lse: lse_view, dout };
-    backward(shape, saved, AttentionGradients { dq, dk, dv }, &mut scratch, parallel);
+    attention_backward(shape, saved, AttentionGradients { dq, dk, dv }, &mut scratch, parallel);
     Made { out, lse, gradients }
 }
 

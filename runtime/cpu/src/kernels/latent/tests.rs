@@ -1,7 +1,9 @@
 use super::*;
-use crate::kernels::norm;
-use crate::kernels::product;
 use crate::kernels::testing::{assert_close, assert_same, gradient, random, weigh, widen};
+use crate::kernels::{
+    RmsNormGradients, RmsNormSaved, gemm_forward, gemm_input_gradient, gemm_weight_gradient,
+    rms_norm_backward, rms_norm_forward, rms_norm_online, rms_norm_online_backward,
+};
 
 const SERIAL: Parallel = Parallel::SERIAL;
 
@@ -20,11 +22,17 @@ fn plain_latent_and_its_derivative() {
     for activation in [Activation::Identity, Activation::Silu] {
         let (mut z, mut dh) = (vec![0.0; h.len()], vec![0.0; h.len()]);
         let h_view = MatrixView::new(&h, rows, width);
-        forward(h_view, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
+        latent_forward(h_view, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
         let naive = |h: &[f64]| h.iter().map(|h| phi(activation, *h)).collect::<Vec<_>>();
         assert_close(&z, &naive(&widen(&h)), 1e-6);
         let dz_view = MatrixView::new(&dz, rows, width);
-        backward(dz_view, h_view, activation, MatrixViewMut::new(&mut dh, rows, width), SERIAL);
+        latent_backward(
+            dz_view,
+            h_view,
+            activation,
+            MatrixViewMut::new(&mut dh, rows, width),
+            SERIAL,
+        );
         let wanted = gradient(&widen(&h), |h| weigh(&naive(h), &dz));
         assert_close(&dh, &wanted, 1e-6);
     }
@@ -35,7 +43,7 @@ fn plain_latent_and_its_derivative() {
 fn recovered_latents_and_their_derivatives() {
     let (rows, widths) = (4, [33, 12]);
     let whole = widths[0] + widths[1];
-    let rms = Rms { width: 20, epsilon: 1e-5 };
+    let rms = RmsNorm { width: 20, epsilon: 1e-5 };
     let h = random(1, rows * whole);
     let s: Vec<f32> = random(2, rows).iter().map(|s| 5.0 + 4.0 * s).collect();
     let dz = [random(3, rows * widths[0]), random(4, rows * widths[1])];
@@ -62,21 +70,21 @@ fn recovered_latents_and_their_derivatives() {
         for (at, width) in widths.into_iter().enumerate() {
             let h = MatrixView::new(&h, rows, whole).column_range(first, width);
             let mut z = vec![0.0; rows * width];
-            recover(h, &s, rms, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
+            latent_recover(h, &s, rms, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
             assert_close(&z, &wanted[at], 1e-6);
             let mut in_place: Vec<f32> = (0..rows).flat_map(|row| h.row(row).to_vec()).collect();
             let view = MatrixViewMut::new(&mut in_place, rows, width);
-            recover_in_place(view, &s, rms, activation, SERIAL);
+            latent_recover_in_place(view, &s, rms, activation, SERIAL);
             assert_eq!(in_place, z);
             let saved = match activation {
                 Activation::Identity => MatrixView::new(&z, rows, width),
                 Activation::Silu => h,
             };
             let dz = MatrixView::new(&dz[at], rows, width);
-            let owed = DeferredNormSaved { dz, saved, s: &s, rms, phi: activation };
+            let owed = LatentRecoverSaved { dz, saved, s: &s, rms, phi: activation };
             let write = if at == 0 { WriteMode::Replace } else { WriteMode::Add };
             let dh = MatrixViewMut::new(&mut dh, rows, whole).column_range(first, width);
-            recover_backward(owed, dh, &mut ds, write, SERIAL);
+            latent_recover_backward(owed, dh, &mut ds, write, SERIAL);
             first += width;
         }
         assert_close(&dh, &dh_wanted, 1e-6);
@@ -94,7 +102,7 @@ fn the_online_chain_is_the_norm() {
     let half = D / 2;
     let (x, scale, a) = (random(1, ROWS * D), random(2, D), random(3, D * R));
     let dz = random(4, ROWS * R);
-    let rms = Rms { width: D, epsilon: 1e-5 };
+    let rms = RmsNorm { width: D, epsilon: 1e-5 };
     let dz = MatrixView::new(&dz, ROWS, R);
     let x = MatrixView::new(&x, ROWS, D);
     let weight = MatrixView::new(&a, D, R);
@@ -102,21 +110,19 @@ fn the_online_chain_is_the_norm() {
         // One device.
         let (mut y, mut s) = (vec![0.0; ROWS * D], vec![0.0; ROWS]);
         let (mut h, mut z) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R]);
-        norm::forward(x, &scale, rms, MatrixViewMut::new(&mut y, ROWS, D), &mut s, SERIAL);
+        rms_norm_forward(x, &scale, rms, MatrixViewMut::new(&mut y, ROWS, D), &mut s, SERIAL);
         let y = MatrixView::new(&y, ROWS, D);
-        product::forward(
-            y,
-            weight,
-            MatrixViewMut::new(&mut h, ROWS, R),
-            1,
-            WriteMode::Replace,
+        gemm_forward(y, weight, MatrixViewMut::new(&mut h, ROWS, R), 1, WriteMode::Replace, SERIAL);
+        latent_forward(
+            MatrixView::new(&h, ROWS, R),
+            phi,
+            MatrixViewMut::new(&mut z, ROWS, R),
             SERIAL,
         );
-        forward(MatrixView::new(&h, ROWS, R), phi, MatrixViewMut::new(&mut z, ROWS, R), SERIAL);
         let (mut dh, mut dy, mut dx) =
             (vec![0.0; ROWS * R], vec![0.0; ROWS * D], vec![0.0; ROWS * D]);
         let (mut da, mut dscale) = (vec![0.0; D * R], vec![0.0; D]);
-        backward(
+        latent_backward(
             dz,
             MatrixView::new(&h, ROWS, R),
             phi,
@@ -124,24 +130,17 @@ fn the_online_chain_is_the_norm() {
             SERIAL,
         );
         let dh = MatrixView::new(&dh, ROWS, R);
-        product::weight_gradient(
-            y,
-            dh,
-            MatrixViewMut::new(&mut da, D, R),
-            1,
-            WriteMode::Add,
-            SERIAL,
-        );
+        gemm_weight_gradient(y, dh, MatrixViewMut::new(&mut da, D, R), 1, WriteMode::Add, SERIAL);
         let view = MatrixViewMut::new(&mut dy, ROWS, D);
-        product::input_gradient(dh, weight, view, 1, WriteMode::Replace, SERIAL);
-        let saved = norm::NormSaved { dy: MatrixView::new(&dy, ROWS, D), x, scale: &scale };
-        let made = norm::NormGradients {
+        gemm_input_gradient(dh, weight, view, 1, WriteMode::Replace, SERIAL);
+        let saved = RmsNormSaved { dy: MatrixView::new(&dy, ROWS, D), x, scale: &scale };
+        let made = RmsNormGradients {
             dx: MatrixViewMut::new(&mut dx, ROWS, D),
             write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut [],
         };
-        norm::backward(saved, &s, rms, made, SERIAL);
+        rms_norm_backward(saved, &s, rms, made, SERIAL);
 
         // Two devices, each with half of the features; h and s are summed in order.
         let (mut y2, mut h2, mut s2) = (vec![0.0; ROWS * D], vec![0.0; ROWS * R], vec![0.0; ROWS]);
@@ -149,11 +148,11 @@ fn the_online_chain_is_the_norm() {
             let mut s_part = vec![0.0; ROWS];
             let (shard, scale) = (x.column_range(at * half, half), &scale[at * half..][..half]);
             let y = MatrixViewMut::new(&mut y2, ROWS, D).column_range(at * half, half);
-            norm::online(shard, scale, y, &mut s_part, SERIAL);
+            rms_norm_online(shard, scale, y, &mut s_part, SERIAL);
             s2.iter_mut().zip(&s_part).for_each(|(s, part)| *s += part);
             let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
             let weight = weight.row_range(at * half, half);
-            product::forward(
+            gemm_forward(
                 y,
                 weight,
                 MatrixViewMut::new(&mut h2, ROWS, R),
@@ -164,11 +163,11 @@ fn the_online_chain_is_the_norm() {
         }
         let h2 = MatrixView::new(&h2, ROWS, R);
         let (mut z2, mut du, mut ds) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R], vec![0.0; ROWS]);
-        recover(h2, &s2, rms, phi, MatrixViewMut::new(&mut z2, ROWS, R), SERIAL);
+        latent_recover(h2, &s2, rms, phi, MatrixViewMut::new(&mut z2, ROWS, R), SERIAL);
         assert_same(&z2, &z, 2e-6);
         let saved = if phi == Activation::Silu { h2 } else { MatrixView::new(&z2, ROWS, R) };
-        let owed = DeferredNormSaved { dz, saved, s: &s2, rms, phi };
-        recover_backward(
+        let owed = LatentRecoverSaved { dz, saved, s: &s2, rms, phi };
+        latent_recover_backward(
             owed,
             MatrixViewMut::new(&mut du, ROWS, R),
             &mut ds,
@@ -181,22 +180,22 @@ fn the_online_chain_is_the_norm() {
             let mut g = vec![0.0; ROWS * half];
             let weight = weight.row_range(at * half, half);
             let view = MatrixViewMut::new(&mut g, ROWS, half);
-            product::input_gradient(du, weight, view, 1, WriteMode::Replace, SERIAL);
+            gemm_input_gradient(du, weight, view, 1, WriteMode::Replace, SERIAL);
             let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
             let da = MatrixViewMut::new(&mut da2, D, R).row_range(at * half, half);
-            product::weight_gradient(y, du, da, 1, WriteMode::Add, SERIAL);
-            let saved = norm::NormSaved {
+            gemm_weight_gradient(y, du, da, 1, WriteMode::Add, SERIAL);
+            let saved = RmsNormSaved {
                 dy: MatrixView::new(&g, ROWS, half),
                 x: x.column_range(at * half, half),
                 scale: &scale[at * half..][..half],
             };
-            let made = norm::NormGradients {
+            let made = RmsNormGradients {
                 dx: MatrixViewMut::new(&mut dx2, ROWS, D).column_range(at * half, half),
                 write: WriteMode::Replace,
                 dscale: &mut dscale2[at * half..][..half],
                 scratch: &mut [],
             };
-            norm::online_backward(saved, &ds, made, SERIAL);
+            rms_norm_online_backward(saved, &ds, made, SERIAL);
         }
         assert_same(&dx2, &dx, 3e-6);
         assert_same(&da2, &da, 3e-6);

@@ -1,9 +1,9 @@
 //! What the processor makes of a problem, and what sums over absolute values are behind each number.
 
-use narrows_cpu::kernels::attention::{
-    AttentionGradients, AttentionSaved, AttentionShape, backward, forward,
+use narrows_cpu::kernels::{
+    AttentionGradients, AttentionSaved, AttentionShape, MatrixView, MatrixViewMut, Parallel,
+    attention_backward, attention_forward,
 };
-use narrows_cpu::kernels::{MatrixView, MatrixViewMut, Parallel};
 
 use super::super::numbers::rounded;
 use super::{Numbers, Problem};
@@ -26,12 +26,12 @@ pub fn wanted(problem: &Problem, numbers: &Numbers) -> Wanted {
     let (queries, keys) = (q.columns(), k.columns());
     let mut out = vec![0.0; tokens * queries];
     let mut lse = vec![0.0; tokens * shape.heads];
-    let mut scratch = vec![0.0; shape.scratch(SERIAL)];
+    let mut scratch = vec![0.0; shape.scratch_elements(SERIAL)];
     let made = (
         MatrixViewMut::new(&mut out, tokens, queries),
         MatrixViewMut::new(&mut lse, tokens, shape.heads),
     );
-    forward(shape, (q, k, v), made, &mut scratch, SERIAL);
+    attention_forward(shape, (q, k, v), made, &mut scratch, SERIAL);
     // What backward reads is in the format of the program.
     let kept = rounded(problem.op.input, out.clone());
     let saved = AttentionSaved {
@@ -48,7 +48,7 @@ pub fn wanted(problem: &Problem, numbers: &Numbers) -> Wanted {
         dk: MatrixViewMut::new(&mut dk, tokens, keys),
         dv: MatrixViewMut::new(&mut dv, tokens, keys),
     };
-    backward(shape, saved, made, &mut scratch, SERIAL);
+    attention_backward(shape, saved, made, &mut scratch, SERIAL);
     Wanted { out, lse, gradients: [dq, dk, dv] }
 }
 

@@ -9,13 +9,13 @@ use super::{MatrixViewMut, Parallel};
 
 /// Cosines and sines of all positions, computed in f64 once a session.
 #[derive(Clone, Debug)]
-pub struct RotaryTable {
+pub struct RopeTable {
     /// For every position, w/2 cosines and then w/2 sines.
     angles: Vec<f32>,
     head_dim: usize,
 }
 
-impl RotaryTable {
+impl RopeTable {
     /// For positions 0 to `positions` − 1.
     pub fn new(positions: usize, head_dim: usize, theta: f64) -> Self {
         assert!(
@@ -29,7 +29,7 @@ impl RotaryTable {
             angles.extend((0..half).map(|i| turn(i).cos() as f32));
             angles.extend((0..half).map(|i| turn(i).sin() as f32));
         }
-        RotaryTable { angles, head_dim }
+        RopeTable { angles, head_dim }
     }
 
     #[inline(always)]
@@ -40,7 +40,7 @@ impl RotaryTable {
 
 /// Which position a row has: rows are `[sequences, positions]` of the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Positions {
+pub struct PositionRange {
     /// The position of the shard's first token in its sequence.
     pub first: usize,
     /// Positions of each sequence that this device holds.
@@ -48,20 +48,20 @@ pub struct Positions {
 }
 
 /// `Rope`: turns all heads of `x`, `[tokens, heads·w]`.
-pub fn forward(
+pub fn rope_forward(
     x: MatrixViewMut<'_>,
-    table: &RotaryTable,
-    positions: Positions,
+    table: &RopeTable,
+    positions: PositionRange,
     parallel: Parallel,
 ) {
     run(x, table, positions, 1.0, parallel);
 }
 
 /// `RopeBackward`: turns gradients back.
-pub fn backward(
+pub fn rope_backward(
     dx: MatrixViewMut<'_>,
-    table: &RotaryTable,
-    positions: Positions,
+    table: &RopeTable,
+    positions: PositionRange,
     parallel: Parallel,
 ) {
     run(dx, table, positions, -1.0, parallel);
@@ -69,22 +69,22 @@ pub fn backward(
 
 fn run(
     x: MatrixViewMut<'_>,
-    table: &RotaryTable,
-    positions: Positions,
+    table: &RopeTable,
+    positions: PositionRange,
     sign: f32,
     parallel: Parallel,
 ) {
     assert_eq!(x.columns() % table.head_dim, 0, "whole heads of {}", table.head_dim);
     let work =
         (FirstRow(0), x, SharedOperand(table), SharedOperand(positions), SharedOperand(sign));
-    parallel.rows::<RotateRows, _>(work.1.rows(), work);
+    parallel.for_rows::<RotateRows, _>(work.1.rows(), work);
 }
 
 type RotaryRows<'a> = (
     FirstRow,
     MatrixViewMut<'a>,
-    SharedOperand<&'a RotaryTable>,
-    SharedOperand<Positions>,
+    SharedOperand<&'a RopeTable>,
+    SharedOperand<PositionRange>,
     SharedOperand<f32>,
 );
 
@@ -139,15 +139,15 @@ mod tests {
                 }
             }
         }
-        let table = RotaryTable::new(length, width, THETA);
-        let positions = Positions { first: 0, count: length };
+        let table = RopeTable::new(length, width, THETA);
+        let positions = PositionRange { first: 0, count: length };
         let mut made = x.clone();
         let view = MatrixViewMut::strided(&mut made, rows, heads * width, stride);
-        forward(view, &table, positions, Parallel::SERIAL);
+        rope_forward(view, &table, positions, Parallel::SERIAL);
         assert_close(&made, &wanted, 1e-6);
         // A rotation's derivative is its transpose, and that is its inverse.
         let view = MatrixViewMut::strided(&mut made, rows, heads * width, stride);
-        backward(view, &table, positions, Parallel::SERIAL);
+        rope_backward(view, &table, positions, Parallel::SERIAL);
         assert_same(&made, &x, 1e-6);
     }
 
@@ -156,10 +156,10 @@ mod tests {
     fn shards_of_positions() {
         let (sequences, length, columns) = (16, 32, 64);
         let x = random(1, sequences * length * columns);
-        let table = RotaryTable::new(length, 64, THETA);
+        let table = RopeTable::new(length, 64, THETA);
         let mut whole = x.clone();
         let view = MatrixViewMut::new(&mut whole, sequences * length, columns);
-        forward(view, &table, Positions { first: 0, count: length }, Parallel::SERIAL);
+        rope_forward(view, &table, PositionRange { first: 0, count: length }, Parallel::SERIAL);
         let half = length / 2;
         let second = |x: &[f32]| -> Vec<f32> {
             let sequences = x.chunks_exact(length * columns);
@@ -168,7 +168,12 @@ mod tests {
         for threads in [1, 2, 3] {
             let mut shard = second(&x);
             let view = MatrixViewMut::new(&mut shard, sequences * half, columns);
-            forward(view, &table, Positions { first: half, count: half }, Parallel::new(threads));
+            rope_forward(
+                view,
+                &table,
+                PositionRange { first: half, count: half },
+                Parallel::new(threads),
+            );
             assert_eq!(shard, second(&whole));
         }
     }

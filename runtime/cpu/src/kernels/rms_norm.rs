@@ -9,20 +9,20 @@
 //!
 //! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
 
-use super::parallel::{ParallelRows, PartialSums, SharedOperand, add_sums};
-use super::simd::{Simd, SimdBody, dot3, square_sum};
+use super::parallel::{ParallelRows, PartialSums, SharedOperand, reduce_partial_sums};
+use super::simd::{Simd, SimdBody, dot3, sum_squares};
 use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// What turns a sum of squares into 1/rms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rms {
+pub struct RmsNorm {
     /// Features of a whole row, d.
     pub width: usize,
     /// ε, added to the mean square.
     pub epsilon: f32,
 }
 
-impl Rms {
+impl RmsNorm {
     /// ρ = (s/d + ε)^-½.
     #[inline(always)]
     pub fn inverse(self, s: f32) -> f32 {
@@ -31,17 +31,19 @@ impl Rms {
 }
 
 /// `NormForward`: y = γ⊙ρ·x, and s of the whole row.
-pub fn forward(
+pub fn rms_norm_forward(
     x: MatrixView<'_>,
     scale: &[f32],
-    rms: Rms,
+    rms: RmsNorm,
     y: MatrixViewMut<'_>,
     s: &mut [f32],
     parallel: Parallel,
 ) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel
-        .rows::<NormForwardRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
+    parallel.for_rows::<NormForwardRows, _>(
+        x.rows(),
+        (x, y, s, SharedOperand(scale), SharedOperand(rms)),
+    );
 }
 
 type NormForward<'a> = (
@@ -49,7 +51,7 @@ type NormForward<'a> = (
     MatrixViewMut<'a>,
     &'a mut [f32],
     SharedOperand<&'a [f32]>,
-    SharedOperand<Rms>,
+    SharedOperand<RmsNorm>,
 );
 
 struct NormForwardRows;
@@ -59,7 +61,7 @@ impl SimdBody<NormForward<'_>> for NormForwardRows {
     fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): NormForward<'_>) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
-            *s = square_sum::<S>(x);
+            *s = sum_squares::<S>(x);
             scaled(x, scale, rms.inverse(*s), y.row_mut(row));
         }
     }
@@ -73,9 +75,9 @@ fn scaled(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
 }
 
 /// `NormStatistic`: s = Σx² of the row shard.
-pub fn statistic(x: MatrixView<'_>, s: &mut [f32], parallel: Parallel) {
+pub fn rms_norm_statistic(x: MatrixView<'_>, s: &mut [f32], parallel: Parallel) {
     check(&[x.rows(), s.len()], &[]);
-    parallel.rows::<StatisticRows, _>(x.rows(), (x, s));
+    parallel.for_rows::<StatisticRows, _>(x.rows(), (x, s));
 }
 
 struct StatisticRows;
@@ -84,27 +86,34 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for StatisticRows {
     #[inline(always)]
     fn run<S: Simd>((x, s): (MatrixView<'_>, &mut [f32])) {
         for (row, s) in s.iter_mut().enumerate() {
-            *s = square_sum::<S>(x.row(row));
+            *s = sum_squares::<S>(x.row(row));
         }
     }
 }
 
 /// `NormApply`: y = γ⊙ρ·x with s given.
-pub fn apply(
+pub fn rms_norm_apply(
     x: MatrixView<'_>,
     scale: &[f32],
     s: &[f32],
-    rms: Rms,
+    rms: RmsNorm,
     y: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel
-        .rows::<NormApplyRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
+    parallel.for_rows::<NormApplyRows, _>(
+        x.rows(),
+        (x, y, s, SharedOperand(scale), SharedOperand(rms)),
+    );
 }
 
-type NormApply<'a> =
-    (MatrixView<'a>, MatrixViewMut<'a>, &'a [f32], SharedOperand<&'a [f32]>, SharedOperand<Rms>);
+type NormApply<'a> = (
+    MatrixView<'a>,
+    MatrixViewMut<'a>,
+    &'a [f32],
+    SharedOperand<&'a [f32]>,
+    SharedOperand<RmsNorm>,
+);
 
 struct NormApplyRows;
 
@@ -118,7 +127,7 @@ impl SimdBody<NormApply<'_>> for NormApplyRows {
 }
 
 /// `NormOnline`: y = γ⊙x, and s of the row shard.
-pub fn online(
+pub fn rms_norm_online(
     x: MatrixView<'_>,
     scale: &[f32],
     y: MatrixViewMut<'_>,
@@ -126,7 +135,7 @@ pub fn online(
     parallel: Parallel,
 ) {
     check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<OnlineRows, _>(x.rows(), (x, y, s, SharedOperand(scale)));
+    parallel.for_rows::<OnlineRows, _>(x.rows(), (x, y, s, SharedOperand(scale)));
 }
 
 struct OnlineRows;
@@ -145,16 +154,16 @@ impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, &mut [f32], SharedOperand<&[f3
     ) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
-            *s = square_sum::<S>(x);
+            *s = sum_squares::<S>(x);
             scaled(x, scale, 1.0, y.row_mut(row));
         }
     }
 }
 
 /// `NormScale`: y = γ⊙x.
-pub fn scale(x: MatrixView<'_>, scale: &[f32], y: MatrixViewMut<'_>, parallel: Parallel) {
+pub fn rms_norm_scale(x: MatrixView<'_>, scale: &[f32], y: MatrixViewMut<'_>, parallel: Parallel) {
     check(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.rows::<ScaleRows, _>(x.rows(), (x, y, SharedOperand(scale)));
+    parallel.for_rows::<ScaleRows, _>(x.rows(), (x, y, SharedOperand(scale)));
 }
 
 struct ScaleRows;
@@ -176,7 +185,7 @@ impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<&[f32]>)> for Sc
 
 /// What every backward pass reads.
 #[derive(Clone, Copy, Debug)]
-pub struct NormSaved<'a> {
+pub struct RmsNormSaved<'a> {
     /// Gradient of the norm's output, `[tokens, features]`.
     pub dy: MatrixView<'a>,
     /// The norm's input, `[tokens, features]`.
@@ -186,7 +195,7 @@ pub struct NormSaved<'a> {
 }
 
 /// What every backward pass writes.
-pub struct NormGradients<'a> {
+pub struct RmsNormGradients<'a> {
     /// Gradient of the norm's input.
     pub dx: MatrixViewMut<'a>,
     /// Whether it is added to what is there.
@@ -198,11 +207,11 @@ pub struct NormGradients<'a> {
 }
 
 /// `NormBackward`: whole rows.
-pub fn backward(
-    saved: NormSaved<'_>,
+pub fn rms_norm_backward(
+    saved: RmsNormSaved<'_>,
     s: &[f32],
-    rms: Rms,
-    made: NormGradients<'_>,
+    rms: RmsNorm,
+    made: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
     check(&[saved.x.rows(), s.len()], &[]);
@@ -215,10 +224,10 @@ pub fn backward(
 }
 
 /// `NormBackwardStatistic`: t = Σ dy⊙γ⊙x of the row shard.
-pub fn backward_statistic(saved: NormSaved<'_>, t: &mut [f32], parallel: Parallel) {
-    let NormSaved { dy, x, scale } = saved;
+pub fn rms_norm_backward_statistic(saved: RmsNormSaved<'_>, t: &mut [f32], parallel: Parallel) {
+    let RmsNormSaved { dy, x, scale } = saved;
     check(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
-    parallel.rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, SharedOperand(scale)));
+    parallel.for_rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, SharedOperand(scale)));
 }
 
 struct BackwardStatisticRows;
@@ -242,12 +251,12 @@ impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32], SharedOperand<&[f32]>
 }
 
 /// `NormBackwardApply`: with s and t of the whole rows.
-pub fn backward_apply(
-    saved: NormSaved<'_>,
+pub fn rms_norm_backward_apply(
+    saved: RmsNormSaved<'_>,
     s: &[f32],
     t: &[f32],
-    rms: Rms,
-    made: NormGradients<'_>,
+    rms: RmsNorm,
+    made: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
     check(&[saved.x.rows(), s.len(), t.len()], &[]);
@@ -262,10 +271,10 @@ pub fn backward_apply(
 }
 
 /// `NormOnlineBackward`: the `dy` of `saved` is g, `ds` the gradient of s.
-pub fn online_backward(
-    saved: NormSaved<'_>,
+pub fn rms_norm_online_backward(
+    saved: RmsNormSaved<'_>,
     ds: &[f32],
-    made: NormGradients<'_>,
+    made: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
     check(&[saved.x.rows(), ds.len()], &[]);
@@ -279,33 +288,34 @@ type NormOperands<'a> =
     (MatrixView<'a>, MatrixView<'a>, SharedOperand<&'a [f32]>, MatrixViewMut<'a>);
 
 fn run<'a, B, R: ParallelRows>(
-    saved: NormSaved<'a>,
+    saved: RmsNormSaved<'a>,
     statistics: R,
-    made: NormGradients<'a>,
+    made: RmsNormGradients<'a>,
     parallel: Parallel,
 ) where
     B: for<'b> SimdBody<(NormOperands<'a>, R, PartialSums<'b>)>,
 {
-    let NormSaved { dy, x, scale } = saved;
-    let NormGradients { dx, dscale, scratch, .. } = made;
+    let RmsNormSaved { dy, x, scale } = saved;
+    let RmsNormGradients { dx, dscale, scratch, .. } = made;
     let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
     check(&[x.rows(), dy.rows(), dx.rows()], &columns);
     let sums = PartialSums::new(dscale, scratch, parallel);
     let tasks =
-        parallel.rows::<B, _>(x.rows(), ((dy, x, SharedOperand(scale), dx), statistics, sums));
-    add_sums(dscale, scratch, tasks);
+        parallel.for_rows::<B, _>(x.rows(), ((dy, x, SharedOperand(scale), dx), statistics, sums));
+    reduce_partial_sums(dscale, scratch, tasks);
 }
 
 struct WholeRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32], SharedOperand<Rms>), PartialSums<'_>)>
+impl<const ADD: bool>
+    SimdBody<(NormOperands<'_>, (&[f32], SharedOperand<RmsNorm>), PartialSums<'_>)>
     for WholeRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
         ((dy, x, SharedOperand(scale), mut dx), (s, SharedOperand(rms)), sums): (
             NormOperands<'_>,
-            (&[f32], SharedOperand<Rms>),
+            (&[f32], SharedOperand<RmsNorm>),
             PartialSums<'_>,
         ),
     ) {
@@ -313,13 +323,13 @@ impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32], SharedOperand<Rms>), 
             let (dy, x) = (dy.row(row), x.row(row));
             let rho = rms.inverse(*s);
             let along = -rho * rho * rho * dot3::<S>(dy, x, scale) / rms.width as f32;
-            row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.own);
+            row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.sums);
         }
     }
 }
 
 /// s, t and the norm.
-type BothSums<'a> = (&'a [f32], &'a [f32], SharedOperand<Rms>);
+type BothSums<'a> = (&'a [f32], &'a [f32], SharedOperand<RmsNorm>);
 
 struct NormApplyBackward<const ADD: bool>;
 
@@ -338,7 +348,7 @@ impl<const ADD: bool> SimdBody<(NormOperands<'_>, BothSums<'_>, PartialSums<'_>)
             let rho = rms.inverse(*s);
             let along = -rho * rho * rho * t / rms.width as f32;
             let saved = (dy.row(row), x.row(row), scale);
-            row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.own);
+            row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.sums);
         }
     }
 }
@@ -358,7 +368,7 @@ impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32],), PartialSums<'_>)>
     ) {
         for (row, ds) in ds.iter().enumerate() {
             let saved = (dy.row(row), x.row(row), scale);
-            row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.own);
+            row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.sums);
         }
     }
 }

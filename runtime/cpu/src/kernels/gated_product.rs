@@ -6,12 +6,12 @@ use std::marker::PhantomData;
 
 use narrows_plan::model::GatedProduct;
 
-use super::latent::{Identity, LatentActivation, Silu};
+use super::activation::{ActivationFn, Identity, Silu};
 use super::simd::{Simd, SimdBody};
 use super::{MatrixView, MatrixViewMut, Parallel};
 
 /// `GatedProduct`: y = φ(gate)⊙up.
-pub fn forward(
+pub fn gated_product_forward(
     gate: MatrixView<'_>,
     up: MatrixView<'_>,
     product: GatedProduct,
@@ -23,14 +23,14 @@ pub fn forward(
     assert!(gate.columns() == y.columns() && up.columns() == y.columns());
     let work = (gate, up, y);
     match product {
-        GatedProduct::Plain => parallel.rows::<GatedForwardRows<Identity>, _>(rows, work),
-        GatedProduct::SwiGlu => parallel.rows::<GatedForwardRows<Silu>, _>(rows, work),
+        GatedProduct::Plain => parallel.for_rows::<GatedForwardRows<Identity>, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.for_rows::<GatedForwardRows<Silu>, _>(rows, work),
     };
 }
 
 struct GatedForwardRows<P>(PhantomData<P>);
 
-impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
     for GatedForwardRows<P>
 {
     #[inline(always)]
@@ -46,7 +46,7 @@ impl<P: LatentActivation> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMu
 
 /// What [`backward`] reads, each `[tokens, width]`.
 #[derive(Clone, Copy, Debug)]
-pub struct GatedSaved<'a> {
+pub struct GatedProductSaved<'a> {
     /// Gradient of the product.
     pub dy: MatrixView<'a>,
     /// The gate.
@@ -56,22 +56,22 @@ pub struct GatedSaved<'a> {
 }
 
 /// `GatedProductBackward`: dgate = dy⊙up⊙φ'(gate), dup = dy⊙φ(gate).
-pub fn backward(
-    saved: GatedSaved<'_>,
+pub fn gated_product_backward(
+    saved: GatedProductSaved<'_>,
     product: GatedProduct,
     dgate: MatrixViewMut<'_>,
     dup: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    let GatedSaved { dy, gate, up } = saved;
+    let GatedProductSaved { dy, gate, up } = saved;
     let (rows, columns) = (dy.rows(), dy.columns());
     assert!([gate.rows(), up.rows(), dgate.rows(), dup.rows()].iter().all(|r| *r == rows));
     let widths = [gate.columns(), up.columns(), dgate.columns(), dup.columns()];
     assert!(widths.iter().all(|width| *width == columns));
     let work = (dy, gate, up, dgate, dup);
     match product {
-        GatedProduct::Plain => parallel.rows::<PlainBackward, _>(rows, work),
-        GatedProduct::SwiGlu => parallel.rows::<SwigluBackward, _>(rows, work),
+        GatedProduct::Plain => parallel.for_rows::<PlainBackward, _>(rows, work),
+        GatedProduct::SwiGlu => parallel.for_rows::<SwigluBackward, _>(rows, work),
     };
 }
 
@@ -139,13 +139,19 @@ mod tests {
             for threads in [1, 2] {
                 let parallel = Parallel::new(threads);
                 let mut y = vec![0.0; rows * width];
-                forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), parallel);
+                gated_product_forward(
+                    gate,
+                    up,
+                    product,
+                    MatrixViewMut::new(&mut y, rows, width),
+                    parallel,
+                );
                 assert_close(&y, &naive(&widen(&both)), 1e-6);
                 let mut made = vec![0.0; both.len()];
                 let (dgate, dup) =
                     MatrixViewMut::new(&mut made, rows, 2 * width).split_columns(width);
-                let saved = GatedSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
-                backward(saved, product, dgate, dup, parallel);
+                let saved = GatedProductSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
+                gated_product_backward(saved, product, dgate, dup, parallel);
                 let wanted = gradient(&widen(&both), |both| weigh(&naive(both), &dy));
                 assert_close(&made, &wanted, 1e-6);
             }

@@ -7,7 +7,7 @@
 //! A tied head's weight is stored `[vocabulary, hidden]`: pass `table.transposed()` as W, and for
 //! its gradient call [`weight_gradient`] with X and dY exchanged.
 
-use super::matrix::{StridedMatrix, multiply};
+use super::matrix::{StridedMatrix, matmul};
 use super::parallel::{ColumnRows, ParallelRows, SharedOperand};
 use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
@@ -15,7 +15,7 @@ use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 const WORK_MIN: usize = 1 << 18;
 
 /// `y (+)= x · w`: `[tokens, d_in·batch]` by `[d_in, d_out·batch]`.
-pub fn forward<'a>(
+pub fn gemm_forward<'a>(
     x: MatrixView<'_>,
     w: impl Into<StridedMatrix<'a>>,
     y: MatrixViewMut<'_>,
@@ -30,7 +30,7 @@ pub fn forward<'a>(
 }
 
 /// `dx (+)= dy · wᵀ`: `[tokens, d_out·batch]` by the transpose of `[d_in, d_out·batch]`.
-pub fn input_gradient<'a>(
+pub fn gemm_input_gradient<'a>(
     dy: MatrixView<'_>,
     w: impl Into<StridedMatrix<'a>>,
     dx: MatrixViewMut<'_>,
@@ -46,7 +46,7 @@ pub fn input_gradient<'a>(
 }
 
 /// `dw (+)= xᵀ · dy`: the transpose of `[tokens, d_in·batch]` by `[tokens, d_out·batch]`.
-pub fn weight_gradient(
+pub fn gemm_weight_gradient(
     x: MatrixView<'_>,
     dy: MatrixView<'_>,
     dw: MatrixViewMut<'_>,
@@ -99,13 +99,13 @@ fn divided(
 ) {
     let work = a.rows() * a.columns() * b.columns();
     if parallel.threads() == 1 || work < WORK_MIN {
-        return multiply(a, b, c, 1.0, write);
+        return matmul(a, b, c, 1.0, write);
     }
     if c.columns() < COLUMNS_MIN * parallel.threads() && c.rows() > c.columns() {
-        parallel.heavy_rows(c.rows(), (a, SharedOperand(b), c, SharedOperand(write)), part);
+        parallel.for_expensive_rows(c.rows(), (a, SharedOperand(b), c, SharedOperand(write)), part);
     } else {
         let b = ColumnRows(b);
-        parallel.heavy_rows(
+        parallel.for_expensive_rows(
             c.columns(),
             (SharedOperand(a), b, ColumnRows(c), SharedOperand(write)),
             column_part,
@@ -121,7 +121,7 @@ fn part(
         SharedOperand<WriteMode>,
     ),
 ) {
-    multiply(a, b, c, 1.0, write);
+    matmul(a, b, c, 1.0, write);
 }
 
 type ColumnParts<'a> = (
@@ -134,7 +134,7 @@ type ColumnParts<'a> = (
 fn column_part(
     (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write)): ColumnParts<'_>,
 ) {
-    multiply(a, b, c, 1.0, write);
+    matmul(a, b, c, 1.0, write);
 }
 
 impl ParallelRows for StridedMatrix<'_> {
@@ -194,7 +194,7 @@ mod tests {
             let mut y = y0.clone();
             let wanted =
                 naive(|i, l| x[i * d_in + l], |l, j| w[l * d_out + j], [rows, d_out, d_in]);
-            forward(
+            gemm_forward(
                 x_view,
                 weight,
                 MatrixViewMut::new(&mut y, rows, d_out),
@@ -203,7 +203,7 @@ mod tests {
                 parallel,
             );
             assert_close(&y, &wanted, 1e-5);
-            forward(
+            gemm_forward(
                 x_view,
                 weight,
                 MatrixViewMut::new(&mut y, rows, d_out),
@@ -217,7 +217,7 @@ mod tests {
             let mut dx = vec![f32::NAN; rows * d_in];
             let wanted =
                 naive(|i, l| dy[i * d_out + l], |l, j| w[j * d_out + l], [rows, d_in, d_out]);
-            input_gradient(
+            gemm_input_gradient(
                 dy_view,
                 weight,
                 MatrixViewMut::new(&mut dx, rows, d_in),
@@ -230,7 +230,7 @@ mod tests {
             let mut dw = vec![f32::NAN; d_in * d_out];
             let wanted =
                 naive(|i, l| x[l * d_in + i], |l, j| dy[l * d_out + j], [d_in, d_out, rows]);
-            weight_gradient(
+            gemm_weight_gradient(
                 x_view,
                 dy_view,
                 MatrixViewMut::new(&mut dw, d_in, d_out),
@@ -256,9 +256,16 @@ mod tests {
             (made(rows * d_out * batch), made(rows * d_in * batch), made(d_in * d_out * batch));
         let (mut y1, mut dx1, mut dw1) = (y.clone(), dx.clone(), dw.clone());
         let (serial, add) = (Parallel::SERIAL, WriteMode::Add);
-        forward(x, w, MatrixViewMut::new(&mut y, rows, d_out * batch), batch, add, serial);
-        input_gradient(dy, w, MatrixViewMut::new(&mut dx, rows, d_in * batch), batch, add, serial);
-        weight_gradient(
+        gemm_forward(x, w, MatrixViewMut::new(&mut y, rows, d_out * batch), batch, add, serial);
+        gemm_input_gradient(
+            dy,
+            w,
+            MatrixViewMut::new(&mut dx, rows, d_in * batch),
+            batch,
+            add,
+            serial,
+        );
+        gemm_weight_gradient(
             x,
             dy,
             MatrixViewMut::new(&mut dw, d_in, d_out * batch),
@@ -270,12 +277,12 @@ mod tests {
             let (x, w) = (x.column_range(j * d_in, d_in), w.column_range(j * d_out, d_out));
             let dy = dy.column_range(j * d_out, d_out);
             let y = MatrixViewMut::new(&mut y1, rows, d_out * batch).column_range(j * d_out, d_out);
-            forward(x, w, y, 1, add, serial);
+            gemm_forward(x, w, y, 1, add, serial);
             let dx = MatrixViewMut::new(&mut dx1, rows, d_in * batch).column_range(j * d_in, d_in);
-            input_gradient(dy, w, dx, 1, add, serial);
+            gemm_input_gradient(dy, w, dx, 1, add, serial);
             let dw =
                 MatrixViewMut::new(&mut dw1, d_in, d_out * batch).column_range(j * d_out, d_out);
-            weight_gradient(x, dy, dw, 1, add, serial);
+            gemm_weight_gradient(x, dy, dw, 1, add, serial);
         }
         assert_eq!((y, dx, dw), (y1, dx1, dw1));
     }
@@ -297,7 +304,7 @@ mod tests {
             let mut dx = vec![0.0; rows * hidden];
             let mut dw = vec![0.0; hidden * vocabulary];
             let w = if transposed { table.transposed() } else { w.into() };
-            forward(
+            gemm_forward(
                 x,
                 w,
                 MatrixViewMut::new(&mut y, rows, vocabulary),
@@ -305,7 +312,7 @@ mod tests {
                 WriteMode::Replace,
                 parallel,
             );
-            input_gradient(
+            gemm_input_gradient(
                 dy,
                 w,
                 MatrixViewMut::new(&mut dx, rows, hidden),
@@ -315,10 +322,10 @@ mod tests {
             );
             if transposed {
                 let dw = MatrixViewMut::new(&mut dw, vocabulary, hidden);
-                weight_gradient(dy, x, dw, 1, WriteMode::Add, parallel);
+                gemm_weight_gradient(dy, x, dw, 1, WriteMode::Add, parallel);
             } else {
                 let dw = MatrixViewMut::new(&mut dw, hidden, vocabulary);
-                weight_gradient(x, dy, dw, 1, WriteMode::Add, parallel);
+                gemm_weight_gradient(x, dy, dw, 1, WriteMode::Add, parallel);
             }
             (y, dx, dw)
         };

@@ -3,7 +3,7 @@ use crate::kernels::testing::{assert_close, assert_same, gradient, random, weigh
 
 const ROWS: usize = 5;
 const WIDTH: usize = 70;
-const RMS: Rms = Rms { width: WIDTH, epsilon: 1e-5 };
+const RMS: RmsNorm = RmsNorm { width: WIDTH, epsilon: 1e-5 };
 
 /// γ⊙ρ·x of all rows, in f64.
 fn naive(x: &[f64], scale: &[f64]) -> Vec<f64> {
@@ -32,13 +32,13 @@ impl Case {
         MatrixView::new(&self.x, ROWS, WIDTH)
     }
 
-    fn saved(&self) -> NormSaved<'_> {
-        NormSaved { dy: MatrixView::new(&self.dy, ROWS, WIDTH), x: self.x(), scale: &self.scale }
+    fn saved(&self) -> RmsNormSaved<'_> {
+        RmsNormSaved { dy: MatrixView::new(&self.dy, ROWS, WIDTH), x: self.x(), scale: &self.scale }
     }
 
-    fn shard(&self, at: usize, of: usize) -> NormSaved<'_> {
+    fn shard(&self, at: usize, of: usize) -> RmsNormSaved<'_> {
         let (saved, width) = (self.saved(), WIDTH / of);
-        NormSaved {
+        RmsNormSaved {
             dy: saved.dy.column_range(at * width, width),
             x: saved.x.column_range(at * width, width),
             scale: &self.scale[at * width..][..width],
@@ -61,7 +61,7 @@ fn whole_and_sharded_forward() {
     for threads in [1, 2] {
         let parallel = Parallel::new(threads);
         let (mut y, mut s) = (vec![0.0; ROWS * WIDTH], vec![0.0; ROWS]);
-        forward(
+        rms_norm_forward(
             case.x(),
             &case.scale,
             RMS,
@@ -74,7 +74,7 @@ fn whole_and_sharded_forward() {
 
         let mut total = vec![0.0; ROWS];
         for at in 0..2 {
-            statistic(case.shard(at, 2).x, &mut s, parallel);
+            rms_norm_statistic(case.shard(at, 2).x, &mut s, parallel);
             total.iter_mut().zip(&s).for_each(|(total, s)| *total += s);
         }
         assert_same(&total, &whole, 1e-6);
@@ -82,7 +82,7 @@ fn whole_and_sharded_forward() {
         for at in 0..2 {
             let shard = case.shard(at, 2);
             let y = MatrixViewMut::new(&mut y, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
-            apply(shard.x, shard.scale, &total, RMS, y, parallel);
+            rms_norm_apply(shard.x, shard.scale, &total, RMS, y, parallel);
         }
         assert_close(&y, &wanted, 1e-6);
     }
@@ -93,16 +93,16 @@ fn backward_is_the_derivative() {
     let case = case();
     let (dx_wanted, dscale_wanted) = case.gradients();
     let mut s = vec![0.0; ROWS];
-    statistic(case.x(), &mut s, Parallel::SERIAL);
+    rms_norm_statistic(case.x(), &mut s, Parallel::SERIAL);
     for (write, before) in [(WriteMode::Replace, f32::NAN), (WriteMode::Add, 0.5)] {
         let (mut dx, mut dscale) = (vec![before; ROWS * WIDTH], vec![0.25; WIDTH]);
-        let made = NormGradients {
+        let made = RmsNormGradients {
             dx: MatrixViewMut::new(&mut dx, ROWS, WIDTH),
             write,
             dscale: &mut dscale,
             scratch: &mut [],
         };
-        backward(case.saved(), &s, RMS, made, Parallel::SERIAL);
+        rms_norm_backward(case.saved(), &s, RMS, made, Parallel::SERIAL);
         let offset = if write == WriteMode::Add { 0.5 } else { 0.0 };
         assert_close(&dx, &dx_wanted.iter().map(|x| x + offset).collect::<Vec<_>>(), 3e-6);
         assert_close(&dscale, &dscale_wanted.iter().map(|x| x + 0.25).collect::<Vec<_>>(), 3e-6);
@@ -114,16 +114,16 @@ fn sync_backward_over_two_shards_is_the_whole() {
     let case = case();
     let (dx_wanted, dscale_wanted) = case.gradients();
     let (mut s, mut t, mut part) = (vec![0.0; ROWS], vec![0.0; ROWS], vec![0.0; ROWS]);
-    statistic(case.x(), &mut s, Parallel::SERIAL);
+    rms_norm_statistic(case.x(), &mut s, Parallel::SERIAL);
     for at in 0..2 {
-        backward_statistic(case.shard(at, 2), &mut part, Parallel::SERIAL);
+        rms_norm_backward_statistic(case.shard(at, 2), &mut part, Parallel::SERIAL);
         t.iter_mut().zip(&part).for_each(|(t, part)| *t += part);
     }
     let (mut dx, mut dscale) = (vec![0.0; ROWS * WIDTH], vec![0.0; WIDTH]);
     for (at, dscale) in dscale.chunks_exact_mut(WIDTH / 2).enumerate() {
         let dx = MatrixViewMut::new(&mut dx, ROWS, WIDTH).column_range(at * WIDTH / 2, WIDTH / 2);
-        let made = NormGradients { dx, write: WriteMode::Add, dscale, scratch: &mut [] };
-        backward_apply(case.shard(at, 2), &s, &t, RMS, made, Parallel::SERIAL);
+        let made = RmsNormGradients { dx, write: WriteMode::Add, dscale, scratch: &mut [] };
+        rms_norm_backward_apply(case.shard(at, 2), &s, &t, RMS, made, Parallel::SERIAL);
     }
     assert_close(&dx, &dx_wanted, 3e-6);
     assert_close(&dscale, &dscale_wanted, 3e-6);
@@ -133,22 +133,22 @@ fn sync_backward_over_two_shards_is_the_whole() {
 fn threads_change_nothing_but_rounding() {
     let (rows, width) = (301, 96);
     let (x, dy, scale) = (random(1, rows * width), random(2, rows * width), random(3, width));
-    let rms = Rms { width, epsilon: 1e-6 };
+    let rms = RmsNorm { width, epsilon: 1e-6 };
     let run = |threads: usize| {
         let parallel = Parallel::new(threads);
         let (mut y, mut s) = (vec![0.0; rows * width], vec![0.0; rows]);
         let (mut dx, mut dscale) = (vec![0.0; rows * width], vec![0.0; width]);
-        let mut scratch = vec![f32::NAN; parallel.sums_scratch(width)];
+        let mut scratch = vec![f32::NAN; parallel.reduction_scratch_elements(width)];
         let x = MatrixView::new(&x, rows, width);
-        forward(x, &scale, rms, MatrixViewMut::new(&mut y, rows, width), &mut s, parallel);
-        let made = NormGradients {
+        rms_norm_forward(x, &scale, rms, MatrixViewMut::new(&mut y, rows, width), &mut s, parallel);
+        let made = RmsNormGradients {
             dx: MatrixViewMut::new(&mut dx, rows, width),
             write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut scratch,
         };
-        let saved = NormSaved { dy: MatrixView::new(&dy, rows, width), x, scale: &scale };
-        backward(saved, &s, rms, made, parallel);
+        let saved = RmsNormSaved { dy: MatrixView::new(&dy, rows, width), x, scale: &scale };
+        rms_norm_backward(saved, &s, rms, made, parallel);
         (y, s, dx, dscale)
     };
     let one = run(1);

@@ -18,7 +18,7 @@ use super::simd::{Simd, SimdBody};
 
 /// A value and the cut through it.
 #[derive(Clone, Copy, Debug)]
-pub struct CutShape<'a> {
+pub struct PartitionShape<'a> {
     /// Sequences in it.
     pub sequences: usize,
     /// Positions of each sequence in it.
@@ -31,7 +31,7 @@ pub struct CutShape<'a> {
     pub parts: usize,
 }
 
-impl CutShape<'_> {
+impl PartitionShape<'_> {
     /// Features of one token.
     pub fn width(&self) -> usize {
         self.sections.iter().sum()
@@ -79,7 +79,12 @@ impl CutShape<'_> {
 }
 
 /// `Pack`: the parts of `whole`, one after the other.
-pub fn pack(form: CutShape<'_>, whole: &[f32], packed: &mut [f32], parallel: Parallel) {
+pub fn pack_shards(
+    form: PartitionShape<'_>,
+    whole: &[f32],
+    packed: &mut [f32],
+    parallel: Parallel,
+) {
     form.check();
     assert!(whole.len() == form.elements() && packed.len() == whole.len());
     for (part, packed) in packed.chunks_exact_mut(whole.len() / form.parts).enumerate() {
@@ -88,24 +93,37 @@ pub fn pack(form: CutShape<'_>, whole: &[f32], packed: &mut [f32], parallel: Par
 }
 
 /// `Slice`: part `part` of `whole`.
-pub fn slice(form: CutShape<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
+pub fn slice_shard(
+    form: PartitionShape<'_>,
+    part: usize,
+    whole: &[f32],
+    out: &mut [f32],
+    parallel: Parallel,
+) {
     form.check();
     assert!(part < form.parts && whole.len() == form.elements());
     assert_eq!(out.len(), whole.len() / form.parts);
     copy_out(form, part, whole, out, parallel);
 }
 
-fn copy_out(form: CutShape<'_>, part: usize, whole: &[f32], out: &mut [f32], parallel: Parallel) {
+fn copy_out(
+    form: PartitionShape<'_>,
+    part: usize,
+    whole: &[f32],
+    out: &mut [f32],
+    parallel: Parallel,
+) {
     let rows = form.rows();
-    let out = GroupedRows { each: out.len() / rows, of: out };
-    let whole = GroupedRows { each: whole.len() / rows, of: whole };
-    parallel.rows::<CopyOutRows, _>(rows, (out, whole, SharedOperand(form), SharedOperand(part)));
+    let out = GroupedRows { group_size: out.len() / rows, operand: out };
+    let whole = GroupedRows { group_size: whole.len() / rows, operand: whole };
+    parallel
+        .for_rows::<CopyOutRows, _>(rows, (out, whole, SharedOperand(form), SharedOperand(part)));
 }
 
 type CopyOut<'a> = (
     GroupedRows<&'a mut [f32]>,
     GroupedRows<&'a [f32]>,
-    SharedOperand<CutShape<'a>>,
+    SharedOperand<PartitionShape<'a>>,
     SharedOperand<usize>,
 );
 
@@ -114,8 +132,10 @@ struct CopyOutRows;
 impl SimdBody<CopyOut<'_>> for CopyOutRows {
     #[inline(always)]
     fn run<S: Simd>((out, whole, SharedOperand(form), SharedOperand(part)): CopyOut<'_>) {
-        let rows =
-            out.of.chunks_exact_mut(out.each.max(1)).zip(whole.of.chunks_exact(whole.each.max(1)));
+        let rows = out
+            .operand
+            .chunks_exact_mut(out.group_size.max(1))
+            .zip(whole.operand.chunks_exact(whole.group_size.max(1)));
         for (out, whole) in rows {
             form.runs(part, |at, of, count| {
                 out[at..at + count].copy_from_slice(&whole[of..of + count]);
@@ -125,21 +145,30 @@ impl SimdBody<CopyOut<'_>> for CopyOutRows {
 }
 
 /// `Unpack`: puts the parts, one after the other in `packed`, to their places in `whole`.
-pub fn unpack(form: CutShape<'_>, packed: &[f32], whole: &mut [f32], parallel: Parallel) {
+pub fn unpack_shards(
+    form: PartitionShape<'_>,
+    packed: &[f32],
+    whole: &mut [f32],
+    parallel: Parallel,
+) {
     form.check();
     assert!(whole.len() == form.elements() && packed.len() == whole.len());
     let rows = form.rows();
     let work = (
         FirstRow(0),
-        GroupedRows { each: whole.len() / rows.max(1), of: whole },
+        GroupedRows { group_size: whole.len() / rows.max(1), operand: whole },
         SharedOperand(packed),
         SharedOperand(form),
     );
-    parallel.rows::<UnpackRows, _>(rows, work);
+    parallel.for_rows::<UnpackRows, _>(rows, work);
 }
 
-type Unpack<'a> =
-    (FirstRow, GroupedRows<&'a mut [f32]>, SharedOperand<&'a [f32]>, SharedOperand<CutShape<'a>>);
+type Unpack<'a> = (
+    FirstRow,
+    GroupedRows<&'a mut [f32]>,
+    SharedOperand<&'a [f32]>,
+    SharedOperand<PartitionShape<'a>>,
+);
 
 struct UnpackRows;
 
@@ -148,8 +177,8 @@ impl SimdBody<Unpack<'_>> for UnpackRows {
     fn run<S: Simd>(
         (FirstRow(first), whole, SharedOperand(packed), SharedOperand(form)): Unpack<'_>,
     ) {
-        let part_row = whole.each / form.parts;
-        for (row, whole) in whole.of.chunks_exact_mut(whole.each.max(1)).enumerate() {
+        let part_row = whole.group_size / form.parts;
+        for (row, whole) in whole.operand.chunks_exact_mut(whole.group_size.max(1)).enumerate() {
             for part in 0..form.parts {
                 let from = packed.len() / form.parts * part + (first + row) * part_row;
                 let packed = &packed[from..from + part_row];
@@ -180,8 +209,8 @@ mod tests {
         (0..4 * 6).flat_map(token).collect()
     }
 
-    fn form(dim: Dim) -> CutShape<'static> {
-        CutShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, parts: PARTS }
+    fn form(dim: Dim) -> PartitionShape<'static> {
+        PartitionShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, parts: PARTS }
     }
 
     /// What device `part` holds of the value, by definition.
@@ -214,14 +243,14 @@ mod tests {
             for threads in [1, 2] {
                 let parallel = Parallel::new(threads);
                 let mut packed = vec![0.0; whole().len()];
-                pack(form(dim), &whole(), &mut packed, parallel);
+                pack_shards(form(dim), &whole(), &mut packed, parallel);
                 assert_eq!(packed, [shard(dim, 0), shard(dim, 1)].concat());
                 let mut back = vec![0.0; packed.len()];
-                unpack(form(dim), &packed, &mut back, parallel);
+                unpack_shards(form(dim), &packed, &mut back, parallel);
                 assert_eq!(back, whole());
                 for part in 0..PARTS {
                     let mut out = vec![0.0; packed.len() / PARTS];
-                    slice(form(dim), part, &whole(), &mut out, parallel);
+                    slice_shard(form(dim), part, &whole(), &mut out, parallel);
                     assert_eq!(out, shard(dim, part));
                 }
             }
@@ -235,7 +264,7 @@ mod tests {
             for to in DIMS.into_iter().filter(|to| *to != from) {
                 let cut =
                     |dim: Dim, by: Dim, size: usize| if dim == by { size / PARTS } else { size };
-                let local = |held: Dim, dim: Dim, sections: &'static [usize]| CutShape {
+                let local = |held: Dim, dim: Dim, sections: &'static [usize]| PartitionShape {
                     sequences: cut(held, Dim::Sequence, 4),
                     positions: cut(held, Dim::Position, 6),
                     sections,
@@ -249,7 +278,7 @@ mod tests {
                     .map(|device| {
                         let mut packed = vec![0.0; whole().len() / PARTS];
                         let form = local(from, to, widths(from));
-                        pack(form, &shard(from, device), &mut packed, SERIAL);
+                        pack_shards(form, &shard(from, device), &mut packed, SERIAL);
                         packed
                     })
                     .collect();
@@ -260,7 +289,7 @@ mod tests {
                         .flat_map(|sent| sent[device * piece..][..piece].to_vec())
                         .collect();
                     let mut after = vec![0.0; received.len()];
-                    unpack(local(to, from, widths(to)), &received, &mut after, SERIAL);
+                    unpack_shards(local(to, from, widths(to)), &received, &mut after, SERIAL);
                     assert_eq!(after, shard(to, device), "{from:?} to {to:?}");
                 }
             }
