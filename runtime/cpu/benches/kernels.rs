@@ -256,7 +256,7 @@ fn loss<const N: usize>(bencher: Bencher<'_, '_>) {
             maximum: &maximum,
             packed: &packed,
             targets: &targets,
-            first: 0,
+            first_id: 0,
             factor: 1.0 / TOKENS as f32,
         };
         divan::black_box(kernels::loss_gradient(

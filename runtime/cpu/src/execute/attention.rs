@@ -105,12 +105,12 @@ impl HeadColumns {
             let width = accesses[port].extent.columns as usize;
             let last_of_port = first + count + self.unused_after() >= width;
             let whole = rest[port].take().expect("each operand is written once");
-            let (before, after) = whole.split_columns(first - taken[port]);
-            fill_zero_view(before);
-            let (mine, after) = after.split_columns(count);
+            let (mut before, after) = whole.split_columns(first - taken[port]);
+            fill_zero_view(&mut before);
+            let (mine, mut after) = after.split_columns(count);
             taken[port] = first + count;
             if last_of_port {
-                fill_zero_view(after);
+                fill_zero_view(&mut after);
             } else {
                 rest[port] = Some(after);
             }

@@ -58,7 +58,7 @@ pub fn loss(device: &mut CpuDevice, ready: &ResolvedInstr, op: FusedOp) -> Resul
                 maximum: operands.read(1),
                 packed: operands.read(2),
                 targets: bytemuck::cast_slice(operands.read(3)),
-                first,
+                first_id: first,
                 factor: factor as f32,
             };
             let logits = view_mut(operands.write(0), extent);

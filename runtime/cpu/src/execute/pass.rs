@@ -153,7 +153,7 @@ fn copy(
         positions: tokens.positions,
         sections: &sections[..count],
         dim,
-        parts: device.context.tensor() as usize,
+        shards: device.context.tensor() as usize,
     };
     let me = device.at.tensor as usize;
     let mut operands = device.operands(ready)?;

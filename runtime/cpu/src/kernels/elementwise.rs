@@ -1,17 +1,18 @@
-//! Sums and zeros: `Add`, `AddInto`, `Fill`.
+//! Sums and zeros: the fused ops `Add`, `AddInto` and `Fill`.
 
+use super::matrix::MatrixViewMut;
+use super::parallel::Parallel;
 use super::simd::{Simd, SimdBody};
-use super::{MatrixViewMut, Parallel};
 
-/// `sum = x + y`, all of one length.
+/// `Add`: `sum = x + y`, all of the same length.
 pub fn add(x: &[f32], y: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert!(x.len() == sum.len() && y.len() == sum.len());
-    parallel.for_rows::<AddPart, _>(sum.len(), (x, y, sum));
+    parallel.for_rows::<AddElements, _>(sum.len(), (x, y, sum));
 }
 
-struct AddPart;
+struct AddElements;
 
-impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddPart {
+impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddElements {
     #[inline(always)]
     fn run<S: Simd>((x, y, sum): (&[f32], &[f32], &mut [f32])) {
         for ((sum, x), y) in sum.iter_mut().zip(x).zip(y) {
@@ -20,15 +21,15 @@ impl SimdBody<(&[f32], &[f32], &mut [f32])> for AddPart {
     }
 }
 
-/// `sum += x`, of one length.
+/// `AddInto`: `sum += x`, both of the same length.
 pub fn add_into(x: &[f32], sum: &mut [f32], parallel: Parallel) {
     assert_eq!(x.len(), sum.len());
-    parallel.for_rows::<AddIntoPart, _>(sum.len(), (x, sum));
+    parallel.for_rows::<AddIntoElements, _>(sum.len(), (x, sum));
 }
 
-struct AddIntoPart;
+struct AddIntoElements;
 
-impl SimdBody<(&[f32], &mut [f32])> for AddIntoPart {
+impl SimdBody<(&[f32], &mut [f32])> for AddIntoElements {
     #[inline(always)]
     fn run<S: Simd>((x, sum): (&[f32], &mut [f32])) {
         for (sum, x) in sum.iter_mut().zip(x) {
@@ -37,22 +38,22 @@ impl SimdBody<(&[f32], &mut [f32])> for AddIntoPart {
     }
 }
 
-/// Zeros.
+/// `Fill`: zeroes all elements.
 pub fn fill_zero(target: &mut [f32], parallel: Parallel) {
-    parallel.for_rows::<FillPart, _>(target.len(), target);
+    parallel.for_rows::<ZeroElements, _>(target.len(), target);
 }
 
-struct FillPart;
+struct ZeroElements;
 
-impl SimdBody<&mut [f32]> for FillPart {
+impl SimdBody<&mut [f32]> for ZeroElements {
     #[inline(always)]
     fn run<S: Simd>(target: &mut [f32]) {
         target.fill(0.0);
     }
 }
 
-/// Zeros in a range of columns.
-pub fn fill_zero_view(mut target: MatrixViewMut<'_>) {
+/// Zeroes the elements of a view, on the calling thread.
+pub fn fill_zero_view(target: &mut MatrixViewMut<'_>) {
     for row in 0..target.rows() {
         target.row_mut(row).fill(0.0);
     }
@@ -64,7 +65,7 @@ mod tests {
     use crate::kernels::testing::random;
 
     #[test]
-    fn sums_with_any_number_of_threads() {
+    fn sums_are_exact_with_any_number_of_threads() {
         let (x, y) = (random(1, 40_001), random(2, 40_001));
         for threads in [1, 2, 3] {
             let parallel = Parallel::new(threads);
@@ -75,8 +76,12 @@ mod tests {
             add_into(&x, &mut sum, parallel);
             assert_eq!(sum, x);
         }
-        let mut x = x;
-        fill_zero_view(MatrixViewMut::new(&mut x[..12], 3, 4).column_range(1, 2));
+    }
+
+    #[test]
+    fn zeroing_a_view_keeps_the_columns_beside_it() {
+        let mut x = random(1, 12);
+        fill_zero_view(&mut MatrixViewMut::new(&mut x, 3, 4).column_range(1, 2));
         assert_eq!(x[1..3], [0.0, 0.0]);
         assert!(x[3] != 0.0 && x[4] != 0.0 && x[5] == 0.0);
     }

@@ -1,18 +1,22 @@
-//! The three products of a linear: Y = X·W, dX = dY·Wᵀ, dW += Xᵀ·dY.
+//! The three GEMMs of a linear: Y = X·W, dX = dY·Wᵀ, dW += Xᵀ·dY.
 //!
-//! A batch is several linears of equal shape whose operands lie side by side in the columns: X is
-//! `[tokens, d_in·batch]`, W is `[d_in, d_out·batch]`, Y is `[tokens, d_out·batch]`, and member j
-//! is the j-th range of columns in each. Concatenated linears, which share X, are one product.
+//! A batch is several linears of equal shape whose operands are side by side in the columns: X is
+//! `[tokens, d_in·batch]`, W is `[d_in, d_out·batch]`, Y is `[tokens, d_out·batch]`, and member j is
+//! the j-th range of columns in each. Concatenated linears, which share X, are one GEMM.
 //!
-//! A tied head's weight is stored `[vocabulary, hidden]`: pass `table.transposed()` as W, and for
-//! its gradient call [`weight_gradient`] with X and dY exchanged.
+//! The weight of a tied head is stored `[vocabulary, hidden]`: pass `table.transposed()` as W, and
+//! for its gradient call [`gemm_weight_gradient`] with X and dY exchanged.
 
-use super::matrix::{StridedMatrix, matmul};
-use super::parallel::{ColumnRows, ParallelRows, SharedOperand};
-use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
+use std::ops::Range;
 
-/// Below this many multiplications a product is not divided.
-const WORK_MIN: usize = 1 << 18;
+use super::matrix::{MatrixView, MatrixViewMut, StridedMatrix, WriteMode, matmul};
+use super::parallel::{ColumnRows, Parallel, ParallelRows, SharedOperand};
+
+/// Grain size: a GEMM with fewer multiplications runs on one thread.
+const PARALLEL_MULTIPLICATIONS_MIN: usize = 1 << 18;
+
+/// With fewer columns per thread the innermost loops of a GEMM are too short to be efficient.
+const COLUMNS_PER_THREAD_MIN: usize = 64;
 
 /// `y (+)= x · w`: `[tokens, d_in·batch]` by `[d_in, d_out·batch]`.
 pub fn gemm_forward<'a>(
@@ -24,8 +28,9 @@ pub fn gemm_forward<'a>(
     parallel: Parallel,
 ) {
     let w = w.into();
-    each(batch, x.columns(), w.columns(), y, |first, last, y| {
-        divided(x.column_range(first.0, first.1).into(), columns(w, last), y, write, parallel);
+    for_each_member(batch, x.columns(), w.columns(), y, |d_in, d_out, y| {
+        let x = x.column_range(d_in.start, d_in.len());
+        parallel_matmul(x.into(), columns(w, d_out), y, write, parallel);
     });
 }
 
@@ -39,9 +44,9 @@ pub fn gemm_input_gradient<'a>(
     parallel: Parallel,
 ) {
     let w = w.into();
-    each(batch, dy.columns(), dx.columns(), dx, |inner, _, dx| {
-        let w = columns(w, inner).transposed();
-        divided(dy.column_range(inner.0, inner.1).into(), w, dx, write, parallel);
+    for_each_member(batch, dy.columns(), dx.columns(), dx, |d_out, _, dx| {
+        let dy = dy.column_range(d_out.start, d_out.len());
+        parallel_matmul(dy.into(), columns(w, d_out).transposed(), dx, write, parallel);
     });
 }
 
@@ -54,85 +59,83 @@ pub fn gemm_weight_gradient(
     write: WriteMode,
     parallel: Parallel,
 ) {
-    each(batch, x.columns(), dw.columns(), dw, |rows, of, dw| {
-        let x = x.column_range(rows.0, rows.1).transposed();
-        divided(x, dy.column_range(of.0, of.1).into(), dw, write, parallel);
+    for_each_member(batch, x.columns(), dw.columns(), dw, |d_in, d_out, dw| {
+        let x = x.column_range(d_in.start, d_in.len()).transposed();
+        let dy = dy.column_range(d_out.start, d_out.len());
+        parallel_matmul(x, dy.into(), dw, write, parallel);
     });
 }
 
-fn columns(w: StridedMatrix<'_>, (first, count): (usize, usize)) -> StridedMatrix<'_> {
-    w.column_range(first, count)
+fn columns(w: StridedMatrix<'_>, columns: Range<usize>) -> StridedMatrix<'_> {
+    w.column_range(columns.start, columns.len())
 }
 
-/// Calls `member` with the columns (first, count) of an operand of `left` columns and of one of
-/// `right` columns, and the part of the result, for every member.
-fn each(
+/// Calls `run` for every member of a batch with its columns of an operand of `left_columns` columns
+/// and of one of `right_columns`, and with its part of the result.
+fn for_each_member(
     batch: usize,
-    left: usize,
-    right: usize,
+    left_columns: usize,
+    right_columns: usize,
     mut result: MatrixViewMut<'_>,
-    member: impl Fn((usize, usize), (usize, usize), MatrixViewMut<'_>),
+    run: impl Fn(Range<usize>, Range<usize>, MatrixViewMut<'_>),
 ) {
     assert!(
-        left.is_multiple_of(batch)
-            && right.is_multiple_of(batch)
+        left_columns.is_multiple_of(batch)
+            && right_columns.is_multiple_of(batch)
             && result.columns().is_multiple_of(batch)
     );
-    let (left, right, width) = (left / batch, right / batch, result.columns() / batch);
-    for at in 0..batch {
-        let part = result.reborrow().column_range(at * width, width);
-        member((at * left, left), (at * right, right), part);
+    let result_width = result.columns() / batch;
+    let member_columns = |member: usize, width: usize| member * width..(member + 1) * width;
+    for member in 0..batch {
+        let left = member_columns(member, left_columns / batch);
+        let right = member_columns(member, right_columns / batch);
+        run(left, right, result.reborrow().column_range(member * result_width, result_width));
     }
 }
 
-/// Below this many columns a thread the innermost loops of a product run short.
-const COLUMNS_MIN: usize = 64;
-
-/// A product, divided among threads along the columns of the result, or the rows where columns are
-/// few: B is what gets packed, and threads that have rows pack all of it each.
-fn divided(
+/// GEMM whose threads divide the columns of the result; or its rows where it has few columns,
+/// because threads that divide rows each pack all of B.
+fn parallel_matmul(
     a: StridedMatrix<'_>,
     b: StridedMatrix<'_>,
     c: MatrixViewMut<'_>,
     write: WriteMode,
     parallel: Parallel,
 ) {
-    let work = a.rows() * a.columns() * b.columns();
-    if parallel.threads() == 1 || work < WORK_MIN {
+    let multiplications = a.rows() * a.columns() * b.columns();
+    if parallel.threads() == 1 || multiplications < PARALLEL_MULTIPLICATIONS_MIN {
         return matmul(a, b, c, 1.0, write);
     }
-    if c.columns() < COLUMNS_MIN * parallel.threads() && c.rows() > c.columns() {
-        parallel.for_expensive_rows(c.rows(), (a, SharedOperand(b), c, SharedOperand(write)), part);
+    let (rows, columns) = (c.rows(), c.columns());
+    if columns < COLUMNS_PER_THREAD_MIN * parallel.threads() && rows > columns {
+        let operands = (a, SharedOperand(b), c, SharedOperand(write));
+        parallel.for_expensive_rows(rows, operands, matmul_rows);
     } else {
-        let b = ColumnRows(b);
-        parallel.for_expensive_rows(
-            c.columns(),
-            (SharedOperand(a), b, ColumnRows(c), SharedOperand(write)),
-            column_part,
-        );
+        let operands = (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write));
+        parallel.for_expensive_rows(columns, operands, matmul_columns);
     }
 }
 
-fn part(
-    (a, SharedOperand(b), c, SharedOperand(write)): (
-        StridedMatrix<'_>,
-        SharedOperand<StridedMatrix<'_>>,
-        MatrixViewMut<'_>,
-        SharedOperand<WriteMode>,
-    ),
-) {
+type RowOperands<'a> = (
+    StridedMatrix<'a>,
+    SharedOperand<StridedMatrix<'a>>,
+    MatrixViewMut<'a>,
+    SharedOperand<WriteMode>,
+);
+
+fn matmul_rows((a, SharedOperand(b), c, SharedOperand(write)): RowOperands<'_>) {
     matmul(a, b, c, 1.0, write);
 }
 
-type ColumnParts<'a> = (
+type ColumnOperands<'a> = (
     SharedOperand<StridedMatrix<'a>>,
     ColumnRows<StridedMatrix<'a>>,
     ColumnRows<MatrixViewMut<'a>>,
     SharedOperand<WriteMode>,
 );
 
-fn column_part(
-    (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write)): ColumnParts<'_>,
+fn matmul_columns(
+    (SharedOperand(a), ColumnRows(b), ColumnRows(c), SharedOperand(write)): ColumnOperands<'_>,
 ) {
     matmul(a, b, c, 1.0, write);
 }
@@ -161,26 +164,25 @@ impl ParallelRows for ColumnRows<StridedMatrix<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_close, random};
+    use crate::kernels::testing::{assert_close, assert_close_f32, random};
 
-    /// A[m,k]·B[k,n] by definition.
-    fn naive(
+    /// A[m,k]·B[k,n] by definition in f64; `sizes` are m, n and k.
+    fn reference(
         a: impl Fn(usize, usize) -> f32,
         b: impl Fn(usize, usize) -> f32,
         sizes: [usize; 3],
     ) -> Vec<f64> {
         let [m, n, k] = sizes;
-        let at = |i: usize| (i / n, i % n);
-        let entry = |(row, column): (usize, usize)| -> f64 {
+        let element = |row: usize, column: usize| -> f64 {
             (0..k).map(|l| f64::from(a(row, l)) * f64::from(b(l, column))).sum()
         };
-        (0..m * n).map(|i| entry(at(i))).collect()
+        (0..m * n).map(|i| element(i / n, i % n)).collect()
     }
 
     const SIZES: [[usize; 3]; 3] = [[1, 1, 1], [37, 19, 23], [130, 70, 64]];
 
     #[test]
-    fn three_products_of_one_linear() {
+    fn the_gemms_of_a_linear_are_the_definition() {
         for (threads, [rows, d_in, d_out]) in
             [1, 2, 3].into_iter().flat_map(|t| SIZES.map(|s| (t, s)))
         {
@@ -192,8 +194,8 @@ mod tests {
             let weight = MatrixView::new(&w, d_in, d_out);
 
             let mut y = y0.clone();
-            let wanted =
-                naive(|i, l| x[i * d_in + l], |l, j| w[l * d_out + j], [rows, d_out, d_in]);
+            let expected =
+                reference(|i, l| x[i * d_in + l], |l, j| w[l * d_out + j], [rows, d_out, d_in]);
             gemm_forward(
                 x_view,
                 weight,
@@ -202,7 +204,7 @@ mod tests {
                 WriteMode::Replace,
                 parallel,
             );
-            assert_close(&y, &wanted, 1e-5);
+            assert_close(&y, &expected, 1e-5);
             gemm_forward(
                 x_view,
                 weight,
@@ -211,12 +213,15 @@ mod tests {
                 WriteMode::Add,
                 parallel,
             );
-            let twice: Vec<f64> = wanted.iter().map(|x| 2.0 * x).collect();
+            let twice: Vec<f64> = expected.iter().map(|x| 2.0 * x).collect();
             assert_close(&y, &twice, 1e-5);
 
             let mut dx = vec![f32::NAN; rows * d_in];
-            let wanted =
-                naive(|i, l| dy[i * d_out + l], |l, j| w[j * d_out + l], [rows, d_in, d_out]);
+            let expected = reference(
+                |i, l| dy[i * d_out + l],
+                |l, j| w[j * d_out + l],
+                [rows, d_in, d_out],
+            );
             gemm_input_gradient(
                 dy_view,
                 weight,
@@ -225,11 +230,11 @@ mod tests {
                 WriteMode::Replace,
                 parallel,
             );
-            assert_close(&dx, &wanted, 1e-5);
+            assert_close(&dx, &expected, 1e-5);
 
             let mut dw = vec![f32::NAN; d_in * d_out];
-            let wanted =
-                naive(|i, l| x[l * d_in + i], |l, j| dy[l * d_out + j], [d_in, d_out, rows]);
+            let expected =
+                reference(|i, l| x[l * d_in + i], |l, j| dy[l * d_out + j], [d_in, d_out, rows]);
             gemm_weight_gradient(
                 x_view,
                 dy_view,
@@ -238,22 +243,21 @@ mod tests {
                 WriteMode::Replace,
                 parallel,
             );
-            assert_close(&dw, &wanted, 1e-5);
+            assert_close(&dw, &expected, 1e-5);
         }
     }
 
-    /// A batch of three does what three products do on their own columns.
     #[test]
-    fn batched() {
+    fn a_batched_gemm_equals_gemms_on_the_columns_of_its_members() {
         let (rows, d_in, d_out, batch) = (33, 10, 14, 3);
         let (x, w) = (random(1, rows * d_in * batch), random(2, d_in * d_out * batch));
         let dy = random(3, rows * d_out * batch);
         let x = MatrixView::new(&x, rows, d_in * batch);
         let dy = MatrixView::new(&dy, rows, d_out * batch);
         let w = MatrixView::new(&w, d_in, d_out * batch);
-        let made = |count: usize| vec![0.0; count];
+        let zeros = |count: usize| vec![0.0; count];
         let (mut y, mut dx, mut dw) =
-            (made(rows * d_out * batch), made(rows * d_in * batch), made(d_in * d_out * batch));
+            (zeros(rows * d_out * batch), zeros(rows * d_in * batch), zeros(d_in * d_out * batch));
         let (mut y1, mut dx1, mut dw1) = (y.clone(), dx.clone(), dw.clone());
         let (serial, add) = (Parallel::SERIAL, WriteMode::Add);
         gemm_forward(x, w, MatrixViewMut::new(&mut y, rows, d_out * batch), batch, add, serial);
@@ -273,23 +277,25 @@ mod tests {
             add,
             serial,
         );
-        for j in 0..batch {
-            let (x, w) = (x.column_range(j * d_in, d_in), w.column_range(j * d_out, d_out));
-            let dy = dy.column_range(j * d_out, d_out);
-            let y = MatrixViewMut::new(&mut y1, rows, d_out * batch).column_range(j * d_out, d_out);
+        for member in 0..batch {
+            let (x, w) =
+                (x.column_range(member * d_in, d_in), w.column_range(member * d_out, d_out));
+            let dy = dy.column_range(member * d_out, d_out);
+            let y = MatrixViewMut::new(&mut y1, rows, d_out * batch)
+                .column_range(member * d_out, d_out);
             gemm_forward(x, w, y, 1, add, serial);
-            let dx = MatrixViewMut::new(&mut dx1, rows, d_in * batch).column_range(j * d_in, d_in);
+            let dx =
+                MatrixViewMut::new(&mut dx1, rows, d_in * batch).column_range(member * d_in, d_in);
             gemm_input_gradient(dy, w, dx, 1, add, serial);
-            let dw =
-                MatrixViewMut::new(&mut dw1, d_in, d_out * batch).column_range(j * d_out, d_out);
+            let dw = MatrixViewMut::new(&mut dw1, d_in, d_out * batch)
+                .column_range(member * d_out, d_out);
             gemm_weight_gradient(x, dy, dw, 1, add, serial);
         }
         assert_eq!((y, dx, dw), (y1, dx1, dw1));
     }
 
-    /// A weight stored as its transpose gives the same products.
     #[test]
-    fn tied() {
+    fn a_weight_stored_as_its_transpose_gives_the_same_gemms() {
         let (rows, hidden, vocabulary) = (9, 16, 50);
         let (x, dy) = (random(1, rows * hidden), random(2, rows * vocabulary));
         let w = random(3, hidden * vocabulary);
@@ -330,12 +336,11 @@ mod tests {
             (y, dx, dw)
         };
         let (plain, tied) = (run(false), run(true));
-        let widen = crate::kernels::testing::widen;
-        assert_close(&tied.0, &widen(&plain.0), 1e-6);
-        assert_close(&tied.1, &widen(&plain.1), 1e-6);
-        let back: Vec<f32> = (0..w.columns() * hidden)
+        assert_close_f32(&tied.0, &plain.0, 1e-6);
+        assert_close_f32(&tied.1, &plain.1, 1e-6);
+        let transposed_back: Vec<f32> = (0..w.columns() * hidden)
             .map(|i| tied.2[i % vocabulary * hidden + i / vocabulary])
             .collect();
-        assert_close(&back, &widen(&plain.2), 1e-6);
+        assert_close_f32(&transposed_back, &plain.2, 1e-6);
     }
 }

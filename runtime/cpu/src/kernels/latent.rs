@@ -1,19 +1,19 @@
-//! φ on a latent, and the division by the root mean square that an online norm still owes.
+//! Activation φ on a latent, and the division by the root mean square that an online norm defers.
 //!
-//! Each function takes one latent, `[tokens, r]`; latents side by side are views of their columns.
-//! Forward z = φ(h), or z = φ(ρ·h) where ρ is owed. Backward, owed, with u = ρ·h and du = dz⊙φ'(u):
-//! dh = ρ·du and ds (+)= −(ρ²/2d)·Σ du⊙u, one number a token, summed over all latents of the norm:
-//! the first replaces it, the others add.
+//! Each function takes one latent, `[tokens, r]`; latents side by side in one tensor are views of its
+//! columns. Forward: z = φ(h), or z = φ(ρ·h) where the division is deferred. Backward of the latter,
+//! with u = ρ·h and du = dz⊙φ'(u): dh = ρ·du and ds (+)= −(ρ²/2d)·Σ du⊙u, one element a token, summed
+//! over all latents of the norm: the first latent replaces ds, the others add to it.
 
 use std::marker::PhantomData;
 
 use narrows_plan::model::Activation;
 
-use super::RmsNorm;
 use super::activation::{ActivationFn, Identity, Silu};
-use super::parallel::SharedOperand;
+use super::matrix::{MatrixView, MatrixViewMut, WriteMode, assert_equal_sizes};
+use super::parallel::{Parallel, SharedOperand};
+use super::rms_norm::RmsNorm;
 use super::simd::{Simd, SimdBody, dot};
-use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
 /// `LatentForward`: z = φ(h).
 pub fn latent_forward(
@@ -22,17 +22,17 @@ pub fn latent_forward(
     z: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    check(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
-    let work = (h, z);
+    assert_equal_sizes(&[h.rows(), z.rows()], &[h.columns(), z.columns()]);
+    let (rows, operands) = (h.rows(), (h, z));
     match phi {
-        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.for_rows::<LatentForwardRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<ForwardRows<Silu>, _>(rows, operands),
     };
 }
 
-struct LatentForwardRows<P>(PhantomData<P>);
+struct ForwardRows<P>(PhantomData<P>);
 
-impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for LatentForwardRows<P> {
+impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>)> for ForwardRows<P> {
     #[inline(always)]
     fn run<S: Simd>((h, mut z): (MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..h.rows() {
@@ -52,30 +52,23 @@ pub fn latent_recover(
     z: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    check(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
-    let work = (h, s, SharedOperand(rms), z);
+    assert_equal_sizes(&[h.rows(), z.rows(), s.len()], &[h.columns(), z.columns()]);
+    let (rows, operands) = (h.rows(), (h, s, SharedOperand(rms), z));
     match phi {
-        Activation::Identity => parallel.for_rows::<DeferredNormRows<Identity>, _>(h.rows(), work),
-        Activation::Silu => parallel.for_rows::<DeferredNormRows<Silu>, _>(h.rows(), work),
+        Activation::Identity => parallel.for_rows::<RecoverRows<Identity>, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<RecoverRows<Silu>, _>(rows, operands),
     };
 }
 
-struct DeferredNormRows<P>(PhantomData<P>);
+type RecoverOperands<'a> = (MatrixView<'a>, &'a [f32], SharedOperand<RmsNorm>, MatrixViewMut<'a>);
 
-impl<P: ActivationFn> SimdBody<(MatrixView<'_>, &[f32], SharedOperand<RmsNorm>, MatrixViewMut<'_>)>
-    for DeferredNormRows<P>
-{
+struct RecoverRows<P>(PhantomData<P>);
+
+impl<P: ActivationFn> SimdBody<RecoverOperands<'_>> for RecoverRows<P> {
     #[inline(always)]
-    fn run<S: Simd>(
-        (h, s, SharedOperand(rms), mut z): (
-            MatrixView<'_>,
-            &[f32],
-            SharedOperand<RmsNorm>,
-            MatrixViewMut<'_>,
-        ),
-    ) {
+    fn run<S: Simd>((h, s, SharedOperand(rms), mut z): RecoverOperands<'_>) {
         for (row, s) in s.iter().enumerate() {
-            let rho = rms.inverse(*s);
+            let rho = rms.inverse_rms(*s);
             for (z, h) in z.row_mut(row).iter_mut().zip(h.row(row)) {
                 *z = P::value::<S>(rho * h);
             }
@@ -91,27 +84,27 @@ pub fn latent_recover_in_place(
     phi: Activation,
     parallel: Parallel,
 ) {
-    check(&[h.rows(), s.len()], &[]);
-    let (rows, work) = (h.rows(), (h, s, SharedOperand(rms)));
+    assert_equal_sizes(&[h.rows(), s.len()], &[]);
+    let (rows, operands) = (h.rows(), (h, s, SharedOperand(rms)));
     match phi {
         Activation::Identity => {
-            parallel.for_rows::<DeferredNormRowsInPlace<Identity>, _>(rows, work)
+            parallel.for_rows::<RecoverRowsInPlace<Identity>, _>(rows, operands)
         }
-        Activation::Silu => parallel.for_rows::<DeferredNormRowsInPlace<Silu>, _>(rows, work),
+        Activation::Silu => parallel.for_rows::<RecoverRowsInPlace<Silu>, _>(rows, operands),
     };
 }
 
-struct DeferredNormRowsInPlace<P>(PhantomData<P>);
+struct RecoverRowsInPlace<P>(PhantomData<P>);
 
 impl<P: ActivationFn> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<RmsNorm>)>
-    for DeferredNormRowsInPlace<P>
+    for RecoverRowsInPlace<P>
 {
     #[inline(always)]
     fn run<S: Simd>(
         (mut h, s, SharedOperand(rms)): (MatrixViewMut<'_>, &[f32], SharedOperand<RmsNorm>),
     ) {
         for (row, s) in s.iter().enumerate() {
-            let rho = rms.inverse(*s);
+            let rho = rms.inverse_rms(*s);
             for h in h.row_mut(row) {
                 *h = P::value::<S>(rho * *h);
             }
@@ -119,7 +112,7 @@ impl<P: ActivationFn> SimdBody<(MatrixViewMut<'_>, &[f32], SharedOperand<RmsNorm
     }
 }
 
-/// `LatentBackward`: dh = dz⊙φ'(h). Without φ, h is not read: dh is a copy.
+/// `LatentBackward`: dh = dz⊙φ'(h). With the identity as φ, dh is a copy of dz and h is not read.
 pub fn latent_backward(
     dz: MatrixView<'_>,
     h: MatrixView<'_>,
@@ -128,72 +121,73 @@ pub fn latent_backward(
     parallel: Parallel,
 ) {
     let rows = dz.rows();
-    check(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
+    assert_equal_sizes(&[rows, dh.rows()], &[dz.columns(), dh.columns()]);
     match phi {
-        Activation::Identity => parallel.for_rows::<LatentForwardRows<Identity>, _>(rows, (dz, dh)),
+        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, (dz, dh)),
         Activation::Silu => {
-            check(&[rows, h.rows()], &[dz.columns(), h.columns()]);
-            parallel.for_rows::<LatentBackwardRows<Silu>, _>(rows, (dz, h, dh))
+            assert_equal_sizes(&[rows, h.rows()], &[dz.columns(), h.columns()]);
+            parallel.for_rows::<BackwardRows<Silu>, _>(rows, (dz, h, dh))
         }
     };
 }
 
-struct LatentBackwardRows<P>(PhantomData<P>);
+struct BackwardRows<P>(PhantomData<P>);
 
 impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)>
-    for LatentBackwardRows<P>
+    for BackwardRows<P>
 {
     #[inline(always)]
     fn run<S: Simd>((dz, h, mut dh): (MatrixView<'_>, MatrixView<'_>, MatrixViewMut<'_>)) {
         for row in 0..dz.rows() {
-            let read = dz.row(row).iter().zip(h.row(row));
-            for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(read) {
+            let inputs = dz.row(row).iter().zip(h.row(row));
+            for (dh, (dz, h)) in dh.row_mut(row).iter_mut().zip(inputs) {
                 *dh = dz * P::derivative::<S>(*h);
             }
         }
     }
 }
 
-/// What [`recover_backward`] reads.
+/// Inputs of [`latent_recover_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct LatentRecoverSaved<'a> {
     /// Gradient of z, `[tokens, r]`.
     pub dz: MatrixView<'a>,
-    /// With φ the latent h before the division, without φ the latent z after it.
+    /// The latent that forward saved, `[tokens, r]`: with the identity as φ it is z, after the
+    /// division; otherwise h, before it.
     pub saved: MatrixView<'a>,
-    /// Σx² of the norm's whole rows.
+    /// s = Σx² over the whole rows of the norm, `[tokens]`.
     pub s: &'a [f32],
-    /// The norm's width and ε.
+    /// Width and ε of the norm.
     pub rms: RmsNorm,
-    /// φ.
+    /// Activation φ.
     pub phi: Activation,
 }
 
-/// `LatentRecoverBackward`: dh = ρ·dz⊙φ', ds (+)= −(ρ²/2d)·Σ dz⊙φ'⊙ρ·h.
+/// `LatentRecoverBackward`: dh = ρ·dz⊙φ'(ρ·h), ds (+)= −(ρ²/2d)·Σ dz⊙φ'(ρ·h)⊙ρ·h.
 pub fn latent_recover_backward(
-    owed: LatentRecoverSaved<'_>,
+    inputs: LatentRecoverSaved<'_>,
     dh: MatrixViewMut<'_>,
     ds: &mut [f32],
-    write: WriteMode,
+    write_ds: WriteMode,
     parallel: Parallel,
 ) {
-    let LatentRecoverSaved { dz, saved, s, rms, phi } = owed;
+    let LatentRecoverSaved { dz, saved, s, rms, phi } = inputs;
     let rows = dz.rows();
-    check(
+    assert_equal_sizes(
         &[rows, saved.rows(), dh.rows(), s.len(), ds.len()],
         &[dz.columns(), saved.columns(), dh.columns()],
     );
-    if write == WriteMode::Replace {
+    if write_ds == WriteMode::Replace {
         ds.fill(0.0);
     }
-    let work = (dz, saved, s, SharedOperand(rms), dh, ds);
+    let operands = (dz, saved, s, SharedOperand(rms), dh, ds);
     match phi {
-        Activation::Identity => parallel.for_rows::<IdentityBackward, _>(rows, work),
-        Activation::Silu => parallel.for_rows::<ActivatedBackward, _>(rows, work),
+        Activation::Identity => parallel.for_rows::<RecoverBackwardIdentity, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<RecoverBackwardSilu, _>(rows, operands),
     };
 }
 
-type DeferredNormBackwardRows<'a> = (
+type RecoverBackwardOperands<'a> = (
     MatrixView<'a>,
     MatrixView<'a>,
     &'a [f32],
@@ -202,13 +196,13 @@ type DeferredNormBackwardRows<'a> = (
     &'a mut [f32],
 );
 
-struct IdentityBackward;
+struct RecoverBackwardIdentity;
 
-impl SimdBody<DeferredNormBackwardRows<'_>> for IdentityBackward {
+impl SimdBody<RecoverBackwardOperands<'_>> for RecoverBackwardIdentity {
     #[inline(always)]
-    fn run<S: Simd>((dz, z, s, SharedOperand(rms), mut dh, ds): DeferredNormBackwardRows<'_>) {
+    fn run<S: Simd>((dz, z, s, SharedOperand(rms), mut dh, ds): RecoverBackwardOperands<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
-            let rho = rms.inverse(*s);
+            let rho = rms.inverse_rms(*s);
             let (dz, z) = (dz.row(row), z.row(row));
             *ds -= rho * rho / (2.0 * rms.width as f32) * dot::<S>(dz, z);
             for (dh, dz) in dh.row_mut(row).iter_mut().zip(dz) {
@@ -218,26 +212,21 @@ impl SimdBody<DeferredNormBackwardRows<'_>> for IdentityBackward {
     }
 }
 
-struct ActivatedBackward;
+struct RecoverBackwardSilu;
 
-impl SimdBody<DeferredNormBackwardRows<'_>> for ActivatedBackward {
+impl SimdBody<RecoverBackwardOperands<'_>> for RecoverBackwardSilu {
     #[inline(always)]
-    fn run<S: Simd>((dz, h, s, SharedOperand(rms), mut dh, ds): DeferredNormBackwardRows<'_>) {
+    fn run<S: Simd>((dz, h, s, SharedOperand(rms), mut dh, ds): RecoverBackwardOperands<'_>) {
         for (row, (s, ds)) in s.iter().zip(ds).enumerate() {
-            let rho = rms.inverse(*s);
+            let rho = rms.inverse_rms(*s);
             let (dz, h, dh) = (dz.row(row), h.row(row), dh.row_mut(row));
             for (dh, (dz, h)) in dh.iter_mut().zip(dz.iter().zip(h)) {
                 *dh = rho * dz * Silu::derivative::<S>(rho * h);
             }
-            // dh·h is du·u already: ρ·du · u/ρ.
+            // dh·h = (ρ·du)·(u/ρ) = du·u.
             *ds -= rho * rho / (2.0 * rms.width as f32) * dot::<S>(dh, h);
         }
     }
-}
-
-fn check(rows: &[usize], columns: &[usize]) {
-    let equal = |sizes: &[usize]| sizes.windows(2).all(|pair| pair[0] == pair[1]);
-    assert!(equal(rows) && equal(columns), "rows {rows:?}, columns {columns:?}");
 }
 
 #[cfg(test)]

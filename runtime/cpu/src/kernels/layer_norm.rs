@@ -1,7 +1,8 @@
-//! φ of a LayerNorm over a latent: z = φ(γ⊙x̂ + β) with x̂ = (v − mean)/√(variance + ε).
+//! Activation φ of a LayerNorm over a latent: z = φ(γ⊙x̂ + β) with x̂ = (v − mean)/√(variance + ε).
 //!
-//! Nothing is saved: backward makes mean and variance of v anew. With u = γ⊙x̂ + β, du = dz⊙φ'(u)
-//! and e = γ⊙du: dv = (e − mean(e) − x̂·mean(e⊙x̂))/√(variance + ε), dγ += Σ du⊙x̂, dβ += Σ du.
+//! Forward saves no statistics: backward recomputes mean and variance of v. With u = γ⊙x̂ + β,
+//! du = dz⊙φ'(u) and e = γ⊙du: dv = (e − mean(e) − x̂·mean(e⊙x̂))/√(variance + ε), dγ += Σ du⊙x̂,
+//! dβ += Σ du.
 //!
 //! Shapes: v, z and their gradients `[tokens, r]`, γ and β `[r]`.
 
@@ -10,18 +11,18 @@ use std::marker::PhantomData;
 use narrows_plan::model::Activation;
 
 use super::activation::{ActivationFn, Identity, Silu};
-use super::parallel::{PartialSums, SharedOperand, reduce_partial_sums};
+use super::matrix::{MatrixView, MatrixViewMut};
+use super::parallel::{Parallel, PartialSums, SharedOperand, reduce_partial_sums};
 use super::simd::{Simd, SimdBody, dot, mul_add, sum};
-use super::{MatrixView, MatrixViewMut, Parallel};
 
-/// Scale, bias and ε, and the φ that follows.
+/// Parameters of a LayerNorm, and the activation after it.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNorm<'a> {
     /// γ.
     pub scale: &'a [f32],
     /// β.
     pub bias: &'a [f32],
-    /// Added to the variance.
+    /// ε, added to the variance.
     pub epsilon: f32,
     /// φ.
     pub phi: Activation,
@@ -30,48 +31,41 @@ pub struct LayerNorm<'a> {
 /// z = φ(LayerNorm(v)).
 pub fn layer_norm_forward(
     v: MatrixView<'_>,
-    by: LayerNorm<'_>,
+    norm: LayerNorm<'_>,
     z: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
     assert!(v.rows() == z.rows() && v.columns() == z.columns());
-    assert!(by.scale.len() == v.columns() && by.bias.len() == v.columns());
-    let work = (v, z, SharedOperand(by));
-    match by.phi {
-        Activation::Identity => {
-            parallel.for_rows::<LayerNormForwardRows<Identity>, _>(v.rows(), work)
-        }
-        Activation::Silu => parallel.for_rows::<LayerNormForwardRows<Silu>, _>(v.rows(), work),
+    assert!(norm.scale.len() == v.columns() && norm.bias.len() == v.columns());
+    let (rows, operands) = (v.rows(), (v, z, SharedOperand(norm)));
+    match norm.phi {
+        Activation::Identity => parallel.for_rows::<ForwardRows<Identity>, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<ForwardRows<Silu>, _>(rows, operands),
     };
 }
 
-struct LayerNormForwardRows<P>(PhantomData<P>);
+type ForwardOperands<'a> = (MatrixView<'a>, MatrixViewMut<'a>, SharedOperand<LayerNorm<'a>>);
 
-impl<P: ActivationFn> SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<LayerNorm<'_>>)>
-    for LayerNormForwardRows<P>
-{
+struct ForwardRows<P>(PhantomData<P>);
+
+impl<P: ActivationFn> SimdBody<ForwardOperands<'_>> for ForwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>(
-        (v, mut z, SharedOperand(by)): (
-            MatrixView<'_>,
-            MatrixViewMut<'_>,
-            SharedOperand<LayerNorm<'_>>,
-        ),
-    ) {
+    fn run<S: Simd>((v, mut z, SharedOperand(norm)): ForwardOperands<'_>) {
         for row in 0..v.rows() {
             let (v, z) = (v.row(row), z.row_mut(row));
-            let (inverse, shift) = normal::<S>(v, z, by.epsilon);
-            let weights = by.scale.iter().zip(by.bias);
-            for ((z, v), (scale, bias)) in z.iter_mut().zip(v).zip(weights) {
-                *z = P::value::<S>((v - shift) * inverse * scale + bias);
+            let (inverse_deviation, mean) = statistics::<S>(v, z, norm.epsilon);
+            let parameters = norm.scale.iter().zip(norm.bias);
+            for ((z, v), (scale, bias)) in z.iter_mut().zip(v).zip(parameters) {
+                *z = P::value::<S>((v - mean) * inverse_deviation * scale + bias);
             }
         }
     }
 }
 
-/// 1/√(variance + ε) and the mean. The variance is that of the centred numbers, kept in `scratch`.
+/// 1/√(variance + ε) and the mean. The centred row, whose squares give the variance, is left in
+/// `scratch`.
 #[inline(always)]
-fn normal<S: Simd>(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
+fn statistics<S: Simd>(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
     let width = v.len() as f32;
     let mean = sum(v) / width;
     for (centred, v) in scratch.iter_mut().zip(v) {
@@ -81,53 +75,56 @@ fn normal<S: Simd>(v: &[f32], scratch: &mut [f32], epsilon: f32) -> (f32, f32) {
     (1.0 / (variance + epsilon).sqrt(), mean)
 }
 
-/// What [`backward`] reads: the gradient of z, and v, both `[tokens, r]`.
+/// Inputs of [`layer_norm_backward`], both `[tokens, r]`.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerNormSaved<'a> {
     /// Gradient of z.
     pub dz: MatrixView<'a>,
-    /// The norm's input.
+    /// Input of the norm.
     pub v: MatrixView<'a>,
 }
 
-/// What [`backward`] writes.
+/// Outputs of [`layer_norm_backward`].
 pub struct LayerNormGradients<'a> {
-    /// Gradient of v, replaced.
+    /// Gradient of v, `[tokens, r]`; replaced.
     pub dv: MatrixViewMut<'a>,
-    /// Gradient of γ, added to.
+    /// Gradient of γ, `[r]`; added to.
     pub dscale: &'a mut [f32],
-    /// Gradient of β, added to.
+    /// Gradient of β, `[r]`; added to.
     pub dbias: &'a mut [f32],
-    /// [`Parallel::sums_scratch`] of 2·r.
+    /// [`Parallel::reduction_scratch_elements`] of 2·r.
     pub scratch: &'a mut [f32],
 }
 
-/// dv, and what is added to the gradients of γ and β.
+/// Gradients of v, γ and β.
 pub fn layer_norm_backward(
     saved: LayerNormSaved<'_>,
-    by: LayerNorm<'_>,
-    made: LayerNormGradients<'_>,
+    norm: LayerNorm<'_>,
+    gradients: LayerNormGradients<'_>,
     parallel: Parallel,
 ) {
     let LayerNormSaved { dz, v } = saved;
-    let LayerNormGradients { dv, dscale, dbias, scratch } = made;
+    let LayerNormGradients { dv, dscale, dbias, scratch } = gradients;
     let (rows, width) = (v.rows(), v.columns());
     assert!(dz.rows() == rows && dv.rows() == rows);
     assert!(dz.columns() == width && dv.columns() == width);
     assert!(dscale.len() == width && dbias.len() == width);
-    let (first, second) = scratch.split_at_mut(parallel.reduction_scratch_elements(width));
-    let sums =
-        (PartialSums::new(dscale, first, parallel), PartialSums::new(dbias, second, parallel));
-    let work = (dz, v, SharedOperand(by), dv, sums);
-    let tasks = match by.phi {
-        Activation::Identity => parallel.for_rows::<LayerNormBackwardRows<Identity>, _>(rows, work),
-        Activation::Silu => parallel.for_rows::<LayerNormBackwardRows<Silu>, _>(rows, work),
+    let (scale_scratch, bias_scratch) =
+        scratch.split_at_mut(parallel.reduction_scratch_elements(width));
+    let sums = (
+        PartialSums::new(dscale, scale_scratch, parallel),
+        PartialSums::new(dbias, bias_scratch, parallel),
+    );
+    let operands = (dz, v, SharedOperand(norm), dv, sums);
+    let tasks = match norm.phi {
+        Activation::Identity => parallel.for_rows::<BackwardRows<Identity>, _>(rows, operands),
+        Activation::Silu => parallel.for_rows::<BackwardRows<Silu>, _>(rows, operands),
     };
-    reduce_partial_sums(dscale, first, tasks);
-    reduce_partial_sums(dbias, second, tasks);
+    reduce_partial_sums(dscale, scale_scratch, tasks);
+    reduce_partial_sums(dbias, bias_scratch, tasks);
 }
 
-type LayerNormBackward<'a> = (
+type BackwardOperands<'a> = (
     MatrixView<'a>,
     MatrixView<'a>,
     SharedOperand<LayerNorm<'a>>,
@@ -135,32 +132,33 @@ type LayerNormBackward<'a> = (
     (PartialSums<'a>, PartialSums<'a>),
 );
 
-struct LayerNormBackwardRows<P>(PhantomData<P>);
+struct BackwardRows<P>(PhantomData<P>);
 
-impl<P: ActivationFn> SimdBody<LayerNormBackward<'_>> for LayerNormBackwardRows<P> {
+impl<P: ActivationFn> SimdBody<BackwardOperands<'_>> for BackwardRows<P> {
     #[inline(always)]
-    fn run<S: Simd>((dz, v, SharedOperand(by), mut dv, (dscale, dbias)): LayerNormBackward<'_>) {
+    fn run<S: Simd>((dz, v, SharedOperand(norm), mut dv, (dscale, dbias)): BackwardOperands<'_>) {
         let width = v.columns();
         let (dscale, dbias) = (dscale.sums, dbias.sums);
         for row in 0..v.rows() {
             let (v, dz, dv) = (v.row(row), dz.row(row), dv.row_mut(row));
-            let (inverse, mean) = normal::<S>(v, dv, by.epsilon);
-            // dv holds e = γ⊙du until its two means are known.
-            let weights = by.scale.iter().zip(by.bias);
-            let read = v.iter().zip(dz).zip(weights);
-            let made = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
-            for (((e, dscale), dbias), ((v, dz), (scale, bias))) in made.zip(read) {
-                let normed = (v - mean) * inverse;
-                let du = dz * P::derivative::<S>(normed * scale + bias);
-                *dscale += du * normed;
+            let (inverse_deviation, mean) = statistics::<S>(v, dv, norm.epsilon);
+            // dv holds e = γ⊙du until the two means of e are known.
+            let parameters = norm.scale.iter().zip(norm.bias);
+            let inputs = v.iter().zip(dz).zip(parameters);
+            let outputs = dv.iter_mut().zip(dscale.iter_mut()).zip(dbias.iter_mut());
+            for (((e, dscale), dbias), ((v, dz), (scale, bias))) in outputs.zip(inputs) {
+                let normalized = (v - mean) * inverse_deviation;
+                let du = dz * P::derivative::<S>(normalized * scale + bias);
+                *dscale += du * normalized;
                 *dbias += du;
                 *e = du * scale;
             }
             let e_mean = sum(dv) / width as f32;
-            // Σ e·x̂ = (Σ e·v − mean·Σ e)/√…, but centred first, since v may be far from 0.
-            let along = centred_dot::<S>(dv, v, mean) * inverse / width as f32;
+            // Σ e·x̂ = (Σ e·v − mean·Σ e)/√…, computed from the centred v, which may be far from 0.
+            let projection = centred_dot::<S>(dv, v, mean) * inverse_deviation / width as f32;
             for (dv, v) in dv.iter_mut().zip(v) {
-                *dv = (*dv - e_mean - (v - mean) * inverse * along) * inverse;
+                let normalized = (v - mean) * inverse_deviation;
+                *dv = (*dv - e_mean - normalized * projection) * inverse_deviation;
             }
         }
     }
@@ -187,50 +185,55 @@ fn centred_dot<S: Simd>(x: &[f32], y: &[f32], shift: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_close, gradient, random, weigh, widen};
+    use crate::kernels::testing::{assert_close, finite_difference, random, weighted_sum, widen};
 
     const ROWS: usize = 5;
     const WIDTH: usize = 37;
 
-    fn naive(v: &[f64], scale: &[f64], bias: &[f64], phi: Activation) -> Vec<f64> {
-        let one = |v: &[f64]| -> Vec<f64> {
+    /// By definition in f64.
+    fn reference(v: &[f64], scale: &[f64], bias: &[f64], phi: Activation) -> Vec<f64> {
+        let row = |v: &[f64]| -> Vec<f64> {
             let mean = v.iter().sum::<f64>() / WIDTH as f64;
             let variance = v.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / WIDTH as f64;
             let u =
                 (0..WIDTH).map(|i| (v[i] - mean) / (variance + 1e-5).sqrt() * scale[i] + bias[i]);
             u.map(|u| if phi == Activation::Silu { u / (1.0 + (-u).exp()) } else { u }).collect()
         };
-        v.chunks(WIDTH).flat_map(one).collect()
+        v.chunks(WIDTH).flat_map(row).collect()
     }
 
     #[test]
-    fn values_and_derivatives() {
+    fn backward_is_the_derivative_of_forward() {
         let v: Vec<f32> = random(1, ROWS * WIDTH).iter().map(|v| 2.0 + v).collect();
         let (scale, bias, dz) = (random(2, WIDTH), random(3, WIDTH), random(4, ROWS * WIDTH));
         let (v64, scale64, bias64) = (widen(&v), widen(&scale), widen(&bias));
         for phi in [Activation::Identity, Activation::Silu] {
-            let by = LayerNorm { scale: &scale, bias: &bias, epsilon: 1e-5, phi };
+            let norm = LayerNorm { scale: &scale, bias: &bias, epsilon: 1e-5, phi };
             let view = MatrixView::new(&v, ROWS, WIDTH);
             let mut z = vec![0.0; v.len()];
-            layer_norm_forward(view, by, MatrixViewMut::new(&mut z, ROWS, WIDTH), Parallel::SERIAL);
-            assert_close(&z, &naive(&v64, &scale64, &bias64, phi), 2e-6);
+            let z_view = MatrixViewMut::new(&mut z, ROWS, WIDTH);
+            layer_norm_forward(view, norm, z_view, Parallel::SERIAL);
+            assert_close(&z, &reference(&v64, &scale64, &bias64, phi), 2e-6);
 
             let mut dv = vec![f32::NAN; v.len()];
             let (mut dscale, mut dbias) = (vec![0.0; WIDTH], vec![0.0; WIDTH]);
-            let made = LayerNormGradients {
+            let gradients = LayerNormGradients {
                 dv: MatrixViewMut::new(&mut dv, ROWS, WIDTH),
                 dscale: &mut dscale,
                 dbias: &mut dbias,
                 scratch: &mut [],
             };
             let saved = LayerNormSaved { dz: MatrixView::new(&dz, ROWS, WIDTH), v: view };
-            layer_norm_backward(saved, by, made, Parallel::SERIAL);
-            let wanted = gradient(&v64, |v| weigh(&naive(v, &scale64, &bias64, phi), &dz));
-            assert_close(&dv, &wanted, 3e-6);
-            let wanted = gradient(&scale64, |scale| weigh(&naive(&v64, scale, &bias64, phi), &dz));
-            assert_close(&dscale, &wanted, 3e-6);
-            let wanted = gradient(&bias64, |bias| weigh(&naive(&v64, &scale64, bias, phi), &dz));
-            assert_close(&dbias, &wanted, 3e-6);
+            layer_norm_backward(saved, norm, gradients, Parallel::SERIAL);
+            let loss = |v: &[f64], scale: &[f64], bias: &[f64]| {
+                weighted_sum(&reference(v, scale, bias, phi), &dz)
+            };
+            let expected = finite_difference(&v64, |v| loss(v, &scale64, &bias64));
+            assert_close(&dv, &expected, 3e-6);
+            let expected = finite_difference(&scale64, |scale| loss(&v64, scale, &bias64));
+            assert_close(&dscale, &expected, 3e-6);
+            let expected = finite_difference(&bias64, |bias| loss(&v64, &scale64, bias));
+            assert_close(&dbias, &expected, 3e-6);
         }
     }
 }

@@ -1,17 +1,19 @@
-//! Cross-entropy over a shard of the vocabulary, in the three passes between its two reductions.
+//! Cross-entropy over a shard of the vocabulary: three ops with two reductions between them.
 //!
-//! With m the largest logit of the whole row and Σ = Σ exp(logit − m), a token's loss is
-//! m + ln Σ − logit(target), and its gradient is (softmax − onehot)·factor. Each device makes its
-//! maximum, then Σ and the target's logit (0 where another device has it), which are added.
+//! With m the largest logit of the whole row and Σ = Σ exp(logit − m), the loss of a token is
+//! m + ln Σ − logit(target), and its gradient is (softmax − onehot)·factor. Each device computes the
+//! maximum of its shard, which is reduced to m, and then its Σ and the target's logit (0 where the
+//! target is in another shard), which are reduced by addition.
 //!
-//! Shapes: logits `[tokens, vocabulary shard]`, maximum `[tokens]`, packed `[tokens, 2]`: Σ and the
-//! target's logit. The shard begins at token id `first`. The factor is 1 over the tokens of the step.
+//! Shapes: logits `[tokens, vocabulary shard]`, maximum `[tokens]`, packed `[tokens, 2]` with Σ and
+//! the target's logit. The shard begins at token id `first_id`. The factor is 1 over the number of
+//! tokens of a step.
 
-use super::parallel::{GroupedRows, SharedOperand};
-use super::simd::{Simd, SimdBody, exp, maximum as largest, sum_exp};
-use super::{MatrixView, MatrixViewMut, Parallel};
+use super::matrix::{MatrixView, MatrixViewMut};
+use super::parallel::{GroupedRows, Parallel, SharedOperand};
+use super::simd::{self, Simd, SimdBody, exp, sum_exp};
 
-/// `LossMaximum`: the largest logit of the shard.
+/// `LossMaximum`: the largest logit of each row of the shard.
 pub fn loss_maximum(logits: MatrixView<'_>, maximum: &mut [f32], parallel: Parallel) {
     assert_eq!(logits.rows(), maximum.len());
     parallel.for_rows::<MaximumRows, _>(logits.rows(), (logits, maximum));
@@ -23,24 +25,25 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for MaximumRows {
     #[inline(always)]
     fn run<S: Simd>((logits, maximum): (MatrixView<'_>, &mut [f32])) {
         for (row, maximum) in maximum.iter_mut().enumerate() {
-            *maximum = largest(logits.row(row));
+            *maximum = simd::maximum(logits.row(row));
         }
     }
 }
 
-/// `LossSum`: Σ exp(logit − maximum) and the target's logit of the shard.
+/// `LossSum`: Σ exp(logit − maximum) over each row of the shard, and the target's logit.
 pub fn loss_sum(
     logits: MatrixView<'_>,
     maximum: &[f32],
     targets: &[u32],
-    first: usize,
+    first_id: usize,
     packed: &mut [f32],
     parallel: Parallel,
 ) {
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
     let packed = GroupedRows { group_size: 2, operand: packed };
-    parallel.for_rows::<SumRows, _>(rows, (logits, maximum, targets, packed, SharedOperand(first)));
+    let operands = (logits, maximum, targets, packed, SharedOperand(first_id));
+    parallel.for_rows::<SumRows, _>(rows, operands);
 }
 
 type SumOperands<'a> =
@@ -50,54 +53,57 @@ struct SumRows;
 
 impl SimdBody<SumOperands<'_>> for SumRows {
     #[inline(always)]
-    fn run<S: Simd>((logits, maximum, targets, packed, SharedOperand(first)): SumOperands<'_>) {
+    fn run<S: Simd>((logits, maximum, targets, packed, SharedOperand(first_id)): SumOperands<'_>) {
         let rows = maximum.iter().zip(targets).zip(packed.operand.chunks_exact_mut(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row(row);
             packed[0] = sum_exp::<S>(logits, *maximum);
-            packed[1] = local(*target, first, logits.len()).map_or(0.0, |at| logits[at]);
+            let column = local_column(*target, first_id, logits.len());
+            packed[1] = column.map_or(0.0, |column| logits[column]);
         }
     }
 }
 
+/// Column of a token id in a shard of `columns` columns from `first_id`; `None` outside the shard.
 #[inline(always)]
-fn local(target: u32, first: usize, count: usize) -> Option<usize> {
-    (target as usize).checked_sub(first).filter(|at| *at < count)
+fn local_column(target: u32, first_id: usize, columns: usize) -> Option<usize> {
+    (target as usize).checked_sub(first_id).filter(|column| *column < columns)
 }
 
-/// What [`gradient`] reads, reduced over the devices of the vocabulary.
+/// Inputs of [`loss_gradient`], reduced over the shards of the vocabulary.
 #[derive(Clone, Copy, Debug)]
 pub struct ReducedStatistics<'a> {
-    /// The largest logit of each row.
+    /// Largest logit of each row, `[tokens]`.
     pub maximum: &'a [f32],
-    /// Σ and the target's logit of each row.
+    /// Σ and the target's logit of each row, `[tokens, 2]`.
     pub packed: &'a [f32],
-    /// Token ids to predict.
+    /// Target token ids, `[tokens]`.
     pub targets: &'a [u32],
-    /// The token id with which the shard begins.
-    pub first: usize,
-    /// What gradient and loss are multiplied with: 1 over the tokens of the step.
+    /// First token id of the shard.
+    pub first_id: usize,
+    /// Factor on gradient and loss: 1 over the number of tokens of a step.
     pub factor: f32,
 }
 
-/// `LossGradient`: (softmax − onehot)·factor in place of the logits. Returns the loss of these
-/// tokens times the factor, the same on every device; the microbatches' losses add up.
+/// `LossGradient`: replaces the logits by (softmax − onehot)·factor. Returns the summed loss of these
+/// tokens times the factor, which is the same on every device; the step's loss is the sum over its
+/// microbatches.
 pub fn loss_gradient(
     logits: MatrixViewMut<'_>,
     reduced: ReducedStatistics<'_>,
     parallel: Parallel,
 ) -> f64 {
-    let ReducedStatistics { maximum, packed, targets, first, factor } = reduced;
+    let ReducedStatistics { maximum, packed, targets, first_id, factor } = reduced;
     let rows = logits.rows();
     assert!(maximum.len() == rows && targets.len() == rows && packed.len() == 2 * rows);
-    let work = (
+    let operands = (
         logits,
         maximum,
         GroupedRows { group_size: 2, operand: packed },
         targets,
-        SharedOperand((first, factor)),
+        SharedOperand((first_id, factor)),
     );
-    parallel.for_rows::<GradientRows, _>(rows, work);
+    parallel.for_rows::<GradientRows, _>(rows, operands);
     let loss = |(maximum, packed): (&f32, &[f32])| {
         f64::from(*maximum) + f64::from(packed[0]).ln() - f64::from(packed[1])
     };
@@ -112,19 +118,19 @@ struct GradientRows;
 impl SimdBody<GradientOperands<'_>> for GradientRows {
     #[inline(always)]
     fn run<S: Simd>(
-        (mut logits, maximum, packed, targets, SharedOperand((first, factor))): GradientOperands<
+        (mut logits, maximum, packed, targets, SharedOperand((first_id, factor))): GradientOperands<
             '_,
         >,
     ) {
         let rows = maximum.iter().zip(targets).zip(packed.operand.chunks_exact(2)).enumerate();
         for (row, ((maximum, target), packed)) in rows {
             let logits = logits.row_mut(row);
-            let share = factor / packed[0];
+            let scale = factor / packed[0];
             for logit in logits.iter_mut() {
-                *logit = exp::<S>(*logit - maximum) * share;
+                *logit = exp::<S>(*logit - maximum) * scale;
             }
-            if let Some(at) = local(*target, first, logits.len()) {
-                logits[at] -= factor;
+            if let Some(column) = local_column(*target, first_id, logits.len()) {
+                logits[column] -= factor;
             }
         }
     }
@@ -133,7 +139,7 @@ impl SimdBody<GradientOperands<'_>> for GradientRows {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_close, gradient as differences, random, widen};
+    use crate::kernels::testing::{assert_close, finite_difference, random, widen};
 
     const ROWS: usize = 6;
     const VOCABULARY: usize = 148;
@@ -143,7 +149,8 @@ mod tests {
         vec![0, 147, 37, 36, 74, 110]
     }
 
-    fn naive(logits: &[f64]) -> f64 {
+    /// The loss by definition in f64.
+    fn reference(logits: &[f64]) -> f64 {
         let rows = logits.chunks(VOCABULARY).zip(targets());
         let loss = rows.map(|(logits, target)| {
             logits.iter().map(|l| l.exp()).sum::<f64>().ln() - logits[target as usize]
@@ -151,7 +158,7 @@ mod tests {
         f64::from(FACTOR) * loss.sum::<f64>()
     }
 
-    /// Loss and gradient over any number of devices, with the reductions between the passes.
+    /// Loss and gradient on any number of devices, with the reductions between the ops.
     fn run(logits: &[f32], devices: usize, parallel: Parallel) -> (f64, Vec<f32>) {
         let width = VOCABULARY / devices;
         let mut logits = logits.to_vec();
@@ -161,24 +168,24 @@ mod tests {
         for device in 0..devices {
             let shard =
                 MatrixView::new(&logits, ROWS, VOCABULARY).column_range(device * width, width);
-            let mut part = vec![0.0; ROWS];
-            loss_maximum(shard, &mut part, parallel);
-            maxima.iter_mut().zip(&part).for_each(|(m, part)| *m = m.max(*part));
+            let mut partial = vec![0.0; ROWS];
+            loss_maximum(shard, &mut partial, parallel);
+            maxima.iter_mut().zip(&partial).for_each(|(m, partial)| *m = m.max(*partial));
         }
         for device in 0..devices {
-            let first = device * width;
-            let shard = MatrixView::new(&logits, ROWS, VOCABULARY).column_range(first, width);
-            let mut part = vec![0.0; 2 * ROWS];
-            loss_sum(shard, &maxima, &targets, first, &mut part, parallel);
-            sums.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+            let first_id = device * width;
+            let shard = MatrixView::new(&logits, ROWS, VOCABULARY).column_range(first_id, width);
+            let mut partial = vec![0.0; 2 * ROWS];
+            loss_sum(shard, &maxima, &targets, first_id, &mut partial, parallel);
+            sums.iter_mut().zip(&partial).for_each(|(sum, partial)| *sum += partial);
         }
         let mut losses = vec![];
         for device in 0..devices {
-            let first = device * width;
+            let first_id = device * width;
             let shard =
-                MatrixViewMut::new(&mut logits, ROWS, VOCABULARY).column_range(first, width);
+                MatrixViewMut::new(&mut logits, ROWS, VOCABULARY).column_range(first_id, width);
             let (maximum, packed, targets) = (&maxima[..], &sums[..], &targets[..]);
-            let reduced = ReducedStatistics { maximum, packed, targets, first, factor: FACTOR };
+            let reduced = ReducedStatistics { maximum, packed, targets, first_id, factor: FACTOR };
             losses.push(loss_gradient(shard, reduced, parallel));
         }
         assert!(losses.iter().all(|loss| *loss == losses[0]));
@@ -186,18 +193,18 @@ mod tests {
     }
 
     #[test]
-    fn one_device_and_four_are_the_definition() {
+    fn loss_and_gradient_are_the_definition_on_one_and_four_devices() {
         let logits: Vec<f32> = random(1, ROWS * VOCABULARY).iter().map(|l| 9.0 * l).collect();
-        let wanted = differences(&widen(&logits), naive);
+        let expected = finite_difference(&widen(&logits), reference);
         for (devices, threads) in [(1, 1), (4, 1), (1, 2), (2, 3)] {
             let (loss, gradient) = run(&logits, devices, Parallel::new(threads));
-            assert!((loss - naive(&widen(&logits))).abs() < 1e-6, "{loss}");
-            assert_close(&gradient, &wanted, 1e-6);
+            assert!((loss - reference(&widen(&logits))).abs() < 1e-6, "{loss}");
+            assert_close(&gradient, &expected, 1e-6);
         }
     }
 
     #[test]
-    fn a_nan_shows() {
+    fn a_nan_logit_makes_the_sum_of_its_row_nan() {
         let mut logits = random(1, ROWS * VOCABULARY);
         logits[200] = f32::NAN;
         let mut maxima = vec![0.0; ROWS];

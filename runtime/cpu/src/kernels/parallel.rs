@@ -1,29 +1,39 @@
-//! Divides the rows of a kernel's operands among tasks.
+//! Parallel-for over the rows of a kernel's operands.
 //!
-//! The work is a tuple of operands that all have the same rows: views, slices with one number a
-//! row, `SharedOperand` for what every task sees whole, `TaskScratch` for scratch memory of which each task gets
-//! its own piece, `PartialSums` for a sum over rows. It is split into as many parts as there are threads,
-//! and each part goes to a [`SimdBody`], compiled for the machine's vectors. With one thread
-//! there is no split and no pool.
+//! The operands are a tuple whose members all have the same number of rows:
+//!
+//! | operand | what a task gets |
+//! |---|---|
+//! | [`MatrixView`], [`MatrixViewMut`], slices with an element per row | its rows |
+//! | [`ColumnRows`] | its columns, for kernels that divide columns |
+//! | [`GroupedRows`] | several rows or columns for each of its rows |
+//! | [`SharedOperand`] | the whole operand |
+//! | [`FirstRow`] | the index of its first row |
+//! | [`TaskScratch`] | a piece of scratch memory |
+//! | [`PartialSums`] | a partial result of a reduction over rows |
+//!
+//! The rows are split recursively into as many tasks as there are threads, and each task runs a
+//! [`SimdBody`], compiled for the vectors of the machine. With one thread there is no split and no
+//! thread pool.
 
 use std::num::NonZeroUsize;
 
+use super::matrix::{MatrixView, MatrixViewMut};
 use super::simd::{SimdBody, dispatch_simd};
-use super::{MatrixView, MatrixViewMut};
 
-/// Below this many numbers a second thread costs more than it saves.
-const ELEMENTS_MIN: usize = 1 << 14;
+/// Grain size: with fewer elements a second thread costs more than it saves.
+const PARALLEL_ELEMENTS_MIN: usize = 1 << 14;
 
-/// How many threads of rayon's current pool a kernel may use.
+/// How many threads of rayon's current thread pool a kernel may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallel(NonZeroUsize);
 
-/// Operands that are divided by rows.
+/// Operands that can be split by rows.
 pub trait ParallelRows: Send + Sized {
-    /// Numbers in it: what decides whether division pays.
+    /// Number of elements, which decides whether more than one task pays off.
     fn elements(&self) -> usize;
 
-    /// The first `row` rows, for `tasks` tasks, and the others.
+    /// Splits at a row: the first `row` rows, which `tasks` tasks share, and the remaining ones.
     fn split(self, row: usize, tasks: usize) -> (Self, Self);
 }
 
@@ -31,39 +41,44 @@ impl Parallel {
     /// The calling thread alone.
     pub const SERIAL: Parallel = Parallel(NonZeroUsize::MIN);
 
-    /// Up to `threads` threads; at least the calling one.
+    /// Up to `threads` threads; 0 means the calling thread alone.
     pub fn new(threads: usize) -> Self {
         Parallel(NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN))
     }
 
-    /// How many threads.
+    /// Maximum number of threads.
     pub fn threads(self) -> usize {
         self.0.get()
     }
 
-    /// Scratch numbers that a kernel with a sum of `width` numbers over its rows needs.
+    /// Scratch elements of a kernel that reduces over its rows to `width` sums.
     pub fn reduction_scratch_elements(self, width: usize) -> usize {
         (self.threads() - 1) * width
     }
 
-    /// Runs `B` on the parts of `work`, which has `rows` rows. Returns the number of parts.
-    pub(super) fn for_rows<B: SimdBody<W>, W: ParallelRows>(self, rows: usize, work: W) -> usize {
-        let pays = work.elements() >= ELEMENTS_MIN;
+    /// Runs `B` on `operands`, split into tasks if they have enough elements. Returns the number of
+    /// tasks.
+    pub(super) fn for_rows<B: SimdBody<W>, W: ParallelRows>(
+        self,
+        rows: usize,
+        operands: W,
+    ) -> usize {
+        let pays = operands.elements() >= PARALLEL_ELEMENTS_MIN;
         let tasks = if pays { self.threads().min(rows).max(1) } else { 1 };
-        fork_join(tasks, rows, work, dispatch_simd::<B, W>);
+        fork_join(tasks, rows, operands, dispatch_simd::<B, W>);
         tasks
     }
 
-    /// Runs `body` on the parts of `work`, however little the operands hold: each row is much work,
-    /// and the body calls what is vectorised.
+    /// Runs `body` on `operands`, split into tasks however few elements they have: for kernels with
+    /// much work per row, whose `body` dispatches SIMD code itself. Returns the number of tasks.
     pub(super) fn for_expensive_rows<W: ParallelRows>(
         self,
         rows: usize,
-        work: W,
+        operands: W,
         body: impl Fn(W) + Copy + Send + Sync,
     ) -> usize {
         let tasks = self.threads().min(rows).max(1);
-        fork_join(tasks, rows, work, body);
+        fork_join(tasks, rows, operands, body);
         tasks
     }
 }
@@ -71,25 +86,25 @@ impl Parallel {
 fn fork_join<W: ParallelRows>(
     tasks: usize,
     rows: usize,
-    work: W,
+    operands: W,
     body: impl Fn(W) + Copy + Send + Sync,
 ) {
     if tasks == 1 {
-        return body(work);
+        return body(operands);
     }
-    let left = tasks / 2;
-    let row = split_row(rows, left, tasks);
-    let (first, second) = work.split(row, left);
+    let left_tasks = tasks / 2;
+    let row = split_row(rows, left_tasks, tasks);
+    let (left, right) = operands.split(row, left_tasks);
     rayon::join(
-        || fork_join(left, row, first, body),
-        || fork_join(tasks - left, rows - row, second, body),
+        || fork_join(left_tasks, row, left, body),
+        || fork_join(tasks - left_tasks, rows - row, right, body),
     );
 }
 
-/// The share of `left` of `tasks` tasks; of many rows a multiple of 16, so that numbers of one
-/// cache line stay together.
-fn split_row(rows: usize, left: usize, tasks: usize) -> usize {
-    let row = rows * left / tasks;
+/// The row at which `left_tasks` of `tasks` tasks end. With many rows it is a multiple of 16, so that
+/// two tasks do not write to the same cache line of a slice with an element per row.
+fn split_row(rows: usize, left_tasks: usize, tasks: usize) -> usize {
+    let row = rows * left_tasks / tasks;
     if rows >= 64 * tasks { row.next_multiple_of(16) } else { row }
 }
 
@@ -133,7 +148,7 @@ impl<T: Send> ParallelRows for &mut [T] {
     }
 }
 
-/// What every task sees whole.
+/// An operand that every task sees whole.
 #[derive(Clone, Copy)]
 pub(super) struct SharedOperand<T>(pub T);
 
@@ -147,7 +162,7 @@ impl<T: Copy + Send> ParallelRows for SharedOperand<T> {
     }
 }
 
-/// The number of the first row of a part.
+/// Index of the first row of a task.
 #[derive(Clone, Copy)]
 pub(super) struct FirstRow(pub usize);
 
@@ -161,7 +176,7 @@ impl ParallelRows for FirstRow {
     }
 }
 
-/// The columns of a matrix as rows of the work: for kernels that divide columns.
+/// A matrix whose columns count as rows of the loop.
 pub(super) struct ColumnRows<T>(pub T);
 
 impl ParallelRows for ColumnRows<MatrixView<'_>> {
@@ -186,7 +201,7 @@ impl ParallelRows for ColumnRows<MatrixViewMut<'_>> {
     }
 }
 
-/// Operands of which a row of the work takes `each` rows or columns.
+/// An operand with `group_size` rows, columns or elements for each row of the loop.
 pub(super) struct GroupedRows<T> {
     pub group_size: usize,
     pub operand: T,
@@ -203,7 +218,7 @@ impl<T: ParallelRows> ParallelRows for GroupedRows<T> {
     }
 }
 
-/// Scratch memory: `each` numbers for every task.
+/// Scratch memory with `elements_per_task` elements for every task.
 pub(super) struct TaskScratch<'a> {
     pub elements_per_task: usize,
     pub memory: &'a mut [f32],
@@ -220,18 +235,22 @@ impl ParallelRows for TaskScratch<'_> {
     }
 }
 
-/// A sum over rows: the first task adds to the target, every other to a piece of scratch memory.
+/// A reduction over rows: the first task adds to the target, every other task to zeroed scratch
+/// memory of its own, which [`reduce_partial_sums`] adds to the target afterwards.
 pub(super) struct PartialSums<'a> {
+    /// The sums that a task adds to.
     pub sums: &'a mut [f32],
-    spare: &'a mut [f32],
+    /// The sums of the tasks that will be split off.
+    scratch: &'a mut [f32],
 }
 
 impl<'a> PartialSums<'a> {
-    /// Lends `target` and `scratch`; after the tasks, [`add_sums`] brings them together.
+    /// Prepares a reduction to `target`; `scratch` holds
+    /// [`reduction_scratch_elements`](Parallel::reduction_scratch_elements) of its length.
     pub(super) fn new(target: &'a mut [f32], scratch: &'a mut [f32], parallel: Parallel) -> Self {
-        let spare = &mut scratch[..parallel.reduction_scratch_elements(target.len())];
-        spare.fill(0.0);
-        PartialSums { sums: target, spare }
+        let scratch = &mut scratch[..parallel.reduction_scratch_elements(target.len())];
+        scratch.fill(0.0);
+        PartialSums { sums: target, scratch }
     }
 }
 
@@ -242,49 +261,48 @@ impl ParallelRows for PartialSums<'_> {
 
     fn split(self, _: usize, tasks: usize) -> (Self, Self) {
         let width = self.sums.len();
-        let (left, rest) = self.spare.split_at_mut((tasks - 1) * width);
-        let (own, spare) = rest.split_at_mut(width);
-        (PartialSums { sums: self.sums, spare: left }, PartialSums { sums: own, spare })
+        let (left_scratch, rest) = self.scratch.split_at_mut((tasks - 1) * width);
+        let (right_sums, right_scratch) = rest.split_at_mut(width);
+        let left = PartialSums { sums: self.sums, scratch: left_scratch };
+        (left, PartialSums { sums: right_sums, scratch: right_scratch })
     }
 }
 
-/// Adds what `tasks` tasks left in scratch memory to the target, in the order of their rows.
+/// Adds the partial sums of `tasks` tasks, from the scratch memory of [`PartialSums`], to `target`
+/// in the order of their rows.
 pub(super) fn reduce_partial_sums(target: &mut [f32], scratch: &[f32], tasks: usize) {
     if target.is_empty() {
         return;
     }
-    for part in scratch.chunks_exact(target.len()).take(tasks - 1) {
-        for (sum, part) in target.iter_mut().zip(part) {
-            *sum += part;
+    for partial_sums in scratch.chunks_exact(target.len()).take(tasks - 1) {
+        for (sum, partial) in target.iter_mut().zip(partial_sums) {
+            *sum += partial;
         }
     }
 }
 
-macro_rules! tuples {
-    ($(($($part:ident $at:tt),+))+) => {$(
-        impl<$($part: ParallelRows),+> ParallelRows for ($($part,)+) {
+macro_rules! impl_parallel_rows_for_tuples {
+    ($(($($member:ident $index:tt),+))+) => {$(
+        impl<$($member: ParallelRows),+> ParallelRows for ($($member,)+) {
             fn elements(&self) -> usize {
-                0 $(+ self.$at.elements())+
+                0 $(+ self.$index.elements())+
             }
 
             fn split(self, row: usize, tasks: usize) -> (Self, Self) {
-                let parts = ($(self.$at.split(row, tasks),)+);
-                (($(parts.$at.0,)+), ($(parts.$at.1,)+))
+                let halves = ($(self.$index.split(row, tasks),)+);
+                (($(halves.$index.0,)+), ($(halves.$index.1,)+))
             }
         }
     )+};
 }
 
-tuples! {
+impl_parallel_rows_for_tuples! {
     (A 0)
     (A 0, B 1)
     (A 0, B 1, C 2)
     (A 0, B 1, C 2, D 3)
     (A 0, B 1, C 2, D 3, E 4)
     (A 0, B 1, C 2, D 3, E 4, F 5)
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7, I 8)
 }
 
 #[cfg(test)]
@@ -292,55 +310,54 @@ mod tests {
     use super::*;
     use crate::kernels::simd::Simd;
 
-    struct Tell;
+    struct NumberRows;
 
-    type Told<'a> = (FirstRow, &'a mut [f32], PartialSums<'a>);
+    type NumberedRows<'a> = (FirstRow, &'a mut [f32], PartialSums<'a>);
 
-    impl SimdBody<Told<'_>> for Tell {
-        fn run<S: Simd>(work: Told<'_>) {
-            tell(work);
+    impl SimdBody<NumberedRows<'_>> for NumberRows {
+        fn run<S: Simd>(operands: NumberedRows<'_>) {
+            number_rows(operands);
         }
     }
 
-    fn tell(
-        (FirstRow(first), rows, PartialSums { sums: own, .. }): (
-            FirstRow,
-            &mut [f32],
-            PartialSums<'_>,
-        ),
+    /// Writes each row's index to it, and reduces to the sum of the indices and the number of rows.
+    fn number_rows(
+        (FirstRow(first), rows, PartialSums { sums, .. }): (FirstRow, &mut [f32], PartialSums<'_>),
     ) {
-        for (at, row) in rows.iter_mut().enumerate() {
-            *row = (first + at) as f32;
-            own[0] += *row;
-            own[1] += 1.0;
+        for (index, row) in rows.iter_mut().enumerate() {
+            *row = (first + index) as f32;
+            sums[0] += *row;
+            sums[1] += 1.0;
         }
     }
 
     #[test]
-    fn every_row_is_met_once_whatever_the_threads() {
+    fn every_row_is_visited_once_with_any_number_of_threads() {
         for threads in [1, 2, 3, 5, 8] {
             let parallel = Parallel::new(threads);
             let mut rows = vec![-1.0; 200];
             let mut sums = [10.0, 20.0];
             let mut scratch = vec![f32::NAN; parallel.reduction_scratch_elements(2)];
-            let lent = PartialSums::new(&mut sums, &mut scratch, parallel);
-            let tasks = parallel.for_expensive_rows(200, (FirstRow(0), &mut rows[..], lent), tell);
+            let partial = PartialSums::new(&mut sums, &mut scratch, parallel);
+            let operands = (FirstRow(0), &mut rows[..], partial);
+            let tasks = parallel.for_expensive_rows(200, operands, number_rows);
             assert_eq!(tasks, threads);
             reduce_partial_sums(&mut sums, &scratch, tasks);
-            assert!(rows.iter().enumerate().all(|(at, row)| *row == at as f32));
+            assert!(rows.iter().enumerate().all(|(index, row)| *row == index as f32));
             assert_eq!(sums, [10.0 + 19_900.0, 220.0]);
         }
     }
 
     #[test]
-    fn no_rows_and_few_rows() {
+    fn few_rows_run_as_one_task() {
         let parallel = Parallel::new(4);
         let mut sums = [0.0; 2];
         let mut scratch = [0.0; 6];
-        let none = (FirstRow(0), &mut [][..], PartialSums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.for_expensive_rows(0, none, tell), 1);
+        let empty = (FirstRow(0), &mut [][..], PartialSums::new(&mut sums, &mut scratch, parallel));
+        assert_eq!(parallel.for_expensive_rows(0, empty, number_rows), 1);
         let mut few = [0.0; 3];
-        let work = (FirstRow(0), &mut few[..], PartialSums::new(&mut sums, &mut scratch, parallel));
-        assert_eq!(parallel.for_rows::<Tell, _>(3, work), 1, "too little to divide");
+        let operands =
+            (FirstRow(0), &mut few[..], PartialSums::new(&mut sums, &mut scratch, parallel));
+        assert_eq!(parallel.for_rows::<NumberRows, _>(3, operands), 1, "below the grain size");
     }
 }

@@ -1,58 +1,58 @@
-//! The copies around a reshard: `Pack`, `Unpack`, `Slice`.
+//! Copies before and after the collective of a reshard: `Pack`, `Unpack`, `Slice`.
 //!
-//! A value is `[sequences, positions, Σ sections]`, and a dim of it is cut into equal parts: whole
-//! sequences, the positions of every sequence, or the features of every section. Part i is itself
-//! such a value, `parts` times smaller in that dim.
+//! A tensor `[sequences, positions, Σ sections]` is partitioned along a dim into shards of equal
+//! size: whole sequences, positions of every sequence, or features of every section. A shard is such
+//! a tensor itself, `shards` times smaller in that dim.
 //!
-//! A collective moves contiguous memory. `Pack` lays the parts one after the other: before a
-//! reduce-scatter onto the dim, and before an all-to-all with the dim cut *after* it. `Unpack` is
-//! the inverse: after an all-gather from the dim, and after an all-to-all with the dim that was cut
-//! *before* it. `Slice` copies one part. The form is always that of the whole local value: of what
-//! is packed or sliced, of what is unpacked to.
+//! Collectives move contiguous memory. `Pack` makes the shards contiguous, one after the other:
+//! before a reduce-scatter onto the dim, and before an all-to-all *to* a partition of the dim.
+//! `Unpack` is the inverse: after an all-gather from the dim, and after an all-to-all *from* a
+//! partition of the dim. `Slice` copies one shard. [`PartitionShape`] always describes the whole
+//! local tensor: the input of `Pack` and `Slice`, the output of `Unpack`.
 
 use narrows_plan::Dim;
 
-use super::Parallel;
-use super::parallel::{FirstRow, GroupedRows, SharedOperand};
+use super::parallel::{FirstRow, GroupedRows, Parallel, SharedOperand};
 use super::simd::{Simd, SimdBody};
 
-/// A value and the cut through it.
+/// Shape of a tensor, and how it is partitioned into shards.
 #[derive(Clone, Copy, Debug)]
 pub struct PartitionShape<'a> {
-    /// Sequences in it.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Positions of each sequence in it.
+    /// Positions of each sequence.
     pub positions: usize,
-    /// Widths of the tensors side by side in it.
+    /// Feature widths of the tensors side by side in this one.
     pub sections: &'a [usize],
-    /// The dim that is cut.
+    /// Dim that is partitioned.
     pub dim: Dim,
-    /// Into how many parts.
-    pub parts: usize,
+    /// Number of shards.
+    pub shards: usize,
 }
 
 impl PartitionShape<'_> {
     /// Features of one token.
-    pub fn width(&self) -> usize {
+    fn width(&self) -> usize {
         self.sections.iter().sum()
     }
 
-    /// Numbers in the whole value.
-    pub fn elements(&self) -> usize {
+    /// Elements of the whole tensor.
+    fn elements(&self) -> usize {
         self.sequences * self.positions * self.width()
     }
 
     fn check(&self) {
-        let parts = self.parts;
+        let shards = self.shards;
         let divides = match self.dim {
-            Dim::Feature => self.sections.iter().all(|width| width.is_multiple_of(parts)),
-            Dim::Sequence => self.sequences.is_multiple_of(parts),
-            Dim::Position => self.positions.is_multiple_of(parts),
+            Dim::Feature => self.sections.iter().all(|width| width.is_multiple_of(shards)),
+            Dim::Sequence => self.sequences.is_multiple_of(shards),
+            Dim::Position => self.positions.is_multiple_of(shards),
         };
-        assert!(divides, "{parts} equal parts of {self:?}");
+        assert!(divides, "{shards} shards of equal size of {self:?}");
     }
 
-    /// How many pieces of a part are each contiguous in the value, but for sections.
+    /// Number of rows into which the whole tensor and each shard are divided alike: within a section, the
+    /// part of a row that is in a shard is contiguous.
     fn rows(&self) -> usize {
         match self.dim {
             Dim::Sequence => 1,
@@ -61,109 +61,111 @@ impl PartitionShape<'_> {
         }
     }
 
-    /// Calls `copy(at, of)` with ranges `at` of a row of one part and `of` of the whole value's row.
+    /// Calls `copy(shard_offset, whole_offset, count)` for each contiguous run of a row: offsets within
+    /// the row of the shard and within the row of the whole tensor.
     #[inline(always)]
-    fn runs(&self, part: usize, mut copy: impl FnMut(usize, usize, usize)) {
+    fn for_each_run(&self, shard: usize, mut copy: impl FnMut(usize, usize, usize)) {
         if self.dim != Dim::Feature {
-            let count = self.elements() / self.rows() / self.parts;
-            return copy(0, part * count, count);
+            let count = self.elements() / self.rows() / self.shards;
+            return copy(0, shard * count, count);
         }
-        let (mut at, mut of) = (0, 0);
+        let (mut shard_offset, mut section_offset) = (0, 0);
         for section in self.sections {
-            let count = section / self.parts;
-            copy(at, of + part * count, count);
-            at += count;
-            of += section;
+            let count = section / self.shards;
+            copy(shard_offset, section_offset + shard * count, count);
+            shard_offset += count;
+            section_offset += section;
         }
     }
 }
 
-/// `Pack`: the parts of `whole`, one after the other.
+/// `Pack`: copies the shards of `whole` to `packed`, one after the other.
 pub fn pack_shards(
-    form: PartitionShape<'_>,
+    shape: PartitionShape<'_>,
     whole: &[f32],
     packed: &mut [f32],
     parallel: Parallel,
 ) {
-    form.check();
-    assert!(whole.len() == form.elements() && packed.len() == whole.len());
-    for (part, packed) in packed.chunks_exact_mut(whole.len() / form.parts).enumerate() {
-        copy_out(form, part, whole, packed, parallel);
+    shape.check();
+    assert!(whole.len() == shape.elements() && packed.len() == whole.len());
+    for (shard, packed) in packed.chunks_exact_mut(whole.len() / shape.shards).enumerate() {
+        copy_shard(shape, shard, whole, packed, parallel);
     }
 }
 
-/// `Slice`: part `part` of `whole`.
+/// `Slice`: copies one shard of `whole` to `output`.
 pub fn slice_shard(
-    form: PartitionShape<'_>,
-    part: usize,
+    shape: PartitionShape<'_>,
+    shard: usize,
     whole: &[f32],
-    out: &mut [f32],
+    output: &mut [f32],
     parallel: Parallel,
 ) {
-    form.check();
-    assert!(part < form.parts && whole.len() == form.elements());
-    assert_eq!(out.len(), whole.len() / form.parts);
-    copy_out(form, part, whole, out, parallel);
+    shape.check();
+    assert!(shard < shape.shards && whole.len() == shape.elements());
+    assert_eq!(output.len(), whole.len() / shape.shards);
+    copy_shard(shape, shard, whole, output, parallel);
 }
 
-fn copy_out(
-    form: PartitionShape<'_>,
-    part: usize,
+fn copy_shard(
+    shape: PartitionShape<'_>,
+    shard: usize,
     whole: &[f32],
-    out: &mut [f32],
+    output: &mut [f32],
     parallel: Parallel,
 ) {
-    let rows = form.rows();
-    let out = GroupedRows { group_size: out.len() / rows, operand: out };
+    let rows = shape.rows();
+    let output = GroupedRows { group_size: output.len() / rows, operand: output };
     let whole = GroupedRows { group_size: whole.len() / rows, operand: whole };
-    parallel
-        .for_rows::<CopyOutRows, _>(rows, (out, whole, SharedOperand(form), SharedOperand(part)));
+    let operands = (output, whole, SharedOperand(shape), SharedOperand(shard));
+    parallel.for_rows::<CopyShardRows, _>(rows, operands);
 }
 
-type CopyOut<'a> = (
+type CopyShardOperands<'a> = (
     GroupedRows<&'a mut [f32]>,
     GroupedRows<&'a [f32]>,
     SharedOperand<PartitionShape<'a>>,
     SharedOperand<usize>,
 );
 
-struct CopyOutRows;
+struct CopyShardRows;
 
-impl SimdBody<CopyOut<'_>> for CopyOutRows {
+impl SimdBody<CopyShardOperands<'_>> for CopyShardRows {
     #[inline(always)]
-    fn run<S: Simd>((out, whole, SharedOperand(form), SharedOperand(part)): CopyOut<'_>) {
-        let rows = out
-            .operand
-            .chunks_exact_mut(out.group_size.max(1))
-            .zip(whole.operand.chunks_exact(whole.group_size.max(1)));
-        for (out, whole) in rows {
-            form.runs(part, |at, of, count| {
-                out[at..at + count].copy_from_slice(&whole[of..of + count]);
+    fn run<S: Simd>(
+        (output, whole, SharedOperand(shape), SharedOperand(shard)): CopyShardOperands<'_>,
+    ) {
+        let output_rows = output.operand.chunks_exact_mut(output.group_size.max(1));
+        let whole_rows = whole.operand.chunks_exact(whole.group_size.max(1));
+        for (output, whole) in output_rows.zip(whole_rows) {
+            shape.for_each_run(shard, |shard_offset, whole_offset, count| {
+                output[shard_offset..shard_offset + count]
+                    .copy_from_slice(&whole[whole_offset..whole_offset + count]);
             });
         }
     }
 }
 
-/// `Unpack`: puts the parts, one after the other in `packed`, to their places in `whole`.
+/// `Unpack`: copies the shards, one after the other in `packed`, to their places in `whole`.
 pub fn unpack_shards(
-    form: PartitionShape<'_>,
+    shape: PartitionShape<'_>,
     packed: &[f32],
     whole: &mut [f32],
     parallel: Parallel,
 ) {
-    form.check();
-    assert!(whole.len() == form.elements() && packed.len() == whole.len());
-    let rows = form.rows();
-    let work = (
+    shape.check();
+    assert!(whole.len() == shape.elements() && packed.len() == whole.len());
+    let rows = shape.rows();
+    let operands = (
         FirstRow(0),
         GroupedRows { group_size: whole.len() / rows.max(1), operand: whole },
         SharedOperand(packed),
-        SharedOperand(form),
+        SharedOperand(shape),
     );
-    parallel.for_rows::<UnpackRows, _>(rows, work);
+    parallel.for_rows::<UnpackRows, _>(rows, operands);
 }
 
-type Unpack<'a> = (
+type UnpackOperands<'a> = (
     FirstRow,
     GroupedRows<&'a mut [f32]>,
     SharedOperand<&'a [f32]>,
@@ -172,18 +174,20 @@ type Unpack<'a> = (
 
 struct UnpackRows;
 
-impl SimdBody<Unpack<'_>> for UnpackRows {
+impl SimdBody<UnpackOperands<'_>> for UnpackRows {
     #[inline(always)]
     fn run<S: Simd>(
-        (FirstRow(first), whole, SharedOperand(packed), SharedOperand(form)): Unpack<'_>,
+        (FirstRow(first), whole, SharedOperand(packed), SharedOperand(shape)): UnpackOperands<'_>,
     ) {
-        let part_row = whole.group_size / form.parts;
-        for (row, whole) in whole.operand.chunks_exact_mut(whole.group_size.max(1)).enumerate() {
-            for part in 0..form.parts {
-                let from = packed.len() / form.parts * part + (first + row) * part_row;
-                let packed = &packed[from..from + part_row];
-                form.runs(part, |at, of, count| {
-                    whole[of..of + count].copy_from_slice(&packed[at..at + count]);
+        let shard_row = whole.group_size / shape.shards;
+        let whole_rows = whole.operand.chunks_exact_mut(whole.group_size.max(1));
+        for (row, whole) in whole_rows.enumerate() {
+            for shard in 0..shape.shards {
+                let begin = packed.len() / shape.shards * shard + (first + row) * shard_row;
+                let packed = &packed[begin..begin + shard_row];
+                shape.for_each_run(shard, |shard_offset, whole_offset, count| {
+                    whole[whole_offset..whole_offset + count]
+                        .copy_from_slice(&packed[shard_offset..shard_offset + count]);
                 });
             }
         }
@@ -196,101 +200,98 @@ mod tests {
 
     const DIMS: [Dim; 3] = [Dim::Feature, Dim::Sequence, Dim::Position];
     const SECTIONS: [usize; 3] = [8, 4, 12];
-    const PARTS: usize = 2;
+    const SHARDS: usize = 2;
     const SERIAL: Parallel = Parallel::SERIAL;
 
-    /// A number that names its sequence, position and feature.
-    fn named(sequence: usize, position: usize, feature: usize) -> f32 {
+    /// An element that encodes its sequence, position and feature.
+    fn element(sequence: usize, position: usize, feature: usize) -> f32 {
         (sequence * 10_000 + position * 100 + feature) as f32
     }
 
     fn whole() -> Vec<f32> {
-        let token = |i: usize| (0..24).map(move |feature| named(i / 6, i % 6, feature));
+        let token = |i: usize| (0..24).map(move |feature| element(i / 6, i % 6, feature));
         (0..4 * 6).flat_map(token).collect()
     }
 
-    fn form(dim: Dim) -> PartitionShape<'static> {
-        PartitionShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, parts: PARTS }
+    fn shape(dim: Dim) -> PartitionShape<'static> {
+        PartitionShape { sequences: 4, positions: 6, sections: &SECTIONS, dim, shards: SHARDS }
     }
 
-    /// What device `part` holds of the value, by definition.
-    fn shard(dim: Dim, part: usize) -> Vec<f32> {
-        let mut made = vec![];
+    /// A shard of [`whole`], by definition.
+    fn expected_shard(dim: Dim, shard: usize) -> Vec<f32> {
+        let mut elements = vec![];
         for sequence in 0..4 {
             for position in 0..6 {
-                let mut start = 0;
+                let mut section_offset = 0;
                 for section in SECTIONS {
                     for feature in 0..section {
-                        let (at, of) = match dim {
+                        let (index, size) = match dim {
                             Dim::Feature => (feature, section),
                             Dim::Sequence => (sequence, 4),
                             Dim::Position => (position, 6),
                         };
-                        if at / (of / PARTS) == part {
-                            made.push(named(sequence, position, start + feature));
+                        if index / (size / SHARDS) == shard {
+                            elements.push(element(sequence, position, section_offset + feature));
                         }
                     }
-                    start += section;
+                    section_offset += section;
                 }
             }
         }
-        made
+        elements
     }
 
     #[test]
-    fn slices_and_packs_are_shards() {
+    fn slices_and_packs_are_shards_and_unpack_is_the_inverse() {
         for dim in DIMS {
             for threads in [1, 2] {
                 let parallel = Parallel::new(threads);
                 let mut packed = vec![0.0; whole().len()];
-                pack_shards(form(dim), &whole(), &mut packed, parallel);
-                assert_eq!(packed, [shard(dim, 0), shard(dim, 1)].concat());
-                let mut back = vec![0.0; packed.len()];
-                unpack_shards(form(dim), &packed, &mut back, parallel);
-                assert_eq!(back, whole());
-                for part in 0..PARTS {
-                    let mut out = vec![0.0; packed.len() / PARTS];
-                    slice_shard(form(dim), part, &whole(), &mut out, parallel);
-                    assert_eq!(out, shard(dim, part));
+                pack_shards(shape(dim), &whole(), &mut packed, parallel);
+                assert_eq!(packed, [expected_shard(dim, 0), expected_shard(dim, 1)].concat());
+                let mut unpacked = vec![0.0; packed.len()];
+                unpack_shards(shape(dim), &packed, &mut unpacked, parallel);
+                assert_eq!(unpacked, whole());
+                for shard in 0..SHARDS {
+                    let mut output = vec![0.0; packed.len() / SHARDS];
+                    slice_shard(shape(dim), shard, &whole(), &mut output, parallel);
+                    assert_eq!(output, expected_shard(dim, shard));
                 }
             }
         }
     }
 
-    /// Pack, exchange and unpack turn every sharding into every other.
     #[test]
-    fn all_to_all() {
+    fn pack_all_to_all_and_unpack_turn_every_partition_into_every_other() {
         for from in DIMS {
             for to in DIMS.into_iter().filter(|to| *to != from) {
-                let cut =
-                    |dim: Dim, by: Dim, size: usize| if dim == by { size / PARTS } else { size };
-                let local = |held: Dim, dim: Dim, sections: &'static [usize]| PartitionShape {
-                    sequences: cut(held, Dim::Sequence, 4),
-                    positions: cut(held, Dim::Position, 6),
-                    sections,
+                let local_size = |dim: Dim, partitioned: Dim, size: usize| {
+                    if dim == partitioned { size / SHARDS } else { size }
+                };
+                let local_shape = |partitioned: Dim, dim: Dim| PartitionShape {
+                    sequences: local_size(Dim::Sequence, partitioned, 4),
+                    positions: local_size(Dim::Position, partitioned, 6),
+                    sections: if partitioned == Dim::Feature { &[4, 2, 6] } else { &SECTIONS },
                     dim,
-                    parts: PARTS,
+                    shards: SHARDS,
                 };
-                let widths = |held: Dim| -> &'static [usize] {
-                    if held == Dim::Feature { &[4, 2, 6] } else { &SECTIONS }
-                };
-                let sent: Vec<Vec<f32>> = (0..PARTS)
+                let sent: Vec<Vec<f32>> = (0..SHARDS)
                     .map(|device| {
-                        let mut packed = vec![0.0; whole().len() / PARTS];
-                        let form = local(from, to, widths(from));
-                        pack_shards(form, &shard(from, device), &mut packed, SERIAL);
+                        let mut packed = vec![0.0; whole().len() / SHARDS];
+                        let shard = expected_shard(from, device);
+                        pack_shards(local_shape(from, to), &shard, &mut packed, SERIAL);
                         packed
                     })
                     .collect();
-                for device in 0..PARTS {
-                    let piece = sent[0].len() / PARTS;
+                for device in 0..SHARDS {
+                    let count = sent[0].len() / SHARDS;
                     let received: Vec<f32> = sent
                         .iter()
-                        .flat_map(|sent| sent[device * piece..][..piece].to_vec())
+                        .flat_map(|sent| sent[device * count..][..count].to_vec())
                         .collect();
-                    let mut after = vec![0.0; received.len()];
-                    unpack_shards(local(to, from, widths(to)), &received, &mut after, SERIAL);
-                    assert_eq!(after, shard(to, device), "{from:?} to {to:?}");
+                    let mut unpacked = vec![0.0; received.len()];
+                    unpack_shards(local_shape(to, from), &received, &mut unpacked, SERIAL);
+                    assert_eq!(unpacked, expected_shard(to, device), "{from:?} to {to:?}");
                 }
             }
         }

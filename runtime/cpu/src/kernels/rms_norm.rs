@@ -1,19 +1,20 @@
-//! RMSNorm in the forms of DESIGN §3.3.
+//! RMSNorm in the variants of DESIGN §3.3.
 //!
-//! Of a row x of whole width d, s = Σx² and ρ = (s/d + ε)^-½; the norm is y = γ⊙ρ·x. On a device
-//! that holds a shard of the features, x and γ are the shard and s is that of the whole row (after
-//! its reduction), except in the passes that make it.
+//! For a row x of full width d, with s = Σx² and ρ = (s/d + ε)^-½, the norm is y = γ⊙ρ·x. On a device
+//! that holds a shard of the features, x and γ are the shard and s is reduced over the whole row,
+//! except in the ops that compute it.
 //!
-//! Backward, with t = Σ dy⊙γ⊙x of the whole row: dx = ρ·γ⊙dy − (ρ³·t/d)·x, dγ += Σ ρ·dy⊙x. Of the
-//! online norm y = γ⊙x with s known elsewhere: dx = γ⊙g + 2·ds·x, dγ += Σ g⊙x.
+//! Backward, with t = Σ dy⊙γ⊙x over the whole row: dx = ρ·γ⊙dy − (ρ³·t/d)·x, dγ += Σ ρ·dy⊙x. For the
+//! online norm y = γ⊙x, whose division by the root mean square is deferred, with g the gradient of y
+//! and ds that of s: dx = γ⊙g + 2·ds·x, dγ += Σ g⊙x.
 //!
-//! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t, ds `[tokens]`.
+//! Shapes: x, y and their gradients `[tokens, features]`, γ `[features]`, s, t and ds `[tokens]`.
 
-use super::parallel::{ParallelRows, PartialSums, SharedOperand, reduce_partial_sums};
+use super::matrix::{MatrixView, MatrixViewMut, WriteMode, assert_equal_sizes};
+use super::parallel::{Parallel, ParallelRows, PartialSums, SharedOperand, reduce_partial_sums};
 use super::simd::{Simd, SimdBody, dot3, sum_squares};
-use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
-/// What turns a sum of squares into 1/rms.
+/// Width and ε of a norm, which turn a sum of squares into 1/rms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Features of a whole row, d.
@@ -23,14 +24,14 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// ρ = (s/d + ε)^-½.
+    /// ρ = (s/d + ε)^-½ for s = Σx².
     #[inline(always)]
-    pub fn inverse(self, s: f32) -> f32 {
+    pub fn inverse_rms(self, s: f32) -> f32 {
         1.0 / (s / self.width as f32 + self.epsilon).sqrt()
     }
 }
 
-/// `NormForward`: y = γ⊙ρ·x, and s of the whole row.
+/// `NormForward`: y = γ⊙ρ·x of whole rows; writes s.
 pub fn rms_norm_forward(
     x: MatrixView<'_>,
     scale: &[f32],
@@ -39,14 +40,12 @@ pub fn rms_norm_forward(
     s: &mut [f32],
     parallel: Parallel,
 ) {
-    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.for_rows::<NormForwardRows, _>(
-        x.rows(),
-        (x, y, s, SharedOperand(scale), SharedOperand(rms)),
-    );
+    assert_equal_sizes(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    parallel
+        .for_rows::<ForwardRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
 }
 
-type NormForward<'a> = (
+type ForwardOperands<'a> = (
     MatrixView<'a>,
     MatrixViewMut<'a>,
     &'a mut [f32],
@@ -54,29 +53,30 @@ type NormForward<'a> = (
     SharedOperand<RmsNorm>,
 );
 
-struct NormForwardRows;
+struct ForwardRows;
 
-impl SimdBody<NormForward<'_>> for NormForwardRows {
+impl SimdBody<ForwardOperands<'_>> for ForwardRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): NormForward<'_>) {
+    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): ForwardOperands<'_>) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
             *s = sum_squares::<S>(x);
-            scaled(x, scale, rms.inverse(*s), y.row_mut(row));
+            scale_row(x, scale, rms.inverse_rms(*s), y.row_mut(row));
         }
     }
 }
 
+/// y = γ⊙factor·x.
 #[inline(always)]
-fn scaled(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
+fn scale_row(x: &[f32], scale: &[f32], factor: f32, y: &mut [f32]) {
     for ((y, x), scale) in y.iter_mut().zip(x).zip(scale) {
         *y = x * factor * scale;
     }
 }
 
-/// `NormStatistic`: s = Σx² of the row shard.
+/// `NormStatistic`: s = Σx² of the shard.
 pub fn rms_norm_statistic(x: MatrixView<'_>, s: &mut [f32], parallel: Parallel) {
-    check(&[x.rows(), s.len()], &[]);
+    assert_equal_sizes(&[x.rows(), s.len()], &[]);
     parallel.for_rows::<StatisticRows, _>(x.rows(), (x, s));
 }
 
@@ -91,7 +91,7 @@ impl SimdBody<(MatrixView<'_>, &mut [f32])> for StatisticRows {
     }
 }
 
-/// `NormApply`: y = γ⊙ρ·x with s given.
+/// `NormApply`: y = γ⊙ρ·x of the shard; reads s.
 pub fn rms_norm_apply(
     x: MatrixView<'_>,
     scale: &[f32],
@@ -100,14 +100,12 @@ pub fn rms_norm_apply(
     y: MatrixViewMut<'_>,
     parallel: Parallel,
 ) {
-    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
-    parallel.for_rows::<NormApplyRows, _>(
-        x.rows(),
-        (x, y, s, SharedOperand(scale), SharedOperand(rms)),
-    );
+    assert_equal_sizes(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    parallel
+        .for_rows::<ApplyRows, _>(x.rows(), (x, y, s, SharedOperand(scale), SharedOperand(rms)));
 }
 
-type NormApply<'a> = (
+type ApplyOperands<'a> = (
     MatrixView<'a>,
     MatrixViewMut<'a>,
     &'a [f32],
@@ -115,18 +113,18 @@ type NormApply<'a> = (
     SharedOperand<RmsNorm>,
 );
 
-struct NormApplyRows;
+struct ApplyRows;
 
-impl SimdBody<NormApply<'_>> for NormApplyRows {
+impl SimdBody<ApplyOperands<'_>> for ApplyRows {
     #[inline(always)]
-    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): NormApply<'_>) {
+    fn run<S: Simd>((x, mut y, s, SharedOperand(scale), SharedOperand(rms)): ApplyOperands<'_>) {
         for (row, s) in s.iter().enumerate() {
-            scaled(x.row(row), scale, rms.inverse(*s), y.row_mut(row));
+            scale_row(x.row(row), scale, rms.inverse_rms(*s), y.row_mut(row));
         }
     }
 }
 
-/// `NormOnline`: y = γ⊙x, and s of the row shard.
+/// `NormOnline`: y = γ⊙x and s = Σx² of the shard.
 pub fn rms_norm_online(
     x: MatrixView<'_>,
     scale: &[f32],
@@ -134,266 +132,256 @@ pub fn rms_norm_online(
     s: &mut [f32],
     parallel: Parallel,
 ) {
-    check(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
+    assert_equal_sizes(&[x.rows(), y.rows(), s.len()], &[x.columns(), y.columns(), scale.len()]);
     parallel.for_rows::<OnlineRows, _>(x.rows(), (x, y, s, SharedOperand(scale)));
 }
 
+type OnlineOperands<'a> =
+    (MatrixView<'a>, MatrixViewMut<'a>, &'a mut [f32], SharedOperand<&'a [f32]>);
+
 struct OnlineRows;
 
-impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, &mut [f32], SharedOperand<&[f32]>)>
-    for OnlineRows
-{
+impl SimdBody<OnlineOperands<'_>> for OnlineRows {
     #[inline(always)]
-    fn run<S: Simd>(
-        (x, mut y, s, SharedOperand(scale)): (
-            MatrixView<'_>,
-            MatrixViewMut<'_>,
-            &mut [f32],
-            SharedOperand<&[f32]>,
-        ),
-    ) {
+    fn run<S: Simd>((x, mut y, s, SharedOperand(scale)): OnlineOperands<'_>) {
         for (row, s) in s.iter_mut().enumerate() {
             let x = x.row(row);
             *s = sum_squares::<S>(x);
-            scaled(x, scale, 1.0, y.row_mut(row));
+            scale_row(x, scale, 1.0, y.row_mut(row));
         }
     }
 }
 
 /// `NormScale`: y = γ⊙x.
 pub fn rms_norm_scale(x: MatrixView<'_>, scale: &[f32], y: MatrixViewMut<'_>, parallel: Parallel) {
-    check(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
+    assert_equal_sizes(&[x.rows(), y.rows()], &[x.columns(), y.columns(), scale.len()]);
     parallel.for_rows::<ScaleRows, _>(x.rows(), (x, y, SharedOperand(scale)));
 }
 
+type ScaleOperands<'a> = (MatrixView<'a>, MatrixViewMut<'a>, SharedOperand<&'a [f32]>);
+
 struct ScaleRows;
 
-impl SimdBody<(MatrixView<'_>, MatrixViewMut<'_>, SharedOperand<&[f32]>)> for ScaleRows {
+impl SimdBody<ScaleOperands<'_>> for ScaleRows {
     #[inline(always)]
-    fn run<S: Simd>(
-        (x, mut y, SharedOperand(scale)): (
-            MatrixView<'_>,
-            MatrixViewMut<'_>,
-            SharedOperand<&[f32]>,
-        ),
-    ) {
+    fn run<S: Simd>((x, mut y, SharedOperand(scale)): ScaleOperands<'_>) {
         for row in 0..x.rows() {
-            scaled(x.row(row), scale, 1.0, y.row_mut(row));
+            scale_row(x.row(row), scale, 1.0, y.row_mut(row));
         }
     }
 }
 
-/// What every backward pass reads.
+/// Inputs of the backward ops.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormSaved<'a> {
     /// Gradient of the norm's output, `[tokens, features]`.
     pub dy: MatrixView<'a>,
-    /// The norm's input, `[tokens, features]`.
+    /// Input of the norm, `[tokens, features]`.
     pub x: MatrixView<'a>,
-    /// γ.
+    /// γ, `[features]`.
     pub scale: &'a [f32],
 }
 
-/// What every backward pass writes.
+/// Outputs of the backward ops.
 pub struct RmsNormGradients<'a> {
-    /// Gradient of the norm's input.
+    /// Gradient of the norm's input, `[tokens, features]`.
     pub dx: MatrixViewMut<'a>,
-    /// Whether it is added to what is there.
+    /// How `dx` is written.
     pub write: WriteMode,
-    /// Gradient of γ; always added to.
+    /// Gradient of γ, `[features]`; always added to.
     pub dscale: &'a mut [f32],
-    /// [`Parallel::sums_scratch`] of the features.
+    /// [`Parallel::reduction_scratch_elements`] of the features.
     pub scratch: &'a mut [f32],
 }
 
-/// `NormBackward`: whole rows.
+/// `NormBackward`: gradients of whole rows.
 pub fn rms_norm_backward(
     saved: RmsNormSaved<'_>,
     s: &[f32],
     rms: RmsNorm,
-    made: RmsNormGradients<'_>,
+    gradients: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
-    check(&[saved.x.rows(), s.len()], &[]);
-    match made.write {
+    assert_equal_sizes(&[saved.x.rows(), s.len()], &[]);
+    let statistics = (s, SharedOperand(rms));
+    match gradients.write {
         WriteMode::Replace => {
-            run::<WholeRows<false>, _>(saved, (s, SharedOperand(rms)), made, parallel)
+            run_backward::<BackwardRows<false>, _>(saved, statistics, gradients, parallel);
         }
-        WriteMode::Add => run::<WholeRows<true>, _>(saved, (s, SharedOperand(rms)), made, parallel),
+        WriteMode::Add => {
+            run_backward::<BackwardRows<true>, _>(saved, statistics, gradients, parallel);
+        }
     }
 }
 
-/// `NormBackwardStatistic`: t = Σ dy⊙γ⊙x of the row shard.
+/// `NormBackwardStatistic`: t = Σ dy⊙γ⊙x of the shard.
 pub fn rms_norm_backward_statistic(saved: RmsNormSaved<'_>, t: &mut [f32], parallel: Parallel) {
     let RmsNormSaved { dy, x, scale } = saved;
-    check(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
+    assert_equal_sizes(&[x.rows(), dy.rows(), t.len()], &[x.columns(), dy.columns(), scale.len()]);
     parallel.for_rows::<BackwardStatisticRows, _>(x.rows(), (dy, x, t, SharedOperand(scale)));
 }
 
+type BackwardStatisticOperands<'a> =
+    (MatrixView<'a>, MatrixView<'a>, &'a mut [f32], SharedOperand<&'a [f32]>);
+
 struct BackwardStatisticRows;
 
-impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32], SharedOperand<&[f32]>)>
-    for BackwardStatisticRows
-{
+impl SimdBody<BackwardStatisticOperands<'_>> for BackwardStatisticRows {
     #[inline(always)]
-    fn run<S: Simd>(
-        (dy, x, t, SharedOperand(scale)): (
-            MatrixView<'_>,
-            MatrixView<'_>,
-            &mut [f32],
-            SharedOperand<&[f32]>,
-        ),
-    ) {
+    fn run<S: Simd>((dy, x, t, SharedOperand(scale)): BackwardStatisticOperands<'_>) {
         for (row, t) in t.iter_mut().enumerate() {
             *t = dot3::<S>(dy.row(row), x.row(row), scale);
         }
     }
 }
 
-/// `NormBackwardApply`: with s and t of the whole rows.
+/// `NormBackwardApply`: gradients of the shard; reads s and t of the whole rows.
 pub fn rms_norm_backward_apply(
     saved: RmsNormSaved<'_>,
     s: &[f32],
     t: &[f32],
     rms: RmsNorm,
-    made: RmsNormGradients<'_>,
+    gradients: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
-    check(&[saved.x.rows(), s.len(), t.len()], &[]);
-    match made.write {
+    assert_equal_sizes(&[saved.x.rows(), s.len(), t.len()], &[]);
+    let statistics = (s, t, SharedOperand(rms));
+    match gradients.write {
         WriteMode::Replace => {
-            run::<NormApplyBackward<false>, _>(saved, (s, t, SharedOperand(rms)), made, parallel)
+            run_backward::<BackwardApplyRows<false>, _>(saved, statistics, gradients, parallel);
         }
         WriteMode::Add => {
-            run::<NormApplyBackward<true>, _>(saved, (s, t, SharedOperand(rms)), made, parallel)
+            run_backward::<BackwardApplyRows<true>, _>(saved, statistics, gradients, parallel);
         }
     }
 }
 
-/// `NormOnlineBackward`: the `dy` of `saved` is g, `ds` the gradient of s.
+/// `NormOnlineBackward`: gradients of the shard; the `dy` of `saved` is g, and `ds` the gradient of s.
 pub fn rms_norm_online_backward(
     saved: RmsNormSaved<'_>,
     ds: &[f32],
-    made: RmsNormGradients<'_>,
+    gradients: RmsNormGradients<'_>,
     parallel: Parallel,
 ) {
-    check(&[saved.x.rows(), ds.len()], &[]);
-    match made.write {
-        WriteMode::Replace => run::<NormOnlineBackward<false>, _>(saved, (ds,), made, parallel),
-        WriteMode::Add => run::<NormOnlineBackward<true>, _>(saved, (ds,), made, parallel),
+    assert_equal_sizes(&[saved.x.rows(), ds.len()], &[]);
+    match gradients.write {
+        WriteMode::Replace => {
+            run_backward::<OnlineBackwardRows<false>, _>(saved, (ds,), gradients, parallel);
+        }
+        WriteMode::Add => {
+            run_backward::<OnlineBackwardRows<true>, _>(saved, (ds,), gradients, parallel);
+        }
     }
 }
 
-type NormOperands<'a> =
+/// dy, x, γ and dx.
+type GradientOperands<'a> =
     (MatrixView<'a>, MatrixView<'a>, SharedOperand<&'a [f32]>, MatrixViewMut<'a>);
 
-fn run<'a, B, R: ParallelRows>(
+fn run_backward<'a, B, R: ParallelRows>(
     saved: RmsNormSaved<'a>,
     statistics: R,
-    made: RmsNormGradients<'a>,
+    gradients: RmsNormGradients<'a>,
     parallel: Parallel,
 ) where
-    B: for<'b> SimdBody<(NormOperands<'a>, R, PartialSums<'b>)>,
+    B: for<'b> SimdBody<(GradientOperands<'a>, R, PartialSums<'b>)>,
 {
     let RmsNormSaved { dy, x, scale } = saved;
-    let RmsNormGradients { dx, dscale, scratch, .. } = made;
+    let RmsNormGradients { dx, dscale, scratch, .. } = gradients;
     let columns = [x.columns(), dy.columns(), dx.columns(), scale.len(), dscale.len()];
-    check(&[x.rows(), dy.rows(), dx.rows()], &columns);
+    assert_equal_sizes(&[x.rows(), dy.rows(), dx.rows()], &columns);
     let sums = PartialSums::new(dscale, scratch, parallel);
-    let tasks =
-        parallel.for_rows::<B, _>(x.rows(), ((dy, x, SharedOperand(scale), dx), statistics, sums));
+    let operands = ((dy, x, SharedOperand(scale), dx), statistics, sums);
+    let tasks = parallel.for_rows::<B, _>(x.rows(), operands);
     reduce_partial_sums(dscale, scratch, tasks);
 }
 
-struct WholeRows<const ADD: bool>;
+/// s and the norm.
+type BackwardStatistics<'a> = (&'a [f32], SharedOperand<RmsNorm>);
 
-impl<const ADD: bool>
-    SimdBody<(NormOperands<'_>, (&[f32], SharedOperand<RmsNorm>), PartialSums<'_>)>
-    for WholeRows<ADD>
+struct BackwardRows<const ADD: bool>;
+
+impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardStatistics<'_>, PartialSums<'_>)>
+    for BackwardRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, SharedOperand(scale), mut dx), (s, SharedOperand(rms)), sums): (
-            NormOperands<'_>,
-            (&[f32], SharedOperand<RmsNorm>),
+        ((dy, x, SharedOperand(scale), mut dx), (s, SharedOperand(rms)), dscale): (
+            GradientOperands<'_>,
+            BackwardStatistics<'_>,
             PartialSums<'_>,
         ),
     ) {
         for (row, s) in s.iter().enumerate() {
             let (dy, x) = (dy.row(row), x.row(row));
-            let rho = rms.inverse(*s);
-            let along = -rho * rho * rho * dot3::<S>(dy, x, scale) / rms.width as f32;
-            row_back::<ADD>((dy, x, scale), (rho, along), dx.row_mut(row), sums.sums);
+            let rho = rms.inverse_rms(*s);
+            let x_factor = -rho * rho * rho * dot3::<S>(dy, x, scale) / rms.width as f32;
+            let factors = (rho, x_factor);
+            backward_row::<ADD>((dy, x, scale), factors, dx.row_mut(row), dscale.sums);
         }
     }
 }
 
 /// s, t and the norm.
-type BothSums<'a> = (&'a [f32], &'a [f32], SharedOperand<RmsNorm>);
+type BackwardApplyStatistics<'a> = (&'a [f32], &'a [f32], SharedOperand<RmsNorm>);
 
-struct NormApplyBackward<const ADD: bool>;
+struct BackwardApplyRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(NormOperands<'_>, BothSums<'_>, PartialSums<'_>)>
-    for NormApplyBackward<ADD>
+impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardApplyStatistics<'_>, PartialSums<'_>)>
+    for BackwardApplyRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, SharedOperand(scale), mut dx), (s, t, SharedOperand(rms)), sums): (
-            NormOperands<'_>,
-            BothSums<'_>,
+        ((dy, x, SharedOperand(scale), mut dx), (s, t, SharedOperand(rms)), dscale): (
+            GradientOperands<'_>,
+            BackwardApplyStatistics<'_>,
             PartialSums<'_>,
         ),
     ) {
         for (row, (s, t)) in s.iter().zip(t).enumerate() {
-            let rho = rms.inverse(*s);
-            let along = -rho * rho * rho * t / rms.width as f32;
+            let rho = rms.inverse_rms(*s);
+            let x_factor = -rho * rho * rho * t / rms.width as f32;
             let saved = (dy.row(row), x.row(row), scale);
-            row_back::<ADD>(saved, (rho, along), dx.row_mut(row), sums.sums);
+            backward_row::<ADD>(saved, (rho, x_factor), dx.row_mut(row), dscale.sums);
         }
     }
 }
 
-struct NormOnlineBackward<const ADD: bool>;
+struct OnlineBackwardRows<const ADD: bool>;
 
-impl<const ADD: bool> SimdBody<(NormOperands<'_>, (&[f32],), PartialSums<'_>)>
-    for NormOnlineBackward<ADD>
+impl<const ADD: bool> SimdBody<(GradientOperands<'_>, (&[f32],), PartialSums<'_>)>
+    for OnlineBackwardRows<ADD>
 {
     #[inline(always)]
     fn run<S: Simd>(
-        ((dy, x, SharedOperand(scale), mut dx), (ds,), sums): (
-            NormOperands<'_>,
+        ((dy, x, SharedOperand(scale), mut dx), (ds,), dscale): (
+            GradientOperands<'_>,
             (&[f32],),
             PartialSums<'_>,
         ),
     ) {
         for (row, ds) in ds.iter().enumerate() {
             let saved = (dy.row(row), x.row(row), scale);
-            row_back::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), sums.sums);
+            backward_row::<ADD>(saved, (1.0, 2.0 * ds), dx.row_mut(row), dscale.sums);
         }
     }
 }
 
-/// dx (+)= across·γ⊙dy + along·x, dγ += across·dy⊙x.
+/// dx (+)= dy_factor·γ⊙dy + x_factor·x, dγ += dy_factor·dy⊙x.
 #[inline(always)]
-fn row_back<const ADD: bool>(
+fn backward_row<const ADD: bool>(
     (dy, x, scale): (&[f32], &[f32], &[f32]),
-    (across, along): (f32, f32),
+    (dy_factor, x_factor): (f32, f32),
     dx: &mut [f32],
     dscale: &mut [f32],
 ) {
     let saved = dy.iter().zip(x).zip(scale);
     for ((dx, dscale), ((dy, x), scale)) in dx.iter_mut().zip(dscale).zip(saved) {
-        let across = across * dy;
-        let made = across * scale + along * x;
-        *dx = if ADD { *dx + made } else { made };
-        *dscale += across * x;
+        let scaled_dy = dy_factor * dy;
+        let gradient = scaled_dy * scale + x_factor * x;
+        *dx = if ADD { *dx + gradient } else { gradient };
+        *dscale += scaled_dy * x;
     }
-}
-
-/// That operands have equal rows and equal columns.
-fn check(rows: &[usize], columns: &[usize]) {
-    let equal = |sizes: &[usize]| sizes.windows(2).all(|pair| pair[0] == pair[1]);
-    assert!(equal(rows) && equal(columns), "rows {rows:?}, columns {columns:?}");
 }
 
 #[cfg(test)]

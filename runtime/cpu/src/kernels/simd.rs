@@ -1,22 +1,22 @@
-//! Loops for the widest vectors of the machine, and the functions they need in a form that
-//! vectorises.
+//! Run-time SIMD dispatch, and vectorizable math functions and reductions.
 //!
-//! [`vectorized`] runs a [`SimdBody`] through `pulp`, which compiles it for AVX-512, AVX2 and the
-//! baseline, and picks one at run time. Only what is inlined is compiled for those vectors. That is
-//! why a body is a type and not a function or a closure: those are called through a shim which the
-//! compiler need not inline. All that a body calls in its loops must be `#[inline(always)]`.
+//! [`dispatch_simd`] runs a [`SimdBody`] through `pulp`, which compiles it for AVX-512, AVX2 and the
+//! baseline instruction set and selects one at run time. Only inlined code is compiled for the
+//! selected instruction set. A body is therefore a type, not a function or a closure, which `pulp`
+//! would call through a shim that the compiler need not inline; and every function that a body
+//! calls in its loops must be `#[inline(always)]`.
 
 use std::marker::PhantomData;
 
 pub use pulp::Simd;
 
-/// Sums are kept in this many lanes, so that additions need not wait for each other.
+/// Number of independent accumulators of a reduction: enough to hide the latency of an addition.
 const LANES: usize = 32;
 
-/// A loop over operands `W`.
+/// A loop over operands `W`, compiled for each instruction set.
 pub trait SimdBody<W> {
-    /// Runs it, for vectors `S`. Implementations are `#[inline(always)]`.
-    fn run<S: Simd>(work: W);
+    /// Runs the loop with instruction set `S`. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(operands: W);
 }
 
 struct SimdCall<B, W>(PhantomData<B>, W);
@@ -30,33 +30,34 @@ impl<W, B: SimdBody<W>> pulp::WithSimd for SimdCall<B, W> {
     }
 }
 
-/// Runs `B` as compiled for the widest vectors of this machine.
-pub fn dispatch_simd<B: SimdBody<W>, W>(work: W) {
-    pulp::Arch::new().dispatch(SimdCall::<B, W>(PhantomData, work));
+/// Runs `B` on `operands` with the widest vectors of this machine.
+pub fn dispatch_simd<B: SimdBody<W>, W>(operands: W) {
+    pulp::Arch::new().dispatch(SimdCall::<B, W>(PhantomData, operands));
 }
 
-/// x·y + z, rounded once where the vectors can.
+/// x·y + z, rounded once where the instruction set has a fused multiply-add.
 #[inline(always)]
 pub fn mul_add<S: Simd>(x: f32, y: f32, z: f32) -> f32 {
-    // Without the instruction, `mul_add` is a call.
+    // Without the instruction, `f32::mul_add` is a library call.
     if S::IS_SCALAR { x * y + z } else { x.mul_add(y, z) }
 }
 
-/// eˣ with a relative error below 2·10⁻⁷. Below −87.3 it is e^−87.3, about 10⁻³⁸, above 88.3 it is
-/// e^88.3, and of no number it is none.
+/// eˣ with a relative error below 2·10⁻⁷. x is clamped to [−87.3, 88.3], so the smallest result is
+/// about 10⁻³⁸; NaN stays NaN.
 ///
-/// x = n·ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ is that of Cephes' `expf`.
+/// Range reduction x = n·ln 2 + r with |r| ≤ ln 2 / 2; the polynomial for eʳ is that of `expf` in
+/// Cephes.
 #[inline(always)]
 pub fn exp<S: Simd>(x: f32) -> f32 {
-    const LOW: f32 = -87.3;
-    const HIGH: f32 = 88.3;
-    /// 1.5·2²³: a number added to it is rounded to an integer, found in its lowest bits.
-    const MAGIC: f32 = 12_582_912.0;
-    // As comparisons, which leave a NaN as it is.
-    let x = if x < LOW { LOW } else { x };
-    let x = if x > HIGH { HIGH } else { x };
-    let shifted = mul_add::<S>(x, std::f32::consts::LOG2_E, MAGIC);
-    let n = shifted - MAGIC;
+    const MIN: f32 = -87.3;
+    const MAX: f32 = 88.3;
+    /// 1.5·2²³: adding it rounds to an integer, which is then in the lowest mantissa bits.
+    const ROUNDING_SHIFT: f32 = 12_582_912.0;
+    // Comparisons, which keep a NaN.
+    let x = if x < MIN { MIN } else { x };
+    let x = if x > MAX { MAX } else { x };
+    let shifted = mul_add::<S>(x, std::f32::consts::LOG2_E, ROUNDING_SHIFT);
+    let n = shifted - ROUNDING_SHIFT;
     let r = mul_add::<S>(n, 2.121_944_4e-4, mul_add::<S>(n, -0.693_359_4, x));
     let p = mul_add::<S>(1.987_569_1e-4, r, 1.398_2e-3);
     let p = mul_add::<S>(p, r, 8.333_452e-3);
@@ -64,17 +65,18 @@ pub fn exp<S: Simd>(x: f32) -> f32 {
     let p = mul_add::<S>(p, r, 1.666_666_5e-1);
     let p = mul_add::<S>(p, r, 0.5);
     let e = mul_add::<S>(p * r, r, r) + 1.0;
-    // Bits 0x4B40_0000 + n, moved to the exponent: what MAGIC has there falls out at the top.
+    // The bits of `shifted` are 0x4B40_0000 + n; moving n to the exponent shifts the bits of
+    // ROUNDING_SHIFT out at the top.
     e * f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000))
 }
 
-/// 1 / (1 + e⁻ˣ).
+/// Logistic function 1 / (1 + e⁻ˣ).
 #[inline(always)]
 pub fn sigmoid<S: Simd>(x: f32) -> f32 {
     1.0 / (1.0 + exp::<S>(-x))
 }
 
-/// All lanes combined, halves with halves.
+/// Reduces all lanes to one value, as a binary tree over halves.
 #[inline(always)]
 fn reduce_lanes<F: LaneReduce>(lanes: [f32; LANES]) -> f32 {
     let halves = reduce_halves::<F, LANES, 16>(lanes);
@@ -85,14 +87,14 @@ fn reduce_lanes<F: LaneReduce>(lanes: [f32; LANES]) -> f32 {
 
 #[inline(always)]
 fn reduce_halves<F: LaneReduce, const N: usize, const HALF: usize>(lanes: [f32; N]) -> [f32; HALF] {
-    let mut made = [0.0; HALF];
+    let mut reduced = [0.0; HALF];
     for lane in 0..HALF {
-        made[lane] = F::combine(lanes[lane], lanes[lane + HALF]);
+        reduced[lane] = F::combine(lanes[lane], lanes[lane + HALF]);
     }
-    made
+    reduced
 }
 
-/// What two lanes are combined with.
+/// The binary operation of a lane reduction.
 trait LaneReduce {
     fn combine(x: f32, y: f32) -> f32;
 }
@@ -146,8 +148,8 @@ pub fn dot3<S: Simd>(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
     for ((x, y), z) in chunks.0.zip(chunks.1).zip(chunks.2) {
         for lane in 0..LANES {
-            // Not `madd`: the compiler then shuffles lanes, and the norm's backward pass takes half
-            // as long again.
+            // With `mul_add` the compiler shuffles lanes, and the backward pass of RMSNorm takes
+            // 1.5× as long.
             lanes[lane] += x[lane] * y[lane] * z[lane];
         }
     }
@@ -186,7 +188,8 @@ pub fn sum_exp<S: Simd>(x: &[f32], shift: f32) -> f32 {
     rest + reduce_lanes::<LaneSum>(lanes)
 }
 
-/// The largest, −∞ of nothing. NaNs are passed over: they show in the sums that follow.
+/// The largest element, −∞ for an empty slice. NaNs are ignored: they show in the sums computed from
+/// the same elements afterwards.
 #[inline(always)]
 pub fn maximum(x: &[f32]) -> f32 {
     let chunks = x.chunks_exact(LANES);
@@ -206,14 +209,14 @@ pub fn maximum(x: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    /// What has no vectors computes like what has.
-    fn plain(x: f32) -> f32 {
+    /// [`exp`] without vector instructions.
+    fn scalar_exp(x: f32) -> f32 {
         exp::<pulp::Scalar>(x)
     }
 
-    struct Exps;
+    struct ExpInPlace;
 
-    impl SimdBody<&mut [f32]> for Exps {
+    impl SimdBody<&mut [f32]> for ExpInPlace {
         #[inline(always)]
         fn run<S: Simd>(values: &mut [f32]) {
             for value in values {
@@ -223,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn exp_is_exact_to_a_few_units() {
+    fn exp_is_accurate_to_a_few_ulps() {
         let inputs: Vec<f32> = (-872_000..883_000).map(|i| i as f32 * 1e-4).collect();
         let mut outputs = inputs.clone();
-        dispatch_simd::<Exps, _>(&mut outputs[..]);
+        dispatch_simd::<ExpInPlace, _>(&mut outputs[..]);
         let worst = inputs
             .iter()
             .zip(&outputs)
@@ -236,31 +239,31 @@ mod tests {
     }
 
     #[test]
-    fn exp_at_the_ends() {
-        for nothing in [f32::NEG_INFINITY, -1e30, -88.0] {
-            assert!(plain(nothing) < 2e-38);
+    fn exp_saturates_and_keeps_nan() {
+        for underflowing in [f32::NEG_INFINITY, -1e30, -88.0] {
+            assert!(scalar_exp(underflowing) < 2e-38);
         }
-        assert_eq!(plain(0.0), 1.0);
-        assert!(plain(1e30).is_finite() && plain(1e30) > 1e38);
-        assert!(plain(f32::NAN).is_nan());
+        assert_eq!(scalar_exp(0.0), 1.0);
+        assert!(scalar_exp(1e30).is_finite() && scalar_exp(1e30) > 1e38);
+        assert!(scalar_exp(f32::NAN).is_nan());
         let sigmoid = sigmoid::<pulp::Scalar>;
         assert_eq!((sigmoid(0.0), sigmoid(200.0)), (0.5, 1.0));
         assert!(sigmoid(-200.0) < 1e-37);
         for x in [-80.0f32, -1.5, 0.3, 60.0] {
-            assert!((f64::from(plain(x)) / f64::from(x).exp() - 1.0).abs() < 2e-7);
+            assert!((f64::from(scalar_exp(x)) / f64::from(x).exp() - 1.0).abs() < 2e-7);
         }
     }
 
     #[test]
-    fn sums_of_every_length() {
+    fn reductions_are_right_at_every_length() {
         for length in [0, 1, 31, 32, 33, 64, 100] {
             let x: Vec<f32> = (0..length).map(|i| i as f32 - 3.0).collect();
             let ones = vec![1.0; length];
-            let wanted: f32 = x.iter().sum();
-            assert_eq!(sum(&x), wanted);
+            let expected: f32 = x.iter().sum();
+            assert_eq!(sum(&x), expected);
             assert_eq!(
                 (dot::<pulp::Scalar>(&x, &ones), dot3::<pulp::Scalar>(&x, &ones, &ones)),
-                (wanted, wanted)
+                (expected, expected)
             );
             assert_eq!(maximum(&x), x.last().copied().unwrap_or(f32::NEG_INFINITY));
         }

@@ -1,21 +1,22 @@
-//! The tensor gate of a crossing between latents: g = Uᵀ·H·V for each token.
+//! Tensor gate of a latent crossing: g = Uᵀ·H·V for each token.
 //!
-//! H is the token's latent h, of a·b features, as an a×b matrix, row by row; g is an m×n matrix in
-//! the same way; U is `[a, m]`, V is `[b, n]`. Backward, with T = H·V made anew and dT = U·dg:
+//! H is the latent h of a token, with a·b features, as a row-major a×b matrix; g is likewise an m×n
+//! matrix; U is `[a, m]` and V is `[b, n]`. Backward recomputes T = H·V; with dT = U·dg:
 //! dh = dT·Vᵀ, dU += T·dgᵀ, dV += Hᵀ·dT.
 //!
-//! Tokens are taken a few at a time: with their a×b matrices one below the other, H·V, dT·Vᵀ and
-//! Hᵀ·dT are one product each. What has U is a loop over rows of n numbers.
+//! Tokens are processed in tiles: with the a×b matrices of a tile one below the other, H·V, dT·Vᵀ and
+//! Hᵀ·dT are one GEMM each. Multiplications by U are loops over rows of n elements.
 
-use super::matrix::matmul;
-use super::parallel::{PartialSums, SharedOperand, TaskScratch, reduce_partial_sums};
+use super::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
+use super::parallel::{
+    GroupedRows, Parallel, PartialSums, SharedOperand, TaskScratch, reduce_partial_sums,
+};
 use super::simd::{Simd, SimdBody, dispatch_simd, dot};
-use super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
 
-/// Tokens at a time.
-const TOKENS: usize = 16;
+/// Tokens of a tile.
+const TILE_TOKENS: usize = 16;
 
-/// The two matrices and their sizes.
+/// The two matrices of a tensor gate.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorGate<'a> {
     /// U, `[a, m]`.
@@ -25,47 +26,46 @@ pub struct TensorGate<'a> {
 }
 
 impl TensorGate<'_> {
-    /// a·b, the features of h.
-    pub fn input_features(&self) -> usize {
+    /// Features of h, a·b.
+    fn input_features(&self) -> usize {
         self.u.rows() * self.v.rows()
     }
 
-    /// m·n, the features of g.
-    pub fn output_features(&self) -> usize {
+    /// Features of g, m·n.
+    fn output_features(&self) -> usize {
         self.u.columns() * self.v.columns()
     }
 
-    /// Numbers of T of one token.
-    fn middle(&self) -> usize {
+    /// Elements of T of one token, a·n.
+    fn t_elements(&self) -> usize {
         self.u.rows() * self.v.columns()
     }
 
-    /// Numbers of scratch memory that both directions need.
+    /// Scratch elements of forward and of backward.
     pub fn scratch_elements(&self, parallel: Parallel) -> usize {
         let rows = (self.u.rows(), self.v.rows());
         let columns = (self.u.columns(), self.v.columns());
         TensorGate::scratch_elements_for(rows, columns, parallel)
     }
 
-    /// The same of a gate with U `[a, m]` and V `[b, n]`.
+    /// [`scratch_elements`](TensorGate::scratch_elements) of a gate with U `[a, m]` and V `[b, n]`.
     pub fn scratch_elements_for(
         (a, b): (usize, usize),
         (m, n): (usize, usize),
         parallel: Parallel,
     ) -> usize {
-        parallel.threads() * 2 * TOKENS * a * n + parallel.reduction_scratch_elements(a * m + b * n)
+        parallel.threads() * 2 * TILE_TOKENS * a * n
+            + parallel.reduction_scratch_elements(a * m + b * n)
     }
 
-    fn check(&self, tokens: usize, h: usize, g: usize) {
-        assert!(h == tokens * self.input_features() && g == tokens * self.output_features());
+    fn check(&self, tokens: usize, h_len: usize, g_len: usize) {
+        assert!(h_len == tokens * self.input_features());
+        assert!(g_len == tokens * self.output_features());
     }
 }
 
-/// An operand `[tokens, each]`, contiguous.
-type TokenRows<T> = super::parallel::GroupedRows<T>;
-
-/// g (+)= Uᵀ·H·V: h `[tokens, a·b]`, g `[tokens, m·n]`, both contiguous. `scratch` holds
-/// [`TensorGate::scratch`] numbers.
+/// g (+)= Uᵀ·H·V: h `[tokens, a·b]` and g `[tokens, m·n]`, both contiguous. `scratch` holds
+/// [`TensorGate::scratch_elements`].
 pub fn tensor_gate_forward(
     tokens: usize,
     gate: TensorGate<'_>,
@@ -76,18 +76,19 @@ pub fn tensor_gate_forward(
     parallel: Parallel,
 ) {
     gate.check(tokens, h.len(), g.len());
-    let h = TokenRows { group_size: gate.input_features(), operand: h };
-    let g = TokenRows { group_size: gate.output_features(), operand: g };
-    let lent = TaskScratch { elements_per_task: 2 * TOKENS * gate.middle(), memory: scratch };
-    parallel.for_rows::<ForwardTokens, _>(
-        tokens,
-        (h, g, SharedOperand(gate), SharedOperand(write), lent),
+    let operands = (
+        GroupedRows { group_size: gate.input_features(), operand: h },
+        GroupedRows { group_size: gate.output_features(), operand: g },
+        SharedOperand(gate),
+        SharedOperand(write),
+        TaskScratch { elements_per_task: 2 * TILE_TOKENS * gate.t_elements(), memory: scratch },
     );
+    parallel.for_rows::<ForwardTokens, _>(tokens, operands);
 }
 
-type GateForward<'a> = (
-    TokenRows<&'a [f32]>,
-    TokenRows<&'a mut [f32]>,
+type ForwardOperands<'a> = (
+    GroupedRows<&'a [f32]>,
+    GroupedRows<&'a mut [f32]>,
     SharedOperand<TensorGate<'a>>,
     SharedOperand<WriteMode>,
     TaskScratch<'a>,
@@ -95,22 +96,22 @@ type GateForward<'a> = (
 
 struct ForwardTokens;
 
-impl SimdBody<GateForward<'_>> for ForwardTokens {
+impl SimdBody<ForwardOperands<'_>> for ForwardTokens {
     #[inline(always)]
-    fn run<S: Simd>((h, g, SharedOperand(gate), SharedOperand(write), lent): GateForward<'_>) {
-        let some = h
-            .operand
-            .chunks(TOKENS * gate.input_features())
-            .zip(g.operand.chunks_mut(TOKENS * gate.output_features()));
-        for (h, g) in some {
-            let t = middle(gate, h, lent.memory);
-            dispatch_simd::<LeftProduct, _>((gate, t, g, write));
+    fn run<S: Simd>(
+        (h, g, SharedOperand(gate), SharedOperand(write), scratch): ForwardOperands<'_>,
+    ) {
+        let h_tiles = h.operand.chunks(TILE_TOKENS * gate.input_features());
+        let g_tiles = g.operand.chunks_mut(TILE_TOKENS * gate.output_features());
+        for (h, g) in h_tiles.zip(g_tiles) {
+            let t = multiply_v(gate, h, scratch.memory);
+            dispatch_simd::<MultiplyUTransposed, _>((gate, t, g, write));
         }
     }
 }
 
-/// T = H·V of a few tokens, in scratch memory.
-fn middle<'a>(gate: TensorGate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
+/// T = H·V of a tile, in scratch memory.
+fn multiply_v<'a>(gate: TensorGate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f32] {
     let rows = h.len() / gate.v.rows();
     let t = &mut scratch[..rows * gate.v.columns()];
     let h = MatrixView::new(h, rows, gate.v.rows());
@@ -120,17 +121,17 @@ fn middle<'a>(gate: TensorGate<'_>, h: &[f32], scratch: &'a mut [f32]) -> &'a [f
 }
 
 /// g (+)= Uᵀ·T.
-struct LeftProduct;
+struct MultiplyUTransposed;
 
-impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for LeftProduct {
+impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for MultiplyUTransposed {
     #[inline(always)]
     fn run<S: Simd>((gate, t, g, write): (TensorGate<'_>, &[f32], &mut [f32], WriteMode)) {
         let n = gate.v.columns();
         if write == WriteMode::Replace {
             g.fill(0.0);
         }
-        for (t, g) in t.chunks_exact(gate.middle()).zip(g.chunks_exact_mut(gate.output_features()))
-        {
+        let g_tokens = g.chunks_exact_mut(gate.output_features());
+        for (t, g) in t.chunks_exact(gate.t_elements()).zip(g_tokens) {
             for (row, t) in t.chunks_exact(n).enumerate() {
                 for (u, g) in gate.u.row(row).iter().zip(g.chunks_exact_mut(n)) {
                     for (g, t) in g.iter_mut().zip(t) {
@@ -142,51 +143,55 @@ impl SimdBody<(TensorGate<'_>, &[f32], &mut [f32], WriteMode)> for LeftProduct {
     }
 }
 
-/// What [`backward`] writes.
+/// Outputs of [`tensor_gate_backward`], all contiguous.
 pub struct TensorGateGradients<'a> {
-    /// Gradient of h, `[tokens, a·b]`, contiguous.
+    /// Gradient of h, `[tokens, a·b]`.
     pub dh: &'a mut [f32],
-    /// Whether it is added to what is there.
+    /// How `dh` is written.
     pub write: WriteMode,
-    /// Gradient of U, `[a, m]` contiguous, added to.
+    /// Gradient of U, `[a, m]`; added to.
     pub du: &'a mut [f32],
-    /// Gradient of V, `[b, n]` contiguous, added to.
+    /// Gradient of V, `[b, n]`; added to.
     pub dv: &'a mut [f32],
 }
 
-/// Gradients of h, U and V. `scratch` holds [`TensorGate::scratch`] numbers.
+/// Gradients of h, U and V. `scratch` holds [`TensorGate::scratch_elements`].
 pub fn tensor_gate_backward(
     tokens: usize,
     gate: TensorGate<'_>,
     (h, dg): (&[f32], &[f32]),
-    made: TensorGateGradients<'_>,
+    gradients: TensorGateGradients<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let TensorGateGradients { dh, write, du, dv } = made;
+    let TensorGateGradients { dh, write, du, dv } = gradients;
     gate.check(tokens, h.len(), dg.len());
     gate.check(tokens, dh.len(), dg.len());
     assert!(du.len() == gate.u.rows() * gate.u.columns());
     assert!(dv.len() == gate.v.rows() * gate.v.columns());
-    let each = 2 * TOKENS * gate.middle();
-    let (tiles, scratch) = scratch.split_at_mut(parallel.threads() * each);
-    let (first, second) = scratch.split_at_mut(parallel.reduction_scratch_elements(du.len()));
-    let sums = (PartialSums::new(du, first, parallel), PartialSums::new(dv, second, parallel));
-    let h = TokenRows { group_size: gate.input_features(), operand: h };
-    let dg = TokenRows { group_size: gate.output_features(), operand: dg };
-    let dh = TokenRows { group_size: gate.input_features(), operand: dh };
-    let lent = TaskScratch { elements_per_task: each, memory: tiles };
-    let tasks = parallel.for_rows::<BackwardTokens, _>(
-        tokens,
-        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, sums),
+    let elements_per_task = 2 * TILE_TOKENS * gate.t_elements();
+    let (tiles, scratch) = scratch.split_at_mut(parallel.threads() * elements_per_task);
+    let (u_scratch, v_scratch) =
+        scratch.split_at_mut(parallel.reduction_scratch_elements(du.len()));
+    let tokens_of = (
+        GroupedRows { group_size: gate.input_features(), operand: h },
+        GroupedRows { group_size: gate.output_features(), operand: dg },
+        GroupedRows { group_size: gate.input_features(), operand: dh },
     );
-    reduce_partial_sums(du, first, tasks);
-    reduce_partial_sums(dv, second, tasks);
+    let sums =
+        (PartialSums::new(du, u_scratch, parallel), PartialSums::new(dv, v_scratch, parallel));
+    let tiles = TaskScratch { elements_per_task, memory: tiles };
+    let operands = (tokens_of, SharedOperand(gate), SharedOperand(write), tiles, sums);
+    let tasks = parallel.for_rows::<BackwardTokens, _>(tokens, operands);
+    reduce_partial_sums(du, u_scratch, tasks);
+    reduce_partial_sums(dv, v_scratch, tasks);
 }
 
-type GateOperands<'a> = (TokenRows<&'a [f32]>, TokenRows<&'a [f32]>, TokenRows<&'a mut [f32]>);
-type GateBackward<'a> = (
-    GateOperands<'a>,
+/// h, dg and dh.
+type BackwardTokenOperands<'a> =
+    (GroupedRows<&'a [f32]>, GroupedRows<&'a [f32]>, GroupedRows<&'a mut [f32]>);
+type BackwardOperands<'a> = (
+    BackwardTokenOperands<'a>,
     SharedOperand<TensorGate<'a>>,
     SharedOperand<WriteMode>,
     TaskScratch<'a>,
@@ -195,23 +200,21 @@ type GateBackward<'a> = (
 
 struct BackwardTokens;
 
-impl SimdBody<GateBackward<'_>> for BackwardTokens {
+impl SimdBody<BackwardOperands<'_>> for BackwardTokens {
     #[inline(always)]
     fn run<S: Simd>(
-        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), lent, (du, dv)): GateBackward<'_>,
+        ((h, dg, dh), SharedOperand(gate), SharedOperand(write), scratch, (du, dv)): BackwardOperands<'_>,
     ) {
         let (b, n) = (gate.v.rows(), gate.v.columns());
-        let (t, dt) = lent.memory.split_at_mut(TOKENS * gate.middle());
-        let dh = dh.operand.chunks_mut(TOKENS * gate.input_features());
-        let some = h
-            .operand
-            .chunks(TOKENS * gate.input_features())
-            .zip(dg.operand.chunks(TOKENS * gate.output_features()));
-        for ((h, dg), dh) in some.zip(dh) {
-            let t = middle(gate, h, t);
+        let (t_scratch, dt_scratch) = scratch.memory.split_at_mut(TILE_TOKENS * gate.t_elements());
+        let h_tiles = h.operand.chunks(TILE_TOKENS * gate.input_features());
+        let dg_tiles = dg.operand.chunks(TILE_TOKENS * gate.output_features());
+        let dh_tiles = dh.operand.chunks_mut(TILE_TOKENS * gate.input_features());
+        for ((h, dg), dh) in h_tiles.zip(dg_tiles).zip(dh_tiles) {
+            let t = multiply_v(gate, h, t_scratch);
             let rows = h.len() / b;
-            let dt = &mut dt[..rows * n];
-            dispatch_simd::<LeftBackward, _>((gate, t, dg, &mut *dt, &mut *du.sums));
+            let dt = &mut dt_scratch[..rows * n];
+            dispatch_simd::<MultiplyUBackward, _>((gate, t, dg, &mut *dt, &mut *du.sums));
             let dt = MatrixView::new(dt, rows, n);
             let dh = MatrixViewMut::new(dh, rows, b);
             matmul(dt.into(), gate.v.transposed(), dh, 1.0, write);
@@ -223,16 +226,16 @@ impl SimdBody<GateBackward<'_>> for BackwardTokens {
 }
 
 /// dT = U·dg, dU += T·dgᵀ.
-struct LeftBackward;
+struct MultiplyUBackward;
 
-impl SimdBody<(TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for LeftBackward {
+impl SimdBody<(TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for MultiplyUBackward {
     #[inline(always)]
     fn run<S: Simd>(
         (gate, t, dg, dt, du): (TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32]),
     ) {
         let (m, n) = (gate.u.columns(), gate.v.columns());
         dt.fill(0.0);
-        let tokens = t.chunks_exact(gate.middle()).zip(dt.chunks_exact_mut(gate.middle()));
+        let tokens = t.chunks_exact(gate.t_elements()).zip(dt.chunks_exact_mut(gate.t_elements()));
         for ((t, dt), dg) in tokens.zip(dg.chunks_exact(gate.output_features())) {
             let rows = t.chunks_exact(n).zip(dt.chunks_exact_mut(n)).zip(du.chunks_exact_mut(m));
             for (row, ((t, dt), du)) in rows.enumerate() {
@@ -251,14 +254,15 @@ impl SimdBody<(TensorGate<'_>, &[f32], &[f32], &mut [f32], &mut [f32])> for Left
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::testing::{assert_close, gradient, random, weigh, widen};
+    use crate::kernels::testing::{assert_close, finite_difference, random, weighted_sum, widen};
 
     const A: usize = 4;
     const B: usize = 6;
     const M: usize = 3;
     const N: usize = 5;
 
-    fn naive(h: &[f64], u: &[f64], v: &[f64]) -> Vec<f64> {
+    /// g by definition in f64.
+    fn reference(h: &[f64], u: &[f64], v: &[f64]) -> Vec<f64> {
         let entry = |h: &[f64], k: usize| -> f64 {
             let (row, column) = (k / N, k % N);
             let term = |i: usize, j: usize| u[i * M + row] * h[i * B + j] * v[j * N + column];
@@ -268,33 +272,44 @@ mod tests {
     }
 
     #[test]
-    fn values_and_derivatives() {
+    fn backward_is_the_derivative_of_forward() {
         let tokens = 21;
         let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
         let (u, v) = (random(3, A * M), random(4, B * N));
         let gate = TensorGate { u: MatrixView::new(&u, A, M), v: MatrixView::new(&v, B, N) };
         let (h64, u64, v64) = (widen(&h), widen(&u), widen(&v));
         for (write, offset) in [(WriteMode::Replace, 0.0), (WriteMode::Add, 0.5)] {
-            let moved = |of: Vec<f64>, by: f64| of.iter().map(|x| x + by).collect::<Vec<_>>();
+            let shifted =
+                |x: Vec<f64>, offset: f64| x.iter().map(|x| x + offset).collect::<Vec<_>>();
             let mut scratch = vec![f32::NAN; gate.scratch_elements(Parallel::SERIAL)];
             let mut g = vec![0.5; tokens * M * N];
             tensor_gate_forward(tokens, gate, &h, &mut g, write, &mut scratch, Parallel::SERIAL);
-            assert_close(&g, &moved(naive(&h64, &u64, &v64), offset), 1e-6);
+            assert_close(&g, &shifted(reference(&h64, &u64, &v64), offset), 1e-6);
             let (mut dh, mut du, mut dv) =
                 (vec![0.5; h.len()], vec![0.25; u.len()], vec![0.25; v.len()]);
-            let made = TensorGateGradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
-            tensor_gate_backward(tokens, gate, (&h, &dg), made, &mut scratch, Parallel::SERIAL);
-            let of_h = gradient(&h64, |h| weigh(&naive(h, &u64, &v64), &dg));
-            let of_u = gradient(&u64, |u| weigh(&naive(&h64, u, &v64), &dg));
-            let of_v = gradient(&v64, |v| weigh(&naive(&h64, &u64, v), &dg));
-            assert_close(&dh, &moved(of_h, offset), 1e-6);
-            assert_close(&du, &moved(of_u, 0.25), 2e-6);
-            assert_close(&dv, &moved(of_v, 0.25), 2e-6);
+            let gradients = TensorGateGradients { dh: &mut dh, write, du: &mut du, dv: &mut dv };
+            tensor_gate_backward(
+                tokens,
+                gate,
+                (&h, &dg),
+                gradients,
+                &mut scratch,
+                Parallel::SERIAL,
+            );
+            let expected_dh =
+                finite_difference(&h64, |h| weighted_sum(&reference(h, &u64, &v64), &dg));
+            let expected_du =
+                finite_difference(&u64, |u| weighted_sum(&reference(&h64, u, &v64), &dg));
+            let expected_dv =
+                finite_difference(&v64, |v| weighted_sum(&reference(&h64, &u64, v), &dg));
+            assert_close(&dh, &shifted(expected_dh, offset), 1e-6);
+            assert_close(&du, &shifted(expected_du, 0.25), 2e-6);
+            assert_close(&dv, &shifted(expected_dv, 0.25), 2e-6);
         }
     }
 
     #[test]
-    fn threads_change_nothing_but_rounding() {
+    fn threads_only_change_rounding() {
         let tokens = 900;
         let (h, dg) = (random(1, tokens * A * B), random(2, tokens * M * N));
         let (u, v) = (random(3, A * M), random(4, B * N));
@@ -313,19 +328,19 @@ mod tests {
                 &mut scratch,
                 parallel,
             );
-            let made = TensorGateGradients {
+            let gradients = TensorGateGradients {
                 dh: &mut dh,
                 write: WriteMode::Replace,
                 du: &mut du,
                 dv: &mut dv,
             };
-            tensor_gate_backward(tokens, gate, (&h, &dg), made, &mut scratch, parallel);
+            tensor_gate_backward(tokens, gate, (&h, &dg), gradients, &mut scratch, parallel);
             [g, dh, du, dv]
         };
-        let one = run(1);
+        let serial = run(1);
         for threads in [2, 3] {
-            for (many, one) in run(threads).iter().zip(&one) {
-                assert_close(many, &widen(one), 2e-6);
+            for (parallel, serial) in run(threads).iter().zip(&serial) {
+                assert_close(parallel, &widen(serial), 2e-6);
             }
         }
     }

@@ -1,7 +1,7 @@
-//! What the kernels' tests share: seeded numbers, comparison, derivatives by differences.
+//! Shared by the tests of the kernels: seeded random elements, comparison, finite differences.
 
-/// Numbers between −1 and 1 that depend on nothing but the seed.
-pub(super) fn random(seed: u64, count: usize) -> Vec<f32> {
+/// Elements between −1 and 1 from a seed.
+pub fn random(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
     (0..count)
         .map(|_| {
@@ -13,48 +13,48 @@ pub(super) fn random(seed: u64, count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Asserts that all numbers are within `tolerance`, relative to the largest that is wanted (or to
-/// 0.01, where all are smaller).
+/// Asserts that all elements are within `tolerance` relative to the largest expected magnitude, or
+/// to 0.01 where all are smaller.
 #[track_caller]
-pub(super) fn assert_close(got: &[f32], wanted: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), wanted.len());
-    let scale = wanted.iter().fold(1e-2, |largest: f64, x| largest.max(x.abs()));
-    for (at, (got, wanted)) in got.iter().zip(wanted).enumerate() {
-        let error = (f64::from(*got) - wanted).abs() / scale;
-        assert!(error <= tolerance, "number {at}: {got}, wanted {wanted} (error {error:e})");
+pub fn assert_close(actual: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(actual.len(), expected.len());
+    let scale = expected.iter().fold(1e-2, |largest: f64, x| largest.max(x.abs()));
+    for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let error = (f64::from(*actual) - expected).abs() / scale;
+        assert!(error <= tolerance, "element {index}: {actual}, not {expected} (error {error:e})");
     }
 }
 
-/// [`assert_close`] of two results in f32.
+/// [`assert_close`] for an expected result in f32.
 #[track_caller]
-pub(super) fn assert_same(got: &[f32], wanted: &[f32], tolerance: f64) {
-    assert_close(got, &widen(wanted), tolerance);
+pub fn assert_close_f32(actual: &[f32], expected: &[f32], tolerance: f64) {
+    assert_close(actual, &widen(expected), tolerance);
 }
 
-/// The same numbers in f64.
-pub(super) fn widen(x: &[f32]) -> Vec<f64> {
+/// Converts elements to f64.
+pub fn widen(x: &[f32]) -> Vec<f64> {
     x.iter().map(|x| f64::from(*x)).collect()
 }
 
-/// d f / d xᵢ of a function in f64, by central differences.
-pub(super) fn gradient(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+/// The gradient ∂f/∂xᵢ of a function in f64, by central differences.
+pub fn finite_difference(x: &[f64], f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let step = 1e-5;
     let mut x = x.to_vec();
     (0..x.len())
-        .map(|at| {
-            let here = x[at];
-            x[at] = here + step;
+        .map(|index| {
+            let here = x[index];
+            x[index] = here + step;
             let above = f(&x);
-            x[at] = here - step;
+            x[index] = here - step;
             let below = f(&x);
-            x[at] = here;
+            x[index] = here;
             (above - below) / (2.0 * step)
         })
         .collect()
 }
 
-/// Σ xᵢyᵢ with f32 weights: what a gradient of y is the derivative of.
-pub(super) fn weigh(x: &[f64], weights: &[f32]) -> f64 {
+/// Σ xᵢ·wᵢ: a scalar loss whose gradient with respect to x is `weights`.
+pub fn weighted_sum(x: &[f64], weights: &[f32]) -> f64 {
     assert_eq!(x.len(), weights.len());
     x.iter().zip(weights).map(|(x, w)| x * f64::from(*w)).sum()
 }

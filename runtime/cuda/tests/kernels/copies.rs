@@ -40,7 +40,7 @@ fn copies_are_the_processors() {
                 positions: positions as usize,
                 sections: &held,
                 dim,
-                parts: parts as usize,
+                shards: parts as usize,
             };
             for op in [FusedOp::Pack { dim }, FusedOp::Unpack { dim }, FusedOp::Slice { dim }] {
                 let mut case = Case::new(op, parts, (sequences, positions));

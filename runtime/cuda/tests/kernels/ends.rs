@@ -112,7 +112,7 @@ fn losses_are_the_processors() {
                 maximum: &maximum,
                 packed: &packed,
                 targets: &targets,
-                first,
+                first_id: first,
                 factor: (1.0 / rows as f64) as f32,
             };
             let made = MatrixViewMut::new(&mut wanted, rows as usize, held as usize);

@@ -1,15 +1,15 @@
-//! Gradients of q, k and v.
+//! Backward: gradients of q, k and v.
 
-use super::super::matrix::matmul;
-use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
-use super::super::simd::{Simd, SimdBody, dispatch_simd, dot, exp};
-use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
-use super::{
-    AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
-    heads, lent, sequences,
+use super::tiles::{
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, Transpose, by_key_head, by_sequence,
+    divides_sequences, head_view, head_view_mut, task_scratch,
 };
+use crate::kernels::elementwise::fill_zero_view;
+use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
+use crate::kernels::parallel::{ColumnRows, Parallel, SharedOperand, TaskScratch};
+use crate::kernels::simd::{Simd, SimdBody, dispatch_simd, dot, exp};
 
-/// What [`backward`] reads.
+/// Inputs of [`attention_backward`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionSaved<'a> {
     /// Queries.
@@ -18,15 +18,15 @@ pub struct AttentionSaved<'a> {
     pub k: MatrixView<'a>,
     /// Values.
     pub v: MatrixView<'a>,
-    /// The output of forward.
+    /// Output of forward.
     pub out: MatrixView<'a>,
-    /// The log-sum-exp of forward.
+    /// Log-sum-exp of forward.
     pub lse: MatrixView<'a>,
-    /// The gradient of the output.
+    /// Gradient of the output.
     pub dout: MatrixView<'a>,
 }
 
-/// What [`backward`] writes, whatever is there.
+/// Outputs of [`attention_backward`]; all are replaced.
 pub struct AttentionGradients<'a> {
     /// Gradient of the queries.
     pub dq: MatrixViewMut<'a>,
@@ -36,119 +36,114 @@ pub struct AttentionGradients<'a> {
     pub dv: MatrixViewMut<'a>,
 }
 
-/// Backward: the gradients of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
+/// Backward: writes the gradients of all heads. `scratch` holds
+/// [`AttentionShape::scratch_elements`].
 pub fn attention_backward(
     shape: AttentionShape,
     saved: AttentionSaved<'_>,
-    made: AttentionGradients<'_>,
+    gradients: AttentionGradients<'_>,
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
     let AttentionSaved { q, k, v, out, lse, dout } = saved;
-    let AttentionGradients { dq, dk, dv } = made;
-    let size = |of: &MatrixView<'_>| (of.rows(), of.columns());
-    let size_mut = |of: &MatrixViewMut<'_>| (of.rows(), of.columns());
-    let of_queries = [size(&q), size(&out), size(&dout), size_mut(&dq)];
-    shape.check(&of_queries, &[size(&k), size(&v), size_mut(&dk), size_mut(&dv)]);
+    let AttentionGradients { dq, dk, dv } = gradients;
+    let size = |view: &MatrixView<'_>| (view.rows(), view.columns());
+    let size_mut = |view: &MatrixViewMut<'_>| (view.rows(), view.columns());
+    let query_sizes = [size(&q), size(&out), size(&dout), size_mut(&dq)];
+    shape.check(&query_sizes, &[size(&k), size(&v), size_mut(&dk), size_mut(&dv)]);
     assert_eq!(size(&lse), (shape.tokens(), shape.heads));
-    let tiles = lent(shape, scratch);
-    if by_sequences(shape, parallel) {
-        let by = |of| sequences(shape, of);
-        let read = (by(q), by(k), by(v), by(out), by(lse), by(dout));
-        let made = (sequences(shape, dq), sequences(shape, dk), sequences(shape, dv));
-        let work = (read, made, tiles, SharedOperand(shape));
+    let scratch = task_scratch(shape, scratch);
+    if divides_sequences(shape, parallel) {
+        let split = |view| by_sequence(shape, view);
+        let inputs = (split(q), split(k), split(v), split(out), split(lse), split(dout));
+        let outputs = (by_sequence(shape, dq), by_sequence(shape, dk), by_sequence(shape, dv));
+        let operands = (inputs, outputs, scratch, SharedOperand(shape));
         parallel.for_expensive_rows(
             shape.sequences,
-            work,
-            |(read, made, tiles, SharedOperand(shape))| {
-                let (q, k, v, out, lse, dout) = read;
-                let (q, k, v, out) = (q.operand, k.operand, v.operand, out.operand);
-                let saved = AttentionSaved { q, k, v, out, lse: lse.operand, dout: dout.operand };
-                part(
-                    shape,
-                    saved,
-                    AttentionGradients {
-                        dq: made.0.operand,
-                        dk: made.1.operand,
-                        dv: made.2.operand,
-                    },
-                    tiles,
-                );
+            operands,
+            |((q, k, v, out, lse, dout), (dq, dk, dv), scratch, SharedOperand(shape))| {
+                let [q, k, v, out, lse, dout] = [q, k, v, out, lse, dout].map(|view| view.operand);
+                let saved = AttentionSaved { q, k, v, out, lse, dout };
+                let [dq, dk, dv] = [dq, dk, dv].map(|view| view.operand);
+                run_task(shape, saved, AttentionGradients { dq, dk, dv }, scratch);
             },
         );
         return;
     }
-    let keys = shape.head_dim;
-    let queries = shape.group() * shape.head_dim;
-    let by = |each: usize| move |of| heads(each, of);
-    let of_queries = [q, out, dout].map(by(queries)).into();
-    let of_queries: (_, _, _) = of_queries;
-    let read = (of_queries, heads(keys, k), heads(keys, v), heads(shape.group(), lse));
-    let made = (heads(queries, dq), heads(keys, dk), heads(keys, dv));
-    let work = (read, made, tiles, SharedOperand(shape));
+    let key_columns = shape.head_dim;
+    let query_columns = shape.queries_per_key() * shape.head_dim;
+    let query_inputs = (
+        by_key_head(query_columns, q),
+        by_key_head(query_columns, out),
+        by_key_head(query_columns, dout),
+        by_key_head(shape.queries_per_key(), lse),
+    );
+    let key_inputs = (by_key_head(key_columns, k), by_key_head(key_columns, v));
+    let outputs = (
+        by_key_head(query_columns, dq),
+        by_key_head(key_columns, dk),
+        by_key_head(key_columns, dv),
+    );
+    let operands = (query_inputs, key_inputs, outputs, scratch, SharedOperand(shape));
     parallel.for_expensive_rows(
         shape.kv_heads,
-        work,
-        |(read, made, tiles, SharedOperand(shape))| {
-            let ((q, out, dout), k, v, lse) = read;
-            let ColumnRows(lse) = lse.operand;
-            let [q, k, v, out, dout] = [q, k, v, out, dout].map(|part| part.operand.0);
-            let made = AttentionGradients {
-                dq: made.0.operand.0,
-                dk: made.1.operand.0,
-                dv: made.2.operand.0,
-            };
-            part(shape, AttentionSaved { q, k, v, out, lse, dout }, made, tiles);
+        operands,
+        |((q, out, dout, lse), (k, v), (dq, dk, dv), scratch, SharedOperand(shape))| {
+            let [q, k, v, out, lse, dout] = [q, k, v, out, lse, dout].map(|view| {
+                let ColumnRows(view) = view.operand;
+                view
+            });
+            let saved = AttentionSaved { q, k, v, out, lse, dout };
+            let [dq, dk, dv] = [dq, dk, dv].map(|view| {
+                let ColumnRows(view) = view.operand;
+                view
+            });
+            run_task(shape, saved, AttentionGradients { dq, dk, dv }, scratch);
         },
     );
 }
 
-/// What of the whole a part has is read off its operands.
-fn part(
+/// All sequences and heads of a task, whose number follows from the sizes of its operands.
+fn run_task(
     whole: AttentionShape,
     saved: AttentionSaved<'_>,
-    mut made: AttentionGradients<'_>,
-    tiles: TaskScratch<'_>,
+    mut gradients: AttentionGradients<'_>,
+    scratch: TaskScratch<'_>,
 ) {
-    let shape = AttentionShape {
-        sequences: saved.q.rows() / whole.length,
-        heads: saved.q.columns() / whole.head_dim,
-        kv_heads: saved.k.columns() / whole.head_dim,
-        ..whole
-    };
-    let scratch = AttentionScratch::new(shape, tiles);
-    for (sequence, query_head) in shape.every_head() {
-        let key_head = query_head / shape.group();
-        let k = head(shape, saved.k, sequence, key_head);
-        let mut made = AttentionGradients {
-            dq: head_mut(shape, &mut made.dq, sequence, query_head),
-            dk: head_mut(shape, &mut made.dk, sequence, key_head),
-            dv: head_mut(shape, &mut made.dv, sequence, key_head),
+    let shape = whole.of_task(&saved.q, &saved.k);
+    let scratch = AttentionScratch::new(shape, scratch);
+    for (sequence, query_head) in shape.sequence_heads() {
+        let key_head = query_head / shape.queries_per_key();
+        let k = head_view(shape, saved.k, sequence, key_head);
+        let mut gradients = AttentionGradients {
+            dq: head_view_mut(shape, &mut gradients.dq, sequence, query_head),
+            dk: head_view_mut(shape, &mut gradients.dk, sequence, key_head),
+            dv: head_view_mut(shape, &mut gradients.dv, sequence, key_head),
         };
-        if query_head.is_multiple_of(shape.group()) {
-            zero(&mut made.dk);
-            zero(&mut made.dv);
-            let v = head(shape, saved.v, sequence, key_head);
+        if query_head.is_multiple_of(shape.queries_per_key()) {
+            fill_zero_view(&mut gradients.dk);
+            fill_zero_view(&mut gradients.dv);
+            let v = head_view(shape, saved.v, sequence, key_head);
             dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
             dispatch_simd::<Transpose, _>((v, &mut *scratch.transposed.1));
         }
         let lse = saved.lse.column_range(query_head, 1);
-        let read = HeadOperands {
-            q: head(shape, saved.q, sequence, query_head),
+        let inputs = HeadInputs {
+            q: head_view(shape, saved.q, sequence, query_head),
             k,
             k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
             v_transposed: MatrixView::new(scratch.transposed.1, shape.head_dim, shape.length),
-            out: head(shape, saved.out, sequence, query_head),
+            out: head_view(shape, saved.out, sequence, query_head),
             lse: lse.row_range(sequence * shape.length, shape.length),
-            dout: head(shape, saved.dout, sequence, query_head),
+            dout: head_view(shape, saved.dout, sequence, query_head),
         };
         let tiles = (&mut *scratch.tiles.0, &mut *scratch.tiles.1);
-        one_head(shape, read, made, tiles);
+        run_head(shape, inputs, gradients, tiles);
     }
 }
 
-/// What of one head is read.
-struct HeadOperands<'a> {
+/// Inputs of one head of one sequence: `[length, w]`, transposed `[w, length]`, lse `[length, 1]`.
+struct HeadInputs<'a> {
     q: MatrixView<'a>,
     k: MatrixView<'a>,
     k_transposed: MatrixView<'a>,
@@ -158,29 +153,23 @@ struct HeadOperands<'a> {
     dout: MatrixView<'a>,
 }
 
-fn zero(of: &mut MatrixViewMut<'_>) {
-    for row in 0..of.rows() {
-        of.row_mut(row).fill(0.0);
-    }
-}
-
-fn one_head(
+fn run_head(
     shape: AttentionShape,
-    saved: HeadOperands<'_>,
-    mut made: AttentionGradients<'_>,
+    inputs: HeadInputs<'_>,
+    mut gradients: AttentionGradients<'_>,
     (s_tile, dp_tile): (&mut [f32], &mut [f32]),
 ) {
-    for first in (0..shape.length).step_by(QUERIES) {
-        let queries = QUERIES.min(shape.length - first);
-        let [q, dout] = [saved.q, saved.dout].map(|of| of.row_range(first, queries));
-        let [out, lse] = [saved.out, saved.lse].map(|of| of.row_range(first, queries));
-        let mut sums = [0.0; QUERIES];
-        dispatch_simd::<RowDots, _>((out, dout, &mut sums[..queries]));
-        for first_key in (0..first + queries).step_by(KEYS) {
-            let keys = KEYS.min(first + queries - first_key);
-            let k = saved.k.row_range(first_key, keys);
-            let [k_transposed, v_transposed] =
-                [saved.k_transposed, saved.v_transposed].map(|of| of.column_range(first_key, keys));
+    for first_query in (0..shape.length).step_by(TILE_QUERIES) {
+        let queries = TILE_QUERIES.min(shape.length - first_query);
+        let [q, dout, out, lse] = [inputs.q, inputs.dout, inputs.out, inputs.lse]
+            .map(|view| view.row_range(first_query, queries));
+        let mut row_dots = [0.0; TILE_QUERIES];
+        dispatch_simd::<RowDots, _>((out, dout, &mut row_dots[..queries]));
+        for first_key in (0..first_query + queries).step_by(TILE_KEYS) {
+            let keys = TILE_KEYS.min(first_query + queries - first_key);
+            let k = inputs.k.row_range(first_key, keys);
+            let [k_transposed, v_transposed] = [inputs.k_transposed, inputs.v_transposed]
+                .map(|view| view.column_range(first_key, keys));
             let s_tile = &mut s_tile[..queries * keys];
             let dp_tile = &mut dp_tile[..queries * keys];
             let s = MatrixViewMut::new(s_tile, queries, keys);
@@ -189,54 +178,58 @@ fn one_head(
             matmul(dout.into(), v_transposed.into(), dp, 1.0, WriteMode::Replace);
             let s = MatrixViewMut::new(s_tile, queries, keys);
             let dp = MatrixViewMut::new(dp_tile, queries, keys);
-            let seen = first + 1 - first_key;
-            dispatch_simd::<Probabilities, _>((s, dp, lse, &sums[..queries], seen, shape.scale()));
+            let visible = first_query + 1 - first_key;
+            let row_dots = &row_dots[..queries];
+            dispatch_simd::<ScoreGradients, _>((s, dp, lse, row_dots, visible, shape.scale()));
             let p = MatrixView::new(s_tile, queries, keys);
             let ds = MatrixView::new(dp_tile, queries, keys);
-            let dv = made.dv.reborrow().row_range(first_key, keys);
+            let dv = gradients.dv.reborrow().row_range(first_key, keys);
             matmul(p.transposed(), dout.into(), dv, 1.0, WriteMode::Add);
-            let dk = made.dk.reborrow().row_range(first_key, keys);
+            let dk = gradients.dk.reborrow().row_range(first_key, keys);
             matmul(ds.transposed(), q.into(), dk, 1.0, WriteMode::Add);
-            let dq = made.dq.reborrow().row_range(first, queries);
+            let dq = gradients.dq.reborrow().row_range(first_query, queries);
             let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
             matmul(ds.into(), k.into(), dq, 1.0, write);
         }
     }
 }
 
+/// D = Σ x⊙y of each row.
 struct RowDots;
 
 impl SimdBody<(MatrixView<'_>, MatrixView<'_>, &mut [f32])> for RowDots {
     #[inline(always)]
-    fn run<S: Simd>((x, y, sums): (MatrixView<'_>, MatrixView<'_>, &mut [f32])) {
-        for (row, sum) in sums.iter_mut().enumerate() {
-            *sum = dot::<S>(x.row(row), y.row(row));
+    fn run<S: Simd>((x, y, dots): (MatrixView<'_>, MatrixView<'_>, &mut [f32])) {
+        for (row, dot_product) in dots.iter_mut().enumerate() {
+            *dot_product = dot::<S>(x.row(row), y.row(row));
         }
     }
 }
 
-type BackwardTiles<'a> =
+/// Scores and gradients of the probabilities, log-sum-exp, D of each row, number of keys visible to
+/// the first query, and the scale.
+type ScoreGradientOperands<'a> =
     (MatrixViewMut<'a>, MatrixViewMut<'a>, MatrixView<'a>, &'a [f32], usize, f32);
 
-/// Turns scores into probabilities, and the gradients of probabilities into those of scores before
-/// their scale. Keys that come later than the query get zeros.
-struct Probabilities;
+/// Replaces scores by probabilities, and the gradients of probabilities by those of the scores before
+/// scaling. Keys after the query get zeros.
+struct ScoreGradients;
 
-impl SimdBody<BackwardTiles<'_>> for Probabilities {
+impl SimdBody<ScoreGradientOperands<'_>> for ScoreGradients {
     #[inline(always)]
-    fn run<S: Simd>((mut s, mut dp, lse, sums, seen, scale): BackwardTiles<'_>) {
-        for (row, sum) in sums.iter().enumerate() {
+    fn run<S: Simd>((mut s, mut dp, lse, row_dots, visible, scale): ScoreGradientOperands<'_>) {
+        for (row, row_dot) in row_dots.iter().enumerate() {
             let lse = lse.row(row)[0];
             let (s, dp) = (s.row_mut(row), dp.row_mut(row));
-            let seen = (seen + row).min(s.len());
-            let (s, later) = s.split_at_mut(seen);
-            later.fill(0.0);
-            let (dp, later) = dp.split_at_mut(seen);
-            later.fill(0.0);
+            let visible = (visible + row).min(s.len());
+            let (s, masked) = s.split_at_mut(visible);
+            masked.fill(0.0);
+            let (dp, masked) = dp.split_at_mut(visible);
+            masked.fill(0.0);
             for (s, dp) in s.iter_mut().zip(dp) {
                 let p = exp::<S>(*s - lse);
                 *s = p;
-                *dp = scale * p * (*dp - sum);
+                *dp = scale * p * (*dp - row_dot);
             }
         }
     }

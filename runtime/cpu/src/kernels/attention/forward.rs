@@ -1,15 +1,15 @@
-//! Output and log-sum-exp.
+//! Forward: output and log-sum-exp.
 
-use super::super::matrix::matmul;
-use super::super::parallel::{ColumnRows, SharedOperand, TaskScratch};
-use super::super::simd::{Simd, SimdBody, dispatch_simd, exp, maximum, sum};
-use super::super::{MatrixView, MatrixViewMut, Parallel, WriteMode};
-use super::{
-    AttentionScratch, AttentionShape, KEYS, QUERIES, Transpose, by_sequences, head, head_mut,
-    heads, lent, sequences,
+use super::tiles::{
+    AttentionScratch, AttentionShape, TILE_KEYS, TILE_QUERIES, Transpose, by_key_head, by_sequence,
+    divides_sequences, head_view, head_view_mut, task_scratch,
 };
+use crate::kernels::matrix::{MatrixView, MatrixViewMut, WriteMode, matmul};
+use crate::kernels::parallel::{ColumnRows, Parallel, SharedOperand, TaskScratch};
+use crate::kernels::simd::{Simd, SimdBody, dispatch_simd, exp, maximum, sum};
 
-/// Forward: `out` and `lse` of all heads. `scratch` holds [`AttentionShape::scratch`] numbers.
+/// Forward: writes `out` and `lse` of all heads. `scratch` holds
+/// [`AttentionShape::scratch_elements`].
 pub fn attention_forward(
     shape: AttentionShape,
     (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
@@ -17,150 +17,155 @@ pub fn attention_forward(
     scratch: &mut [f32],
     parallel: Parallel,
 ) {
-    let size = |of: &MatrixView<'_>| (of.rows(), of.columns());
+    let size = |view: &MatrixView<'_>| (view.rows(), view.columns());
     shape.check(&[size(&q), (out.rows(), out.columns())], &[size(&k), size(&v)]);
     assert_eq!((lse.rows(), lse.columns()), (shape.tokens(), shape.heads));
-    let tiles = lent(shape, scratch);
-    if by_sequences(shape, parallel) {
-        let by = |of| sequences(shape, of);
-        let made = (sequences(shape, out), sequences(shape, lse));
-        let work = (by(q), by(k), by(v), made, tiles, SharedOperand(shape));
+    let scratch = task_scratch(shape, scratch);
+    if divides_sequences(shape, parallel) {
+        let split = |view| by_sequence(shape, view);
+        let outputs = (by_sequence(shape, out), by_sequence(shape, lse));
+        let operands = (split(q), split(k), split(v), outputs, scratch, SharedOperand(shape));
         parallel.for_expensive_rows(
             shape.sequences,
-            work,
-            |(q, k, v, (out, lse), tiles, SharedOperand(shape))| {
-                part(shape, (q.operand, k.operand, v.operand), (out.operand, lse.operand), tiles);
+            operands,
+            |(q, k, v, (out, lse), scratch, SharedOperand(shape))| {
+                let inputs = (q.operand, k.operand, v.operand);
+                run_task(shape, inputs, (out.operand, lse.operand), scratch);
             },
         );
         return;
     }
     let key_columns = shape.head_dim;
-    let query_columns = shape.group() * shape.head_dim;
-    let made = (heads(query_columns, out), heads(shape.group(), lse));
-    let keys = (heads(key_columns, k), heads(key_columns, v));
-    let work = (heads(query_columns, q), keys, made, tiles, SharedOperand(shape));
+    let query_columns = shape.queries_per_key() * shape.head_dim;
+    let outputs = (by_key_head(query_columns, out), by_key_head(shape.queries_per_key(), lse));
+    let keys = (by_key_head(key_columns, k), by_key_head(key_columns, v));
+    let q = by_key_head(query_columns, q);
+    let operands = (q, keys, outputs, scratch, SharedOperand(shape));
     parallel.for_expensive_rows(
         shape.kv_heads,
-        work,
-        |(q, (k, v), (out, lse), tiles, SharedOperand(shape))| {
+        operands,
+        |(q, (k, v), (out, lse), scratch, SharedOperand(shape))| {
             let (ColumnRows(q), ColumnRows(k), ColumnRows(v)) = (q.operand, k.operand, v.operand);
-            part(shape, (q, k, v), (out.operand.0, lse.operand.0), tiles);
+            run_task(shape, (q, k, v), (out.operand.0, lse.operand.0), scratch);
         },
     );
 }
 
-/// What of the whole a part has is read off its operands.
-fn part(
+/// All sequences and heads of a task, whose number follows from the sizes of its operands.
+fn run_task(
     whole: AttentionShape,
     (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
     (mut out, mut lse): (MatrixViewMut<'_>, MatrixViewMut<'_>),
-    tiles: TaskScratch<'_>,
+    scratch: TaskScratch<'_>,
 ) {
-    let shape = AttentionShape {
-        sequences: q.rows() / whole.length,
-        heads: q.columns() / whole.head_dim,
-        kv_heads: k.columns() / whole.head_dim,
-        ..whole
-    };
-    let scratch = AttentionScratch::new(shape, tiles);
-    for (sequence, query_head) in shape.every_head() {
-        let key_head = query_head / shape.group();
-        if query_head.is_multiple_of(shape.group()) {
-            let k = head(shape, k, sequence, key_head);
+    let shape = whole.of_task(&q, &k);
+    let scratch = AttentionScratch::new(shape, scratch);
+    for (sequence, query_head) in shape.sequence_heads() {
+        let key_head = query_head / shape.queries_per_key();
+        if query_head.is_multiple_of(shape.queries_per_key()) {
+            let k = head_view(shape, k, sequence, key_head);
             dispatch_simd::<Transpose, _>((k, &mut *scratch.transposed.0));
         }
-        let k = MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length);
-        let read = (head(shape, q, sequence, query_head), k, head(shape, v, sequence, key_head));
-        let out = head_mut(shape, &mut out, sequence, query_head);
+        let inputs = HeadInputs {
+            q: head_view(shape, q, sequence, query_head),
+            k_transposed: MatrixView::new(scratch.transposed.0, shape.head_dim, shape.length),
+            v: head_view(shape, v, sequence, key_head),
+        };
+        let out = head_view_mut(shape, &mut out, sequence, query_head);
         let lse = lse.reborrow().column_range(query_head, 1);
         let lse = lse.row_range(sequence * shape.length, shape.length);
-        one_head(shape, read, out, lse, scratch.tiles.0);
+        run_head(shape, inputs, out, lse, scratch.tiles.0);
     }
 }
 
-/// `k` is transposed, `[w, length]`.
-fn one_head(
+/// Inputs of one head of one sequence.
+struct HeadInputs<'a> {
+    /// `[length, w]`.
+    q: MatrixView<'a>,
+    /// `[w, length]`.
+    k_transposed: MatrixView<'a>,
+    /// `[length, w]`.
+    v: MatrixView<'a>,
+}
+
+fn run_head(
     shape: AttentionShape,
-    (q, k, v): (MatrixView<'_>, MatrixView<'_>, MatrixView<'_>),
+    HeadInputs { q, k_transposed, v }: HeadInputs<'_>,
     mut out: MatrixViewMut<'_>,
     mut lse: MatrixViewMut<'_>,
-    scratch: &mut [f32],
+    tile: &mut [f32],
 ) {
-    for first in (0..shape.length).step_by(QUERIES) {
-        let queries = QUERIES.min(shape.length - first);
-        let q = q.row_range(first, queries);
-        let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
+    for first_query in (0..shape.length).step_by(TILE_QUERIES) {
+        let queries = TILE_QUERIES.min(shape.length - first_query);
+        let q = q.row_range(first_query, queries);
+        let mut rows = [RunningSoftmax { maximum: f32::NEG_INFINITY, sum: 0.0 }; TILE_QUERIES];
         let rows = &mut rows[..queries];
-        for first_key in (0..first + queries).step_by(KEYS) {
-            let keys = KEYS.min(first + queries - first_key);
-            let tile = &mut scratch[..queries * keys];
+        for first_key in (0..first_query + queries).step_by(TILE_KEYS) {
+            let keys = TILE_KEYS.min(first_query + queries - first_key);
+            let tile = &mut tile[..queries * keys];
             let s = MatrixViewMut::new(tile, queries, keys);
-            let k = k.column_range(first_key, keys);
+            let k = k_transposed.column_range(first_key, keys);
             matmul(q.into(), k.into(), s, shape.scale(), WriteMode::Replace);
-            let out = &mut out.reborrow().row_range(first, queries);
-            // How many keys of the tile the first query sees.
-            let seen = first + 1 - first_key;
+            let out = &mut out.reborrow().row_range(first_query, queries);
+            let visible = first_query + 1 - first_key;
             let s = MatrixViewMut::new(tile, queries, keys);
-            dispatch_simd::<SoftmaxTile, _>((s, seen, &mut *rows, out.reborrow(), first_key > 0));
+            let rescale = first_key > 0;
+            dispatch_simd::<SoftmaxTile, _>((s, visible, &mut *rows, out.reborrow(), rescale));
             let write = if first_key == 0 { WriteMode::Replace } else { WriteMode::Add };
             let p = MatrixView::new(tile, queries, keys);
             let v = v.row_range(first_key, keys);
             matmul(p.into(), v.into(), out.reborrow(), 1.0, write);
         }
-        let out = out.reborrow().row_range(first, queries);
-        let lse = lse.reborrow().row_range(first, queries);
-        dispatch_simd::<FinishRow, _>((out, lse, &*rows));
+        let out = out.reborrow().row_range(first_query, queries);
+        let lse = lse.reborrow().row_range(first_query, queries);
+        dispatch_simd::<NormalizeRows, _>((out, lse, &*rows));
     }
 }
 
-/// The keys so far of one row.
+/// Softmax statistics of a row over the keys so far.
 #[derive(Clone, Copy)]
 struct RunningSoftmax {
     maximum: f32,
     sum: f32,
 }
 
-/// Turns scores into e^(s − maximum), with zeros for keys that come later than the query, and what
-/// was made of earlier keys to the new maximum.
+/// Scores of a tile, number of keys visible to its first query, statistics of the rows, the output of
+/// earlier tiles, and whether there are earlier tiles.
+type SoftmaxOperands<'a> =
+    (MatrixViewMut<'a>, usize, &'a mut [RunningSoftmax], MatrixViewMut<'a>, bool);
+
+/// Replaces scores by e^(s − maximum), with zeros for keys after the query, and rescales the output of
+/// earlier tiles to the new maximum.
 struct SoftmaxTile;
 
-impl SimdBody<(MatrixViewMut<'_>, usize, &mut [RunningSoftmax], MatrixViewMut<'_>, bool)>
-    for SoftmaxTile
-{
+impl SimdBody<SoftmaxOperands<'_>> for SoftmaxTile {
     #[inline(always)]
-    fn run<S: Simd>(
-        (mut tile, seen, rows, mut out, rescale): (
-            MatrixViewMut<'_>,
-            usize,
-            &mut [RunningSoftmax],
-            MatrixViewMut<'_>,
-            bool,
-        ),
-    ) {
+    fn run<S: Simd>((mut tile, visible, rows, mut out, rescale): SoftmaxOperands<'_>) {
         for (row, running) in rows.iter_mut().enumerate() {
             let scores = tile.row_mut(row);
-            let (scores, later) = scores.split_at_mut((seen + row).min(scores.len()));
-            later.fill(0.0);
-            let here = maximum(scores);
-            let top = here.max(running.maximum);
+            let (scores, masked) = scores.split_at_mut((visible + row).min(scores.len()));
+            masked.fill(0.0);
+            let tile_maximum = maximum(scores);
+            let new_maximum = tile_maximum.max(running.maximum);
             for score in scores.iter_mut() {
-                *score = exp::<S>(*score - top);
+                *score = exp::<S>(*score - new_maximum);
             }
-            let shrink = exp::<S>(running.maximum - top);
-            running.sum = running.sum * shrink + sum(scores);
-            running.maximum = top;
+            let correction = exp::<S>(running.maximum - new_maximum);
+            running.sum = running.sum * correction + sum(scores);
+            running.maximum = new_maximum;
             if rescale {
                 for out in out.row_mut(row) {
-                    *out *= shrink;
+                    *out *= correction;
                 }
             }
         }
     }
 }
 
-struct FinishRow;
+/// Divides the output by the sum of each row, and writes the log-sum-exp.
+struct NormalizeRows;
 
-impl SimdBody<(MatrixViewMut<'_>, MatrixViewMut<'_>, &[RunningSoftmax])> for FinishRow {
+impl SimdBody<(MatrixViewMut<'_>, MatrixViewMut<'_>, &[RunningSoftmax])> for NormalizeRows {
     #[inline(always)]
     fn run<S: Simd>(
         (mut out, mut lse, rows): (MatrixViewMut<'_>, MatrixViewMut<'_>, &[RunningSoftmax]),

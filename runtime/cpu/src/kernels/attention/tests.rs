@@ -1,51 +1,56 @@
-use super::*;
-use crate::kernels::testing::{assert_close, assert_same, random, widen};
+use super::{
+    AttentionGradients, AttentionSaved, AttentionShape, attention_backward, attention_forward,
+};
+use crate::kernels::matrix::{MatrixView, MatrixViewMut};
+use crate::kernels::parallel::Parallel;
+use crate::kernels::testing::{assert_close, assert_close_f32, random, widen};
 
-/// Everything by definition in f64, with s×s matrices: out, lse, dq, dk, dv.
-fn naive(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
+/// out, lse, dq, dk and dv by definition in f64, one score after the other.
+fn reference(shape: AttentionShape, [q, k, v, dout]: [&[f64]; 4]) -> [Vec<f64>; 5] {
     let AttentionShape { sequences, length, heads, kv_heads, head_dim } = shape;
     let scale = 1.0 / (head_dim as f64).sqrt();
-    let mut made = [q, q, q, k, v].map(|of| vec![0.0; of.len()]);
-    made[1] = vec![0.0; shape.tokens() * heads];
-    let [out, lse, dq, dk, dv] = &mut made;
+    let mut results = [q, q, q, k, v].map(|operand| vec![0.0; operand.len()]);
+    results[1] = vec![0.0; shape.tokens() * heads];
+    let [out, lse, dq, dk, dv] = &mut results;
     for (sequence, head) in (0..sequences).flat_map(|s| (0..heads).map(move |h| (s, h))) {
         let key_head = head / (heads / kv_heads);
-        let at_q = |t: usize| ((sequence * length + t) * heads + head) * head_dim;
-        let at_k = |t: usize| ((sequence * length + t) * kv_heads + key_head) * head_dim;
+        let q_index = |t: usize| ((sequence * length + t) * heads + head) * head_dim;
+        let k_index = |t: usize| ((sequence * length + t) * kv_heads + key_head) * head_dim;
         let dot = |a: &[f64], i: usize, b: &[f64], j: usize| -> f64 {
             (0..head_dim).map(|f| a[i + f] * b[j + f]).sum()
         };
         for i in 0..length {
-            let scores: Vec<f64> = (0..=i).map(|j| scale * dot(q, at_q(i), k, at_k(j))).collect();
+            let scores: Vec<f64> =
+                (0..=i).map(|j| scale * dot(q, q_index(i), k, k_index(j))).collect();
             let total: f64 = scores.iter().map(|s| s.exp()).sum();
             lse[(sequence * length + i) * heads + head] = total.ln();
             let p: Vec<f64> = scores.iter().map(|s| s.exp() / total).collect();
-            let dp: Vec<f64> = (0..=i).map(|j| dot(dout, at_q(i), v, at_k(j))).collect();
+            let dp: Vec<f64> = (0..=i).map(|j| dot(dout, q_index(i), v, k_index(j))).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
             for (j, f) in (0..=i).flat_map(|j| (0..head_dim).map(move |f| (j, f))) {
                 let ds = scale * p[j] * (dp[j] - mean);
-                out[at_q(i) + f] += p[j] * v[at_k(j) + f];
-                dv[at_k(j) + f] += p[j] * dout[at_q(i) + f];
-                dq[at_q(i) + f] += ds * k[at_k(j) + f];
-                dk[at_k(j) + f] += ds * q[at_q(i) + f];
+                out[q_index(i) + f] += p[j] * v[k_index(j) + f];
+                dv[k_index(j) + f] += p[j] * dout[q_index(i) + f];
+                dq[q_index(i) + f] += ds * k[k_index(j) + f];
+                dk[k_index(j) + f] += ds * q[q_index(i) + f];
             }
         }
     }
-    made
+    results
 }
 
-struct Made {
+struct Outputs {
     out: Vec<f32>,
     lse: Vec<f32>,
     gradients: Vec<f32>,
 }
 
-/// q, k and v side by side in one matrix, and their gradients in another.
-fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) -> Made {
+/// Runs forward and backward with q, k and v side by side in one matrix, and their gradients in another.
+fn run(shape: AttentionShape, qkv: &[f32], dout: &[f32], parallel: Parallel) -> Outputs {
     let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
-    let view = MatrixView::new(both, tokens, width);
+    let view = MatrixView::new(qkv, tokens, width);
     let q = view.column_range(0, hidden);
     let (k, v) = (view.column_range(hidden, keys), view.column_range(hidden + keys, keys));
     let (mut out, mut lse) =
@@ -56,7 +61,7 @@ fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) ->
         MatrixViewMut::new(&mut lse, tokens, shape.heads),
     );
     attention_forward(shape, (q, k, v), views, &mut scratch, parallel);
-    let mut gradients = vec![f32::NAN; both.len()];
+    let mut gradients = vec![f32::NAN; qkv.len()];
     let (dq, rest) = MatrixViewMut::new(&mut gradients, tokens, width).split_columns(hidden);
     let (dk, dv) = rest.split_columns(keys);
     let lse_view = MatrixView::new(&lse, tokens, shape.heads);
@@ -64,45 +69,45 @@ fn run(shape: AttentionShape, both: &[f32], dout: &[f32], parallel: Parallel) ->
         (MatrixView::new(&out, tokens, hidden), MatrixView::new(dout, tokens, hidden));
     let saved = AttentionSaved { q, k, v, out: out_view, lse: lse_view, dout };
     attention_backward(shape, saved, AttentionGradients { dq, dk, dv }, &mut scratch, parallel);
-    Made { out, lse, gradients }
+    Outputs { out, lse, gradients }
 }
 
 fn check(shape: AttentionShape, threads: usize) {
     let (tokens, hidden) = (shape.tokens(), shape.heads * shape.head_dim);
     let keys = shape.kv_heads * shape.head_dim;
     let width = hidden + 2 * keys;
-    let both: Vec<f32> = random(1, tokens * width).iter().map(|x| 3.0 * x).collect();
+    let qkv: Vec<f32> = random(1, tokens * width).iter().map(|x| 3.0 * x).collect();
     let dout = random(2, tokens * hidden);
-    let made = run(shape, &both, &dout, Parallel::new(threads));
-    let columns = |of: &[f32], first: usize, count: usize| -> Vec<f32> {
-        of.chunks(width).flat_map(|row| row[first..first + count].to_vec()).collect()
+    let outputs = run(shape, &qkv, &dout, Parallel::new(threads));
+    let columns = |operand: &[f32], first: usize, count: usize| -> Vec<f32> {
+        operand.chunks(width).flat_map(|row| row[first..first + count].to_vec()).collect()
     };
     let parts = [(0, hidden), (hidden, keys), (hidden + keys, keys)];
-    let [q, k, v] = parts.map(|(first, count)| widen(&columns(&both, first, count)));
-    let wanted = naive(shape, [&q, &k, &v, &widen(&dout)]);
-    assert_close(&made.out, &wanted[0], 3e-6);
-    assert_close(&made.lse, &wanted[1], 3e-6);
-    for ((first, count), wanted) in parts.into_iter().zip(&wanted[2..]) {
-        assert_close(&columns(&made.gradients, first, count), wanted, 1e-5);
+    let [q, k, v] = parts.map(|(first, count)| widen(&columns(&qkv, first, count)));
+    let expected = reference(shape, [&q, &k, &v, &widen(&dout)]);
+    assert_close(&outputs.out, &expected[0], 3e-6);
+    assert_close(&outputs.lse, &expected[1], 3e-6);
+    for ((first, count), expected) in parts.into_iter().zip(&expected[2..]) {
+        assert_close(&columns(&outputs.gradients, first, count), expected, 1e-5);
     }
 }
 
 #[test]
-fn lengths_around_the_tiles() {
+fn lengths_around_tile_sizes_equal_the_definition() {
     for length in [1, 2, 63, 64, 65, 130, 255, 256, 257, 321] {
         check(AttentionShape { sequences: 1, length, heads: 2, kv_heads: 2, head_dim: 6 }, 1);
     }
 }
 
 #[test]
-fn keys_shared_by_queries() {
+fn query_heads_that_share_key_heads_equal_the_definition() {
     for (heads, kv_heads) in [(4, 1), (4, 2), (6, 2)] {
         check(AttentionShape { sequences: 3, length: 70, heads, kv_heads, head_dim: 16 }, 1);
     }
 }
 
 #[test]
-fn divided_by_sequences_and_by_heads() {
+fn division_by_sequences_and_by_heads_equals_the_definition() {
     for (sequences, heads, kv_heads, threads) in
         [(4, 2, 1, 2), (1, 4, 2, 2), (3, 4, 4, 2), (1, 3, 3, 8)]
     {
@@ -110,46 +115,45 @@ fn divided_by_sequences_and_by_heads() {
     }
 }
 
-/// Scores of several hundred, of both signs, in rows of several tiles.
+/// Scores of several hundred of both signs, in rows of several tiles.
 #[test]
-fn large_scores() {
+fn large_scores_do_not_overflow() {
     let shape = AttentionShape { sequences: 1, length: 600, heads: 1, kv_heads: 1, head_dim: 4 };
-    let both: Vec<f32> = random(5, 600 * 12).iter().map(|x| 40.0 * x).collect();
-    let made = run(shape, &both, &random(6, 600 * 4), Parallel::SERIAL);
+    let qkv: Vec<f32> = random(5, 600 * 12).iter().map(|x| 40.0 * x).collect();
+    let outputs = run(shape, &qkv, &random(6, 600 * 4), Parallel::SERIAL);
     let columns = |first: usize| -> Vec<f64> {
-        both.chunks(12).flat_map(|row| widen(&row[first..first + 4])).collect()
+        qkv.chunks(12).flat_map(|row| widen(&row[first..first + 4])).collect()
     };
     let (q, k, v) = (columns(0), columns(4), columns(8));
     let dot = |i: usize, j: usize| -> f64 { (0..4).map(|f| q[4 * i + f] * k[4 * j + f]).sum() };
     for i in [0, 300, 599] {
         let scores: Vec<f64> = (0..=i).map(|j| 0.5 * dot(i, j)).collect();
-        let top = scores.iter().fold(f64::NEG_INFINITY, |top, s| top.max(*s));
-        let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+        let largest = scores.iter().fold(f64::NEG_INFINITY, |largest, s| largest.max(*s));
+        let total: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
         let out: Vec<f64> = (0..4)
-            .map(|f| (0..=i).map(|j| (scores[j] - top).exp() / total * v[4 * j + f]).sum())
+            .map(|f| (0..=i).map(|j| (scores[j] - largest).exp() / total * v[4 * j + f]).sum())
             .collect();
-        assert_close(&made.out[4 * i..4 * i + 4], &out, 1e-4);
-        assert_close(&made.lse[i..=i], &[top + total.ln()], 1e-6);
+        assert_close(&outputs.out[4 * i..4 * i + 4], &out, 1e-4);
+        assert_close(&outputs.lse[i..=i], &[largest + total.ln()], 1e-6);
     }
-    assert!(made.gradients.iter().all(|x| x.is_finite()));
+    assert!(outputs.gradients.iter().all(|x| x.is_finite()));
 }
 
-/// A head on a device of its own gives what it gives among others.
 #[test]
-fn sharded_heads_are_heads_of_the_whole() {
+fn a_head_alone_on_a_device_equals_the_head_among_others() {
     let whole = AttentionShape { sequences: 2, length: 65, heads: 2, kv_heads: 2, head_dim: 8 };
-    let (both, dout) = (random(1, 130 * 48), random(2, 130 * 16));
-    let all = run(whole, &both, &dout, Parallel::SERIAL);
+    let (qkv, dout) = (random(1, 130 * 48), random(2, 130 * 16));
+    let all = run(whole, &qkv, &dout, Parallel::SERIAL);
     for head in 0..2 {
-        let shard: Vec<f32> = both
+        let shard: Vec<f32> = qkv
             .chunks(48)
             .flat_map(|row| [0, 16, 32].map(|part| row[part + 8 * head..][..8].to_vec()).concat())
             .collect();
-        let of_head = |of: &[f32]| -> Vec<f32> {
-            of.chunks(16).flat_map(|row| row[8 * head..][..8].to_vec()).collect()
+        let of_head = |operand: &[f32]| -> Vec<f32> {
+            operand.chunks(16).flat_map(|row| row[8 * head..][..8].to_vec()).collect()
         };
-        let one = AttentionShape { heads: 1, kv_heads: 1, ..whole };
-        let made = run(one, &shard, &of_head(&dout), Parallel::SERIAL);
-        assert_same(&made.out, &of_head(&all.out), 1e-6);
+        let single = AttentionShape { heads: 1, kv_heads: 1, ..whole };
+        let outputs = run(single, &shard, &of_head(&dout), Parallel::SERIAL);
+        assert_close_f32(&outputs.out, &of_head(&all.out), 1e-6);
     }
 }

@@ -1,5 +1,7 @@
 use super::*;
-use crate::kernels::testing::{assert_close, assert_same, gradient, random, weigh, widen};
+use crate::kernels::testing::{
+    assert_close, assert_close_f32, finite_difference, random, weighted_sum, widen,
+};
 use crate::kernels::{
     RmsNormGradients, RmsNormSaved, gemm_forward, gemm_input_gradient, gemm_weight_gradient,
     rms_norm_backward, rms_norm_forward, rms_norm_online, rms_norm_online_backward,
@@ -15,7 +17,7 @@ fn phi(activation: Activation, u: f64) -> f64 {
 }
 
 #[test]
-fn plain_latent_and_its_derivative() {
+fn latent_backward_is_the_derivative_of_forward() {
     let (rows, width) = (6, 45);
     let (h, dz) = (random(1, rows * width), random(2, rows * width));
     let h: Vec<f32> = h.iter().map(|h| 8.0 * h).collect();
@@ -23,8 +25,8 @@ fn plain_latent_and_its_derivative() {
         let (mut z, mut dh) = (vec![0.0; h.len()], vec![0.0; h.len()]);
         let h_view = MatrixView::new(&h, rows, width);
         latent_forward(h_view, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
-        let naive = |h: &[f64]| h.iter().map(|h| phi(activation, *h)).collect::<Vec<_>>();
-        assert_close(&z, &naive(&widen(&h)), 1e-6);
+        let reference = |h: &[f64]| h.iter().map(|h| phi(activation, *h)).collect::<Vec<_>>();
+        assert_close(&z, &reference(&widen(&h)), 1e-6);
         let dz_view = MatrixView::new(&dz, rows, width);
         latent_backward(
             dz_view,
@@ -33,14 +35,14 @@ fn plain_latent_and_its_derivative() {
             MatrixViewMut::new(&mut dh, rows, width),
             SERIAL,
         );
-        let wanted = gradient(&widen(&h), |h| weigh(&naive(h), &dz));
-        assert_close(&dh, &wanted, 1e-6);
+        let expected = finite_difference(&widen(&h), |h| weighted_sum(&reference(h), &dz));
+        assert_close(&dh, &expected, 1e-6);
     }
 }
 
-/// Two latents side by side in one h, owed one division.
+/// Two latents side by side in one tensor h, with one deferred division.
 #[test]
-fn recovered_latents_and_their_derivatives() {
+fn latent_recover_backward_is_the_derivative_of_recover() {
     let (rows, widths) = (4, [33, 12]);
     let whole = widths[0] + widths[1];
     let rms = RmsNorm { width: 20, epsilon: 1e-5 };
@@ -48,30 +50,30 @@ fn recovered_latents_and_their_derivatives() {
     let s: Vec<f32> = random(2, rows).iter().map(|s| 5.0 + 4.0 * s).collect();
     let dz = [random(3, rows * widths[0]), random(4, rows * widths[1])];
     for activation in [Activation::Identity, Activation::Silu] {
-        let naive = |h: &[f64], s: &[f64]| -> [Vec<f64>; 2] {
+        let reference = |h: &[f64], s: &[f64]| -> [Vec<f64>; 2] {
             let rho = |row: usize| (s[row] / 20.0 + f64::from(rms.epsilon)).powf(-0.5);
-            let at =
+            let element =
                 |row: usize, column: usize| phi(activation, rho(row) * h[row * whole + column]);
             let latent = |first: usize, width: usize| {
-                (0..rows * width).map(|i| at(i / width, first + i % width)).collect()
+                (0..rows * width).map(|i| element(i / width, first + i % width)).collect()
             };
             [latent(0, widths[0]), latent(widths[0], widths[1])]
         };
-        let wanted = naive(&widen(&h), &widen(&s));
+        let expected = reference(&widen(&h), &widen(&s));
         let loss = |h: &[f64], s: &[f64]| {
-            let z = naive(h, s);
-            weigh(&z[0], &dz[0]) + weigh(&z[1], &dz[1])
+            let z = reference(h, s);
+            weighted_sum(&z[0], &dz[0]) + weighted_sum(&z[1], &dz[1])
         };
-        let dh_wanted = gradient(&widen(&h), |h| loss(h, &widen(&s)));
-        let ds_wanted = gradient(&widen(&s), |s| loss(&widen(&h), s));
+        let expected_dh = finite_difference(&widen(&h), |h| loss(h, &widen(&s)));
+        let expected_ds = finite_difference(&widen(&s), |s| loss(&widen(&h), s));
 
         let (mut dh, mut ds) = (vec![f32::NAN; h.len()], vec![f32::NAN; rows]);
         let mut first = 0;
-        for (at, width) in widths.into_iter().enumerate() {
+        for (index, width) in widths.into_iter().enumerate() {
             let h = MatrixView::new(&h, rows, whole).column_range(first, width);
             let mut z = vec![0.0; rows * width];
             latent_recover(h, &s, rms, activation, MatrixViewMut::new(&mut z, rows, width), SERIAL);
-            assert_close(&z, &wanted[at], 1e-6);
+            assert_close(&z, &expected[index], 1e-6);
             let mut in_place: Vec<f32> = (0..rows).flat_map(|row| h.row(row).to_vec()).collect();
             let view = MatrixViewMut::new(&mut in_place, rows, width);
             latent_recover_in_place(view, &s, rms, activation, SERIAL);
@@ -80,22 +82,22 @@ fn recovered_latents_and_their_derivatives() {
                 Activation::Identity => MatrixView::new(&z, rows, width),
                 Activation::Silu => h,
             };
-            let dz = MatrixView::new(&dz[at], rows, width);
-            let owed = LatentRecoverSaved { dz, saved, s: &s, rms, phi: activation };
-            let write = if at == 0 { WriteMode::Replace } else { WriteMode::Add };
+            let dz = MatrixView::new(&dz[index], rows, width);
+            let inputs = LatentRecoverSaved { dz, saved, s: &s, rms, phi: activation };
+            let write = if index == 0 { WriteMode::Replace } else { WriteMode::Add };
             let dh = MatrixViewMut::new(&mut dh, rows, whole).column_range(first, width);
-            latent_recover_backward(owed, dh, &mut ds, write, SERIAL);
+            latent_recover_backward(inputs, dh, &mut ds, write, SERIAL);
             first += width;
         }
-        assert_close(&dh, &dh_wanted, 1e-6);
-        assert_close(&ds, &ds_wanted, 3e-6);
+        assert_close(&dh, &expected_dh, 1e-6);
+        assert_close(&ds, &expected_ds, 3e-6);
     }
 }
 
-/// The online chain over two devices gives what norm, product and φ give on one: forward, and
-/// backward to x, γ and A.
+/// Online norm, GEMM and deferred division on two devices equal norm, GEMM and φ on one device:
+/// forward, and backward to x, γ and A.
 #[test]
-fn the_online_chain_is_the_norm() {
+fn online_norm_over_two_shards_equals_the_whole_norm() {
     const ROWS: usize = 7;
     const D: usize = 48;
     const R: usize = 20;
@@ -134,24 +136,24 @@ fn the_online_chain_is_the_norm() {
         let view = MatrixViewMut::new(&mut dy, ROWS, D);
         gemm_input_gradient(dh, weight, view, 1, WriteMode::Replace, SERIAL);
         let saved = RmsNormSaved { dy: MatrixView::new(&dy, ROWS, D), x, scale: &scale };
-        let made = RmsNormGradients {
+        let gradients = RmsNormGradients {
             dx: MatrixViewMut::new(&mut dx, ROWS, D),
             write: WriteMode::Replace,
             dscale: &mut dscale,
             scratch: &mut [],
         };
-        rms_norm_backward(saved, &s, rms, made, SERIAL);
+        rms_norm_backward(saved, &s, rms, gradients, SERIAL);
 
-        // Two devices, each with half of the features; h and s are summed in order.
+        // Two devices with half of the features each; h and s are reduced in order.
         let (mut y2, mut h2, mut s2) = (vec![0.0; ROWS * D], vec![0.0; ROWS * R], vec![0.0; ROWS]);
-        for at in 0..2 {
-            let mut s_part = vec![0.0; ROWS];
-            let (shard, scale) = (x.column_range(at * half, half), &scale[at * half..][..half]);
-            let y = MatrixViewMut::new(&mut y2, ROWS, D).column_range(at * half, half);
-            rms_norm_online(shard, scale, y, &mut s_part, SERIAL);
-            s2.iter_mut().zip(&s_part).for_each(|(s, part)| *s += part);
-            let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
-            let weight = weight.row_range(at * half, half);
+        for shard in 0..2 {
+            let mut partial_s = vec![0.0; ROWS];
+            let (x, scale) = (x.column_range(shard * half, half), &scale[shard * half..][..half]);
+            let y = MatrixViewMut::new(&mut y2, ROWS, D).column_range(shard * half, half);
+            rms_norm_online(x, scale, y, &mut partial_s, SERIAL);
+            s2.iter_mut().zip(&partial_s).for_each(|(s, partial)| *s += partial);
+            let y = MatrixView::new(&y2, ROWS, D).column_range(shard * half, half);
+            let weight = weight.row_range(shard * half, half);
             gemm_forward(
                 y,
                 weight,
@@ -164,11 +166,11 @@ fn the_online_chain_is_the_norm() {
         let h2 = MatrixView::new(&h2, ROWS, R);
         let (mut z2, mut du, mut ds) = (vec![0.0; ROWS * R], vec![0.0; ROWS * R], vec![0.0; ROWS]);
         latent_recover(h2, &s2, rms, phi, MatrixViewMut::new(&mut z2, ROWS, R), SERIAL);
-        assert_same(&z2, &z, 2e-6);
+        assert_close_f32(&z2, &z, 2e-6);
         let saved = if phi == Activation::Silu { h2 } else { MatrixView::new(&z2, ROWS, R) };
-        let owed = LatentRecoverSaved { dz, saved, s: &s2, rms, phi };
+        let inputs = LatentRecoverSaved { dz, saved, s: &s2, rms, phi };
         latent_recover_backward(
-            owed,
+            inputs,
             MatrixViewMut::new(&mut du, ROWS, R),
             &mut ds,
             WriteMode::Replace,
@@ -176,29 +178,29 @@ fn the_online_chain_is_the_norm() {
         );
         let du = MatrixView::new(&du, ROWS, R);
         let (mut dx2, mut da2, mut dscale2) = (vec![0.0; ROWS * D], vec![0.0; D * R], vec![0.0; D]);
-        for at in 0..2 {
+        for shard in 0..2 {
             let mut g = vec![0.0; ROWS * half];
-            let weight = weight.row_range(at * half, half);
+            let weight = weight.row_range(shard * half, half);
             let view = MatrixViewMut::new(&mut g, ROWS, half);
             gemm_input_gradient(du, weight, view, 1, WriteMode::Replace, SERIAL);
-            let y = MatrixView::new(&y2, ROWS, D).column_range(at * half, half);
-            let da = MatrixViewMut::new(&mut da2, D, R).row_range(at * half, half);
+            let y = MatrixView::new(&y2, ROWS, D).column_range(shard * half, half);
+            let da = MatrixViewMut::new(&mut da2, D, R).row_range(shard * half, half);
             gemm_weight_gradient(y, du, da, 1, WriteMode::Add, SERIAL);
             let saved = RmsNormSaved {
                 dy: MatrixView::new(&g, ROWS, half),
-                x: x.column_range(at * half, half),
-                scale: &scale[at * half..][..half],
+                x: x.column_range(shard * half, half),
+                scale: &scale[shard * half..][..half],
             };
-            let made = RmsNormGradients {
-                dx: MatrixViewMut::new(&mut dx2, ROWS, D).column_range(at * half, half),
+            let gradients = RmsNormGradients {
+                dx: MatrixViewMut::new(&mut dx2, ROWS, D).column_range(shard * half, half),
                 write: WriteMode::Replace,
-                dscale: &mut dscale2[at * half..][..half],
+                dscale: &mut dscale2[shard * half..][..half],
                 scratch: &mut [],
             };
-            rms_norm_online_backward(saved, &ds, made, SERIAL);
+            rms_norm_online_backward(saved, &ds, gradients, SERIAL);
         }
-        assert_same(&dx2, &dx, 3e-6);
-        assert_same(&da2, &da, 3e-6);
-        assert_same(&dscale2, &dscale, 3e-6);
+        assert_close_f32(&dx2, &dx, 3e-6);
+        assert_close_f32(&da2, &da, 3e-6);
+        assert_close_f32(&dscale2, &dscale, 3e-6);
     }
 }

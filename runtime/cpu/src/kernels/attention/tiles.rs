@@ -1,0 +1,163 @@
+//! Shapes, tiles, scratch memory and the division among threads, for forward and backward.
+
+use crate::kernels::matrix::{MatrixView, MatrixViewMut};
+use crate::kernels::parallel::{ColumnRows, GroupedRows, Parallel, ParallelRows, TaskScratch};
+use crate::kernels::simd::{Simd, SimdBody};
+
+/// Queries of a tile.
+pub const TILE_QUERIES: usize = 64;
+/// Keys of a tile, at most.
+pub const TILE_KEYS: usize = 256;
+
+/// Sizes of the attention of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Number of sequences.
+    pub sequences: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads, which divide the query heads.
+    pub kv_heads: usize,
+    /// Features of a head, w.
+    pub head_dim: usize,
+}
+
+impl AttentionShape {
+    /// Scratch elements of forward and of backward.
+    pub fn scratch_elements(&self, parallel: Parallel) -> usize {
+        parallel.threads() * self.task_scratch_elements()
+    }
+
+    /// Two tiles, and the transposes of k and v of one head.
+    fn task_scratch_elements(&self) -> usize {
+        2 * self.tile_elements() + 2 * self.length * self.head_dim
+    }
+
+    fn tile_elements(&self) -> usize {
+        TILE_QUERIES * TILE_KEYS.min(self.length)
+    }
+
+    pub(super) fn tokens(&self) -> usize {
+        self.sequences * self.length
+    }
+
+    /// Query heads of a key head.
+    pub(super) fn queries_per_key(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// All pairs of a sequence and a query head.
+    pub(super) fn sequence_heads(self) -> impl Iterator<Item = (usize, usize)> {
+        let sequences = 0..self.sequences;
+        sequences.flat_map(move |sequence| (0..self.heads).map(move |head| (sequence, head)))
+    }
+
+    pub(super) fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Asserts the sizes (rows, columns) of operands with query heads and of operands with key heads.
+    pub(super) fn check(&self, query_sizes: &[(usize, usize)], key_sizes: &[(usize, usize)]) {
+        assert!(self.heads.is_multiple_of(self.kv_heads), "{self:?}");
+        let fits = |sizes: &[(usize, usize)], heads: usize| {
+            sizes.iter().all(|size| *size == (self.tokens(), heads * self.head_dim))
+        };
+        assert!(fits(query_sizes, self.heads) && fits(key_sizes, self.kv_heads), "{self:?}");
+    }
+
+    /// The shape of a task's part of the operands.
+    pub(super) fn of_task(self, q: &MatrixView<'_>, k: &MatrixView<'_>) -> AttentionShape {
+        AttentionShape {
+            sequences: q.rows() / self.length,
+            heads: q.columns() / self.head_dim,
+            kv_heads: k.columns() / self.head_dim,
+            ..self
+        }
+    }
+}
+
+/// Whether threads divide sequences: where there are enough of them. Otherwise they divide key heads.
+pub fn divides_sequences(shape: AttentionShape, parallel: Parallel) -> bool {
+    shape.sequences.is_multiple_of(parallel.threads()) || shape.sequences >= 4 * parallel.threads()
+}
+
+/// Scratch memory divided among tasks.
+pub fn task_scratch(shape: AttentionShape, scratch: &mut [f32]) -> TaskScratch<'_> {
+    TaskScratch { elements_per_task: shape.task_scratch_elements(), memory: scratch }
+}
+
+/// An operand divided by sequences.
+pub fn by_sequence<T: ParallelRows>(shape: AttentionShape, operand: T) -> GroupedRows<T> {
+    GroupedRows { group_size: shape.length, operand }
+}
+
+/// An operand divided by key heads, each of which has `columns` columns.
+pub fn by_key_head<T>(columns: usize, operand: T) -> GroupedRows<ColumnRows<T>>
+where
+    ColumnRows<T>: ParallelRows,
+{
+    GroupedRows { group_size: columns, operand: ColumnRows(operand) }
+}
+
+/// Scratch memory of one task.
+pub struct AttentionScratch<'a> {
+    /// Two tiles, `[queries, keys]`.
+    pub tiles: (&'a mut [f32], &'a mut [f32]),
+    /// Transposes of k and v of one head, `[w, length]`.
+    pub transposed: (&'a mut [f32], &'a mut [f32]),
+}
+
+impl<'a> AttentionScratch<'a> {
+    pub fn new(shape: AttentionShape, scratch: TaskScratch<'a>) -> Self {
+        let memory = &mut scratch.memory[..scratch.elements_per_task];
+        let (tiles, transposed) = memory.split_at_mut(2 * shape.tile_elements());
+        AttentionScratch {
+            tiles: tiles.split_at_mut(shape.tile_elements()),
+            transposed: transposed.split_at_mut(shape.length * shape.head_dim),
+        }
+    }
+}
+
+/// Writes the transpose of a view to a slice.
+pub struct Transpose;
+
+impl SimdBody<(MatrixView<'_>, &mut [f32])> for Transpose {
+    #[inline(always)]
+    fn run<S: Simd>((from, to): (MatrixView<'_>, &mut [f32])) {
+        const BLOCK_ROWS: usize = 16;
+        let (rows, columns) = (from.rows(), from.columns());
+        for first in (0..rows).step_by(BLOCK_ROWS) {
+            let count = BLOCK_ROWS.min(rows - first);
+            for column in 0..columns {
+                let to = &mut to[column * rows + first..][..count];
+                for (row, to) in to.iter_mut().enumerate() {
+                    *to = from.row(first + row)[column];
+                }
+            }
+        }
+    }
+}
+
+/// One head of one sequence, `[length, w]`.
+pub fn head_view(
+    shape: AttentionShape,
+    operand: MatrixView<'_>,
+    sequence: usize,
+    head: usize,
+) -> MatrixView<'_> {
+    let columns = operand.column_range(head * shape.head_dim, shape.head_dim);
+    columns.row_range(sequence * shape.length, shape.length)
+}
+
+/// One head of one sequence, `[length, w]`.
+pub fn head_view_mut<'a>(
+    shape: AttentionShape,
+    operand: &'a mut MatrixViewMut<'_>,
+    sequence: usize,
+    head: usize,
+) -> MatrixViewMut<'a> {
+    let columns = operand.reborrow().column_range(head * shape.head_dim, shape.head_dim);
+    columns.row_range(sequence * shape.length, shape.length)
+}
