@@ -217,11 +217,8 @@ mod tests {
             assert_close(&y, &twice, 1e-5);
 
             let mut dx = vec![f32::NAN; rows * d_in];
-            let expected = reference(
-                |i, l| dy[i * d_out + l],
-                |l, j| w[j * d_out + l],
-                [rows, d_in, d_out],
-            );
+            let expected =
+                reference(|i, l| dy[i * d_out + l], |l, j| w[j * d_out + l], [rows, d_in, d_out]);
             gemm_input_gradient(
                 dy_view,
                 weight,
