@@ -23,13 +23,10 @@ use narrows_plan::model::{Model, Weight, presets};
 use narrows_plan::program::slots_in_flight;
 use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
 use narrows_plan::{DType, Mesh};
-use narrows_planner::candidates::contexts;
-use narrows_planner::deadline::Deadline;
-use narrows_planner::divide::block_part;
-use narrows_planner::extras::StageOverhead;
-use narrows_planner::segments::{SegmentSolver, SegmentSpec};
-use narrows_planner::stages::{PruningCutoff, StageAssignment, partitions};
-use narrows_planner::{MemoryLimit, Request};
+use narrows_planner::{
+    Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
+    StageOverhead, contexts, undominated_partitions,
+};
 
 /// What the axes vary: the shape of CoLA-7B, and how many devices.
 #[derive(Clone, Copy)]
@@ -126,7 +123,7 @@ impl Solved {
         let segments = SegmentSolver::new(request, Deadline::none());
         let mut divisions = vec![];
         for context in contexts(request) {
-            for border in segments.borders(&context) {
+            for border in segments.boundary_layouts(&context) {
                 divisions.extend(Division::new(request, &segments, &context, border));
             }
         }
@@ -150,8 +147,8 @@ impl Division {
         let tied = request.model.tied.then_some(TiedWeight::ALL[0]);
         let solve = |kind, tied_weight| {
             let part = match kind {
-                SegmentKind::Block => block_part(0, border),
-                _ => SegmentSpec::end(kind, border, tied_weight),
+                SegmentKind::Block => SegmentSpec::block(0, border),
+                _ => SegmentSpec::embedding_or_head(kind, border, tied_weight),
             };
             segments.fastest(part, context)
         };
@@ -176,14 +173,18 @@ impl Division {
             .collect();
         let turn = (block.time.forward + block.time.backward).0;
         let steps = vec![0.0; blocks];
-        let cutoff = PruningCutoff { turns: vec![turn; blocks], steps, time: f64::INFINITY };
+        let cutoff = PruningCutoff {
+            microbatch_times_min: vec![turn; blocks],
+            step_times_min: steps,
+            step_time: f64::INFINITY,
+        };
         Some(Division { microbatches, extras, cutoff, allotments })
     }
 
     fn price(&self) -> u64 {
         let choice =
             |stage: usize, _, count: usize| Some(self.allotments[stage][count - 1].clone());
-        let found = partitions(&self.extras, self.microbatches, &self.cutoff, &choice);
+        let found = undominated_partitions(&self.extras, self.microbatches, &self.cutoff, &choice);
         divan::black_box(found).1
     }
 }

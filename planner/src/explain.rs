@@ -8,11 +8,12 @@ use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
 use serde::{Serialize, Serializer};
 
-use crate::causes::causes;
-use crate::fit::FeasiblePlan;
+use crate::diagnosis::causes;
+use crate::feasible_plan::FeasiblePlan;
 use crate::predict::{Prediction, predict};
+use crate::report::{ContextOutcome, ContextReport};
 use crate::request::{MemoryLimit, Request};
-use crate::search::{ContextOutcome, ContextReport, SearchResult, search};
+use crate::search::{SearchResult, search};
 
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
@@ -179,11 +180,11 @@ fn outcome_sentence<S: Serializer>(
         ContextOutcome::Pruned => {
             serializer.serialize_str("pruned: its bound is no better than the plan")
         }
-        ContextOutcome::Unbeaten => {
+        ContextOutcome::NotImproved => {
             serializer.serialize_str("searched: nothing faster than the plan was found")
         }
         ContextOutcome::NotReached => serializer.serialize_str("not reached"),
-        ContextOutcome::Refused(infeasible) => serializer.collect_str(infeasible),
+        ContextOutcome::Infeasible(infeasible) => serializer.collect_str(infeasible),
     }
 }
 
@@ -232,7 +233,7 @@ fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64
 /// What the plan is compared with: the published baselines on a tensor-parallel mesh, the dense
 /// twin, weights all sharded, the other sizes of the tensor axis.
 fn rivals(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
-    let mesh = best.decided.context.mesh;
+    let mesh = best.decisions.context.mesh;
     let tensor = match mesh.tensor {
         1 => sizes_within_a_node(request).next_back().unwrap_or(1),
         more => more,
@@ -316,11 +317,11 @@ fn alternative(
 
 /// Mesh, microbatch, hidden state and how the middle block's linears are split.
 pub fn summary(fitted: &FeasiblePlan) -> String {
-    let context = &fitted.decided.context;
+    let context = &fitted.decisions.context;
     let mut parts = vec![
         context.mesh.to_string(),
         format!("microbatch {}", context.workload.micro_batch),
-        format!("hidden {}", fitted.decided.border.hidden.forward),
+        format!("hidden {}", fitted.decisions.boundary.hidden.forward),
     ];
     if let Some(layout) = fitted.plan.crossing_layout {
         parts.push(format!("crossing latents {}", layout.edge().forward));
@@ -328,7 +329,7 @@ pub fn summary(fitted: &FeasiblePlan) -> String {
     if context.zero == Zero::One {
         parts.push("ZeRO-1".into());
     }
-    let blocks: Vec<_> = fitted.decided.stages.iter().flatten().collect();
+    let blocks: Vec<_> = fitted.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)
         && context.mesh.tensor > 1
     {
@@ -346,7 +347,7 @@ pub fn summary(fitted: &FeasiblePlan) -> String {
 }
 
 fn mesh_row(report: &ContextReport) -> MeshRow {
-    let step_time_s = match &report.fate {
+    let step_time_s = match &report.outcome {
         ContextOutcome::Solved(time) => Some(time.0),
         _ => None,
     };
@@ -356,7 +357,7 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
         zero: report.context.zero,
         bound_s: report.bound.map(|bound| bound.0),
         step_time_s,
-        outcome: report.fate.clone(),
+        outcome: report.outcome.clone(),
     }
 }
 
@@ -385,8 +386,8 @@ fn binds(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bo
 }
 
 fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
-    let limit = request.memory_bytes();
-    let peak = best.peak();
+    let limit = request.arena_limit();
+    let peak = best.peak_arena();
     if request.memory_limit == MemoryLimit::None {
         return MemoryBinding::Unlimited { peak };
     }
@@ -397,7 +398,7 @@ fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
             limit,
             unlimited_step_time: free.time
                 * request.profile.launching(request.executor).step_factor,
-            unlimited_peak: free.peak(),
+            unlimited_peak: free.peak_arena(),
         },
         None => MemoryBinding::Slack { peak, limit },
     }
@@ -406,7 +407,7 @@ fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
 /// Whether a plan's linears follow BTP's placement: first factors split on their input, second
 /// factors on their output.
 pub fn is_btp_placement(fitted: &FeasiblePlan) -> bool {
-    fitted.decided.stages.iter().flatten().all(|block| {
+    fitted.decisions.stages.iter().flatten().all(|block| {
         block.segment.ops.iter().zip(&block.choice.ops).all(|(node, option)| {
             let strategy = option.choice.strategy;
             match node.name.rsplit_once('.') {

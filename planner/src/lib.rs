@@ -1,32 +1,55 @@
 //! Finds the fastest plan and proves it.
 //!
-//! [`search`](search::search) enumerates meshes, bounds each from below, and solves the promising
-//! ones: every segment by an exact solver over a priced cost table ([`solve`]), stages by exact
-//! division ([`stages`]), memory by lowering. Nothing here knows a baseline by name.
+//! [`search`] enumerates contexts (mesh, microbatch, ZeRO stage), bounds each from below, and solves the
+//! promising ones: every segment by an exact solver over a priced cost table ([`solve`]), the division
+//! into stages by exact enumeration, memory by lowering. No baseline is special to it.
+//!
+//! | folder or file | what it holds |
+//! |---|---|
+//! | `request` | the input |
+//! | `search`, `proof`, `report` | the outer search over contexts, and how it ended |
+//! | `context/` | one context: bounds, solution, warm start, least memory |
+//! | `pipeline/` | blocks divided among stages |
+//! | `segment/` | embedding, blocks and head, each solved once |
+//! | [`solve`] | solvers that see numbers only |
+//! | `plan_writer`, `predict` | the plan file, and its prediction |
+//! | `explain`, `diagnosis` | why this plan, or why none |
 
-pub mod assemble;
-mod bound;
-pub mod candidates;
-pub mod causes;
-pub mod deadline;
-pub mod divide;
-mod ends;
-pub mod explain;
-pub mod extras;
-pub mod fit;
-mod impossible;
-mod opening;
-mod outlook;
-mod plans;
-pub mod predict;
-pub mod request;
-pub mod search;
-pub mod segments;
-mod smallest;
+mod context;
+mod contexts;
+mod deadline;
+mod diagnosis;
+mod explain;
+mod feasible_plan;
+mod infeasible;
+mod pipeline;
+mod plan_writer;
+mod predict;
+mod proof;
+mod report;
+mod request;
+mod search;
+mod segment;
 pub mod solve;
-pub mod stages;
-mod tried;
-mod verdict;
 
+pub use contexts::contexts;
+pub use deadline::Deadline;
+pub use diagnosis::causes;
+pub use explain::{
+    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain,
+    is_btp_placement, summary,
+};
+pub use feasible_plan::{FeasiblePlan, ModelDecisions};
+pub use infeasible::{Infeasible, MemoryEvidence};
+pub use pipeline::{
+    Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
+    undominated_partitions,
+};
+pub use plan_writer::write_plan;
+pub use predict::{
+    BlockCollectives, PredictError, Prediction, kernels, model_flops, predict, predict_program,
+};
+pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 pub use request::{GroupingRule, MemoryLimit, Request};
-pub use search::search;
+pub use search::{SearchResult, search, search_until};
+pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};

@@ -1,72 +1,72 @@
-//! What is asked of the planner.
+//! The planner's input.
 
 use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Rules, Zero};
+use narrows_plan::strategy::{Rules, TiedWeight, Zero};
 use narrows_plan::{Bytes, Defect, Defects};
 
-/// Everything the search depends on. What is `None` is searched.
+/// Everything a search depends on. A size that is `None` is searched.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What to train.
+    /// The model to train.
     pub model: Model,
-    /// On what.
+    /// The hardware.
     pub profile: Profile,
-    /// How many devices.
+    /// Number of devices.
     pub devices: u64,
     /// Sequences in a step.
     pub global_batch: u64,
     /// Tokens in a sequence.
     pub sequence_length: u64,
-    /// Sequences a replica processes at a time.
+    /// Sequences of one microbatch.
     pub micro_batch: Option<u64>,
     /// Devices along the tensor axis.
     pub tensor: Option<u64>,
     /// Pipeline stages.
     pub pipeline: Option<u64>,
-    /// Replicas.
+    /// Data-parallel replicas.
     pub data: Option<u64>,
-    /// Optimizer sharding.
+    /// ZeRO stage.
     pub zero: Option<Zero>,
-    /// Restrictions of the strategies.
+    /// Restrictions on strategies.
     pub rules: Rules,
-    /// Which groupings are searched.
+    /// Groupings to search.
     pub grouping: GroupingRule,
-    /// What a device may hold.
+    /// Memory that a device may use.
     pub memory_limit: MemoryLimit,
     /// How kernels are launched.
     pub executor: Executor,
-    /// When to stop searching.
+    /// Wall time after which the search stops.
     pub time_limit: Option<Duration>,
 }
 
-/// Which groupings are searched.
+/// Groupings to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupingRule {
-    /// All of them.
+    /// Every grouping.
     Auto,
-    /// Everything that can be grouped is.
+    /// Only the one that groups all factors with a common input.
     On,
-    /// Nothing is.
+    /// Only the one that groups none.
     Off,
 }
 
-/// What a device may hold.
+/// Memory that a device may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLimit {
-    /// The profile's memory less its reserve.
+    /// The profile's memory minus its reserve.
     Auto,
     /// No limit.
     None,
-    /// So many bytes for the arena.
+    /// Size of the arena.
     Bytes(Bytes),
 }
 
 impl GroupingRule {
-    /// The groupings to try.
+    /// The groupings that the rule allows.
     pub fn groupings(self) -> &'static [Grouping] {
         match self {
             GroupingRule::Auto => &Grouping::ALL,
@@ -77,8 +77,8 @@ impl GroupingRule {
 }
 
 impl Request {
-    /// The whole space on these devices: everything that can be searched is, memory as the profile
-    /// says, kernels captured, no time limit.
+    /// A request for the whole search space: every size that can be searched is, memory is the
+    /// profile's, kernels are captured in graphs, there is no time limit.
     pub fn new(
         model: Model,
         profile: Profile,
@@ -105,8 +105,14 @@ impl Request {
         }
     }
 
-    /// The bytes an arena may have.
-    pub fn memory_bytes(&self) -> Bytes {
+    /// The layouts that the weight shared by embedding and head may have; one `None` where it is not
+    /// shared.
+    pub fn tied_weights(&self) -> Vec<Option<TiedWeight>> {
+        if self.model.tied { TiedWeight::ALL.into_iter().map(Some).collect() } else { vec![None] }
+    }
+
+    /// Largest arena of a device.
+    pub fn arena_limit(&self) -> Bytes {
         match self.memory_limit {
             MemoryLimit::Auto => self.profile.usable_memory(),
             MemoryLimit::None => Bytes(u64::MAX),
@@ -114,7 +120,10 @@ impl Request {
         }
     }
 
-    /// Whether the sizes make sense together; every defect names the flag it belongs to.
+    /// Checks that the sizes fit each other and the model.
+    ///
+    /// # Errors
+    /// Every defect, with the flag it belongs to.
     pub fn validate(&self) -> Result<(), Defects> {
         let mut defects = Defects::default();
         let sizes = [
@@ -126,16 +135,16 @@ impl Request {
             ("pipeline", self.pipeline, 1 << 20),
             ("data-parallel", self.data, 1 << 20),
         ];
-        for (flag, size, most) in sizes {
+        for (flag, size, max) in sizes {
             if let Some(size) = size
-                && (size == 0 || size > most)
+                && (size == 0 || size > max)
             {
-                defects.push(Defect::new(flag, format!("{size} is not between 1 and {most}")));
+                defects.push(Defect::new(flag, format!("{size} is not between 1 and {max}")));
             }
         }
         if self.sequence_length > self.model.max_sequence_length {
             let problem = format!(
-                "{} tokens are more than the {} that `{}` is made for",
+                "{} tokens exceed the {} that `{}` supports",
                 self.sequence_length, self.model.max_sequence_length, self.model.name
             );
             let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
@@ -143,15 +152,14 @@ impl Request {
         }
         let blocks = self.model.blocks.len() as u64;
         if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {
-            let problem =
-                format!("{stages} stages are more than the {blocks} blocks to put on them");
-            defects.push(Defect::new("pipeline", problem).hint("at most one stage a block"));
+            let problem = format!("{stages} stages exceed the model's {blocks} blocks");
+            defects.push(Defect::new("pipeline", problem).hint("at most one stage per block"));
         }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));
         if defects.0.is_empty() && !self.devices.is_multiple_of(product) {
             let problem = format!(
-                "{} devices do not divide into the {product} that the fixed axes need",
+                "{} devices are not a multiple of {product}, the product of the fixed axes",
                 self.devices
             );
             let hint = "axes whose product divides the number of devices";

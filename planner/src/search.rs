@@ -1,374 +1,277 @@
-//! The outer search: every context bounded from below, the promising ones solved exactly.
+//! The outer search: bounds every context from below and solves the promising ones.
 //!
-//! 1. Contexts (mesh, microbatch, ZeRO) that cannot hold the model are dropped.
-//! 2. Each gets a bound: with T the least forward and backward time of a microbatch, u the least
+//! 1. Contexts (mesh, microbatch, ZeRO stage) that cannot hold the model are dropped.
+//! 2. Each context gets a bound: with T the smallest microbatch time of the whole model, u the smallest
 //!    step phase of an average stage, m microbatches and P stages, no 1F1B step is shorter than
-//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages in the best proportion would reach.
-//! 3. The most promising contexts get a better bound, from dividing the blocks among the stages
-//!    within the bytes there are. Those that stay the most promising are fitted: lowered, placed and
-//!    simulated, until no bound is better than what was found.
+//!    m·T/P + u, nor than T / (1 − (1 − 1/m)ᴾ), which stages of the best proportion would reach.
+//! 3. The most promising contexts get a better bound, from dividing the blocks among the stages within
+//!    the memory there is. Those that stay most promising are solved (lowered, placed in memory,
+//!    simulated) until no bound is better than the best plan.
 
 use std::time::Instant;
 
 use narrows_plan::Seconds;
-use narrows_plan::strategy::{Context, TiedWeight};
+use narrows_plan::strategy::Context;
 use rayon::prelude::*;
 
-use crate::bound::{bound, quick_bound};
-use crate::candidates::contexts;
+use crate::context::{ContextBounds, ContextSolution, ContextSolver, flops_bound, lower_bound};
+use crate::contexts::contexts;
 use crate::deadline::Deadline;
-use crate::fit::{ContextSolution, ContextSolver, FeasiblePlan, Infeasible, MemoryEvidence};
-use crate::outlook::ContextBounds;
+use crate::feasible_plan::FeasiblePlan;
+use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::proof::ProofState;
+use crate::report::{ContextOutcome, ContextReport, SearchReport};
 use crate::request::Request;
-use crate::segments::SegmentSolver;
-use crate::verdict::ProofState;
+use crate::segment::SegmentSolver;
 
-/// How the search went.
-#[derive(Clone, Debug)]
-pub struct SearchReport {
-    /// What ended it.
-    pub status: SearchStatus,
-    /// Relative difference between the plan's time and the proven bound.
-    pub gap: f64,
-    /// No plan is faster than this.
-    pub bound: Seconds,
-    /// Contexts and partitions that were priced.
-    pub candidates_priced: u64,
-    /// Contexts that a bound or the memory excluded before they were solved.
-    pub candidates_pruned: u64,
-    /// Segments solved to optimality.
-    pub segment_solves: u64,
-    /// Wall time.
-    pub wall_time: std::time::Duration,
-    /// What became of every context, best bound first.
-    pub contexts: Vec<ContextReport>,
-}
-
-/// What ended the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SearchStatus {
-    /// The plan is proven the fastest of the space.
-    Optimal,
-    /// No plan is faster than the bound, but the plan found is slower; or none was found that fits,
-    /// and one may exist.
-    GapLimit,
-    /// Time ran out first.
-    TimeLimit,
-    /// It is proved that no plan exists.
-    Infeasible,
-}
-
-impl SearchStatus {
-    /// The name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            SearchStatus::Optimal => "optimal",
-            SearchStatus::GapLimit => "gap_limit",
-            SearchStatus::TimeLimit => "time_limit",
-            SearchStatus::Infeasible => "infeasible",
-        }
-    }
-}
-
-/// What became of a context.
-#[derive(Clone, Debug)]
-pub struct ContextReport {
-    /// Mesh, microbatch, ZeRO.
-    pub context: Context,
-    /// No plan in it is faster; `None` when none exists at all.
-    pub bound: Option<Seconds>,
-    /// How it ended.
-    pub fate: ContextOutcome,
-}
-
-impl ContextReport {
-    /// Whether it is proved that no plan exists here, rather than that none was found that fits.
-    pub fn is_proved_empty(&self) -> bool {
-        match self.fate {
-            ContextOutcome::Refused(Infeasible::Memory { of, .. }) => of == MemoryEvidence::Every,
-            ContextOutcome::Refused(Infeasible::NoStrategy) => true,
-            _ => false,
-        }
-    }
-}
-
-/// How a context ended.
-#[derive(Clone, Debug)]
-pub enum ContextOutcome {
-    /// Solved: the step time of its best plan.
-    Solved(Seconds),
-    /// Its bound is no better than another context's plan.
-    Pruned,
-    /// Its bound is better, but no plan in it was found to be faster than another context's.
-    Unbeaten,
-    /// Nothing legal, or nothing that fits.
-    Refused(Infeasible),
-    /// The time limit came first.
-    NotReached,
-}
-
-/// The result of a search.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct SearchResult {
-    /// The best plan, if any exists.
+    /// The best plan; `None` when none was found.
     pub best: Option<FeasiblePlan>,
-    /// How the search went.
+    /// How the search ended.
     pub report: SearchReport,
 }
 
+/// A context with its lower bound.
 struct BoundedContext {
     context: Context,
     bound: Result<Seconds, Infeasible>,
-    /// What its bytes allow, once that was asked.
-    outlook: Option<ContextBounds>,
+    /// Bounds within the memory there is, once computed.
+    bounds: Option<ContextBounds>,
 }
 
-/// How many contexts are followed up side by side.
+/// Contexts that are solved in parallel.
 const CHUNK: usize = 4;
 
-/// What became of a context, with its plan and what it proves.
+/// How a context ended, with its plan and its lower bound.
 struct ContextResult {
-    fate: ContextOutcome,
-    fitted: Option<FeasiblePlan>,
-    proven: f64,
+    outcome: ContextOutcome,
+    plan: Option<FeasiblePlan>,
+    bound: f64,
     is_interrupted: bool,
 }
 
 impl ContextResult {
-    fn without_plan(fate: ContextOutcome, proven: f64) -> ContextResult {
-        let is_interrupted = matches!(fate, ContextOutcome::NotReached);
-        ContextResult { fate, fitted: None, proven, is_interrupted }
+    fn without_plan(outcome: ContextOutcome, bound: f64) -> ContextResult {
+        let is_interrupted = matches!(outcome, ContextOutcome::NotReached);
+        ContextResult { outcome, plan: None, bound, is_interrupted }
     }
 }
 
 impl BoundedContext {
-    /// The bound; infinite where nothing exists.
-    fn least(&self) -> f64 {
+    /// The bound in seconds; infinite for a context without a plan.
+    fn lower_bound(&self) -> f64 {
         self.bound.as_ref().map_or(f64::INFINITY, |bound| bound.0)
     }
 
-    /// Whether more must be known before it is worth fitting.
-    fn is_vague(&self) -> bool {
-        self.bound.is_ok() && self.outlook.is_none()
+    /// Whether the bound should be refined before the context is solved.
+    fn needs_refinement(&self) -> bool {
+        self.bound.is_ok() && self.bounds.is_none()
     }
 
-    /// Bounds the context by what its bytes allow.
-    fn look(&mut self, fitter: &ContextSolver, incumbent: f64) {
-        let outlook = fitter.outlook(&self.context, incumbent);
-        let seen = outlook.bound(incumbent);
-        self.bound = seen.map(|seen| Seconds(seen.0.max(self.least())));
-        self.outlook = Some(outlook);
+    /// Refines the bound by the memory there is.
+    fn refine(&mut self, solver: &ContextSolver, incumbent: f64) {
+        let bounds = solver.bounds(&self.context, incumbent);
+        let refined = bounds.bound(incumbent);
+        self.bound = refined.map(|refined| Seconds(refined.0.max(self.lower_bound())));
+        self.bounds = Some(bounds);
     }
 
-    /// Fits the context, unless its bound or the deadline says that it need not or cannot be.
-    fn end(&self, fitter: &ContextSolver, incumbent: f64) -> ContextResult {
+    /// Solves the context, unless its bound or the deadline excludes it.
+    fn solve(&self, solver: &ContextSolver, incumbent: f64) -> ContextResult {
         let bound = match &self.bound {
-            Err(refusal) => {
-                return ContextResult::without_plan(
-                    ContextOutcome::Refused(refusal.clone()),
-                    f64::INFINITY,
-                );
+            Err(infeasible) => {
+                let outcome = ContextOutcome::Infeasible(infeasible.clone());
+                return ContextResult::without_plan(outcome, f64::INFINITY);
             }
             Ok(bound) => bound.0,
         };
         if bound >= incumbent {
             return ContextResult::without_plan(ContextOutcome::Pruned, f64::INFINITY);
         }
-        let Some(outlook) = self.outlook.as_ref().filter(|_| !fitter.segments.is_late()) else {
+        let Some(bounds) = self.bounds.as_ref().filter(|_| !solver.out_of_time()) else {
             return ContextResult::without_plan(ContextOutcome::NotReached, bound);
         };
-        let ContextSolution { best, proven: least, is_interrupted } =
-            fitter.fit(&self.context, outlook, incumbent);
+        let ContextSolution { best, bound: solved, is_interrupted } =
+            solver.solve(&self.context, bounds, incumbent);
         match best {
-            Ok(Some(fitted)) => ContextResult {
-                fate: ContextOutcome::Solved(fitted.time),
-                fitted: Some(fitted),
-                proven: least.0,
+            Ok(Some(plan)) => ContextResult {
+                outcome: ContextOutcome::Solved(plan.time),
+                plan: Some(plan),
+                bound: solved.0,
                 is_interrupted,
             },
-            // Nothing was found, and not all was tried: neither a proof nor a refusal.
+            // Nothing was found and not everything was tried: neither a proof nor infeasible.
             _ if is_interrupted => {
-                ContextResult::without_plan(ContextOutcome::NotReached, least.0.min(bound))
+                ContextResult::without_plan(ContextOutcome::NotReached, solved.0.min(bound))
             }
-            Ok(None) if least.0 < incumbent => {
-                ContextResult::without_plan(ContextOutcome::Unbeaten, least.0)
+            Ok(None) => ContextResult::without_plan(ContextOutcome::NotImproved, solved.0),
+            Err(infeasible) => {
+                ContextResult::without_plan(ContextOutcome::Infeasible(infeasible), solved.0)
             }
-            Ok(None) => ContextResult::without_plan(ContextOutcome::Pruned, least.0),
-            Err(refusal) => ContextResult::without_plan(ContextOutcome::Refused(refusal), least.0),
         }
     }
 }
 
-/// Searches the whole space of a request.
+/// Searches the whole space of a request, until its time limit.
 pub fn search(request: &Request) -> SearchResult {
     search_until(request, &Deadline::after(request.time_limit))
 }
 
-/// Searches the whole space of a request until a deadline, whatever its own time limit is.
+/// Searches the whole space of a request until a deadline, whatever its own time limit.
 pub fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
     let begin = Instant::now();
     let segments = SegmentSolver::new(request, deadline.clone());
-    let fitter = ContextSolver::new(request, &segments);
+    let solver = ContextSolver::new(request, &segments);
     let contexts = contexts(request);
-    // Where time is short, a plan comes before all proofs.
-    let mut best = if deadline.exists() { fitter.hurried(&contexts) } else { None };
-    // Half of the time at most goes into bounds, so that some is left to fit plans.
-    let mut bounded: Vec<BoundedContext> = contexts
+    // Where time is limited, a plan comes before all proofs.
+    let mut best = if deadline.exists() { solver.first_feasible(&contexts) } else { None };
+    // At most half of the time goes into bounds, so that some is left to solve contexts.
+    let mut open: Vec<BoundedContext> = contexts
         .into_par_iter()
         .map(|context| {
             let bound = match deadline.is_half_over() {
-                false => bound(request, &segments, &context),
-                true => quick_bound(request, &context),
+                false => lower_bound(request, &segments, &context),
+                true => flops_bound(request, &context),
             };
-            BoundedContext { context, bound, outlook: None }
+            BoundedContext { context, bound, bounds: None }
         })
         .collect();
 
-    bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
-    let opened: Vec<(Context, f64)> =
-        bounded.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.least())).collect();
+    open.sort_by(|a, b| a.lower_bound().total_cmp(&b.lower_bound()));
+    let feasible: Vec<(Context, f64)> =
+        open.iter().filter(|b| b.bound.is_ok()).map(|b| (b.context, b.lower_bound())).collect();
     if !deadline.is_half_over() {
-        best = faster(best, fitter.opening(&opened));
+        best = faster(best, solver.warm_start(&feasible));
     }
     let mut reports = vec![];
-    let mut proven = f64::INFINITY;
-    let mut out_of_time = false;
-    // Chunks are followed up side by side against the same incumbent, so that the outcome does not
-    // depend on the number of threads.
-    while !bounded.is_empty() {
-        bounded.sort_by(|a, b| a.least().total_cmp(&b.least()));
-        let to_beat = best.as_ref().map_or(f64::INFINITY, |fitted: &FeasiblePlan| fitted.time.0);
-        let size = CHUNK.min(bounded.len());
-        let late = segments.is_late();
-        let mut vague: Vec<&mut BoundedContext> = bounded[..size]
+    let mut bound = f64::INFINITY;
+    let mut is_out_of_time = false;
+    // The contexts of a chunk are solved in parallel against one incumbent, so that the outcome does
+    // not depend on the number of threads.
+    while !open.is_empty() {
+        open.sort_by(|a, b| a.lower_bound().total_cmp(&b.lower_bound()));
+        let incumbent = best.as_ref().map_or(f64::INFINITY, |plan: &FeasiblePlan| plan.time.0);
+        let size = CHUNK.min(open.len());
+        let is_late = solver.out_of_time();
+        let mut unrefined: Vec<&mut BoundedContext> = open[..size]
             .iter_mut()
-            .filter(|bounded| bounded.is_vague() && bounded.least() < to_beat && !late)
+            .filter(|b| b.needs_refinement() && b.lower_bound() < incumbent && !is_late)
             .collect();
-        if !vague.is_empty() {
-            vague.par_iter_mut().for_each(|bounded| bounded.look(&fitter, to_beat));
+        if !unrefined.is_empty() {
+            unrefined.par_iter_mut().for_each(|context| context.refine(&solver, incumbent));
             continue;
         }
-        let chunk: Vec<BoundedContext> = bounded.drain(..size).collect();
-        let ends: Vec<ContextResult> =
-            chunk.par_iter().map(|bounded| bounded.end(&fitter, to_beat)).collect();
-        for (BoundedContext { context, bound, .. }, ending) in chunk.into_iter().zip(ends) {
-            proven = proven.min(ending.proven);
-            out_of_time |= ending.is_interrupted;
-            best = faster(best, ending.fitted);
-            // Fitting proves more than the bound that put the context in its place.
-            let refined = ending.proven.min(to_beat);
-            let bound = bound.ok().map(|bound| match ending.fate {
-                ContextOutcome::Pruned if refined.is_finite() => Seconds(bound.0.max(refined)),
-                _ => bound,
+        let chunk: Vec<BoundedContext> = open.drain(..size).collect();
+        let results: Vec<ContextResult> =
+            chunk.par_iter().map(|context| context.solve(&solver, incumbent)).collect();
+        for (BoundedContext { context, bound: first, .. }, result) in chunk.into_iter().zip(results)
+        {
+            bound = bound.min(result.bound);
+            is_out_of_time |= result.is_interrupted;
+            best = faster(best, result.plan);
+            // Solving proves more than the bound that ordered the contexts.
+            let refined = result.bound.min(incumbent);
+            let context_bound = first.ok().map(|first| match result.outcome {
+                ContextOutcome::Pruned if refined.is_finite() => Seconds(first.0.max(refined)),
+                _ => first,
             });
-            reports.push(ContextReport { context, bound, fate: ending.fate });
+            let outcome = result.outcome;
+            reports.push(ContextReport { context, bound: context_bound, outcome });
         }
     }
     best = match best {
-        best if segments.is_late() => {
-            out_of_time |= best.is_none();
+        best if solver.out_of_time() => {
+            is_out_of_time |= best.is_none();
             best
         }
-        None => last_resort(request, &fitter, &reports),
-        Some(best) => Some(narrowed(request, &fitter, &reports, best, proven)),
+        None => min_memory_restricted(request, &solver, &reports),
+        Some(best) => Some(improve_restricted(request, &solver, &reports, best, bound)),
     };
     if let Some(best) = &best {
-        // What the search opened with may stay unbeaten.
-        let of_best = |report: &&mut ContextReport| report.context == best.decided.context;
+        // The warm start may be the best plan.
+        let of_best = |report: &&mut ContextReport| report.context == best.decisions.context;
         if let Some(report) = reports.iter_mut().find(of_best) {
-            report.fate = ContextOutcome::Solved(best.time);
+            report.outcome = ContextOutcome::Solved(best.time);
         }
     }
-    let proof = ProofState { proven, out_of_time, has_unproven: segments.has_unproven() };
-    let time = best.as_ref().map(|fitted| fitted.time.0);
+    let proof = ProofState { bound, is_out_of_time, has_unproven: segments.has_unproven() };
+    let time = best.as_ref().map(|plan| plan.time.0);
     let report = SearchReport {
-        candidates_priced: fitter.priced() + reports.len() as u64 + segments.solves(),
-        segment_solves: segments.solves(),
+        candidates_priced: solver.candidates_priced()
+            + reports.len() as u64
+            + segments.solve_count(),
+        segment_solves: segments.solve_count(),
         wall_time: begin.elapsed(),
         ..proof.report(request, time, reports)
     };
-    let report = report.of_steps(request.profile.launching(request.executor).step_factor);
-    SearchResult { best, report }
+    let step_factor = request.profile.launching(request.executor).step_factor;
+    SearchResult { best, report: report.scaled_to_steps(step_factor) }
 }
 
-/// The faster of two plans; the first of equals.
+/// The faster of two plans; the first of equal ones.
 fn faster(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
-    let to_beat = one.as_ref().map_or(f64::INFINITY, |fitted| fitted.time.0);
-    other.filter(|fitted| fitted.time.0 < to_beat).or(one)
+    let to_beat = one.as_ref().map_or(f64::INFINITY, |plan| plan.time.0);
+    other.filter(|plan| plan.time.0 < to_beat).or(one)
 }
 
-/// How many contexts are tried once more when no plan fits.
-const LAST_TRIED_MAX: usize = 2;
+/// Contexts that are tried again under restricted rules.
+const RESTRICTED_MAX: usize = 2;
 
-/// The smallest plans under narrower rules, where plans by all rules were a little too large.
-fn last_resort(
+/// A plan with the least memory under restricted rules, in contexts whose smallest plan was a little
+/// too large.
+fn min_memory_restricted(
     request: &Request,
-    fitter: &ContextSolver,
+    solver: &ContextSolver,
     reports: &[ContextReport],
 ) -> Option<FeasiblePlan> {
-    let lowered = |report: &ContextReport| match &report.fate {
-        ContextOutcome::Refused(Infeasible::Memory {
-            needed, of: MemoryEvidence::Lowered, ..
+    let lowered = |report: &ContextReport| match &report.outcome {
+        ContextOutcome::Infeasible(Infeasible::Memory {
+            needed,
+            evidence: MemoryEvidence::OnePlan,
+            ..
         }) => Some((*needed, report.context)),
         _ => None,
     };
     let mut smallest: Vec<_> = reports.iter().filter_map(lowered).collect();
     smallest.sort_by_key(|(needed, _)| *needed);
-    let tried = smallest.iter().take(LAST_TRIED_MAX);
-    let mut fitted = tried.filter_map(|(_, context)| fitter.smallest_of_narrower(context));
-    fitted.find(|fitted| fitted.peak() <= request.memory_bytes())
+    let contexts = smallest.iter().take(RESTRICTED_MAX);
+    let mut plans = contexts.filter_map(|(_, context)| solver.min_memory_plan_restricted(context));
+    plans.find(|plan| plan.peak_arena() <= request.arena_limit())
 }
 
-/// Where memory binds and a plan may be faster, what fewer decisions lead to in the most promising
-/// contexts.
-fn narrowed(
+/// Share of the memory from which on it counts as binding.
+const BINDING_SHARE: f64 = 0.8;
+
+/// Gap from which on restricted rules are searched.
+const RESTRICTED_GAP_MIN: f64 = 0.01;
+
+/// The best plan, or a faster one under restricted rules in the most promising contexts, where memory
+/// binds and the gap is open.
+fn improve_restricted(
     request: &Request,
-    fitter: &ContextSolver,
+    solver: &ContextSolver,
     reports: &[ContextReport],
     mut best: FeasiblePlan,
     proven: f64,
 ) -> FeasiblePlan {
-    let filled = best.peak().as_f64() / request.memory_bytes().as_f64();
-    if filled < BINDING || proven >= best.time.0 * (1.0 - WORTH_NARROWING) {
+    let filled = best.peak_arena().as_f64() / request.arena_limit().as_f64();
+    if filled < BINDING_SHARE || proven >= best.time.0 * (1.0 - RESTRICTED_GAP_MIN) {
         return best;
     }
-    let searched = |report: &&ContextReport| {
-        matches!(report.fate, ContextOutcome::Solved(_) | ContextOutcome::Unbeaten)
+    let is_open = |report: &&ContextReport| {
+        matches!(report.outcome, ContextOutcome::Solved(_) | ContextOutcome::NotImproved)
     };
     let bound = |report: &ContextReport| report.bound.map_or(f64::INFINITY, |bound| bound.0);
-    let mut open: Vec<&ContextReport> = reports.iter().filter(searched).collect();
+    let mut open: Vec<&ContextReport> = reports.iter().filter(is_open).collect();
     open.sort_by(|a, b| bound(a).total_cmp(&bound(b)));
-    for report in open.into_iter().take(LAST_TRIED_MAX) {
+    for report in open.into_iter().take(RESTRICTED_MAX) {
         if bound(report) < best.time.0
-            && let Some(faster) = fitter.faster_of_narrower(&report.context, best.time.0)
+            && let Some(faster) = solver.faster_plan_restricted(&report.context, best.time.0)
         {
             best = faster;
         }
     }
     best
-}
-
-/// The share of the memory from which on it is taken to bind.
-const BINDING: f64 = 0.8;
-
-/// The gap from which on narrower rules are searched.
-const WORTH_NARROWING: f64 = 0.01;
-
-impl SearchReport {
-    /// Times of steps, as predictions give them, instead of times of their kernels.
-    fn of_steps(mut self, factor: f64) -> SearchReport {
-        self.bound = self.bound * factor;
-        for context in &mut self.contexts {
-            context.bound = context.bound.map(|bound| bound * factor);
-            if let ContextOutcome::Solved(time) = &mut context.fate {
-                *time = *time * factor;
-            }
-        }
-        self
-    }
-}
-
-/// How the weight of tied ends may lie; one `None` for untied ones.
-pub(crate) fn tied_weights(request: &Request) -> Vec<Option<TiedWeight>> {
-    if request.model.tied { TiedWeight::ALL.into_iter().map(Some).collect() } else { vec![None] }
 }

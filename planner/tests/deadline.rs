@@ -3,9 +3,10 @@
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::presets;
-use narrows_planner::deadline::Deadline;
-use narrows_planner::search::{ContextOutcome, ContextReport, SearchStatus, search_until};
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_planner::{
+    ContextOutcome, ContextReport, Deadline, MemoryLimit, Request, SearchStatus, search,
+    search_until,
+};
 
 /// Memory is so tight that even divisions do not fit, and that arenas correct budgets often.
 fn tight() -> Request {
@@ -30,11 +31,11 @@ fn an_interrupted_search_proves_nothing() {
     let time = whole.best.as_ref().expect("a plan fits").time.0;
     let (mut empty, mut interrupted) = (0, 0);
     for questions in (0..12).map(|power| 1 << power).chain([3, 6, 12, 24, 48]) {
-        let found = search_until(&request, &Deadline::after_questions(questions));
+        let found = search_until(&request, &Deadline::after_checks(questions));
         let report = &found.report;
         let what = format!("{questions} questions: {:?}", report.status);
         assert_ne!(report.status, SearchStatus::Infeasible, "{what}");
-        assert!(!report.contexts.iter().any(ContextReport::is_proved_empty), "{what}");
+        assert!(!report.contexts.iter().any(ContextReport::is_proven_infeasible), "{what}");
         assert!(report.bound.0 <= time * (1.0 + 1e-9), "{what}: {}", report.bound);
         match &found.best {
             None => {
@@ -46,7 +47,7 @@ fn an_interrupted_search_proves_nothing() {
             }
             Some(_) => {}
         }
-        let not_reached = |c: &ContextReport| matches!(c.fate, ContextOutcome::NotReached);
+        let not_reached = |c: &ContextReport| matches!(c.outcome, ContextOutcome::NotReached);
         interrupted += usize::from(report.contexts.iter().any(not_reached));
     }
     assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
@@ -63,7 +64,7 @@ fn there_is_a_plan_when_time_is_short() {
             16,
             4096,
         );
-        let found = search_until(&request, &Deadline::after_questions(0));
+        let found = search_until(&request, &Deadline::after_checks(0));
         assert_eq!(found.report.status, SearchStatus::TimeLimit, "{name}");
         assert!(found.best.is_some(), "{name}");
         assert!(found.report.gap > 0.0, "{name}");

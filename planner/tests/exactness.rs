@@ -13,12 +13,10 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeight};
 use narrows_plan::{Kernel, Seconds};
-use narrows_planner::assemble::{ModelDecisions, assemble};
-use narrows_planner::candidates::contexts;
-use narrows_planner::deadline::Deadline;
-use narrows_planner::divide::block_part;
-use narrows_planner::segments::{SegmentSolver, SegmentSpec, SolvedSegment};
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_planner::{
+    Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
+    contexts, search, write_plan,
+};
 
 fn request(model: &str, baseline: Baseline, devices: u64, tensor: Option<u64>) -> Request {
     Request {
@@ -75,7 +73,7 @@ fn one_candidate_in_a_hundred() {
         request.global_batch = 64;
         let segments = SegmentSolver::new(&request, Deadline::none());
         for context in contexts(&request) {
-            for border in segments.borders(&context) {
+            for border in segments.boundary_layouts(&context) {
                 for tied in TiedWeight::ALL {
                     seen += 1;
                     if seen % 100 != 0 {
@@ -84,8 +82,8 @@ fn one_candidate_in_a_hundred() {
                     let tied_weight = request.model.tied.then_some(tied);
                     let solve = |kind, shape| {
                         let part = match kind {
-                            SegmentKind::Block => block_part(shape, border),
-                            _ => SegmentSpec::end(kind, border, tied_weight),
+                            SegmentKind::Block => SegmentSpec::block(shape, border),
+                            _ => SegmentSpec::embedding_or_head(kind, border, tied_weight),
                         };
                         segments.fastest(part, &context)
                     };
@@ -95,7 +93,7 @@ fn one_candidate_in_a_hundred() {
                     let microbatches = context.workload.microbatches(&context.mesh);
                     let expected: f64 =
                         solved(&decided).map(|solved| solved.time.total(microbatches).0).sum();
-                    let plan = assemble(&request, &decided);
+                    let plan = write_plan(&request, &decided);
                     let program = lower(&plan.resolve(&request.model).unwrap());
                     let program = CheckedProgram::check(program).unwrap();
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
@@ -136,15 +134,15 @@ fn stages_with_tied_ends() {
                 ..base
             };
             let fitted = search(&request).best.unwrap_or_else(|| panic!("{name}"));
-            assert_same(fitted.played.0, fitted.time.0, &name);
-            let context = fitted.decided.context;
+            assert_same(fitted.partition_time.0, fitted.time.0, &name);
+            let context = fitted.decisions.context;
             let prices = Prices::new(&request.profile, request.executor, &context.mesh);
             let price = |kernel: &Kernel| prices.kernel(kernel);
             let program = fitted.program.program();
             for (stage, lowered) in program.stages.iter().enumerate() {
                 let simulated: f64 =
                     lowered.step.iter().map(|instr| price(&instr.kernel()).0).sum();
-                let expected = step_phase(&fitted.decided, stage, &model, &price);
+                let expected = step_phase(&fitted.decisions, stage, &model, &price);
                 assert_same(expected, simulated, &format!("{name}: stage {stage}"));
                 checked += 1;
             }
@@ -202,7 +200,7 @@ fn decide(
     assert_eq!(request.pipeline, Some(1));
     Some(ModelDecisions {
         context,
-        border,
+        boundary: border,
         embedding: solve(SegmentKind::Embedding, 0)?,
         stages: vec![blocks?],
         head: solve(SegmentKind::Head, 0)?,

@@ -7,8 +7,7 @@ use narrows_plan::check::CheckedProgram;
 use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::{Bytes, Kernel, Plan};
-use narrows_planner::predict::{Prediction, predict};
-use narrows_planner::{Request, search};
+use narrows_planner::{Prediction, Request, predict, search};
 
 fn planned(model: &str, hardware: &str, devices: u64) -> (Model, Plan) {
     let model = presets::find(model).unwrap();

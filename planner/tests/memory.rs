@@ -4,8 +4,7 @@ use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::{Recompute, Rules, WeightRule};
-use narrows_planner::search::SearchStatus;
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_planner::{MemoryLimit, Request, SearchStatus, search};
 
 fn request(model: Model, micro_batch: u64, global_batch: u64, length: u64) -> Request {
     Request {
@@ -36,7 +35,7 @@ fn no_restricted_search_refutes_a_bound() {
     let mut bound = 0;
     for case in cases {
         let free = search(&Request { memory_limit: MemoryLimit::None, ..case.clone() });
-        let peak = free.best.expect("without a limit there is a plan").peak();
+        let peak = free.best.expect("without a limit there is a plan").peak_arena();
         for percent in [95, 85, 75, 65] {
             let limit = MemoryLimit::Bytes(Bytes(peak.0 * percent / 100));
             let limited = Request { memory_limit: limit, ..case.clone() };
@@ -70,7 +69,7 @@ fn a_plan_of_narrower_rules_is_found_where_nothing_else_fits() {
     let restricted = search(&Request { rules, ..limited.clone() });
     assert!(restricted.best.is_some(), "the case is no case any more");
     let best = search(&limited).best.expect("what exists under narrower rules exists");
-    assert!(best.peak() <= Bytes(14_383_104));
+    assert!(best.peak_arena() <= Bytes(14_383_104));
 }
 
 #[test]
@@ -80,7 +79,7 @@ fn ends_give_way_to_memory() {
     let case = request(model::read("wide.json", text).unwrap(), 1, 64, 64);
     let limited = Request { memory_limit: MemoryLimit::Bytes(Bytes(30 << 20)), ..case };
     let found = search(&limited).best.expect("sharded ends fit");
-    assert!(found.peak() <= Bytes(30 << 20));
+    assert!(found.peak_arena() <= Bytes(30 << 20));
 }
 
 /// What a partition was divided by is what its program takes, with several stages and where memory
@@ -99,13 +98,13 @@ fn divided_times_are_simulated_times() {
             memory_limit: MemoryLimit::None,
             ..Request::new(model.clone(), profile.clone(), tensor * pipeline, 16, 1024)
         };
-        let peak = search(&free).best.expect("a plan").peak();
+        let peak = search(&free).best.expect("a plan").peak_arena();
         let limit = MemoryLimit::Bytes(Bytes(peak.0 * percent / 100));
         let Some(found) = search(&Request { memory_limit: limit, ..free }).best else { continue };
-        let (played, simulated) = (found.played.0, found.time.0);
+        let (played, simulated) = (found.partition_time.0, found.time.0);
         let off = ((played - simulated) / simulated).abs();
         assert!(off < 1e-9, "{tensor} × {pipeline} at {percent} %: {played} is not {simulated}");
-        let blocks = found.decided.stages.iter().flatten();
+        let blocks = found.decisions.stages.iter().flatten();
         redone += blocks.filter(|block| block.choice.ops.iter().any(|op| op.recompute)).count();
     }
     assert!(redone > 0, "nothing was redone");

@@ -3,8 +3,7 @@
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model;
-use narrows_planner::search::SearchStatus;
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_planner::{MemoryLimit, Request, SearchStatus, search};
 
 fn request(heads: u64, devices: u64, global_batch: u64) -> Request {
     let hidden = heads * 64;

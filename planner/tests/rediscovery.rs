@@ -5,11 +5,10 @@ use narrows_plan::graph::Op;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
 use narrows_plan::{Bytes, Layout};
-use narrows_planner::explain::is_btp_placement;
-use narrows_planner::fit::FeasiblePlan;
-use narrows_planner::predict::{Prediction, predict};
-use narrows_planner::search::{SearchResult, SearchStatus};
-use narrows_planner::{MemoryLimit, Request, search};
+use narrows_planner::{
+    FeasiblePlan, MemoryLimit, Prediction, Request, SearchResult, SearchStatus, is_btp_placement,
+    predict, search,
+};
 
 /// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
 fn published(model: &str, baseline: Baseline, weights: WeightRule) -> Request {
@@ -37,7 +36,7 @@ fn prediction(request: &Request, fitted: &FeasiblePlan) -> Prediction {
 
 /// Strategies of the linears of the first block.
 fn linears(fitted: &FeasiblePlan) -> Vec<(String, Strategy)> {
-    let block = &fitted.decided.stages[0][0];
+    let block = &fitted.decisions.stages[0][0];
     block
         .segment
         .ops
@@ -59,7 +58,7 @@ fn dense_llama_gets_megatrons_pairs() {
         assert_eq!(strategy, expected, "{name}");
     }
     // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
-    let border = best(&searched).decided.border.hidden.forward;
+    let border = best(&searched).decisions.boundary.hidden.forward;
     assert_ne!(border, Layout::Sharded(narrows_plan::Dim::Feature));
 }
 
@@ -70,7 +69,10 @@ fn cola_with_sharded_weights_gets_btp() {
     assert_eq!(searched.report.status, SearchStatus::Optimal);
     let fitted = best(&searched);
     assert!(is_btp_placement(fitted), "{:?}", linears(fitted));
-    assert_eq!(fitted.decided.border.hidden.forward, Layout::Sharded(narrows_plan::Dim::Feature));
+    assert_eq!(
+        fitted.decisions.boundary.hidden.forward,
+        Layout::Sharded(narrows_plan::Dim::Feature)
+    );
 }
 
 #[test]
@@ -123,7 +125,7 @@ fn tight_memory_keeps_latents_and_redoes_without_collectives() {
     let volumes = prediction(&request, fitted).block_collective_bytes;
     assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
     let mut redone = vec![];
-    for block in fitted.decided.stages.iter().flatten() {
+    for block in fitted.decisions.stages.iter().flatten() {
         for (value, flow) in block.segment.values.iter().zip(&block.choice.flows) {
             if value.name.starts_with("h.") {
                 assert_eq!(flow.saves.last(), Some(&Save::Kept), "{}", value.name);

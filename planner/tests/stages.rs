@@ -7,9 +7,9 @@ use narrows_cost_model::simulate::{
 };
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
-use narrows_planner::extras::StageOverhead;
-use narrows_planner::stages::{
-    Partition, PruningCutoff, StageAssignment, division_bound, partitions,
+use narrows_planner::{
+    Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
+    undominated_partitions,
 };
 
 fn partition(times: &[StageTime]) -> Partition {
@@ -46,7 +46,7 @@ fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> 
 }
 
 fn bound(times: &[StageTime], microbatches: u64) -> f64 {
-    partition(times).bound_of(&vec![StageOverhead::default(); times.len()], microbatches)
+    partition(times).step_bound(&vec![StageOverhead::default(); times.len()], microbatches)
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn the_best_partition_is_the_best_of_all_of_them() {
                 forward,
                 backward,
                 step,
-                step_least: step,
+                step_min: step,
                 ..StageOverhead::default()
             });
         }
@@ -147,14 +147,18 @@ fn the_best_partition_is_the_best_of_all_of_them() {
                 forward: run.iter().map(|time| time.0).sum(),
                 backward: run.iter().map(|time| time.1).sum(),
                 step: run.iter().map(|time| time.2).sum(),
-                turn_least: run.iter().map(|time| time.0 + time.1).sum(),
+                microbatch_time_min: run.iter().map(|time| time.0 + time.1).sum(),
                 ..StageAssignment::default()
             }))
         };
         let turns = times.iter().map(|time| (time.0 + time.1).0).collect();
         let steps = times.iter().map(|time| time.2.0).collect();
-        let cutoff = PruningCutoff { turns, steps, time: f64::INFINITY };
-        let (found, _) = partitions(&extras, microbatches, &cutoff, &choice);
+        let cutoff = PruningCutoff {
+            microbatch_times_min: turns,
+            step_times_min: steps,
+            step_time: f64::INFINITY,
+        };
+        let (found, _) = undominated_partitions(&extras, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)
             .into_iter()
             .filter_map(|counts| division_bound(&counts, &extras, microbatches, &cutoff, &choice))

@@ -12,7 +12,7 @@ use narrows_cost_model::profile::{Provenance, ProvenanceKind, RelativeError};
 use narrows_cost_model::simulate::simulate;
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::{Defects, Kernel, Mesh};
-use narrows_planner::predict::kernels;
+use narrows_planner::kernels;
 use narrows_runtime::DeviceId;
 use serde::Serialize;
 

@@ -6,9 +6,7 @@
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::model::{Model, presets};
-use narrows_planner::predict::kernels;
-use narrows_planner::search::search;
-use narrows_planner::{MemoryLimit, Request};
+use narrows_planner::{MemoryLimit, Request, kernels, search};
 use serde::Serialize;
 
 use crate::args::run::{GLOBAL_BATCH, SEQUENCE_LENGTH};

@@ -14,7 +14,7 @@ pub mod works;
 use indexmap::IndexMap;
 use narrows_cost_model::profile::{MeasuredPoint, Repeatability};
 use narrows_plan::{CheckedProgram, Kernel};
-use narrows_planner::search::search;
+use narrows_planner::search;
 use narrows_runtime::measure::{InstructionTimings, KernelSample, MeasurementEffort, time};
 use narrows_runtime::session::Session;
 

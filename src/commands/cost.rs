@@ -3,8 +3,7 @@
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::lower::lower;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_planner::MemoryLimit;
-use narrows_planner::predict::{Prediction, predict_program};
+use narrows_planner::{MemoryLimit, Prediction, predict_program};
 
 use crate::args::low::PlanFileArgs;
 use crate::args::resolve::{self, PlanFile};

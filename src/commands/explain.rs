@@ -1,8 +1,6 @@
 //! `narrows explain`: why the plan is what it is, and what else there was.
 
-use narrows_planner::Request;
-use narrows_planner::explain::explain;
-use narrows_planner::predict::Prediction;
+use narrows_planner::{Prediction, Request, explain};
 
 use crate::args::low::{OutputFormat, PlanFileArgs};
 use crate::args::resolve;

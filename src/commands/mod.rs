@@ -23,8 +23,7 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use narrows_cost_model::Profile;
-use narrows_planner::Request;
-use narrows_planner::search::{SearchResult, search};
+use narrows_planner::{Request, SearchResult, search};
 
 use crate::args::low::{Command, LowArgs, OutputFormat};
 use crate::errors::{CommandResult, ExitStatus};

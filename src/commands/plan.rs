@@ -2,9 +2,7 @@
 
 use narrows_plan::Mesh;
 use narrows_plan::strategy::{Baseline, Zero};
-use narrows_planner::Request;
-use narrows_planner::predict::predict_program;
-use narrows_planner::search::SearchResult;
+use narrows_planner::{Request, SearchResult, predict_program};
 
 use crate::args::low::{OutputFormat, PlanArgs};
 use crate::args::resolve::{self, OutputSettings};
@@ -44,7 +42,7 @@ pub fn present(
         model,
         profile,
         executor: *executor,
-        memory_limit: request.memory_bytes(),
+        memory_limit: request.arena_limit(),
         plan: &fitted.plan,
         resolved: &resolved,
         prediction: &prediction,

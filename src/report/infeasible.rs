@@ -1,7 +1,6 @@
 //! Why there is no plan.
 
-use narrows_planner::Request;
-use narrows_planner::search::{SearchReport, SearchStatus};
+use narrows_planner::{Request, SearchReport, SearchStatus};
 
 use super::page::plural;
 use crate::errors::{Failure, Problem};
@@ -26,7 +25,7 @@ pub fn failure(request: &Request, report: &SearchReport) -> Failure {
 /// The chain of reasons, and what to try.
 pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
     if report.status != SearchStatus::TimeLimit {
-        return narrows_planner::causes::causes(request, report);
+        return narrows_planner::causes(request, report);
     }
     let limit = request.time_limit.unwrap_or_default().as_secs_f64();
     let cause = format!("because the search was to end after {limit} s");

@@ -1,10 +1,7 @@
 //! Answers for programs. Keys carry their units and stay what they are.
 
 use narrows_plan::Plan;
-use narrows_planner::Request;
-use narrows_planner::explain::Explanation;
-use narrows_planner::predict::Prediction;
-use narrows_planner::search::SearchReport;
+use narrows_planner::{Explanation, Prediction, Request, SearchReport};
 use serde::Serialize;
 
 use crate::commands::GivenPlan;

@@ -21,8 +21,7 @@ use narrows_cost_model::{Executor, Profile};
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan};
-use narrows_planner::predict::Prediction;
-use narrows_planner::search::SearchReport;
+use narrows_planner::{Prediction, SearchReport};
 
 /// Everything there is to say about a priced plan.
 #[derive(Clone, Copy)]

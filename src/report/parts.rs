@@ -42,8 +42,7 @@ mod tests {
     use narrows_cost_model::simulate::simulate;
     use narrows_plan::Seconds;
     use narrows_plan::model::presets;
-    use narrows_planner::Request;
-    use narrows_planner::search::search;
+    use narrows_planner::{Request, search};
 
     use super::*;
 

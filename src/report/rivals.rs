@@ -2,10 +2,9 @@
 
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
-use narrows_planner::Request;
-use narrows_planner::explain::{Alternative, Explanation, MeshRow};
-use narrows_planner::predict::Prediction;
-use narrows_planner::search::{ContextOutcome, SearchResult};
+use narrows_planner::{
+    Alternative, ContextOutcome, Explanation, MeshRow, Prediction, Request, SearchResult,
+};
 
 use super::page::{Align, TextPage, plural};
 use super::text::how_it_went;
@@ -124,8 +123,8 @@ fn outcome(outcome: &ContextOutcome) -> String {
     match outcome {
         ContextOutcome::Solved(_) => "solved".into(),
         ContextOutcome::Pruned => "pruned: its bound is no better than the plan".into(),
-        ContextOutcome::Unbeaten => "searched: nothing faster than the plan was found".into(),
+        ContextOutcome::NotImproved => "searched: nothing faster than the plan was found".into(),
         ContextOutcome::NotReached => "not reached".into(),
-        ContextOutcome::Refused(infeasible) => infeasible.to_string(),
+        ContextOutcome::Infeasible(infeasible) => infeasible.to_string(),
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use narrows_plan::decisions::PlanLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
-use narrows_planner::search::{ContextOutcome, SearchReport, SearchStatus};
+use narrows_planner::{ContextOutcome, SearchReport, SearchStatus};
 use narrows_runtime::parts::TimeCategory;
 
 use super::page::{Align, TextPage, count, percent, plural, thousands};
@@ -181,7 +181,7 @@ fn volumes(page: &mut TextPage, findings: &PlanReport) {
 /// One line about a search.
 pub fn how_it_went(search: &SearchReport) -> String {
     let found =
-        search.contexts.iter().any(|context| matches!(context.fate, ContextOutcome::Solved(_)));
+        search.contexts.iter().any(|context| matches!(context.outcome, ContextOutcome::Solved(_)));
     let SearchReport { candidates_priced: priced, candidates_pruned: pruned, .. } = search;
     let ended = match search.status {
         SearchStatus::Optimal => "proven the fastest of the space".to_owned(),

@@ -2,7 +2,7 @@
 
 use narrows_plan::Kernel;
 use narrows_plan::kernel::{Direction, Gemm};
-use narrows_planner::predict::Prediction;
+use narrows_planner::Prediction;
 
 use super::page::{Align, TextPage, percent, plural, thousands};
 

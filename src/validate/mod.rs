@@ -20,9 +20,9 @@ use narrows_cost_model::{Profile, profile};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Recompute, Rules};
 use narrows_plan::{DType, Defect, Defects, Kernel};
-use narrows_planner::predict::{Prediction, kernels as kernels_of_step, predict_program};
-use narrows_planner::search::search;
-use narrows_planner::{MemoryLimit, Request};
+use narrows_planner::{
+    MemoryLimit, Prediction, Request, kernels as kernels_of_step, predict_program, search,
+};
 
 use crate::args::validate::{MeasurementInput, ValidateSettings};
 use crate::errors::{CommandResult, Failure, Problem};

@@ -19,7 +19,7 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::{Axis, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
-use narrows_planner::predict::{BlockCollectives, Prediction, predict};
+use narrows_planner::{BlockCollectives, Prediction, predict};
 use narrows_runtime::null::count_step;
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, StepReport};

@@ -32,27 +32,27 @@ impl Solver for Exact {
 /// Solves a table by the cheapest method that proves its answer; [`SolveOutcome::prover`] says which.
 ///
 /// ```
-/// use narrows_cost_model::table::{Choice, CostTable, Link, Node, NodeId};
+/// use narrows_cost_model::table::{CostTable, TableChoice, TableLink, TableNode, TableNodeId};
 /// use narrows_plan::Seconds;
-/// use narrows_planner::solve::{Limits, exact};
+/// use narrows_planner::solve::{SolveLimits, exact};
 ///
-/// let choice = |time| Choice { time: Seconds(time), bytes: vec![] };
-/// let node = |times: &[f64]| Node {
+/// let choice = |time| TableChoice { time: Seconds(time), bytes: vec![] };
+/// let node = |times: &[f64]| TableNode {
 ///     name: String::new(),
 ///     choices: times.iter().map(|&t| choice(t)).collect(),
 /// };
 /// let table = CostTable {
 ///     nodes: vec![node(&[1.0, 2.0]), node(&[5.0, 1.0])],
 ///     // The first choices go together, and the second ones.
-///     links: vec![Link {
-///         from: NodeId(0),
-///         to: NodeId(1),
+///     links: vec![TableLink {
+///         from: TableNodeId(0),
+///         to: TableNodeId(1),
 ///         demand: vec![Some(0), Some(1)],
 ///         offer: vec![0b01, 0b10],
 ///     }],
 ///     rows: vec![],
 /// };
-/// let outcome = exact(&table, &Limits::default()).unwrap();
+/// let outcome = exact(&table, &SolveLimits::default()).unwrap();
 /// assert_eq!(outcome.assignment, Some(vec![1, 1]));
 /// assert_eq!(outcome.status.name(), "optimal");
 /// ```

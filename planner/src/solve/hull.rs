@@ -42,11 +42,11 @@ pub struct Vertex {
 impl Sweeper {
     /// Prepares a table.
     pub fn new(table: &CostTable) -> Result<Sweeper, SolveError> {
-        Ok(Sweeper::planned(table, Arc::new(EliminationOrder::new(table)?)))
+        Ok(Sweeper::with_order(table, Arc::new(EliminationOrder::new(table)?)))
     }
 
     /// Prepares a table with the plan of one that has the same links.
-    pub fn planned(table: &CostTable, plan: Arc<EliminationOrder>) -> Sweeper {
+    pub fn with_order(table: &CostTable, plan: Arc<EliminationOrder>) -> Sweeper {
         let rows = 0..table.rows.len() as u32;
         let bytes = rows.map(|row| bytes_of(table, MemoryRowId(row))).collect();
         Sweeper { plan, times: times(table), bytes }

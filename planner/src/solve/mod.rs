@@ -40,7 +40,9 @@ mod window;
 use narrows_cost_model::CostTable;
 use narrows_plan::Seconds;
 
+pub use eliminate::{EliminationOrder, MinCostAssignment};
 pub use exact::exact;
+pub use hull::{Hull, Sweeper};
 pub use outcome::{Conflict, Prover, SolveLimits, SolveOutcome, SolveStatus};
 
 pub(crate) use outcome::SolveClock;

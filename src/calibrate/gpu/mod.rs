@@ -12,7 +12,7 @@ use narrows_cost_model::{Executor, Prices, Profile, profile};
 use narrows_cuda::libraries::CudaLibrary;
 use narrows_cuda::machine;
 use narrows_plan::Mesh;
-use narrows_planner::predict::kernels;
+use narrows_planner::kernels;
 use narrows_runtime::data::{digest, hex};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;

@@ -189,7 +189,7 @@ mod tests {
     use narrows_cost_model::profile;
     use narrows_plan::Kernel;
     use narrows_plan::strategy::Baseline;
-    use narrows_planner::search::search;
+    use narrows_planner::search;
 
     use super::*;
     use crate::calibrate::PlannedBenchmark;

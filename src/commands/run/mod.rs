@@ -9,8 +9,7 @@ use narrows_cost_model::{Prices, Profile};
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_planner::Request;
-use narrows_planner::predict::{Prediction, predict_program};
+use narrows_planner::{Prediction, Request, predict_program};
 use narrows_runtime::null;
 
 use super::calibrate;

@@ -7,7 +7,7 @@ use narrows_cost_model::simulate::Breakdown;
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, Seconds};
-use narrows_planner::predict::Prediction;
+use narrows_planner::Prediction;
 use narrows_runtime::Trainer;
 use narrows_runtime::data::Sampler;
 use narrows_runtime::parts::{TimeBreakdown, TimeCategory};

@@ -1,13 +1,13 @@
-//! The outer search's candidates: meshes, microbatches and optimizer sharding.
+//! Enumerates the contexts of a request: meshes, microbatch sizes and ZeRO stages.
 
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::strategy::{Context, Zero};
 
 use crate::request::Request;
 
-/// Every context the request allows, in no particular order.
+/// Every context that a request allows, in no particular order.
 pub fn contexts(request: &Request) -> Vec<Context> {
-    let mut made = vec![];
+    let mut contexts = vec![];
     let blocks = request.model.blocks.len() as u64;
     for mesh in meshes(request).into_iter().filter(|mesh| mesh.pipeline <= blocks) {
         for micro_batch in micro_batches(request, &mesh) {
@@ -16,13 +16,13 @@ pub fn contexts(request: &Request) -> Vec<Context> {
                 sequence_length: request.sequence_length,
                 micro_batch,
             };
-            for zero in zeros(request, &mesh) {
+            for zero in zero_stages(request, &mesh) {
                 let precision = request.profile.precision();
-                made.push(Context { mesh, workload, precision, zero });
+                contexts.push(Context { mesh, workload, precision, zero });
             }
         }
     }
-    made
+    contexts
 }
 
 /// Every mesh of the request's devices.
@@ -31,10 +31,10 @@ fn meshes(request: &Request) -> Vec<Mesh> {
     for tensor in divisors(request.devices) {
         for pipeline in divisors(request.devices / tensor) {
             let data = request.devices / tensor / pipeline;
-            let fits = |wanted: Option<u64>, size| wanted.is_none_or(|wanted| wanted == size);
-            if fits(request.tensor, tensor)
-                && fits(request.pipeline, pipeline)
-                && fits(request.data, data)
+            let allowed = |fixed: Option<u64>, size| fixed.is_none_or(|fixed| fixed == size);
+            if allowed(request.tensor, tensor)
+                && allowed(request.pipeline, pipeline)
+                && allowed(request.data, data)
             {
                 meshes.push(Mesh { tensor, pipeline, data });
             }
@@ -55,7 +55,7 @@ fn micro_batches(request: &Request, mesh: &Mesh) -> Vec<u64> {
     }
 }
 
-fn zeros(request: &Request, mesh: &Mesh) -> Vec<Zero> {
+fn zero_stages(request: &Request, mesh: &Mesh) -> Vec<Zero> {
     match request.zero {
         Some(Zero::One) | None if mesh.data == 1 => vec![Zero::Off],
         Some(zero) => vec![zero],
@@ -63,10 +63,11 @@ fn zeros(request: &Request, mesh: &Mesh) -> Vec<Zero> {
     }
 }
 
+/// Divisors in ascending order.
 fn divisors(number: u64) -> Vec<u64> {
-    let mut found: Vec<u64> =
+    let mut divisors: Vec<u64> =
         (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d)).collect();
-    let large: Vec<u64> = found.iter().rev().map(|d| number / d).collect();
-    found.extend(large.into_iter().filter(|d| d * d > number));
-    found
+    let large: Vec<u64> = divisors.iter().rev().map(|d| number / d).collect();
+    divisors.extend(large.into_iter().filter(|d| d * d > number));
+    divisors
 }

@@ -1,27 +1,28 @@
-//! What proofs and limits amount to.
+//! Combines bounds and limits into the status of a search.
 
 use narrows_plan::Seconds;
 
-use crate::bound::quick_bound;
+use crate::context::flops_bound;
+use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 use crate::request::Request;
-use crate::search::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
 
-/// Two times closer than this, relatively, are the same.
+/// Times with a smaller relative difference are equal.
 const ROUNDING: f64 = 1e-9;
 
 /// What is known at the end of a search.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ProofState {
-    /// No plan is faster; infinite where nothing could beat what the search opened with.
-    pub proven: f64,
-    /// Whether the deadline kept something from being tried.
-    pub out_of_time: bool,
-    /// Whether some solve ended by a limit instead of a proof.
+pub struct ProofState {
+    /// Lower bound: no plan is faster. Infinite where no context could beat the warm start.
+    pub bound: f64,
+    /// Whether the deadline kept a context from being searched.
+    pub is_out_of_time: bool,
+    /// Whether a solver ended by a limit instead of a proof.
     pub has_unproven: bool,
 }
 
 impl ProofState {
-    /// How the search ended with a plan of `time`, or with none; what was counted is left open.
+    /// The report of a search whose plan takes `time`, or that found none. Counts and wall time are
+    /// left at zero.
     pub fn report(
         self,
         request: &Request,
@@ -29,17 +30,17 @@ impl ProofState {
         contexts: Vec<ContextReport>,
     ) -> SearchReport {
         let refuted = time.is_some_and(|time| self.is_refuted(time));
-        debug_assert!(!refuted, "a plan beats the bound {}: {time:?}", self.proven);
-        // What no solver had a part in: the model's FLOPs at the devices' peak.
-        let peak = || {
-            let bounds = contexts.iter().filter_map(|c| quick_bound(request, &c.context).ok());
+        debug_assert!(!refuted, "a plan of {time:?} beats the bound {}", self.bound);
+        // A bound that no solver had a part in: the model's FLOPs at the devices' peak.
+        let peak_bound = || {
+            let bounds = contexts.iter().filter_map(|c| flops_bound(request, &c.context).ok());
             bounds.map(|bound| bound.0).fold(f64::INFINITY, f64::min)
         };
-        let all_empty = contexts.iter().all(ContextReport::is_proved_empty);
-        let (status, bound) = self.conclude(time, all_empty, peak);
+        let all_infeasible = contexts.iter().all(ContextReport::is_proven_infeasible);
+        let (status, bound) = self.conclude(time, all_infeasible, peak_bound);
         let gap = time.map_or(0.0, |time| (time - bound) / time);
         let excluded = |context: &&ContextReport| {
-            matches!(context.fate, ContextOutcome::Pruned | ContextOutcome::Refused(_))
+            matches!(context.outcome, ContextOutcome::Pruned | ContextOutcome::Infeasible(_))
         };
         SearchReport {
             status,
@@ -53,33 +54,32 @@ impl ProofState {
         }
     }
 
-    /// Whether a plan of this time is faster than any plan was proved to be. Then a bound was none,
-    /// and nothing that it excluded is.
+    /// Whether a plan of this time beats the bound, which then proves nothing.
     fn is_refuted(&self, time: f64) -> bool {
-        self.proven.is_finite() && self.proven * (1.0 - ROUNDING) > time
+        self.bound.is_finite() && self.bound * (1.0 - ROUNDING) > time
     }
 
-    /// The status, and what no plan is faster than. `peak` is asked for where the proof is refuted.
+    /// Status and lower bound. `peak_bound` replaces a refuted bound.
     fn conclude(
         self,
         time: Option<f64>,
-        all_empty: bool,
-        peak: impl Fn() -> f64,
+        all_infeasible: bool,
+        peak_bound: impl Fn() -> f64,
     ) -> (SearchStatus, f64) {
         let Some(time) = time else {
-            let status = match self.out_of_time {
+            let status = match self.is_out_of_time {
                 true => SearchStatus::TimeLimit,
-                false if all_empty && !self.has_unproven => SearchStatus::Infeasible,
+                false if all_infeasible && !self.has_unproven => SearchStatus::Infeasible,
                 false => SearchStatus::GapLimit,
             };
-            return (status, self.proven);
+            return (status, self.bound);
         };
         if self.is_refuted(time) {
-            return (SearchStatus::GapLimit, peak().min(time));
+            return (SearchStatus::GapLimit, peak_bound().min(time));
         }
-        let bound = self.proven.min(time);
+        let bound = self.bound.min(time);
         let is_closed = time - bound <= ROUNDING * time;
-        let status = match self.out_of_time {
+        let status = match self.is_out_of_time {
             _ if is_closed && !self.has_unproven => SearchStatus::Optimal,
             true => SearchStatus::TimeLimit,
             false => SearchStatus::GapLimit,
@@ -92,12 +92,12 @@ impl ProofState {
 mod tests {
     use super::*;
 
-    fn conclude(proven: f64, out_of_time: bool, time: Option<f64>) -> (SearchStatus, f64) {
-        ProofState { proven, out_of_time, has_unproven: false }.conclude(time, true, || 0.5)
+    fn conclude(bound: f64, is_out_of_time: bool, time: Option<f64>) -> (SearchStatus, f64) {
+        ProofState { bound, is_out_of_time, has_unproven: false }.conclude(time, true, || 0.5)
     }
 
     #[test]
-    fn a_bound_that_a_plan_beats_proves_nothing() {
+    fn a_refuted_bound_proves_nothing() {
         assert_eq!(conclude(2.0, false, Some(2.0)), (SearchStatus::Optimal, 2.0));
         assert_eq!(conclude(f64::INFINITY, false, Some(2.0)), (SearchStatus::Optimal, 2.0));
         assert_eq!(conclude(2.0, false, Some(1.9)), (SearchStatus::GapLimit, 0.5));
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_found_is_a_proof_only_where_all_was_proved() {
+    fn infeasible_needs_a_proof_for_every_context() {
         let infinite = f64::INFINITY;
         assert_eq!(conclude(infinite, false, None).0, SearchStatus::Infeasible);
         assert_eq!(conclude(infinite, true, None).0, SearchStatus::TimeLimit);
-        let unproven = ProofState { proven: infinite, out_of_time: false, has_unproven: true };
+        let unproven = ProofState { bound: infinite, is_out_of_time: false, has_unproven: true };
         assert_eq!(unproven.conclude(None, true, || 0.5).0, SearchStatus::GapLimit);
     }
 }

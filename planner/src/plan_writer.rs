@@ -1,42 +1,25 @@
-//! Writes decisions down as a plan.
-
-use std::sync::Arc;
+//! Writes decisions as a plan file.
 
 use indexmap::IndexMap;
 use narrows_plan::EdgeLayout;
 use narrows_plan::decisions::{
     BlockDecisions, BlockRun, FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
 };
-use narrows_plan::strategy::{BoundaryLayout, Context};
 
+use crate::feasible_plan::ModelDecisions;
 use crate::request::Request;
-use crate::segments::SolvedSegment;
+use crate::segment::SolvedSegment;
 
-/// What was decided for a whole model.
-#[derive(Clone, Debug)]
-pub struct ModelDecisions {
-    /// Mesh, workload, formats.
-    pub context: Context,
-    /// Layouts of what segments hand on.
-    pub border: BoundaryLayout,
-    /// The embedding.
-    pub embedding: Arc<SolvedSegment>,
-    /// The blocks of each stage, in order.
-    pub stages: Vec<Vec<Arc<SolvedSegment>>>,
-    /// The head.
-    pub head: Arc<SolvedSegment>,
-}
-
-/// The plan that says so.
-pub fn assemble(request: &Request, decided: &ModelDecisions) -> Plan {
+/// The plan file of a model's decisions.
+pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
     let mut blocks: IndexMap<String, BlockDecisions> = IndexMap::new();
     let mut first = 0;
     let mut stages = vec![];
-    for stage in &decided.stages {
+    for stage in &decisions.stages {
         let mut runs: Vec<BlockRun> = vec![];
         for solved in stage {
-            let decisions = BlockDecisions::new(solved.grouping, written(solved));
-            let name = name_of(&mut blocks, decisions);
+            let block = BlockDecisions::new(solved.grouping, segment_decisions(solved));
+            let name = name_of(&mut blocks, block);
             match runs.last_mut() {
                 Some(run) if run.decisions == name => run.count += 1,
                 _ => runs.push(BlockRun { first, count: 1, decisions: name }),
@@ -45,7 +28,7 @@ pub fn assemble(request: &Request, decided: &ModelDecisions) -> Plan {
         }
         stages.push(StagePlan { runs });
     }
-    let context = &decided.context;
+    let context = &decisions.context;
     Plan {
         format: FORMAT.into(),
         model: PlanSource {
@@ -61,24 +44,27 @@ pub fn assemble(request: &Request, decided: &ModelDecisions) -> Plan {
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: layout(decided.border.hidden),
-        crossing_layout: request.model.has_crossings().then(|| layout(decided.border.latents)),
+        hidden_layout: plan_layout(decisions.boundary.hidden),
+        crossing_layout: request
+            .model
+            .has_crossings()
+            .then(|| plan_layout(decisions.boundary.latents)),
         stages,
-        embedding: written(&decided.embedding),
+        embedding: segment_decisions(&decisions.embedding),
         blocks,
-        head: written(&decided.head),
+        head: segment_decisions(&decisions.head),
     }
 }
 
-fn layout(edge: EdgeLayout) -> PlanLayout {
+fn plan_layout(edge: EdgeLayout) -> PlanLayout {
     PlanLayout::of(edge).unwrap_or(PlanLayout::Replicated)
 }
 
-fn written(solved: &SolvedSegment) -> SegmentDecisions {
+fn segment_decisions(solved: &SolvedSegment) -> SegmentDecisions {
     SegmentDecisions::from_choice(&solved.segment, &solved.choice)
 }
 
-/// Equal decisions share a name: `block`, then `block-2`, `block-3`, …
+/// The name of a block's decisions, shared by equal ones: `block`, then `block-2`, `block-3`, …
 fn name_of(blocks: &mut IndexMap<String, BlockDecisions>, decisions: BlockDecisions) -> String {
     if let Some((name, _)) = blocks.iter().find(|(_, known)| **known == decisions) {
         return name.clone();

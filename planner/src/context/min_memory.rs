@@ -1,0 +1,137 @@
+//! The plan of a context that needs the least memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use narrows_plan::strategy::{Context, NormRule, Recompute, Rules};
+use narrows_plan::{Bytes, Seconds};
+
+use super::solver::ContextSolver;
+use crate::feasible_plan::FeasiblePlan;
+use crate::pipeline::{EmbeddingAndHead, Partition, StageAssignment, in_flight};
+use crate::request::Request;
+use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+
+/// Hull vertices that are lowered, from the smallest up: recomputation needs memory for a while, so
+/// keeping the least is not always the smallest arena.
+const LEVELS_MAX: usize = 5;
+
+impl ContextSolver<'_> {
+    /// The plan that needs the least memory, as far as bytes tell: every segment at its smallest, and
+    /// the blocks divided so that the fullest stage needs the least.
+    pub fn min_memory_plan(&self, context: &Context) -> Option<FeasiblePlan> {
+        let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
+        let plans = layouts.iter().filter_map(|ends| {
+            let ends = ends.hull_pairs(self.segments, context).pop()?;
+            let levels = (0..LEVELS_MAX).filter_map(|level| {
+                let stages = self.min_memory_stages(context, &ends, level)?;
+                let counts = stages.iter().map(|stage| stage.blocks.len()).collect();
+                let partition = Partition { bound: Seconds(0.0), counts, stages };
+                Some(self.lower(context, &ends, partition))
+            });
+            levels.min_by_key(FeasiblePlan::peak_arena)
+        });
+        plans.min_by_key(FeasiblePlan::peak_arena)
+    }
+
+    /// The smallest plan under restricted rules: bytes do not tell the memory that a block needs while
+    /// it recomputes, and minimising bytes recomputes more than the arena rewards.
+    pub fn min_memory_plan_restricted(&self, context: &Context) -> Option<FeasiblePlan> {
+        let plans = restrictions(self.request).into_iter().filter_map(|request| {
+            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            ContextSolver::new(&request, &segments).min_memory_plan(context)
+        });
+        plans.min_by_key(FeasiblePlan::peak_arena)
+    }
+
+    /// A plan under restricted rules that is faster than `incumbent`: where memory binds, correcting
+    /// budgets by arenas may miss plans that a smaller space leads to at once.
+    pub fn faster_plan_restricted(
+        &self,
+        context: &Context,
+        incumbent: f64,
+    ) -> Option<FeasiblePlan> {
+        let mut best: Option<FeasiblePlan> = None;
+        for request in restrictions(self.request) {
+            let time_to_beat = best.as_ref().map_or(incumbent, |plan| plan.time.0);
+            let segments = SegmentSolver::new(&request, self.segments.deadline().clone());
+            let solver = ContextSolver::new(&request, &segments);
+            let bounds = solver.bounds(context, time_to_beat);
+            if let Ok(Some(faster)) = solver.solve(context, &bounds, time_to_beat).best {
+                best = Some(faster);
+            }
+        }
+        best
+    }
+
+    /// Assigns every block the vertex `level` steps above its smallest, and divides the blocks so that
+    /// the fullest stage needs the least.
+    fn min_memory_stages(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        level: usize,
+    ) -> Option<Vec<Arc<StageAssignment>>> {
+        let stages = context.mesh.pipeline as usize;
+        let shapes = self.segments.layer_shapes();
+        let mut blocks: Vec<Vec<Arc<SolvedSegment>>> = vec![];
+        for stage in 0..stages {
+            let in_flight = in_flight(context, stage);
+            let vertex = |shape: &usize| {
+                let spec = SegmentSpec::block(*shape, ends.boundary);
+                let hull = self.segments.hull(spec, context, in_flight, None);
+                hull.iter().rev().nth(level.min(hull.len().checked_sub(1)?)).cloned()
+            };
+            blocks.push(shapes.iter().map(vertex).collect::<Option<_>>()?);
+        }
+        let bytes = |stage: usize, block: usize| {
+            blocks[stage][block].bytes.total(in_flight(context, stage))
+        };
+        let ends_bytes = |stage: usize| ends.bytes(context, stage);
+        // Fills each stage up to a cap, leaving one block for each stage after it.
+        let fill = |cap: Bytes| {
+            let (mut ranges, mut first) = (vec![], 0);
+            for stage in 0..stages {
+                let last = shapes.len() - (stages - stage - 1);
+                let mut used = ends_bytes(stage);
+                let mut end = first;
+                while end < last && (end == first || used + bytes(stage, end) <= cap) {
+                    used += bytes(stage, end);
+                    end += 1;
+                }
+                if used > cap {
+                    return None;
+                }
+                ranges.push(first..end);
+                first = end;
+            }
+            (first == shapes.len()).then_some(ranges)
+        };
+        let all: Bytes = (0..shapes.len()).map(|block| bytes(0, block)).sum();
+        let (mut low, mut high) = (0, (all + ends_bytes(0) + ends_bytes(stages - 1)).0);
+        fill(Bytes(high))?;
+        while high - low > high / 1024 + 1 {
+            let middle = low + (high - low) / 2;
+            if fill(Bytes(middle)).is_some() { high = middle } else { low = middle }
+        }
+        let assign = |(stage, range): (usize, Range<usize>)| {
+            let blocks = blocks[stage][range].to_vec();
+            Arc::new(StageAssignment::new(blocks, in_flight(context, stage)))
+        };
+        Some(fill(Bytes(high))?.into_iter().enumerate().map(assign).collect())
+    }
+}
+
+/// The request under rules that leave less to decide: one way of recomputing, or one norm.
+fn restrictions(request: &Request) -> Vec<Request> {
+    let rules = request.rules;
+    let mut restricted = vec![];
+    if rules.recompute == Recompute::Auto {
+        let ways = [Recompute::Latents, Recompute::Block];
+        restricted.extend(ways.map(|recompute| Rules { recompute, ..rules }));
+    }
+    if rules.norm == NormRule::Auto {
+        restricted.extend([NormRule::Sync, NormRule::Online].map(|norm| Rules { norm, ..rules }));
+    }
+    restricted.into_iter().map(|rules| Request { rules, ..request.clone() }).collect()
+}

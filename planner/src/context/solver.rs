@@ -1,0 +1,346 @@
+//! Solves one context: partitions its blocks, lowers the result, places its memory, simulates it.
+//!
+//! The arena of a stage is known once the stage is lowered. The first attempt gives the blocks all
+//! memory that embedding and head leave. The bytes by which an arena then exceeds the limit are
+//! reserved, and the blocks are partitioned again; where the reserve becomes too large, half of the
+//! last correction is given back. The bound of a context is that of the first attempt with the relaxed
+//! embedding and head, so the corrections show in the gap and never in a proof.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use narrows_cost_model::Prices;
+use narrows_cost_model::simulate::simulate;
+use narrows_plan::check::CheckedProgram;
+use narrows_plan::lower::lower;
+use narrows_plan::strategy::Context;
+use narrows_plan::{Bytes, Kernel};
+
+use super::bounds::{ContextBounds, LayoutBound};
+use super::progress::{ContextSolution, FitProgress};
+use crate::feasible_plan::{FeasiblePlan, ModelDecisions};
+use crate::pipeline::{
+    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
+};
+use crate::plan_writer::write_plan;
+use crate::request::Request;
+use crate::segment::{SegmentSolver, SolvedSegment};
+
+/// Solves contexts of one request.
+pub struct ContextSolver<'a> {
+    pub(super) request: &'a Request,
+    pub(super) segments: &'a SegmentSolver<'a>,
+    candidates_priced: AtomicU64,
+}
+
+/// Corrections of a stage's reserve by its arena.
+const CORRECTIONS_MAX: usize = 12;
+
+/// Partitions that are improved by simulation.
+const SIMULATED_MAX: usize = 4;
+
+/// Partitions whose arenas are too large: slightly different budgets lead to the same solutions.
+#[derive(Default)]
+struct OversizedPartitions {
+    /// By the solutions of each stage: the first stage that is too large, and its arena.
+    arenas: HashMap<Vec<Vec<*const SolvedSegment>>, (usize, Bytes)>,
+}
+
+/// Result of dividing the blocks among the stages.
+pub(super) enum PartitionResult<'a> {
+    /// Partitions, with the partitioner that found them.
+    Partitions(StagePartitioner<'a>, Vec<Partition>),
+    /// None fits; the bytes by which even the smallest solutions are too large.
+    NoneFits(Bytes),
+    /// The deadline passed.
+    Interrupted,
+}
+
+/// Result of lowering the best partition.
+enum LoweringResult {
+    Fits(Box<FeasiblePlan>),
+    /// No partition is faster than the incumbent.
+    NoImprovement,
+    /// The first stage whose arena exceeds the limit, and its arena.
+    TooLarge(usize, Bytes),
+    /// The deadline passed.
+    Interrupted,
+}
+
+impl<'a> ContextSolver<'a> {
+    /// A solver for the contexts of one request.
+    pub fn new(request: &'a Request, segments: &'a SegmentSolver<'a>) -> Self {
+        ContextSolver { request, segments, candidates_priced: AtomicU64::new(0) }
+    }
+
+    /// Partial partitions priced so far.
+    pub fn candidates_priced(&self) -> u64 {
+        self.candidates_priced.load(Ordering::Relaxed)
+    }
+
+    /// Whether the deadline has passed.
+    pub fn out_of_time(&self) -> bool {
+        self.segments.out_of_time()
+    }
+
+    /// The fastest plan of a context that is faster than `incumbent`, and a bound on all of them.
+    pub fn solve(
+        &self,
+        context: &Context,
+        bounds: &ContextBounds,
+        incumbent: f64,
+    ) -> ContextSolution {
+        let mut progress = FitProgress::new(incumbent);
+        for (ends, layout) in &bounds.layouts {
+            match layout {
+                LayoutBound::Bound(bound) if bound.0 < progress.incumbent => {
+                    self.solve_layout(context, ends, bound.0, &mut progress);
+                }
+                LayoutBound::Bound(_) | LayoutBound::NoImprovement => progress.exhaust(),
+                LayoutBound::Infeasible(infeasible) => progress.reject(infeasible.clone()),
+            }
+        }
+        if progress.is_open() {
+            if self.segments.out_of_time() {
+                progress.interrupt();
+            } else {
+                progress.try_min_memory(self.min_memory_plan(context), self.request.arena_limit());
+            }
+        }
+        progress.finish()
+    }
+
+    /// Solves one boundary layout: with the fastest embedding and head first; with the others too where
+    /// memory keeps the fastest from the bound.
+    fn solve_layout(
+        &self,
+        context: &Context,
+        fastest: &EmbeddingAndHead,
+        bound: f64,
+        progress: &mut FitProgress,
+    ) {
+        progress.bound = progress.bound.min(bound);
+        // No other embedding and head have a better bound. With several stages, bounds differ a little
+        // because each stage is relaxed alone.
+        let close = if context.mesh.pipeline == 1 { 1e-12 } else { 1e-3 };
+        let is_settled =
+            |first: Option<f64>| first.is_some_and(|first| first <= bound * (1.0 + close));
+        // With an incumbent, the arenas of all pairs are not worth trying.
+        let first = self.solve_with_ends(context, fastest, progress);
+        if is_settled(first) || (first.is_none() && progress.incumbent.is_finite()) {
+            return;
+        }
+        for ends in fastest.hull_pairs(self.segments, context) {
+            if self.segments.out_of_time() {
+                return progress.interrupt();
+            }
+            if ends.bound.0 >= progress.incumbent {
+                continue;
+            }
+            if is_settled(self.solve_with_ends(context, &ends, progress)) {
+                return;
+            }
+        }
+    }
+
+    /// Solves with one embedding and head. Returns the bound that the blocks' bytes allow, unless every
+    /// arena that was tried is too large.
+    fn solve_with_ends(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        progress: &mut FitProgress,
+    ) -> Option<f64> {
+        let overheads = self.overheads(context, ends);
+        let mut reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let mut first_bound = None;
+        // Between a reserve that leads to too large an arena and one that leaves no partition.
+        let (mut low, mut high) = (reserve.clone(), None);
+        let mut oversized = OversizedPartitions::default();
+        for _ in 0..CORRECTIONS_MAX {
+            if self.segments.out_of_time() {
+                progress.interrupt();
+                return None;
+            }
+            match self.partition(context, ends, &overheads, &reserve, progress.incumbent) {
+                PartitionResult::NoneFits(_) if reserve == low => break,
+                PartitionResult::NoneFits(_) => high = Some(reserve.clone()),
+                PartitionResult::Interrupted => {
+                    progress.interrupt();
+                    return None;
+                }
+                PartitionResult::Partitions(partitioner, partitions) => {
+                    first_bound.get_or_insert(partitions[0].bound.0);
+                    let incumbent = progress.incumbent;
+                    match self.lower_best(
+                        ends,
+                        partitions,
+                        &overheads,
+                        &partitioner,
+                        incumbent,
+                        &mut oversized,
+                    ) {
+                        LoweringResult::Fits(plan) => {
+                            progress.accept(*plan);
+                            return first_bound;
+                        }
+                        LoweringResult::NoImprovement => {
+                            progress.exhaust();
+                            return first_bound;
+                        }
+                        LoweringResult::Interrupted => {
+                            progress.interrupt();
+                            return first_bound;
+                        }
+                        LoweringResult::TooLarge(stage, arena) => {
+                            low.clone_from(&reserve);
+                            if high.is_none() {
+                                reserve[stage] += arena - self.request.arena_limit();
+                                continue;
+                            }
+                        }
+                    }
+                }
+            }
+            if let Some(high) = &high {
+                let between = |(low, high): (&Bytes, &Bytes)| Bytes(low.0 + (high.0 - low.0) / 2);
+                reserve = low.iter().zip(high).map(between).collect();
+            }
+        }
+        progress.mark_open(self.request.arena_limit());
+        None
+    }
+
+    /// Divides the blocks among the stages, with `reserve` bytes of each stage kept free.
+    pub(super) fn partition(
+        &self,
+        context: &'a Context,
+        ends: &EmbeddingAndHead,
+        overheads: &[StageOverhead],
+        reserve: &[Bytes],
+        incumbent: f64,
+    ) -> PartitionResult<'a> {
+        let limit = self.request.arena_limit();
+        let budgets = match self.block_budgets(context, ends, reserve) {
+            Ok(budgets) => budgets,
+            Err(needed) => return PartitionResult::NoneFits(needed.saturating_sub(limit)),
+        };
+        let partitioner = StagePartitioner::new(self.segments, context, ends.boundary, budgets);
+        let (partitions, priced) = partitioner.partitions(overheads, incumbent);
+        self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
+        if partitioner.is_interrupted() {
+            PartitionResult::Interrupted
+        } else if partitions.is_empty() {
+            PartitionResult::NoneFits(partitioner.memory_excess())
+        } else {
+            PartitionResult::Partitions(partitioner, partitions)
+        }
+    }
+
+    /// Lowers the partition with the shortest simulated step.
+    fn lower_best(
+        &self,
+        ends: &EmbeddingAndHead,
+        partitions: Vec<Partition>,
+        overheads: &[StageOverhead],
+        partitioner: &StagePartitioner,
+        incumbent: f64,
+        oversized: &mut OversizedPartitions,
+    ) -> LoweringResult {
+        let context = partitioner.context();
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let choice = |stage, first, count| partitioner.best_assignment(stage, first, count);
+        let mut best: Option<(f64, Partition)> = None;
+        for partition in partitions.into_iter().take(SIMULATED_MAX) {
+            let time_to_beat = best.as_ref().map_or(incumbent, |(time, _)| *time);
+            if partition.bound.0 >= time_to_beat {
+                break;
+            }
+            let time = |partition: &Partition| simulate_partition(context, partition, overheads).0;
+            let bound = |partition: &Partition| partition.step_bound(overheads, microbatches);
+            let (partition, time, priced) =
+                partition.local_search(&choice, time_to_beat, bound, time);
+            self.candidates_priced.fetch_add(priced, Ordering::Relaxed);
+            if time < time_to_beat {
+                best = Some((time, partition));
+            }
+        }
+        let Some((_, partition)) = best else {
+            return match partitioner.is_interrupted() {
+                true => LoweringResult::Interrupted,
+                false => LoweringResult::NoImprovement,
+            };
+        };
+        let solutions = partition.solution_ids();
+        if let Some((stage, arena)) = oversized.arenas.get(&solutions) {
+            return LoweringResult::TooLarge(*stage, *arena);
+        }
+        // Lowering cannot be interrupted.
+        if self.segments.out_of_time() {
+            return LoweringResult::Interrupted;
+        }
+        let plan = self.lower(context, ends, partition);
+        let limit = self.request.arena_limit();
+        let lowered = &plan.program.program().stages;
+        match lowered.iter().position(|stage| stage.arena > limit) {
+            Some(stage) => {
+                let arena = lowered[stage].arena;
+                oversized.arenas.insert(solutions, (stage, arena));
+                LoweringResult::TooLarge(stage, arena)
+            }
+            None => LoweringResult::Fits(Box::new(plan)),
+        }
+    }
+
+    /// Lowers, checks and simulates a partition.
+    pub(super) fn lower(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        partition: Partition,
+    ) -> FeasiblePlan {
+        let partition_time =
+            simulate_partition(context, &partition, &self.overheads(context, ends));
+        let decisions = ModelDecisions {
+            context: *context,
+            boundary: ends.boundary,
+            embedding: ends.embedding.clone(),
+            stages: partition.stages.iter().map(|stage| stage.blocks.clone()).collect(),
+            head: ends.head.clone(),
+        };
+        let plan = write_plan(self.request, &decisions);
+        let resolved = plan
+            .resolve(&self.request.model)
+            .unwrap_or_else(|defects| unreachable!("the planner wrote an invalid plan: {defects}"));
+        let program = CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| {
+            unreachable!("the planner's own program fails the check: {errors}")
+        });
+        let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let time = simulate(&program, &price).step_time;
+        FeasiblePlan { decisions, plan, program, time, partition_time, objective: partition.bound }
+    }
+
+    fn overheads(&self, context: &Context, ends: &EmbeddingAndHead) -> Vec<StageOverhead> {
+        StageOverhead::of_stages(self.request, self.segments, context, ends)
+    }
+
+    /// The bytes that each stage has for its blocks; `Err` with the bytes that a stage needs without
+    /// blocks, where these reach the limit.
+    pub(super) fn block_budgets(
+        &self,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+        reserve: &[Bytes],
+    ) -> Result<Vec<Bytes>, Bytes> {
+        let limit = self.request.arena_limit();
+        reserve
+            .iter()
+            .enumerate()
+            .map(|(stage, reserve)| {
+                let used = *reserve + ends.bytes(context, stage);
+                if used < limit { Ok(limit - used) } else { Err(used) }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,100 @@
+//! First plans of a search, found quickly.
+
+use narrows_plan::strategy::Context;
+use narrows_plan::{Bytes, Seconds};
+use rayon::prelude::*;
+
+use super::lower_bound::flops_bound;
+use super::solver::ContextSolver;
+use crate::feasible_plan::FeasiblePlan;
+use crate::pipeline::{
+    EmbeddingAndHead, Partition, StageOverhead, StagePartitioner, simulate_partition,
+};
+
+/// A rough guess at how much longer a step takes in a context than its work: the pipeline bubble, and
+/// ten percent for each doubling of the tensor axis.
+fn slowdown_guess(context: &Context) -> f64 {
+    let microbatches = context.workload.microbatches(&context.mesh) as f64;
+    let bubble = (context.mesh.pipeline - 1) as f64 / microbatches;
+    (1.0 + bubble) * (1.0 + 0.1 * (context.mesh.tensor as f64).log2())
+}
+
+/// Contexts that are tried in parallel.
+const CHUNK: usize = 8;
+
+/// Even partitions that are lowered until one fits.
+const LOWERED_MAX: usize = 4;
+
+impl ContextSolver<'_> {
+    /// A plan to fall back on when time is short: an even partition in the first context in which one
+    /// fits, in the order of [`slowdown_guess`]. Proves nothing.
+    pub fn first_feasible(&self, contexts: &[Context]) -> Option<FeasiblePlan> {
+        let limit = self.request.arena_limit();
+        let possible = contexts.iter().filter(|context| flops_bound(self.request, context).is_ok());
+        let mut possible: Vec<&Context> = possible.collect();
+        possible.sort_by(|a, b| slowdown_guess(a).total_cmp(&slowdown_guess(b)));
+        for chunk in possible.chunks(CHUNK) {
+            let mut even: Vec<_> =
+                chunk.par_iter().filter_map(|context| self.even_partition(context)).collect();
+            even.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let plans = even
+                .into_iter()
+                .map(|(_, context, ends, partition)| self.lower(context, &ends, partition));
+            for plan in plans {
+                if plan.peak_arena() <= limit {
+                    return Some(plan);
+                }
+                if self.segments.out_of_time() {
+                    return None;
+                }
+            }
+            if self.segments.out_of_time() {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// The first incumbent: the fastest even partition that fits, as far as bytes and times tell before
+    /// lowering. `contexts` come with their bounds, the best first.
+    pub fn warm_start(&self, contexts: &[(Context, f64)]) -> Option<FeasiblePlan> {
+        let mut even: Vec<(f64, &Context, EmbeddingAndHead, Partition)> = vec![];
+        for chunk in contexts.chunks(CHUNK) {
+            let fastest = even.iter().map(|(time, ..)| *time).fold(f64::INFINITY, f64::min);
+            let open: Vec<_> = chunk.iter().filter(|(_, bound)| *bound < fastest).collect();
+            if open.is_empty() {
+                break;
+            }
+            even.par_extend(
+                open.par_iter().filter_map(|(context, _)| self.even_partition(context)),
+            );
+        }
+        even.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut plans = even
+            .into_iter()
+            .take(LOWERED_MAX)
+            .map(|(_, context, ends, partition)| self.lower(context, &ends, partition));
+        let limit = self.request.arena_limit();
+        plans.find(|plan| plan.peak_arena() <= limit)
+    }
+
+    /// The fastest even partition of a context, with its time.
+    fn even_partition<'c>(
+        &self,
+        context: &'c Context,
+    ) -> Option<(f64, &'c Context, EmbeddingAndHead, Partition)> {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let layouts = EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context);
+        let partitions = layouts.into_iter().filter_map(|ends| {
+            let budgets = self.block_budgets(context, &ends, &no_reserve).ok()?;
+            let partitioner = StagePartitioner::new(self.segments, context, ends.boundary, budgets);
+            let mut partition = partitioner.even_partition()?;
+            let overheads = StageOverhead::of_stages(self.request, self.segments, context, &ends);
+            partition.bound = Seconds(partition.step_bound(&overheads, microbatches));
+            let time = simulate_partition(context, &partition, &overheads).0;
+            Some((time, context, ends, partition))
+        });
+        partitions.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}

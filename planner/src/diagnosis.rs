@@ -1,0 +1,160 @@
+//! Explains why no plan was found, and suggests what to change.
+
+use narrows_plan::strategy::{Baseline, Recompute, WeightRule, Zero};
+use narrows_plan::{Bytes, Mesh};
+
+use crate::context::ContextSolver;
+use crate::deadline::Deadline;
+use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
+use crate::request::Request;
+use crate::segment::SegmentSolver;
+
+/// Explains a search without a plan: a chain of causes ("because …, and because …, no plan exists"), and
+/// hints at what to change.
+pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
+    let mut causes = vec![];
+    let mut hints = vec![];
+    if report.contexts.is_empty() {
+        let devices = match request.devices {
+            1 => "1 device".into(),
+            devices => format!("{devices} devices"),
+        };
+        causes.push(format!(
+            "because no mesh of {devices} with these axes divides {} sequences into microbatches",
+            request.global_batch
+        ));
+        hints.push("another --global-batch or --micro-batch, or fewer fixed axes".into());
+        return (causes, hints);
+    }
+    let smallest = report
+        .contexts
+        .iter()
+        .filter_map(|context| match &context.outcome {
+            ContextOutcome::Infeasible(Infeasible::Memory { needed, evidence, .. }) => {
+                Some((*needed, *evidence, context))
+            }
+            _ => None,
+        })
+        .min_by_key(|(needed, ..)| *needed);
+    if let Some((needed, evidence, context)) = smallest {
+        let limit = request.arena_limit();
+        let needs = match evidence {
+            // Other plans may need more than the bound and less than this one.
+            MemoryEvidence::OnePlan => {
+                format!("the smallest plan that was found needs {needed} a device")
+            }
+            MemoryEvidence::TriedPlans => {
+                format!("every plan that was tried needs more than {limit} a device")
+            }
+            MemoryEvidence::AllPlans if needed > limit => format!(
+                "weights, optimizer states and kept activations need at least {needed} a device"
+            ),
+            MemoryEvidence::AllPlans => format!("every plan needs more than {limit} a device"),
+        };
+        causes.push(format!(
+            "because {needs} on the most economical mesh ({}, microbatch {})",
+            context.context.mesh, context.context.workload.micro_batch
+        ));
+        causes.push(format!("and because a device may hold {limit}"));
+        let is_proof = report.status == SearchStatus::Infeasible;
+        causes.push(if is_proof { "no plan fits" } else { "no plan was found that fits" }.into());
+        if let Some((enough, mesh)) = sufficient_memory(request, report) {
+            let hint =
+                format!("--memory-limit {} is enough, if the devices have it: {mesh}", enough.0);
+            hints.push(hint);
+        }
+        hints.push(memory_hint(request));
+    } else if report.contexts.iter().any(|c| matches!(c.outcome, ContextOutcome::Infeasible(_))) {
+        causes.extend(ops_without_strategy(request, report));
+        causes.push(format!(
+            "because on every mesh some op has no legal strategy under `--strategy {}`{}",
+            request.rules.baseline.name(),
+            match request.rules.weights {
+                WeightRule::Sharded => " with every weight sharded",
+                WeightRule::Any => "",
+            }
+        ));
+        let is_proof = report.status == SearchStatus::Infeasible;
+        causes.push(if is_proof { "no plan exists" } else { "no plan was found" }.into());
+        let mut hint = "a tensor axis that divides heads, ranks and widths".to_string();
+        if request.rules.weights == WeightRule::Sharded {
+            hint.push_str(", or --weights any");
+        }
+        if request.rules.baseline != Baseline::Auto {
+            hint.push_str(", or --strategy auto");
+        }
+        hints.push(hint);
+    }
+    if report.contexts.iter().any(|context| matches!(context.outcome, ContextOutcome::NotReached)) {
+        causes.push("though some meshes were not reached in time".into());
+        hints.push("a longer --time-limit".into());
+    }
+    (causes, hints)
+}
+
+/// Changes of the request that lead to smaller plans.
+fn memory_hint(request: &Request) -> String {
+    let mut changes = vec!["more devices"];
+    if request.micro_batch.is_some_and(|size| size > 1) {
+        changes.push("a smaller --micro-batch");
+    }
+    if request.rules.recompute != Recompute::Auto {
+        changes.push("--recompute auto");
+    }
+    if request.zero == Some(Zero::Off) {
+        changes.push("--zero auto");
+    }
+    match changes.split_last() {
+        Some((last, [])) => (*last).into(),
+        Some((last, first)) => format!("{} or {last}", first.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// Ops without a strategy that are named.
+const NAMED_MAX: usize = 4;
+
+/// Names the ops of the first mesh that have no strategy.
+fn ops_without_strategy(request: &Request, report: &SearchReport) -> Option<String> {
+    let has_no_strategy = |report: &&ContextReport| {
+        matches!(report.outcome, ContextOutcome::Infeasible(Infeasible::NoStrategy))
+    };
+    let context = report.contexts.iter().find(has_no_strategy)?.context;
+    let names = SegmentSolver::new(request, Deadline::none()).ops_without_strategy(&context);
+    if names.is_empty() {
+        return None;
+    }
+    let more = names.len().saturating_sub(NAMED_MAX);
+    let named = names.into_iter().take(NAMED_MAX).collect::<Vec<_>>().join("`, `");
+    let more = if more > 0 { format!(" and {more} others") } else { String::new() };
+    let tensor = context.mesh.tensor;
+    Some(format!("because `{named}`{more} cannot be split as asked over {tensor} devices"))
+}
+
+/// Meshes, by least memory, that are lowered to find a sufficient memory limit.
+const LOWERED_MAX: usize = 6;
+
+/// A memory limit under which a plan exists, and its mesh.
+fn sufficient_memory(request: &Request, report: &SearchReport) -> Option<(Bytes, Mesh)> {
+    let segments = SegmentSolver::new(request, Deadline::none());
+    let solver = ContextSolver::new(request, &segments);
+    let mut contexts: Vec<_> = report
+        .contexts
+        .iter()
+        .filter_map(|context| match &context.outcome {
+            ContextOutcome::Infeasible(Infeasible::Memory { needed, .. }) => {
+                Some((*needed, context.context))
+            }
+            _ => None,
+        })
+        .collect();
+    contexts.sort_by_key(|(needed, _)| *needed);
+    let smallest = contexts.iter().take(LOWERED_MAX).filter_map(|(_, context)| {
+        let plan = solver.min_memory_plan(context)?;
+        Some((plan.peak_arena(), *context))
+    });
+    let (peak, context) = smallest.min_by_key(|(peak, _)| *peak)?;
+    let restricted = solver.min_memory_plan_restricted(&context).map(|plan| plan.peak_arena());
+    Some((restricted.map_or(peak, |restricted| restricted.min(peak)), context.mesh))
+}

@@ -1,0 +1,49 @@
+//! A plan that fits its devices, with its program and its simulated step.
+
+use std::sync::Arc;
+
+use narrows_plan::check::CheckedProgram;
+use narrows_plan::strategy::{BoundaryLayout, Context};
+use narrows_plan::{Bytes, Seconds};
+
+use crate::segment::SolvedSegment;
+
+/// Solutions chosen for every segment of a model.
+#[derive(Clone, Debug)]
+pub struct ModelDecisions {
+    /// Mesh, workload, number formats, ZeRO stage.
+    pub context: Context,
+    /// Layouts of the tensors between segments.
+    pub boundary: BoundaryLayout,
+    /// Solution of the embedding.
+    pub embedding: Arc<SolvedSegment>,
+    /// Solutions of the blocks of each stage, in model order.
+    pub stages: Vec<Vec<Arc<SolvedSegment>>>,
+    /// Solution of the head.
+    pub head: Arc<SolvedSegment>,
+}
+
+/// A plan that was lowered and simulated.
+#[derive(Clone, Debug)]
+pub struct FeasiblePlan {
+    /// The decisions.
+    pub decisions: ModelDecisions,
+    /// The decisions as a plan file.
+    pub plan: narrows_plan::Plan,
+    /// The lowered plan, checked.
+    pub program: CheckedProgram,
+    /// Simulated time of the program's step.
+    pub time: Seconds,
+    /// Step time by the stage times that the blocks were divided by, before lowering.
+    pub partition_time: Seconds,
+    /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
+    pub objective: Seconds,
+}
+
+impl FeasiblePlan {
+    /// Arena of the fullest stage.
+    pub fn peak_arena(&self) -> Bytes {
+        let stages = self.program.program().stages.iter();
+        stages.map(|stage| stage.arena).max().unwrap_or_default()
+    }
+}

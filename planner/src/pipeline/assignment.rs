@@ -1,0 +1,100 @@
+//! Solutions for the blocks of one stage, within the memory of that stage.
+
+use std::sync::Arc;
+
+use narrows_plan::{Bytes, Seconds};
+
+use super::overhead::StageOverhead;
+use crate::segment::SolvedSegment;
+
+/// One solution for each block of a stage, with their total cost.
+#[derive(Clone, Debug, Default)]
+pub struct StageAssignment {
+    /// The solution of each block, in model order.
+    pub blocks: Vec<Arc<SolvedSegment>>,
+    /// Forward pass of one microbatch.
+    pub forward: Seconds,
+    /// Backward pass of one microbatch.
+    pub backward: Seconds,
+    /// Step phase.
+    pub step: Seconds,
+    /// The part of the step phase that waits for the gradient norm over all stages.
+    pub update: Seconds,
+    /// Bytes with the stage's microbatches in flight.
+    pub bytes: Bytes,
+    /// Time of a step minus its linear relaxation: no assignment within the same bytes is faster by
+    /// more.
+    pub integrality_slack: Seconds,
+    /// Lower bound on forward plus backward time of one microbatch within the same bytes, whatever
+    /// the step phase.
+    pub microbatch_time_min: Seconds,
+}
+
+impl StageAssignment {
+    /// The assignment of these solutions.
+    pub fn new(blocks: Vec<Arc<SolvedSegment>>, in_flight: u64) -> StageAssignment {
+        let mut total = StageAssignment::default();
+        for block in &blocks {
+            total.forward += block.time.forward;
+            total.backward += block.time.backward;
+            total.step += block.time.step;
+            total.update += block.time.update;
+            total.bytes += block.bytes.total(in_flight);
+        }
+        total.microbatch_time_min = total.forward + total.backward;
+        StageAssignment { blocks, ..total }
+    }
+
+    /// Forward plus backward time of one microbatch, in seconds.
+    pub fn microbatch_time(&self, overhead: &StageOverhead) -> f64 {
+        (self.forward + overhead.forward + self.backward + overhead.backward).0
+    }
+}
+
+/// The fastest assignment of hull vertices to blocks within a budget, up to one block's step along its
+/// hull; `None` when even the smallest vertices exceed the budget. `hulls` holds the vertices of each
+/// block, from the fastest to the smallest.
+///
+/// Greedy solution of the linear relaxation: from the smallest vertices, the hull edge that saves the
+/// most time per byte is climbed first. The relaxation would climb the first edge that no longer fits
+/// in part; what that saves is the assignment's integrality slack.
+pub fn assign_points(
+    hulls: &[Vec<Arc<SolvedSegment>>],
+    in_flight: u64,
+    microbatches: u64,
+    budget: Bytes,
+) -> Option<StageAssignment> {
+    let bytes = |solved: &SolvedSegment| solved.bytes.total(in_flight);
+    let time = |solved: &SolvedSegment| solved.time.total(microbatches).0;
+    let mut level: Vec<usize> = vec![];
+    let mut used = Bytes(0);
+    // (seconds saved per byte, block, vertex at the faster end of the edge)
+    let mut edges: Vec<(f64, usize, usize)> = vec![];
+    for (block, hull) in hulls.iter().enumerate() {
+        let smallest = hull.len().checked_sub(1)?;
+        level.push(smallest);
+        used += bytes(&hull[smallest]);
+        for to in 0..smallest {
+            let (faster, slower) = (&hull[to], &hull[to + 1]);
+            let more = (bytes(faster) - bytes(slower)).as_f64();
+            edges.push(((time(slower) - time(faster)) / more, block, to));
+        }
+    }
+    if used > budget {
+        return None;
+    }
+    edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)));
+    let mut slack = None;
+    for (rate, block, to) in edges {
+        let more = bytes(&hulls[block][to]) - bytes(&hulls[block][to + 1]);
+        if level[block] == to + 1 && used + more <= budget {
+            level[block] = to;
+            used += more;
+        } else {
+            slack.get_or_insert(rate * (budget - used).as_f64());
+        }
+    }
+    let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
+    let integrality_slack = Seconds(slack.unwrap_or(0.0));
+    Some(StageAssignment { integrality_slack, ..StageAssignment::new(blocks, in_flight) })
+}

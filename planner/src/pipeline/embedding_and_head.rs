@@ -1,0 +1,127 @@
+//! Solutions for the embedding and the head of a model.
+
+use std::sync::Arc;
+
+use narrows_cost_model::segment::SegmentTime;
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
+use narrows_plan::{Bytes, Seconds};
+
+use super::in_flight::in_flight;
+use crate::request::Request;
+use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+
+/// Solutions for the embedding and the head under one boundary layout.
+#[derive(Clone)]
+pub struct EmbeddingAndHead {
+    /// Layouts of the tensors between segments.
+    pub boundary: BoundaryLayout,
+    /// Layout of the weight that both share, where it is tied.
+    pub tied_weight: Option<TiedWeight>,
+    /// Solution of the embedding.
+    pub embedding: Arc<SolvedSegment>,
+    /// Solution of the head.
+    pub head: Arc<SolvedSegment>,
+    /// Lower bound on plans with these solutions, whatever the memory.
+    pub bound: Seconds,
+}
+
+impl EmbeddingAndHead {
+    /// The fastest solutions for every boundary layout and every layout of a tied weight.
+    pub fn fastest_per_layout(
+        request: &Request,
+        segments: &SegmentSolver,
+        context: &Context,
+    ) -> Vec<EmbeddingAndHead> {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let mut per_layout = vec![];
+        for boundary in segments.boundary_layouts(context) {
+            let fastest =
+                |shape: &usize| segments.fastest(SegmentSpec::block(*shape, boundary), context);
+            let blocks: Option<Vec<Arc<SolvedSegment>>> =
+                segments.layer_shapes().iter().map(fastest).collect();
+            let Some(blocks) = blocks else { continue };
+            let total = |solved: &Arc<SolvedSegment>| solved.time.total(microbatches);
+            let blocks_time: Seconds = blocks.iter().map(total).sum();
+            for tied_weight in request.tied_weights() {
+                let fastest = |kind| {
+                    let spec = SegmentSpec::embedding_or_head(kind, boundary, tied_weight);
+                    segments.fastest(spec, context)
+                };
+                let both = fastest(SegmentKind::Embedding).zip(fastest(SegmentKind::Head));
+                let Some((embedding, head)) = both else { continue };
+                let all = blocks_time + total(&embedding) + total(&head);
+                let bound = Seconds(all.0 / context.mesh.pipeline as f64);
+                per_layout.push(EmbeddingAndHead { boundary, tied_weight, embedding, head, bound });
+            }
+        }
+        per_layout
+    }
+
+    /// A relaxation of all solutions: as fast as the fastest and as small as the smallest. A bound
+    /// computed with it holds for all of them.
+    pub fn relaxation(&self, segments: &SegmentSolver, context: &Context) -> EmbeddingAndHead {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let relaxed = |fastest: &Arc<SolvedSegment>, kind, in_flight| {
+            let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
+            let microbatch_time = segments.min_microbatch_time(spec, context).unwrap_or(0.0);
+            let total = fastest.time.total(microbatches).0;
+            let time = SegmentTime {
+                forward: Seconds(microbatch_time),
+                backward: Seconds(0.0),
+                step: Seconds((total - microbatches as f64 * microbatch_time).max(0.0)),
+                update: Seconds(0.0),
+            };
+            let smallest = segments.hull(spec, context, in_flight, Some(Bytes(0)));
+            let bytes = smallest.last().map_or(fastest.bytes, |solved| solved.bytes);
+            Arc::new(SolvedSegment { time, bytes, ..SolvedSegment::clone(fastest) })
+        };
+        EmbeddingAndHead {
+            embedding: relaxed(&self.embedding, SegmentKind::Embedding, in_flight(context, 0)),
+            head: relaxed(&self.head, SegmentKind::Head, 0),
+            ..self.clone()
+        }
+    }
+
+    /// Bytes of embedding and head on a stage.
+    pub fn bytes(&self, context: &Context, stage: usize) -> Bytes {
+        let mut bytes = Bytes(0);
+        if stage == 0 {
+            bytes += self.embedding.bytes.total(in_flight(context, stage));
+        }
+        if stage as u64 + 1 == context.mesh.pipeline {
+            bytes += self.head.bytes.resident;
+        }
+        bytes
+    }
+
+    /// All pairs of hull vertices of embedding and head: the fastest first, the smallest last.
+    pub fn hull_pairs(&self, segments: &SegmentSolver, context: &Context) -> Vec<EmbeddingAndHead> {
+        let microbatches = context.workload.microbatches(&context.mesh);
+        let total = |pair: &EmbeddingAndHead| {
+            pair.embedding.time.total(microbatches).0 + pair.head.time.total(microbatches).0
+        };
+        let vertices = |kind, in_flight| {
+            let spec = SegmentSpec::embedding_or_head(kind, self.boundary, self.tied_weight);
+            segments.hull(spec, context, in_flight, None)
+        };
+        let embeddings = vertices(SegmentKind::Embedding, in_flight(context, 0));
+        // The backward pass of the head follows its forward pass at once: no microbatch is in flight.
+        let heads = vertices(SegmentKind::Head, 0);
+        let mut pairs = vec![];
+        for embedding in &embeddings {
+            for head in &heads {
+                let (embedding, head) = (embedding.clone(), head.clone());
+                let mut pair = EmbeddingAndHead { embedding, head, ..self.clone() };
+                let more = total(&pair) - total(self);
+                pair.bound.0 += more.max(0.0) / context.mesh.pipeline as f64;
+                pairs.push(pair);
+            }
+        }
+        // Both hulls end with their smallest vertex.
+        let smallest = pairs.pop();
+        pairs.sort_by(|a, b| total(a).total_cmp(&total(b)));
+        pairs.extend(smallest);
+        pairs
+    }
+}

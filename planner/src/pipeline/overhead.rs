@@ -1,0 +1,103 @@
+//! What a stage runs besides its blocks.
+
+use narrows_cost_model::Prices;
+use narrows_plan::Seconds;
+use narrows_plan::emit::{
+    InstrTemplate, StageBoundary, gradient_extent, hops, op_parameters, step_begin, step_norm,
+    tied_reduce,
+};
+use narrows_plan::program::Extent;
+use narrows_plan::strategy::Context;
+
+use super::embedding_and_head::EmbeddingAndHead;
+use crate::request::Request;
+use crate::segment::{SegmentSolver, SolvedSegment};
+
+/// Times of a stage besides its blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StageOverhead {
+    /// Forward pass of one microbatch: embedding, head, transfers.
+    pub forward: Seconds,
+    /// Backward pass of one microbatch.
+    pub backward: Seconds,
+    /// Step phase.
+    pub step: Seconds,
+    /// Lower bound on the step phase under other solutions of embedding and head.
+    pub step_min: Seconds,
+    /// The parts of the step phase around synchronisations of stages.
+    pub syncs: StepSyncs,
+}
+
+/// The parts of a stage's step phase at which stages wait for each other. All of them are counted in
+/// [`StageOverhead::step`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepSyncs {
+    /// Work before the first synchronisation.
+    pub begin: Seconds,
+    /// All-reduce of a tied weight's gradient between the first and the last stage.
+    pub tied: Option<Seconds>,
+    /// All-reduce of the squared gradient norm over all stages; `None` on one stage.
+    pub norm: Option<Seconds>,
+    /// Optimizer updates of embedding and head, which wait for the norm.
+    pub update: Seconds,
+}
+
+impl StageOverhead {
+    /// The overheads of all stages.
+    pub fn of_stages(
+        request: &Request,
+        segments: &SegmentSolver,
+        context: &Context,
+        ends: &EmbeddingAndHead,
+    ) -> Vec<StageOverhead> {
+        let prices = Prices::new(&request.profile, request.executor, &context.mesh);
+        let price = |template: &InstrTemplate| prices.kernel(&template.kernel());
+        let stages = context.mesh.pipeline;
+        let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
+        // The reduction over the stages is the last one.
+        let norm = step_norm(context).last().filter(|_| stages > 1).map(price);
+        let syncs = StepSyncs { begin: price(&step_begin()), norm, ..StepSyncs::default() };
+        (0..stages)
+            .map(|stage| {
+                let boundary =
+                    StageBoundary { carried: segments.narrowest_carried(), border: ends.boundary };
+                let (forward, backward) = hops(&boundary, &boundary, stage, context);
+                let mut overhead = StageOverhead {
+                    forward: forward.iter().map(price).sum(),
+                    backward: backward.iter().map(price).sum(),
+                    step: once,
+                    syncs,
+                    ..StageOverhead::default()
+                };
+                if stage == 0 {
+                    overhead.add(&ends.embedding);
+                }
+                if stage + 1 == stages {
+                    overhead.add(&ends.head);
+                }
+                if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
+                    let tied = tied_gradient(&ends.head, context);
+                    overhead.syncs.tied = tied.map(|extent| price(&tied_reduce(extent, context)));
+                    overhead.step += overhead.syncs.tied.unwrap_or_default();
+                }
+                overhead.step_min = overhead.step;
+                overhead
+            })
+            .collect()
+    }
+
+    fn add(&mut self, solved: &SolvedSegment) {
+        self.forward += solved.time.forward;
+        self.backward += solved.time.backward;
+        self.step += solved.time.step;
+        self.syncs.update += solved.time.update;
+    }
+}
+
+/// The gradient of the weight that the first and the last stage share.
+fn tied_gradient(head: &SolvedSegment, context: &Context) -> Option<Extent> {
+    let op = head.segment.op_ids().find(|id| head.segment.op(*id).name == "head")?;
+    let strategy = head.choice.ops[op.0 as usize].choice.strategy;
+    let parameters = op_parameters(head.segment.op(op), strategy, context)?;
+    gradient_extent(&parameters, context)
+}

@@ -1,0 +1,179 @@
+//! Divides the blocks of one context among its stages, within the memory of each stage.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use narrows_plan::strategy::{BoundaryLayout, Context};
+use narrows_plan::{Bytes, Seconds};
+
+use super::assignment::{StageAssignment, assign_points};
+use super::in_flight::in_flight;
+use super::overhead::StageOverhead;
+use super::partition::{Partition, PruningCutoff, undominated_partitions};
+use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
+
+/// The best assignment of a run of blocks; `None` when none fits.
+type CachedAssignment = Option<Arc<StageAssignment>>;
+
+/// Divides the blocks of one context among its stages.
+pub struct StagePartitioner<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    boundary: BoundaryLayout,
+    budgets: Vec<Bytes>,
+    /// By stage, first block (0 when all blocks have one shape) and number of blocks.
+    assignments: RefCell<HashMap<(usize, usize, usize), CachedAssignment>>,
+    is_interrupted: Cell<bool>,
+}
+
+impl<'a> StagePartitioner<'a> {
+    /// A partitioner under one boundary layout; `budgets` are the bytes of each stage's blocks.
+    pub fn new(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        boundary: BoundaryLayout,
+        budgets: Vec<Bytes>,
+    ) -> Self {
+        StagePartitioner {
+            segments,
+            context,
+            boundary,
+            budgets,
+            assignments: RefCell::default(),
+            is_interrupted: Cell::new(false),
+        }
+    }
+
+    /// The context whose blocks are divided.
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// The best partitions that may take less than `time_to_beat`, and the number priced.
+    pub fn partitions(
+        &self,
+        overheads: &[StageOverhead],
+        time_to_beat: f64,
+    ) -> (Vec<Partition>, u64) {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        let choice = |stage, first, count| self.best_assignment(stage, first, count);
+        let (mut microbatch_times_min, mut step_times_min) = (vec![], vec![]);
+        for shape in self.segments.layer_shapes() {
+            let spec = SegmentSpec::block(*shape, self.boundary);
+            microbatch_times_min.extend(self.segments.min_microbatch_time(spec, self.context));
+            step_times_min.push(self.segments.step_range(spec, self.context)[0]);
+        }
+        let cutoff =
+            PruningCutoff { microbatch_times_min, step_times_min, step_time: time_to_beat };
+        undominated_partitions(overheads, microbatches, &cutoff, &choice)
+    }
+
+    /// Whether the deadline passed meanwhile, so that partitions are missing.
+    pub fn is_interrupted(&self) -> bool {
+        self.is_interrupted.get()
+    }
+
+    /// The fastest assignment for a run of blocks on a stage, cached; `None` when none fits or the
+    /// deadline has passed.
+    pub fn best_assignment(
+        &self,
+        stage: usize,
+        first: usize,
+        count: usize,
+    ) -> Option<Arc<StageAssignment>> {
+        if self.is_interrupted.get() || self.segments.out_of_time() {
+            self.is_interrupted.set(true);
+            return None;
+        }
+        let first = if self.segments.shape_count() == 1 { 0 } else { first };
+        if let Some(cached) = self.assignments.borrow().get(&(stage, first, count)) {
+            return cached.clone();
+        }
+        let assignment = self.assign(self.context, stage, first, count).map(|mut assignment| {
+            // The smallest microbatch time within the bytes is what a step of very many microbatches
+            // consists of.
+            let mut many = *self.context;
+            many.workload.global_batch =
+                many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
+            // With one stage the whole step is minimised at once.
+            let is_pipeline = self.context.mesh.pipeline > 1;
+            let quickest = is_pipeline.then(|| self.assign(&many, stage, first, count)).flatten();
+            assignment.microbatch_time_min = quickest.map_or(Seconds(0.0), |quickest| {
+                // M·t + u is minimal up to the integrality slack, and u is at most `step_max`.
+                let step_max: f64 = self
+                    .specs(first, count)
+                    .map(|spec| self.segments.step_range(spec, &many)[1])
+                    .sum();
+                let once = (step_max - (quickest.step - quickest.integrality_slack).0).max(0.0)
+                    / ASYMPTOTIC_MICROBATCHES as f64;
+                quickest.forward + quickest.backward - Seconds(once)
+            });
+            Arc::new(assignment)
+        });
+        self.assignments.borrow_mut().insert((stage, first, count), assignment.clone());
+        assignment
+    }
+
+    /// Equal numbers of blocks on all stages, one more on the first ones where they do not divide, each
+    /// stage as fast as its bytes allow.
+    pub fn even_partition(&self) -> Option<Partition> {
+        let (blocks, stages) = (self.segments.layer_shapes().len(), self.budgets.len());
+        let counts: Vec<usize> = (0..stages)
+            .map(|stage| blocks / stages + usize::from(stage < blocks % stages))
+            .collect();
+        let choice =
+            |stage, first, count| self.assign(self.context, stage, first, count).map(Arc::new);
+        Partition::with_counts(counts, &choice)
+    }
+
+    fn specs(&self, first: usize, count: usize) -> impl Iterator<Item = SegmentSpec> {
+        let shapes = &self.segments.layer_shapes()[first..first + count];
+        shapes.iter().map(|&shape| SegmentSpec::block(shape, self.boundary))
+    }
+
+    /// The fastest assignment for a run of blocks on a stage.
+    fn assign(
+        &self,
+        context: &Context,
+        stage: usize,
+        first: usize,
+        count: usize,
+    ) -> Option<StageAssignment> {
+        let segments = self.segments;
+        let in_flight = in_flight(self.context, stage);
+        let fastest: Option<Vec<Arc<SolvedSegment>>> =
+            self.specs(first, count).map(|spec| segments.fastest(spec, context)).collect();
+        let fastest = StageAssignment::new(fastest?, in_flight);
+        if fastest.bytes <= self.budgets[stage] {
+            return Some(fastest);
+        }
+        // Blocks of one shape mix the two vertices around their average bytes; blocks of several shapes
+        // may need any vertex.
+        let hull = |spec, average| segments.hull(spec, context, in_flight, average);
+        let hulls: Vec<_> = if segments.shape_count() == 1 {
+            let average = Some(self.budgets[stage] / count as u64);
+            vec![hull(SegmentSpec::block(0, self.boundary), average); count]
+        } else {
+            self.specs(first, count).map(|spec| hull(spec, None)).collect()
+        };
+        let microbatches = context.workload.microbatches(&context.mesh);
+        assign_points(&hulls, in_flight, microbatches, self.budgets[stage])
+    }
+
+    /// The bytes by which the smallest solutions exceed the budgets when blocks are divided evenly.
+    pub fn memory_excess(&self) -> Bytes {
+        let blocks = self.segments.layer_shapes().len();
+        let count = blocks.div_ceil(self.budgets.len());
+        let excess = |(stage, budget): (usize, &Bytes)| {
+            let in_flight = in_flight(self.context, stage);
+            let smallest = |spec| {
+                let hull = self.segments.hull(spec, self.context, in_flight, Some(Bytes(0)));
+                hull.last().map_or(Bytes(0), |solved| solved.bytes.total(in_flight))
+            };
+            let first = (stage * count).min(blocks - count);
+            self.specs(first, count).map(smallest).sum::<Bytes>().saturating_sub(*budget)
+        };
+        self.budgets.iter().enumerate().map(excess).max().unwrap_or_default()
+    }
+}

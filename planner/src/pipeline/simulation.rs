@@ -1,0 +1,48 @@
+//! The step time of a partition, before it is lowered.
+
+use narrows_cost_model::simulate::{StageTime, StepPart, SyncedStages, schedule_time};
+use narrows_plan::Seconds;
+use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
+use narrows_plan::strategy::Context;
+
+use super::assignment::StageAssignment;
+use super::overhead::{StageOverhead, StepSyncs};
+use super::partition::Partition;
+
+/// Simulates a step of a partition from its stage times: equal to simulating the lowered program.
+pub fn simulate_partition(
+    context: &Context,
+    partition: &Partition,
+    overheads: &[StageOverhead],
+) -> Seconds {
+    let stages = context.mesh.pipeline;
+    let microbatches = context.workload.microbatches(&context.mesh);
+    let times: Vec<StageTime> = partition
+        .stages
+        .iter()
+        .zip(overheads)
+        .map(|(stage, overhead)| StageTime {
+            forward: stage.forward + overhead.forward,
+            backward: stage.backward + overhead.backward,
+            step: step_parts(overhead, stage, stages as usize),
+        })
+        .collect();
+    let schedules: Vec<Vec<MicrobatchPass>> =
+        (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
+    let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
+    schedule_time(&times, &schedules)
+}
+
+/// The step phase of a stage in the order of its lowered program.
+fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize) -> Vec<StepPart> {
+    let StepSyncs { begin, tied, norm, update } = overhead.syncs;
+    let update = update + blocks.update;
+    let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
+    let reduce = overhead.step + blocks.step - update - syncs;
+    let mut parts = vec![StepPart::Alone(begin)];
+    parts.extend(tied.map(|time| StepPart::Together(SyncedStages::ends(stages), time)));
+    parts.push(StepPart::Alone(reduce));
+    parts.extend(norm.map(|time| StepPart::Together(SyncedStages::all(stages), time)));
+    parts.push(StepPart::Alone(update));
+    parts
+}

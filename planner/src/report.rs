@@ -1,0 +1,109 @@
+//! How a search ended.
+
+use std::time::Duration;
+
+use narrows_plan::Seconds;
+use narrows_plan::strategy::Context;
+
+use crate::infeasible::{Infeasible, MemoryEvidence};
+
+/// How a search ended, and what it proved.
+#[derive(Clone, Debug)]
+pub struct SearchReport {
+    /// Why the search ended.
+    pub status: SearchStatus,
+    /// Relative difference between the plan's time and the bound: `(time − bound) / time`.
+    pub gap: f64,
+    /// Lower bound: no plan is faster.
+    pub bound: Seconds,
+    /// Contexts, segments and partial partitions that were priced. Threads that race may price a
+    /// segment twice, so the count differs between runs.
+    pub candidates_priced: u64,
+    /// Contexts that a bound or the memory excluded before they were solved.
+    pub candidates_pruned: u64,
+    /// Segments solved to optimality, counted as `candidates_priced` is.
+    pub segment_solves: u64,
+    /// Wall time of the search.
+    pub wall_time: Duration,
+    /// How every context ended, best bound first.
+    pub contexts: Vec<ContextReport>,
+}
+
+/// Why a search ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchStatus {
+    /// The plan is proven the fastest of the space.
+    Optimal,
+    /// The bound and the plan's time differ; or no plan was found, and one may exist.
+    GapLimit,
+    /// The time limit passed first.
+    TimeLimit,
+    /// It is proven that no plan exists.
+    Infeasible,
+}
+
+impl SearchStatus {
+    /// Name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            SearchStatus::Optimal => "optimal",
+            SearchStatus::GapLimit => "gap_limit",
+            SearchStatus::TimeLimit => "time_limit",
+            SearchStatus::Infeasible => "infeasible",
+        }
+    }
+}
+
+/// How the search of one context ended.
+#[derive(Clone, Debug)]
+pub struct ContextReport {
+    /// Mesh, microbatch, ZeRO stage.
+    pub context: Context,
+    /// Lower bound on the plans of the context; `None` when it has none.
+    pub bound: Option<Seconds>,
+    /// How it ended.
+    pub outcome: ContextOutcome,
+}
+
+/// How the search of a context ended.
+#[derive(Clone, Debug)]
+pub enum ContextOutcome {
+    /// Solved, with the step time of its best plan.
+    Solved(Seconds),
+    /// Not solved: its bound is no better than the plan of another context.
+    Pruned,
+    /// Its bound is better than the best plan, but no faster plan was found in it.
+    NotImproved,
+    /// It has no legal plan, or none that fits.
+    Infeasible(Infeasible),
+    /// The time limit passed first.
+    NotReached,
+}
+
+impl ContextReport {
+    /// Whether it is proven that the context has no plan.
+    pub fn is_proven_infeasible(&self) -> bool {
+        match self.outcome {
+            ContextOutcome::Infeasible(Infeasible::Memory { evidence, .. }) => {
+                evidence == MemoryEvidence::AllPlans
+            }
+            ContextOutcome::Infeasible(Infeasible::NoStrategy) => true,
+            _ => false,
+        }
+    }
+}
+
+impl SearchReport {
+    /// The report with times of whole steps, as predictions give them, instead of sums of kernel times:
+    /// all times multiplied by the executor's step factor.
+    pub fn scaled_to_steps(mut self, step_factor: f64) -> SearchReport {
+        self.bound = self.bound * step_factor;
+        for context in &mut self.contexts {
+            context.bound = context.bound.map(|bound| bound * step_factor);
+            if let ContextOutcome::Solved(time) = &mut context.outcome {
+                *time = *time * step_factor;
+            }
+        }
+        self
+    }
+}

@@ -1,0 +1,49 @@
+//! A cache of elimination orders, which depend on a table's links alone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use narrows_cost_model::segment::PricedSpace;
+use narrows_cost_model::table::TableLink;
+use narrows_plan::graph::Grouping;
+
+use super::spec::SegmentSpec;
+use crate::solve::EliminationOrder;
+
+/// Segments that may have equal links: those of any block shape with one grouping and one size of the
+/// tensor axis.
+type LinkSetKey = (SegmentSpec, Grouping, u64);
+
+/// Elimination orders by sets of links. Microbatches and meshes with equal links share an order.
+#[derive(Default)]
+pub struct EliminationOrders {
+    orders: Mutex<HashMap<LinkSetKey, Vec<CachedOrder>>>,
+}
+
+/// Links with their order; `None` when they are too far from a tree for elimination.
+type CachedOrder = (Vec<TableLink>, Option<Arc<EliminationOrder>>);
+
+impl EliminationOrders {
+    /// The order for the links of a priced space, computed once.
+    pub fn order(&self, key: LinkSetKey, priced: &PricedSpace) -> Option<Arc<EliminationOrder>> {
+        let links = priced.links();
+        let same = |cached: &&CachedOrder| cached.0 == links;
+        if let Some((_, order)) = lock(&self.orders).entry(key).or_default().iter().find(same) {
+            return order.clone();
+        }
+        let order = EliminationOrder::of_links(&priced.sizes(), links).ok().map(Arc::new);
+        lock(&self.orders).entry(key).or_default().push((links.to_vec(), order.clone()));
+        order
+    }
+
+    /// Marks links as too far from a tree.
+    #[cfg(test)]
+    pub fn forbid(&self, key: LinkSetKey, links: Vec<TableLink>) {
+        lock(&self.orders).insert(key, vec![(links, None)]);
+    }
+}
+
+/// The value behind a lock. A panic elsewhere cannot leave a map half-changed, so poisoning is ignored.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

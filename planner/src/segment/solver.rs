@@ -1,0 +1,450 @@
+//! Solves segments and caches the solutions: blocks of equal shape share one.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use narrows_cost_model::Prices;
+use narrows_cost_model::memory::segment_bytes;
+use narrows_cost_model::segment::{PricedSpace, decode, segment_time};
+use narrows_cost_model::table::{Assignment, CostTable};
+use narrows_plan::graph::{
+    BlockShape, CarriedTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
+    embedding_segment, head_segment,
+};
+use narrows_plan::model::Model;
+use narrows_plan::strategy::{BoundaryLayout, Context, SegmentSpace, Zero, borders};
+use narrows_plan::{Bytes, Kernel};
+use rayon::prelude::*;
+
+use super::elimination_orders::{EliminationOrders, lock};
+use super::spec::{SegmentSpec, SolvedSegment};
+use crate::deadline::Deadline;
+use crate::request::Request;
+use crate::solve::{
+    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveStatus, Sweeper, exact,
+};
+
+/// Microbatches of a solve that minimises the microbatch time: so many that work done once a step does
+/// not decide.
+pub const ASYMPTOTIC_MICROBATCHES: u64 = 1 << 20;
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct CacheKey {
+    spec: SegmentSpec,
+    context: Context,
+    /// Microbatches in flight, where bytes are counted.
+    in_flight: Option<u64>,
+}
+
+/// The cost tables of a segment's groupings, ready for sweeps.
+type Sweepers = Arc<Vec<(Grouping, Arc<Sweeper>)>>;
+
+/// A segment's priced space, usable in every context with the same tensor axis and microbatch.
+struct PreparedSegment {
+    priced: PricedSpace,
+    segment: Arc<Segment>,
+    /// `None` when the links are too far from a tree for elimination.
+    order: Option<Arc<EliminationOrder>>,
+}
+
+/// A hull as far as it is refined, with the solutions of its vertices.
+struct CachedHull {
+    hull: Option<Hull>,
+    solutions: HashMap<(usize, Assignment), Arc<SolvedSegment>>,
+}
+
+/// Solves the segments of one request.
+pub struct SegmentSolver<'a> {
+    request: &'a Request,
+    /// The distinct block shapes.
+    shapes: Vec<BlockShape>,
+    layer_shapes: Vec<usize>,
+    crossing_widths: Vec<u64>,
+    narrowest_carried: Vec<CarriedTensor>,
+    fastest: Mutex<HashMap<CacheKey, Option<Arc<SolvedSegment>>>>,
+    step_ranges: Mutex<HashMap<CacheKey, [f64; 2]>>,
+    spaces: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
+    elimination_orders: EliminationOrders,
+    sweepers: Mutex<HashMap<CacheKey, Sweepers>>,
+    hulls: Mutex<HashMap<CacheKey, Arc<Mutex<Option<CachedHull>>>>>,
+    deadline: Deadline,
+    solve_count: AtomicU64,
+    has_unproven: AtomicBool,
+}
+
+impl<'a> SegmentSolver<'a> {
+    /// A solver with empty caches.
+    pub fn new(request: &'a Request, deadline: Deadline) -> Self {
+        let layers = BlockShape::all(&request.model);
+        let crossing_widths = BlockShape::crossing_widths(&layers);
+        let narrowest_carried = narrowest_carried(&layers, request.model.hidden);
+        let mut shapes: Vec<BlockShape> = vec![];
+        let layer_shapes = layers
+            .into_iter()
+            .map(|layer| {
+                shapes.iter().position(|shape| *shape == layer).unwrap_or_else(|| {
+                    shapes.push(layer);
+                    shapes.len() - 1
+                })
+            })
+            .collect();
+        SegmentSolver {
+            request,
+            shapes,
+            layer_shapes,
+            crossing_widths,
+            narrowest_carried,
+            fastest: Mutex::default(),
+            step_ranges: Mutex::default(),
+            spaces: Mutex::default(),
+            elimination_orders: EliminationOrders::default(),
+            sweepers: Mutex::default(),
+            hulls: Mutex::default(),
+            deadline,
+            solve_count: AtomicU64::default(),
+            has_unproven: AtomicBool::default(),
+        }
+    }
+
+    /// Index of each layer's block shape.
+    pub fn layer_shapes(&self) -> &[usize] {
+        &self.layer_shapes
+    }
+
+    /// Number of distinct block shapes.
+    pub fn shape_count(&self) -> usize {
+        self.shapes.len()
+    }
+
+    /// Boundary layouts that a context and the request's baseline allow.
+    pub fn boundary_layouts(&self, context: &Context) -> Vec<BoundaryLayout> {
+        let baseline = self.request.rules.baseline;
+        let mut boundaries = self.unrestricted_boundary_layouts(context);
+        boundaries.retain(|boundary| context.tensor() == 1 || baseline.allows_border(*boundary));
+        boundaries
+    }
+
+    /// Boundary layouts that a context allows under any baseline.
+    fn unrestricted_boundary_layouts(&self, context: &Context) -> Vec<BoundaryLayout> {
+        borders(self.request.model.hidden, &self.crossing_widths, context)
+    }
+
+    /// The narrowest set of tensors between two neighbouring blocks: what a pipeline sends at least
+    /// at a cut that is not known yet.
+    pub fn narrowest_carried(&self) -> &[CarriedTensor] {
+        &self.narrowest_carried
+    }
+
+    /// The deadline of the search.
+    pub fn deadline(&self) -> &Deadline {
+        &self.deadline
+    }
+
+    /// Whether the deadline has passed.
+    pub fn out_of_time(&self) -> bool {
+        self.deadline.is_over()
+    }
+
+    /// Segments solved so far.
+    pub fn solve_count(&self) -> u64 {
+        self.solve_count.load(Ordering::Relaxed)
+    }
+
+    /// Whether some solve ended by a limit instead of a proof.
+    pub fn has_unproven(&self) -> bool {
+        self.has_unproven.load(Ordering::Relaxed)
+    }
+
+    /// The fastest solution without a memory limit; `None` when the segment has no legal decisions.
+    pub fn fastest(&self, spec: SegmentSpec, context: &Context) -> Option<Arc<SolvedSegment>> {
+        let key = CacheKey { spec, context: *context, in_flight: None };
+        if let Some(cached) = lock(&self.fastest).get(&key) {
+            return cached.clone();
+        }
+        let solved = self
+            .groupings(spec)
+            .par_iter()
+            .filter_map(|grouping| Some((*grouping, self.solve(spec, *grouping, context)?)))
+            .min_by(|(_, a), (_, b)| a.cost.total_cmp(&b.cost))
+            .map(|(grouping, cheapest)| {
+                Arc::new(self.read_back(spec, grouping, context, &cheapest.assignment))
+            });
+        lock(&self.fastest).insert(key, solved.clone());
+        solved
+    }
+
+    /// Lower bound on the forward and backward time of one microbatch, whatever the step phase and the
+    /// memory; `None` when the segment has no legal decisions.
+    pub fn min_microbatch_time(&self, spec: SegmentSpec, context: &Context) -> Option<f64> {
+        let mut many = *context;
+        // A block does not depend on the number of stages. Embedding and head do: on two stages each
+        // has its own copy of a tied weight.
+        if spec.kind == SegmentKind::Block {
+            many.mesh.data *= many.mesh.pipeline;
+            many.mesh.pipeline = 1;
+        }
+        many.zero = Zero::Off;
+        many.workload.global_batch =
+            many.mesh.data * many.workload.micro_batch * ASYMPTOTIC_MICROBATCHES;
+        let spec = SegmentSpec { tied_weight: None, ..spec };
+        let solved = self.fastest(spec, &many)?;
+        // With M microbatches M·t + u is minimal, so any other t' is at least t − (u' − u)/M.
+        let [_, step_max] = self.step_range(spec, &many);
+        let once = (step_max - solved.time.step.0).max(0.0) / ASYMPTOTIC_MICROBATCHES as f64;
+        Some((solved.time.forward + solved.time.backward).0 - once)
+    }
+
+    /// Bounds on the time that a segment spends once a step: `[min, max]` in seconds.
+    pub fn step_range(&self, spec: SegmentSpec, context: &Context) -> [f64; 2] {
+        let key = CacheKey { spec, context: *context, in_flight: None };
+        if let Some(cached) = lock(&self.step_ranges).get(&key) {
+            return *cached;
+        }
+        let prices = self.prices(context);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let mut range = [f64::INFINITY, 0.0_f64];
+        for grouping in self.groupings(spec) {
+            let priced = &self.prepare(spec, grouping, context).priced;
+            let [min, max] = priced.step_range(context, &price);
+            range = [range[0].min(min.0), range[1].max(max.0)];
+        }
+        lock(&self.step_ranges).insert(key, range);
+        range
+    }
+
+    /// Vertices of the lower convex hull of time against bytes with `in_flight` microbatches, over all
+    /// groupings, from the fastest to the smallest. The edge over `average` bytes is exact; without
+    /// `average`, every edge is.
+    pub fn hull(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        in_flight: u64,
+        average: Option<Bytes>,
+    ) -> Vec<Arc<SolvedSegment>> {
+        let key = CacheKey { spec, context: *context, in_flight: Some(in_flight) };
+        let entry = lock(&self.hulls).entry(key).or_default().clone();
+        let mut cached = lock(&entry);
+        let cached = cached.get_or_insert_with(|| {
+            let sweepers = self.sweepers(spec, context);
+            let sweepers = sweepers.iter().map(|(_, sweeper)| sweeper.clone()).collect();
+            // A microbatch in flight multiplies the row of kept activations.
+            let hull = Hull::new(sweepers, &[1.0, in_flight as f64]);
+            CachedHull { hull, solutions: HashMap::new() }
+        });
+        let Some(hull) = &mut cached.hull else { return vec![] };
+        let before = hull.sweeps();
+        match average {
+            Some(bytes) => hull.refine(bytes.as_f64()),
+            None => hull.refine_all(),
+        }
+        let sweeps = hull.sweeps() - before;
+        self.solve_count.fetch_add(sweeps, Ordering::Relaxed);
+        let sweepers = self.sweepers(spec, context);
+        let solutions = &mut cached.solutions;
+        hull.vertices()
+            .iter()
+            .map(|vertex| {
+                let entry = solutions.entry((vertex.table, vertex.assignment.clone()));
+                let grouping = sweepers[vertex.table].0;
+                let solve =
+                    || Arc::new(self.read_back(spec, grouping, context, &vertex.assignment));
+                entry.or_insert_with(solve).clone()
+            })
+            .collect()
+    }
+
+    /// The tables of all groupings, ready for sweeps.
+    fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
+        let key = CacheKey { spec, context: *context, in_flight: None };
+        if let Some(cached) = lock(&self.sweepers).get(&key) {
+            return cached.clone();
+        }
+        let sweepers: Vec<(Grouping, Arc<Sweeper>)> = self
+            .groupings(spec)
+            .par_iter()
+            .filter_map(|grouping| {
+                let prepared = self.prepare(spec, *grouping, context);
+                let Some(order) = prepared.order.clone() else {
+                    // The hull lacks the decisions of this grouping, so it proves nothing.
+                    self.has_unproven.store(true, Ordering::Relaxed);
+                    return None;
+                };
+                let prices = self.prices(context);
+                let price = |kernel: &Kernel| prices.kernel(kernel);
+                let table = prepared.priced.table(context, &price, true);
+                Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
+            })
+            .collect();
+        let sweepers = Arc::new(sweepers);
+        lock(&self.sweepers).insert(key, sweepers.clone());
+        sweepers
+    }
+
+    /// The groupings that lead to different op graphs.
+    fn groupings(&self, spec: SegmentSpec) -> Vec<Grouping> {
+        if spec.kind != SegmentKind::Block {
+            return vec![Grouping::ALL[0]];
+        }
+        let mut groupings = vec![];
+        for requested in self.request.grouping.groupings() {
+            let grouping = effective_grouping(&self.shapes[spec.shape], *requested);
+            if !groupings.contains(&grouping) {
+                groupings.push(grouping);
+            }
+        }
+        groupings
+    }
+
+    /// The op graph of a segment.
+    pub fn segment(&self, spec: SegmentSpec, grouping: Grouping) -> Segment {
+        let model: &Model = &self.request.model;
+        match spec.kind {
+            SegmentKind::Embedding => embedding_segment(model),
+            SegmentKind::Block => block_segment(model, &self.shapes[spec.shape], grouping),
+            SegmentKind::Head => head_segment(model),
+        }
+    }
+
+    /// The space of a segment, priced for the context's tensor axis and microbatch.
+    fn prepare(
+        &self,
+        spec: SegmentSpec,
+        grouping: Grouping,
+        context: &Context,
+    ) -> Arc<PreparedSegment> {
+        let mut shared = *context;
+        // The time of a microbatch depends neither on the number of microbatches, nor on ZeRO, nor on
+        // the number of stages.
+        shared.mesh.data *= shared.mesh.pipeline;
+        shared.mesh.pipeline = 1;
+        shared.zero = Zero::Off;
+        shared.workload.global_batch = shared.mesh.data * shared.workload.micro_batch;
+        let key = (spec, grouping, shared);
+        if let Some(cached) = lock(&self.spaces).get(&key) {
+            return cached.clone();
+        }
+        let segment = self.segment(spec, grouping);
+        let tied = self.request.model.tied;
+        let rules = &self.request.rules;
+        let space =
+            SegmentSpace::new(segment, spec.boundary, shared, rules, tied, spec.tied_weight);
+        let prices = self.prices(&shared);
+        let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel));
+        let order_key = (SegmentSpec { shape: 0, ..spec }, grouping, shared.tensor());
+        let order = self.elimination_orders.order(order_key, &priced);
+        let segment = Arc::new(priced.space.segment.clone());
+        let prepared = Arc::new(PreparedSegment { priced, segment, order });
+        lock(&self.spaces).insert(key, prepared.clone());
+        prepared
+    }
+
+    fn prices(&self, context: &Context) -> Prices {
+        Prices::new(&self.request.profile, self.request.executor, &context.mesh)
+    }
+
+    fn solve(
+        &self,
+        spec: SegmentSpec,
+        grouping: Grouping,
+        context: &Context,
+    ) -> Option<MinCostAssignment> {
+        let prepared = self.prepare(spec, grouping, context);
+        let prices = self.prices(context);
+        let price = |kernel: &Kernel| prices.kernel(kernel);
+        self.solve_count.fetch_add(1, Ordering::Relaxed);
+        match &prepared.order {
+            Some(order) => order.cheapest(&prepared.priced.times(context, &price)),
+            None => self.solve_wide(&prepared.priced.table(context, &price, false)),
+        }
+    }
+
+    /// Solves a table that is too wide for elimination.
+    fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
+        let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
+        let outcome = exact(table, &limits).ok()?;
+        if !matches!(outcome.status, SolveStatus::Optimal | SolveStatus::Infeasible) {
+            self.has_unproven.store(true, Ordering::Relaxed);
+        }
+        let assignment = outcome.assignment?;
+        Some(MinCostAssignment { cost: table.time(&assignment).0, assignment })
+    }
+
+    /// The solution that an assignment of the cost table stands for.
+    fn read_back(
+        &self,
+        spec: SegmentSpec,
+        grouping: Grouping,
+        context: &Context,
+        assignment: &[u32],
+    ) -> SolvedSegment {
+        let prepared = self.prepare(spec, grouping, context);
+        let prices = self.prices(context);
+        let space = &prepared.priced.space;
+        let choice = decode(space, assignment);
+        let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
+        let bytes = segment_bytes(space, context, &choice);
+        SolvedSegment { grouping, choice, segment: prepared.segment.clone(), time, bytes }
+    }
+
+    /// Names of block ops that have no legal strategy in a context, whatever their neighbours do.
+    pub fn ops_without_strategy(&self, context: &Context) -> Vec<String> {
+        let mut names = vec![];
+        let mut boundaries = self.boundary_layouts(context);
+        if boundaries.is_empty() {
+            // The baseline allows no boundary layout; its ops fail for the same reason under others.
+            boundaries = self.unrestricted_boundary_layouts(context);
+        }
+        for boundary in boundaries {
+            for spec in (0..self.shape_count()).map(|shape| SegmentSpec::block(shape, boundary)) {
+                for grouping in self.groupings(spec) {
+                    let prepared = self.prepare(spec, grouping, context);
+                    let space = &prepared.priced.space;
+                    let ops = space.segment.op_ids();
+                    let without = ops.filter(|op| space.ops[op.0 as usize].is_empty());
+                    names.extend(without.map(|op| space.segment.op(op).name.clone()));
+                }
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+/// The narrowest set of tensors between two neighbouring blocks.
+fn narrowest_carried(layers: &[BlockShape], hidden: u64) -> Vec<CarriedTensor> {
+    let inner = &layers[..layers.len() - 1];
+    let width =
+        |carried: &Vec<CarriedTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
+    inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+    use narrows_plan::model::presets;
+
+    use super::*;
+    use crate::contexts::contexts;
+
+    #[test]
+    fn a_hull_without_some_grouping_is_no_proof() {
+        let model = presets::find("cola-60m").expect("a preset");
+        let profile = profile::preset("a100-80gb").expect("a preset");
+        let request = Request { tensor: Some(2), ..Request::new(model, profile, 2, 2, 1024) };
+        let context = contexts(&request)[0];
+        let complete = SegmentSolver::new(&request, Deadline::none());
+        let spec = SegmentSpec::block(0, complete.boundary_layouts(&context)[0]);
+        assert!(!complete.hull(spec, &context, 1, None).is_empty() && !complete.has_unproven());
+
+        let partial = SegmentSolver::new(&request, Deadline::none());
+        let grouping = complete.groupings(spec)[0];
+        let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
+        let key = (SegmentSpec { shape: 0, ..spec }, grouping, context.tensor());
+        partial.elimination_orders.forbid(key, links);
+        assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
+        assert!(partial.has_unproven());
+    }
+}

@@ -1,0 +1,53 @@
+//! A segment to solve, and its solution.
+
+use std::sync::Arc;
+
+use narrows_cost_model::memory::SegmentBytes;
+use narrows_cost_model::segment::SegmentTime;
+use narrows_plan::graph::{Grouping, Segment, SegmentKind};
+use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeight};
+
+/// A segment to solve, with the layouts at its boundary fixed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SegmentSpec {
+    /// Embedding, block or head.
+    pub kind: SegmentKind,
+    /// Index of a block's shape among the model's distinct block shapes; 0 for embedding and head.
+    pub shape: usize,
+    /// Layouts of the tensors that enter and leave the segment.
+    pub boundary: BoundaryLayout,
+    /// Layout of the weight that a tied embedding and head share.
+    pub tied_weight: Option<TiedWeight>,
+}
+
+impl SegmentSpec {
+    /// A block of one shape.
+    pub fn block(shape: usize, boundary: BoundaryLayout) -> SegmentSpec {
+        SegmentSpec { kind: SegmentKind::Block, shape, boundary, tied_weight: None }
+    }
+
+    /// The embedding or the head, at whose boundary no latent crosses.
+    pub fn embedding_or_head(
+        kind: SegmentKind,
+        boundary: BoundaryLayout,
+        tied_weight: Option<TiedWeight>,
+    ) -> SegmentSpec {
+        let boundary = BoundaryLayout::hidden(boundary.hidden);
+        SegmentSpec { kind, shape: 0, boundary, tied_weight }
+    }
+}
+
+/// A solution of a segment: its decisions and their cost.
+#[derive(Clone, Debug)]
+pub struct SolvedSegment {
+    /// Factors that run as one GEMM.
+    pub grouping: Grouping,
+    /// Choices for every op and value.
+    pub choice: SegmentChoice,
+    /// The op graph that the choices are for.
+    pub segment: Arc<Segment>,
+    /// Times of one instance.
+    pub time: SegmentTime,
+    /// Bytes of one instance.
+    pub bytes: SegmentBytes,
+}
