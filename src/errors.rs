@@ -113,7 +113,7 @@ impl Failure {
     pub fn token_file(error: DataError) -> Failure {
         let DataError { file, fault } = error;
         Failure::input(Problem {
-            field: fault.place().unwrap_or_default(),
+            field: fault.location().unwrap_or_default(),
             hints: fault.hint().into_iter().collect(),
             ..Problem::new(file.display().to_string(), fault.to_string())
         })
@@ -123,7 +123,7 @@ impl Failure {
     pub fn checkpoint(error: CheckpointError) -> Failure {
         let CheckpointError { path, fault } = error;
         Failure::input(Problem {
-            field: fault.place().unwrap_or_default(),
+            field: fault.location().unwrap_or_default(),
             hints: fault.hint().map(str::to_owned).into_iter().collect(),
             ..Problem::new(path.display().to_string(), fault.to_string())
         })
@@ -132,7 +132,7 @@ impl Failure {
     /// A program that could not be executed.
     pub fn execution(error: &RunError) -> Failure {
         let problem = match error {
-            RunError::NotFinite { step, loss } => {
+            RunError::NonFiniteGradients { step, loss } => {
                 let problem = format!(
                     "the loss is {loss} and the gradients are not finite; no weight was changed"
                 );
@@ -140,7 +140,7 @@ impl Failure {
                     .hint("a smaller --learning-rate, or more --warm-up-steps")
             }
             RunError::Cluster(error) => {
-                Problem::new("", error.fault.to_string()).because(journal(&error.recent))
+                Problem::new("", error.fault.to_string()).because(journal(&error.recent_operations))
             }
             _ => Problem::new("", error.to_string()),
         };
@@ -164,7 +164,7 @@ impl From<TrainError> for Failure {
         match error {
             TrainError::Data(error) => Failure::token_file(error),
             TrainError::Run(error) => Failure::execution(&error),
-            TrainError::OtherLength { .. } => {
+            TrainError::SequenceLengthMismatch { .. } => {
                 Failure::failed(vec![Problem::new("", error.to_string())])
             }
         }

@@ -14,7 +14,7 @@ use std::process::Command;
 
 use narrows_cuda::libraries::{self, CudaLibrary, FoundLibrary};
 use narrows_cuda::machine;
-use narrows_runtime::parameters::fnv1a;
+use narrows_runtime::fnv1a;
 
 use crate::calibrate::cache;
 

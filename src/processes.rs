@@ -27,12 +27,12 @@ pub fn part(
     match done {
         // Who was asked to stop told the others, and all stopped.
         Ok(()) | Err(Failure { ending: ExitStatus::Stopped, .. }) => {
-            let parted = cluster.part().map_err(|error| of_process(failed(error), process));
+            let parted = cluster.shut_down().map_err(|error| of_process(failed(error), process));
             parted.and(done)
         }
         Err(failure) => {
             let why = failure.problems.first().map_or("it failed", |problem| &problem.problem);
-            cluster.give_up_because(why);
+            cluster.abort_with_reason(why);
             Err(of_process(failure, process))
         }
     }

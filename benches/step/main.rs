@@ -23,8 +23,8 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_planner::{Request, search};
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::{CounterRng, logical_parameters};
 use narrows_runtime::session::{Session, StepInput};
+use narrows_runtime::{CounterRng, logical_parameters};
 
 mod times;
 mod torch;

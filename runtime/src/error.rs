@@ -1,4 +1,4 @@
-//! Why a step of a program fails.
+//! Errors of a step.
 
 use std::error::Error;
 use std::fmt;
@@ -9,143 +9,144 @@ use narrows_plan::program::Phase;
 
 use crate::process_group::ClusterError;
 
-/// Why a step did not end.
+/// Why a session cannot be opened, or a step cannot be executed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RunError {
-    /// An operand lies outside its device's memory.
+    /// An operand lies outside its device's arena.
     #[error(
         "stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: `{buffer}` ends at byte \
          {end} of an arena of {arena}"
     )]
     OutsideArena {
-        /// The pipeline stage.
+        /// Pipeline stage.
         stage: usize,
-        /// The pass.
+        /// Pass of the instruction.
         phase: Phase,
-        /// The microbatch; 0 in the step phase.
+        /// Microbatch; 0 in the step phase.
         microbatch: u64,
-        /// Where the instruction comes from.
+        /// Origin of the instruction.
         origin: String,
-        /// The operand.
+        /// Name of the operand's buffer.
         buffer: String,
-        /// One past its last byte.
+        /// One past the last byte of the operand.
         end: u64,
-        /// The size of the arena.
+        /// Size of the arena.
         arena: Bytes,
     },
-    /// A device received another number of bytes than was sent to it.
+    /// The operands of a receive have another size than those of its send.
     #[error("stage {stage}, {origin}: receives {received} of a transfer that sends {sent}")]
-    OtherTransfer {
+    TransferSizeMismatch {
         /// The receiving stage.
         stage: usize,
-        /// Where the receiving instruction comes from.
+        /// Origin of the receive instruction.
         origin: String,
-        /// What the sender sent.
+        /// Size of the transfer.
         sent: Bytes,
-        /// What the receiver has room for.
+        /// Size of the receive operands.
         received: Bytes,
     },
-    /// Every stage that is not done waits for another.
-    #[error("stage {stage}, {origin}: waits for a transfer that nothing will send")]
-    Stuck {
+    /// Every unfinished stage waits for another.
+    #[error("stage {stage}, {origin}: deadlock, waits for a transfer that no stage will send")]
+    Deadlock {
         /// The first stage that waits.
         stage: usize,
-        /// Where the waiting instruction comes from.
+        /// Origin of the waiting instruction.
         origin: String,
     },
     /// A backend cannot execute an instruction.
-    #[error("stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: {why}")]
-    Unfit {
-        /// The pipeline stage.
+    #[error("stage {stage}, {phase:?} of microbatch {microbatch}, {origin}: {reason}")]
+    Unsupported {
+        /// Pipeline stage.
         stage: usize,
-        /// The pass.
+        /// Pass of the instruction.
         phase: Phase,
-        /// The microbatch; 0 in the step phase.
+        /// Microbatch; 0 in the step phase.
         microbatch: u64,
-        /// Where the instruction comes from.
+        /// Origin of the instruction.
         origin: String,
-        /// Why not.
-        why: &'static str,
+        /// Why the backend cannot execute the instruction.
+        reason: &'static str,
     },
-    /// The processor backend computes in f32 alone.
+    /// The CPU backend computes in f32 alone.
     #[error(
-        "the program is in mixed bf16, and processors compute in f32 (try: a plan for cpu-local)"
+        "the program is in mixed bf16, and the CPU backend computes in f32 (try: a plan for cpu-local)"
     )]
-    Precision,
-    /// The program and the model do not belong together.
+    UnsupportedPrecision,
+    /// The program was not lowered from a plan of this model.
     #[error("the program is not one of `{model}`: sizes, constants or parameters differ")]
-    OtherModel {
-        /// The model's name.
+    ModelMismatch {
+        /// Name of the model.
         model: String,
     },
-    /// Threads could not be started, or one broke off.
-    #[error("the devices' threads: {why}")]
-    Threads {
-        /// What the system says.
-        why: String,
+    /// Threads could not be started, or one panicked.
+    #[error("device threads: {reason}")]
+    DeviceThreads {
+        /// The error of the operating system, or of the thread.
+        reason: String,
     },
-    /// Another process of the run is gone, late, or ended it.
+    /// Another process of the run is gone, late, or aborted the run.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// A device of a backend, or a library that it needs, fails.
+    /// A device of a backend, or a library that it needs, failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A device is a process, and there is another number of them.
+    /// The number of processes is not the number of devices.
     #[error(
-        "the program is for {devices} devices, and {processes} processes were started (try: as many \
-         processes, one a device, or a plan for so many)"
+        "the program is for {devices} devices, and {processes} processes were started (try: one \
+         process for each device, or a plan for {processes} devices)"
     )]
-    Processes {
+    ProcessCountMismatch {
         /// Devices of the program.
         devices: u64,
-        /// Processes of the cluster.
+        /// Processes of the run.
         processes: u64,
     },
-    /// A process made a step on other tokens than process 0.
+    /// A process executed a step on other tokens than rank 0.
     #[error(
-        "process {process} reads other tokens than process 0 (try: a token file that is the same for \
+        "process {rank} reads other tokens than process 0 (try: a token file that is the same for \
          all processes)"
     )]
-    OtherTokens {
-        /// Its number.
-        process: u64,
+    TokensMismatch {
+        /// The rank.
+        rank: u64,
     },
-    /// A step was given another number of tokens than the program runs.
-    #[error("a step takes {wanted} tokens and as many targets, not {tokens} and {targets}")]
-    BatchSize {
-        /// Tokens of the global batch.
-        wanted: u64,
-        /// Tokens given.
+    /// The batch does not have the size that the program was planned for.
+    #[error("a step takes {expected} tokens and as many targets, not {tokens} and {targets}")]
+    BatchSizeMismatch {
+        /// Tokens of the program's global batch.
+        expected: u64,
+        /// Tokens of the batch.
         tokens: usize,
-        /// Targets given.
+        /// Targets of the batch.
         targets: usize,
     },
-    /// A token id that the vocabulary does not have.
+    /// A token id is outside the vocabulary.
     #[error(
         "token {token} at position {position} of the batch is outside the vocabulary of {vocab}"
     )]
-    Token {
+    TokenOutOfVocabulary {
         /// The id.
         token: u32,
-        /// Where in the global batch.
+        /// Position in the global batch.
         position: usize,
-        /// Tokens of the vocabulary.
+        /// Size of the vocabulary.
         vocab: u64,
     },
-    /// Loss or gradients are infinite or no numbers.
+    /// The loss or the gradients are infinite or NaN.
     #[error(
-        "step {step}: the loss is {loss} and the gradients are not finite; no weight was changed \
-         (try: a smaller learning rate, or a longer warm-up)"
+        "step {step}: the gradients are not finite (loss {loss}); no weight was changed (try: a \
+         smaller learning rate, or a longer warm-up)"
     )]
-    NotFinite {
-        /// The step that was not made.
+    NonFiniteGradients {
+        /// The step that was not applied.
         step: u64,
         /// Its loss.
         loss: f64,
     },
 }
 
-/// An error of a backend's device. The backend's own error type is behind [`DeviceError::source_as`].
+/// An error of a backend's device. [`DeviceError::source_as`] gives access to the backend's own error
+/// type.
 #[derive(Clone, Debug)]
 pub struct DeviceError(Arc<dyn Error + Send + Sync>);
 

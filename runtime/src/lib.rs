@@ -6,24 +6,51 @@
 //! and `narrows-reference` is the unsharded oracle. None of these crates imports another.
 //!
 //! This crate depends on `narrows-plan` alone: it never sees a price, a profile or a search.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`session`] | a program with the memory of its devices, and the trait of engines |
+//! | [`train`] | the training loop and its metrics |
+//! | [`data`] | token files and the sampler |
+//! | [`checkpoint`] | checkpoints: saving, loading, resuming |
+//! | [`process_group`] | traits of a run of many processes, and their errors |
+//!
+//! The crate root holds what engines and reports share: the order of a step's instructions, operand
+//! addresses, parameters and their initial values, the optimizer, counts and times of a step.
 
+mod addressing;
+mod atomic_file;
 pub mod checkpoint;
 pub mod data;
-pub mod error;
-pub mod measure;
-pub mod null;
-pub mod optimizer;
-pub mod order;
-pub mod parameters;
-pub mod parts;
-pub mod place;
+mod digest;
+mod error;
+mod measure;
+mod null;
+mod optimizer;
+mod parameters;
 pub mod process_group;
-pub mod report;
+mod random;
+mod report;
+mod schedule;
 pub mod session;
+mod time_breakdown;
 pub mod train;
 
-pub use error::RunError;
-pub use optimizer::Optimizer;
-pub use report::{CollectiveCount, DeviceId, DeviceReport, StepReport};
+pub use addressing::{operand_range, replica_operand_range};
+pub use atomic_file::AtomicFile;
+pub use digest::{Sha256Digest, sha256};
+pub use error::{DeviceError, RunError};
+pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
+pub use null::count_step;
+pub use optimizer::{Optimizer, StepCoefficients};
+pub use parameters::{
+    Initialisation, LogicalParameter, ParameterKind, logical_name, logical_parameters,
+};
+pub use random::{CounterRng, fnv1a};
+pub use report::{
+    BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,
+};
+pub use schedule::{ScheduledInstruction, microbatch_slot, scheduled_instructions};
 pub use session::Session;
+pub use time_breakdown::{InstructionSpan, TimeBreakdown, TimeCategory};
 pub use train::Trainer;

@@ -23,23 +23,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::order;
-use crate::parameters::CounterRng;
 use crate::process_group::agree;
+use crate::random::CounterRng;
 use crate::report::DeviceId;
+use crate::schedule::scheduled_instructions;
 use crate::session::{Session, StepInput};
 
 /// How many steps are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasurementEffort {
     /// Steps before those that are timed: they touch memory and start threads.
-    pub warm_up: usize,
+    pub warm_up_steps: usize,
     /// Steps that are timed at least; one, if none.
-    pub least: usize,
+    pub timed_steps_min: usize,
     /// And at most.
-    pub most: usize,
+    pub timed_steps_max: usize,
     /// No further step begins after so long.
-    pub time: Duration,
+    pub time_limit: Duration,
 }
 
 /// What one kernel took.
@@ -65,9 +65,9 @@ pub struct InstructionTimings {
     /// that makes no difference, the same.
     pub whole_step_s: f64,
     /// Bytes allocated for each device's buffers.
-    pub allocated: Vec<u64>,
-    /// Seconds by device and instruction, in the [order](crate::order::step) of a step.
-    laps_s: Vec<Vec<f64>>,
+    pub allocated_bytes: Vec<u64>,
+    /// Seconds by device and instruction, in the [order](crate::schedule::step) of a step.
+    instruction_s: Vec<Vec<f64>>,
 }
 
 /// Makes steps on tokens drawn at random, and times them. The session's weights must be
@@ -75,7 +75,7 @@ pub struct InstructionTimings {
 ///
 /// # Errors
 /// When a step could not be executed, or another process failed.
-pub fn time(
+pub fn time_instructions(
     session: &mut Session,
     effort: MeasurementEffort,
 ) -> Result<InstructionTimings, RunError> {
@@ -86,51 +86,51 @@ pub fn time(
     let count = work.global_batch * work.sequence_length;
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % vocab) as u32).collect();
     let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
-    let untimed = match session.steps_otherwise_when_timed() {
-        true => Some(shortest(session, CAPTURED_AFTER, effort, input)?),
+    let untimed = match session.recording_changes_execution() {
+        true => Some(shortest_step_s(session, CAPTURED_AFTER, effort, input)?),
         false => None,
     };
-    session.keep_laps();
+    session.record_instruction_spans();
     let mut minima: Option<InstructionTimings> = None;
-    repeat(session, effort.warm_up, effort, input, |session, seconds| {
-        let laps = |device| session.laps(DeviceId(device)).iter();
-        let of_device = |device| laps(device).map(|lap| (lap.end - lap.begin).as_secs_f64());
+    repeat_steps(session, effort.warm_up_steps, effort, input, |session, seconds| {
+        let laps = |device| session.instruction_spans(DeviceId(device)).iter();
+        let of_device = |device| laps(device).map(|lap| (lap.end - lap.start).as_secs_f64());
         let laps_s = session.devices().map(|device| of_device(device).collect()).collect();
         let (shortest_step_s, whole_step_s) = (seconds, untimed.unwrap_or(seconds));
         let made = InstructionTimings {
             shortest_step_s,
             whole_step_s,
-            allocated: session.allocated(),
-            laps_s,
+            allocated_bytes: session.allocated_bytes(),
+            instruction_s: laps_s,
         };
         match &mut minima {
-            Some(minima) => minima.join(&made),
+            Some(minima) => minima.keep_shortest(&made),
             None => minima = Some(made),
         }
     })?;
     // At least one step was made.
-    let minima = minima.ok_or(RunError::Threads { why: "no step was made".into() })?;
+    let minima = minima.ok_or(RunError::DeviceThreads { reason: "no step was made".into() })?;
     match session.cluster() {
         None => Ok(minima),
-        Some(cluster) => Ok(agree(&**cluster, minima, InstructionTimings::of_all)?),
+        Some(cluster) => Ok(agree(&**cluster, minima, InstructionTimings::combine_processes)?),
     }
 }
 
 /// The shortest step by the clock.
-fn shortest(
+fn shortest_step_s(
     session: &mut Session,
     least_warm_up: usize,
     effort: MeasurementEffort,
     input: StepInput,
 ) -> Result<f64, RunError> {
     let mut shortest = f64::INFINITY;
-    let warm_up = effort.warm_up.max(least_warm_up);
-    repeat(session, warm_up, effort, input, |_, seconds| shortest = shortest.min(seconds))?;
+    let warm_up = effort.warm_up_steps.max(least_warm_up);
+    repeat_steps(session, warm_up, effort, input, |_, seconds| shortest = shortest.min(seconds))?;
     Ok(shortest)
 }
 
 /// Makes steps, as many in every process. `made` is told what each took after the warm-up.
-fn repeat(
+fn repeat_steps(
     session: &mut Session,
     warm_up: usize,
     effort: MeasurementEffort,
@@ -142,8 +142,10 @@ fn repeat(
         session.step(&optimizer, input)?;
     }
     let (begun, mut steps) = (Instant::now(), 0);
-    let wanted = |steps, begun: Instant| steps < effort.most && begun.elapsed() < effort.time;
-    while steps < effort.least.max(1) || session.anyone(wanted(steps, begun))? {
+    let wanted = |steps, begun: Instant| {
+        steps < effort.timed_steps_max && begun.elapsed() < effort.time_limit
+    };
+    while steps < effort.timed_steps_min.max(1) || session.any_process(wanted(steps, begun))? {
         let step = Instant::now();
         session.step(&optimizer, input)?;
         made(session, step.elapsed().as_secs_f64());
@@ -154,37 +156,38 @@ fn repeat(
 
 impl InstructionTimings {
     /// Takes the shorter of both times, of the same program.
-    pub fn join(&mut self, other: &InstructionTimings) {
+    pub fn keep_shortest(&mut self, other: &InstructionTimings) {
         self.shortest_step_s = self.shortest_step_s.min(other.shortest_step_s);
         self.whole_step_s = self.whole_step_s.min(other.whole_step_s);
-        let laps = self.laps_s.iter_mut().flatten().zip(other.laps_s.iter().flatten());
+        let laps =
+            self.instruction_s.iter_mut().flatten().zip(other.instruction_s.iter().flatten());
         laps.for_each(|(mine, others)| *mine = mine.min(*others));
     }
 
     /// What processes measured together, of the devices of each, in their order. A step is over when its last
     /// process is.
-    fn of_all(all: Vec<InstructionTimings>) -> InstructionTimings {
+    fn combine_processes(all: Vec<InstructionTimings>) -> InstructionTimings {
         let longest = |of: fn(&InstructionTimings) -> f64| all.iter().map(of).fold(0.0, f64::max);
         InstructionTimings {
             shortest_step_s: longest(|one| one.shortest_step_s),
             whole_step_s: longest(|one| one.whole_step_s),
-            allocated: all.iter().flat_map(|one| one.allocated.clone()).collect(),
-            laps_s: all.iter().flat_map(|one| one.laps_s.clone()).collect(),
+            allocated_bytes: all.iter().flat_map(|one| one.allocated_bytes.clone()).collect(),
+            instruction_s: all.iter().flat_map(|one| one.instruction_s.clone()).collect(),
         }
     }
 
     /// A step without disturbance: all instructions' shortest times, the mean over the devices.
-    pub fn step_s(&self) -> f64 {
-        self.laps_s.iter().flatten().sum::<f64>() / self.laps_s.len().max(1) as f64
+    pub fn undisturbed_step_s(&self) -> f64 {
+        self.instruction_s.iter().flatten().sum::<f64>() / self.instruction_s.len().max(1) as f64
     }
 
     /// What each kernel took, in the order of their first instructions.
     pub fn samples(&self, program: &Program) -> Vec<KernelSample> {
         let mut samples: Vec<KernelSample> = vec![];
         let mut places: HashMap<Kernel, usize> = HashMap::new();
-        for (device, laps) in self.laps_s.iter().enumerate() {
+        for (device, laps) in self.instruction_s.iter().enumerate() {
             let stage = DeviceId(device as u64).stage(&program.context.mesh);
-            for (moment, seconds) in order::step(&program.stages[stage]).zip(laps) {
+            for (moment, seconds) in scheduled_instructions(&program.stages[stage]).zip(laps) {
                 if waits_for_another_stage(moment.instr) {
                     continue;
                 }

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, VecDeque};
 use narrows_plan::program::{Access, Action, Extent, Program, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram};
 
+use crate::addressing::operand_range;
 use crate::error::RunError;
-use crate::order::{self, ScheduledInstruction};
-use crate::place;
 use crate::report::{DeviceReport, StepReport};
+use crate::schedule::{ScheduledInstruction, scheduled_instructions};
 
 /// Counts what the devices of a program would do in one step.
 ///
@@ -43,7 +43,7 @@ fn execute(program: &Program) -> Result<StepReport, RunError> {
         }
     }
     if let Some((stage, moment)) = devices.iter().find_map(|d| d.next.map(|next| (d.at, next))) {
-        return Err(RunError::Stuck { stage, origin: moment.instr.origin.clone() });
+        return Err(RunError::Deadlock { stage, origin: moment.instr.origin.clone() });
     }
     let stages = devices.into_iter().map(|device| device.report).collect();
     Ok(StepReport { mesh: program.context.mesh, stages })
@@ -61,7 +61,7 @@ struct NullDevice<'a> {
 
 impl<'a> NullDevice<'a> {
     fn new(at: usize, stage: &'a StageProgram) -> Self {
-        let mut rest = Box::new(order::step(stage));
+        let mut rest = Box::new(scheduled_instructions(stage));
         let next = rest.next();
         let report = DeviceReport { allocated: stage.arena, ..DeviceReport::default() };
         NullDevice { at, stage, rest, next, report }
@@ -104,7 +104,7 @@ impl<'a> NullDevice<'a> {
                 let received = bytes_of(&instr.writes);
                 if sent != received {
                     let (stage, origin) = (self.at, instr.origin.clone());
-                    return Err(RunError::OtherTransfer { stage, origin, sent, received });
+                    return Err(RunError::TransferSizeMismatch { stage, origin, sent, received });
                 }
                 self.report.received += received;
             }
@@ -119,7 +119,7 @@ impl<'a> NullDevice<'a> {
         access: &Access,
         moment: &ScheduledInstruction<'_>,
     ) -> Result<(), RunError> {
-        let range = place::range(self.stage, access, moment.slot);
+        let range = operand_range(self.stage, access, moment.slot);
         if range.end <= self.stage.arena.0 {
             return Ok(());
         }
@@ -224,7 +224,7 @@ mod tests {
         let mut program = sending();
         program.stages[0].forward.pop();
         let error = execute(&program).expect_err("nothing was sent");
-        assert_eq!(error, RunError::Stuck { stage: 1, origin: "test".into() });
+        assert_eq!(error, RunError::Deadlock { stage: 1, origin: "test".into() });
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let mut program = sending();
         program.stages[1].forward[0].writes[0].extent.rows = 1;
         let error = execute(&program).expect_err("half of it fits");
-        assert!(matches!(error, RunError::OtherTransfer { stage: 1, .. }), "{error}");
+        assert!(matches!(error, RunError::TransferSizeMismatch { stage: 1, .. }), "{error}");
     }
 
     #[test]

@@ -41,11 +41,11 @@ pub struct StepCoefficients {
     /// η of the step.
     pub learning_rate: f64,
     /// 1 − β₁ᵗ.
-    pub correction1: f64,
+    pub bias_correction1: f64,
     /// 1 − β₂ᵗ.
-    pub correction2: f64,
+    pub bias_correction2: f64,
     /// What a decayed weight is multiplied by: 1 − ηλ.
-    pub decay: f64,
+    pub decay_factor: f64,
 }
 
 impl Optimizer {
@@ -100,9 +100,9 @@ impl Optimizer {
         let power = |beta: f64| beta.powf(step as f64);
         StepCoefficients {
             learning_rate,
-            correction1: 1.0 - power(self.beta1),
-            correction2: 1.0 - power(self.beta2),
-            decay: 1.0 - learning_rate * self.weight_decay,
+            bias_correction1: 1.0 - power(self.beta1),
+            bias_correction2: 1.0 - power(self.beta2),
+            decay_factor: 1.0 - learning_rate * self.weight_decay,
         }
     }
 }

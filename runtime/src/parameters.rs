@@ -30,11 +30,11 @@
 //! counter-based generator ([`CounterRng`]). So a device makes just its shard, and every plan of a
 //! model begins from the same weights.
 
-use std::f64::consts::TAU;
-
 use narrows_plan::model::{
     CrossingForm, CrossingGate, FactorPair, LatentCrossing, Linear, Model, Weight,
 };
+
+use crate::random::CounterRng;
 
 /// Standard deviation of dense matrices and of the embedding at the beginning, as in LLaMA.
 pub const DENSE_STD: f64 = 0.02;
@@ -49,9 +49,9 @@ pub struct LogicalParameter {
     /// Columns.
     pub columns: u64,
     /// What the optimizer must know.
-    pub role: ParameterKind,
+    pub kind: ParameterKind,
     /// How it begins.
-    pub initial: Initialisation,
+    pub initialisation: Initialisation,
 }
 
 /// What a parameter is to the optimizer.
@@ -88,7 +88,7 @@ impl LogicalParameter {
     /// The function from (row, column) to the initial value, in a run with this seed.
     pub fn initial(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
         let stream = CounterRng::new(seed, &self.name);
-        let (initial, columns) = (self.initial, self.columns);
+        let (initial, columns) = (self.initialisation, self.columns);
         move |row, column| match initial {
             Initialisation::Zeros => 0.0,
             Initialisation::Ones => 1.0,
@@ -158,7 +158,7 @@ fn of_crossing(
     if crossing.form == CrossingForm::Released {
         found.push(scale(format!("{name}.latent_norm.scale"), rank));
         let bias = scale(format!("{name}.latent_norm.bias"), rank);
-        found.push(LogicalParameter { initial: Initialisation::Zeros, ..bias });
+        found.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
     }
     found
 }
@@ -170,7 +170,7 @@ pub fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
 }
 
 fn matrix(name: String, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
-    LogicalParameter { name, rows, columns, role: ParameterKind::Matrix, initial }
+    LogicalParameter { name, rows, columns, kind: ParameterKind::Matrix, initialisation: initial }
 }
 
 fn scale(name: String, width: u64) -> LogicalParameter {
@@ -178,8 +178,8 @@ fn scale(name: String, width: u64) -> LogicalParameter {
         name,
         rows: 1,
         columns: width,
-        role: ParameterKind::Vector,
-        initial: Initialisation::Ones,
+        kind: ParameterKind::Vector,
+        initialisation: Initialisation::Ones,
     }
 }
 
@@ -191,7 +191,7 @@ fn scale(name: String, width: u64) -> LogicalParameter {
 /// square matrices of a tensor gate are members of one row each, in the same order of elements.
 ///
 /// ```
-/// use narrows_runtime::parameters::logical_name;
+/// use narrows_runtime::logical_name;
 /// assert_eq!(logical_name("layer 3 qkv.a weight", "k.a"), "layer 3 k.a");
 /// assert_eq!(logical_name("head final_norm gradient", "final_norm"), "final_norm");
 /// ```
@@ -203,83 +203,10 @@ pub fn logical_name(buffer: &str, member: &str) -> String {
     }
 }
 
-/// Random numbers by position: the n-th is a function of seed, name and n.
-///
-/// The bits are SplitMix64's (Steele, Lea, Flood 2014), whose n-th output is a mix of
-/// `state + (n+1)·γ`; here the state is `mix(mix(seed) ⊕ FNV-1a(name))`. Normal numbers come in
-/// pairs from two of them, by Box and Muller: with u₁ in (0, 1] and u₂ in [0, 1), element 2p is
-/// √(−2·ln u₁)·cos 2πu₂ and element 2p+1 the same with sin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CounterRng {
-    state: u64,
-}
-
-const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-
-impl CounterRng {
-    /// The stream of a parameter in a run with this seed.
-    pub fn new(seed: u64, name: &str) -> CounterRng {
-        CounterRng { state: mix(mix(seed) ^ fnv1a(name.bytes())) }
-    }
-
-    /// The n-th 64 bits.
-    pub fn bits(&self, n: u64) -> u64 {
-        mix(self.state.wrapping_add(n.wrapping_add(1).wrapping_mul(GAMMA)))
-    }
-
-    /// The n-th number, uniform in [0, 1), a multiple of 2⁻⁵³.
-    pub fn uniform(&self, n: u64) -> f64 {
-        (self.bits(n) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// The n-th standard normal number.
-    pub fn normal(&self, n: u64) -> f64 {
-        let first = n & !1;
-        let radius = (-2.0 * (1.0 - self.uniform(first)).ln()).sqrt();
-        let angle = TAU * self.uniform(first + 1);
-        radius * if n == first { angle.cos() } else { angle.sin() }
-    }
-}
-
-/// FNV-1a: the same in every version of every compiler.
-pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use narrows_plan::model::presets;
-
-    /// The first outputs of SplitMix64 for the seed 1234567, as its authors' C code prints them.
-    #[test]
-    fn bits_are_those_of_splitmix() {
-        let stream = CounterRng { state: 1_234_567 };
-        assert_eq!(stream.bits(0), 6_457_827_717_110_365_317);
-        assert_eq!(stream.bits(1), 3_203_168_211_198_807_973);
-    }
-
-    #[test]
-    fn normal_numbers_are_normal() {
-        let stream = CounterRng::new(1, "embedding");
-        let count = 20_000;
-        let mean = |power: i32| {
-            (0..count).map(|n| stream.normal(n).powi(power)).sum::<f64>() / count as f64
-        };
-        assert!(mean(1).abs() < 0.03, "{}", mean(1));
-        assert!((mean(2) - 1.0).abs() < 0.05, "{}", mean(2));
-        assert!((mean(4) - 3.0).abs() < 0.3, "{}", mean(4));
-        assert_ne!(stream, CounterRng::new(2, "embedding"));
-        assert_ne!(stream, CounterRng::new(1, "head"));
-    }
 
     /// A·B begins with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.
     #[test]

@@ -53,6 +53,9 @@ pub struct CollectiveCount {
     pub sent: Bytes,
 }
 
+/// Bytes by kind of collective and axis of the mesh.
+pub type BytesByKindAndAxis = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
+
 impl StepReport {
     /// What a device did.
     ///
@@ -70,12 +73,12 @@ impl StepReport {
 
 impl DeviceReport {
     /// That of a device which has done nothing yet.
-    pub fn of(arena: Bytes) -> DeviceReport {
+    pub fn with_arena(arena: Bytes) -> DeviceReport {
         DeviceReport { allocated: arena, ..DeviceReport::default() }
     }
 
     /// Counts from zero again, in the memory of the counts before.
-    pub fn restart(&mut self) {
+    pub fn reset_counts(&mut self) {
         self.instructions.values_mut().for_each(|count| *count = 0);
         self.collectives.values_mut().for_each(|count| *count = CollectiveCount::default());
         (self.sent, self.received) = (Bytes(0), Bytes(0));
@@ -104,7 +107,19 @@ impl DeviceReport {
         let count = self.collectives.entry((collective.kind, axis)).or_default();
         count.calls += 1;
         count.payload += collective.payload;
-        count.sent += sent_by_each(collective);
+        count.sent += bytes_sent_per_member(collective);
+    }
+
+    /// The bytes of its collectives, as they are written down.
+    pub fn collective_bytes(
+        &self,
+        bytes: impl Fn(&CollectiveCount) -> Bytes,
+    ) -> BytesByKindAndAxis {
+        let mut made = BytesByKindAndAxis::new();
+        for ((kind, axis), count) in &self.collectives {
+            made.entry(kind.name()).or_default().insert(axis.name(), bytes(count).0);
+        }
+        made
     }
 }
 
@@ -116,7 +131,7 @@ impl DeviceReport {
 /// all-to-all                     (n−1)/n² · S
 /// ```
 /// rounded down to whole bytes.
-pub fn sent_by_each(collective: &Collective) -> Bytes {
+pub fn bytes_sent_per_member(collective: &Collective) -> Bytes {
     let (members, payload) =
         (u128::from(collective.group.size.max(1)), u128::from(collective.payload.0));
     let passed_on = payload * (members - 1);
@@ -142,7 +157,8 @@ mod tests {
     #[test]
     fn what_a_member_sends() {
         let group = Mesh { tensor: 4, pipeline: 1, data: 1 }.group(Axis::Tensor);
-        let sent = |kind| sent_by_each(&Collective { kind, payload: Bytes(1600), group }).0;
+        let sent =
+            |kind| bytes_sent_per_member(&Collective { kind, payload: Bytes(1600), group }).0;
         assert_eq!(sent(CollectiveKind::AllReduce), 2400);
         assert_eq!(sent(CollectiveKind::ReduceScatter), 1200);
         assert_eq!(sent(CollectiveKind::AllGather), 1200);

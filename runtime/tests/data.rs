@@ -7,12 +7,13 @@ use std::sync::Arc;
 use arbtest::arbitrary::{self, Unstructured};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_runtime::data::{
-    Cursor, DataError, DataFault, Sampler, Sampling, TokenFile, TokenFileInfo, TokenFileLayout,
-    TokenWidth, TokenWriter, TokenizerName, digest, hex,
+    Cursor, DataError, DataFault, Sampler, SamplerConfig, TokenFile, TokenFileInfo,
+    TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,
 };
+use narrows_runtime::sha256;
 
 fn description(vocabulary: u32) -> TokenFileInfo {
-    let tokenizer = TokenizerName { name: "test-é".into(), fingerprint: digest(b"test") };
+    let tokenizer = TokenizerId { name: "test-é".into(), fingerprint: sha256(b"test") };
     TokenFileInfo { vocabulary, end_of_text: Some(vocabulary - 1), tokenizer }
 }
 
@@ -38,7 +39,7 @@ fn held(bytes: Vec<u8>) -> Result<TokenFile, DataError> {
 
 fn all(file: &TokenFile) -> Result<Vec<u32>, DataError> {
     let mut tokens = vec![0; file.tokens() as usize];
-    file.read(0, u32::MAX, &mut tokens)?;
+    file.read_tokens(0, u32::MAX, &mut tokens)?;
     Ok(tokens)
 }
 
@@ -73,10 +74,10 @@ fn what_was_written_is_read() {
             (Some(vocabulary), Some(vocabulary - 1))
         );
         assert_eq!(header.tokenizer, Some(description(1).tokenizer));
-        file.verify().unwrap();
-        assert_eq!(file.validate(u32::MAX).unwrap(), tokens.iter().copied().max());
+        file.verify_checksum().unwrap();
+        assert_eq!(file.validate_tokens(u32::MAX).unwrap(), tokens.iter().copied().max());
         let payload = &fs::read(&path).unwrap()[256..];
-        assert_eq!(file.fingerprint(), digest(payload));
+        assert_eq!(file.fingerprint(), sha256(payload));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }
@@ -91,11 +92,11 @@ fn the_layout_is_the_documented_one() {
     for field in [1_u32, 2, 300, 299, 3, 0] {
         expected.extend(field.to_le_bytes());
     }
-    expected.extend(digest(&payload));
-    expected.extend(digest(b"test"));
+    expected.extend(sha256(&payload));
+    expected.extend(sha256(b"test"));
     expected.extend("test-é".as_bytes());
     expected.resize(224, 0);
-    expected.extend(digest(&expected));
+    expected.extend(sha256(&expected));
     assert_eq!(bytes[..256], expected);
 }
 
@@ -103,8 +104,7 @@ fn the_layout_is_the_documented_one() {
 fn long_names_are_cut_between_characters() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t");
-    let tokenizer =
-        TokenizerName { name: format!("x{}", "é".repeat(60)), ..TokenizerName::bytes() };
+    let tokenizer = TokenizerId { name: format!("x{}", "é".repeat(60)), ..TokenizerId::bytes() };
     let writer = TokenWriter::create(&path, TokenFileInfo { tokenizer, ..TokenFileInfo::bytes() });
     writer.unwrap().finish().unwrap();
     let file = TokenFile::open(&path).unwrap();
@@ -154,11 +154,11 @@ fn files_of_llm_c_are_read() {
     let llama3 = held(llm_c(20_240_801, 7, 2, &[9, 0, 0, 0, 0, 244, 1, 0])).unwrap();
     assert_eq!(all(&llama3).unwrap(), [9, 128_000]);
     assert_eq!(llama3.header().layout, TokenFileLayout::LlmCLlama3);
-    llama3.verify().unwrap();
-    assert_eq!(llama3.validate(128_001).unwrap(), Some(128_000));
-    let error = llama3.validate(128_000).unwrap_err();
+    llama3.verify_checksum().unwrap();
+    assert_eq!(llama3.validate_tokens(128_001).unwrap(), Some(128_000));
+    let error = llama3.validate_tokens(128_000).unwrap_err();
     assert!(error.to_string().contains("byte 1028 (token 1): id 128000 is not below"), "{error}");
-    assert_eq!(gpt2.fingerprint(), digest(&[1, 0, 255, 0, 80, 196]));
+    assert_eq!(gpt2.fingerprint(), sha256(&[1, 0, 255, 0, 80, 196]));
 }
 
 /// Every kind of damage, with the words and the place it is reported with.
@@ -168,7 +168,7 @@ fn damage_is_located() {
     let resealed = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();
         bytes[at..at + field.len()].copy_from_slice(field);
-        let checksum = digest(&bytes[..224]);
+        let checksum = sha256(&bytes[..224]);
         bytes[224..256].copy_from_slice(&checksum);
         bytes
     };
@@ -203,9 +203,9 @@ fn damage_is_located() {
     let mut changed = good.clone();
     changed[257] = 5;
     let file = held(changed).unwrap();
-    let error = file.verify().unwrap_err();
+    let error = file.verify_checksum().unwrap_err();
     assert!(error.to_string().contains("byte 256 (tokens): the tokens have SHA-256"), "{error}");
-    let error = file.validate(u32::MAX).unwrap_err();
+    let error = file.validate_tokens(u32::MAX).unwrap_err();
     assert!(
         error
             .to_string()
@@ -218,7 +218,7 @@ fn damage_is_located() {
 fn what_is_no_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let error = TokenFile::open(folder.path()).unwrap_err();
-    assert!(matches!(error.fault, DataFault::NotPlain), "{error}");
+    assert!(matches!(error.fault, DataFault::NotRegularFile), "{error}");
     let error = TokenFile::open(&folder.path().join("none")).unwrap_err();
     assert!(error.to_string().contains("none: cannot be read: "), "{error}");
     #[cfg(unix)]
@@ -228,8 +228,8 @@ fn what_is_no_file_is_refused() {
 /// Whatever bytes a file has: it is refused, or every call answers.
 fn exercise(bytes: Vec<u8>) {
     let Ok(file) = held(bytes) else { return };
-    let _ = (file.verify(), file.validate(50_257), all(&file), file.fingerprint());
-    let sampling = Sampling { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
+    let _ = (file.verify_checksum(), file.validate_tokens(50_257), all(&file), file.fingerprint());
+    let sampling = SamplerConfig { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
     let Ok(sampler) = Sampler::new(Arc::new(file), sampling) else { return };
     let (mut inputs, mut targets) = ([0; 6], [0; 6]);
     for first in [0, 5, u64::MAX - 2, u64::MAX] {
@@ -252,7 +252,7 @@ fn no_bytes_panic() {
         }
         // Half of them with the right checksum, so that the fields behind it are reached.
         if bytes.len() >= 256 && bytes.starts_with(b"NRW") && u.arbitrary()? {
-            let checksum = digest(&bytes[..224]);
+            let checksum = sha256(&bytes[..224]);
             bytes[224..256].copy_from_slice(&checksum);
         }
         exercise(bytes);
@@ -284,7 +284,7 @@ fn every_changed_bit_is_noticed() {
     for bit in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let noticed = held(bytes).and_then(|file| file.verify()).is_err();
+        let noticed = held(bytes).and_then(|file| file.verify_checksum()).is_err();
         assert!(noticed, "bit {bit}");
     }
 }
@@ -295,7 +295,8 @@ fn counting(tokens: u64) -> Arc<TokenFile> {
 }
 
 fn sampler(tokens: u64, sequence_length: u64, seed: u64) -> Sampler {
-    Sampler::new(counting(tokens), Sampling { sequence_length, vocabulary: 1 << 20, seed }).unwrap()
+    Sampler::new(counting(tokens), SamplerConfig { sequence_length, vocabulary: 1 << 20, seed })
+        .unwrap()
 }
 
 /// Sequences one by one.
@@ -363,7 +364,8 @@ fn a_step_is_the_same_on_every_mesh() {
         let (mut parts, mut parts_targets) = (vec![], vec![]);
         for replica in 0..data {
             for microbatch in 0..workload.microbatches(&mesh) {
-                let first = Sampler::first_of(step_first, (&workload, &mesh), replica, microbatch);
+                let first =
+                    Sampler::first_sequence_of(step_first, (&workload, &mesh), replica, microbatch);
                 let (inputs, targets) = sequence(&sampler, first, (micro_batch * length) as usize);
                 parts.extend(inputs);
                 parts_targets.extend(targets);
@@ -379,7 +381,7 @@ fn a_step_is_the_same_on_every_mesh() {
 fn a_cursor_goes_on_where_the_run_stopped() {
     let run = sampler(500, 7, 3);
     let text = serde_json::to_string(&run.cursor(123)).unwrap();
-    let sha256 = hex(&run.file().fingerprint());
+    let sha256 = hex::encode(run.file().fingerprint());
     assert_eq!(
         text,
         format!(
@@ -388,14 +390,14 @@ fn a_cursor_goes_on_where_the_run_stopped() {
     );
     let cursor: Cursor = serde_json::from_str(&text).unwrap();
     let resumed = sampler(500, 7, 3);
-    let next = resumed.resume(&cursor).unwrap();
+    let next = resumed.sequence_to_resume(&cursor).unwrap();
     assert_eq!(sequence(&run, 123, 70), sequence(&resumed, next, 70));
     for (other, what) in [
         (sampler(500, 7, 4), "seed 3, and this run has 4"),
         (sampler(500, 8, 3), "sequences of length 7, and this run has 8"),
         (sampler(501, 7, 3), "tokens with SHA-256 "),
     ] {
-        let error = other.resume(&cursor).unwrap_err().to_string();
+        let error = other.sequence_to_resume(&cursor).unwrap_err().to_string();
         assert!(error.contains(what), "{what}: {error}");
     }
 }
@@ -403,7 +405,7 @@ fn a_cursor_goes_on_where_the_run_stopped() {
 #[test]
 fn too_few_tokens_and_too_many_ids_are_refused() {
     let refused = |file: Arc<TokenFile>, sequence_length, vocabulary| {
-        let sampling = Sampling { sequence_length, vocabulary, seed: 0 };
+        let sampling = SamplerConfig { sequence_length, vocabulary, seed: 0 };
         let error = Sampler::new(file, sampling).unwrap_err();
         (error.to_string(), error.fault.hint().unwrap())
     };
@@ -419,7 +421,7 @@ fn too_few_tokens_and_too_many_ids_are_refused() {
 
     // llm.c's files do not say: the token itself is found.
     let file = Arc::new(held(llm_c(20_240_520, 1, 3, &[1, 0, 2, 0, 9, 0])).unwrap());
-    let sampling = Sampling { sequence_length: 2, vocabulary: 9, seed: 0 };
+    let sampling = SamplerConfig { sequence_length: 2, vocabulary: 9, seed: 0 };
     let sampler = Sampler::new(file, sampling).unwrap();
     let error = sampler.fill(0, &mut [0; 2], &mut [0; 2]).unwrap_err();
     assert!(error.to_string().contains("byte 1028 (token 2): id 9 is not below"), "{error}");

@@ -10,7 +10,7 @@ use narrows_plan::mesh::Axis;
 use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr, collective_payload};
 use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_runtime::null::count_step;
+use narrows_runtime::count_step;
 use narrows_runtime::{DeviceId, StepReport};
 
 const PLANS: [(&str, &str); 3] = [

@@ -8,7 +8,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, CheckedProgram, Precision};
-use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::{Session, TensorKind};
 use narrows_runtime::train::{
     MetricsRecord, StepPrediction, TrainControl, TrainEnd, TrainError, TrainedStep,
@@ -41,7 +41,7 @@ fn session(model: &Model, mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Sessi
 fn sampler(model: &Model, text: &[u8], seed: u64) -> Sampler {
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text).unwrap());
     let vocabulary = model.vocab as u32;
-    Sampler::new(file, Sampling { sequence_length: LENGTH, vocabulary, seed }).unwrap()
+    Sampler::new(file, SamplerConfig { sequence_length: LENGTH, vocabulary, seed }).unwrap()
 }
 
 fn trainer(mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Trainer {
@@ -56,7 +56,7 @@ fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
         losses.push(trained.loss);
         Ok::<_, TrainError>(TrainControl::Continue)
     };
-    assert_eq!(trainer.train(until, watch).unwrap(), TrainEnd::Done);
+    assert_eq!(trainer.train(until, watch).unwrap(), TrainEnd::Completed);
     losses
 }
 
@@ -84,7 +84,7 @@ fn the_loss_falls_alike_under_every_plan() {
 fn a_seed_is_a_run() {
     let run = |seed| {
         let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, seed);
-        (losses(&mut trainer, 4), trainer.session().gather(TensorKind::Weights).unwrap())
+        (losses(&mut trainer, 4), trainer.session().local_tensors(TensorKind::Weights).unwrap())
     };
     assert_eq!(run(1), run(1));
     assert_ne!(run(1).0, run(2).0);
@@ -100,12 +100,12 @@ fn a_run_that_is_resumed_is_the_run() {
     assert_eq!(cursor.next_sequence, 12);
     let mut resumed = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
     for tensors in [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments] {
-        let held = begun.session().gather(tensors).unwrap();
-        resumed.session_mut().load(tensors, &held).unwrap();
+        let held = begun.session().local_tensors(tensors).unwrap();
+        resumed.session_mut().load_tensors(tensors, &held).unwrap();
     }
     resumed.resume(&cursor, begun.session().steps()).unwrap();
     assert_eq!(losses(&mut resumed, 6), expected[3..]);
-    let weights = |trainer: &Trainer| trainer.session().gather(TensorKind::Weights).unwrap();
+    let weights = |trainer: &Trainer| trainer.session().local_tensors(TensorKind::Weights).unwrap();
     assert_eq!(weights(&resumed), weights(&whole));
 }
 
@@ -130,7 +130,7 @@ fn whoever_watches_may_stop() {
     };
     assert_eq!(stop_at(2, 5), TrainEnd::Stopped);
     // Whoever stops at the last step has seen all of them.
-    assert_eq!(stop_at(3, 3), TrainEnd::Done);
+    assert_eq!(stop_at(3, 3), TrainEnd::Completed);
     assert_eq!(trainer.session().steps(), 3);
 }
 
@@ -142,10 +142,13 @@ fn a_step_without_numbers_changes_nothing() {
     let mut trainer = Trainer::new(session, sampler(&model, TEXT, 1), optimizer).unwrap();
     trainer.step().unwrap();
     let (weights, cursor) =
-        (trainer.session().gather(TensorKind::Weights).unwrap(), trainer.cursor());
+        (trainer.session().local_tensors(TensorKind::Weights).unwrap(), trainer.cursor());
     let error = trainer.step().unwrap_err();
-    assert!(matches!(error, TrainError::Run(RunError::NotFinite { step: 2, .. })), "{error}");
-    assert_eq!(trainer.session().gather(TensorKind::Weights).unwrap(), weights);
+    assert!(
+        matches!(error, TrainError::Run(RunError::NonFiniteGradients { step: 2, .. })),
+        "{error}"
+    );
+    assert_eq!(trainer.session().local_tensors(TensorKind::Weights).unwrap(), weights);
     assert_eq!((trainer.session().steps(), trainer.cursor()), (1, cursor));
 }
 
@@ -153,7 +156,7 @@ fn a_step_without_numbers_changes_nothing() {
 fn a_record_says_what_was_expected_too() {
     let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, 1);
     let trained = trainer.step().unwrap();
-    let allocated = trainer.session().allocated();
+    let allocated = trainer.session().allocated_bytes();
     let expected: Vec<Bytes> = allocated.iter().copied().map(Bytes).collect();
     let predicted = StepPrediction {
         step_time_s: 0.25,
@@ -169,7 +172,7 @@ fn a_record_says_what_was_expected_too() {
     assert!(parts["gemm"].as_f64() > Some(0.0) && parts["collective_exposed"].as_f64() > Some(0.0));
     assert_eq!(record["allocated_bytes"], serde_json::json!(allocated));
     assert_eq!(record["allocated_bytes"], record["predicted_allocated_bytes"]);
-    assert_eq!(record["scratch_bytes"], serde_json::json!(trainer.session().scratch()));
+    assert_eq!(record["scratch_bytes"], serde_json::json!(trainer.session().scratch_bytes()));
     assert_eq!(record["collective_bytes"][0], record["collective_bytes"][1]);
     let alone = serde_json::to_value(MetricsRecord::new(&trained, None)).unwrap();
     assert!(alone["predicted_step_time_s"].is_null());
@@ -181,10 +184,14 @@ fn what_is_held_besides_the_arenas_is_told() {
     let model = model();
     let held = |mesh| {
         let mut trainer = trainer(mesh, Zero::Off, 4, 1);
-        let before = trainer.session().scratch();
-        let scratch = trainer.step().unwrap().scratch;
-        assert_eq!(scratch, trainer.session().scratch());
-        assert_eq!(trainer.step().unwrap().scratch, scratch, "the first step makes it as large");
+        let before = trainer.session().scratch_bytes();
+        let scratch = trainer.step().unwrap().scratch_bytes;
+        assert_eq!(scratch, trainer.session().scratch_bytes());
+        assert_eq!(
+            trainer.step().unwrap().scratch_bytes,
+            scratch,
+            "the first step makes it as large"
+        );
         (before, scratch)
     };
     let (before, scratch) = held(mesh(1, 1, 1));

@@ -170,7 +170,7 @@ fn gpus(args: &CalibrateArgs) -> CommandResult<(CalibrateTarget, u64)> {
     )?;
     gpu::admit()?;
     let launched = args.launch.resolve()?;
-    let devices = launched.as_ref().map_or(1, |launched| launched.launch.world);
+    let devices = launched.as_ref().map_or(1, |launched| launched.launch.world_size);
     let (global_batch, sequence_length) = (args.global_batch, args.sequence_length);
     let [global_batch, sequence_length] =
         [global_batch, sequence_length].map(|given| given.map(NonZeroU64::get));

@@ -54,6 +54,6 @@ pub fn options(launched: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
     let folder = cache::folder().unwrap_or_default();
     let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
     let deadline =
-        launched.map_or(ClusterTimeouts::default(), |launched| launched.deadlines).answer;
+        launched.map_or(ClusterTimeouts::default(), |launched| launched.deadlines).collective;
     GpuOptions { ordinal, eager, cubins, algorithms, deadline }
 }

@@ -54,7 +54,7 @@ impl LaunchedProcess {
 
     /// Its name, for messages.
     pub fn process(&self) -> String {
-        format!("process {} of {}", self.launch.rank, self.launch.world)
+        format!("process {} of {}", self.launch.rank, self.launch.world_size)
     }
 }
 
@@ -70,8 +70,8 @@ impl LaunchArgs {
             LauncherName::Openmpi => Some(Launcher::OpenMpi),
         };
         let read = match chosen {
-            None => LaunchInfo::read(variable),
-            Some(launcher) => LaunchInfo::of(launcher, variable),
+            None => LaunchInfo::from_environment(variable),
+            Some(launcher) => LaunchInfo::from_launcher(launcher, variable),
         };
         let launch = read.map_err(|error| refused(&error))?;
         if let (None, Some(launcher)) = (&launch, chosen) {
@@ -80,7 +80,7 @@ impl LaunchArgs {
             return Err(Failure::input(Problem::new("--launcher", problem).hint(hint)));
         }
         let deadlines =
-            ClusterTimeouts { join: self.join_timeout, answer: self.collective_timeout };
+            ClusterTimeouts { join: self.join_timeout, collective: self.collective_timeout };
         Ok(launch.map(|launch| LaunchedProcess { launch, deadlines }))
     }
 }

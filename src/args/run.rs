@@ -225,7 +225,7 @@ pub fn run(args: &RunArgs) -> CommandResult<RunSettings> {
                 RunTask::Train(training) => training.launched.as_ref(),
                 RunTask::Count => None,
             };
-            let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world);
+            let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world_size);
             let hardware = match &task {
                 RunTask::Train(training) if training.on != ExecutionTarget::Processors => {
                     gpu::profile()

@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use narrows_cost_model::{Profile, profile};
-use narrows_runtime::parameters::fnv1a;
+use narrows_runtime::fnv1a;
 
 use super::machine;
 use super::works::BenchmarkExtent;

@@ -146,10 +146,10 @@ fn compared(profile: &Profile, subject: &PlannedBenchmark) -> Option<ComparedPla
     let instructions = simulate(&subject.program, &|kernel| prices.kernel(kernel)).step_time.0;
     let predicted = instructions * profile.launching(Executor::Captured).step_factor;
     let arena = |device: usize| program.stages[DeviceId(device as u64).stage(&mesh)].arena.0;
-    let mut allocated = best.allocated.iter().enumerate();
+    let mut allocated = best.allocated_bytes.iter().enumerate();
     let rounds = subject.rounds.iter().map(|round| round.whole_step_s);
     let fastest = rounds.clone().fold(f64::INFINITY, f64::min);
-    let (measured, undisturbed) = (best.whole_step_s, best.step_s());
+    let (measured, undisturbed) = (best.whole_step_s, best.undisturbed_step_s());
     Some(ComparedPlan {
         name: subject.work.name.clone(),
         familiar: subject.work.familiar,

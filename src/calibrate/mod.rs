@@ -2,7 +2,7 @@
 //!
 //! Every plan is run in each of several rounds, so that whatever else the machine does meets all of them
 //! alike. Of every instruction the shortest time counts, for kernels as for steps
-//! ([`narrows_runtime::measure`]). GPUs are in [`gpu`]; all else is of either.
+//! ([`narrows_runtime::time_instructions`]). GPUs are in [`gpu`]; all else is of either.
 
 pub mod cache;
 pub mod compare;
@@ -15,8 +15,8 @@ use indexmap::IndexMap;
 use narrows_cost_model::profile::{MeasuredPoint, Repeatability};
 use narrows_plan::{CheckedProgram, Kernel};
 use narrows_planner::search;
-use narrows_runtime::measure::{InstructionTimings, KernelSample, MeasurementEffort, time};
 use narrows_runtime::session::Session;
+use narrows_runtime::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 
 use crate::errors::{CommandResult, Failure};
 use works::Benchmark;
@@ -68,14 +68,14 @@ impl PlannedBenchmark {
     pub fn round(&mut self, mut session: Session, effort: MeasurementEffort) -> CommandResult<()> {
         let failure = |error| Failure::execution(&error);
         session.initialise(&self.work.request.model, 1).map_err(failure)?;
-        self.rounds.push(time(&mut session, effort).map_err(failure)?);
+        self.rounds.push(time_instructions(&mut session, effort).map_err(failure)?);
         Ok(())
     }
 
     /// The shortest of all rounds, instruction by instruction.
     pub fn best(&self) -> Option<InstructionTimings> {
         let mut best = self.rounds.first()?.clone();
-        self.rounds.iter().for_each(|round| best.join(round));
+        self.rounds.iter().for_each(|round| best.keep_shortest(round));
         Some(best)
     }
 }
@@ -165,8 +165,9 @@ pub fn points<'a>(
 /// How well what was measured repeats.
 pub fn repeatability(subjects: &[PlannedBenchmark], points: &[MeasuredPoint]) -> Repeatability {
     let shares = subjects.iter().filter_map(PlannedBenchmark::best);
-    let share =
-        |best: InstructionTimings| (best.step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX);
+    let share = |best: InstructionTimings| {
+        (best.undisturbed_step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX)
+    };
     let mut shares: Vec<f64> = shares.map(share).collect();
     shares.sort_by(f64::total_cmp);
     let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use narrows_calibration::fit;
 use narrows_calibration::fit::gpu::GpuModel;
 use narrows_cost_model::{Profile, profile};
-use narrows_runtime::measure::MeasurementEffort;
+use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
 
 use crate::args::calibrate::{
@@ -34,7 +34,12 @@ const QUICK: MeasurementRounds = MeasurementRounds { rounds: 2, effort: effort(1
 const WHOLE: MeasurementRounds = MeasurementRounds { rounds: 4, effort: effort(2, 400) };
 
 const fn effort(least: usize, milliseconds: u64) -> MeasurementEffort {
-    MeasurementEffort { warm_up: 1, least, most: 20, time: Duration::from_millis(milliseconds) }
+    MeasurementEffort {
+        warm_up_steps: 1,
+        timed_steps_min: least,
+        timed_steps_max: 20,
+        time_limit: Duration::from_millis(milliseconds),
+    }
 }
 
 /// Measures, writes, reports.

@@ -2,7 +2,7 @@
 
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
-use narrows_reference::numeric::Miniature;
+use narrows_reference::Miniature;
 use serde::Serialize;
 
 use crate::args::low::{CheckArgs, OutputFormat};
@@ -58,7 +58,7 @@ fn numeric(file: &PlanFile) -> CommandResult<NumericReport> {
         Failure::failed(vec![Problem::new(&file.name, format!("its twin cannot be run: {why}"))])
     };
     let twin =
-        Miniature::of(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
+        Miniature::new(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
     let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
     let compared = twin.compare(&open, SEED).map_err(|error| cannot(error.to_string()))?;
     Ok(NumericReport::of(&twin, &compared))

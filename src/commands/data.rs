@@ -41,7 +41,7 @@ fn make(making: &DataSettings, format: OutputFormat) -> CommandResult<()> {
             .map_err(|trouble| failure(document, trouble))?;
     }
     progress.finish_and_clear();
-    if text_bytes == 0 || writer.tokens() == 0 {
+    if text_bytes == 0 || writer.token_count() == 0 {
         let names: Vec<&str> = documents.iter().map(TextDocument::name).collect();
         let problem = if text_bytes == 0 { "there is no text" } else { "has no tokens" };
         return Err(Failure::input(Problem::new(names.join(", "), problem)));
@@ -63,13 +63,13 @@ fn make(making: &DataSettings, format: OutputFormat) -> CommandResult<()> {
 fn inspect(file: &Path, format: OutputFormat) -> CommandResult<()> {
     let tokens = TokenFile::open(file).map_err(Failure::token_file)?;
     let damaged = |error: DataError| match error.fault {
-        DataFault::Checksum { .. } | DataFault::OutOfVocabulary { .. } => {
+        DataFault::ChecksumMismatch { .. } | DataFault::OutOfVocabulary { .. } => {
             Failure { ending: ExitStatus::Failed, ..Failure::token_file(error) }
         }
         _ => Failure::token_file(error),
     };
-    tokens.verify().map_err(damaged)?;
-    let largest_id = tokens.validate(u32::MAX).map_err(damaged)?;
+    tokens.verify_checksum().map_err(damaged)?;
+    let largest_id = tokens.validate_tokens(u32::MAX).map_err(damaged)?;
     let contents = TokenFileReport::of(file, tokens.header()).verified(largest_id);
     match format {
         OutputFormat::Json => output::print_json(&contents),

@@ -109,7 +109,7 @@ impl DoctorReport {
         let gpus = cuda::gpus();
         let usable = cuda_usable(&libraries, &gpus);
         let threads = cores();
-        let launch = LaunchInfo::read(|name| env::var(name).ok()).ok().flatten();
+        let launch = LaunchInfo::from_environment(|name| env::var(name).ok()).ok().flatten();
         DoctorReport {
             version: env!("CARGO_PKG_VERSION"),
             machine: MachineReport {
@@ -130,8 +130,8 @@ impl DoctorReport {
             launch: launch.map(|launch| ProcessReport {
                 launcher: launch.launcher.name(),
                 rank: launch.rank,
-                processes: launch.world,
-                meeting: launch.meeting.to_string(),
+                processes: launch.world_size,
+                meeting: launch.rendezvous.to_string(),
             }),
         }
     }

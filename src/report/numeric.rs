@@ -1,6 +1,6 @@
 //! How far the small twin of a plan is from unsharded training.
 
-use narrows_reference::numeric::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
+use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
 use serde::Serialize;
 
 use super::page::{TextPage, plural};
@@ -37,22 +37,22 @@ struct GradientDifference {
 impl NumericReport {
     /// Of a twin that was compared.
     pub fn of(twin: &Miniature, found: &Comparison) -> NumericReport {
-        let largest = found.gradients.iter().take(REPORTED);
+        let largest = found.gradient_errors.iter().take(REPORTED);
         let difference = |(name, off): &(String, f64)| GradientDifference {
             name: name.clone(),
             relative_difference: *off,
             tolerance: found.tolerance(name),
         };
         NumericReport {
-            equal: found.is_equal(),
+            equal: found.agrees(),
             devices: twin.plan.mesh.devices(),
             blocks: twin.model.blocks.len() as u64,
             hidden: twin.model.hidden,
             loss: found.loss,
             reference_loss: found.reference_loss,
-            loss_relative_difference: found.loss_off(),
+            loss_relative_difference: found.loss_error(),
             loss_tolerance: LOSS_TOLERANCE,
-            gradients_compared: found.gradients.len() as u64,
+            gradients_compared: found.gradient_errors.len() as u64,
             gradient_relative_differences: largest.map(difference).collect(),
             gradient_tolerance: GRADIENT_TOLERANCE,
         }
@@ -106,7 +106,7 @@ mod tests {
         let profile = narrows_cost_model::profile::preset("a100-80gb").unwrap();
         let request = Request::new(model.clone(), profile, 2, 4, 64);
         let plan = narrows_planner::search(&request).best.unwrap().plan;
-        let twin = Miniature::of(&plan, &model).unwrap();
+        let twin = Miniature::new(&plan, &model).unwrap();
         let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
         let same = NumericReport::of(&twin, &twin.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use narrows_cost_model::simulate::Breakdown;
-use narrows_runtime::parts::TimeCategory;
+use narrows_runtime::TimeCategory;
 
 /// What people call a part.
 pub fn title(part: TimeCategory) -> &'static str {
@@ -57,8 +57,8 @@ mod tests {
         let predicted_counts = by_name(&simulate(&program, &|_| Seconds(1.0)).breakdown);
         let mut counts: BTreeMap<&str, f64> =
             TimeCategory::ALL.iter().map(|part| (part.name(), 0.0)).collect();
-        for moment in narrows_runtime::order::step(&program.program().stages[0]) {
-            *counts.get_mut(TimeCategory::of(moment.instr).name()).unwrap() += 1.0;
+        for moment in narrows_runtime::scheduled_instructions(&program.program().stages[0]) {
+            *counts.get_mut(TimeCategory::of_instruction(moment.instr).name()).unwrap() += 1.0;
         }
         assert_eq!(counts, predicted_counts);
         let written = serde_json::to_value(Breakdown::default()).unwrap();

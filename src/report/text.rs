@@ -7,7 +7,7 @@ use narrows_plan::decisions::PlanLayout;
 use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::{ContextOutcome, SearchReport, SearchStatus};
-use narrows_runtime::parts::TimeCategory;
+use narrows_runtime::TimeCategory;
 
 use super::page::{Align, TextPage, count, percent, plural, thousands};
 use super::{PlanReport, decisions, limited, parts, unmeasured};

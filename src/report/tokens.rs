@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use narrows_plan::Bytes;
-use narrows_runtime::data::{Digest, TokenFileHeader, TokenFileLayout, hex};
+use narrows_runtime::Sha256Digest;
+use narrows_runtime::data::{TokenFileHeader, TokenFileLayout};
 use serde::Serialize;
 
 use super::page::{TextPage, plural, thousands};
@@ -58,19 +59,19 @@ impl TokenFileReport {
     pub fn of(file: &Path, header: &TokenFileHeader) -> TokenFileReport {
         let tokenizer = header.tokenizer.as_ref().map(|tokenizer| TokenizerReport {
             name: tokenizer.name.clone(),
-            sha256: (tokenizer.fingerprint != Digest::default())
-                .then(|| hex(&tokenizer.fingerprint)),
+            sha256: (tokenizer.fingerprint != Sha256Digest::default())
+                .then(|| hex::encode(tokenizer.fingerprint)),
         });
         TokenFileReport {
             file: file.display().to_string(),
             layout: header.layout.name(),
-            token_count: header.tokens,
+            token_count: header.token_count,
             token_width_bytes: header.width.bytes(),
             file_bytes: header.file_bytes().unwrap_or(u64::MAX),
             vocabulary_size: header.vocabulary,
             end_of_text_id: header.end_of_text,
             tokenizer,
-            tokens_sha256: header.checksum.as_ref().map(hex),
+            tokens_sha256: header.checksum.map(hex::encode),
             verified: None,
         }
     }

@@ -10,10 +10,10 @@ use std::time::Duration;
 use narrows_cost_model::segment::KernelPrice;
 use narrows_cost_model::simulate::{Timeline, meeting};
 use narrows_plan::program::{Action, Instr, Phase, Program};
-use narrows_runtime::order::{self, ScheduledInstruction};
-use narrows_runtime::parts::InstructionSpan;
-use narrows_runtime::parts::TimeCategory;
-use narrows_runtime::{DeviceId, Trainer};
+use narrows_runtime::{
+    DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
+    scheduled_instructions,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -57,7 +57,10 @@ impl MeasuredTrace {
     pub fn of(trainer: &Trainer, step: u64) -> MeasuredTrace {
         let session = trainer.session();
         let devices = (0..session.program().context.mesh.devices()).map(DeviceId);
-        MeasuredTrace { step, laps: devices.map(|device| session.laps(device).to_vec()).collect() }
+        MeasuredTrace {
+            step,
+            laps: devices.map(|device| session.instruction_spans(device).to_vec()).collect(),
+        }
     }
 
     /// When its last device was done.
@@ -80,8 +83,8 @@ pub fn measured(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceEvent> {
             let process = TraceProcess { pid: device.0, step: measured.step };
             let spans = measured.laps[device.0 as usize]
                 .iter()
-                .map(|lap| (micros(begin + lap.begin), micros(begin + lap.end)));
-            let moments = order::step(&program.stages[stage]).zip(spans);
+                .map(|lap| (micros(begin + lap.start), micros(begin + lap.end)));
+            let moments = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
             process.step(moments, (micros(begin), end), &mut events);
             begin += measured.end();
@@ -105,7 +108,7 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
                 let met = meeting(instr).and_then(|_| meetings.next());
                 let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);
-                let slot = order::slot(stage_program, microbatch);
+                let slot = microbatch_slot(stage_program, microbatch);
                 moments.push((
                     ScheduledInstruction { instr, phase, microbatch, slot },
                     (1e6 * begin, 1e6 * end),
@@ -176,7 +179,13 @@ impl TraceProcess {
             "microbatch": microbatch,
             "step": self.step,
         });
-        self.event(instr.origin.clone(), TimeCategory::of(instr).name(), thread, span, args)
+        self.event(
+            instr.origin.clone(),
+            TimeCategory::of_instruction(instr).name(),
+            thread,
+            span,
+            args,
+        )
     }
 
     fn event(

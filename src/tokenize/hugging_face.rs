@@ -5,7 +5,8 @@ use std::path::{Component, Path};
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use narrows_runtime::data::{TokenFileInfo, TokenizerName, digest};
+use narrows_runtime::data::{TokenFileInfo, TokenizerId};
+use narrows_runtime::sha256;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::errors::{CommandResult, Failure, Problem};
@@ -65,10 +66,7 @@ impl HuggingFace {
         let description = TokenFileInfo {
             vocabulary,
             end_of_text: end_of_text.and_then(|name| tokenizer.token_to_id(name)),
-            tokenizer: TokenizerName {
-                name: short_name(name),
-                fingerprint: digest(text.as_bytes()),
-            },
+            tokenizer: TokenizerId { name: short_name(name), fingerprint: sha256(text.as_bytes()) },
         };
         Ok(HuggingFace { tokenizer, description, end_of_text })
     }

@@ -142,11 +142,11 @@ fn processes_that_cannot_end_together() {
     assert_eq!(codes, [Some(2), Some(1)], "{outputs:#?}");
     let [first, second] = [0, 1].map(|rank: usize| said(&outputs[rank]));
     assert!(first.contains("process 0 of 2") && first.contains("cannot be written"), "{first}");
-    assert!(second.contains("process 0 ended the run: cannot be written"), "{second}");
+    assert!(second.contains("process 0 aborted the run: cannot be written"), "{second}");
     let outputs = ends(vec![start(0, LEAST), start(1, &LEAST.replace("16", "8"))]);
     for output in outputs {
         assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        assert!(said(&output).contains("means another run than process 0"), "{}", said(&output));
+        assert!(said(&output).contains("for another run than process 0"), "{}", said(&output));
     }
 }
 

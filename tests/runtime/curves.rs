@@ -75,7 +75,7 @@ fn train(model: &Model, plan: &Plan, expected: &Expected, what: &str) -> Apart {
         assert!(off_norm < 10.0 * LOSS, "{what}, step {step}: norm {}", done.gradient_norm);
         loss = loss.max(off);
     }
-    let weights = furthest(&session.gather(TensorKind::Weights).unwrap(), &expected.weights);
+    let weights = furthest(&session.local_tensors(TensorKind::Weights).unwrap(), &expected.weights);
     assert!(weights.0 < WEIGHTS, "{what}: {} is off by {:e}", weights.1, weights.0);
     Apart { loss, weights }
 }

@@ -46,11 +46,12 @@ impl Subject {
         let Some(plan) = subject::plan(request) else { return false };
         let mut session = subject::session(&plan, &self.model, SEED);
         let input = StepInput { tokens: &self.tokens.inputs, targets: &self.tokens.targets };
-        let done = session.gradients_only(input).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let done =
+            session.compute_gradients(input).unwrap_or_else(|error| panic!("{what}: {error}"));
         let loss = (done.loss - self.loss).abs() / self.loss;
         assert!(loss < TOLERANCE, "{what}: loss {} for {}", done.loss, self.loss);
         let (gradient, name) =
-            furthest(&session.gather(TensorKind::Gradients).unwrap(), &self.gradients);
+            furthest(&session.local_tensors(TensorKind::Gradients).unwrap(), &self.gradients);
         assert!(gradient < TOLERANCE, "{what}: gradient of {name} is off by {gradient:e}");
         worst.plans += 1;
         worst.loss = worst.loss.max(loss);

@@ -20,7 +20,7 @@ use narrows_plan::mesh::{Axis, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Baseline, Recompute, Rules, WeightRule};
 use narrows_planner::{BlockCollectives, Prediction, predict};
-use narrows_runtime::null::count_step;
+use narrows_runtime::count_step;
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, StepReport};
 
@@ -74,7 +74,7 @@ fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
     assert_eq!(report, counted, "{what}");
     for device in report.devices() {
         let predicted = prediction.peak_memory_bytes[device.stage(&report.mesh)];
-        assert_eq!(session.allocated()[device.0 as usize], predicted, "{what}");
+        assert_eq!(session.allocated_bytes()[device.0 as usize], predicted, "{what}");
         assert_eq!(report.device(device).allocated.0, predicted, "{what}");
     }
     (report, prediction)

@@ -4,7 +4,7 @@ use narrows_cost_model::profile;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Rules, WeightRule};
 use narrows_planner::{MemoryLimit, Request};
-use narrows_reference::numeric::Miniature;
+use narrows_reference::Miniature;
 
 use super::subject;
 
@@ -29,11 +29,11 @@ fn twins_of_presets_compute_their_models() {
                 };
                 let what = format!("{name} {} {tensor}×{pipeline}×{data}", baseline.name());
                 let plan = subject::plan(&request).unwrap_or_else(|| panic!("no plan for {what}"));
-                let twin = Miniature::of(&plan, &model).unwrap();
+                let twin = Miniature::new(&plan, &model).unwrap();
                 let found = twin.compare(&subject::open, 1).unwrap();
-                assert!(found.is_equal(), "{what}: {:?}", found.gradients.first());
+                assert!(found.agrees(), "{what}: {:?}", found.gradient_errors.first());
                 plans += 1;
-                for (name, off) in &found.gradients {
+                for (name, off) in &found.gradient_errors {
                     worst = worst.max(off / found.tolerance(name));
                 }
             }

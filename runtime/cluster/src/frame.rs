@@ -1,14 +1,14 @@
-//! What goes over a connection: headers of 32 bytes, each with as many bytes after it as it says.
-//! All numbers are little-endian.
+//! The wire format of a connection: frames of a 32-byte header and a payload. Integers are
+//! little-endian.
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 0..4 | `NRWF` |
 //! | 4 | [`FrameKind`] |
-//! | 5 | channel |
-//! | 6..8 | what is done, see [`FrameHeader::operation`] |
-//! | 8..16 | how many of this channel's operations went before |
-//! | 16..24 | bytes that follow |
+//! | 5 | code of the [`FrameChannel`] |
+//! | 6..8 | code of the operation |
+//! | 8..16 | number of earlier operations of the channel |
+//! | 16..24 | bytes of the payload |
 //! | 24..32 | zeros |
 
 use std::io::{self, Read};
@@ -21,124 +21,132 @@ const MAGIC: [u8; 4] = *b"NRWF";
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
 
-/// More than any buffer of a program: a header that says more is none.
-const BYTES_MAX: u64 = 1 << 40;
+/// Larger than any buffer of a program: headers of larger payloads are rejected.
+const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 
-/// Conversations that two processes have at the same time, each in its own order.
+/// Independent sequences of operations between two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameChannel {
-    /// What all agree on through process 0.
+    /// Agreement of all processes, and gathering, through rank 0.
     Control,
-    /// Collectives over an axis.
+    /// Collectives along an axis.
     Axis(Axis),
     /// Collectives of the first and the last stage.
-    Ends,
+    TiedStages,
     /// Transfers between neighbouring stages.
     Transfers,
 }
 
-/// How many there are.
-pub const CHANNELS: usize = 6;
+/// Number of channels.
+pub const CHANNEL_COUNT: usize = 6;
 
 impl FrameChannel {
-    /// That of the collectives of a group.
-    pub fn of(scope: GroupScope) -> FrameChannel {
+    /// The channel of a device group's collectives.
+    pub fn of_scope(scope: GroupScope) -> FrameChannel {
         match scope {
             GroupScope::Axis(axis) => FrameChannel::Axis(axis),
-            GroupScope::TiedStages => FrameChannel::Ends,
+            GroupScope::TiedStages => FrameChannel::TiedStages,
         }
     }
 
-    /// Its number in headers.
-    pub fn number(self) -> u8 {
+    /// The code in headers.
+    pub fn code(self) -> u8 {
         match self {
             FrameChannel::Control => 0,
             FrameChannel::Axis(Axis::Tensor) => 1,
             FrameChannel::Axis(Axis::Data) => 2,
             FrameChannel::Axis(Axis::Pipeline) => 3,
-            FrameChannel::Ends => 4,
+            FrameChannel::TiedStages => 4,
             FrameChannel::Transfers => 5,
         }
     }
 
-    /// What is said of it.
+    /// Name in messages: the processes that take part.
     pub fn name(self) -> &'static str {
         match self {
             FrameChannel::Control => "all processes",
             FrameChannel::Axis(Axis::Tensor) => "the tensor axis",
             FrameChannel::Axis(Axis::Data) => "the data axis",
             FrameChannel::Axis(Axis::Pipeline) => "the pipeline axis",
-            FrameChannel::Ends => "the first and the last stage",
+            FrameChannel::TiedStages => "the first and the last stage",
             FrameChannel::Transfers => "the pipeline",
         }
     }
 }
 
-/// What a frame is about.
+/// Meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
-    /// An operation's numbers.
+    /// The payload belongs to an operation.
     Data,
-    /// The sender ends the run; the bytes say who began, and why.
-    GiveUp,
-    /// The sender is done, and will close the connection.
-    Done,
+    /// The sender aborts the run; the payload is the rank that failed first and its reason, as text.
+    Abort,
+    /// The sender has finished and will close the connection.
+    Shutdown,
 }
 
-/// What comes before the bytes.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    pub subject: FrameKind,
+    pub kind: FrameKind,
+    /// Code of the channel.
     pub channel: u8,
-    /// What the sender does: those who meet must do the same.
+    /// Code of the sender's operation, which must be that of the receiver.
     pub operation: u16,
+    /// Number of earlier operations of the channel.
     pub sequence: u64,
-    pub bytes: u64,
+    /// Bytes of the payload.
+    pub payload_bytes: u64,
 }
 
 impl FrameHeader {
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut made = [0; HEADER_BYTES];
-        made[..4].copy_from_slice(&MAGIC);
-        made[4] = match self.subject {
-            FrameKind::Data => 0,
-            FrameKind::GiveUp => 1,
-            FrameKind::Done => 2,
-        };
-        made[5] = self.channel;
-        made[6..8].copy_from_slice(&self.operation.to_le_bytes());
-        made[8..16].copy_from_slice(&self.sequence.to_le_bytes());
-        made[16..24].copy_from_slice(&self.bytes.to_le_bytes());
-        made
+    /// Header of a frame that belongs to no operation.
+    pub fn control(kind: FrameKind, payload_bytes: u64) -> FrameHeader {
+        FrameHeader { kind, channel: 0, operation: 0, sequence: 0, payload_bytes }
     }
 
-    /// `None` when these bytes are no header.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = match self.kind {
+            FrameKind::Data => 0,
+            FrameKind::Abort => 1,
+            FrameKind::Shutdown => 2,
+        };
+        bytes[5] = self.channel;
+        bytes[6..8].copy_from_slice(&self.operation.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes
+    }
+
+    /// `None` when the bytes are not a valid header.
     fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<FrameHeader> {
-        let number = |from: usize| {
+        let u64_at = |offset: usize| {
             let mut eight = [0; 8];
-            eight.copy_from_slice(&bytes[from..from + 8]);
+            eight.copy_from_slice(&bytes[offset..offset + 8]);
             u64::from_le_bytes(eight)
         };
-        let subject = match bytes[4] {
+        let kind = match bytes[4] {
             0 => FrameKind::Data,
-            1 => FrameKind::GiveUp,
-            2 => FrameKind::Done,
+            1 => FrameKind::Abort,
+            2 => FrameKind::Shutdown,
             _ => return None,
         };
         let header = FrameHeader {
-            subject,
+            kind,
             channel: bytes[5],
             operation: u16::from_le_bytes([bytes[6], bytes[7]]),
-            sequence: number(8),
-            bytes: number(16),
+            sequence: u64_at(8),
+            payload_bytes: u64_at(16),
         };
-        let known = bytes[..4] == MAGIC
-            && usize::from(header.channel) < CHANNELS
-            && header.bytes <= BYTES_MAX;
-        known.then_some(header)
+        let valid = bytes[..4] == MAGIC
+            && usize::from(header.channel) < CHANNEL_COUNT
+            && header.payload_bytes <= PAYLOAD_BYTES_MAX;
+        valid.then_some(header)
     }
 
-    /// The next header of a connection; `None` at its end.
+    /// Reads the next header of a connection; `None` at its end.
     pub fn read(from: &mut impl Read) -> io::Result<Option<FrameHeader>> {
         let mut bytes = [0; HEADER_BYTES];
         let mut filled = 0;
@@ -151,8 +159,9 @@ impl FrameHeader {
                 Err(error) => return Err(error),
             }
         }
-        let unknown = || io::Error::new(io::ErrorKind::InvalidData, "it sends what is no frame");
-        FrameHeader::decode(&bytes).map(Some).ok_or_else(unknown)
+        let invalid =
+            || io::Error::new(io::ErrorKind::InvalidData, "it sent an invalid frame header");
+        FrameHeader::decode(&bytes).map(Some).ok_or_else(invalid)
     }
 }
 
@@ -161,22 +170,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_come_back_and_noise_is_refused() {
+    fn headers_round_trip_and_invalid_ones_are_rejected() {
         let header = FrameHeader {
-            subject: FrameKind::Data,
+            kind: FrameKind::Data,
             channel: 5,
             operation: 258,
             sequence: 7,
-            bytes: 4096,
+            payload_bytes: 4096,
         };
         let bytes = header.encode();
         assert_eq!(FrameHeader::read(&mut &bytes[..]).unwrap(), Some(header));
         assert_eq!(FrameHeader::read(&mut &[][..]).unwrap(), None);
-        assert!(FrameHeader::read(&mut &bytes[..9]).is_err(), "cut off");
-        for at in [0, 4, 5, 23] {
+        assert!(FrameHeader::read(&mut &bytes[..9]).is_err(), "truncated");
+        for offset in [0, 4, 5, 23] {
             let mut damaged = bytes;
-            damaged[at] ^= 0x80;
-            assert!(FrameHeader::read(&mut &damaged[..]).is_err(), "byte {at}");
+            damaged[offset] ^= 0x80;
+            assert!(FrameHeader::read(&mut &damaged[..]).is_err(), "byte {offset}");
         }
     }
 }

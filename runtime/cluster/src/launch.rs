@@ -1,38 +1,81 @@
-//! What the environment says of a process: which of how many it is, and where all of them meet.
+//! Rank, world size and rendezvous address of a process, from the environment variables that
+//! launchers set.
 
 use std::fmt;
 
-use super::error::LaunchError;
-
-/// One process of a run.
+/// One process of a run, as its launcher describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchInfo {
-    /// Who says so.
+    /// The launcher.
     pub launcher: Launcher,
-    /// Its number in the run: it is that device of the mesh.
+    /// Process rank: the id of its device on the mesh.
     pub rank: u64,
-    /// Processes of the run.
-    pub world: u64,
-    /// Its number on its node: which of the node's GPUs is its own.
+    /// Number of processes of the run.
+    pub world_size: u64,
+    /// Rank on its node: the index of its GPU.
     pub local_rank: u64,
-    /// Processes on its node (or on the first, if nodes differ); all, if nobody says.
-    pub local_world: u64,
-    /// Where process 0 waits for the others.
-    pub meeting: Address,
+    /// Number of processes on its node (on the first, if nodes differ); the world size where the
+    /// launcher does not say.
+    pub local_world_size: u64,
+    /// Address where rank 0 waits for the other processes.
+    pub rendezvous: Address,
+}
+
+/// Why an environment does not describe a process of a run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// A variable is not a number.
+    #[error(
+        "{variable} is `{value}`, not a number (it is set by the program that started this process)"
+    )]
+    NotANumber {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// A rank is not less than the number of processes.
+    #[error("{variable} is {rank}, but the ranks of {world_size} processes count from 0")]
+    RankOutOfRange {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        rank: u64,
+        /// Number of processes of the run.
+        world_size: u64,
+    },
+    /// A port is 0 or above 65535.
+    #[error("{variable} is {port}, which is not a port (try: a number from 1024 to 65535)")]
+    InvalidPort {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        port: u64,
+    },
+    /// No variable gives the address of the rendezvous.
+    #[error(
+        "{launcher} started processes on several nodes, and no variable gives the rendezvous address \
+         (try: MASTER_ADDR set to the name of the first node, for every process)",
+        launcher = launcher.name()
+    )]
+    NoRendezvous {
+        /// The launcher.
+        launcher: Launcher,
+    },
 }
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// A name or an IP address.
+    /// Host name or IP address.
     pub host: String,
-    /// The port.
+    /// Port.
     pub port: u16,
 }
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // An IPv6 address has colons of its own.
+        // An IPv6 address contains colons.
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
             false => write!(f, "{}:{}", self.host, self.port),
@@ -40,22 +83,22 @@ impl fmt::Display for Address {
     }
 }
 
-/// What started the processes.
+/// A program that starts processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// torchrun, or anything that sets RANK and WORLD_SIZE as it does.
+    /// torchrun, or anything that sets `RANK` and `WORLD_SIZE` as torchrun does.
     Torchrun,
     /// srun.
     Slurm,
-    /// mpirun of Open MPI.
+    /// Open MPI's mpirun.
     OpenMpi,
 }
 
 impl Launcher {
-    /// In the order in which they are looked for: torchrun may be run by srun.
+    /// All launchers, in order of precedence: srun may run torchrun.
     pub const ALL: [Launcher; 3] = [Launcher::Torchrun, Launcher::Slurm, Launcher::OpenMpi];
 
-    /// The name on the command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Launcher::Torchrun => "torchrun",
@@ -68,104 +111,111 @@ impl Launcher {
         match self {
             Launcher::Torchrun => &LauncherVariables {
                 rank: "RANK",
-                world: "WORLD_SIZE",
+                world_size: "WORLD_SIZE",
                 local_rank: "LOCAL_RANK",
-                local_world: "LOCAL_WORLD_SIZE",
+                local_world_size: "LOCAL_WORLD_SIZE",
             },
-            // Those of the step: a batch script, which is not one of the tasks that it starts, has
-            // SLURM_NTASKS too.
+            // Variables of the step, because SLURM_NTASKS is also set for a batch script, which is
+            // not one of the tasks.
             Launcher::Slurm => &LauncherVariables {
                 rank: "SLURM_PROCID",
-                world: "SLURM_STEP_NUM_TASKS",
+                world_size: "SLURM_STEP_NUM_TASKS",
                 local_rank: "SLURM_LOCALID",
-                local_world: "SLURM_STEP_TASKS_PER_NODE",
+                local_world_size: "SLURM_STEP_TASKS_PER_NODE",
             },
             Launcher::OpenMpi => &LauncherVariables {
                 rank: "OMPI_COMM_WORLD_RANK",
-                world: "OMPI_COMM_WORLD_SIZE",
+                world_size: "OMPI_COMM_WORLD_SIZE",
                 local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-                local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
+                local_world_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
             },
         }
     }
 }
 
-/// Where a launcher says what.
+/// Environment variables of a launcher.
 struct LauncherVariables {
     rank: &'static str,
-    world: &'static str,
+    world_size: &'static str,
     local_rank: &'static str,
-    local_world: &'static str,
+    local_world_size: &'static str,
 }
 
-/// The port of a run that nobody gave one: torch's default.
-const PORT: u16 = 29_500;
+/// Default port of the rendezvous, as in torch.
+const DEFAULT_PORT: u16 = 29_500;
 
 impl LaunchInfo {
     /// Ranks of the processes on this node.
     pub fn node_ranks(&self) -> std::ops::Range<u64> {
         let first = self.rank - self.local_rank.min(self.rank);
-        first..first + self.local_world
+        first..first + self.local_world_size
     }
 
-    /// What an environment says; `None` when nobody started several processes. `variable` gives the
-    /// value of a variable that is set.
+    /// Reads the environment; `None` when no launcher started several processes. `variable` returns the
+    /// value of a variable, if it is set.
     ///
-    /// The meeting is at `MASTER_ADDR` and `MASTER_PORT`. Without them, processes of one node meet on
-    /// their own machine, and those of a Slurm step at its first node, at a port made of its job's
-    /// number. An agent of torchrun listens at `MASTER_PORT` itself, and says so in
-    /// `TORCHELASTIC_USE_AGENT_STORE`: the run then meets at the next port. `NARROWS_PORT` goes before
-    /// all of these.
+    /// The rendezvous is at `MASTER_ADDR` and `MASTER_PORT`. Without `MASTER_ADDR` it is the loopback
+    /// address for processes of one node, and the first node of a Slurm step; without `MASTER_PORT`, a
+    /// port derived from the Slurm job id, or 29500. A torchrun agent listens at `MASTER_PORT` itself
+    /// and sets `TORCHELASTIC_USE_AGENT_STORE`: the rendezvous is then at the next port.
+    /// `NARROWS_PORT` takes precedence over all other ports.
     ///
     /// # Errors
-    /// When a variable is no number, or what it says cannot be, or no meeting can be made out.
-    pub fn read(
+    /// When a variable is not a number or out of range, or no rendezvous address can be derived.
+    pub fn from_environment(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<LaunchInfo>, LaunchError> {
         for launcher in Launcher::ALL {
-            if let Some(launch) = LaunchInfo::of(launcher, &variable)? {
+            if let Some(launch) = LaunchInfo::from_launcher(launcher, &variable)? {
                 return Ok(Some(launch));
             }
         }
         Ok(None)
     }
 
-    /// The same of one launcher.
+    /// Reads the variables of one launcher.
     ///
     /// # Errors
-    /// As [`read`](LaunchInfo::read).
-    pub fn of(
+    /// As [`from_environment`](LaunchInfo::read).
+    pub fn from_launcher(
         launcher: Launcher,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<LaunchInfo>, LaunchError> {
         let names = launcher.variables();
-        let (Some(rank), Some(world)) =
-            (number(&variable, names.rank)?, number(&variable, names.world)?)
+        let (Some(rank), Some(world_size)) =
+            (number(&variable, names.rank)?, number(&variable, names.world_size)?)
         else {
             return Ok(None);
         };
-        if rank >= world {
-            return Err(LaunchError::Rank { variable: names.rank, rank, world });
+        if rank >= world_size {
+            return Err(LaunchError::RankOutOfRange { variable: names.rank, rank, world_size });
         }
-        if world == 1 {
+        if world_size == 1 {
             return Ok(None);
         }
         let local_rank = number(&variable, names.local_rank)?;
-        // Slurm writes how often it repeats, and then those of other nodes: `8(x2),4`.
-        let counts = variable(names.local_world).unwrap_or_default();
+        // Slurm lists the counts of all nodes, with repetitions: `8(x2),4`.
+        let counts = variable(names.local_world_size).unwrap_or_default();
         let first: String = counts.chars().take_while(char::is_ascii_digit).collect();
-        let local_world = first.parse().unwrap_or(world);
-        let one_node = local_world == world && !first.is_empty();
+        let local_world_size = first.parse().unwrap_or(world_size);
+        let one_node = local_world_size == world_size && !first.is_empty();
         let host = match variable("MASTER_ADDR").filter(|host| !host.is_empty()) {
             Some(host) => host,
             None if one_node => "127.0.0.1".into(),
-            None => first_node(&variable).ok_or(LaunchError::NoMeeting { launcher })?,
+            None => first_node(&variable).ok_or(LaunchError::NoRendezvous { launcher })?,
         };
-        // Who meets at a loopback address is on one node, whoever forgot to say so.
-        let here = ["localhost", "::1"].contains(&host.as_str()) || host.starts_with("127.");
-        let local_rank = local_rank.unwrap_or(if here { rank } else { 0 });
-        let meeting = Address { host, port: port(&variable)? };
-        Ok(Some(LaunchInfo { launcher, rank, world, local_rank, local_world, meeting }))
+        // A loopback rendezvous implies one node, even where the launcher sets no local rank.
+        let loopback = ["localhost", "::1"].contains(&host.as_str()) || host.starts_with("127.");
+        let local_rank = local_rank.unwrap_or(if loopback { rank } else { 0 });
+        let rendezvous = Address { host, port: port(&variable)? };
+        Ok(Some(LaunchInfo {
+            launcher,
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            rendezvous,
+        }))
     }
 }
 
@@ -176,32 +226,33 @@ fn number(
     let Some(value) = variable(name) else { return Ok(None) };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(LaunchError::NoNumber { variable: name, value }),
+        Err(_) => Err(LaunchError::NotANumber { variable: name, value }),
     }
 }
 
 fn port(variable: impl Fn(&str) -> Option<String>) -> Result<u16, LaunchError> {
-    let given = |name: &'static str| -> Result<Option<u16>, LaunchError> {
+    let port_in = |name: &'static str| -> Result<Option<u16>, LaunchError> {
         let Some(port) = number(&variable, name)? else { return Ok(None) };
         let fits = u16::try_from(port).ok().filter(|port| *port > 0);
-        fits.map(Some).ok_or(LaunchError::NoPort { variable: name, port })
+        fits.map(Some).ok_or(LaunchError::InvalidPort { variable: name, port })
     };
-    if let Some(port) = given("NARROWS_PORT")? {
+    if let Some(port) = port_in("NARROWS_PORT")? {
         return Ok(port);
     }
-    if let Some(port) = given("MASTER_PORT")? {
+    if let Some(port) = port_in("MASTER_PORT")? {
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
-        let taken = agent.is_some_and(|said| said.eq_ignore_ascii_case("true"));
+        let taken = agent.is_some_and(|value| value.eq_ignore_ascii_case("true"));
         return match taken {
             true => port
                 .checked_add(1)
-                .ok_or(LaunchError::NoPort { variable: "MASTER_PORT", port: port.into() }),
+                .ok_or(LaunchError::InvalidPort { variable: "MASTER_PORT", port: port.into() }),
             false => Ok(port),
         };
     }
-    // Two jobs may share a node. Ports that the system gives out by itself begin at 32768.
-    let job = number(&variable, "SLURM_JOB_ID")?;
-    Ok(job.map_or(PORT, |job| 15_000 + (job % 15_000) as u16))
+    // Different for each job, because two jobs may share a node; below the ephemeral ports, which
+    // begin at 32768.
+    let job_id = number(&variable, "SLURM_JOB_ID")?;
+    Ok(job_id.map_or(DEFAULT_PORT, |job| 15_000 + (job % 15_000) as u16))
 }
 
 /// The first node of a Slurm step.
@@ -210,18 +261,18 @@ fn first_node(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     first_host(&list)
 }
 
-/// The first of a list of hosts as Slurm shortens it: `gpu[07-09,12],login1` begins with `gpu07`.
+/// The first host of a list in Slurm's notation: `gpu07` of `gpu[07-09,12],login1`.
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list.chars();
-    while let Some(letter) = rest.next() {
-        match letter {
+    while let Some(character) = rest.next() {
+        match character {
             ',' => break,
             '[' => {
-                let inside: String = rest.by_ref().take_while(|letter| *letter != ']').collect();
+                let inside: String = rest.by_ref().take_while(|c| *c != ']').collect();
                 host.push_str(inside.split([',', '-']).next()?);
             }
-            letter => host.push(letter),
+            character => host.push(character),
         }
     }
     (!host.is_empty()).then_some(host)
@@ -232,17 +283,17 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<Option<LaunchInfo>, LaunchError> {
-        LaunchInfo::read(|name| {
+        LaunchInfo::from_environment(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string())
         })
     }
 
-    fn meeting(variables: &[(&str, &str)]) -> String {
-        read(variables).unwrap().unwrap().meeting.to_string()
+    fn rendezvous(variables: &[(&str, &str)]) -> String {
+        read(variables).unwrap().unwrap().rendezvous.to_string()
     }
 
     #[test]
-    fn torchrun_is_understood() {
+    fn reads_torchrun() {
         let run = [
             ("RANK", "5"),
             ("WORLD_SIZE", "8"),
@@ -251,21 +302,21 @@ mod tests {
             ("MASTER_PORT", "4000"),
         ];
         let launch = read(&run).unwrap().unwrap();
-        assert_eq!((launch.rank, launch.world, launch.local_rank), (5, 8, 1));
+        assert_eq!((launch.rank, launch.world_size, launch.local_rank), (5, 8, 1));
         assert_eq!(
-            (launch.launcher, launch.meeting.to_string().as_str()),
+            (launch.launcher, launch.rendezvous.to_string().as_str()),
             (Launcher::Torchrun, "node1:4000")
         );
-        // Its agent has taken the port.
+        // The agent listens at the port itself.
         let agent = [&run[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
-        assert_eq!(meeting(&agent), "node1:4001");
+        assert_eq!(rendezvous(&agent), "node1:4001");
         let chosen = [&agent[..], &[("NARROWS_PORT", "77")]].concat();
-        assert_eq!(meeting(&chosen), "node1:77");
+        assert_eq!(rendezvous(&chosen), "node1:77");
         assert_eq!(
-            meeting(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")]),
+            rendezvous(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1")]),
             "[::1]:29500"
         );
-        // A loop in a shell says no local rank.
+        // A shell loop sets no local rank.
         let local = |host| {
             let run = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", host)];
             read(&run).unwrap().unwrap().local_rank
@@ -274,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn slurm_is_understood() {
+    fn reads_slurm() {
         let step = [
             ("SLURM_PROCID", "3"),
             ("SLURM_STEP_NUM_TASKS", "16"),
@@ -284,17 +335,17 @@ mod tests {
             ("SLURM_JOB_ID", "1234567"),
         ];
         let launch = read(&step).unwrap().unwrap();
-        assert_eq!((launch.rank, launch.world, launch.local_rank), (3, 16, 3));
+        assert_eq!((launch.rank, launch.world_size, launch.local_rank), (3, 16, 3));
         assert_eq!(
-            (launch.launcher, launch.meeting.to_string().as_str()),
+            (launch.launcher, launch.rendezvous.to_string().as_str()),
             (Launcher::Slurm, "gpu07:19567")
         );
-        // A batch script is not one of the tasks that it will start.
+        // A batch script is not one of the tasks.
         assert_eq!(read(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "16")]), Ok(None));
     }
 
     #[test]
-    fn open_mpi_is_understood() {
+    fn reads_open_mpi() {
         let run = [
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -302,27 +353,27 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
         ];
         let launch = read(&run).unwrap().unwrap();
-        assert_eq!((launch.launcher, launch.rank, launch.world), (Launcher::OpenMpi, 1, 4));
-        assert_eq!(launch.meeting.to_string(), "127.0.0.1:29500");
-        // On several nodes somebody must say where.
+        assert_eq!((launch.launcher, launch.rank, launch.world_size), (Launcher::OpenMpi, 1, 4));
+        assert_eq!(launch.rendezvous.to_string(), "127.0.0.1:29500");
+        // Several nodes need MASTER_ADDR.
         let apart = [&run[..3], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
-        assert_eq!(read(&apart), Err(LaunchError::NoMeeting { launcher: Launcher::OpenMpi }));
+        assert_eq!(read(&apart), Err(LaunchError::NoRendezvous { launcher: Launcher::OpenMpi }));
     }
 
     #[test]
-    fn one_process_is_no_cluster_and_nonsense_is_refused() {
+    fn one_process_is_no_cluster_and_invalid_variables_are_errors() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
-        let refused = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
-        assert!(refused(&[("RANK", "2"), ("WORLD_SIZE", "2")]).starts_with("RANK is 2"));
-        assert!(refused(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("`x`"));
+        let message = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
+        assert!(message(&[("RANK", "2"), ("WORLD_SIZE", "2")]).starts_with("RANK is 2"));
+        assert!(message(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("`x`"));
         let port =
             [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")];
-        assert!(refused(&port).contains("70000"));
+        assert!(message(&port).contains("70000"));
     }
 
     #[test]
-    fn the_first_host_of_a_list() {
+    fn reads_the_first_host_of_a_slurm_list() {
         let cases = [
             ("a", "a"),
             ("a,b", "a"),

@@ -1,38 +1,38 @@
-//! A run of many processes, one a device.
+//! A run of many processes, one device each, over TCP.
 //!
-//! Whatever starts the processes (torchrun, srun, mpirun, a shell) says to each in its environment
-//! which it is: [`LaunchInfo`]. They find each other at an address that all of them know, and go on
-//! only when all are there and mean to do the same: [`TcpProcessGroup::join`]. Afterwards each is connected
-//! with those of its groups, and with the first, through which all agree on the end of a step.
+//! A launcher (torchrun, srun, mpirun, a shell) tells each process its rank in environment
+//! variables: [`LaunchInfo`]. The processes find each other at a rendezvous address and start only
+//! when all have joined and were started for the same run: [`TcpProcessGroup::join`]. Each process is
+//! then connected with the members of its device groups, and with rank 0, through which all agree on
+//! the result of every step.
 //!
-//! Nobody waits for ever. A process that dies closes its connections; one that fails says why to all
-//! it is connected with; and one that says nothing for longer than the deadline is named by those
-//! who wait for it, with the last collectives that they were in. Every process then ends.
+//! Every wait has a timeout. A process that dies closes its connections; one that fails sends its
+//! error to all connected processes; and a process that sends nothing for longer than the timeout is
+//! named by those that wait for it, with their last collectives. Every process then ends.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
-//! | [`launch`] | what the environment says |
-//! | `processes` | what they say to each other, and how they agree |
-//! | `join` | how they find each other |
-//! | `frame` | what goes over a connection |
-//! | `peer` | a connection: what has come, and what has become of the other |
-//! | `talk` | what goes one way and the other on a channel, and that both do the same |
-//! | `group` | collectives and transfers between the processes of a group |
-//! | `journal` | the last of them |
-//! | [`error`] | why an environment describes no process of a run |
+//! | `launch` | rank, world size and rendezvous address from the environment |
+//! | `rendezvous` | how processes find each other and check that they belong to one run |
+//! | `process_group` | all processes: agreement, gathering, abort, shutdown |
+//! | `communicator` | collectives of a device group, transfers between two processes |
+//! | `channel` | one sequence of operations with its peers, checked to be the same on both sides |
+//! | `operation` | what processes do together, as named in frames and messages |
+//! | `peer` | a connection: received frames, and why it ended |
+//! | `frame` | the wire format |
+//! | `flight_recorder` | the last operations of this process |
 
-pub mod error;
+mod channel;
+mod communicator;
+mod flight_recorder;
 mod frame;
-mod group;
-mod join;
-mod journal;
-pub mod launch;
+mod launch;
+mod operation;
 mod peer;
-mod processes;
-mod talk;
+mod process_group;
+mod rendezvous;
 
-pub use error::LaunchError;
-pub use join::RunFact;
-pub use launch::{Address, LaunchInfo, Launcher};
+pub use launch::{Address, LaunchError, LaunchInfo, Launcher};
 pub use narrows_runtime::process_group::{ClusterError, ClusterFault};
-pub use processes::{ClusterTimeouts, TcpProcessGroup};
+pub use process_group::{ClusterTimeouts, TcpProcessGroup};
+pub use rendezvous::RunFact;

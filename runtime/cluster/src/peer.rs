@@ -1,5 +1,5 @@
-//! A connection with another process. A thread of its own takes in all that comes, so that two
-//! processes may send to each other at once however much it is.
+//! A connection with another process. A thread of its own receives all frames, so that two processes
+//! can send to each other at the same time, however large the payloads.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -7,27 +7,32 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::frame::{CHANNELS, FrameHeader, FrameKind};
 use narrows_runtime::process_group::ClusterFault;
 
-/// Numbers that are read at once.
-const NUMBERS_AT_A_TIME: usize = 4 << 20;
+use super::frame::{CHANNEL_COUNT, FrameHeader, FrameKind};
 
-/// What has come, and not been taken.
+/// Elements that are read from the connection at once.
+const READ_ELEMENTS: usize = 4 << 20;
+
+/// How long a failed write waits for the peer's reason to arrive.
+const REASON_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A received frame.
 pub struct Frame {
     pub header: FrameHeader,
-    numbers: Vec<f32>,
+    /// The payload, padded to whole elements.
+    elements: Vec<f32>,
 }
 
 impl Frame {
-    /// The numbers that were sent.
-    pub fn numbers(&self) -> &[f32] {
-        &self.numbers
+    /// The payload as elements.
+    pub fn elements(&self) -> &[f32] {
+        &self.elements
     }
 
-    /// The bytes that were sent, where they are no numbers.
+    /// The payload as bytes.
     pub fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.numbers)[..self.header.bytes as usize]
+        &bytemuck::cast_slice(&self.elements)[..self.header.payload_bytes as usize]
     }
 }
 
@@ -39,63 +44,70 @@ pub struct Peer {
     shared: Arc<PeerShared>,
 }
 
+/// State shared with the receiving thread.
 struct PeerShared {
-    held: Mutex<Inbox>,
-    arrived: Condvar,
+    inbox: Mutex<Inbox>,
+    changed: Condvar,
 }
 
 struct Inbox {
-    inboxes: [VecDeque<Frame>; CHANNELS],
-    /// Memory of frames that were taken.
+    /// Received frames, by channel.
+    frames: [VecDeque<Frame>; CHANNEL_COUNT],
+    /// Memory of recycled frames.
     free: Vec<Vec<f32>>,
-    heard: Instant,
-    gone: Option<Disconnect>,
+    last_receive: Instant,
+    disconnect: Option<Disconnect>,
 }
 
-/// Why nothing more will come.
+/// Why no more frames will arrive.
 #[derive(Clone, Debug)]
 enum Disconnect {
-    /// It is done, and said so.
-    Done,
-    /// It ended the run.
-    GaveUp { rank: u64, why: String },
+    /// The peer has finished.
+    Shutdown,
+    /// The peer aborted the run.
+    Aborted { rank: u64, reason: String },
     /// The connection broke.
-    Lost(String),
+    Broken(String),
 }
 
 impl PeerShared {
-    fn held(&self) -> MutexGuard<'_, Inbox> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Peer {
-    /// Takes over a connection. A write that does not end within the deadline fails.
-    pub fn new(rank: u64, stream: TcpStream, deadline: Duration) -> io::Result<Peer> {
+    /// Takes over a connection. A write that does not end within the timeout fails.
+    pub fn new(rank: u64, stream: TcpStream, write_timeout: Duration) -> io::Result<Peer> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(None)?;
-        stream.set_write_timeout(Some(deadline))?;
-        let held =
-            Inbox { inboxes: Default::default(), free: vec![], heard: Instant::now(), gone: None };
-        let shared = Arc::new(PeerShared { held: Mutex::new(held), arrived: Condvar::new() });
+        stream.set_write_timeout(Some(write_timeout))?;
+        let inbox = Inbox {
+            frames: Default::default(),
+            free: vec![],
+            last_receive: Instant::now(),
+            disconnect: None,
+        };
+        let shared = Arc::new(PeerShared { inbox: Mutex::new(inbox), changed: Condvar::new() });
         let (reader, writer) = (stream.try_clone()?, Mutex::new(stream.try_clone()?));
-        let taking = shared.clone();
+        let receiver = shared.clone();
         std::thread::Builder::new()
             .name(format!("from process {rank}"))
-            .spawn(move || take_in(reader, &taking))?;
+            .spawn(move || receive_frames(reader, &receiver))?;
         Ok(Peer { rank, stream, writer, shared })
     }
 
-    /// Sends these, one after the other, in one frame; `header` says how many bytes they are.
+    /// Sends one frame whose payload is the concatenation of `parts`; the header has their size.
+    /// `operation` names what this process does, for errors.
     pub fn send<'a>(
         &self,
         header: FrameHeader,
         parts: impl Iterator<Item = &'a [u8]>,
-        doing: impl Fn() -> String,
+        operation: impl Fn() -> String,
     ) -> Result<(), ClusterFault> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = Instant::now();
+        let start = Instant::now();
         let write = || -> io::Result<()> {
             writer.write_all(&header.encode())?;
             for part in parts {
@@ -104,9 +116,11 @@ impl Peer {
             Ok(())
         };
         write().map_err(|error| match error.kind() {
-            // The other reads nothing any more: it has stopped, and still lives.
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.late(doing(), begun),
-            _ => self.why_gone(doing(), &error.to_string()),
+            // The peer's buffers are full and it has stopped reading, but it is alive.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                self.timeout_fault(operation(), start)
+            }
+            _ => self.disconnect_fault(operation(), &error.to_string()),
         })
     }
 
@@ -114,160 +128,149 @@ impl Peer {
     pub fn receive(
         &self,
         channel: u8,
-        deadline: Duration,
-        doing: impl Fn() -> String,
+        timeout: Duration,
+        operation: impl Fn() -> String,
     ) -> Result<Frame, ClusterFault> {
-        let begun = Instant::now();
-        let mut held = self.shared.held();
+        let start = Instant::now();
+        let mut inbox = self.shared.inbox();
         loop {
-            if let Some(frame) = held.inboxes[usize::from(channel)].pop_front() {
+            if let Some(frame) = inbox.frames[usize::from(channel)].pop_front() {
                 return Ok(frame);
             }
-            if held.gone.is_some() {
-                drop(held);
-                return Err(self.why_gone(doing(), "it closed the connection"));
+            if inbox.disconnect.is_some() {
+                drop(inbox);
+                return Err(self.disconnect_fault(operation(), CLOSED));
             }
-            let Some(rest) = deadline.checked_sub(begun.elapsed()) else {
-                drop(held);
-                return Err(self.late(doing(), begun));
+            let Some(remaining) = timeout.checked_sub(start.elapsed()) else {
+                drop(inbox);
+                return Err(self.timeout_fault(operation(), start));
             };
-            held = match self.shared.arrived.wait_timeout(held, rest) {
-                Ok((held, _)) => held,
+            inbox = match self.shared.changed.wait_timeout(inbox, remaining) {
+                Ok((inbox, _)) => inbox,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
     }
 
-    /// Gives a frame's memory back.
+    /// Returns the memory of a frame for reuse.
     pub fn recycle(&self, frame: Frame) {
-        self.shared.held().free.push(frame.numbers);
+        self.shared.inbox().free.push(frame.elements);
     }
 
-    /// Says that the run ends, and why, unless a write is under way: then closing must do.
-    pub fn give_up(&self, rank: u64, why: &str) {
-        let said = format!("{rank} {why}");
-        let header = FrameHeader {
-            subject: FrameKind::GiveUp,
-            channel: 0,
-            operation: 0,
-            sequence: 0,
-            bytes: said.len() as u64,
-        };
+    /// Tells the peer that `rank` aborts the run, and why. If a write is in progress, the connection is
+    /// only closed.
+    pub fn send_abort(&self, rank: u64, reason: &str) {
+        let payload = format!("{rank} {reason}");
+        let header = FrameHeader::control(FrameKind::Abort, payload.len() as u64);
         if let Ok(mut writer) = self.writer.try_lock() {
             let _ = writer.set_write_timeout(Some(Duration::from_secs(1)));
-            let _ = writer.write_all(&[&header.encode()[..], said.as_bytes()].concat());
+            let _ = writer.write_all(&[&header.encode()[..], payload.as_bytes()].concat());
         }
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Says that nothing more will come.
-    pub fn done(&self) {
-        let header = FrameHeader {
-            subject: FrameKind::Done,
-            channel: 0,
-            operation: 0,
-            sequence: 0,
-            bytes: 0,
-        };
+    /// Tells the peer that this process has finished.
+    pub fn send_shutdown(&self) {
         if let Ok(mut writer) = self.writer.try_lock() {
-            let _ = writer.write_all(&header.encode());
+            let _ = writer.write_all(&FrameHeader::control(FrameKind::Shutdown, 0).encode());
         }
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// Why nothing more will come from it, if that is so already.
-    pub fn gone(&self, doing: &str) -> Option<ClusterFault> {
-        let gone = self.shared.held().gone.is_some();
-        gone.then(|| self.why_gone(doing.into(), "it closed the connection"))
+    /// The fault of a connection that has ended already.
+    pub fn fault(&self, operation: &str) -> Option<ClusterFault> {
+        let disconnected = self.shared.inbox().disconnect.is_some();
+        disconnected.then(|| self.disconnect_fault(operation.into(), CLOSED))
     }
 
-    fn late(&self, doing: String, begun: Instant) -> ClusterFault {
-        let silent_s = self.shared.held().heard.elapsed().as_secs_f64();
-        ClusterFault::Late {
+    fn timeout_fault(&self, operation: String, start: Instant) -> ClusterFault {
+        ClusterFault::Timeout {
             rank: self.rank,
-            doing,
-            waited_s: begun.elapsed().as_secs_f64(),
-            silent_s,
+            operation,
+            waited_s: start.elapsed().as_secs_f64(),
+            silent_s: self.shared.inbox().last_receive.elapsed().as_secs_f64(),
         }
     }
 
-    /// What the other said before it went, or else `why`. It may have said so just now: whoever
-    /// writes to it learns of the end before what came is read.
-    fn why_gone(&self, doing: String, why: &str) -> ClusterFault {
-        let held = self.shared.held();
-        let waited =
-            self.shared
-                .arrived
-                .wait_timeout_while(held, Duration::from_millis(500), |held| held.gone.is_none());
-        let gone = match waited {
-            Ok((held, _)) => held.gone.clone(),
-            Err(poisoned) => poisoned.into_inner().0.gone.clone(),
-        };
-        match gone {
-            Some(Disconnect::GaveUp { rank, why }) => ClusterFault::GaveUp { rank, why },
-            Some(Disconnect::Lost(why)) => ClusterFault::Lost { rank: self.rank, doing, why },
-            Some(Disconnect::Done) => {
-                ClusterFault::Lost { rank: self.rank, doing, why: "it ended its run".into() }
+    /// The reason that the peer sent before the connection ended, or `reason` if it sent none. A write
+    /// fails before the peer's last frame is read, so this method waits for that frame.
+    fn disconnect_fault(&self, operation: String, reason: &str) -> ClusterFault {
+        let inbox = self.shared.inbox();
+        let connected = |inbox: &mut Inbox| inbox.disconnect.is_none();
+        let disconnect =
+            match self.shared.changed.wait_timeout_while(inbox, REASON_TIMEOUT, connected) {
+                Ok((inbox, _)) => inbox.disconnect.clone(),
+                Err(poisoned) => poisoned.into_inner().0.disconnect.clone(),
+            };
+        let reason = match disconnect {
+            Some(Disconnect::Aborted { rank, reason }) => {
+                return ClusterFault::Aborted { rank, reason };
             }
-            None => ClusterFault::Lost { rank: self.rank, doing, why: why.into() },
-        }
+            Some(Disconnect::Broken(reason)) => reason,
+            Some(Disconnect::Shutdown) => "it has finished its run".into(),
+            None => reason.into(),
+        };
+        ClusterFault::Disconnected { rank: self.rank, operation, reason }
     }
 }
 
+const CLOSED: &str = "it closed the connection";
+
 impl Drop for Peer {
     fn drop(&mut self) {
-        // The thread that takes in sees the end.
+        // Ends the receiving thread.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-fn take_in(mut from: TcpStream, shared: &PeerShared) {
-    let gone = loop {
-        match take_frame(&mut from, shared) {
+fn receive_frames(mut from: TcpStream, shared: &PeerShared) {
+    let disconnect = loop {
+        match receive_frame(&mut from, shared) {
             Ok(None) => {}
-            Ok(Some(gone)) => break gone,
-            Err(error) => break Disconnect::Lost(error.to_string()),
+            Ok(Some(disconnect)) => break disconnect,
+            Err(error) => break Disconnect::Broken(error.to_string()),
         }
     };
-    let mut held = shared.held();
-    held.gone.get_or_insert(gone);
-    shared.arrived.notify_all();
+    let mut inbox = shared.inbox();
+    inbox.disconnect.get_or_insert(disconnect);
+    shared.changed.notify_all();
 }
 
-/// Takes one frame; `Some` is the last there will be.
-fn take_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option<Disconnect>> {
+/// Receives one frame; `Some` when no more will follow.
+fn receive_frame(from: &mut TcpStream, shared: &PeerShared) -> io::Result<Option<Disconnect>> {
     let Some(header) = FrameHeader::read(from)? else {
-        return Ok(Some(Disconnect::Lost("it closed the connection".into())));
+        return Ok(Some(Disconnect::Broken(CLOSED.into())));
     };
-    let count = (header.bytes as usize).div_ceil(4);
-    let mut numbers = {
-        let mut held = shared.held();
-        held.heard = Instant::now();
-        held.free.pop().unwrap_or_default()
+    let payload_bytes = header.payload_bytes as usize;
+    let count = payload_bytes.div_ceil(4);
+    let mut elements = {
+        let mut inbox = shared.inbox();
+        inbox.last_receive = Instant::now();
+        inbox.free.pop().unwrap_or_default()
     };
-    // Memory is taken as bytes come: a header may say more than there will ever be.
-    numbers.clear();
-    while numbers.len() < count {
-        let begin = numbers.len();
-        numbers.resize(count.min(begin + NUMBERS_AT_A_TIME), 0.0);
-        let end = (4 * numbers.len()).min(header.bytes as usize);
-        from.read_exact(&mut bytemuck::cast_slice_mut::<f32, u8>(&mut numbers)[4 * begin..end])?;
+    // Memory grows with the bytes that arrive, because a header may announce more than will follow.
+    elements.clear();
+    while elements.len() < count {
+        let start = elements.len();
+        elements.resize(count.min(start + READ_ELEMENTS), 0.0);
+        let end = (4 * elements.len()).min(payload_bytes);
+        from.read_exact(&mut bytemuck::cast_slice_mut::<f32, u8>(&mut elements)[4 * start..end])?;
     }
-    let bytes = &bytemuck::cast_slice::<f32, u8>(&numbers)[..header.bytes as usize];
-    match header.subject {
-        FrameKind::Done => return Ok(Some(Disconnect::Done)),
-        FrameKind::GiveUp => {
-            let said = String::from_utf8_lossy(bytes);
-            let (rank, why) = said.split_once(' ').unwrap_or(("", &said));
-            let (rank, why) = (rank.parse().unwrap_or(0), why.to_string());
-            return Ok(Some(Disconnect::GaveUp { rank, why }));
+    match header.kind {
+        FrameKind::Shutdown => return Ok(Some(Disconnect::Shutdown)),
+        FrameKind::Abort => {
+            let payload = &bytemuck::cast_slice::<f32, u8>(&elements)[..payload_bytes];
+            let payload = String::from_utf8_lossy(payload);
+            let (rank, reason) = payload.split_once(' ').unwrap_or(("", &payload));
+            let (rank, reason) = (rank.parse().unwrap_or(0), reason.to_string());
+            return Ok(Some(Disconnect::Aborted { rank, reason }));
         }
         FrameKind::Data => {}
     }
-    let mut held = shared.held();
-    held.heard = Instant::now();
-    held.inboxes[usize::from(header.channel)].push_back(Frame { header, numbers });
-    drop(held);
-    shared.arrived.notify_all();
+    let mut inbox = shared.inbox();
+    inbox.last_receive = Instant::now();
+    inbox.frames[usize::from(header.channel)].push_back(Frame { header, elements });
+    drop(inbox);
+    shared.changed.notify_all();
     Ok(None)
 }

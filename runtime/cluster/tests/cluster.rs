@@ -21,7 +21,7 @@ use narrows_runtime::{Optimizer, RunError};
 use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 
 const DEADLINES: ClusterTimeouts =
-    ClusterTimeouts { join: Duration::from_secs(60), answer: Duration::from_secs(60) };
+    ClusterTimeouts { join: Duration::from_secs(60), collective: Duration::from_secs(60) };
 
 /// A port that nobody listens at.
 fn port() -> u16 {
@@ -32,13 +32,20 @@ fn launches(world: u64) -> Vec<LaunchInfo> {
     let meeting = Address { host: "127.0.0.1".into(), port: port() };
     let launch = |rank| {
         let (launcher, meeting) = (Launcher::Torchrun, meeting.clone());
-        LaunchInfo { launcher, rank, world, local_rank: rank, local_world: world, meeting }
+        LaunchInfo {
+            launcher,
+            rank,
+            world_size: world,
+            local_rank: rank,
+            local_world_size: world,
+            rendezvous: meeting,
+        }
     };
     (0..world).map(launch).collect()
 }
 
 fn fact(value: &str) -> Vec<RunFact> {
-    vec![RunFact { what: "plan".into(), value: value.into() }]
+    vec![RunFact { name: "plan".into(), value: value.into() }]
 }
 
 /// Runs a process for each launch, and gives what each leaves.
@@ -72,10 +79,10 @@ fn steps(
         let tokens = tokens(plan, step, model.vocab);
         let targets = self::tokens(plan, step + 1, model.vocab);
         let done = session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets });
-        StepResult { time: Default::default(), scratch: vec![], ..done.unwrap() }
+        StepResult { time_breakdown: Default::default(), scratch_bytes: vec![], ..done.unwrap() }
     });
     let done = steps.collect();
-    (done, KINDS.map(|kind| session.gather_all(kind).unwrap()).into())
+    (done, KINDS.map(|kind| session.gather_tensors(kind).unwrap()).into())
 }
 
 fn program(plan: &Plan, model: &Model) -> CheckedProgram {
@@ -111,12 +118,12 @@ fn processes_compute_what_threads_do() {
             let wanted = steps(&mut session, model, &plan);
             let found = all(&launches(mesh.devices()), |launch| {
                 let program = program(&plan, model);
-                let neighbours = Session::neighbours(program.program(), launch.rank);
+                let neighbours = Session::peers(program.program(), launch.rank);
                 let cluster = join(launch, &neighbours, DEADLINES);
                 let mut session =
                     narrows_cpu::session_of_process(model, program, 1, cluster.clone()).unwrap();
                 let made = steps(&mut session, model, &plan);
-                cluster.part().unwrap();
+                cluster.shut_down().unwrap();
                 made
             });
             for (rank, (done, tensors)) in found.into_iter().enumerate() {
@@ -143,7 +150,7 @@ fn two(
     let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
     let mut dice = TestRng(1);
     let plan = (0..100).find_map(|_| draw_plan(&mut dice, &model, context)).unwrap();
-    let deadlines = ClusterTimeouts { answer, ..DEADLINES };
+    let deadlines = ClusterTimeouts { collective: answer, ..DEADLINES };
     let ended = all(&launches(2), |launch| {
         let cluster = join(launch, &[1 - launch.rank], deadlines);
         let program = program(&plan, &model);
@@ -167,7 +174,7 @@ fn two(
 
 fn fault(error: RunError) -> (ClusterFault, Vec<String>) {
     match error {
-        RunError::Cluster(ClusterError { fault, recent }) => (fault, recent),
+        RunError::Cluster(ClusterError { fault, recent_operations: recent }) => (fault, recent),
         error => panic!("{error}"),
     }
 }
@@ -177,7 +184,7 @@ fn who_is_gone_is_named_at_once() {
     let (error, waited) = two(Duration::from_secs(300), |_, _| {});
     let text = error.to_string();
     let (fault, recent) = fault(error);
-    assert!(matches!(fault, ClusterFault::Lost { rank: 1, .. }), "{text}");
+    assert!(matches!(fault, ClusterFault::Disconnected { rank: 1, .. }), "{text}");
     assert!(waited < Duration::from_secs(60), "{waited:?}");
     let last = recent.last().unwrap();
     assert!(last.contains("over the tensor axis") && last.ends_with("has not ended"), "{text}");
@@ -193,7 +200,7 @@ fn who_stalls_is_named_when_the_deadline_is_over() {
     });
     let (fault, _) = fault(error);
     assert!(
-        matches!(&fault, ClusterFault::Late { rank: 1, waited_s, .. } if *waited_s >= 0.7),
+        matches!(&fault, ClusterFault::Timeout { rank: 1, waited_s, .. } if *waited_s >= 0.7),
         "{fault}"
     );
     assert!(waited >= deadline);
@@ -207,8 +214,8 @@ fn who_fails_says_why() {
         session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err();
     });
     let (fault, _) = fault(error);
-    let ClusterFault::GaveUp { rank: 1, why } = &fault else { panic!("{fault}") };
-    assert!(why.contains("token 9999"), "{why}");
+    let ClusterFault::Aborted { rank: 1, reason } = &fault else { panic!("{fault}") };
+    assert!(reason.contains("token 9999"), "{reason}");
 }
 
 #[test]
@@ -224,7 +231,9 @@ fn who_is_in_another_collective_is_named() {
         again.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err();
     });
     let (fault, _) = fault(error);
-    let ClusterFault::OutOfStep { rank: 1, theirs, ours } = &fault else { panic!("{fault}") };
+    let ClusterFault::OperationMismatch { rank: 1, theirs, ours } = &fault else {
+        panic!("{fault}")
+    };
     assert!(theirs.contains(" 0 over the tensor axis") && !ours.contains(" 0 over"), "{fault}");
 }
 
@@ -235,16 +244,16 @@ fn processes_with_other_plans_do_not_begin() {
         let joined = TcpProcessGroup::join(launch, fact(plan), &[], DEADLINES);
         joined.err().map(|error| error.fault)
     });
-    let differs = ClusterFault::Differs {
+    let differs = ClusterFault::RunMismatch {
         rank: 2,
-        what: "plan".into(),
+        fact: "plan".into(),
         theirs: "other".into(),
         ours: "same".into(),
     };
     assert_eq!(errors[0], Some(differs.clone()));
     for error in &errors[1..] {
-        let Some(ClusterFault::GaveUp { rank: 0, why }) = error else { panic!("{error:?}") };
-        assert_eq!(*why, differs.to_string());
+        let Some(ClusterFault::Aborted { rank: 0, reason }) = error else { panic!("{error:?}") };
+        assert_eq!(*reason, differs.to_string());
     }
 }
 
@@ -258,7 +267,7 @@ fn who_does_not_come_is_named() {
             .map(|error| error.fault.to_string())
     });
     let said = errors[0].as_ref().unwrap();
-    assert!(said.starts_with("1 of 4 processes did not come to 127.0.0.1:"), "{said}");
+    assert!(said.starts_with("1 of 4 processes did not join at 127.0.0.1:"), "{said}");
     assert!(said.contains("s: 3 ("), "{said}");
     assert!(errors[1..].iter().flatten().all(|error| error.contains(said)), "{errors:?}");
     // Nobody waits at the address at all.
@@ -269,7 +278,7 @@ fn who_does_not_come_is_named() {
 #[test]
 fn noise_at_the_meeting_is_sent_away_and_strangers_are_refused() {
     let launches = launches(2);
-    let at = launches[0].meeting.to_string();
+    let at = launches[0].rendezvous.to_string();
     // Whoever says nothing, or says it slowly, keeps nobody out.
     let silent: Vec<_> = (0..8).map(|_| at.clone()).collect();
     let silent = std::thread::spawn(move || {
@@ -292,9 +301,9 @@ fn noise_at_the_meeting_is_sent_away_and_strangers_are_refused() {
     silent.join().unwrap();
     assert!(joined.iter().all(Result::is_ok));
     let twice = [launches[0].clone(), launches[1].clone(), launches[1].clone()]
-        .map(|launch| LaunchInfo { world: 3, ..launch });
+        .map(|launch| LaunchInfo { world_size: 3, ..launch });
     let errors =
         all(&twice, |launch| TcpProcessGroup::join(launch, fact("same"), &[], DEADLINES).err());
     let fault = errors[0].as_ref().map(|error| error.fault.clone());
-    assert_eq!(fault, Some(ClusterFault::Stranger { rank: 1, world: 3 }));
+    assert_eq!(fault, Some(ClusterFault::RankConflict { rank: 1, world_size: 3 }));
 }

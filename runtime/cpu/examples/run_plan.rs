@@ -9,8 +9,8 @@ use std::fs;
 use narrows_plan::lower::lower;
 use narrows_plan::model::{self, presets};
 use narrows_plan::{CheckedProgram, Plan};
+use narrows_runtime::CounterRng;
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::CounterRng;
 use narrows_runtime::session::StepInput;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
+use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// Times a device in a step.
 pub struct DeviceClock {
@@ -54,7 +54,7 @@ impl DeviceClock {
         self.read(part);
         if self.laps.len() < self.kept {
             let since = |instant: Instant| instant.saturating_duration_since(self.begun);
-            self.laps.push(InstructionSpan { begin: since(begun), end: since(self.last) });
+            self.laps.push(InstructionSpan { start: since(begun), end: since(self.last) });
         }
     }
 

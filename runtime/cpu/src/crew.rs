@@ -9,7 +9,7 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use super::device::{CpuDevice, Stop};
 use super::execute;
 use super::links::DeviceLinks;
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 use narrows_runtime::session::DeviceStep;
 
 /// The threads of all devices.
@@ -62,7 +62,7 @@ impl DeviceThreads {
                 *seat = DeviceSlot::Done(run_device(device, self.kernels[number].as_ref()));
             }
         };
-        let broken = || RunError::Threads { why: "a device's thread panicked".into() };
+        let broken = || RunError::DeviceThreads { reason: "a device's thread panicked".into() };
         catch_unwind(AssertUnwindSafe(|| threads.broadcast(|thread| sit(thread.index()))))
             .map_err(|_| broken())?;
         let outcome = |seat: Mutex<DeviceSlot<'a>>| match seat.into_inner() {
@@ -93,7 +93,12 @@ fn run_device<'a>(mut device: CpuDevice<'a>, pool: Option<&ThreadPool>) -> Devic
         std::mem::forget(guard);
     }
     let squares = execute::step::square_sum_of(&device);
-    let left = DeviceStep { at: device.at, loss: device.loss, squares, report: device.report };
+    let left = DeviceStep {
+        coordinates: device.at,
+        loss: device.loss,
+        gradient_square_sum: squares,
+        report: device.report,
+    };
     DeviceOutcome { stopped: done.err(), left }
 }
 

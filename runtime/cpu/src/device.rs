@@ -14,12 +14,10 @@ use super::clock::DeviceClock;
 use super::execute;
 use super::links::DeviceLinks;
 use crate::kernels::{Parallel, RopeTable};
-use narrows_runtime::error::RunError;
-use narrows_runtime::order::slot;
-use narrows_runtime::parts::TimeCategory;
-use narrows_runtime::place;
-use narrows_runtime::report::DeviceReport;
 use narrows_runtime::session::{MeshCoordinates, StepRequest, TokenRows};
+use narrows_runtime::{
+    DeviceReport, RunError, TimeCategory, microbatch_slot, replica_operand_range,
+};
 
 /// One device.
 pub struct CpuDevice<'a> {
@@ -51,7 +49,8 @@ impl StageCategories {
     pub fn new(stage: &StageProgram) -> StageCategories {
         let phases = [Phase::Forward, Phase::Backward, Phase::Step];
         StageCategories(
-            phases.map(|phase| stage.phase(phase).iter().map(TimeCategory::of).collect()),
+            phases
+                .map(|phase| stage.phase(phase).iter().map(TimeCategory::of_instruction).collect()),
         )
     }
 
@@ -93,7 +92,7 @@ impl<'a> CpuDevice<'a> {
         for turn in &stage.schedule {
             self.load_tokens(turn.microbatch);
             self.clock.read(TimeCategory::Other);
-            self.pass(turn.phase, turn.microbatch, slot(stage, turn.microbatch))?;
+            self.pass(turn.phase, turn.microbatch, microbatch_slot(stage, turn.microbatch))?;
         }
         self.pass(Phase::Step, 0, 0)
     }
@@ -187,7 +186,7 @@ impl<'a> CpuDevice<'a> {
     /// replica updates a part are seen as that part.
     pub fn range(&self, ready: &ResolvedInstr, access: &Access) -> Range<usize> {
         let seen = (access, ready.phase, ready.slot);
-        let bytes = place::of_replica(self.stage, (&self.context, self.at.data), seen);
+        let bytes = replica_operand_range(self.stage, (&self.context, self.at.data), seen);
         let number = |byte: u64| usize::try_from(byte / 4).unwrap_or(usize::MAX);
         number(bytes.start)..number(bytes.end)
     }
@@ -200,29 +199,29 @@ impl<'a> CpuDevice<'a> {
 
     /// An instruction that this backend cannot execute.
     pub fn unfit(&self, ready: &ResolvedInstr, why: &'static str) -> Stop {
-        Stop::Failed(Box::new(RunError::Unfit {
+        Stop::Failed(Box::new(RunError::Unsupported {
             stage: self.at.stage as usize,
             phase: ready.phase,
             microbatch: ready.microbatch,
             origin: ready.instr.origin.clone(),
-            why,
+            reason: why,
         }))
     }
 
     /// Which tokens of each microbatch `rows` rows of this device are.
     pub fn tokens(&self, rows: u64) -> TokenRows {
-        TokenRows::of(&self.context, &self.at, rows)
+        TokenRows::of_device(&self.context, &self.at, rows)
     }
 
     /// Token ids and targets of this device's rows of a microbatch.
     fn load_tokens(&mut self, microbatch: u64) {
         for buffer in &self.stage.buffers {
-            let Some(ids) = self.step.ids_of(buffer) else { continue };
+            let Some(ids) = self.step.input_ids(buffer) else { continue };
             let tokens = self.tokens(buffer.extent.rows);
             let begin = (buffer.offset / 4) as usize;
             let target = self.arena.slice_mut(begin..begin + buffer.extent.rows as usize);
             let rows = bytemuck::cast_slice_mut(target).chunks_exact_mut(tokens.positions);
-            for (row, mine) in rows.zip(tokens.rows(&self.context, &self.at, microbatch)) {
+            for (row, mine) in rows.zip(tokens.id_ranges(&self.context, &self.at, microbatch)) {
                 row.copy_from_slice(&ids[mine]);
             }
         }

@@ -14,7 +14,7 @@ use super::barrier::Abort;
 use super::device::Stop;
 use super::exchange::SharedMemoryGroup;
 use super::pipe::Pipe;
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 use narrows_runtime::session::{MeshCoordinates, group_sizes};
 
 /// The groups of all devices, and the pipes between neighbouring stages.
@@ -98,10 +98,10 @@ impl DeviceLinks {
         let mesh = &program.context.mesh;
         let mut links = DeviceLinks::none();
         for device in 0..mesh.devices() {
-            let at = MeshCoordinates::of(device, mesh);
+            let at = MeshCoordinates::of_device(device, mesh);
             for axis in Axis::ALL {
                 for size in group_sizes(axis, mesh) {
-                    let key = (axis, at.group(axis, mesh), size);
+                    let key = (axis, at.group_index(axis, mesh), size);
                     let make = || LinkGroup::Memory(SharedMemoryGroup::new(size as usize));
                     links.groups.entry(key).or_insert_with(make);
                 }
@@ -119,7 +119,7 @@ impl DeviceLinks {
     /// all of it, its collectives are refused.
     pub fn of_process(program: &Program, group: &dyn ProcessGroup) -> DeviceLinks {
         let mesh = &program.context.mesh;
-        let at = MeshCoordinates::of(group.rank(), mesh);
+        let at = MeshCoordinates::of_device(group.rank(), mesh);
         let mut links = DeviceLinks::none();
         for axis in Axis::ALL {
             for size in group_sizes(axis, mesh) {
@@ -129,7 +129,7 @@ impl DeviceLinks {
                 if let Some(wires) = group.communicator(&members, scope) {
                     links
                         .groups
-                        .insert((axis, at.group(axis, mesh), size), LinkGroup::Wires(wires));
+                        .insert((axis, at.group_index(axis, mesh), size), LinkGroup::Wires(wires));
                 }
             }
         }
@@ -160,8 +160,8 @@ impl DeviceLinks {
         group: &mesh::DeviceGroup,
         mesh: &Mesh,
     ) -> Option<GroupMember<'_>> {
-        let key = (group.axis, at.group(group.axis, mesh), group.size);
-        let mut me = at.along(group.axis);
+        let key = (group.axis, at.group_index(group.axis, mesh), group.size);
+        let mut me = at.position(group.axis);
         if group.size != mesh.size(group.axis) {
             me = u64::from(me > 0);
         }

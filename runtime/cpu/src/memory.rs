@@ -15,8 +15,8 @@ use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 
 use super::links::traffic;
-use narrows_runtime::parameters::logical_parameters;
-use narrows_runtime::report::DeviceId;
+use narrows_runtime::DeviceId;
+use narrows_runtime::logical_parameters;
 
 /// Whole tensors that are in memory at once besides the arenas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,14 +13,14 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::Miniature;
+use narrows_reference::Miniature;
+use narrows_runtime::InstructionSpan;
 use narrows_runtime::RunError;
-use narrows_runtime::parameters::{LogicalParameter, logical_name, logical_parameters};
-use narrows_runtime::parts::InstructionSpan;
 use narrows_runtime::session::{
-    Engine, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput, StepRequest,
-    StepShare, TensorKind,
+    Engine, LocalStepResult, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput,
+    StepRequest, TensorKind,
 };
+use narrows_runtime::{LogicalParameter, logical_name, logical_parameters};
 use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 
 use super::links::DeviceLinks;
@@ -50,7 +50,7 @@ fn twins(seed: u64, count: usize) -> Vec<Miniature> {
         let zero = [Zero::Off, Zero::One][dice.below(2)];
         let context = Context { mesh, workload, precision: Precision::Full32, zero };
         if let Some(plan) = draw_plan(&mut dice, &model, context) {
-            made.push(Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}")));
+            made.push(Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}")));
         }
     }
     made
@@ -83,34 +83,34 @@ impl Engine for Inspected {
         Inspected::devices(self)
     }
 
-    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
-        self.0.lock().unwrap().run(step)
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
+        self.0.lock().unwrap().run_step(step)
     }
 
-    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
-        Ok(self.0.lock().unwrap().read(device, buffer)?.into_owned().into())
+    fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+        Ok(self.0.lock().unwrap().read_buffer(device, buffer)?.into_owned().into())
     }
 
-    fn change(
+    fn modify_buffer(
         &mut self,
         device: u64,
         buffer: &Buffer,
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError> {
-        self.0.lock().unwrap().change(device, buffer, change)
+        self.0.lock().unwrap().modify_buffer(device, buffer, change)
     }
 
-    fn allocated(&self) -> Vec<u64> {
-        self.0.lock().unwrap().allocated()
+    fn allocated_bytes(&self) -> Vec<u64> {
+        self.0.lock().unwrap().allocated_bytes()
     }
 
-    fn scratch(&self) -> Vec<u64> {
-        self.0.lock().unwrap().scratch()
+    fn scratch_bytes(&self) -> Vec<u64> {
+        self.0.lock().unwrap().scratch_bytes()
     }
 
-    fn keep_laps(&mut self) {}
+    fn record_instruction_spans(&mut self) {}
 
-    fn laps(&self, _: u64) -> &[InstructionSpan] {
+    fn instruction_spans(&self, _: u64) -> &[InstructionSpan] {
         &[]
     }
 }
@@ -122,7 +122,7 @@ fn session(twin: &Miniature) -> (Session, Inspected) {
     let devices = 0..subject.program().context.mesh.devices();
     let processors = CpuEngine::new(subject.clone(), 1, (devices, links)).unwrap();
     let inspected = Inspected(Arc::new(Mutex::new(processors)));
-    (Session::with(subject, Box::new(inspected.clone()), None), inspected)
+    (Session::new(subject, Box::new(inspected.clone()), None), inspected)
 }
 
 fn poison(inspected: &Inspected) {
@@ -204,14 +204,14 @@ fn a_device_holds_its_share_of_every_tensor_and_no_more() {
         for tensors in TENSORS {
             let what = || format!("{tensors:?} of {}", describe(&twin.plan));
             poison(&inspected);
-            session.load(tensors, &whole).unwrap();
+            session.load_tensors(tensors, &whole).unwrap();
             let held_by_devices = numbers(&inspected);
             let program = session.program();
             let parted = mesh.data > 1 && program.context.zero == Zero::One;
             let parted = parted && tensors != TensorKind::Weights;
             let (mut held_by_all, mut parts, mut shares) = (0, BTreeSet::new(), BTreeSet::new());
             for (device, held) in held_by_devices.iter().enumerate() {
-                let at = MeshCoordinates::of(device as u64, &mesh);
+                let at = MeshCoordinates::of_device(device as u64, &mesh);
                 let stage = &program.stages[at.stage as usize];
                 let mut expected = BTreeSet::new();
                 for (parameter, first) in parameters.iter().zip(&firsts) {
@@ -251,14 +251,15 @@ fn resident_memory_is_the_shares_and_nothing_else() {
             .collect();
         for tensors in TENSORS {
             poison(&inspected);
-            session.load(tensors, &whole).unwrap();
+            session.load_tensors(tensors, &whole).unwrap();
             let held_by_devices = numbers(&inspected);
             let mesh = twin.plan.mesh;
             for (device, held) in held_by_devices.into_iter().enumerate() {
-                let at = MeshCoordinates::of(device as u64, &mesh);
+                let at = MeshCoordinates::of_device(device as u64, &mesh);
                 let program = session.program();
                 let stage = &program.stages[at.stage as usize];
-                let resident: BTreeSet<usize> = tensors.held(stage).flat_map(numbers_of).collect();
+                let resident: BTreeSet<usize> =
+                    tensors.master_buffers(stage).flat_map(numbers_of).collect();
                 let beside = held.iter().find(|(place, _)| !resident.contains(place));
                 assert_eq!(beside, None, "{tensors:?} of {}", describe(&twin.plan));
                 // With ZeRO-1 buffers may end in padding, so that replicas have equal parts.
@@ -285,8 +286,8 @@ fn nothing_is_read_that_was_not_written() {
                 poison(&inspected);
             }
             session.initialise(&twin.model, 3).unwrap();
-            let done = session.gradients_only(input).unwrap();
-            (done.loss, session.gather(TensorKind::Gradients).unwrap())
+            let done = session.compute_gradients(input).unwrap();
+            (done.loss, session.local_tensors(TensorKind::Gradients).unwrap())
         };
         assert_eq!(run(true), run(false), "{}", describe(&twin.plan));
     }

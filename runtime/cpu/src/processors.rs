@@ -15,13 +15,13 @@ use super::crew::{DeviceOutcome, DeviceThreads};
 use super::device::{CpuDevice, StageCategories};
 use super::links::DeviceLinks;
 use crate::kernels::{Parallel, RopeTable};
-use narrows_runtime::error::RunError;
-use narrows_runtime::parts::{InstructionSpan, TimeCategory};
+use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
-use narrows_runtime::report::{DeviceId, DeviceReport};
 use narrows_runtime::session::{
-    Engine, MeshCoordinates, ModelProgram, Session, StepRequest, StepShare,
+    Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
+use narrows_runtime::{DeviceId, DeviceReport};
+use narrows_runtime::{InstructionSpan, TimeCategory};
 
 /// The devices of a process, on its processors.
 pub struct CpuEngine {
@@ -55,7 +55,7 @@ pub fn session(
     let devices = 0..subject.program().context.mesh.devices();
     let links = DeviceLinks::in_memory(subject.program());
     let engine = CpuEngine::new(subject.clone(), threads, (devices, links))?;
-    Ok(Session::with(subject, Box::new(engine), None))
+    Ok(Session::new(subject, Box::new(engine), None))
 }
 
 /// A session of the one device whose number is this process's rank. Every process must make the same
@@ -72,12 +72,12 @@ pub fn session_of_process(
     let subject = Arc::new(ModelProgram::new(model, program)?);
     let (devices, processes) = (subject.program().context.mesh.devices(), group.world_size());
     if devices != processes {
-        return Err(RunError::Processes { devices, processes });
+        return Err(RunError::ProcessCountMismatch { devices, processes });
     }
     let device = group.rank()..group.rank() + 1;
     let links = DeviceLinks::of_process(subject.program(), &*group);
     let engine = CpuEngine::new(subject.clone(), threads, (device, links))?;
-    Ok(Session::with(subject, Box::new(engine), Some(group)))
+    Ok(Session::new(subject, Box::new(engine), Some(group)))
 }
 
 impl CpuEngine {
@@ -88,16 +88,16 @@ impl CpuEngine {
     ) -> Result<CpuEngine, RunError> {
         let program = subject.program();
         if program.context.precision != Precision::Full32 {
-            return Err(RunError::Precision);
+            return Err(RunError::UnsupportedPrecision);
         }
         let mesh = program.context.mesh;
         let stage = |device: u64| &program.stages[DeviceId(device).stage(&mesh)];
         let arenas: Vec<Arena> =
             devices.clone().map(|device| Arena::new(stage(device).arena.0)).collect();
-        let report = |arena: &Arena| DeviceReport::of(Bytes(arena.bytes()));
+        let report = |arena: &Arena| DeviceReport::with_arena(Bytes(arena.bytes()));
         let reports = arenas.iter().map(report).collect();
         let crew = DeviceThreads::new(arenas.len(), threads)
-            .map_err(|error| RunError::Threads { why: error.to_string() })?;
+            .map_err(|error| RunError::DeviceThreads { reason: error.to_string() })?;
         let rotary = program.head_dim().map(|head_dim| {
             let positions = program.context.workload.sequence_length as usize;
             RopeTable::new(positions, head_dim as usize, program.constants.rope_theta)
@@ -136,7 +136,7 @@ impl Engine for CpuEngine {
         self.devices.clone()
     }
 
-    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
         let begun = Instant::now();
         let program = self.subject.program();
         let mesh = program.context.mesh;
@@ -147,8 +147,8 @@ impl Engine for CpuEngine {
             .zip(&mut self.reports)
             .zip(self.devices.clone())
             .map(|((((arena, scratch), clock), report), device)| {
-                let at = MeshCoordinates::of(device, &mesh);
-                report.restart();
+                let at = MeshCoordinates::of_device(device, &mesh);
+                report.reset_counts();
                 CpuDevice {
                     at,
                     context: program.context,
@@ -177,19 +177,19 @@ impl Engine for CpuEngine {
         }
         // Where another process failed first, some stopped on the way.
         let whole = outcomes.into_iter().filter(|outcome| outcome.stopped.is_none());
-        let mut share = StepShare::of(program, whole.map(|outcome| outcome.left));
+        let mut share = LocalStepResult::from_devices(program, whole.map(|outcome| outcome.left));
         let waited = if self.clocks.len() > 1 { TimeCategory::Bubble } else { TimeCategory::Other };
         for clock in &mut self.clocks {
-            share.time.join(&clock.stop(waited, ended));
+            share.time_breakdown.add_all(&clock.stop(waited, ended));
         }
         Ok(share)
     }
 
-    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+    fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
         Ok(self.arenas[self.place(device)].slice(numbers_of(buffer)).into())
     }
 
-    fn change(
+    fn modify_buffer(
         &mut self,
         device: u64,
         buffer: &Buffer,
@@ -200,31 +200,32 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    fn allocated(&self) -> Vec<u64> {
+    fn allocated_bytes(&self) -> Vec<u64> {
         self.arenas.iter().map(Arena::bytes).collect()
     }
 
     /// Scratch memory of the kernels, which the first step makes as large as it takes, and copies of what
     /// is sent to other stages.
-    fn scratch(&self) -> Vec<u64> {
+    fn scratch_bytes(&self) -> Vec<u64> {
         let mesh = self.subject.program().context.mesh;
         let of = |(device, scratch): (u64, &Vec<f32>)| {
-            let at = MeshCoordinates::of(device, &mesh);
+            let at = MeshCoordinates::of_device(device, &mesh);
             4 * scratch.capacity() as u64 + self.links.bytes(&at)
         };
         self.devices().zip(&self.scratch).map(of).collect()
     }
 
-    fn keep_laps(&mut self) {
+    fn record_instruction_spans(&mut self) {
         let program = self.subject.program();
         let mesh = program.context.mesh;
         for (device, clock) in self.devices.clone().zip(&mut self.clocks) {
             let stage = DeviceId(device).stage(&mesh);
-            clock.keep_laps(narrows_runtime::order::step(&program.stages[stage]).count());
+            clock
+                .keep_laps(narrows_runtime::scheduled_instructions(&program.stages[stage]).count());
         }
     }
 
-    fn laps(&self, device: u64) -> &[InstructionSpan] {
+    fn instruction_spans(&self, device: u64) -> &[InstructionSpan] {
         self.clocks[self.place(device)].laps()
     }
 }

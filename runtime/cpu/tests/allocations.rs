@@ -21,7 +21,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
-use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
 use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
@@ -165,7 +165,7 @@ fn devices_allocate_nothing(seen: &mut Seen) {
             let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
             let mut session = narrows_cpu::session(model, program, threads).unwrap();
             session.initialise(model, 1).unwrap();
-            session.keep_laps();
+            session.record_instruction_spans();
             let (tokens, optimizer) = (tokens(&plan), optimizer());
             let input = StepInput { tokens: &tokens, targets: &tokens };
             // The first step makes scratch memory as large as it takes.
@@ -200,7 +200,7 @@ fn a_trainer_adds_nothing() {
     session.initialise(&model, 1).unwrap();
     let text = "all that is read is read from here ".repeat(40);
     let file = Arc::new(TokenFile::from_text(Path::new("text"), text.as_bytes()).unwrap());
-    let sampling = Sampling { sequence_length: 8, vocabulary: model.vocab as u32, seed: 1 };
+    let sampling = SamplerConfig { sequence_length: 8, vocabulary: model.vocab as u32, seed: 1 };
     let sampler = Sampler::new(file, sampling).unwrap();
     let mut trainer = Trainer::new(session, sampler, optimizer()).unwrap();
     for step in 1..80 {

@@ -4,9 +4,9 @@
 use narrows_plan::lower::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::{GRADIENT_TOLERANCE, Miniature};
+use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::RunError;
-use narrows_runtime::null::count_step;
+use narrows_runtime::count_step;
 use narrows_runtime::session::{Session, StepInput};
 use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
 use narrows_test_support::small::{small_context, small_models};
@@ -26,7 +26,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
-        let twin = Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let twin = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
         let program = lower(&twin.plan.resolve(&twin.model).unwrap());
         let arenas: Vec<u64> = program.stages.iter().map(|stage| stage.arena.0).collect();
         let program = CheckedProgram::check(program).unwrap();
@@ -35,11 +35,12 @@ fn what_is_moved_and_held_is_what_the_program_says() {
         session.initialise(&twin.model, 1).unwrap();
         let work = twin.plan.workload;
         let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
-        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
+        let done =
+            session.compute_gradients(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
         assert_eq!(done.report, counted, "{}", describe(&twin.plan));
         for device in counted.devices() {
             let stage = device.stage(&counted.mesh);
-            assert_eq!(session.allocated()[device.0 as usize], arenas[stage]);
+            assert_eq!(session.allocated_bytes()[device.0 as usize], arenas[stage]);
         }
     }
 }
@@ -55,14 +56,17 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
         seen += 1;
-        let twin = Miniature::of(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let twin = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
         let found = twin.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
-        worst = worst.max(found.gradient_off());
-        assert!(found.loss_off() < 1e-6, "{found:?}");
-        assert!(found.is_equal(), "{:?} of {}", found.gradients.first(), describe(&twin.plan));
-        let beyond = found.gradients.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
+        worst = worst.max(found.largest_gradient_error());
+        assert!(found.loss_error() < 1e-6, "{found:?}");
+        assert!(found.agrees(), "{:?} of {}", found.gradient_errors.first(), describe(&twin.plan));
+        let beyond = found.gradient_errors.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
         for (name, off) in beyond {
-            println!("{name} off by {off:.1e}, reference by {:.1e}", found.conditions[name]);
+            println!(
+                "{name} off by {off:.1e}, reference by {:.1e}",
+                found.rounding_sensitivity[name]
+            );
         }
     }
     println!("gradients off by {worst:e}");
@@ -79,11 +83,11 @@ fn another_function_is_told_apart() {
             break plan;
         }
     };
-    let twin = Miniature::of(&plan, &model).unwrap();
+    let twin = Miniature::new(&plan, &model).unwrap();
     let other = Model { norm_epsilon: 1e-4, ..twin.model.clone() };
-    assert!(twin.compare(&open, 1).unwrap().is_equal());
+    assert!(twin.compare(&open, 1).unwrap().agrees());
     let found = twin.compare_with(&open, &other, 1).unwrap();
-    assert!(!found.is_equal() && found.gradient_off() > 1e-3, "{found:?}");
+    assert!(!found.agrees() && found.largest_gradient_error() > 1e-3, "{found:?}");
 }
 
 /// A program that is sound and wrong: nothing in it says which of two equal linears is which.
@@ -95,7 +99,7 @@ fn a_program_with_exchanged_weights_is_told_apart() {
     for _ in 0..40 {
         let context = small_context(&mut dice, Precision::Full32);
         let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-        let twin = Miniature::of(&plan, &model).unwrap();
+        let twin = Miniature::new(&plan, &model).unwrap();
         let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());
         for stage in &mut program.stages {
             for buffer in &mut stage.buffers {
@@ -112,7 +116,7 @@ fn a_program_with_exchanged_weights_is_told_apart() {
         let Ok(program) = CheckedProgram::check(program) else { continue };
         seen += 1;
         let found = twin.compare_program(&open, program, &twin.model, 1).unwrap();
-        assert!(!found.is_equal() && found.gradient_off() > 1e-2, "{found:?}");
+        assert!(!found.agrees() && found.largest_gradient_error() > 1e-2, "{found:?}");
         if seen == 5 {
             return;
         }

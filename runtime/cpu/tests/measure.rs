@@ -10,7 +10,7 @@ use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr};
 use narrows_plan::{CheckedProgram, Kernel, Plan};
 use narrows_runtime::DeviceId;
-use narrows_runtime::measure::{InstructionTimings, MeasurementEffort, time};
+use narrows_runtime::{InstructionTimings, MeasurementEffort, time_instructions};
 
 /// Four devices: two stages of two, and four microbatches.
 const PLAN: &str = narrows_test_support::saved::TINY;
@@ -26,8 +26,13 @@ fn measured(program: &CheckedProgram, least: usize) -> InstructionTimings {
     let model = presets::find("cola-tiny").unwrap();
     let mut session = narrows_cpu::session(&model, program.clone(), 1).unwrap();
     session.initialise(&model, 1).unwrap();
-    let effort = MeasurementEffort { warm_up: 0, least, most: least, time: Duration::ZERO };
-    time(&mut session, effort).unwrap()
+    let effort = MeasurementEffort {
+        warm_up_steps: 0,
+        timed_steps_min: least,
+        timed_steps_max: least,
+        time_limit: Duration::ZERO,
+    };
+    time_instructions(&mut session, effort).unwrap()
 }
 
 fn waits_for_another_stage(instr: &Instr) -> bool {
@@ -75,11 +80,16 @@ fn every_instruction_counts_once_unless_it_waits_for_another_stage() {
 fn a_step_without_disturbance_is_no_longer_than_one_with_it() {
     let program = program();
     let minima = measured(&program, 3);
-    assert!(0.0 < minima.step_s() && minima.step_s() <= minima.shortest_step_s);
+    assert!(
+        0.0 < minima.undisturbed_step_s() && minima.undisturbed_step_s() <= minima.shortest_step_s
+    );
     let devices = program.program().context.mesh.devices() as f64;
     let samples = minima.samples(program.program());
     let kernels: f64 = samples.iter().map(|one| one.seconds * one.instructions as f64).sum();
-    assert!(kernels > 0.0 && kernels < minima.step_s() * devices, "receives take their time");
+    assert!(
+        kernels > 0.0 && kernels < minima.undisturbed_step_s() * devices,
+        "receives take their time"
+    );
 }
 
 #[test]
@@ -87,11 +97,11 @@ fn of_two_measurements_the_shorter_times_count() {
     let program = program();
     let (one, other) = (measured(&program, 1), measured(&program, 1));
     let mut both = one.clone();
-    both.join(&other);
+    both.keep_shortest(&other);
     let mut same = both.clone();
-    same.join(&both);
+    same.keep_shortest(&both);
     assert_eq!(same, both);
-    assert!(both.step_s() <= one.step_s().min(other.step_s()));
+    assert!(both.undisturbed_step_s() <= one.undisturbed_step_s().min(other.undisturbed_step_s()));
     assert_eq!(both.shortest_step_s, one.shortest_step_s.min(other.shortest_step_s));
     let seconds = |of: &InstructionTimings| -> Vec<f64> {
         of.samples(program.program()).iter().map(|sample| sample.seconds).collect()
@@ -110,5 +120,5 @@ fn what_is_allocated_is_the_arena() {
         let stage = DeviceId(device).stage(&program.program().context.mesh);
         program.program().stages[stage].arena.0
     };
-    assert_eq!(measured(&program, 0).allocated, (0..4).map(arena).collect::<Vec<_>>());
+    assert_eq!(measured(&program, 0).allocated_bytes, (0..4).map(arena).collect::<Vec<_>>());
 }

@@ -6,7 +6,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
-use narrows_reference::numeric::Miniature;
+use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
 use narrows_test_support::plans::{TestRng, describe, draw_plan};
@@ -47,9 +47,9 @@ fn plans_of_unusual_models_compute_what_the_reference_does() {
             let twin = Miniature { model: model.clone(), plan: plan.clone() };
             let found =
                 twin.compare(&open, seed).unwrap_or_else(|error| panic!("{error}: {}", what()));
-            let furthest = found.gradients.first();
-            assert!(found.is_equal(), "{} {furthest:?} of {}", found.loss_off(), what());
-            worst = worst.max(found.gradient_off());
+            let furthest = found.gradient_errors.first();
+            assert!(found.agrees(), "{} {furthest:?} of {}", found.loss_error(), what());
+            worst = worst.max(found.largest_gradient_error());
             seen += 1;
         }
     }

@@ -17,8 +17,8 @@ use super::launch::{
     Argument, ByteRows, COEFFICIENTS, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
 };
 use super::products::{Matmul, MatrixAddress, StoredMatrix, Transpose};
-use narrows_runtime::order::ScheduledInstruction;
-use narrows_runtime::place;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::operand_range;
 
 /// What a device of the A100's generation or later grants a launch.
 const THREADS_MAX: u64 = 1024;
@@ -176,7 +176,7 @@ fn whole_operand(
     let end = place.offset.saturating_add(skipped.saturating_add(block).saturating_mul(width));
     let bytes = width * rows * columns * batch;
     let operand = operands.iter().any(|access| {
-        let range = place::range(device.stage, access, moment.slot);
+        let range = operand_range(device.stage, access, moment.slot);
         access.buffer == place.buffer
             && access.extent.dtype == stored.dtype
             && range == (place.offset..end)
@@ -267,7 +267,7 @@ fn within_range(
     access: &Access,
     span: &ByteRows,
 ) -> bool {
-    let Range { start, end } = place::range(device.stage, access, moment.slot);
+    let Range { start, end } = operand_range(device.stage, access, moment.slot);
     let buffer = device.stage.buffer(access.buffer);
     let size = end - start;
     // With ZeRO-1 a replica updates its own part, and the operand is as long as the part.
@@ -287,7 +287,7 @@ fn within_rows(
     access: &Access,
     span: &ByteRows,
 ) -> bool {
-    let start = place::range(device.stage, access, moment.slot).start;
+    let start = operand_range(device.stage, access, moment.slot).start;
     let buffer = device.stage.buffer(access.buffer).extent;
     let width = buffer.dtype.width();
     let (row, stride) = (access.extent.columns * width, buffer.columns * width);

@@ -19,8 +19,7 @@ use cudarc::nvrtc::sys;
 use super::libraries::CudaLibrary;
 use super::machine::{self, CAPABILITY_MIN};
 use super::source::{HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
-use narrows_runtime::data::AtomicFile;
-use narrows_runtime::data::{digest, hex};
+use narrows_runtime::{AtomicFile, sha256};
 
 /// What an entry begins with.
 const MAGIC: &[u8] = b"narrows cubin 1\n";
@@ -155,7 +154,7 @@ impl CubinCache {
     pub fn path(&self, unit: &CompileUnit, capability: (u32, u32), options: &[&str]) -> PathBuf {
         let key = key(unit, &self.version, &all_options(capability, options));
         let (major, minor) = capability;
-        self.folder.join(format!("{}-sm_{major}{minor}-{}.cubin", unit.name, hex(&key)))
+        self.folder.join(format!("{}-sm_{major}{minor}-{}.cubin", unit.name, hex::encode(key)))
     }
 
     /// The machine code of a text for a compute capability, (9, 0) for sm_90. Options come after
@@ -211,11 +210,11 @@ fn key(unit: &CompileUnit, version: &str, options: &[String]) -> [u8; 32] {
             bytes.extend(text.as_bytes());
         }
     }
-    digest(&bytes)
+    sha256(&bytes)
 }
 
 fn checksum(key: &[u8; 32], cubin: &[u8]) -> [u8; 32] {
-    digest(&[key, cubin].concat())
+    sha256(&[key, cubin].concat())
 }
 
 /// The machine code of an entry, if it is whole and of this key.

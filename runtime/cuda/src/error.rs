@@ -6,7 +6,7 @@ use cudarc::driver::DriverError;
 use super::compile::CompileError;
 use super::launch::UnsupportedInstr;
 use super::libraries::CudaLibrary;
-use narrows_runtime::error::{DeviceError, RunError};
+use narrows_runtime::{DeviceError, RunError};
 
 /// Why a program does not run on a GPU, or stops there.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

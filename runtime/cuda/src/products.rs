@@ -35,8 +35,8 @@ use narrows_plan::{Bytes, DType};
 use serde::{Deserialize, Serialize};
 
 use super::launch::{LaunchContext, UnsupportedInstr};
-use narrows_runtime::order::ScheduledInstruction;
-use narrows_runtime::place;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::operand_range;
 
 pub use store::{AlgorithmStore, MatmulAlgorithm, Platform, Unusable};
 
@@ -191,7 +191,7 @@ fn made(
     let [left, right, result] = sides(setting, moment, product)?;
     formats(&left, &right, &result)?;
     let stage = setting.device.stage;
-    let bytes = |side: &MatmulSide| place::range(stage, side.access, moment.slot);
+    let bytes = |side: &MatmulSide| operand_range(stage, side.access, moment.slot);
     let written = bytes(&result);
     if [&left, &right].iter().any(|side| {
         let read = bytes(side);

@@ -1,9 +1,9 @@
-//! One step of AdamW on all parameters; the formulas are those of [`narrows_runtime::optimizer`].
+//! One step of AdamW on all parameters; the formulas are those of [`Optimizer`].
 
 use narrows_plan::model::Model;
 
-use narrows_runtime::optimizer::Optimizer;
-use narrows_runtime::parameters::{ParameterKind, logical_parameters};
+use narrows_runtime::Optimizer;
+use narrows_runtime::{ParameterKind, logical_parameters};
 
 use super::{Float, Parameters};
 
@@ -46,11 +46,11 @@ impl<T: Float> AdamWMoments<T> {
         let clip = T::of(optimizer.clip_factor(norm.to_f64().unwrap_or(f64::NAN)));
         let [beta1, beta2, epsilon, rate] =
             [optimizer.beta1, optimizer.beta2, optimizer.epsilon, at.learning_rate].map(T::of);
-        let [correction1, correction2] = [at.correction1, at.correction2].map(T::of);
+        let [correction1, correction2] = [at.bias_correction1, at.bias_correction2].map(T::of);
         for parameter in logical_parameters(model) {
             let name = &parameter.name;
-            let decay = match parameter.role {
-                ParameterKind::Matrix => T::of(at.decay),
+            let decay = match parameter.kind {
+                ParameterKind::Matrix => T::of(at.decay_factor),
                 ParameterKind::Vector => T::one(),
             };
             let g = gradients.of(name);

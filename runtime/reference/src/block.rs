@@ -5,7 +5,7 @@ use narrows_plan::model::{Block, Model};
 use super::attention::{self, BatchShape};
 use super::linear::{self, LinearGradientInput};
 use super::rope::{RotationDirection, rotate};
-use super::{Float, Matrix, Parameters, norm, product};
+use super::{Float, Matrix, Parameters, gated_product, norm};
 
 /// A block with what its computation depends on.
 #[derive(Clone, Copy)]
@@ -84,7 +84,7 @@ impl<T: Float> BlockContext<'_, T> {
         let normed2 = self.norm("norm2", &x1);
         let (gate, gate_trace) = self.linear(GATE, &normed2);
         let (up, up_trace) = self.linear(UP, &normed2);
-        let product = product::forward(self.block().product, &gate, &up);
+        let product = gated_product::forward(self.block().product, &gate, &up);
         let (down, down_trace) = self.linear(DOWN, &product);
         let x2 = x1.plus(&down);
 
@@ -107,7 +107,7 @@ impl<T: Float> BlockContext<'_, T> {
             BlockBackward { site: self, trace, dsent, gradients, dbefore: Default::default() };
         let dproduct = back.linear(DOWN, &trace.product, &dx2);
         let (dgate, dup) =
-            product::backward(self.block().product, &trace.gate, &trace.up, &dproduct);
+            gated_product::backward(self.block().product, &trace.gate, &trace.up, &dproduct);
         let mut dnormed2 = back.linear(GATE, &trace.normed2, &dgate);
         dnormed2.add(&back.linear(UP, &trace.normed2, &dup));
         let dx1 = dx2.plus(&back.norm("norm2", &trace.x1, &dnormed2));

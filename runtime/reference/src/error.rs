@@ -7,13 +7,13 @@ use thiserror::Error;
 pub enum ReferenceError {
     /// A parameter of the model is not among those given.
     #[error("the parameter `{name}` is missing")]
-    Missing {
+    MissingParameter {
         /// Its name.
         name: String,
     },
     /// A parameter has another shape than the model says.
     #[error("the parameter `{name}` is {found:?} (rows, columns), the model has {expected:?}")]
-    Shape {
+    ShapeMismatch {
         /// Its name.
         name: String,
         /// Rows and columns that were given.
@@ -23,7 +23,7 @@ pub enum ReferenceError {
     },
     /// A parameter that the model does not have.
     #[error("the model has no parameter `{name}`")]
-    Unknown {
+    UnknownParameter {
         /// Its name.
         name: String,
     },
@@ -32,7 +32,7 @@ pub enum ReferenceError {
         "{sequences} sequences of {length} tokens need as many tokens and targets, at least one; \
          there are {tokens} tokens and {targets} targets"
     )]
-    Batch {
+    BatchSizeMismatch {
         /// Sequences that were said.
         sequences: usize,
         /// Tokens of each.
@@ -44,10 +44,10 @@ pub enum ReferenceError {
     },
     /// A step without microbatches.
     #[error("a step needs at least one microbatch")]
-    NoBatch,
+    NoMicrobatch,
     /// A token outside the vocabulary.
     #[error("{what} {position} is {token}, the vocabulary has {vocab} tokens")]
-    Vocabulary {
+    TokenOutOfVocabulary {
         /// `token` or `target`.
         what: &'static str,
         /// Where in the batch, from 0.

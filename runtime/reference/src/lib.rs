@@ -5,8 +5,8 @@
 //! So it is written to be believed: one file for each kind of op, with its formula, its forward pass
 //! and its gradient derived by hand; no mesh, no layouts, no recomputation, no arena, and no code
 //! shared with `emit`, `lower` or a backend. What it shares with them is what they must agree on:
-//! the names and first values of the [parameters](narrows_runtime::parameters) and the
-//! [optimizer](narrows_runtime::optimizer)'s figures.
+//! the names and first values of the [parameters](narrows_runtime::logical_parameters) and the
+//! [optimizer](narrows_runtime::Optimizer)'s figures.
 //!
 //! It computes in f32 or f64 throughout ([`Float`]); sums are plain sums in that format. In f64 its
 //! gradients agree with central differences, and logits, gradients and ten losses with an
@@ -30,27 +30,31 @@ mod activation;
 mod adamw;
 mod attention;
 mod block;
-mod ends;
+mod crossing_gate;
+mod embedding_and_loss;
 mod error;
 mod float;
-mod gate;
+mod gated_product;
 mod linear;
 mod matrix;
+mod miniature;
+mod model_pass;
 mod norm;
-pub mod numeric;
 mod parameters;
-mod pass;
-mod product;
 mod rope;
 
 use narrows_plan::model::Model;
 
-use narrows_runtime::optimizer::Optimizer;
+use narrows_runtime::Optimizer;
 
 pub use adamw::ReferenceStep;
 pub use error::ReferenceError;
 pub use float::Float;
 pub use matrix::Matrix;
+pub use miniature::{
+    Comparison, GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX, LOSS_TOLERANCE, Miniature,
+    NumericError, OpenSession,
+};
 pub use parameters::Parameters;
 
 /// The tokens of one microbatch: whole sequences of equal length, one after the other.
@@ -81,7 +85,7 @@ impl<T: Float> Reference<T> {
     /// # Errors
     /// When the names or shapes are not those of [`logical_parameters`].
     ///
-    /// [`logical_parameters`]: narrows_runtime::parameters::logical_parameters
+    /// [`logical_parameters`]: narrows_runtime::logical_parameters
     pub fn new(model: &Model, parameters: Parameters<T>) -> Result<Self, ReferenceError> {
         parameters.check(model)?;
         Ok(Reference { model: model.clone(), parameters, moments: None })
@@ -98,7 +102,7 @@ impl<T: Float> Reference<T> {
     /// When the batch is empty, its sizes do not fit, or a token is outside the vocabulary.
     pub fn logits(&self, batch: Batch<'_>) -> Result<Matrix<T>, ReferenceError> {
         self.tokens_in(&[batch])?;
-        Ok(pass::forward(&self.model, &self.parameters, batch).logits)
+        Ok(model_pass::forward(&self.model, &self.parameters, batch).logits)
     }
 
     /// The mean cross-entropy over all tokens of all microbatches, in nats.
@@ -108,8 +112,8 @@ impl<T: Float> Reference<T> {
     pub fn loss(&self, microbatches: &[Batch<'_>]) -> Result<T, ReferenceError> {
         let tokens = self.tokens_in(microbatches)?;
         let of = |batch: &Batch<'_>| {
-            let logits = pass::forward(&self.model, &self.parameters, *batch).logits;
-            ends::cross_entropy(&logits, batch.targets, tokens).0
+            let logits = model_pass::forward(&self.model, &self.parameters, *batch).logits;
+            embedding_and_loss::cross_entropy(&logits, batch.targets, tokens).0
         };
         Ok(microbatches.iter().map(of).sum())
     }
@@ -127,10 +131,11 @@ impl<T: Float> Reference<T> {
         let mut loss = T::zero();
         let mut gradients = Parameters::zeros(model);
         for batch in microbatches {
-            let trace = pass::forward(model, parameters, *batch);
-            let (summand, dlogits) = ends::cross_entropy(&trace.logits, batch.targets, tokens);
+            let trace = model_pass::forward(model, parameters, *batch);
+            let (summand, dlogits) =
+                embedding_and_loss::cross_entropy(&trace.logits, batch.targets, tokens);
             loss += summand;
-            pass::backward(model, parameters, *batch, &trace, &dlogits, &mut gradients);
+            model_pass::backward(model, parameters, *batch, &trace, &dlogits, &mut gradients);
         }
         Ok((loss, gradients))
     }
@@ -155,7 +160,7 @@ impl<T: Float> Reference<T> {
     /// Checks the microbatches of a step and counts their tokens.
     fn tokens_in(&self, microbatches: &[Batch<'_>]) -> Result<usize, ReferenceError> {
         if microbatches.is_empty() {
-            return Err(ReferenceError::NoBatch);
+            return Err(ReferenceError::NoMicrobatch);
         }
         microbatches.iter().try_for_each(|batch| batch.check(self.model.vocab))?;
         Ok(microbatches.iter().map(|batch| batch.tokens.len()).sum())
@@ -168,12 +173,12 @@ impl Batch<'_> {
         let expected = sequences.checked_mul(length);
         if tokens.is_empty() || expected != Some(tokens.len()) || tokens.len() != targets.len() {
             let (tokens, targets) = (tokens.len(), targets.len());
-            return Err(ReferenceError::Batch { sequences, length, tokens, targets });
+            return Err(ReferenceError::BatchSizeMismatch { sequences, length, tokens, targets });
         }
         for (what, ids) in [("token", tokens), ("target", targets)] {
             if let Some(position) = ids.iter().position(|id| u64::from(*id) >= vocab) {
                 let token = ids[position];
-                return Err(ReferenceError::Vocabulary { what, position, token, vocab });
+                return Err(ReferenceError::TokenOutOfVocabulary { what, position, token, vocab });
             }
         }
         Ok(())

@@ -13,7 +13,7 @@
 
 use narrows_plan::model::{CrossingForm, FactorPair, Linear, Weight};
 
-use super::{Float, Matrix, Parameters, activation, gate, norm};
+use super::{Float, Matrix, Parameters, activation, crossing_gate, norm};
 
 /// What the backward pass of a linear needs besides its input.
 pub(super) enum LinearTape<T> {
@@ -56,7 +56,7 @@ pub(super) fn forward<T: Float>(
     };
     let u = x.times(parameters.of(&format!("{name}.a")));
     let gated = crossing(pair, before)
-        .map(|(form, gate, before)| (form, gate::forward(gate, name, parameters, before)));
+        .map(|(form, gate, before)| (form, crossing_gate::forward(gate, name, parameters, before)));
     let latent = match gated {
         Some((CrossingForm::Released, gated)) => {
             let v = u.plus(&gated);
@@ -122,7 +122,7 @@ pub(super) fn backward<T: Float>(
             CrossingForm::Paper => &dentering,
             CrossingForm::Released => &du,
         };
-        gate::backward(gate, name, parameters, gradients, (before, dgated))
+        crossing_gate::backward(gate, name, parameters, gradients, (before, dgated))
     });
     gradients.add(&a, &x.transposed_times(&du));
     (du.times_transposed(parameters.of(&a)), dbefore)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::model::Model;
 
-use narrows_runtime::parameters::{LogicalParameter, logical_parameters};
+use narrows_runtime::{LogicalParameter, logical_parameters};
 
 use super::{Float, Matrix, ReferenceError};
 
@@ -73,16 +73,16 @@ impl<T: Float> Parameters<T> {
             let name = || parameter.name.clone();
             let found = self
                 .get(&parameter.name)
-                .ok_or_else(|| ReferenceError::Missing { name: name() })?;
+                .ok_or_else(|| ReferenceError::MissingParameter { name: name() })?;
             let found = (found.rows(), found.columns());
             let expected = (parameter.rows as usize, parameter.columns as usize);
             if found != expected {
-                return Err(ReferenceError::Shape { name: name(), found, expected });
+                return Err(ReferenceError::ShapeMismatch { name: name(), found, expected });
             }
         }
         let known = |name: &str| expected.iter().any(|parameter| parameter.name == name);
         match self.matrices.keys().find(|name| !known(name)) {
-            Some(name) => Err(ReferenceError::Unknown { name: name.clone() }),
+            Some(name) => Err(ReferenceError::UnknownParameter { name: name.clone() }),
             None => Ok(()),
         }
     }

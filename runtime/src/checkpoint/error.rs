@@ -21,7 +21,7 @@ pub struct CheckpointError {
 pub enum CheckpointFault {
     /// What it was to be put into, or taken from, cannot be reached.
     #[error("{_0}")]
-    Device(Box<RunError>),
+    Session(Box<RunError>),
     /// The system refused.
     #[error("cannot be {action}: {source}")]
     Io {
@@ -38,7 +38,7 @@ pub enum CheckpointFault {
     Missing,
     /// A folder, a pipe or a device where a file should be.
     #[error("is not a plain file")]
-    NotPlain,
+    NotRegularFile,
     /// More bytes than such a file can have.
     #[error("has {found} bytes, and no such file has more than {bytes_max}")]
     TooLong {
@@ -49,7 +49,7 @@ pub enum CheckpointFault {
     },
     /// A field of a JSON file makes no sense.
     #[error("{problem}")]
-    Field {
+    InvalidField {
         /// The path to the field; `.` is the file itself.
         field: String,
         /// What is wrong with it.
@@ -57,19 +57,19 @@ pub enum CheckpointFault {
     },
     /// Not a checkpoint's file.
     #[error("{found} is no format of checkpoints")]
-    Foreign {
+    UnknownFormat {
         /// What stands in the place of the format.
         found: String,
     },
     /// A checkpoint of a later version of this program.
     #[error("the checkpoint has format {found}, and this program knows {FORMAT_VERSION}")]
-    Newer {
+    NewerFormat {
         /// Its version.
         found: u64,
     },
     /// Another number of bytes than the manifest says.
     #[error("the file has {found} bytes, and the manifest says {expected}")]
-    Length {
+    LengthMismatch {
         /// What the manifest says.
         expected: u64,
         /// Bytes that are there.
@@ -77,7 +77,7 @@ pub enum CheckpointFault {
     },
     /// Not the bytes that were written.
     #[error("the file has SHA-256 {found}, and the manifest says {expected}")]
-    Checksum {
+    ChecksumMismatch {
         /// What the manifest says.
         expected: String,
         /// What the bytes have.
@@ -85,7 +85,7 @@ pub enum CheckpointFault {
     },
     /// Not a safetensors file.
     #[error("{problem}")]
-    Header {
+    InvalidHeader {
         /// What is wrong with its header.
         problem: String,
     },
@@ -99,7 +99,7 @@ pub enum CheckpointFault {
     },
     /// A checkpoint of another model.
     #[error("the checkpoint is of the model {checkpoint}, and this is {model}")]
-    OtherModel {
+    ModelMismatch {
         /// Name and fingerprint in the checkpoint.
         checkpoint: String,
         /// Name and fingerprint of the model at hand.
@@ -118,13 +118,13 @@ pub enum TensorFault {
     Unknown,
     /// Not in single precision.
     #[error("has elements of type {found}, and not F32")]
-    DType {
+    NotF32 {
         /// Its type.
         found: String,
     },
     /// Not of the model's size.
     #[error("has the shape {found:?}, and the model's is {expected:?}")]
-    Shape {
+    ShapeMismatch {
         /// The model's.
         expected: Vec<u64>,
         /// The checkpoint's.
@@ -132,7 +132,7 @@ pub enum TensorFault {
     },
     /// Not of the model's size.
     #[error("has {found} elements, and the model's has {expected}")]
-    Elements {
+    ElementCountMismatch {
         /// The model's.
         expected: u64,
         /// The checkpoint's.
@@ -141,7 +141,7 @@ pub enum TensorFault {
 }
 
 fn prefix(fault: &CheckpointFault) -> String {
-    fault.place().map_or(String::new(), |place| format!("{place}: "))
+    fault.location().map_or(String::new(), |place| format!("{place}: "))
 }
 
 impl CheckpointError {
@@ -165,22 +165,22 @@ impl CheckpointError {
 
 impl From<RunError> for CheckpointFault {
     fn from(error: RunError) -> CheckpointFault {
-        CheckpointFault::Device(Box::new(error))
+        CheckpointFault::Session(Box::new(error))
     }
 }
 
 impl CheckpointFault {
     /// Where in the file; `None` for the whole of it.
-    pub fn place(&self) -> Option<String> {
+    pub fn location(&self) -> Option<String> {
         match self {
-            CheckpointFault::Field { field, .. } if field == "." => None,
-            CheckpointFault::Field { field, .. } => Some(format!("field `{field}`")),
-            CheckpointFault::Foreign { .. } | CheckpointFault::Newer { .. } => {
+            CheckpointFault::InvalidField { field, .. } if field == "." => None,
+            CheckpointFault::InvalidField { field, .. } => Some(format!("field `{field}`")),
+            CheckpointFault::UnknownFormat { .. } | CheckpointFault::NewerFormat { .. } => {
                 Some("field `format`".into())
             }
-            CheckpointFault::Header { .. } => Some("header".into()),
+            CheckpointFault::InvalidHeader { .. } => Some("header".into()),
             CheckpointFault::Tensor { tensor, .. } => Some(format!("tensor `{tensor}`")),
-            CheckpointFault::OtherModel { .. } => Some("field `model`".into()),
+            CheckpointFault::ModelMismatch { .. } => Some("field `model`".into()),
             _ => None,
         }
     }
@@ -190,12 +190,12 @@ impl CheckpointFault {
         matches!(
             self,
             CheckpointFault::Missing
-                | CheckpointFault::NotPlain
+                | CheckpointFault::NotRegularFile
                 | CheckpointFault::TooLong { .. }
-                | CheckpointFault::Field { .. }
-                | CheckpointFault::Length { .. }
-                | CheckpointFault::Checksum { .. }
-                | CheckpointFault::Header { .. }
+                | CheckpointFault::InvalidField { .. }
+                | CheckpointFault::LengthMismatch { .. }
+                | CheckpointFault::ChecksumMismatch { .. }
+                | CheckpointFault::InvalidHeader { .. }
         )
     }
 
@@ -206,28 +206,28 @@ impl CheckpointFault {
                 "the folder of one checkpoint, such as `step-00000100`; if it is that, the \
                  checkpoint is incomplete: copy it again, or resume from an older one",
             ),
-            CheckpointFault::NotPlain
+            CheckpointFault::NotRegularFile
             | CheckpointFault::TooLong { .. }
-            | CheckpointFault::Field { .. }
-            | CheckpointFault::Length { .. }
-            | CheckpointFault::Checksum { .. }
-            | CheckpointFault::Header { .. } => Some(
+            | CheckpointFault::InvalidField { .. }
+            | CheckpointFault::LengthMismatch { .. }
+            | CheckpointFault::ChecksumMismatch { .. }
+            | CheckpointFault::InvalidHeader { .. } => Some(
                 "the checkpoint is damaged or was edited: copy it again, or resume from an older \
                  one",
             ),
             CheckpointFault::Locked => {
                 Some("another folder, or the same one when that run has ended")
             }
-            CheckpointFault::Foreign { .. } => {
+            CheckpointFault::UnknownFormat { .. } => {
                 Some("a folder that `narrows run --checkpoint-dir` wrote")
             }
-            CheckpointFault::Newer { .. } => {
+            CheckpointFault::NewerFormat { .. } => {
                 Some("the version of this program that wrote it, or a later one")
             }
-            CheckpointFault::Tensor { .. } | CheckpointFault::OtherModel { .. } => {
+            CheckpointFault::Tensor { .. } | CheckpointFault::ModelMismatch { .. } => {
                 Some("the model that the checkpoint was made with")
             }
-            CheckpointFault::Io { .. } | CheckpointFault::Device(_) => None,
+            CheckpointFault::Io { .. } | CheckpointFault::Session(_) => None,
         }
     }
 

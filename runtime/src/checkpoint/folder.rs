@@ -36,7 +36,7 @@ pub struct FoundCheckpoint {
 }
 
 /// The name of a step's checkpoint in the folder of its run.
-pub fn name_of(step: u64) -> String {
+pub fn folder_name(step: u64) -> String {
     format!("{STEP}{step:08}")
 }
 
@@ -59,7 +59,7 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
             None => (name, false),
         };
         let step = whole.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
-        if let Some(step) = step.filter(|step| name_of(*step) == whole) {
+        if let Some(step) = step.filter(|step| folder_name(*step) == whole) {
             found.push(FoundCheckpoint { step, path: entry.path(), replaced });
         }
     }
@@ -86,7 +86,7 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 
 /// A new folder for a checkpoint's files, next to what it will be. It vanishes unless it is
 /// [named](name).
-pub(super) fn begin(dir: &Path) -> Result<TempDir, CheckpointError> {
+pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
     fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "made"))?;
     remove_leftovers(dir);
     let mut builder = tempfile::Builder::new();
@@ -103,10 +103,10 @@ pub(super) fn begin(dir: &Path) -> Result<TempDir, CheckpointError> {
 }
 
 /// Gives a folder, all of whose files are on the disk, the name of its step.
-pub(super) fn name(written: TempDir, dir: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
+pub(super) fn commit(written: TempDir, dir: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
     sync(written.path())?;
-    let target = dir.join(name_of(step));
-    let aside = dir.join(format!("{}{REPLACED}", name_of(step)));
+    let target = dir.join(folder_name(step));
+    let aside = dir.join(format!("{}{REPLACED}", folder_name(step)));
     if target.exists() {
         remove(&aside);
         fs::rename(&target, &aside).map_err(CheckpointError::io(&target, "replaced"))?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{CheckpointError, CheckpointFault};
 use super::state::{format, read_json};
 use super::{MANIFEST, MODEL, OPTIMIZER, STATE};
-use crate::data::{digest, hex};
+use crate::digest::sha256;
 
 /// More than any manifest or state has.
 const JSON_BYTES_MAX: u64 = 1 << 20;
@@ -45,7 +45,7 @@ impl Manifest {
             let field = format!("files.{name}");
             Err(CheckpointError::new(
                 &path,
-                CheckpointFault::Field { field, problem: problem.into() },
+                CheckpointFault::InvalidField { field, problem: problem.into() },
             ))
         };
         let names = [MODEL, OPTIMIZER, STATE];
@@ -59,7 +59,7 @@ impl Manifest {
             let path = folder.join(name);
             let found = plain_length(&path)?;
             if found != entry.bytes {
-                let fault = CheckpointFault::Length { expected: entry.bytes, found };
+                let fault = CheckpointFault::LengthMismatch { expected: entry.bytes, found };
                 return Err(CheckpointError::new(&path, fault));
             }
         }
@@ -71,9 +71,12 @@ impl Manifest {
         let path = folder.join(name);
         let bytes = read_plain(&path, if name == STATE { JSON_BYTES_MAX } else { u64::MAX })?;
         let expected = self.files.get(name).map(|entry| entry.sha256.clone()).unwrap_or_default();
-        let found = hex(&digest(&bytes));
+        let found = hex::encode(sha256(&bytes));
         if found != expected {
-            return Err(CheckpointError::new(&path, CheckpointFault::Checksum { expected, found }));
+            return Err(CheckpointError::new(
+                &path,
+                CheckpointFault::ChecksumMismatch { expected, found },
+            ));
         }
         Ok(bytes)
     }
@@ -84,7 +87,7 @@ fn plain_length(path: &Path) -> Result<u64, CheckpointError> {
     if metadata.is_file() {
         Ok(metadata.len())
     } else {
-        Err(CheckpointError::new(path, CheckpointFault::NotPlain))
+        Err(CheckpointError::new(path, CheckpointFault::NotRegularFile))
     }
 }
 

@@ -26,18 +26,18 @@
 //! if let Some(path) = checkpoint::latest(dir)? {
 //!     checkpoint::load(&path, model)?.resume(trainer)?;
 //! }
-//! let now = Checkpoint::of_run(trainer, model, 1)?.expect("the only process");
+//! let now = Checkpoint::of_trainer(trainer, model, 1)?.expect("the only process");
 //! checkpoint::save(dir, &now, model, NonZeroUsize::new(3).unwrap())?;
 //! # Ok(())
 //! # }
 //! ```
 
-pub mod error;
+mod error;
 mod folder;
 mod lock;
 mod manifest;
-pub mod names;
-mod session;
+mod names;
+mod restore;
 mod state;
 mod tensors;
 
@@ -48,9 +48,10 @@ use std::path::{Path, PathBuf};
 use narrows_plan::model::Model;
 
 pub use error::{CheckpointError, CheckpointFault, TensorFault};
-pub use folder::{FoundCheckpoint, latest, list, name_of};
+pub use folder::{FoundCheckpoint, folder_name, latest, list};
 pub use lock::{FolderLock, lock};
-pub use session::ResumeError;
+pub use names::{StoredParameter, stored_name, stored_parameters};
+pub use restore::ResumeError;
 pub use state::CheckpointOrigin;
 
 use crate::data::Cursor;
@@ -86,7 +87,7 @@ pub struct Checkpoint {
     /// [`Model::fingerprint`] of its model.
     pub model_fingerprint: String,
     /// The plan's outlines, for people.
-    pub made_under: Option<CheckpointOrigin>,
+    pub origin: Option<CheckpointOrigin>,
     /// Weights, by logical name.
     pub weights: NamedTensors,
     /// AdamW's first moments, by the logical name of their parameter.
@@ -108,17 +109,18 @@ pub fn save(
     model: &Model,
     keep: NonZeroUsize,
 ) -> Result<PathBuf, CheckpointError> {
-    let stored = names::stored(model);
-    let state = RunState::of(checkpoint, model);
-    let refuse = |fault| CheckpointError::new(&dir.join(folder::name_of(checkpoint.step)), fault);
-    state.is_of(model).map_err(refuse)?;
+    let stored = names::stored_parameters(model);
+    let state = RunState::new(checkpoint, model);
+    let refuse =
+        |fault| CheckpointError::new(&dir.join(folder::folder_name(checkpoint.step)), fault);
+    state.check_model(model).map_err(refuse)?;
     for whole in [&checkpoint.weights, &checkpoint.first_moments, &checkpoint.second_moments] {
         tensors::check(&stored, whole).map_err(refuse)?;
     }
-    let written = folder::begin(dir)?;
+    let written = folder::create_temporary(dir)?;
     // The temporary name would help nobody.
     let failed = |name: &str| {
-        CheckpointError::io(&dir.join(folder::name_of(checkpoint.step)).join(name), "written")
+        CheckpointError::io(&dir.join(folder::folder_name(checkpoint.step)).join(name), "written")
     };
     let tensors = |name, kinds: &[tensors::TensorGroup]| {
         tensors::write(&written.path().join(name), &stored, kinds).map_err(failed(name))
@@ -130,7 +132,7 @@ pub fn save(
     let state = write_json(&written.path().join(STATE), &state).map_err(failed(STATE))?;
     let manifest = Manifest::new(model, optimizer, state);
     write_json(&written.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
-    let path = folder::name(written, dir, checkpoint.step)?;
+    let path = folder::commit(written, dir, checkpoint.step)?;
     folder::prune(dir, checkpoint.step, keep);
     Ok(path)
 }
@@ -144,8 +146,8 @@ pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
     let manifest = Manifest::read(path)?;
     let state_path = path.join(STATE);
     let state: RunState = state::read_json(&state_path, &manifest.open(path, STATE)?)?;
-    state.is_of(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
-    let stored = names::stored(model);
+    state.check_model(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
+    let stored = names::stored_parameters(model);
     let refuse = |name: &str| {
         let path = path.join(name);
         move |fault| CheckpointError::new(&path, fault)
@@ -162,7 +164,7 @@ pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
         cursor: state.cursor,
         optimizer: state.optimizer.optimizer(),
         model_fingerprint: state.model.fingerprint,
-        made_under: state.made_under,
+        origin: state.made_under,
         weights,
         first_moments,
         second_moments,

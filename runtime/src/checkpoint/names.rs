@@ -37,7 +37,7 @@ pub struct StoredParameter {
 impl StoredParameter {
     /// Its shape in the file.
     pub fn shape(&self) -> Vec<u64> {
-        let LogicalParameter { rows, columns, role, .. } = self.parameter;
+        let LogicalParameter { rows, columns, kind: role, .. } = self.parameter;
         match (role, self.transposed) {
             (ParameterKind::Vector, _) => vec![columns],
             (ParameterKind::Matrix, false) => vec![rows, columns],
@@ -50,7 +50,7 @@ impl StoredParameter {
 ///
 /// # Panics
 /// Never, unless a model had parameters that [`stored_name`] does not know.
-pub fn stored(model: &Model) -> Vec<StoredParameter> {
+pub fn stored_parameters(model: &Model) -> Vec<StoredParameter> {
     let parameters = logical_parameters(model).into_iter();
     let stored = parameters.map(|parameter| {
         let (name, transposed) = stored_name(&parameter.name).expect("a parameter of a model");
@@ -63,7 +63,7 @@ pub fn stored(model: &Model) -> Vec<StoredParameter> {
 /// no logical name.
 ///
 /// ```
-/// use narrows_runtime::checkpoint::names::stored_name;
+/// use narrows_runtime::checkpoint::stored_name;
 /// let name = |logical| stored_name(logical).unwrap();
 /// assert_eq!(name("layer 3 q.a"), ("model.layers.3.self_attn.q_proj.cola_a".into(), false));
 /// assert_eq!(name("layer 3 down"), ("model.layers.3.mlp.down_proj.weight".into(), true));
@@ -115,7 +115,7 @@ mod tests {
     fn every_parameter_has_a_name_of_its_own() {
         for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
             let model = presets::find(name).unwrap();
-            let stored = stored(&model);
+            let stored = stored_parameters(&model);
             let names: BTreeSet<_> = stored.iter().map(|stored| &stored.name).collect();
             assert_eq!(names.len(), stored.len(), "{name}");
             assert_eq!(names.iter().any(|name| name.contains("lm_head")), !model.tied, "{name}");
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn shapes_are_those_of_hugging_face() {
         let shape = |model: &str, name: &str| {
-            let stored = stored(&presets::find(model).unwrap());
+            let stored = stored_parameters(&presets::find(model).unwrap());
             stored.iter().find(|stored| stored.name == name).map(StoredParameter::shape)
         };
         let of_llama = |name| shape("llama-60m", name).unwrap();

@@ -55,7 +55,7 @@ pub(super) struct ModelName {
 }
 
 impl RunState {
-    pub fn of(checkpoint: &Checkpoint, model: &Model) -> RunState {
+    pub fn new(checkpoint: &Checkpoint, model: &Model) -> RunState {
         RunState {
             format: format(),
             step: checkpoint.step,
@@ -66,18 +66,18 @@ impl RunState {
             },
             cursor: checkpoint.cursor.clone(),
             optimizer: HyperParameters::of(&checkpoint.optimizer),
-            made_under: checkpoint.made_under,
+            made_under: checkpoint.origin,
         }
     }
 
     /// That the checkpoint is of this model, whatever the model is called.
-    pub fn is_of(&self, model: &Model) -> Result<(), CheckpointFault> {
+    pub fn check_model(&self, model: &Model) -> Result<(), CheckpointFault> {
         let fingerprint = model.fingerprint();
         if self.model.fingerprint == fingerprint {
             return Ok(());
         }
         let describe = |name: &str, fingerprint: &str| format!("`{name}` ({fingerprint})");
-        Err(CheckpointFault::OtherModel {
+        Err(CheckpointFault::ModelMismatch {
             checkpoint: describe(&self.model.name, &self.model.fingerprint),
             model: describe(&model.name, &fingerprint),
         })
@@ -174,7 +174,8 @@ pub(super) fn read_json<T: DeserializeOwned>(
     bytes: &[u8],
 ) -> Result<T, CheckpointError> {
     let refuse = |fault| CheckpointError::new(path, fault);
-    let field = |field: String, problem: String| refuse(CheckpointFault::Field { field, problem });
+    let field =
+        |field: String, problem: String| refuse(CheckpointFault::InvalidField { field, problem });
     let value: serde_json::Value = serde_json::from_slice(bytes)
         .map_err(|error| field(".".into(), format!("is not JSON: {error}")))?;
     let written = value.get("format").and_then(|format| format.as_str());
@@ -182,7 +183,7 @@ pub(super) fn read_json<T: DeserializeOwned>(
     match version.and_then(|version| version.parse().ok()) {
         Some(FORMAT_VERSION) if written == Some(&format()) => {}
         Some(found) if found > FORMAT_VERSION => {
-            return Err(refuse(CheckpointFault::Newer { found }));
+            return Err(refuse(CheckpointFault::NewerFormat { found }));
         }
         _ => {
             let found = match value.get("format") {
@@ -191,7 +192,7 @@ pub(super) fn read_json<T: DeserializeOwned>(
                     format!("`{}`", other.to_string().chars().take(60).collect::<String>())
                 }
             };
-            return Err(refuse(CheckpointFault::Foreign { found }));
+            return Err(refuse(CheckpointFault::UnknownFormat { found }));
         }
     }
     let deserializer = &mut serde_json::Deserializer::from_slice(bytes);

@@ -13,7 +13,6 @@ use sha2::{Digest as _, Sha256};
 use super::error::{CheckpointFault, TensorFault};
 use super::manifest::FileEntry;
 use super::names::StoredParameter;
-use crate::data::hex;
 use crate::session::NamedTensors;
 
 const BUFFER_BYTES: usize = 1 << 20;
@@ -41,7 +40,10 @@ pub(super) fn check_sizes<'a>(
         };
         let found = tensor.len() as u64;
         if found != expected {
-            return Err(CheckpointFault::tensor(*name, TensorFault::Elements { expected, found }));
+            return Err(CheckpointFault::tensor(
+                *name,
+                TensorFault::ElementCountMismatch { expected, found },
+            ));
         }
     }
     match whole.keys().find(|name| !sizes.contains_key(name.as_str())) {
@@ -129,12 +131,12 @@ fn read_one(
 ) -> Result<Vec<f32>, TensorFault> {
     let tensor = file.tensor(name).map_err(|_| TensorFault::Missing)?;
     if tensor.dtype() != Dtype::F32 {
-        return Err(TensorFault::DType { found: tensor.dtype().to_string() });
+        return Err(TensorFault::NotF32 { found: tensor.dtype().to_string() });
     }
     let found: Vec<u64> = tensor.shape().iter().map(|size| *size as u64).collect();
     let expected = stored.shape();
     if found != expected {
-        return Err(TensorFault::Shape { expected, found });
+        return Err(TensorFault::ShapeMismatch { expected, found });
     }
     let (numbers, _) = tensor.data().as_chunks::<4>();
     let theirs: Vec<f32> = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -149,9 +151,9 @@ fn of_header(error: SafeTensorError) -> CheckpointFault {
     match error {
         SafeTensorError::InvalidOffset(name) => {
             let problem = format!("tensor `{name}` does not begin where the one before it ends");
-            CheckpointFault::Header { problem }
+            CheckpointFault::InvalidHeader { problem }
         }
-        error => CheckpointFault::Header {
+        error => CheckpointFault::InvalidHeader {
             problem: format!("is not that of a safetensors file: {error}"),
         },
     }
@@ -195,6 +197,6 @@ impl HashingWriter {
     pub fn finish(self) -> io::Result<FileEntry> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.sync_all()?;
-        Ok(FileEntry { bytes: self.bytes, sha256: hex(&self.hash.finalize().into()) })
+        Ok(FileEntry { bytes: self.bytes, sha256: hex::encode(self.hash.finalize()) })
     }
 }

@@ -26,16 +26,16 @@ pub enum DataFault {
     },
     /// A folder, a pipe or a device.
     #[error("is not a plain file")]
-    NotPlain,
+    NotRegularFile,
     /// The first bytes are those of no token file.
     #[error("{found} is not how a token file begins")]
-    Magic {
+    NotTokenFile {
         /// The first bytes, printable.
         found: String,
     },
     /// A field of the header makes no sense.
     #[error("{problem}")]
-    Field {
+    InvalidField {
         /// Where the field begins.
         offset: u64,
         /// Its name in the documented layout.
@@ -45,7 +45,7 @@ pub enum DataFault {
     },
     /// The file ends before its header does, or is longer or shorter than the header says.
     #[error("the file has {found} bytes, and its header says {expected}")]
-    Length {
+    LengthMismatch {
         /// Bytes that the header and its tokens need.
         expected: u64,
         /// Bytes that are there.
@@ -53,7 +53,7 @@ pub enum DataFault {
     },
     /// The payload is not what was written.
     #[error("the tokens have SHA-256 {found}, and the header says {expected}")]
-    Checksum {
+    ChecksumMismatch {
         /// Where the tokens begin.
         offset: u64,
         /// What the header says.
@@ -75,7 +75,7 @@ pub enum DataFault {
     },
     /// Tokens that the file does not have.
     #[error("tokens {first} to {first} + {length} are beyond its {tokens} tokens")]
-    Beyond {
+    OutOfRange {
         /// The first one asked for.
         first: u64,
         /// How many.
@@ -87,7 +87,7 @@ pub enum DataFault {
     #[error(
         "has {tokens} tokens, too few for one sequence of {sequence_length} and its last target"
     )]
-    TooFew {
+    TooFewTokens {
         /// Tokens there are.
         tokens: u64,
         /// Tokens of a sequence.
@@ -95,10 +95,10 @@ pub enum DataFault {
     },
     /// Sequences without tokens.
     #[error("cannot be cut into sequences of no tokens")]
-    NoLength,
+    ZeroSequenceLength,
     /// Tokens of one vocabulary for a model of a smaller one.
     #[error("was made with a vocabulary of {file}, and the model has {model}")]
-    OtherVocabulary {
+    VocabularyMismatch {
         /// The file's vocabulary.
         file: u32,
         /// The model's.
@@ -106,7 +106,7 @@ pub enum DataFault {
     },
     /// A cursor of another order of sequences.
     #[error("the cursor is for {what} {cursor}, and this run has {here}")]
-    OtherOrder {
+    CursorMismatch {
         /// What differs.
         what: &'static str,
         /// The cursor's.
@@ -116,14 +116,14 @@ pub enum DataFault {
     },
     /// More sequences than can be counted.
     #[error("sequence {sequence} is beyond what can be counted")]
-    Uncountable {
+    SequenceNumberOverflow {
         /// The first one asked for.
         sequence: u64,
     },
 }
 
 fn prefix(fault: &DataFault) -> String {
-    fault.place().map_or(String::new(), |place| format!("{place}: "))
+    fault.location().map_or(String::new(), |place| format!("{place}: "))
 }
 
 impl DataError {
@@ -135,11 +135,13 @@ impl DataError {
 
 impl DataFault {
     /// Where in the file; `None` for the whole of it.
-    pub fn place(&self) -> Option<String> {
+    pub fn location(&self) -> Option<String> {
         match self {
-            DataFault::Magic { .. } => Some("byte 0 (magic)".into()),
-            DataFault::Field { offset, field, .. } => Some(format!("byte {offset} ({field})")),
-            DataFault::Checksum { offset, .. } => Some(format!("byte {offset} (tokens)")),
+            DataFault::NotTokenFile { .. } => Some("byte 0 (magic)".into()),
+            DataFault::InvalidField { offset, field, .. } => {
+                Some(format!("byte {offset} ({field})"))
+            }
+            DataFault::ChecksumMismatch { offset, .. } => Some(format!("byte {offset} (tokens)")),
             DataFault::OutOfVocabulary { position, offset: 0, .. } => {
                 Some(format!("token {position}"))
             }
@@ -153,29 +155,31 @@ impl DataFault {
     /// What to try.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            DataFault::NotPlain => "a file on a disk: it is mapped into memory",
-            DataFault::Magic { .. } => {
+            DataFault::NotRegularFile => "a file on a disk: it is mapped into memory",
+            DataFault::NotTokenFile { .. } => {
                 "`narrows data TEXT --output FILE` makes token files of texts"
             }
-            DataFault::Field { .. } | DataFault::Checksum { .. } => {
+            DataFault::InvalidField { .. } | DataFault::ChecksumMismatch { .. } => {
                 "the file is damaged or of another program: make it again, or copy it again"
             }
-            DataFault::Length { expected, found } if found < expected => {
+            DataFault::LengthMismatch { expected, found } if found < expected => {
                 "the file is cut off: copy it again, or make it again"
             }
-            DataFault::Length { .. } => {
+            DataFault::LengthMismatch { .. } => {
                 "something was appended to the file: copy it or make it again"
             }
-            DataFault::OutOfVocabulary { .. } | DataFault::OtherVocabulary { .. } => {
+            DataFault::OutOfVocabulary { .. } | DataFault::VocabularyMismatch { .. } => {
                 "a model with this vocabulary, or the same text through the model's tokenizer"
             }
-            DataFault::TooFew { tokens: 0 | 1, .. } => "more text",
-            DataFault::TooFew { tokens, .. } => {
+            DataFault::TooFewTokens { tokens: 0 | 1, .. } => "more text",
+            DataFault::TooFewTokens { tokens, .. } => {
                 return Some(format!("more text, or sequences of at most {} tokens", tokens - 1));
             }
-            DataFault::NoLength => "a sequence length of at least 1",
-            DataFault::OtherOrder { .. } => "resume with what the checkpoint was made with",
-            DataFault::Io { .. } | DataFault::Beyond { .. } | DataFault::Uncountable { .. } => {
+            DataFault::ZeroSequenceLength => "a sequence length of at least 1",
+            DataFault::CursorMismatch { .. } => "resume with what the checkpoint was made with",
+            DataFault::Io { .. }
+            | DataFault::OutOfRange { .. }
+            | DataFault::SequenceNumberOverflow { .. } => {
                 return None;
             }
         };
@@ -184,6 +188,6 @@ impl DataFault {
 
     /// A fault of a header's field.
     pub(crate) fn field(offset: u64, field: &'static str, problem: impl Into<String>) -> DataFault {
-        DataFault::Field { offset, field, problem: problem.into() }
+        DataFault::InvalidField { offset, field, problem: problem.into() }
     }
 }

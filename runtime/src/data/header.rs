@@ -18,7 +18,8 @@
 //! the tokens. That of the tokens is read on request, because it means reading all of them.
 
 use super::error::DataFault;
-use super::{Digest, digest, llm_c};
+use super::llm_c;
+use crate::digest::{Sha256Digest, sha256};
 
 /// The first bytes of our format.
 pub const MAGIC: [u8; 8] = *b"NRWTOKEN";
@@ -58,7 +59,7 @@ pub enum TokenWidth {
 
 impl TokenWidth {
     /// The narrowest that holds every id of a vocabulary.
-    pub fn of(vocabulary: u32) -> TokenWidth {
+    pub fn narrowest_for(vocabulary: u32) -> TokenWidth {
         if vocabulary <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
     }
 
@@ -95,17 +96,17 @@ impl TokenFileLayout {
 
 /// Which tokenizer made the tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenizerName {
+pub struct TokenizerId {
     /// What people call it; `bytes` for none.
     pub name: String,
     /// SHA-256 of its file; zeros where there is none.
-    pub fingerprint: Digest,
+    pub fingerprint: Sha256Digest,
 }
 
-impl TokenizerName {
+impl TokenizerId {
     /// Bytes as they are: 256 of them.
-    pub fn bytes() -> TokenizerName {
-        TokenizerName { name: "bytes".into(), fingerprint: Digest::default() }
+    pub fn bytes() -> TokenizerId {
+        TokenizerId { name: "bytes".into(), fingerprint: Sha256Digest::default() }
     }
 }
 
@@ -117,15 +118,15 @@ pub struct TokenFileHeader {
     /// Bytes of a token.
     pub width: TokenWidth,
     /// Tokens in the file.
-    pub tokens: u64,
+    pub token_count: u64,
     /// Every id is below it. llm.c's files do not say.
     pub vocabulary: Option<u32>,
     /// The token between documents.
     pub end_of_text: Option<u32>,
     /// SHA-256 of the tokens' bytes. llm.c's files have none.
-    pub checksum: Option<Digest>,
+    pub checksum: Option<Sha256Digest>,
     /// Which tokenizer made them. llm.c's files only imply it.
-    pub tokenizer: Option<TokenizerName>,
+    pub tokenizer: Option<TokenizerId>,
 }
 
 impl TokenFileHeader {
@@ -138,10 +139,10 @@ impl TokenFileHeader {
             return Ok(header);
         }
         if !bytes.starts_with(&MAGIC) {
-            return Err(DataFault::Magic { found: first_bytes(bytes) });
+            return Err(DataFault::NotTokenFile { found: first_bytes(bytes) });
         }
         let found = bytes.len() as u64;
-        let too_short = || DataFault::Length { expected: HEADER_BYTES, found };
+        let too_short = || DataFault::LengthMismatch { expected: HEADER_BYTES, found };
         let header = bytes.first_chunk::<256>().ok_or_else(too_short)?;
         let version = number(header, offset::VERSION);
         if version != VERSION {
@@ -149,7 +150,7 @@ impl TokenFileHeader {
             return Err(DataFault::field(offset::VERSION as u64, "version", problem));
         }
         let (fields, stated) = header.split_at(offset::HEADER_CHECKSUM);
-        if digest(fields) != stated {
+        if sha256(fields) != stated {
             let (at, problem) = (offset::HEADER_CHECKSUM as u64, "the header was changed");
             return Err(DataFault::field(at, "header checksum", problem));
         }
@@ -165,13 +166,13 @@ impl TokenFileHeader {
         put(offset::WIDTH, &(self.width.bytes() as u32).to_le_bytes());
         put(offset::VOCABULARY, &self.vocabulary.unwrap_or(u32::MAX).to_le_bytes());
         put(offset::END_OF_TEXT, &self.end_of_text.unwrap_or(NO_END_OF_TEXT).to_le_bytes());
-        put(offset::COUNT, &self.tokens.to_le_bytes());
+        put(offset::COUNT, &self.token_count.to_le_bytes());
         put(offset::CHECKSUM, &self.checksum.unwrap_or_default());
         if let Some(tokenizer) = &self.tokenizer {
             put(offset::FINGERPRINT, &tokenizer.fingerprint);
             put(offset::NAME, cut_name(&tokenizer.name).as_bytes());
         }
-        let checksum = digest(&bytes[..offset::HEADER_CHECKSUM]);
+        let checksum = sha256(&bytes[..offset::HEADER_CHECKSUM]);
         bytes[offset::HEADER_CHECKSUM..].copy_from_slice(&checksum);
         bytes
     }
@@ -186,7 +187,7 @@ impl TokenFileHeader {
 
     /// The length of the whole file; `None` when it is more than can be counted.
     pub fn file_bytes(&self) -> Option<u64> {
-        self.tokens.checked_mul(self.width.bytes())?.checked_add(self.payload_offset())
+        self.token_count.checked_mul(self.width.bytes())?.checked_add(self.payload_offset())
     }
 
     /// Where a token of the file begins.
@@ -226,11 +227,11 @@ fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
     Ok(TokenFileHeader {
         layout: TokenFileLayout::Narrows,
         width,
-        tokens: u64::from_le_bytes(array(header, offset::COUNT)),
+        token_count: u64::from_le_bytes(array(header, offset::COUNT)),
         vocabulary: Some(vocabulary),
         end_of_text: (end_of_text != NO_END_OF_TEXT).then_some(end_of_text),
         checksum: Some(array(header, offset::CHECKSUM)),
-        tokenizer: Some(TokenizerName {
+        tokenizer: Some(TokenizerId {
             name: name.into(),
             fingerprint: array(header, offset::FINGERPRINT),
         }),

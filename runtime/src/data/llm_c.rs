@@ -40,7 +40,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault> {
         _ => return Ok(None),
     };
     let found = bytes.len() as u64;
-    let too_short = || DataFault::Length { expected: HEADER_BYTES, found };
+    let too_short = || DataFault::LengthMismatch { expected: HEADER_BYTES, found };
     if found < HEADER_BYTES {
         return Err(too_short());
     }
@@ -55,7 +55,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault> {
     Ok(Some(TokenFileHeader {
         layout,
         width,
-        tokens,
+        token_count: tokens,
         vocabulary: None,
         end_of_text: None,
         checksum: None,

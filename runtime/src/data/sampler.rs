@@ -18,13 +18,12 @@ use narrows_plan::mesh::{Mesh, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::error::{DataError, DataFault};
-use super::file::TokenFile;
-use super::hex;
 use super::permutation::Permutation;
+use super::token_file::TokenFile;
 
 /// What the order of sequences depends on, besides the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampling {
+pub struct SamplerConfig {
     /// Tokens of a sequence.
     pub sequence_length: u64,
     /// Ids the model has: a token that is not below is an error.
@@ -52,7 +51,7 @@ pub struct Cursor {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     file: Arc<TokenFile>,
-    sampling: Sampling,
+    sampling: SamplerConfig,
     windows: u64,
 }
 
@@ -61,7 +60,7 @@ impl Sampler {
     ///
     /// # Errors
     /// When the file has less than one sequence, or says of itself that it has ids the model lacks.
-    pub fn new(file: Arc<TokenFile>, sampling: Sampling) -> Result<Sampler, DataError> {
+    pub fn new(file: Arc<TokenFile>, sampling: SamplerConfig) -> Result<Sampler, DataError> {
         let windows =
             windows(&file, sampling).map_err(|fault| DataError::new(file.path(), fault))?;
         Ok(Sampler { file, sampling, windows })
@@ -96,7 +95,7 @@ impl Sampler {
     /// The number of the first sequence that a microbatch of a replica reads, in the step that
     /// begins with sequence `step_first`. A step's sequences go to the replicas in runs, and a
     /// replica's to its microbatches in runs; the others of the microbatch follow the first.
-    pub fn first_of(
+    pub fn first_sequence_of(
         step_first: u64,
         (workload, mesh): (&Workload, &Mesh),
         replica: u64,
@@ -127,17 +126,17 @@ impl Sampler {
         if first.checked_add(count).is_none() {
             return Err(DataError::new(
                 self.file.path(),
-                DataFault::Uncountable { sequence: first },
+                DataFault::SequenceNumberOverflow { sequence: first },
             ));
         }
         let rows = inputs.chunks_exact_mut(length).zip(targets.chunks_exact_mut(length));
         for ((inputs, targets), sequence) in rows.zip(first..) {
             let begin = self.window(sequence) * length as u64;
             let vocabulary = self.sampling.vocabulary;
-            self.file.read(begin, vocabulary, inputs)?;
+            self.file.read_tokens(begin, vocabulary, inputs)?;
             let (shared, last) = targets.split_at_mut(length - 1);
             shared.copy_from_slice(&inputs[1..]);
-            self.file.read(begin + length as u64, vocabulary, last)?;
+            self.file.read_tokens(begin + length as u64, vocabulary, last)?;
         }
         Ok(())
     }
@@ -148,7 +147,7 @@ impl Sampler {
             next_sequence,
             seed: self.sampling.seed,
             sequence_length: self.sampling.sequence_length,
-            tokens_sha256: hex(&self.file.fingerprint()),
+            tokens_sha256: hex::encode(self.file.fingerprint()),
         }
     }
 
@@ -156,7 +155,7 @@ impl Sampler {
     ///
     /// # Errors
     /// When the cursor is of other tokens, or of another order of them.
-    pub fn resume(&self, cursor: &Cursor) -> Result<u64, DataError> {
+    pub fn sequence_to_resume(&self, cursor: &Cursor) -> Result<u64, DataError> {
         let here = self.cursor(cursor.next_sequence);
         let differences = [
             ("seed", cursor.seed.to_string(), here.seed.to_string()),
@@ -170,26 +169,26 @@ impl Sampler {
         match differences.into_iter().find(|(_, cursor, here)| cursor != here) {
             None => Ok(cursor.next_sequence),
             Some((what, cursor, here)) => {
-                let fault = DataFault::OtherOrder { what, cursor, here };
+                let fault = DataFault::CursorMismatch { what, cursor, here };
                 Err(DataError::new(self.file.path(), fault))
             }
         }
     }
 }
 
-fn windows(file: &TokenFile, sampling: Sampling) -> Result<u64, DataFault> {
-    let Sampling { sequence_length, vocabulary, .. } = sampling;
+fn windows(file: &TokenFile, sampling: SamplerConfig) -> Result<u64, DataFault> {
+    let SamplerConfig { sequence_length, vocabulary, .. } = sampling;
     if sequence_length == 0 {
-        return Err(DataFault::NoLength);
+        return Err(DataFault::ZeroSequenceLength);
     }
     let tokens = file.tokens();
     let windows = tokens.saturating_sub(1) / sequence_length;
     if windows == 0 {
-        return Err(DataFault::TooFew { tokens, sequence_length });
+        return Err(DataFault::TooFewTokens { tokens, sequence_length });
     }
     match file.header().vocabulary {
         Some(stated) if stated > vocabulary => {
-            Err(DataFault::OtherVocabulary { file: stated, model: vocabulary })
+            Err(DataFault::VocabularyMismatch { file: stated, model: vocabulary })
         }
         _ => Ok(windows),
     }

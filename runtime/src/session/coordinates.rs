@@ -15,7 +15,7 @@ pub struct MeshCoordinates {
 
 impl MeshCoordinates {
     /// Those of a device by its number.
-    pub fn of(device: u64, mesh: &Mesh) -> MeshCoordinates {
+    pub fn of_device(device: u64, mesh: &Mesh) -> MeshCoordinates {
         MeshCoordinates {
             tensor: device % mesh.tensor,
             data: device / mesh.tensor % mesh.data,
@@ -44,7 +44,7 @@ impl MeshCoordinates {
     }
 
     /// One's place along an axis.
-    pub fn along(&self, axis: Axis) -> u64 {
+    pub fn position(&self, axis: Axis) -> u64 {
         match axis {
             Axis::Tensor => self.tensor,
             Axis::Data => self.data,
@@ -53,7 +53,7 @@ impl MeshCoordinates {
     }
 
     /// What tells one's group along an axis from the others.
-    pub fn group(&self, axis: Axis, mesh: &Mesh) -> u64 {
+    pub fn group_index(&self, axis: Axis, mesh: &Mesh) -> u64 {
         match axis {
             Axis::Tensor => self.data + mesh.data * self.stage,
             Axis::Data => self.tensor + mesh.tensor * self.stage,
@@ -70,8 +70,8 @@ pub fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
 }
 
 /// The devices that a device meets in collectives and transfers.
-pub fn neighbours(device: u64, mesh: &Mesh) -> Vec<u64> {
-    let at = MeshCoordinates::of(device, mesh);
+pub fn peers(device: u64, mesh: &Mesh) -> Vec<u64> {
+    let at = MeshCoordinates::of_device(device, mesh);
     let along = Axis::ALL.into_iter().flat_map(|axis| at.members(axis, mesh.size(axis), mesh));
     let mut all: Vec<u64> = along.filter(|other| *other != device).collect();
     all.sort_unstable();

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use narrows_plan::program::{Buffer, Region};
 
-use super::share::StepShare;
+use super::step_result::LocalStepResult;
 use crate::error::RunError;
 use crate::optimizer::{Optimizer, StepCoefficients};
-use crate::parts::InstructionSpan;
+use crate::time_breakdown::InstructionSpan;
 
 /// The devices of a process: their memory, and what runs on them.
 ///
@@ -25,19 +25,19 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// The first thing that went wrong on any of them.
-    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError>;
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError>;
 
     /// The numbers of a resident buffer of weights, gradients or moments, whatever its format.
     ///
     /// # Errors
     /// When the device is lost.
-    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError>;
+    fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError>;
 
     /// Lets `change` work on the numbers of such a buffer.
     ///
     /// # Errors
     /// When the device is lost.
-    fn change(
+    fn modify_buffer(
         &mut self,
         device: u64,
         buffer: &Buffer,
@@ -48,26 +48,26 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// When the device is lost.
-    fn clear(&mut self, device: u64, buffer: &Buffer) -> Result<(), RunError> {
-        self.change(device, buffer, &mut |numbers| numbers.fill(0.0))
+    fn zero_buffer(&mut self, device: u64, buffer: &Buffer) -> Result<(), RunError> {
+        self.modify_buffer(device, buffer, &mut |numbers| numbers.fill(0.0))
     }
 
     /// Bytes allocated for the buffers of each device.
-    fn allocated(&self) -> Vec<u64>;
+    fn allocated_bytes(&self) -> Vec<u64>;
 
     /// Bytes that each device holds besides.
-    fn scratch(&self) -> Vec<u64>;
+    fn scratch_bytes(&self) -> Vec<u64>;
 
     /// Keeps when every instruction of a step was executed, from now on.
-    fn keep_laps(&mut self);
+    fn record_instruction_spans(&mut self);
 
     /// Whether steps are made in another way while laps are kept, and take another time.
-    fn steps_otherwise_when_timed(&self) -> bool {
+    fn recording_changes_execution(&self) -> bool {
         false
     }
 
     /// When a device executed the instructions of the last step; empty unless they are kept.
-    fn laps(&self, device: u64) -> &[InstructionSpan];
+    fn instruction_spans(&self, device: u64) -> &[InstructionSpan];
 }
 
 /// What all devices know in a step.
@@ -84,7 +84,7 @@ pub struct StepRequest<'a> {
 
 impl<'a> StepRequest<'a> {
     /// The ids that an input buffer is filled from; `None` for other buffers.
-    pub fn ids_of(&self, buffer: &Buffer) -> Option<&'a [u32]> {
+    pub fn input_ids(&self, buffer: &Buffer) -> Option<&'a [u32]> {
         match (buffer.region, buffer.name.as_str()) {
             (Region::Input, "tokens") => Some(self.tokens),
             (Region::Input, "targets") => Some(self.targets),

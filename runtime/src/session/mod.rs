@@ -15,11 +15,11 @@
 
 mod coordinates;
 mod engine;
-mod share;
-mod subject;
-pub mod tensors;
-mod tokens;
-mod weights;
+mod model_program;
+mod sharded_parameter;
+mod step_result;
+mod tensors;
+mod token_rows;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,24 +28,24 @@ use narrows_plan::program::{Program, Region};
 
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::parameters::fnv1a;
-use crate::parts::{InstructionSpan, TimeBreakdown};
 use crate::process_group::{ProcessGroup, agree};
+use crate::random::fnv1a;
 use crate::report::{DeviceId, StepReport};
+use crate::time_breakdown::{InstructionSpan, TimeBreakdown};
 
-pub use coordinates::{MeshCoordinates, group_sizes, neighbours};
+pub use coordinates::{MeshCoordinates, group_sizes, peers};
 pub use engine::{Engine, StepRequest};
-pub use share::{DeviceStep, StepShare};
-pub use subject::ModelProgram;
+pub use model_program::ModelProgram;
+pub use step_result::{DeviceStep, LocalStepResult};
 pub use tensors::{NamedTensors, TensorKind};
-pub use tokens::TokenRows;
+pub use token_rows::TokenRows;
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
     subject: Arc<ModelProgram>,
     engine: Box<dyn Engine>,
     /// The processes that the devices are, if they are not all of this one.
-    cluster: Option<Arc<dyn ProcessGroup>>,
+    process_group: Option<Arc<dyn ProcessGroup>>,
     steps: u64,
 }
 
@@ -68,19 +68,19 @@ pub struct StepResult {
     /// What each device did.
     pub report: StepReport,
     /// What its time was spent on: means over the devices, which add up to all of it.
-    pub time: TimeBreakdown,
+    pub time_breakdown: TimeBreakdown,
     /// Bytes that each device holds besides its arena, see [`Session::scratch`].
-    pub scratch: Vec<u64>,
+    pub scratch_bytes: Vec<u64>,
 }
 
 impl Session {
     /// A session of what an engine executes. Its weights, gradients and moments are zeros.
-    pub fn with(
+    pub fn new(
         subject: Arc<ModelProgram>,
         engine: Box<dyn Engine>,
-        cluster: Option<Arc<dyn ProcessGroup>>,
+        process_group: Option<Arc<dyn ProcessGroup>>,
     ) -> Session {
-        Session { subject, engine, cluster, steps: 0 }
+        Session { subject, engine, process_group, steps: 0 }
     }
 
     /// The name of what executes, on the command line.
@@ -89,8 +89,8 @@ impl Session {
     }
 
     /// The processes that one must be connected with, to run a program as the device of this number.
-    pub fn neighbours(program: &Program, device: u64) -> Vec<u64> {
-        neighbours(device, &program.context.mesh)
+    pub fn peers(program: &Program, device: u64) -> Vec<u64> {
+        peers(device, &program.context.mesh)
     }
 
     /// The program.
@@ -105,14 +105,14 @@ impl Session {
 
     /// The processes that the devices are, if they are not all of this one.
     pub fn cluster(&self) -> Option<&Arc<dyn ProcessGroup>> {
-        self.cluster.as_ref()
+        self.process_group.as_ref()
     }
 
     /// Whether any process wants something.
     ///
     /// # Errors
     /// When a process is gone or late.
-    pub fn anyone(&self, wants: bool) -> Result<bool, RunError> {
+    pub fn any_process(&self, wants: bool) -> Result<bool, RunError> {
         match self.cluster() {
             None => Ok(wants),
             Some(cluster) => {
@@ -122,13 +122,13 @@ impl Session {
     }
 
     /// Bytes allocated for the buffers of each device of this process.
-    pub fn allocated(&self) -> Vec<u64> {
-        self.engine.allocated()
+    pub fn allocated_bytes(&self) -> Vec<u64> {
+        self.engine.allocated_bytes()
     }
 
     /// Bytes that each device of this process holds besides: to compute, and to send with.
-    pub fn scratch(&self) -> Vec<u64> {
-        self.engine.scratch()
+    pub fn scratch_bytes(&self) -> Vec<u64> {
+        self.engine.scratch_bytes()
     }
 
     /// Optimizer steps made.
@@ -137,21 +137,21 @@ impl Session {
     }
 
     /// Keeps when every instruction of a step was executed, from now on.
-    pub fn keep_laps(&mut self) {
-        self.engine.keep_laps();
+    pub fn record_instruction_spans(&mut self) {
+        self.engine.record_instruction_spans();
     }
 
     /// Whether steps are made in another way while laps are kept, and take another time: instruction by instruction,
     /// and not as the graphs that they otherwise are.
-    pub fn steps_otherwise_when_timed(&self) -> bool {
-        self.engine.steps_otherwise_when_timed()
+    pub fn recording_changes_execution(&self) -> bool {
+        self.engine.recording_changes_execution()
     }
 
-    /// When a device executed the instructions of the last step, in the [order](crate::order::step) in
+    /// When a device executed the instructions of the last step, in the [order](crate::schedule::step) in
     /// which it met them; empty unless they are [kept](Session::keep_laps), and of other processes.
-    pub fn laps(&self, device: DeviceId) -> &[InstructionSpan] {
+    pub fn instruction_spans(&self, device: DeviceId) -> &[InstructionSpan] {
         match self.devices().contains(&device.0) {
-            true => self.engine.laps(device.0),
+            true => self.engine.instruction_spans(device.0),
             false => &[],
         }
     }
@@ -172,7 +172,7 @@ impl Session {
             self.run(StepRequest { tokens: input.tokens, targets: input.targets, update })?;
         if !done.gradient_norm.is_finite() || !done.loss.is_finite() {
             self.clear_gradients()?;
-            return Err(RunError::NotFinite { step: number, loss: done.loss });
+            return Err(RunError::NonFiniteGradients { step: number, loss: done.loss });
         }
         self.steps = number;
         Ok(done)
@@ -183,7 +183,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`step`](Session::step).
-    pub fn gradients_only(&mut self, input: StepInput) -> Result<StepResult, RunError> {
+    pub fn compute_gradients(&mut self, input: StepInput) -> Result<StepResult, RunError> {
         self.clear_gradients()?;
         self.run(StepRequest { tokens: input.tokens, targets: input.targets, update: None })
     }
@@ -198,7 +198,7 @@ impl Session {
         for device in self.engine.devices() {
             let stage = &program.stages[DeviceId(device).stage(&mesh)];
             for buffer in stage.buffers.iter().filter(|b| b.region == Region::Gradient) {
-                self.engine.clear(device, buffer)?;
+                self.engine.zero_buffer(device, buffer)?;
             }
         }
         Ok(())
@@ -210,32 +210,38 @@ impl Session {
         let wanted = work.global_batch * work.sequence_length;
         let found = (step.tokens.len(), step.targets.len());
         if found != (wanted as usize, wanted as usize) {
-            return Err(RunError::BatchSize { wanted, tokens: found.0, targets: found.1 });
+            return Err(RunError::BatchSizeMismatch {
+                expected: wanted,
+                tokens: found.0,
+                targets: found.1,
+            });
         }
         let vocab = program.constants.vocab;
         let outside = |ids: &[u32]| ids.iter().position(|id| u64::from(*id) >= vocab);
         let tokens = outside(step.tokens).map(|at| (at, step.tokens[at]));
         match tokens.or_else(|| outside(step.targets).map(|at| (at, step.targets[at]))) {
-            Some((position, token)) => Err(RunError::Token { token, position, vocab }),
+            Some((position, token)) => {
+                Err(RunError::TokenOutOfVocabulary { token, position, vocab })
+            }
             None => Ok(()),
         }
     }
 
     fn run(&mut self, step: StepRequest) -> Result<StepResult, RunError> {
-        let own = self.run_own(step);
-        let Some(cluster) = &self.cluster else { return Ok(own?.done()) };
-        let done = own.and_then(|share| share.agree(&**cluster, self.program()));
+        let own = self.run_local(step);
+        let Some(cluster) = &self.process_group else { return Ok(own?.into_result()) };
+        let done = own.and_then(|share| share.reduce(&**cluster, self.program()));
         done.inspect_err(|error| cluster.abort(error))
     }
 
     /// Runs the devices of this process.
-    fn run_own(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
+    fn run_local(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
         self.check_batch(&step)?;
-        let mut share = self.engine.run(step)?;
-        share.scratch = self.scratch();
-        if self.cluster.is_some() {
+        let mut share = self.engine.run_step(step)?;
+        share.scratch_bytes = self.scratch_bytes();
+        if self.process_group.is_some() {
             let ids = step.tokens.iter().chain(step.targets);
-            share.tokens = fnv1a(ids.flat_map(|id| id.to_le_bytes()));
+            share.token_hash = fnv1a(ids.flat_map(|id| id.to_le_bytes()));
         }
         Ok(share)
     }

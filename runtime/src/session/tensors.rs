@@ -12,7 +12,7 @@ use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::Zero;
 use rayon::prelude::*;
 
-use super::weights::ShardedParameter;
+use super::sharded_parameter::ShardedParameter;
 use super::{MeshCoordinates, Session};
 use crate::error::RunError;
 use crate::parameters::{LogicalParameter, logical_parameters};
@@ -52,7 +52,11 @@ impl Session {
     ///
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
-    pub fn load(&mut self, tensors: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
+    pub fn load_tensors(
+        &mut self,
+        tensors: TensorKind,
+        whole: &NamedTensors,
+    ) -> Result<(), RunError> {
         self.set(tensors, |name| {
             whole.get(name).map(|whole| {
                 |first: u64, numbers: &mut [f32]| {
@@ -63,7 +67,7 @@ impl Session {
     }
 
     /// Elements of every logical parameter.
-    pub(crate) fn sizes(&self) -> &BTreeMap<String, usize> {
+    pub(crate) fn parameter_elements(&self) -> &BTreeMap<String, usize> {
         self.subject.sizes()
     }
 
@@ -85,24 +89,24 @@ impl Session {
         let program = self.subject.program();
         let mesh = program.context.mesh;
         for device in self.engine.devices() {
-            let at = MeshCoordinates::of(device, &mesh);
-            for buffer in tensors.kept(&program.stages[at.stage as usize]) {
+            let at = MeshCoordinates::of_device(device, &mesh);
+            for buffer in tensors.buffers(&program.stages[at.stage as usize]) {
                 let Some(held) =
                     ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
                 else {
                     continue;
                 };
                 let known: Vec<(String, F)> = held
-                    .names()
+                    .parameter_names()
                     .filter_map(|name| values(&name).map(|value| (name, value)))
                     .collect();
                 if known.is_empty() {
                     continue;
                 }
                 let window = ReplicaWindow::of(buffer, program, at.data);
-                self.engine.change(device, buffer, &mut |numbers| {
+                self.engine.modify_buffer(device, buffer, &mut |numbers| {
                     let mut runs = vec![];
-                    held.each(|name, elements, number| {
+                    held.for_each_run(|name, elements, number| {
                         let known = known.iter().find(|(known, _)| known == name);
                         if let (Some((_, fill)), Some((first, at))) =
                             (known, window.place(elements, number))
@@ -123,10 +127,10 @@ impl Session {
     ///
     /// # Errors
     /// When a device is lost.
-    pub fn gather(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
+    pub fn local_tensors(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
         let mut made: NamedTensors = BTreeMap::new();
         for device in self.devices() {
-            let numbers = |buffer: &Buffer| self.engine.read(device, buffer);
+            let numbers = |buffer: &Buffer| self.engine.read_buffer(device, buffer);
             self.place(&mut made, tensors, device, numbers)?;
         }
         Ok(made)
@@ -136,14 +140,15 @@ impl Session {
     ///
     /// # Errors
     /// When a device is lost, or a process is gone or late.
-    pub fn gather_all(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
-        let Some(cluster) = self.cluster() else { return self.gather(tensors) };
+    pub fn gather_tensors(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
+        let Some(cluster) = self.cluster() else { return self.local_tensors(tensors) };
         let program = self.program();
         let mesh = program.context.mesh;
-        let buffers = |device| tensors.held(&program.stages[DeviceId(device).stage(&mesh)]);
+        let buffers =
+            |device| tensors.master_buffers(&program.stages[DeviceId(device).stage(&mesh)]);
         let own = self.devices().flat_map(|device| buffers(device).map(move |b| (device, b)));
         let own: Vec<Cow<'_, [f32]>> = own
-            .map(|(device, buffer)| self.engine.read(device, buffer))
+            .map(|(device, buffer)| self.engine.read_buffer(device, buffer))
             .collect::<Result<_, _>>()?;
         let own: Vec<&[f32]> = own.iter().map(|numbers| &**numbers).collect();
         let mut made: NamedTensors = BTreeMap::new();
@@ -171,22 +176,22 @@ impl Session {
     ) -> Result<(), RunError> {
         let program = self.program();
         let mesh = program.context.mesh;
-        let at = MeshCoordinates::of(device, &mesh);
-        for buffer in tensors.held(&program.stages[at.stage as usize]) {
+        let at = MeshCoordinates::of_device(device, &mesh);
+        for buffer in tensors.master_buffers(&program.stages[at.stage as usize]) {
             let numbers = numbers(buffer)?;
             let window = ReplicaWindow::of(buffer, program, at.data);
             let Some(held) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
             else {
                 continue;
             };
-            let again = (held.whole() && at.tensor > 0) || (window.is_all() && at.data > 0);
+            let again = (held.is_replicated() && at.tensor > 0) || (window.is_all() && at.data > 0);
             if again {
                 continue;
             }
-            held.each(|name, elements, number| {
+            held.for_each_run(|name, elements, number| {
                 let Some((elements, at)) = window.place(elements, number) else { return };
                 if !made.contains_key(name) {
-                    let size = self.sizes().get(name).copied().unwrap_or(0);
+                    let size = self.parameter_elements().get(name).copied().unwrap_or(0);
                     made.insert(name.to_string(), vec![0.0; size]);
                 }
                 let elements = elements.start as usize..elements.end as usize;
@@ -235,15 +240,18 @@ pub enum TensorKind {
 
 impl TensorKind {
     /// The buffers that hold them.
-    pub fn held<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+    pub fn master_buffers<'a>(
+        self,
+        stage: &'a StageProgram,
+    ) -> impl Iterator<Item = &'a Buffer> + use<'a> {
         let mixed = stage.buffers.iter().any(TensorKind::is_master);
-        self.kept(stage).filter(move |buffer| {
+        self.buffers(stage).filter(move |buffer| {
             self != TensorKind::Weights || !mixed || TensorKind::is_master(buffer)
         })
     }
 
     /// The buffers that they are in, copies in another format included.
-    fn kept<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
+    fn buffers<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
         let (region, kind) = match self {
             TensorKind::Weights => (Region::Weight, "weight"),
             TensorKind::Gradients => (Region::Gradient, "gradient"),

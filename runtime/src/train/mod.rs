@@ -9,17 +9,17 @@
 //! and the steps made, [`Trainer::cursor`] says where in the tokens the run stands;
 //! [`Trainer::session_mut`] and [`Trainer::resume`] put them back.
 
-mod record;
+mod metrics;
 
 use std::time::{Duration, Instant};
 
 use crate::data::{Cursor, DataError, Sampler};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::parts::TimeCategory;
 use crate::session::{Session, StepInput};
+use crate::time_breakdown::TimeCategory;
 
-pub use record::{ByKindAndAxis, MetricsRecord, StepPrediction, TrainedStep};
+pub use metrics::{MetricsRecord, StepPrediction, TrainedStep};
 
 /// A run: a program with its memory, where its tokens come from, and how its weights change.
 pub struct Trainer {
@@ -44,7 +44,7 @@ pub enum TrainControl {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainEnd {
     /// All steps were made.
-    Done,
+    Completed,
     /// Whoever watches wanted no more.
     Stopped,
 }
@@ -60,7 +60,7 @@ pub enum TrainError {
     Run(#[from] RunError),
     /// The sampler cuts sequences of another length than the program runs.
     #[error("the program runs sequences of {program} tokens, and the sampler cuts {sampler}")]
-    OtherLength {
+    SequenceLengthMismatch {
         /// Tokens of a sequence of the program.
         program: u64,
         /// Tokens of a sequence of the sampler.
@@ -81,7 +81,7 @@ impl Trainer {
         let work = session.program().context.workload;
         let (program, cut) = (work.sequence_length, sampler.sequence_length());
         if program != cut {
-            return Err(TrainError::OtherLength { program, sampler: cut });
+            return Err(TrainError::SequenceLengthMismatch { program, sampler: cut });
         }
         let count = (work.global_batch * program) as usize;
         let (tokens, targets) = (vec![0; count], vec![0; count]);
@@ -104,7 +104,7 @@ impl Trainer {
         let step = self.session.steps();
         // A clock that stood still would make infinitely many tokens a second.
         let time = begin.elapsed().max(Duration::from_nanos(1));
-        let mut parts = done.time;
+        let mut parts = done.time_breakdown;
         parts.add(TimeCategory::Other, time.saturating_sub(parts.total()));
         Ok(TrainedStep {
             step,
@@ -113,11 +113,11 @@ impl Trainer {
             learning_rate: self.optimizer.learning_rate(step),
             tokens: self.tokens.len() as u64,
             epoch: self.sampler.epoch(first_sequence),
-            read,
-            time,
-            parts,
+            data_time: read,
+            step_time: time,
+            time_breakdown: parts,
             report: done.report,
-            scratch: done.scratch,
+            scratch_bytes: done.scratch_bytes,
         })
     }
 
@@ -139,7 +139,7 @@ impl Trainer {
                 return Ok(TrainEnd::Stopped);
             }
         }
-        Ok(TrainEnd::Done)
+        Ok(TrainEnd::Completed)
     }
 
     /// The program and its memory: weights, moments, steps made.
@@ -172,7 +172,7 @@ impl Trainer {
     /// # Errors
     /// When the cursor is of other tokens, or of another order of them.
     pub fn resume(&mut self, cursor: &Cursor, steps: u64) -> Result<(), DataError> {
-        self.next_sequence = self.sampler.resume(cursor)?;
+        self.next_sequence = self.sampler.sequence_to_resume(cursor)?;
         self.session.set_steps(steps);
         Ok(())
     }

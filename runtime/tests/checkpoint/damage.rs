@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use narrows_runtime::checkpoint::{
     Checkpoint, CheckpointError, CheckpointFault, TensorFault, load, save,
 };
-use narrows_runtime::data::{digest, hex};
+use narrows_runtime::sha256;
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use tempfile::TempDir;
@@ -51,7 +51,7 @@ impl Saved {
         let mut manifest: serde_json::Value =
             serde_json::from_slice(&self.bytes("manifest.json")).unwrap();
         manifest["files"][name]["bytes"] = bytes.len().into();
-        manifest["files"][name]["sha256"] = hex(&digest(bytes)).into();
+        manifest["files"][name]["sha256"] = hex::encode(sha256(bytes)).into();
         self.put("manifest.json", manifest.to_string().as_bytes());
     }
 
@@ -75,8 +75,10 @@ fn files_cut_off_are_refused() {
         for length in random.chain([0, 1, 7, 8, 9, bytes.len() - 2]) {
             saved.put(name, &bytes[..length]);
             match (name, saved.fault_of(name)) {
-                ("manifest.json", CheckpointFault::Field { .. }) => {}
-                (_, CheckpointFault::Length { found, .. }) => assert_eq!(found, length as u64),
+                ("manifest.json", CheckpointFault::InvalidField { .. }) => {}
+                (_, CheckpointFault::LengthMismatch { found, .. }) => {
+                    assert_eq!(found, length as u64)
+                }
                 (_, other) => panic!("{name} at {length}: {other}"),
             }
         }
@@ -101,7 +103,7 @@ fn every_flipped_bit_is_found() {
             bytes[bit / 8] ^= 1 << (bit % 8);
             saved.put(name, &bytes);
             let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
-            let checksum = matches!(error.fault, CheckpointFault::Checksum { .. });
+            let checksum = matches!(error.fault, CheckpointFault::ChecksumMismatch { .. });
             assert!(checksum || name == "manifest.json", "{error}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
@@ -118,14 +120,14 @@ fn missing_and_exchanged_files_are_named() {
         fs::rename(&path, &aside).unwrap();
         assert!(matches!(saved.fault_of(name), CheckpointFault::Missing));
         fs::create_dir(&path).unwrap();
-        assert!(matches!(saved.fault_of(name), CheckpointFault::NotPlain));
+        assert!(matches!(saved.fault_of(name), CheckpointFault::NotRegularFile));
         fs::remove_dir(&path).unwrap();
         fs::rename(&aside, &path).unwrap();
     }
     let (model, moments) = (saved.bytes(FILES[1]), saved.bytes(FILES[2]));
     saved.put(FILES[1], &moments);
     saved.put(FILES[2], &model);
-    assert!(matches!(saved.fault_of(FILES[1]), CheckpointFault::Length { .. }));
+    assert!(matches!(saved.fault_of(FILES[1]), CheckpointFault::LengthMismatch { .. }));
     // With a manifest that agrees, the tensors are still those of the other file.
     saved.forge(FILES[1], &moments);
     saved.forge(FILES[2], &model);
@@ -141,7 +143,7 @@ fn missing_and_exchanged_files_are_named() {
     later.step += 1;
     let later = save(other.folder.path(), &later, &small_model(false), keep(2)).unwrap();
     fs::copy(later.join(FILES[1]), other.path.join(FILES[1])).unwrap();
-    assert!(matches!(other.fault_of(FILES[1]), CheckpointFault::Checksum { .. }));
+    assert!(matches!(other.fault_of(FILES[1]), CheckpointFault::ChecksumMismatch { .. }));
 }
 
 #[test]
@@ -198,7 +200,7 @@ fn fields_are_named() {
         edit(&mut state);
         saved.forge("state.json", state.to_string().as_bytes());
         let fault = saved.fault_of("state.json");
-        format!("{}: {fault}", fault.place().unwrap_or_default())
+        format!("{}: {fault}", fault.location().unwrap_or_default())
     };
     let text = message(&|state| state["step"] = (-1).into());
     assert!(text.starts_with("field `step`: invalid value"), "{text}");
@@ -242,9 +244,9 @@ fn tensors_are_named() {
     assert_eq!(fault(None), (name.into(), TensorFault::Missing));
     let unknown = ("another".to_string(), TensorFault::Unknown);
     assert_eq!(fault(Some(("another", Dtype::F32, vec![32, 16]))), unknown);
-    let dtype = TensorFault::DType { found: "I32".into() };
+    let dtype = TensorFault::NotF32 { found: "I32".into() };
     assert_eq!(fault(Some((name, Dtype::I32, vec![32, 16]))), (name.into(), dtype));
-    let shape = TensorFault::Shape { expected: vec![32, 16], found: vec![16, 32] };
+    let shape = TensorFault::ShapeMismatch { expected: vec![32, 16], found: vec![16, 32] };
     assert_eq!(fault(Some((name, Dtype::F32, vec![16, 32]))), (name.into(), shape));
     // As it was, but in another order and without metadata: that is as good.
     let same = edited(&bytes, name, Some((name, Dtype::F32, vec![32, 16])));

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use narrows_runtime::checkpoint::names::stored;
+use narrows_runtime::checkpoint::stored_parameters;
 use narrows_runtime::checkpoint::{
     Checkpoint, CheckpointFault, TensorFault, latest, list, load, save,
 };
@@ -36,7 +36,7 @@ fn files_are_what_other_programs_expect() {
     let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    assert_eq!(file.len(), stored(&model).len());
+    assert_eq!(file.len(), stored_parameters(&model).len());
     let at = |name: &str, index: usize| {
         let data = file.tensor(name).unwrap().data().to_vec();
         f32::from_le_bytes(data[4 * index..][..4].try_into().unwrap())
@@ -90,7 +90,7 @@ fn any_number_comes_back() {
     checkpoint.optimizer.peak_learning_rate = 0.1 + 0.2;
     checkpoint.optimizer.epsilon = f64::MIN_POSITIVE / 4.0;
     checkpoint.step = u64::MAX;
-    checkpoint.made_under = None;
+    checkpoint.origin = None;
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
     assert!(load(&path, &model).unwrap() == checkpoint);
@@ -188,8 +188,8 @@ fn only_what_is_complete_is_saved() {
     assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if missing(&fault)));
     let mut other = whole.clone();
     other.weights.get_mut("head").unwrap().pop();
-    let short = TensorFault::Elements { expected: 2048, found: 2047 };
+    let short = TensorFault::ElementCountMismatch { expected: 2048, found: 2047 };
     assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if fault == short));
     let other = Checkpoint { model_fingerprint: "of another".into(), ..whole };
-    assert!(matches!(refused(&other), CheckpointFault::OtherModel { .. }));
+    assert!(matches!(refused(&other), CheckpointFault::ModelMismatch { .. }));
 }

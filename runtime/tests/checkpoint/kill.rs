@@ -26,7 +26,7 @@ fn child() {
     let model = small_model(false);
     let mut session = begun(&model, &plan(&model, 1, mesh(1, 1, 1), Zero::Off));
     if let Some(path) = latest(dir).unwrap() {
-        load(&path, &model).unwrap().apply(&mut session).unwrap();
+        load(&path, &model).unwrap().restore(&mut session).unwrap();
     }
     loop {
         train(&mut session, 1);

@@ -7,7 +7,7 @@ use narrows_plan::mesh::Mesh;
 use narrows_plan::strategy::Zero;
 use narrows_runtime::Trainer;
 use narrows_runtime::checkpoint::{Checkpoint, ResumeError, load, save};
-use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::{NamedTensors, TensorKind};
 
 use crate::support::*;
@@ -60,7 +60,7 @@ fn the_same_plan_goes_on_bit_by_bit() {
             let loaded = load(&path, &model).unwrap();
             assert!(loaded == saved, "{what}");
             let mut second = session(&model, &plan);
-            loaded.apply(&mut second).unwrap();
+            loaded.restore(&mut second).unwrap();
             let rest = train(&mut second, STEPS);
             assert_eq!(rest, losses[STEPS as usize..], "{what}");
             let (a, b) = (checkpoint_of(&straight, &model), checkpoint_of(&second, &model));
@@ -86,7 +86,7 @@ fn another_plan_goes_on_along_the_curve() {
             let (next, next_zero) = cases(tied)[(number + 1) % cases(tied).len()];
             for (seed, mesh, zero) in [(200, next, next_zero), (300, mesh, zero)] {
                 let mut other = session(&model, &plan(&model, seed + number as u64, mesh, zero));
-                saved.apply(&mut other).unwrap();
+                saved.restore(&mut other).unwrap();
                 for (found, wanted) in train(&mut other, STEPS).iter().zip(&losses) {
                     let off = (found - wanted).abs() / wanted;
                     worst = worst.max(off);
@@ -109,7 +109,7 @@ fn what_one_plan_gave_another_gives_back() {
         let more = [(mesh(4, 1, 1), Zero::Off), (mesh(4, 2, 2), Zero::One)];
         for (seed, (mesh, zero)) in cases(tied).into_iter().chain(more).enumerate() {
             let mut after = session(&model, &plan(&model, seed as u64, mesh, zero));
-            saved.apply(&mut after).unwrap();
+            saved.restore(&mut after).unwrap();
             assert_same(&saved, &checkpoint_of(&after, &model), &format!("{mesh}, tied {tied}"));
         }
     }
@@ -123,7 +123,7 @@ fn a_run_goes_on_where_its_tokens_were() {
     let run = |text: &[u8]| {
         let text: Vec<u8> = text.iter().map(|byte| byte % 64).collect();
         let file = Arc::new(TokenFile::from_text(Path::new("text"), &text).unwrap());
-        let sampling = Sampling { sequence_length: 8, vocabulary: 256, seed: 9 };
+        let sampling = SamplerConfig { sequence_length: 8, vocabulary: 256, seed: 9 };
         let sampler = Sampler::new(file, sampling).unwrap();
         Trainer::new(begun(&model, &plan), sampler, optimizer()).unwrap()
     };
@@ -133,7 +133,7 @@ fn a_run_goes_on_where_its_tokens_were() {
     let losses: Vec<f64> = (0..6).map(|_| straight.step().unwrap().loss).collect();
     let mut first = run(text);
     (0..3).for_each(|_| drop(first.step().unwrap()));
-    let saved = Checkpoint::of_run(&first, &model, SEED).unwrap().unwrap();
+    let saved = Checkpoint::of_trainer(&first, &model, SEED).unwrap().unwrap();
     assert_eq!((saved.step, saved.cursor.next_sequence), (3, 24));
     let mut second = run(text);
     saved.resume(&mut second).unwrap();
@@ -149,9 +149,9 @@ fn a_session_of_another_model_is_left_alone() {
     let saved = trained(&small_model(false));
     let other = small_model(true);
     let mut session = begun(&other, &plan(&other, 1, mesh(1, 1, 1), Zero::Off));
-    let before = session.gather(TensorKind::Weights).unwrap();
-    let fault = saved.apply(&mut session).unwrap_err();
+    let before = session.local_tensors(TensorKind::Weights).unwrap();
+    let fault = saved.restore(&mut session).unwrap_err();
     assert_eq!(fault.to_string(), "is none of the model's");
-    assert_eq!(fault.place().unwrap(), "tensor `head`");
-    assert_eq!(session.gather(TensorKind::Weights).unwrap(), before);
+    assert_eq!(fault.location().unwrap(), "tensor `head`");
+    assert_eq!(session.local_tensors(TensorKind::Weights).unwrap(), before);
 }

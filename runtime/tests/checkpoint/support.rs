@@ -79,7 +79,7 @@ pub fn checkpoint_of(session: &Session, model: &Model) -> Checkpoint {
         sequence_length: 8,
         tokens_sha256: "ab".repeat(32),
     };
-    Checkpoint::of(session, model, &optimizer(), cursor, SEED).unwrap().unwrap()
+    Checkpoint::of_session(session, model, &optimizer(), cursor, SEED).unwrap().unwrap()
 }
 
 /// A checkpoint after two steps on one device.

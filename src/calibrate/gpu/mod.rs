@@ -13,9 +13,9 @@ use narrows_cuda::libraries::CudaLibrary;
 use narrows_cuda::machine;
 use narrows_plan::Mesh;
 use narrows_planner::kernels;
-use narrows_runtime::data::{digest, hex};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
+use narrows_runtime::sha256;
 
 use super::PlannedBenchmark;
 use super::cache::CachedProfileKey;
@@ -49,7 +49,7 @@ pub fn title() -> Option<String> {
 pub fn first(launched: Option<&LaunchedProcess>) -> Option<GpuModel> {
     let gpus = machine::gpus().ok()?;
     let seen = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let started = launched.map_or(1, |launched| launched.launch.local_world);
+    let started = launched.map_or(1, |launched| launched.launch.local_world_size);
     let gpu = gpus.into_iter().next()?;
     Some(GpuModel {
         name: gpu.name,
@@ -98,7 +98,7 @@ pub fn steps(subjects: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep>
         let all = kernels(subject.program.program());
         let launched = all.iter().filter(|(kernel, _)| prices.kernel(kernel).0 > 0.0);
         Some(MeasuredStep {
-            instructions_s: best.step_s(),
+            instructions_s: best.undisturbed_step_s(),
             launches: launched.map(|(_, times)| times).sum(),
             captured_s: best.whole_step_s,
             eager_s: best.shortest_step_s,
@@ -125,7 +125,7 @@ impl GpuProcesses {
     ) -> CommandResult<GpuProcesses> {
         let Some(of_many) = &launched else { return Ok(GpuProcesses { launched, cluster: None }) };
         let launch = &of_many.launch;
-        let others: Vec<u64> = (0..launch.world).filter(|rank| *rank != launch.rank).collect();
+        let others: Vec<u64> = (0..launch.world_size).filter(|rank| *rank != launch.rank).collect();
         let joined = processes::join(of_many, facts(subjects, asked), &others)?;
         Ok(GpuProcesses { cluster: Some(joined), launched })
     }
@@ -164,12 +164,12 @@ impl GpuProcesses {
 fn facts(subjects: &[PlannedBenchmark], asked: &str) -> Vec<RunFact> {
     let plans = subjects.iter().map(|subject| format!("{:?}", subject.program.program()));
     let plans: String = plans.collect();
-    let fact = |what: &str, value: String| RunFact { what: what.into(), value };
+    let fact = |what: &str, value: String| RunFact { name: what.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("calibration", asked.into()),
         fact("GPU, driver and libraries", title().unwrap_or_default()),
-        fact("plans", hex(&digest(plans.as_bytes()))),
+        fact("plans", hex::encode(sha256(plans.as_bytes()))),
     ]
 }
 

@@ -124,13 +124,13 @@ impl<'a> CheckpointKeeper<'a> {
         if self.last.as_ref().is_some_and(|last| last.step == step) {
             return Ok(());
         }
-        let now = Checkpoint::of_run(trainer, self.model, self.seed)
+        let now = Checkpoint::of_trainer(trainer, self.model, self.seed)
             .map_err(|error| Failure::execution(&error))?;
         let path = match now {
             Some(now) => checkpoint::save(&asked.dir, &now, self.model, asked.keep)
                 .map_err(Failure::checkpoint)?,
             // Another process writes it.
-            None => asked.dir.join(checkpoint::name_of(step)),
+            None => asked.dir.join(checkpoint::folder_name(step)),
         };
         self.last = Some(SavedCheckpoint { step, path });
         Ok(())

@@ -10,7 +10,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request, predict_program};
-use narrows_runtime::null;
+use narrows_runtime::count_step;
 
 use super::calibrate;
 use super::cost::{PricedPlan, price};
@@ -98,7 +98,7 @@ fn this_machine(
 fn these_gpus(training: &TrainSettings, request: &mut Request, answer: &OutputSettings) {
     let launch = training.launched.as_ref().map(|launched| &launched.launch);
     // Other nodes may have kept something else, and all must plan the same.
-    let one_node = launch.is_none_or(|launch| launch.local_world == launch.world);
+    let one_node = launch.is_none_or(|launch| launch.local_world_size == launch.world_size);
     let kept = gpu::kept(request.devices).filter(|_| one_node);
     if let Some(profile) = kept.and_then(|path| cache::read(&path)) {
         request.profile = profile;
@@ -182,7 +182,7 @@ fn searched(
 }
 
 fn count(planned: &PlannedRun, answer: &OutputSettings) -> CommandResult<()> {
-    let report = null::count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
+    let report = count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
     let counts = NullRunReport::of("null", &planned.model, &report);
     match voice(answer, None, true) {
         TextOutput::Silent => output::print_json(&counts),

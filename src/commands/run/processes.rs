@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
-use narrows_runtime::data::{digest, hex};
 use narrows_runtime::process_group::agree;
 use narrows_runtime::session::Session;
+use narrows_runtime::sha256;
 
 use super::PlannedRun;
 use crate::args::checkpoint::CheckpointSettings;
@@ -20,13 +20,14 @@ pub fn join(
     training: &TrainSettings,
 ) -> CommandResult<Option<Arc<TcpProcessGroup>>> {
     let Some(launched) = &training.launched else { return Ok(None) };
-    let (devices, processes) = (planned.plan.mesh.devices(), launched.launch.world);
+    let (devices, processes) = (planned.plan.mesh.devices(), launched.launch.world_size);
     if devices != processes {
-        let mut failure = Failure::execution(&RunError::Processes { devices, processes });
+        let mut failure =
+            Failure::execution(&RunError::ProcessCountMismatch { devices, processes });
         failure.ending = ExitStatus::BadInput;
         return Err(of_process(failure, &launched.process()));
     }
-    let neighbours = Session::neighbours(planned.program.program(), launched.launch.rank);
+    let neighbours = Session::peers(planned.program.program(), launched.launch.rank);
     Ok(Some(processes::join(launched, facts(planned, training), &neighbours)?))
 }
 
@@ -73,12 +74,12 @@ fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
         ExecutionTarget::Processors => "cpu",
         ExecutionTarget::Gpus { .. } => "cuda",
     };
-    let fact = |what: &str, value: String| RunFact { what: what.into(), value };
+    let fact = |what: &str, value: String| RunFact { name: what.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("backend", backend.into()),
         fact("model", model.fingerprint()),
-        fact("plan", hex(&digest(&plan))),
+        fact("plan", hex::encode(sha256(&plan))),
         fact("tokens", tokens),
         fact("steps", training.steps.to_string()),
         fact("seed", training.seed.to_string()),

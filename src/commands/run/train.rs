@@ -11,7 +11,7 @@ use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
-use narrows_runtime::data::{Sampler, Sampling, TokenFile};
+use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
 use narrows_runtime::train::{
@@ -69,7 +69,7 @@ fn train_in(
     let mesh = plan.mesh;
     let devices = mesh.devices();
     let launch = training.launched.as_ref().map(|launched| &launched.launch);
-    let devices_here = launch.map_or(devices, |launch| launch.local_world);
+    let devices_here = launch.map_or(devices, |launch| launch.local_world_size);
     let threads = training.threads.unwrap_or((cores() / devices_here).max(1));
     if training.leads() && training.on == ExecutionTarget::Processors {
         warn_of_cores(devices_here, threads);
@@ -90,7 +90,7 @@ fn train_in(
     .map_err(|error| Failure::execution(&error))?;
     session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
-        session.keep_laps();
+        session.record_instruction_spans();
     }
     let mut trainer = Trainer::new(session, sampler, training.optimizer)?;
     let mut keeper = CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.seed);
@@ -126,8 +126,10 @@ fn train_in(
             progress.suspend(|| voice.say(&line))?;
         }
         // Processes save together, so they must agree first whether they go on.
-        let stop =
-            trainer.session().anyone(stop.load(Ordering::Relaxed)).map_err(TrainError::from)?;
+        let stop = trainer
+            .session()
+            .any_process(stop.load(Ordering::Relaxed))
+            .map_err(TrainError::from)?;
         if stop {
             return Ok(TrainControl::Stop);
         }
@@ -203,7 +205,7 @@ fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResul
         TokenSource::File(path) => TokenFile::open(path),
     }
     .map_err(Failure::token_file)?;
-    let sampling = Sampling {
+    let sampling = SamplerConfig {
         sequence_length: plan.workload.sequence_length,
         vocabulary: u32::try_from(model.vocab).unwrap_or(u32::MAX),
         seed: training.seed,

@@ -3,9 +3,9 @@
 use narrows_plan::Bytes;
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
+use narrows_runtime::BytesByKindAndAxis;
 use narrows_runtime::DeviceReport;
-use narrows_runtime::report::StepReport;
-use narrows_runtime::train::ByKindAndAxis;
+use narrows_runtime::StepReport;
 use serde::Serialize;
 
 use crate::report::page::{Align, TextPage, plural, thousands};
@@ -25,8 +25,8 @@ pub struct NullRunReport {
 struct StageActivity {
     instructions: std::collections::BTreeMap<&'static str, u64>,
     collectives: u64,
-    collective_bytes: ByKindAndAxis,
-    collective_sent_bytes: ByKindAndAxis,
+    collective_bytes: BytesByKindAndAxis,
+    collective_sent_bytes: BytesByKindAndAxis,
     transfer_sent_bytes: u64,
     transfer_received_bytes: u64,
     allocated_bytes: u64,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use narrows_runtime::parts::TimeBreakdown;
+use narrows_runtime::TimeBreakdown;
 use narrows_runtime::train::TrainedStep;
 
 /// Columns of a loss curve.
@@ -24,11 +24,11 @@ impl RunHistory {
     /// One more.
     pub fn add(&mut self, trained: &TrainedStep) {
         self.losses.push(trained.loss);
-        self.times.push((trained.time, trained.parts));
+        self.times.push((trained.step_time, trained.time_breakdown));
         self.tokens += trained.tokens;
         let devices = trained.report.devices();
         let allocated = devices.map(|device| trained.report.device(device).allocated.0).collect();
-        self.held = (allocated, trained.scratch.clone());
+        self.held = (allocated, trained.scratch_bytes.clone());
     }
 
     /// How many.

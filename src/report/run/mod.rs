@@ -10,8 +10,8 @@ use narrows_plan::{Bytes, Plan, Seconds};
 use narrows_planner::Prediction;
 use narrows_runtime::Trainer;
 use narrows_runtime::data::Sampler;
-use narrows_runtime::parts::{TimeBreakdown, TimeCategory};
 use narrows_runtime::train::{TrainEnd, TrainedStep};
+use narrows_runtime::{TimeBreakdown, TimeCategory};
 use serde::Serialize;
 
 use super::page::{Align, TextPage, plural, thousands};
@@ -97,7 +97,7 @@ impl RunHeader<'_> {
 /// Where a run is.
 pub fn progress_line(trained: &TrainedStep, steps: u64) -> String {
     let width = steps.to_string().len();
-    let TrainedStep { step, loss, gradient_norm, time, tokens, .. } = trained;
+    let TrainedStep { step, loss, gradient_norm, step_time: time, tokens, .. } = trained;
     let speed = thousands((*tokens as f64 / time.as_secs_f64()) as u64);
     format!(
         "  step {step:>width$}  loss {loss:.4}  gradient {gradient_norm:.3}  {speed} tokens/s\n"
@@ -166,12 +166,12 @@ impl RunReport {
         let RunHeader { model, plan, prediction, threads, training } = beginning;
         let (time, breakdown_s) = course.median();
         let (allocated_bytes, scratch_bytes) = match course.steps() {
-            0 => (trainer.session().allocated(), trainer.session().scratch()),
+            0 => (trainer.session().allocated_bytes(), trainer.session().scratch_bytes()),
             _ => course.held.clone(),
         };
         RunReport {
             status: match ended {
-                TrainEnd::Done => "done",
+                TrainEnd::Completed => "done",
                 TrainEnd::Stopped => "stopped",
             },
             backend: trainer.session().backend(),

@@ -19,7 +19,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, DType, Plan, Precision};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};
-use narrows_runtime::parameters::CounterRng;
+use narrows_runtime::CounterRng;
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
 
@@ -191,7 +191,7 @@ impl Case {
     fn run(&self, session: &mut Session, turned: f64) -> Result<Deviation, RunError> {
         let model = &self.model;
         let weights = self.weights();
-        session.load(TensorKind::Weights, &weights)?;
+        session.load_tensors(TensorKind::Weights, &weights)?;
         let parameters = Parameters::<f64>::from_fn(model, |parameter| {
             let (numbers, columns) = (&weights[&parameter.name], parameter.columns as usize);
             move |row, column| f64::from(numbers[row * columns + column])
@@ -202,8 +202,8 @@ impl Case {
         let (tokens, targets) = self.tokens(0);
         let batch = self.batch(&tokens, &targets);
         let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
-        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather_all(TensorKind::Gradients)?;
+        let done = session.compute_gradients(StepInput { tokens: &tokens, targets: &targets })?;
+        let found = session.gather_tensors(TensorKind::Gradients)?;
         let first = session.devices().start == 0;
         off.loss = relative(done.loss, loss);
         for (name, wanted) in gradients.iter().filter(|_| first) {
@@ -223,7 +223,7 @@ impl Case {
             let norm = relative(found.gradient_norm, wanted.gradient_norm);
             further(&mut off.gradient, (norm, "all parameters together".into()));
         }
-        let found = session.gather_all(TensorKind::Weights)?;
+        let found = session.gather_tensors(TensorKind::Weights)?;
         for (name, after) in reference.parameters().iter().filter(|_| first) {
             let before = weights[name].iter().copied().map(f64::from);
             let wanted = after.elements().iter().zip(before.clone());

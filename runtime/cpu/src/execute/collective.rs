@@ -5,7 +5,7 @@ use narrows_plan::kernel::Collective;
 use narrows_plan::program::CollectiveOp;
 
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use narrows_runtime::report::sent_by_each;
+use narrows_runtime::bytes_sent_per_member;
 
 pub fn run(
     device: &mut CpuDevice,
@@ -36,7 +36,7 @@ pub fn run(
         };
         let equal_parts = moved.whole.is_multiple_of(members * members);
         let taken = Bytes(4 * moved.received as u64);
-        debug_assert!(!equal_parts || sent_by_each(&payload_of(moved.whole)) == taken);
+        debug_assert!(!equal_parts || bytes_sent_per_member(&payload_of(moved.whole)) == taken);
         numbers += moved.whole;
     }
     debug_assert_eq!(exchange.group.size, members as u64);

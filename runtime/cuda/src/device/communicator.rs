@@ -9,7 +9,7 @@ use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclResult_t};
 
 use super::super::error::CudaError;
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 
 /// Older NCCL cannot split communicators.

@@ -32,7 +32,7 @@ use super::communicator::{
     MEETING, NcclCommunicator, NcclConfig, VERSION_MIN, WaitContext, failed, nccl,
 };
 use super::gpu::{DeviceMemory, OpenGpu};
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
 use narrows_runtime::session::MeshCoordinates;
 
@@ -118,9 +118,9 @@ impl NcclCommunicators {
             deadline,
         };
         for sharing in groups(program) {
-            let color = in_group(&at, sharing, &mesh).then(|| at.group(sharing.axis, &mesh));
+            let color = in_group(&at, sharing, &mesh).then(|| at.group_index(sharing.axis, &mesh));
             let title = format!("{} devices over the {} axis", sharing.size, sharing.axis.name());
-            let key = at.along(sharing.axis);
+            let key = at.position(sharing.axis);
             let split = made.split((color, key), title, GROUP_BLOCKS, &watch)?;
             made.groups.extend(split.map(|communicator| (sharing, communicator)));
         }
@@ -144,7 +144,7 @@ impl NcclCommunicators {
                     false => at.stage.checked_sub(1),
                 };
                 let before = before.filter(|before| before + 1 < mesh.pipeline);
-                let column = at.group(Axis::Pipeline, mesh);
+                let column = at.group_index(Axis::Pipeline, mesh);
                 let color = before.map(|before| column * mesh.pipeline + before);
                 let title = format!("the way {} over a border", ["onward", "back"][way]);
                 let split = self.split((color, at.stage), title, BORDER_BLOCKS, watch)?;
@@ -357,6 +357,6 @@ fn in_group_of_calls(
 /// Whether a device is in a group: of the ends of a pipeline only the first and last stages are.
 fn in_group(at: &MeshCoordinates, sharing: GroupKey, mesh: &Mesh) -> bool {
     let size = mesh.size(sharing.axis);
-    let along = at.along(sharing.axis);
+    let along = at.position(sharing.axis);
     sharing.size == size || along == 0 || along + 1 == size
 }

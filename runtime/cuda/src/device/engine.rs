@@ -30,13 +30,13 @@ use super::inputs::TokenInputs;
 use super::laps::InstructionTimers;
 use super::modules::{DeviceBuffers, KernelModules};
 use super::player::{ExecutorResources, GraphExecutor};
-use narrows_runtime::error::RunError;
-use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
+use narrows_runtime::DeviceReport;
+use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
-use narrows_runtime::report::DeviceReport;
 use narrows_runtime::session::{
-    DeviceStep, Engine, MeshCoordinates, ModelProgram, Session, StepRequest, StepShare,
+    DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
+use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// How a session uses a GPU.
 #[derive(Clone, Debug)]
@@ -85,7 +85,10 @@ pub fn session(
     let device = match &cluster {
         None if devices > 1 => return Err(CudaError::OneProcess { devices }.into()),
         Some(cluster) if cluster.world_size() != devices => {
-            return Err(RunError::Processes { devices, processes: cluster.world_size() });
+            return Err(RunError::ProcessCountMismatch {
+                devices,
+                processes: cluster.world_size(),
+            });
         }
         cluster => cluster.as_ref().map_or(0, |cluster| cluster.rank()),
     };
@@ -94,7 +97,7 @@ pub fn session(
     if let (Err(error), Some(cluster)) = (&opened, &cluster) {
         cluster.abort(error);
     }
-    Ok(Session::with(subject, Box::new(opened?), cluster))
+    Ok(Session::new(subject, Box::new(opened?), cluster))
 }
 
 impl GpuEngine {
@@ -106,7 +109,7 @@ impl GpuEngine {
         warn: &mut dyn FnMut(&str),
     ) -> Result<GpuEngine, RunError> {
         let program = subject.program();
-        let at = MeshCoordinates::of(device, &program.context.mesh);
+        let at = MeshCoordinates::of_device(device, &program.context.mesh);
         let stage = &program.stages[at.stage as usize];
         let gpu = OpenGpu::open(options.ordinal)?;
         let place = LaunchContext {
@@ -156,7 +159,7 @@ impl GpuEngine {
             // Beside single launches, events cost little.
             player.time_instructions()?;
         }
-        let report = DeviceReport::of(Bytes(stage.arena.0));
+        let report = DeviceReport::with_arena(Bytes(stage.arena.0));
         let player = ManuallyDrop::new(player);
         Ok(GpuEngine { subject, device, at, player, report, keeps_laps: false })
     }
@@ -167,7 +170,7 @@ impl GpuEngine {
 
     /// Counts what a step did.
     fn count(&mut self) {
-        self.report.restart();
+        self.report.reset_counts();
         let tape = &self.player.tape;
         for leg in tape.turns.iter().flat_map(|turn| &turn.legs) {
             match leg {
@@ -269,27 +272,27 @@ impl Engine for GpuEngine {
         self.device..self.device + 1
     }
 
-    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
         let program = self.subject.program();
         let played = self.player.play(&step, program, self.at)?;
         self.count();
         let program = self.subject.program();
         let left = DeviceStep {
-            at: self.at,
+            coordinates: self.at,
             loss: played.loss,
-            squares: played.squares,
+            gradient_square_sum: played.squares,
             report: &self.report,
         };
-        let mut share = StepShare::of(program, [left]);
+        let mut share = LocalStepResult::from_devices(program, [left]);
         let mut parts =
             self.player.laps.as_ref().map_or(TimeBreakdown::default(), InstructionTimers::parts);
         // A graph's time is one number.
         parts.add(TimeCategory::Other, played.time.saturating_sub(parts.total()));
-        share.time.join(&parts);
+        share.time_breakdown.add_all(&parts);
         Ok(share)
     }
 
-    fn read(&self, _: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+    fn read_buffer(&self, _: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
         let bytes = buffer.extent.bytes().0;
         let range = buffer.offset..buffer.offset + bytes;
         let gpu = &self.player.gpu;
@@ -308,13 +311,13 @@ impl Engine for GpuEngine {
         })
     }
 
-    fn change(
+    fn modify_buffer(
         &mut self,
         device: u64,
         buffer: &Buffer,
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError> {
-        let mut numbers = self.read(device, buffer)?.into_owned();
+        let mut numbers = self.read_buffer(device, buffer)?.into_owned();
         change(&mut numbers);
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
         let gpu = &self.player.gpu;
@@ -329,30 +332,30 @@ impl Engine for GpuEngine {
         Ok(())
     }
 
-    fn clear(&mut self, _: u64, buffer: &Buffer) -> Result<(), RunError> {
+    fn zero_buffer(&mut self, _: u64, buffer: &Buffer) -> Result<(), RunError> {
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
         Ok(self.player.gpu.said("zeroing gradients", self.memory().clear(range))?)
     }
 
-    fn allocated(&self) -> Vec<u64> {
+    fn allocated_bytes(&self) -> Vec<u64> {
         vec![self.memory().bytes()]
     }
 
-    fn scratch(&self) -> Vec<u64> {
+    fn scratch_bytes(&self) -> Vec<u64> {
         vec![self.player.scratch_bytes()]
     }
 
-    fn keep_laps(&mut self) {
+    fn record_instruction_spans(&mut self) {
         // Without events nothing is kept, and steps go on as they did.
         self.keeps_laps = self.player.time_instructions().is_ok();
     }
 
-    fn steps_otherwise_when_timed(&self) -> bool {
+    fn recording_changes_execution(&self) -> bool {
         // No graph is replayed while instructions are timed.
         self.player.laps.is_none()
     }
 
-    fn laps(&self, _: u64) -> &[InstructionSpan] {
+    fn instruction_spans(&self, _: u64) -> &[InstructionSpan] {
         self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], InstructionTimers::laps)
     }
 }

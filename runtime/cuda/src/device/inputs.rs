@@ -75,12 +75,12 @@ impl TokenInputs {
         let host: &mut [u32] = bytemuck::cast_slice_mut(self.host.bytes_mut());
         for InputBuffer { number, bytes, first, .. } in &self.buffers {
             let buffer = &stage.buffers[*number];
-            let Some(ids) = step.ids_of(buffer) else { continue };
-            let tokens = TokenRows::of(context, &at, buffer.extent.rows);
+            let Some(ids) = step.input_ids(buffer) else { continue };
+            let tokens = TokenRows::of_device(context, &at, buffer.extent.rows);
             let mut to = (first / ID_BYTES) as usize;
             debug_assert_eq!(tokens.sequences * tokens.positions, (bytes / ID_BYTES) as usize);
             for microbatch in 0..context.workload.microbatches(&context.mesh) {
-                for row in tokens.rows(context, &at, microbatch) {
+                for row in tokens.id_ranges(context, &at, microbatch) {
                     let count = row.len();
                     host[to..to + count].copy_from_slice(&ids[row]);
                     to += count;

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 use std::sync::Arc;
 
 use super::super::tape::StreamId;
-use narrows_runtime::parts::{InstructionSpan, TimeBreakdown, TimeCategory};
+use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// Times the instructions of a step. Events are made once and used in every step.
 pub struct InstructionTimers {
@@ -95,7 +95,7 @@ impl InstructionTimers {
                 Ok::<_, DriverError>(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
             };
             let begin = since(begin)?;
-            self.laps.push(InstructionSpan { begin, end: since(end)?.max(begin) });
+            self.laps.push(InstructionSpan { start: begin, end: since(end)?.max(begin) });
         }
         Ok(())
     }
@@ -119,15 +119,15 @@ fn parts(
     // Computation is one stream: its laps follow each other.
     let mut busy: Vec<InstructionSpan> = vec![];
     for (_, part, lap) in laps.clone().filter(|(lane, ..)| *lane == Some(StreamId::Compute)) {
-        made.add(part, lap.end - lap.begin);
+        made.add(part, lap.end - lap.start);
         busy.push(lap);
     }
     for (_, part, lap) in laps.filter(|(lane, ..)| *lane != Some(StreamId::Compute)) {
-        let first = busy.partition_point(|other| other.end <= lap.begin);
-        let overlapping = busy[first..].iter().take_while(|other| other.begin < lap.end);
+        let first = busy.partition_point(|other| other.end <= lap.start);
+        let overlapping = busy[first..].iter().take_while(|other| other.start < lap.end);
         let hidden: Duration =
-            overlapping.map(|other| other.end.min(lap.end) - other.begin.max(lap.begin)).sum();
-        made.add(part, (lap.end - lap.begin).saturating_sub(hidden));
+            overlapping.map(|other| other.end.min(lap.end) - other.start.max(lap.start)).sum();
+        made.add(part, (lap.end - lap.start).saturating_sub(hidden));
     }
     made
 }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn what_is_computed_meanwhile_hides_a_collective() {
         let ms = Duration::from_millis;
-        let lap = |begin, end| InstructionSpan { begin: ms(begin), end: ms(end) };
+        let lap = |begin, end| InstructionSpan { start: ms(begin), end: ms(end) };
         let (compute, joint) = (Some(StreamId::Compute), Some(StreamId::Collectives));
         let all = [
             (compute, TimeCategory::Gemm, lap(0, 10)),

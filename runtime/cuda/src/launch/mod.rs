@@ -23,7 +23,7 @@ use narrows_plan::program::{Action, BufferId, Constants, FusedOp, StageProgram};
 use narrows_plan::strategy::Context;
 
 use copies::CopyKind;
-use narrows_runtime::order::ScheduledInstruction;
+use narrows_runtime::ScheduledInstruction;
 
 pub use super::source::KernelFamily;
 pub use copies::rotary_table;

@@ -6,7 +6,7 @@ use narrows_plan::DType;
 use narrows_plan::program::Access;
 
 use super::{InstrSite, LaunchResult};
-use narrows_runtime::place;
+use narrows_runtime::replica_operand_range;
 
 /// What an argument points into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -179,7 +179,7 @@ impl<Op> InstrSite<'_, Op> {
     pub fn operand(&self, access: &Access) -> MatrixOperand {
         let InstrSite { device, moment, .. } = self;
         let seen = (access, moment.phase, moment.slot);
-        let begin = place::of_replica(device.stage, (device.context, device.data), seen).start;
+        let begin = replica_operand_range(device.stage, (device.context, device.data), seen).start;
         let shape = (access.extent.rows, access.extent.columns);
         MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
     }

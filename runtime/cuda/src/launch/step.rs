@@ -8,8 +8,8 @@ use narrows_plan::strategy::Zero;
 use super::operand::{MatrixOperand, small};
 use super::shape::{AccessFormat, expect, expect_count};
 use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches, MemorySpace};
-use narrows_runtime::optimizer::Optimizer;
-use narrows_runtime::place;
+use narrows_runtime::Optimizer;
+use narrows_runtime::operand_range;
 
 /// Numbers whose squares one block sums.
 const SQUARES: u64 = 16_384;
@@ -24,12 +24,12 @@ pub fn coefficients(optimizer: &Optimizer, step: u64) -> [f32; COEFFICIENTS as u
     let of_step = optimizer.coefficients(step);
     [
         optimizer.clip_norm,
-        of_step.learning_rate / of_step.correction1,
-        1.0 / of_step.correction2.sqrt(),
+        of_step.learning_rate / of_step.bias_correction1,
+        1.0 / of_step.bias_correction2.sqrt(),
         optimizer.epsilon,
         optimizer.beta1,
         optimizer.beta2,
-        of_step.decay,
+        of_step.decay_factor,
         0.0,
     ]
     .map(|number| number as f32)
@@ -121,6 +121,6 @@ fn square_sum_of(site: &InstrSite) -> LaunchResult<MatrixOperand> {
         .ok_or("the stage has no sum of squared gradients")?;
     let buffer = narrows_plan::program::BufferId(small(at as u64)?);
     let access = narrows_plan::program::Access { buffer, extent: stage.buffer(buffer).extent };
-    let begin = place::range(stage, &access, site.moment.slot).start;
+    let begin = operand_range(stage, &access, site.moment.slot).start;
     Ok(MatrixOperand::contiguous(MemorySpace::Arena, begin, (1, 1), DType::F32))
 }

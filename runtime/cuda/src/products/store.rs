@@ -15,8 +15,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::MatmulKey;
-use narrows_runtime::data::AtomicFile;
-use narrows_runtime::data::{self, hex};
+use narrows_runtime::{AtomicFile, sha256};
 
 const FORMAT: &str = "narrows-algorithms/1";
 
@@ -160,7 +159,7 @@ impl AlgorithmStore {
 fn file_name(platform: &Platform) -> String {
     let named = format!("{}-cublaslt-{}", platform.gpu, platform.cublaslt);
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    let hash = hex(&data::digest([&platform.gpu, "\n", &platform.cublaslt].concat().as_bytes()));
+    let hash = hex::encode(sha256([&platform.gpu, "\n", &platform.cublaslt].concat().as_bytes()));
     let named: String = named.to_ascii_lowercase().chars().map(plain).take(80).collect();
     format!("{named}-{}.json", &hash[..8])
 }
@@ -189,7 +188,7 @@ fn read(path: &Path, platform: &Platform) -> Result<BTreeMap<MatmulKey, MatmulAl
 /// Of the form without spaces.
 fn hash(platform: &Platform, algorithms: &[StoredAlgorithm]) -> io::Result<String> {
     let text = serde_json::to_vec(&(platform, algorithms))?;
-    Ok(hex(&data::digest(&text)))
+    Ok(hex::encode(sha256(&text)))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use narrows_plan::program::{Access, CollectiveOp, Reduction};
 
 use super::TouchedRange;
 use crate::launch::{LaunchContext, UnsupportedInstr};
-use narrows_runtime::order::ScheduledInstruction;
-use narrows_runtime::place;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::replica_operand_range;
 
 /// The devices of a group: an axis, and how many along it. Of a pipeline that may be the first and the
 /// last stage alone.
@@ -72,7 +72,7 @@ impl NcclCollective {
         }
         let bytes = |access: &Access| {
             let seen = (access, moment.phase, moment.slot);
-            place::of_replica(device.stage, (device.context, device.data), seen)
+            replica_operand_range(device.stage, (device.context, device.data), seen)
         };
         let shares = instr.writes.iter().enumerate().map(|(port, made)| {
             let given = if in_place { made } else { &instr.reads[port] };

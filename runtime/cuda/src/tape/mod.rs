@@ -28,10 +28,10 @@ use super::launch::{
     self, Argument, KernelFamily, Launch, MemoryAccess, MemorySpace, UnsupportedInstr,
 };
 use super::products::{self, Matmul, MatmulSetting};
-use narrows_runtime::order::{self, ScheduledInstruction};
-use narrows_runtime::parts::TimeCategory;
-use narrows_runtime::place;
-use narrows_runtime::report::DeviceReport;
+use narrows_runtime::DeviceReport;
+use narrows_runtime::TimeCategory;
+use narrows_runtime::operand_range;
+use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
 pub use collective::{CollectiveBuffer, GroupKey, NcclCollective};
 pub use waits::StreamId;
@@ -151,7 +151,7 @@ impl DeviceSchedule {
         let mut maker = ScheduleBuilder { setting, stage, scratch_bytes: 0, pieces: vec![] };
         let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
         let mut turns = vec![];
-        let mut moments = order::step(device.stage).peekable();
+        let mut moments = scheduled_instructions(device.stage).peekable();
         while let Some(first) = moments.peek().copied() {
             let (phase, microbatch) = (first.phase, first.microbatch);
             let same = |moment: &ScheduledInstruction| {
@@ -319,7 +319,7 @@ impl ScheduleBuilder<'_> {
             work,
             waits: None,
             awaited: false,
-            part: TimeCategory::of(instr),
+            part: TimeCategory::of_instruction(instr),
             name: instr.action.name(),
             origin: instr.origin.clone(),
             updates: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
@@ -346,14 +346,14 @@ impl ScheduleBuilder<'_> {
         }
         let side = if sends { &instr.reads } else { &instr.writes };
         let operands =
-            side.iter().map(|access| place::range(device.stage, access, moment.slot)).collect();
+            side.iter().map(|access| operand_range(device.stage, access, moment.slot)).collect();
         let onward = (other > mine) == sends;
         Ok(P2pOp {
             onward,
             sends,
             operands,
             origin: instr.origin.clone(),
-            part: TimeCategory::of(instr),
+            part: TimeCategory::of_instruction(instr),
         })
     }
 }

@@ -56,7 +56,7 @@ fn conflicts(one: &[TouchedRange], other: &[TouchedRange]) -> bool {
 mod tests {
     use super::super::NodeWork;
     use super::*;
-    use narrows_runtime::parts::TimeCategory;
+    use narrows_runtime::TimeCategory;
 
     fn entry(lane: StreamId) -> GraphNode {
         GraphNode {

@@ -127,12 +127,14 @@ fn who_fails_tells_those_that_wait_on_a_gpu() {
                     session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err()
                 },
             );
-            let RunError::Token { token: 99_999, .. } = &ended[1] else { panic!("{}", ended[1]) };
+            let RunError::TokenOutOfVocabulary { token: 99_999, .. } = &ended[1] else {
+                panic!("{}", ended[1])
+            };
             let RunError::Cluster(ClusterError { fault, .. }) = &ended[0] else {
                 panic!("{}", ended[0])
             };
-            let ClusterFault::GaveUp { rank: 1, why } = fault else { panic!("{fault}") };
-            assert!(why.contains("token 99999"), "{why}");
+            let ClusterFault::Aborted { rank: 1, reason } = fault else { panic!("{fault}") };
+            assert!(reason.contains("token 99999"), "{reason}");
         }
     });
 }

@@ -7,14 +7,19 @@ use std::time::Duration;
 use narrows_plan::Precision;
 use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program};
-use narrows_runtime::measure::{InstructionTimings, MeasurementEffort, time};
-use narrows_runtime::{DeviceId, order};
+use narrows_runtime::{
+    DeviceId, InstructionTimings, MeasurementEffort, scheduled_instructions, time_instructions,
+};
 
 use super::support::{each, folder, options, program};
 use super::{devices, plans};
 
-const EFFORT: MeasurementEffort =
-    MeasurementEffort { warm_up: 0, least: 1, most: 1, time: Duration::ZERO };
+const EFFORT: MeasurementEffort = MeasurementEffort {
+    warm_up_steps: 0,
+    timed_steps_min: 1,
+    timed_steps_max: 1,
+    time_limit: Duration::ZERO,
+};
 
 /// How often a step of all devices runs each kernel that says something about itself.
 fn counted(program: &Program) -> BTreeMap<String, u64> {
@@ -22,7 +27,7 @@ fn counted(program: &Program) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for device in 0..mesh.devices() {
         let stage = DeviceId(device).stage(&mesh);
-        for moment in order::step(&program.stages[stage]) {
+        for moment in scheduled_instructions(&program.stages[stage]) {
             let of_others = match &moment.instr.action {
                 Action::Receive(_) => true,
                 Action::Collective(exchange) => exchange.axis == Axis::Pipeline,
@@ -47,9 +52,10 @@ fn measures(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
             each((&model, &plan), Duration::from_secs(120), options, |session, rank| {
                 let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                 session.initialise(&model, 3).unwrap();
-                assert!(session.steps_otherwise_when_timed());
-                let minima = time(&mut session, EFFORT).unwrap_or_else(|e| panic!("{rank}: {e}"));
-                assert!(!session.steps_otherwise_when_timed(), "graphs are over");
+                assert!(session.recording_changes_execution());
+                let minima = time_instructions(&mut session, EFFORT)
+                    .unwrap_or_else(|e| panic!("{rank}: {e}"));
+                assert!(!session.recording_changes_execution(), "graphs are over");
                 // Two until all is captured and one by the clock, and then one that is timed.
                 assert_eq!(session.steps(), 2 + 1 + 1);
                 minima
@@ -58,15 +64,15 @@ fn measures(test: &str, (tensor, pipeline, data): (u64, u64, u64)) {
         let program = program.program();
         for minima in &found {
             let samples = minima.samples(program);
-            let of = |sample: &narrows_runtime::measure::KernelSample| {
+            let of = |sample: &narrows_runtime::KernelSample| {
                 (format!("{:?}", sample.kernel), sample.instructions)
             };
             assert_eq!(samples.iter().map(of).collect::<BTreeMap<_, _>>(), counted(program));
             assert!(samples.iter().all(|one| one.seconds.is_finite() && one.seconds >= 0.0));
             assert!(minima.whole_step_s > 0.0 && minima.shortest_step_s > 0.0);
             let arena = |device| program.stages[DeviceId(device).stage(&mesh)].arena.0;
-            assert_eq!(minima.allocated, (0..mesh.devices()).map(arena).collect::<Vec<_>>());
-            let apart = (minima.step_s() / found[0].step_s() - 1.0).abs();
+            assert_eq!(minima.allocated_bytes, (0..mesh.devices()).map(arena).collect::<Vec<_>>());
+            let apart = (minima.undisturbed_step_s() / found[0].undisturbed_step_s() - 1.0).abs();
             assert!(apart < 1e-9, "every process has all devices' times: {apart}");
         }
     });

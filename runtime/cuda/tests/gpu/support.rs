@@ -63,7 +63,7 @@ pub fn train(session: &mut Session, model: &Model, plan: &Plan) -> Trained {
         reports.push(done.report);
     }
     let kinds = [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments];
-    let tensors = kinds.map(|kind| session.gather_all(kind).unwrap()).into();
+    let tensors = kinds.map(|kind| session.gather_tensors(kind).unwrap()).into();
     Trained { losses, reports, tensors }
 }
 
@@ -72,7 +72,14 @@ pub fn launches(world: u64) -> Vec<LaunchInfo> {
     let meeting = Address { host: "127.0.0.1".into(), port };
     let launch = |rank| {
         let (launcher, meeting) = (Launcher::Torchrun, meeting.clone());
-        LaunchInfo { launcher, rank, world, local_rank: rank, local_world: world, meeting }
+        LaunchInfo {
+            launcher,
+            rank,
+            world_size: world,
+            local_rank: rank,
+            local_world_size: world,
+            rendezvous: meeting,
+        }
     };
     (0..world).map(launch).collect()
 }
@@ -86,7 +93,7 @@ pub fn each<T: Send>(
 ) -> Vec<T> {
     let (options, work) = (&options, &work);
     let devices = plan.mesh.devices();
-    let deadlines = ClusterTimeouts { join: Duration::from_secs(60), answer: deadline };
+    let deadlines = ClusterTimeouts { join: Duration::from_secs(60), collective: deadline };
     let warn = |warning: &str| panic!("{warning}");
     std::thread::scope(|scope| {
         let device = |launch: LaunchInfo| {
@@ -94,8 +101,8 @@ pub fn each<T: Send>(
                 let program = program(plan, model);
                 let rank = launch.rank;
                 let cluster = (devices > 1).then(|| {
-                    let facts = vec![RunFact { what: "plan".into(), value: "same".into() }];
-                    let neighbours = Session::neighbours(program.program(), rank);
+                    let facts = vec![RunFact { name: "plan".into(), value: "same".into() }];
+                    let neighbours = Session::peers(program.program(), rank);
                     Arc::new(TcpProcessGroup::join(&launch, facts, &neighbours, deadlines).unwrap())
                 });
                 let options = options(rank);
@@ -105,7 +112,7 @@ pub fn each<T: Send>(
                 let done = work(made, rank);
                 if let Some(cluster) = cluster {
                     // After a failure the others may be gone.
-                    let _ = cluster.part();
+                    let _ = cluster.shut_down();
                 }
                 done
             }
@@ -124,7 +131,7 @@ pub fn on_gpus(model: &Model, plan: &Plan, eager: bool, folder: &Path) -> Vec<Tr
         |rank| options(folder, devices::ordinal(rank), eager),
         |session, _| {
             let mut session = session.unwrap_or_else(|error| panic!("{error}"));
-            let arena: Vec<u64> = session.allocated();
+            let arena: Vec<u64> = session.allocated_bytes();
             let stage = narrows_runtime::DeviceId(session.devices().start).stage(&plan.mesh);
             assert_eq!(arena, [session.program().stages[stage].arena.0]);
             train(&mut session, model, plan)

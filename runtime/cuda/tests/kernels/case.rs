@@ -16,7 +16,7 @@ use narrows_plan::program::{
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
-use narrows_runtime::order::{self, ScheduledInstruction};
+use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
 use super::numbers::{bf16_bits, of_bf16};
 use super::shim::{self, Memories, Order};
@@ -268,7 +268,7 @@ pub fn each_moment(
         for at in 0..context.tensor() * context.mesh.data {
             let (tensor, data) = (at % context.tensor(), at / context.tensor());
             let device = LaunchContext { context, constants, stage, tensor, data, decays: &decays };
-            order::step(stage).for_each(|moment| visit(&device, &moment));
+            scheduled_instructions(stage).for_each(|moment| visit(&device, &moment));
         }
     }
 }

@@ -15,9 +15,9 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Buffer, FusedOp, Phase, Program, Reduction};
 use narrows_plan::{CheckedProgram, DType};
-use narrows_runtime::parts::InstructionSpan;
+use narrows_runtime::InstructionSpan;
 use narrows_runtime::session::{
-    DeviceStep, Engine, MeshCoordinates, ModelProgram, StepRequest, StepShare, TokenRows,
+    DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
 };
 use narrows_runtime::{DeviceReport, RunError, Session};
 
@@ -52,7 +52,7 @@ pub fn session(model: &Model, program: CheckedProgram) -> Option<Session> {
     shim::kernels(KernelFamily::Norm)?;
     let subject = Arc::new(ModelProgram::new(model, program).unwrap_or_else(|e| panic!("{e}")));
     let machine = Machine::new(subject.clone());
-    Some(Session::with(subject, Box::new(machine), None))
+    Some(Session::new(subject, Box::new(machine), None))
 }
 
 impl Machine {
@@ -60,7 +60,7 @@ impl Machine {
         let program = subject.program();
         let mesh = program.context.mesh;
         let places = (0..mesh.devices()).map(|device| {
-            let at = MeshCoordinates::of(device, &mesh);
+            let at = MeshCoordinates::of_device(device, &mesh);
             let stage = &program.stages[at.stage as usize];
             let device = device_of(program, at, &subject);
             let workspace = products::workspace((9, 0));
@@ -237,9 +237,9 @@ impl Place {
         let (context, at) = (&program.context, self.at);
         let microbatch = self.tape.turns[turn].microbatch;
         for buffer in &program.stages[at.stage as usize].buffers {
-            let Some(ids) = step.ids_of(buffer) else { continue };
-            let rows =
-                TokenRows::of(context, &at, buffer.extent.rows).rows(context, &at, microbatch);
+            let Some(ids) = step.input_ids(buffer) else { continue };
+            let rows = TokenRows::of_device(context, &at, buffer.extent.rows)
+                .id_ranges(context, &at, microbatch);
             let mine: Vec<u32> = rows.flat_map(|row| ids[row].to_vec()).collect();
             let bytes: &[u8] = bytemuck::cast_slice(&mine);
             self.arena.bytes()[range_of(buffer)].copy_from_slice(bytes);
@@ -291,7 +291,7 @@ impl Engine for Machine {
         0..self.places.len() as u64
     }
 
-    fn run(&mut self, step: StepRequest) -> Result<StepShare, RunError> {
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
         for place in &mut self.places {
             (place.next, place.loss) = ([0; 3], [0.0]);
         }
@@ -309,18 +309,22 @@ impl Engine for Machine {
                 (place.at, place.loss[0], numbers(&place.arena.bytes()[bytes], DType::F32)[0])
             })
             .collect();
-        let left = left.into_iter().zip(&self.places).map(|((at, loss, squares), place)| {
-            DeviceStep { at, loss, squares, report: &place.report }
-        });
-        Ok(StepShare::of(program, left))
+        let left =
+            left.into_iter().zip(&self.places).map(|((at, loss, squares), place)| DeviceStep {
+                coordinates: at,
+                loss,
+                gradient_square_sum: squares,
+                report: &place.report,
+            });
+        Ok(LocalStepResult::from_devices(program, left))
     }
 
-    fn read(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+    fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
         let held = self.places[device as usize].arena.held();
         Ok(numbers(&held[range_of(buffer)], buffer.extent.dtype).into())
     }
 
-    fn change(
+    fn modify_buffer(
         &mut self,
         device: u64,
         buffer: &Buffer,
@@ -333,17 +337,17 @@ impl Engine for Machine {
         Ok(())
     }
 
-    fn allocated(&self) -> Vec<u64> {
+    fn allocated_bytes(&self) -> Vec<u64> {
         self.places.iter().map(|place| place.arena.held().len() as u64).collect()
     }
 
-    fn scratch(&self) -> Vec<u64> {
+    fn scratch_bytes(&self) -> Vec<u64> {
         self.places.iter().map(|place| place.tape.scratch_bytes).collect()
     }
 
-    fn keep_laps(&mut self) {}
+    fn record_instruction_spans(&mut self) {}
 
-    fn laps(&self, _: u64) -> &[InstructionSpan] {
+    fn instruction_spans(&self, _: u64) -> &[InstructionSpan] {
         &[]
     }
 }

@@ -17,8 +17,8 @@ use narrows_plan::program::{
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
-use narrows_runtime::order::ScheduledInstruction;
-use narrows_runtime::place;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::operand_range;
 
 use super::case::{Case, each_moment};
 use super::matmul::{bytes_of, execute, numbers};
@@ -40,7 +40,7 @@ fn wanted(
     let head = shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
     let transposed = tied && head;
     let operand = |access: &Access| {
-        let range = place::range(stage, access, moment.slot);
+        let range = operand_range(stage, access, moment.slot);
         numbers(&arena[range.start as usize..range.end as usize], access.extent.dtype)
     };
     let sides = |access: &Access| (access.extent.rows as usize, access.extent.columns as usize);
@@ -97,20 +97,20 @@ fn compare(setting: &MatmulSetting, moment: &ScheduledInstruction, seed: u64) {
     let matmul = checked(setting, moment);
     let Instr { reads, writes, .. } = moment.instr;
     // What lies before the operands and after them is not needed.
-    let ranges = reads.iter().chain(writes).map(|access| place::range(stage, access, moment.slot));
+    let ranges = reads.iter().chain(writes).map(|access| operand_range(stage, access, moment.slot));
     let end = ranges.map(|range| range.end).max().expect("operands") as usize;
     let mut arena = vec![0xff; end + 256];
     for (at, access) in reads.iter().enumerate() {
         let extent = access.extent;
         let numbers = random(seed + at as u64, extent.rows * extent.columns);
         let bytes = bytes_of(&numbers, extent.dtype);
-        let begin = place::range(stage, access, moment.slot).start as usize;
+        let begin = operand_range(stage, access, moment.slot).start as usize;
         arena[begin..][..bytes.len()].copy_from_slice(&bytes);
     }
     let expected = wanted(&arena, stage, moment, setting.tied);
     let mut after = arena.clone();
     execute(&mut after, &matmul);
-    let written = place::range(stage, &writes[0], moment.slot);
+    let written = operand_range(stage, &writes[0], moment.slot);
     let written = written.start as usize..written.end as usize;
     assert!(after[..written.start] == arena[..written.start], "bytes before C have changed");
     assert!(after[written.end..] == arena[written.end..], "bytes after C have changed");

@@ -1,7 +1,7 @@
 //! Every gradient against differences of the loss, in f64.
 
 use narrows_reference::{Parameters, Reference};
-use narrows_runtime::parameters::CounterRng;
+use narrows_runtime::CounterRng;
 
 use super::cases::{Case, elements, norm};
 

@@ -11,7 +11,7 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::program::Region;
 use narrows_plan::strategy::{Context, Strategy, Zero};
 use narrows_plan::{Mesh, Plan, Precision, Workload};
-use narrows_runtime::parameters::{logical_name, logical_parameters};
+use narrows_runtime::{logical_name, logical_parameters};
 
 use super::cases::Case;
 

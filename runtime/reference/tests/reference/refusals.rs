@@ -22,7 +22,7 @@ fn batches_that_do_not_fit() {
     refused(&[1, 2], &[2, 3], usize::MAX, 2, "need as many");
     refused(&[1, 13], &[2, 3], 1, 2, "token 1 is 13, the vocabulary has 13 tokens");
     refused(&[1, 2], &[u32::MAX, 3], 2, 1, "target 0 is 4294967295");
-    assert_eq!(reference.loss(&[]), Err(ReferenceError::NoBatch));
+    assert_eq!(reference.loss(&[]), Err(ReferenceError::NoMicrobatch));
 }
 
 #[test]

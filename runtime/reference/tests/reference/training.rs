@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use narrows_plan::model::presets;
 use narrows_reference::{Batch, Parameters, Reference};
+use narrows_runtime::CounterRng;
 use narrows_runtime::Optimizer;
-use narrows_runtime::parameters::CounterRng;
 
 use super::cases::{Case, elements};
 

@@ -8,7 +8,7 @@ use super::GraphExecutor;
 use crate::device::gpu::{DeviceMemory, OpenGpu};
 use crate::error::CudaError;
 use crate::tape::P2pOp;
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 
 /// One kind of transfer over one border.
 pub(super) struct StageLink {

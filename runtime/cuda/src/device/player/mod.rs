@@ -31,7 +31,7 @@ use crate::tape::{
     DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
 };
 use border::StageLink;
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
 

@@ -10,7 +10,7 @@ use super::{DeviceStepResult, GraphExecutor, StepProgress};
 use crate::device::laps::InstructionTimers;
 use crate::error::CudaError;
 use crate::tape::{GraphNode, NcclCollective, NodeWork, ScheduleItem, SchedulePass, StreamId};
-use narrows_runtime::error::RunError;
+use narrows_runtime::RunError;
 
 /// Lines that are said of a step that stalls.
 const LINES_OF_STALL: usize = 8;

@@ -19,10 +19,12 @@ pub struct ScheduledInstruction<'a> {
 }
 
 /// Everything a device of this stage executes in a step, in order.
-pub fn step(stage: &StageProgram) -> impl Iterator<Item = ScheduledInstruction<'_>> {
+pub fn scheduled_instructions(
+    stage: &StageProgram,
+) -> impl Iterator<Item = ScheduledInstruction<'_>> {
     let turns = stage.schedule.iter().map(|turn| (turn.phase, turn.microbatch));
     turns.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
-        let slot = slot(stage, microbatch);
+        let slot = microbatch_slot(stage, microbatch);
         stage.phase(phase).iter().map(move |instr| ScheduledInstruction {
             instr,
             phase,
@@ -34,6 +36,6 @@ pub fn step(stage: &StageProgram) -> impl Iterator<Item = ScheduledInstruction<'
 
 /// The copy of the per-microbatch buffers that a microbatch uses. Microbatches in flight follow
 /// each other, so the remainder tells them apart.
-pub fn slot(stage: &StageProgram, microbatch: u64) -> u64 {
+pub fn microbatch_slot(stage: &StageProgram, microbatch: u64) -> u64 {
     microbatch % stage.slots.max(1)
 }

@@ -4,7 +4,7 @@ use narrows_plan::model::Model;
 
 use super::attention::BatchShape;
 use super::block::{self, BlockContext, Latents};
-use super::{Batch, Float, Matrix, Parameters, ends, norm};
+use super::{Batch, Float, Matrix, Parameters, embedding_and_loss, norm};
 
 /// What the backward pass of a model needs.
 pub(super) struct ModelTape<T> {
@@ -21,7 +21,7 @@ pub(super) fn forward<T: Float>(
     parameters: &Parameters<T>,
     batch: Batch<'_>,
 ) -> ModelTape<T> {
-    let mut x = ends::embedding_forward(parameters.of("embedding"), batch.tokens);
+    let mut x = embedding_and_loss::embedding_forward(parameters.of("embedding"), batch.tokens);
     let mut blocks: Vec<block::BlockTape<T>> = vec![];
     for index in 0..model.blocks.len() {
         let (output, trace) = site(model, parameters, batch, &blocks, index).forward(x);
@@ -62,7 +62,7 @@ pub(super) fn backward<T: Float>(
         (dx, dsent) = site.backward(&trace.blocks[index], dx, &dsent, gradients);
     }
     let vocab = model.vocab as usize;
-    gradients.add("embedding", &ends::embedding_backward(vocab, batch.tokens, &dx));
+    gradients.add("embedding", &embedding_and_loss::embedding_backward(vocab, batch.tokens, &dx));
 }
 
 fn site<'a, T>(

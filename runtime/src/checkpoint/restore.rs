@@ -15,7 +15,7 @@ use crate::train::Trainer;
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The checkpoint is of another model.
-    #[error("{}{_0}", _0.place().map_or(String::new(), |place| format!("{place}: ")))]
+    #[error("{}{_0}", _0.location().map_or(String::new(), |place| format!("{place}: ")))]
     Checkpoint(CheckpointFault),
     /// The run reads other tokens, or in another order.
     #[error(transparent)]
@@ -29,13 +29,13 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When a process is gone or late.
-    pub fn of_run(
+    pub fn of_trainer(
         trainer: &Trainer,
         model: &Model,
         seed: u64,
     ) -> Result<Option<Checkpoint>, RunError> {
         let (session, optimizer) = (trainer.session(), trainer.optimizer());
-        Checkpoint::of(session, model, optimizer, trainer.cursor(), seed)
+        Checkpoint::of_session(session, model, optimizer, trainer.cursor(), seed)
     }
 
     /// Puts a run where the checkpoint stands. It may be under any plan of the model, and it keeps
@@ -46,8 +46,8 @@ impl Checkpoint {
     /// When the run's model has other parameters, or its tokens are others or in another order: then
     /// nothing was changed.
     pub fn resume(&self, trainer: &mut Trainer) -> Result<(), ResumeError> {
-        trainer.sampler().resume(&self.cursor)?;
-        self.apply(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
+        trainer.sampler().sequence_to_resume(&self.cursor)?;
+        self.restore(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
         trainer.resume(&self.cursor, self.step)?;
         Ok(())
     }
@@ -58,16 +58,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When a process is gone or late.
-    pub fn of(
+    pub fn of_session(
         session: &Session,
         model: &Model,
         optimizer: &Optimizer,
         cursor: Cursor,
         seed: u64,
     ) -> Result<Option<Checkpoint>, RunError> {
-        let weights = session.gather_all(TensorKind::Weights)?;
-        let first_moments = session.gather_all(TensorKind::FirstMoments)?;
-        let second_moments = session.gather_all(TensorKind::SecondMoments)?;
+        let weights = session.gather_tensors(TensorKind::Weights)?;
+        let first_moments = session.gather_tensors(TensorKind::FirstMoments)?;
+        let second_moments = session.gather_tensors(TensorKind::SecondMoments)?;
         if session.cluster().is_some_and(|cluster| cluster.rank() != 0) {
             return Ok(None);
         }
@@ -77,7 +77,7 @@ impl Checkpoint {
             seed,
             optimizer: *optimizer,
             model_fingerprint: model.fingerprint(),
-            made_under: Some(session.program().context.into()),
+            origin: Some(session.program().context.into()),
             weights,
             first_moments,
             second_moments,
@@ -88,18 +88,18 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When the session's model has other parameters: then nothing was changed. Or a device is lost.
-    pub fn apply(&self, session: &mut Session) -> Result<(), CheckpointFault> {
+    pub fn restore(&self, session: &mut Session) -> Result<(), CheckpointFault> {
         let kinds = [
             (TensorKind::Weights, &self.weights),
             (TensorKind::FirstMoments, &self.first_moments),
             (TensorKind::SecondMoments, &self.second_moments),
         ];
         for (_, whole) in kinds {
-            let sizes = session.sizes().iter();
+            let sizes = session.parameter_elements().iter();
             check_sizes(whole, sizes.map(|(name, size)| (&**name, *size as u64)))?;
         }
         for (tensors, whole) in kinds {
-            session.load(tensors, whole)?;
+            session.load_tensors(tensors, whole)?;
         }
         session.set_steps(self.step);
         Ok(())

@@ -6,7 +6,7 @@ use narrows_plan::CheckedProgram;
 use narrows_plan::model::Model;
 use narrows_plan::program::{BufferId, Constants, Program, Region, StageProgram};
 
-use super::weights::ShardedParameter;
+use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
 use crate::parameters::{ParameterKind, logical_parameters};
 
@@ -14,9 +14,9 @@ use crate::parameters::{ParameterKind, logical_parameters};
 pub struct ModelProgram {
     program: CheckedProgram,
     /// Whether weight decay applies, by stage and weight.
-    decays: Vec<HashMap<BufferId, bool>>,
+    weight_decay_applies: Vec<HashMap<BufferId, bool>>,
     /// Elements of every logical parameter.
-    sizes: BTreeMap<String, usize>,
+    parameter_elements: BTreeMap<String, usize>,
 }
 
 impl ModelProgram {
@@ -25,7 +25,7 @@ impl ModelProgram {
     /// # Errors
     /// When the program is not of this model.
     pub fn new(model: &Model, program: CheckedProgram) -> Result<ModelProgram, RunError> {
-        let other = || RunError::OtherModel { model: model.name.clone() };
+        let other = || RunError::ModelMismatch { model: model.name.clone() };
         let whole = program.program();
         if whole.constants != Constants::of(model) || whole.tied != model.tied {
             return Err(other());
@@ -34,14 +34,14 @@ impl ModelProgram {
             .into_iter()
             .map(|parameter| {
                 let elements = parameter.elements() as usize;
-                (parameter.name, (elements, parameter.role))
+                (parameter.name, (elements, parameter.kind))
             })
             .collect();
         let stages = whole.stages.iter();
         let decays = stages.map(|stage| decays(whole, stage, &logical)).collect::<Option<_>>();
         let decays = decays.ok_or_else(other)?;
         let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
-        Ok(ModelProgram { program, decays, sizes })
+        Ok(ModelProgram { program, weight_decay_applies: decays, parameter_elements: sizes })
     }
 
     /// The program.
@@ -51,12 +51,12 @@ impl ModelProgram {
 
     /// Whether weight decay applies, by the weights of a stage.
     pub fn decays(&self, stage: usize) -> &HashMap<BufferId, bool> {
-        &self.decays[stage]
+        &self.weight_decay_applies[stage]
     }
 
     /// Elements of every logical parameter.
     pub fn sizes(&self) -> &BTreeMap<String, usize> {
-        &self.sizes
+        &self.parameter_elements
     }
 }
 
@@ -72,7 +72,7 @@ fn decays(
             continue;
         }
         let held = ShardedParameter::new(buffer, 0, program.context.tensor(), program.tied)?;
-        for name in held.names() {
+        for name in held.parameter_names() {
             let (_, role) = logical.get(&name)?;
             made.insert(BufferId(id as u32), *role == ParameterKind::Matrix);
         }

@@ -8,11 +8,9 @@ use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 
 use super::Miniature;
 use crate::{Batch, Float, Parameters, Reference, ReferenceError};
-use narrows_runtime::error::RunError;
-use narrows_runtime::parameters::{
-    CounterRng, Initialisation, LogicalParameter, logical_parameters,
-};
+use narrows_runtime::RunError;
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
+use narrows_runtime::{CounterRng, Initialisation, LogicalParameter, logical_parameters};
 
 /// Opens a session of a program for its model, on the backend that is compared with the reference.
 pub type OpenSession<'a> = &'a dyn Fn(&Model, CheckedProgram) -> Result<Session, RunError>;
@@ -43,11 +41,11 @@ pub struct Comparison {
     /// The reference's.
     pub reference_loss: f64,
     /// ‖a−b‖/‖b‖ of every gradient, the largest first.
-    pub gradients: Vec<(String, f64)>,
+    pub gradient_errors: Vec<(String, f64)>,
     /// Where gradients are off by more than [`GRADIENT_TOLERANCE`]: how far each of the reference's
     /// moves when weights change by the roundings of single precision, or when the reference itself
     /// is run in it, whichever is more.
-    pub conditions: BTreeMap<String, f64>,
+    pub rounding_sensitivity: BTreeMap<String, f64>,
 }
 
 /// Why a twin could not be compared.
@@ -69,15 +67,15 @@ pub enum NumericError {
 
 impl Comparison {
     /// The losses' difference, over the reference's.
-    pub fn loss_off(&self) -> f64 {
+    pub fn loss_error(&self) -> f64 {
         let off = (self.loss - self.reference_loss).abs();
         // With one token there is nothing to lose.
         if off == 0.0 { 0.0 } else { off / self.reference_loss.abs() }
     }
 
     /// The largest difference of a gradient.
-    pub fn gradient_off(&self) -> f64 {
-        self.gradients.first().map_or(0.0, |(_, off)| *off)
+    pub fn largest_gradient_error(&self) -> f64 {
+        self.gradient_errors.first().map_or(0.0, |(_, off)| *off)
     }
 
     /// What a gradient may be off by. Some gradients of small models are ill-conditioned: they move by
@@ -85,15 +83,15 @@ impl Comparison {
     /// f32 can see, or they are sums that cancel (attention's queries and keys), and the unsharded
     /// reference in f32 misses them by as much. Those may be off by a few times that.
     pub fn tolerance(&self, name: &str) -> f64 {
-        let moved = self.conditions.get(name).map_or(0.0, |moved| ROUNDINGS * moved);
+        let moved = self.rounding_sensitivity.get(name).map_or(0.0, |moved| ROUNDINGS * moved);
         moved.clamp(GRADIENT_TOLERANCE, GRADIENT_TOLERANCE_MAX)
     }
 
     /// Whether all differences are within [`LOSS_TOLERANCE`] and each gradient's
     /// [`tolerance`](Self::tolerance).
-    pub fn is_equal(&self) -> bool {
+    pub fn agrees(&self) -> bool {
         let equal = |(name, off): &(String, f64)| *off <= self.tolerance(name);
-        self.loss_off() <= LOSS_TOLERANCE && self.gradients.iter().all(equal)
+        self.loss_error() <= LOSS_TOLERANCE && self.gradient_errors.iter().all(equal)
     }
 }
 
@@ -135,7 +133,7 @@ impl Miniature {
         let Miniature { model, plan } = self;
         let mut session = open(model, program)?;
         let weights = weights(model, seed);
-        session.load(TensorKind::Weights, &weights)?;
+        session.load_tensors(TensorKind::Weights, &weights)?;
         let work = plan.workload;
         let ids = |what: &str| -> Vec<u32> {
             let stream = CounterRng::new(seed, what);
@@ -143,8 +141,8 @@ impl Miniature {
             (0..count).map(|n| (stream.bits(n) % model.vocab) as u32).collect()
         };
         let (tokens, targets) = (ids("tokens"), ids("targets"));
-        let done = session.gradients_only(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather(TensorKind::Gradients)?;
+        let done = session.compute_gradients(StepInput { tokens: &tokens, targets: &targets })?;
+        let found = session.local_tensors(TensorKind::Gradients)?;
 
         let batch = Batch {
             tokens: &tokens,
@@ -184,7 +182,12 @@ impl Miniature {
                 moved_to(name, apart(rough.elements(), wanted.elements(), all));
             }
         }
-        Ok(Comparison { loss: done.loss, reference_loss, gradients, conditions })
+        Ok(Comparison {
+            loss: done.loss,
+            reference_loss,
+            gradient_errors: gradients,
+            rounding_sensitivity: conditions,
+        })
     }
 }
 
@@ -210,7 +213,7 @@ fn weights(model: &Model, seed: u64) -> NamedTensors {
     let numbers = |parameter: &LogicalParameter| -> Vec<f32> {
         let initial = parameter.initial(seed);
         let off = CounterRng::new(seed, &format!("{} off", parameter.name));
-        let spread = match parameter.initial {
+        let spread = match parameter.initialisation {
             Initialisation::Normal { .. } => 0.0,
             Initialisation::Zeros | Initialisation::Ones | Initialisation::Identity => OFF,
         };

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::error::{DataError, DataFault};
-use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerName};
-use super::whole::AtomicFile;
+use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerId};
+use crate::atomic_file::AtomicFile;
 
 /// Tokens that are turned into bytes in one go.
 const TOKENS_AT_ONCE: usize = 16 << 10;
@@ -20,13 +20,13 @@ pub struct TokenFileInfo {
     /// The token between documents.
     pub end_of_text: Option<u32>,
     /// Which tokenizer makes them.
-    pub tokenizer: TokenizerName,
+    pub tokenizer: TokenizerId,
 }
 
 impl TokenFileInfo {
     /// Bytes as tokens.
     pub fn bytes() -> TokenFileInfo {
-        TokenFileInfo { vocabulary: 256, end_of_text: None, tokenizer: TokenizerName::bytes() }
+        TokenFileInfo { vocabulary: 256, end_of_text: None, tokenizer: TokenizerId::bytes() }
     }
 }
 
@@ -50,8 +50,8 @@ impl TokenWriter {
         let TokenFileInfo { vocabulary, end_of_text, tokenizer } = description;
         let header = TokenFileHeader {
             layout: TokenFileLayout::Narrows,
-            width: TokenWidth::of(vocabulary),
-            tokens: 0,
+            width: TokenWidth::narrowest_for(vocabulary),
+            token_count: 0,
             vocabulary: Some(vocabulary),
             end_of_text,
             checksum: None,
@@ -66,8 +66,8 @@ impl TokenWriter {
     }
 
     /// Tokens so far.
-    pub fn tokens(&self) -> u64 {
-        self.header.tokens
+    pub fn token_count(&self) -> u64 {
+        self.header.token_count
     }
 
     /// Writes tokens behind those that are there.
@@ -84,7 +84,7 @@ impl TokenWriter {
     fn push_few(&mut self, tokens: &[u32]) -> Result<(), DataFault> {
         let vocabulary = self.header.vocabulary.unwrap_or(u32::MAX);
         if let Some(at) = tokens.iter().position(|token| *token >= vocabulary) {
-            let position = self.header.tokens + at as u64;
+            let position = self.header.token_count + at as u64;
             return Err(DataFault::OutOfVocabulary {
                 position,
                 offset: 0,
@@ -102,7 +102,7 @@ impl TokenWriter {
         }
         self.checksum.update(&self.bytes);
         self.file.write(&self.bytes).map_err(unwritable)?;
-        self.header.tokens += tokens.len() as u64;
+        self.header.token_count += tokens.len() as u64;
         Ok(())
     }
 

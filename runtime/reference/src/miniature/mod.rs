@@ -9,7 +9,7 @@
 //! ```
 //! use narrows_plan::Plan;
 //! use narrows_plan::model::presets;
-//! use narrows_reference::numeric::Miniature;
+//! use narrows_reference::Miniature;
 //!
 //! let plan = Plan::read(narrows_test_support::saved::BTP).unwrap();
 //! let model = presets::find(&plan.model.name).unwrap();
@@ -58,7 +58,7 @@ impl Miniature {
     ///
     /// # Errors
     /// Every defect of the plan, when it does not fit its model.
-    pub fn of(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
+    pub fn new(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
         plan.resolve(model)?;
         let (stages, kept) = blocks::kept(plan, model);
         let mut small = widths::shrunk(model, plan.mesh.tensor);

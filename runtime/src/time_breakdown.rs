@@ -44,7 +44,7 @@ pub struct TimeBreakdown([Duration; TimeCategory::ALL.len()]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstructionSpan {
     /// When it began.
-    pub begin: Duration,
+    pub start: Duration,
     /// When it ended.
     pub end: Duration,
 }
@@ -75,7 +75,7 @@ impl TimeCategory {
     }
 
     /// What an instruction's time is spent on.
-    pub fn of(instr: &Instr) -> TimeCategory {
+    pub fn of_instruction(instr: &Instr) -> TimeCategory {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => TimeCategory::Gemm,
             (Kernel::Attention(_), _) => TimeCategory::Attention,
@@ -112,12 +112,12 @@ impl TimeBreakdown {
     }
 
     /// Adds another's parts.
-    pub fn join(&mut self, other: &TimeBreakdown) {
+    pub fn add_all(&mut self, other: &TimeBreakdown) {
         TimeCategory::ALL.iter().for_each(|part| self.add(*part, other.get(*part)));
     }
 
     /// Means, of what was added up over so many devices.
-    pub fn over(self, devices: usize) -> TimeBreakdown {
+    pub fn mean_over(self, devices: usize) -> TimeBreakdown {
         let devices = u32::try_from(devices).unwrap_or(u32::MAX).max(1);
         TimeBreakdown(self.0.map(|time| time / devices))
     }

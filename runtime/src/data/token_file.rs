@@ -10,8 +10,8 @@ use memmap2::Mmap;
 
 use super::error::{DataError, DataFault};
 use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth};
-use super::write::TokenFileInfo;
-use super::{Digest, digest, hex};
+use super::token_writer::TokenFileInfo;
+use crate::digest::{Sha256Digest, sha256};
 
 /// Tokens that a validation looks at in one go.
 const VALIDATED_AT_ONCE: usize = 16 << 10;
@@ -24,7 +24,7 @@ pub struct TokenFile {
     /// Where the tokens are among the bytes.
     payload: Range<usize>,
     bytes: FileBytes,
-    fingerprint: OnceLock<Digest>,
+    fingerprint: OnceLock<Sha256Digest>,
 }
 
 #[derive(Debug)]
@@ -61,11 +61,11 @@ impl TokenFile {
         let tokens: Vec<u8> = text.iter().flat_map(|byte| u16::from(*byte).to_le_bytes()).collect();
         let header = TokenFileHeader {
             layout: TokenFileLayout::Narrows,
-            width: TokenWidth::of(vocabulary),
-            tokens: text.len() as u64,
+            width: TokenWidth::narrowest_for(vocabulary),
+            token_count: text.len() as u64,
             vocabulary: Some(vocabulary),
             end_of_text,
-            checksum: Some(digest(&tokens)),
+            checksum: Some(sha256(&tokens)),
             tokenizer: Some(tokenizer),
         };
         TokenFile::from_bytes(name, [&header.encode()[..], &tokens].concat())
@@ -90,7 +90,7 @@ impl TokenFile {
 
     /// How many tokens there are.
     pub fn tokens(&self) -> u64 {
-        self.header.tokens
+        self.header.token_count
     }
 
     /// Bytes of the whole file.
@@ -104,14 +104,19 @@ impl TokenFile {
     /// # Errors
     /// When there are no such tokens, or one is not below `vocabulary`; then what `into` holds means
     /// nothing.
-    pub fn read(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), DataError> {
+    pub fn read_tokens(
+        &self,
+        first: u64,
+        vocabulary: u32,
+        into: &mut [u32],
+    ) -> Result<(), DataError> {
         self.copy(first, vocabulary, into).map_err(|fault| DataError::new(&self.path, fault))
     }
 
     fn copy(&self, first: u64, vocabulary: u32, into: &mut [u32]) -> Result<(), DataFault> {
-        let (length, tokens) = (into.len() as u64, self.header.tokens);
+        let (length, tokens) = (into.len() as u64, self.header.token_count);
         if first.checked_add(length).is_none_or(|end| end > tokens) {
-            return Err(DataFault::Beyond { first, length, tokens });
+            return Err(DataFault::OutOfRange { first, length, tokens });
         }
         let width = self.header.width.bytes() as usize;
         let begin = first as usize * width;
@@ -139,14 +144,14 @@ impl TokenFile {
     ///
     /// # Errors
     /// The first id that is not below it.
-    pub fn validate(&self, vocabulary: u32) -> Result<Option<u32>, DataError> {
+    pub fn validate_tokens(&self, vocabulary: u32) -> Result<Option<u32>, DataError> {
         let vocabulary = self.header.vocabulary.unwrap_or(vocabulary);
         let mut buffer = vec![0; VALIDATED_AT_ONCE];
         let (mut first, mut largest) = (0, None);
         while first < self.tokens() {
             let length = (self.tokens() - first).min(VALIDATED_AT_ONCE as u64);
             let part = &mut buffer[..length as usize];
-            self.read(first, vocabulary, part)?;
+            self.read_tokens(first, vocabulary, part)?;
             largest = largest.max(part.iter().copied().max());
             first += length;
         }
@@ -157,22 +162,22 @@ impl TokenFile {
     ///
     /// # Errors
     /// When the tokens are not what was written.
-    pub fn verify(&self) -> Result<(), DataError> {
+    pub fn verify_checksum(&self) -> Result<(), DataError> {
         let Some(expected) = self.header.checksum else { return Ok(()) };
-        let found = digest(self.payload());
+        let found = sha256(self.payload());
         if found == expected {
             return Ok(());
         }
         let offset = self.header.payload_offset();
-        let (expected, found) = (hex(&expected), hex(&found));
-        Err(DataError::new(&self.path, DataFault::Checksum { offset, expected, found }))
+        let (expected, found) = (hex::encode(expected), hex::encode(found));
+        Err(DataError::new(&self.path, DataFault::ChecksumMismatch { offset, expected, found }))
     }
 
     /// SHA-256 of the tokens' bytes: as stated, or computed once where the file does not state it.
-    pub fn fingerprint(&self) -> Digest {
+    pub fn fingerprint(&self) -> Sha256Digest {
         *self
             .fingerprint
-            .get_or_init(|| self.header.checksum.unwrap_or_else(|| digest(self.payload())))
+            .get_or_init(|| self.header.checksum.unwrap_or_else(|| sha256(self.payload())))
     }
 
     fn payload(&self) -> &[u8] {
@@ -194,7 +199,7 @@ fn header_and_payload(bytes: &[u8]) -> Result<(TokenFileHeader, Range<usize>), D
     let found = bytes.len() as u64;
     let expected = header.file_bytes().unwrap_or(u64::MAX);
     if expected != found {
-        return Err(DataFault::Length { expected, found });
+        return Err(DataFault::LengthMismatch { expected, found });
     }
     let begin = header.payload_offset() as usize;
     Ok((header, begin..bytes.len()))
@@ -205,7 +210,7 @@ fn mapped(path: &Path) -> Result<FileBytes, DataFault> {
     // Asked of the name first: opening a pipe would wait for somebody to write into it.
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
     if !metadata.is_file() {
-        return Err(DataFault::NotPlain);
+        return Err(DataFault::NotRegularFile);
     }
     let file = File::open(path).map_err(unreadable)?;
     map(&file).map(FileBytes::Mapped).map_err(|source| DataFault::Io { action: "mapped", source })

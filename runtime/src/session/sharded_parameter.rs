@@ -43,7 +43,7 @@ impl<'a> ShardedParameter<'a> {
 
     /// Calls `visit(name, elements of the logical parameter, number of the buffer)` for all that is
     /// held, in runs: the first number of the buffer is that of the first element.
-    pub fn each(&self, mut visit: impl FnMut(&str, Range<u64>, u64)) {
+    pub fn for_each_run(&self, mut visit: impl FnMut(&str, Range<u64>, u64)) {
         let members = self.members();
         let width: u64 = members.iter().map(|member| member.held.1).sum();
         for member in &members {
@@ -63,7 +63,7 @@ impl<'a> ShardedParameter<'a> {
     }
 
     /// The logical parameters in it.
-    pub fn names(&self) -> impl Iterator<Item = String> {
+    pub fn parameter_names(&self) -> impl Iterator<Item = String> {
         self.members().into_iter().map(|member| member.name)
     }
 
@@ -95,7 +95,7 @@ impl<'a> ShardedParameter<'a> {
     }
 
     /// Whether every device of the tensor axis holds all of it.
-    pub fn whole(&self) -> bool {
+    pub fn is_replicated(&self) -> bool {
         self.shard.split == WeightSplit::Whole
     }
 }

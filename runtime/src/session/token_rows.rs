@@ -22,7 +22,7 @@ pub struct TokenRows {
 
 impl TokenRows {
     /// Those of `rows` rows: all of the microbatch, or the device's part along the tensor axis.
-    pub fn of(context: &Context, at: &MeshCoordinates, rows: u64) -> TokenRows {
+    pub fn of_device(context: &Context, at: &MeshCoordinates, rows: u64) -> TokenRows {
         let work = &context.workload;
         let whole = TokenRows {
             sequences: work.micro_batch as usize,
@@ -47,7 +47,7 @@ impl TokenRows {
     }
 
     /// Where the positions of each sequence are among the ids of a step.
-    pub fn rows(
+    pub fn id_ranges(
         &self,
         context: &Context,
         at: &MeshCoordinates,

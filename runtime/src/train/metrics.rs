@@ -6,8 +6,8 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use serde::Serialize;
 
-use crate::parts::TimeBreakdown;
-use crate::report::{CollectiveCount, DeviceReport, StepReport};
+use crate::report::{BytesByKindAndAxis, DeviceReport, StepReport};
+use crate::time_breakdown::TimeBreakdown;
 
 /// What came of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,15 +25,15 @@ pub struct TrainedStep {
     /// How often all tokens were read before its first sequence.
     pub epoch: u64,
     /// Time for reading the tokens.
-    pub read: Duration,
+    pub data_time: Duration,
     /// Time of the whole step, the reading included.
-    pub time: Duration,
+    pub step_time: Duration,
     /// What that was spent on: means over the devices, which add up to it.
-    pub parts: TimeBreakdown,
+    pub time_breakdown: TimeBreakdown,
     /// What each device did.
     pub report: StepReport,
     /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::session::Session::scratch).
-    pub scratch: Vec<u64>,
+    pub scratch_bytes: Vec<u64>,
 }
 
 /// What was expected of every step of a run.
@@ -41,14 +41,11 @@ pub struct TrainedStep {
 pub struct StepPrediction {
     /// Time of a step, in seconds.
     pub step_time_s: f64,
-    /// What it is spent on, in seconds by the names of [`TimeCategory`](crate::parts::TimeCategory).
+    /// What it is spent on, in seconds by the names of [`TimeCategory`](crate::time_breakdown::TimeCategory).
     pub breakdown_s: BTreeMap<&'static str, f64>,
     /// Memory for the program's buffers, by device.
     pub allocated: Vec<Bytes>,
 }
-
-/// Bytes by kind of collective and axis of the mesh.
-pub type ByKindAndAxis = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 /// A line of a metrics file. Keys carry their units and stay what they are; lists have one entry for
 /// each device, in the order of their numbers.
@@ -74,9 +71,9 @@ pub struct MetricsRecord {
     /// What a device holds besides, to compute and to send with.
     scratch_bytes: Vec<u64>,
     /// The whole (unsharded) tensors' bytes.
-    collective_bytes: Vec<ByKindAndAxis>,
+    collective_bytes: Vec<BytesByKindAndAxis>,
     /// What a device sends when nothing is sent twice.
-    collective_sent_bytes: Vec<ByKindAndAxis>,
+    collective_sent_bytes: Vec<BytesByKindAndAxis>,
     /// Bytes sent to neighbouring stages.
     transfer_sent_bytes: Vec<u64>,
 }
@@ -85,7 +82,7 @@ impl MetricsRecord {
     /// The line of a step.
     pub fn new(trained: &TrainedStep, predicted: Option<&StepPrediction>) -> MetricsRecord {
         let TrainedStep { report, .. } = trained;
-        let step_time_s = trained.time.as_secs_f64();
+        let step_time_s = trained.step_time.as_secs_f64();
         MetricsRecord {
             step: trained.step,
             loss: trained.loss,
@@ -95,14 +92,14 @@ impl MetricsRecord {
             epoch: trained.epoch,
             tokens_per_s: trained.tokens as f64 / step_time_s,
             step_time_s,
-            data_time_s: trained.read.as_secs_f64(),
+            data_time_s: trained.data_time.as_secs_f64(),
             predicted_step_time_s: predicted.map(|predicted| predicted.step_time_s),
-            breakdown_s: trained.parts,
+            breakdown_s: trained.time_breakdown,
             predicted_breakdown_s: predicted.map(|predicted| predicted.breakdown_s.clone()),
             allocated_bytes: each(report, |device| device.allocated.0),
             predicted_allocated_bytes: predicted
                 .map(|predicted| predicted.allocated.iter().map(|bytes| bytes.0).collect()),
-            scratch_bytes: trained.scratch.clone(),
+            scratch_bytes: trained.scratch_bytes.clone(),
             collective_bytes: each(report, |device| device.collective_bytes(|c| c.payload)),
             collective_sent_bytes: each(report, |device| device.collective_bytes(|c| c.sent)),
             transfer_sent_bytes: each(report, |device| device.sent.0),
@@ -113,15 +110,4 @@ impl MetricsRecord {
 /// Something of every device.
 fn each<T>(report: &StepReport, of: impl Fn(&DeviceReport) -> T) -> Vec<T> {
     report.devices().map(|device| of(report.device(device))).collect()
-}
-
-impl DeviceReport {
-    /// The bytes of its collectives, as they are written down.
-    pub fn collective_bytes(&self, bytes: impl Fn(&CollectiveCount) -> Bytes) -> ByKindAndAxis {
-        let mut made = ByKindAndAxis::new();
-        for ((kind, axis), count) in &self.collectives {
-            made.entry(kind.name()).or_default().insert(axis.name(), bytes(count).0);
-        }
-        made
-    }
 }

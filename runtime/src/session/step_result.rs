@@ -8,24 +8,24 @@ use serde::{Deserialize, Serialize};
 
 use super::{MeshCoordinates, StepResult};
 use crate::error::RunError;
-use crate::parts::{TimeBreakdown, TimeCategory};
 use crate::process_group::{ProcessGroup, agree};
 use crate::report::{CollectiveCount, DeviceReport, StepReport};
+use crate::time_breakdown::{TimeBreakdown, TimeCategory};
 
 /// What is left of a device when its step is over.
 pub struct DeviceStep<'a> {
     /// Where it is.
-    pub at: MeshCoordinates,
+    pub coordinates: MeshCoordinates,
     /// The mean loss over the step's tokens, as far as it has seen it.
     pub loss: f64,
     /// The sum of all squares of gradients.
-    pub squares: f32,
+    pub gradient_square_sum: f32,
     /// What it did.
     pub report: &'a DeviceReport,
 }
 
 /// A part of a [`StepResult`].
-pub struct StepShare {
+pub struct LocalStepResult {
     mesh: Mesh,
     /// The loss over the tokens of these devices.
     loss: f64,
@@ -34,44 +34,55 @@ pub struct StepShare {
     /// A device of each stage, where there is one.
     stages: Vec<Option<DeviceReport>>,
     /// What the devices' time was spent on, added up.
-    pub time: TimeBreakdown,
+    pub time_breakdown: TimeBreakdown,
     /// Bytes that each device holds besides its arena.
-    pub scratch: Vec<u64>,
+    pub scratch_bytes: Vec<u64>,
     /// What the step's tokens hash to.
-    pub tokens: u64,
+    pub token_hash: u64,
 }
 
-impl StepShare {
+impl LocalStepResult {
     /// What devices of a process leave.
-    pub fn of<'a>(program: &Program, left: impl IntoIterator<Item = DeviceStep<'a>>) -> StepShare {
+    pub fn from_devices<'a>(
+        program: &Program,
+        left: impl IntoIterator<Item = DeviceStep<'a>>,
+    ) -> LocalStepResult {
         let mesh = program.context.mesh;
-        let mut share = StepShare::none(mesh);
+        let mut share = LocalStepResult::none(mesh);
         let last = mesh.pipeline - 1;
         // Where tokens are split, each device of the tensor axis has the loss of its own.
         let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
         let split = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
         for left in left {
-            if left.at.stage == last && (split || left.at.tensor == 0) {
+            if left.coordinates.stage == last && (split || left.coordinates.tensor == 0) {
                 share.loss += left.loss;
             }
-            if left.at.tensor == 0 && left.at.data == 0 {
-                share.squares = Some(left.squares);
+            if left.coordinates.tensor == 0 && left.coordinates.data == 0 {
+                share.squares = Some(left.gradient_square_sum);
             }
-            let report =
-                share.stages[left.at.stage as usize].get_or_insert_with(|| left.report.clone());
+            let report = share.stages[left.coordinates.stage as usize]
+                .get_or_insert_with(|| left.report.clone());
             debug_assert_eq!(report, left.report, "devices of a stage move and hold as much");
         }
         share
     }
 
-    fn none(mesh: Mesh) -> StepShare {
+    fn none(mesh: Mesh) -> LocalStepResult {
         let stages = vec![None; mesh.pipeline as usize];
-        let (loss, squares, time) = (0.0, None, TimeBreakdown::default());
-        StepShare { mesh, loss, squares, stages, time, scratch: vec![], tokens: 0 }
+        let (loss, squares, time_breakdown) = (0.0, None, TimeBreakdown::default());
+        LocalStepResult {
+            mesh,
+            loss,
+            squares,
+            stages,
+            time_breakdown,
+            scratch_bytes: vec![],
+            token_hash: 0,
+        }
     }
 
     /// Adds what other devices leave, whose numbers come after.
-    fn join(&mut self, other: StepShare) {
+    fn merge(&mut self, other: LocalStepResult) {
         self.loss += other.loss;
         self.squares = other.squares.or(self.squares);
         for (mine, theirs) in self.stages.iter_mut().zip(other.stages) {
@@ -79,19 +90,19 @@ impl StepShare {
                 *mine = theirs;
             }
         }
-        self.time.join(&other.time);
-        self.scratch.extend(other.scratch);
+        self.time_breakdown.add_all(&other.time_breakdown);
+        self.scratch_bytes.extend(other.scratch_bytes);
     }
 
     /// What came of the step, when this is everyone's share.
-    pub fn done(self) -> StepResult {
+    pub fn into_result(self) -> StepResult {
         let stages = self.stages.into_iter().map(Option::unwrap_or_default).collect();
         StepResult {
             loss: self.loss,
             gradient_norm: f64::from(self.squares.unwrap_or_default()).sqrt(),
             report: StepReport { mesh: self.mesh, stages },
-            time: self.time.over(self.scratch.len()),
-            scratch: self.scratch,
+            time_breakdown: self.time_breakdown.mean_over(self.scratch_bytes.len()),
+            scratch_bytes: self.scratch_bytes,
         }
     }
 
@@ -99,21 +110,21 @@ impl StepShare {
     ///
     /// # Errors
     /// When a process is gone or late, or made the step on other tokens than process 0.
-    pub fn agree(
+    pub fn reduce(
         self,
         cluster: &dyn ProcessGroup,
         program: &Program,
     ) -> Result<StepResult, RunError> {
         let mesh = self.mesh;
         let (all, stranger) = agree(cluster, StepMessage::of(&self), |all| {
-            let mut whole = StepShare::none(mesh);
-            all.iter().for_each(|said| whole.join(said.share(program)));
+            let mut whole = LocalStepResult::none(mesh);
+            all.iter().for_each(|said| whole.merge(said.share(program)));
             let stranger = all.iter().position(|said| said.tokens != all[0].tokens);
             (StepMessage::of(&whole), stranger)
         })?;
         match stranger {
-            None => Ok(all.share(program).done()),
-            Some(process) => Err(RunError::OtherTokens { process: process as u64 }),
+            None => Ok(all.share(program).into_result()),
+            Some(process) => Err(RunError::TokensMismatch { rank: process as u64 }),
         }
     }
 }
@@ -147,8 +158,8 @@ const KINDS: [CollectiveKind; 4] = [
 ];
 
 impl StepMessage {
-    fn of(share: &StepShare) -> StepMessage {
-        let nanoseconds = |part: &TimeCategory| share.time.get(*part).as_nanos() as u64;
+    fn of(share: &LocalStepResult) -> StepMessage {
+        let nanoseconds = |part: &TimeCategory| share.time_breakdown.get(*part).as_nanos() as u64;
         StepMessage {
             loss: share.loss.to_bits(),
             squares: share.squares.map(f32::to_bits),
@@ -158,22 +169,22 @@ impl StepMessage {
                 .map(|stage| stage.as_ref().map(ReportMessage::of))
                 .collect(),
             nanoseconds: TimeCategory::ALL.iter().map(nanoseconds).collect(),
-            scratch: share.scratch.clone(),
-            tokens: share.tokens,
+            scratch: share.scratch_bytes.clone(),
+            tokens: share.token_hash,
         }
     }
 
-    fn share(&self, program: &Program) -> StepShare {
-        let mut share = StepShare::none(program.context.mesh);
+    fn share(&self, program: &Program) -> LocalStepResult {
+        let mut share = LocalStepResult::none(program.context.mesh);
         share.loss = f64::from_bits(self.loss);
         share.squares = self.squares.map(f32::from_bits);
         for (stage, said) in share.stages.iter_mut().zip(&self.stages) {
             *stage = said.as_ref().map(|said| said.report(program));
         }
         for (part, nanoseconds) in TimeCategory::ALL.iter().zip(&self.nanoseconds) {
-            share.time.add(*part, std::time::Duration::from_nanos(*nanoseconds));
+            share.time_breakdown.add(*part, std::time::Duration::from_nanos(*nanoseconds));
         }
-        share.scratch.clone_from(&self.scratch);
+        share.scratch_bytes.clone_from(&self.scratch);
         share
     }
 }

@@ -1,0 +1,102 @@
+//! Operations that processes execute together, as frames and messages name them.
+
+use std::fmt;
+
+use narrows_plan::kernel::CollectiveKind;
+use narrows_plan::program::Reduction;
+
+/// An operation of two or more processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WireOp {
+    /// A collective. The reduction counts for all-reduces only.
+    Collective(CollectiveKind, Reduction),
+    /// The sending side of a transfer.
+    Send,
+    /// The receiving side of a transfer.
+    Receive,
+    /// Agreement of all processes through rank 0.
+    Agreement,
+    /// Gathering of tensors at rank 0.
+    Gather,
+}
+
+impl WireOp {
+    /// One operation for each code.
+    const ALL: [WireOp; 8] = [
+        WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum),
+        WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum),
+        WireOp::Collective(CollectiveKind::ReduceScatter, Reduction::Sum),
+        WireOp::Collective(CollectiveKind::AllGather, Reduction::Sum),
+        WireOp::Collective(CollectiveKind::AllToAll, Reduction::Sum),
+        WireOp::Send,
+        WireOp::Agreement,
+        WireOp::Gather,
+    ];
+
+    /// The code in frame headers. A send and its receive have the same.
+    pub fn code(self) -> u16 {
+        match self {
+            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum) => 0,
+            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum) => 1,
+            WireOp::Collective(CollectiveKind::ReduceScatter, _) => 2,
+            WireOp::Collective(CollectiveKind::AllGather, _) => 3,
+            WireOp::Collective(CollectiveKind::AllToAll, _) => 4,
+            WireOp::Send | WireOp::Receive => 5,
+            WireOp::Agreement => 7,
+            WireOp::Gather => 8,
+        }
+    }
+
+    /// The operation of a code, as its sender sees it; `None` for unknown codes.
+    pub fn from_code(code: u16) -> Option<WireOp> {
+        WireOp::ALL.into_iter().find(|operation| operation.code() == code)
+    }
+
+    /// Name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Sum) => "all-reduce",
+            WireOp::Collective(CollectiveKind::AllReduce, Reduction::Maximum) => "max all-reduce",
+            WireOp::Collective(CollectiveKind::ReduceScatter, _) => "reduce-scatter",
+            WireOp::Collective(CollectiveKind::AllGather, _) => "all-gather",
+            WireOp::Collective(CollectiveKind::AllToAll, _) => "all-to-all",
+            WireOp::Send => "send",
+            WireOp::Receive => "receive",
+            WireOp::Agreement => "agreement",
+            WireOp::Gather => "gather",
+        }
+    }
+}
+
+/// An operation of a channel that this process has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PendingOp {
+    /// The operation.
+    pub operation: WireOp,
+    /// Name of the channel: the processes that take part.
+    pub channel: &'static str,
+    /// Number of earlier operations of the channel.
+    pub sequence: u64,
+    /// Elements of this process's operand.
+    pub elements: usize,
+}
+
+impl fmt::Display for PendingOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PendingOp { operation, channel, sequence, elements } = self;
+        write!(f, "{} {sequence} over {channel} ({elements} elements)", operation.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_unique_and_decode() {
+        for operation in WireOp::ALL {
+            assert_eq!(WireOp::from_code(operation.code()), Some(operation));
+        }
+        assert_eq!(WireOp::from_code(6), None);
+    }
+}

@@ -1,0 +1,235 @@
+//! All processes of a run: agreement, gathering, abort and shutdown.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narrows_runtime::RunError;
+use narrows_runtime::process_group::{
+    ClusterError, ClusterFault, Combine, Communicator, GroupScope, PeerLink, ProcessGroup, agree,
+};
+
+use super::channel::Channel;
+use super::communicator::{TcpCommunicator, TcpPeerLink};
+use super::flight_recorder::FlightRecorder;
+use super::frame::FrameChannel;
+use super::launch::LaunchInfo;
+use super::operation::{PendingOp, WireOp};
+use super::peer::Peer;
+use super::rendezvous::{RunFact, connect};
+
+/// Timeouts of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterTimeouts {
+    /// For all processes to join, at the start.
+    pub join: Duration,
+    /// For another process, in a collective or a transfer.
+    pub collective: Duration,
+}
+
+impl Default for ClusterTimeouts {
+    /// Two minutes to join, and ten for a collective, which is the default of NCCL under torch.
+    fn default() -> ClusterTimeouts {
+        ClusterTimeouts { join: Duration::from_secs(120), collective: Duration::from_secs(600) }
+    }
+}
+
+/// How much longer than the collective timeout other ranks wait for rank 0, so that it can report the
+/// process that it waits for itself.
+const RANK_0_GRACE: Duration = Duration::from_secs(5);
+
+/// The processes of a run, connected by TCP.
+pub struct TcpProcessGroup {
+    launch: LaunchInfo,
+    timeouts: ClusterTimeouts,
+    /// The connected processes, by rank.
+    peers: BTreeMap<u64, Arc<Peer>>,
+    recorder: Arc<FlightRecorder>,
+    /// Agreement and gathering through rank 0.
+    control: Channel,
+}
+
+impl TcpProcessGroup {
+    /// Waits for all processes and connects with rank 0 and with `peers`, each of which must name
+    /// this rank too. `facts` must be equal in all processes.
+    ///
+    /// # Errors
+    /// When not all processes join within the timeout, or one was started for another run.
+    pub fn join(
+        launch: &LaunchInfo,
+        facts: Vec<RunFact>,
+        peers: &[u64],
+        timeouts: ClusterTimeouts,
+    ) -> Result<TcpProcessGroup, ClusterError> {
+        let mut connected = BTreeMap::new();
+        for (rank, stream) in connect(launch, facts, peers, timeouts.join)? {
+            let peer = Peer::new(rank, stream, timeouts.collective).map_err(|error| {
+                let (operation, reason) = ("the rendezvous".into(), error.to_string());
+                ClusterFault::Disconnected { rank, operation, reason }
+            })?;
+            connected.insert(rank, Arc::new(peer));
+        }
+        let recorder = Arc::new(FlightRecorder::new());
+        let grace = if launch.rank == 0 { Duration::ZERO } else { RANK_0_GRACE };
+        let control =
+            Channel::new(FrameChannel::Control, timeouts.collective + grace, recorder.clone());
+        let launch = launch.clone();
+        Ok(TcpProcessGroup { launch, timeouts, peers: connected, recorder, control })
+    }
+
+    /// Rank, world size and rendezvous address of this process.
+    pub fn launch(&self) -> &LaunchInfo {
+        &self.launch
+    }
+
+    /// Timeouts of the run.
+    pub fn timeouts(&self) -> ClusterTimeouts {
+        self.timeouts
+    }
+
+    fn open_channel(&self, channel: FrameChannel) -> Channel {
+        Channel::new(channel, self.timeouts.collective, self.recorder.clone())
+    }
+
+    fn run_agreement(
+        &self,
+        message: Vec<u8>,
+        combine: Combine,
+        pending: PendingOp,
+    ) -> Result<Vec<u8>, ClusterFault> {
+        let send =
+            |peer: &Peer, bytes: &[u8]| self.control.send(peer, &pending, std::iter::once(bytes));
+        let undecodable = |rank: u64| ClusterFault::undecodable(rank, &pending.to_string());
+        if self.rank() != 0 {
+            let Some(first) = self.peers.get(&0) else { return Err(undecodable(0)) };
+            send(first, &message)?;
+            return Ok(self.control.receive(first, &pending, None)?.bytes().to_vec());
+        }
+        let mut messages = vec![message];
+        for rank in 1..self.world_size() {
+            let Some(peer) = self.peers.get(&rank) else { return Err(undecodable(rank)) };
+            messages.push(self.control.receive(peer, &pending, None)?.bytes().to_vec());
+        }
+        let answer = combine(messages).map_err(undecodable)?;
+        self.peers.values().try_for_each(|peer| send(peer, &answer))?;
+        Ok(answer)
+    }
+
+    fn run_gather(
+        &self,
+        elements: &[&[f32]],
+        count: &dyn Fn(u64) -> usize,
+        take: &mut dyn FnMut(u64, &[f32]),
+        pending: PendingOp,
+    ) -> Result<(), ClusterFault> {
+        if self.rank() != 0 {
+            let parts = elements.iter().map(|part| bytemuck::cast_slice(part));
+            return match self.peers.get(&0) {
+                Some(first) => self.control.send(first, &pending, parts),
+                None => Ok(()),
+            };
+        }
+        take(0, &elements.concat());
+        for (rank, peer) in &self.peers {
+            let frame = self.control.receive(peer, &pending, Some(count(*rank)))?;
+            take(*rank, frame.elements());
+            peer.recycle(frame);
+        }
+        Ok(())
+    }
+
+    /// An error with the last operations of this process.
+    fn error(&self, fault: ClusterFault) -> ClusterError {
+        self.control.error(fault)
+    }
+
+    /// Aborts the run of all processes for a reason that is no error of a step.
+    pub fn abort_with_reason(&self, reason: &str) {
+        self.send_abort(self.rank(), reason);
+    }
+
+    fn send_abort(&self, rank: u64, reason: &str) {
+        self.peers.values().for_each(|peer| peer.send_abort(rank, reason));
+    }
+
+    /// Waits until all processes have finished, and closes the connections.
+    ///
+    /// # Errors
+    /// A process is gone or late.
+    pub fn shut_down(&self) -> Result<(), ClusterError> {
+        agree(self, (), |_| ())?;
+        self.peers.values().for_each(|peer| peer.send_shutdown());
+        Ok(())
+    }
+}
+
+impl ProcessGroup for TcpProcessGroup {
+    fn rank(&self) -> u64 {
+        self.launch.rank
+    }
+
+    fn world_size(&self) -> u64 {
+        self.launch.world_size
+    }
+
+    fn collective_timeout(&self) -> Duration {
+        self.timeouts.collective
+    }
+
+    fn agree_bytes(&self, message: Vec<u8>, combine: Combine) -> Result<Vec<u8>, ClusterError> {
+        let pending = self.control.begin(WireOp::Agreement, 0);
+        let answer =
+            self.run_agreement(message, combine, pending).map_err(|fault| self.error(fault))?;
+        self.control.end();
+        Ok(answer)
+    }
+
+    fn gather(
+        &self,
+        elements: &[&[f32]],
+        count: &dyn Fn(u64) -> usize,
+        take: &mut dyn FnMut(u64, &[f32]),
+    ) -> Result<(), ClusterError> {
+        let own_count: usize = elements.iter().map(|part| part.len()).sum();
+        let pending = self.control.begin(WireOp::Gather, own_count);
+        self.run_gather(elements, count, take, pending).map_err(|fault| self.error(fault))?;
+        self.control.end();
+        Ok(())
+    }
+
+    fn failure(&self, operation: &str) -> Option<ClusterError> {
+        let fault = self.peers.values().find_map(|peer| peer.fault(operation))?;
+        Some(self.error(fault))
+    }
+
+    fn abort(&self, error: &RunError) {
+        let (rank, reason) = match error {
+            // The process that failed first is named, not those that pass its abort on.
+            RunError::Cluster(ClusterError {
+                fault: ClusterFault::Aborted { rank, reason },
+                ..
+            }) => (*rank, reason.clone()),
+            RunError::Cluster(ClusterError { fault, .. }) => (self.rank(), fault.to_string()),
+            error => (self.rank(), error.to_string()),
+        };
+        self.send_abort(rank, &reason);
+    }
+
+    fn communicator(&self, ranks: &[u64], scope: GroupScope) -> Option<Box<dyn Communicator>> {
+        let own_index = ranks.iter().position(|rank| *rank == self.rank())?;
+        let members: Option<Vec<Option<Arc<Peer>>>> = ranks
+            .iter()
+            .map(|rank| match *rank == self.rank() {
+                true => Some(None),
+                false => self.peers.get(rank).cloned().map(Some),
+            })
+            .collect();
+        let channel = self.open_channel(FrameChannel::of_scope(scope));
+        Some(Box::new(TcpCommunicator::new(own_index, members?, channel)))
+    }
+
+    fn peer_link(&self, rank: u64) -> Option<Box<dyn PeerLink>> {
+        let peer = self.peers.get(&rank)?.clone();
+        Some(Box::new(TcpPeerLink::new(peer, self.open_channel(FrameChannel::Transfers))))
+    }
+}

@@ -1,0 +1,432 @@
+//! How the processes of a run find each other.
+//!
+//! Rank 0 listens at the rendezvous address. Every other process connects with it and sends a
+//! [`JoinRequest`]: rank, world size, the port where it listens itself, and the facts of its run. When
+//! all have joined, rank 0 answers with the addresses of all ranks; on a conflict or a timeout it
+//! rejects every process with the reason. Then each process connects with those of its peers that
+//! have a lower rank, and accepts connections from those that have a higher one.
+//!
+//! A message is the 8 bytes of [`GREETING`], the length of the text (u32, little-endian), and JSON.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use narrows_runtime::process_group::{ClusterError, ClusterFault};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::launch::{Address, LaunchInfo};
+
+/// A property that all processes of a run must share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunFact {
+    /// Name, such as `plan`.
+    #[serde(rename = "what")]
+    pub name: String,
+    /// The value, or a hash of it.
+    pub value: String,
+}
+
+/// Start of every message.
+const GREETING: [u8; 8] = *b"narrows\x01";
+
+/// Longest message: the addresses of many processes.
+const MESSAGE_BYTES_MAX: u32 = 64 << 20;
+
+/// How long loops sleep between attempts.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Message of a joining process to rank 0.
+#[derive(Serialize, Deserialize)]
+struct JoinRequest {
+    rank: u64,
+    #[serde(rename = "world")]
+    world_size: u64,
+    /// Where the process listens for its peers.
+    port: u16,
+    facts: Vec<RunFact>,
+}
+
+/// Answer of rank 0.
+#[derive(Serialize, Deserialize)]
+enum JoinReply {
+    /// All processes have joined.
+    #[serde(rename = "Come")]
+    Accepted {
+        /// Id of the run.
+        #[serde(rename = "run")]
+        run_id: u64,
+        /// Where every rank listens.
+        addresses: Vec<SocketAddr>,
+    },
+    /// The run does not start.
+    #[serde(rename = "Go")]
+    Rejected {
+        #[serde(rename = "why")]
+        reason: String,
+    },
+}
+
+/// Message to a peer other than rank 0.
+#[derive(Serialize, Deserialize)]
+struct PeerHello {
+    #[serde(rename = "run")]
+    run_id: u64,
+    rank: u64,
+}
+
+/// Waits for all processes, and returns connections with rank 0 and with the peers.
+pub(super) fn connect(
+    launch: &LaunchInfo,
+    facts: Vec<RunFact>,
+    peers: &[u64],
+    timeout: Duration,
+) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
+    let deadline = JoinDeadline { start: Instant::now(), timeout };
+    match launch.rank {
+        0 => accept_all(launch, &facts, &deadline),
+        _ => join_rank_0(launch, facts, peers, &deadline),
+    }
+}
+
+struct JoinDeadline {
+    start: Instant,
+    timeout: Duration,
+}
+
+impl JoinDeadline {
+    fn waited_s(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    fn has_passed(&self) -> bool {
+        self.start.elapsed() >= self.timeout
+    }
+
+    fn missing(&self, ranks: Vec<u64>, world_size: u64, address: &Address) -> ClusterFault {
+        let (address, waited_s) = (address.to_string(), self.waited_s());
+        ClusterFault::MissingProcesses { ranks, world_size, address, waited_s }
+    }
+}
+
+/// Rank 0: waits for all other processes, and sends the same answer to all of them.
+fn accept_all(
+    launch: &LaunchInfo,
+    facts: &[RunFact],
+    deadline: &JoinDeadline,
+) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
+    let listener = listen_at(&launch.rendezvous)?;
+    let own_address = listener.local_addr().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+    let mut listener = Listener::new(listener);
+    let mut joined: BTreeMap<u64, (TcpStream, SocketAddr)> = BTreeMap::new();
+    let outcome = loop {
+        if joined.len() as u64 + 1 == launch.world_size {
+            break Ok(());
+        }
+        if deadline.has_passed() {
+            let missing = (1..launch.world_size).filter(|rank| !joined.contains_key(rank));
+            let missing = missing.collect();
+            break Err(deadline.missing(missing, launch.world_size, &launch.rendezvous));
+        }
+        let Some((mut stream, request, ip)) = listener.poll::<JoinRequest>() else { continue };
+        let duplicate = joined.contains_key(&request.rank);
+        if let Some(fault) = check_request(launch, facts, &request, duplicate) {
+            let _ = send_message(&mut stream, &JoinReply::Rejected { reason: fault.to_string() });
+            break Err(fault);
+        }
+        joined.insert(request.rank, (stream, SocketAddr::new(ip, request.port)));
+    };
+    let reply = match &outcome {
+        Ok(()) => {
+            let others = joined.values().map(|(_, address)| *address);
+            let addresses = std::iter::once(own_address).chain(others).collect();
+            JoinReply::Accepted { run_id: new_run_id(), addresses }
+        }
+        Err(fault) => JoinReply::Rejected { reason: fault.to_string() },
+    };
+    let sent: Vec<(u64, io::Result<()>)> = joined
+        .iter_mut()
+        .map(|(rank, (stream, _))| (*rank, send_message(stream, &reply)))
+        .collect();
+    if let Err(fault) = outcome {
+        // The process whose request was rejected has its answer already.
+        let pending = (launch.world_size - 1).saturating_sub(sent.len() as u64 + 1);
+        reject_late_joiners(&mut listener, &reply, pending, deadline);
+        return Err(fault.into());
+    }
+    for (rank, result) in sent {
+        result.map_err(|error| disconnected(rank, &error))?;
+    }
+    Ok(joined.into_iter().map(|(rank, (stream, _))| (rank, stream)).collect())
+}
+
+/// How long rank 0 stays to reject processes that join after the run has failed.
+const REJECTION_TIME: Duration = Duration::from_secs(2);
+
+/// Rejects processes that are still to join, which would otherwise wait for a listener.
+fn reject_late_joiners(
+    listener: &mut Listener,
+    reply: &JoinReply,
+    mut pending: u64,
+    deadline: &JoinDeadline,
+) {
+    let start = Instant::now();
+    while pending > 0 && start.elapsed() < REJECTION_TIME && !deadline.has_passed() {
+        if let Some((mut stream, _, _)) = listener.poll::<JoinRequest>() {
+            let _ = send_message(&mut stream, reply);
+            pending -= 1;
+        }
+    }
+}
+
+/// Why a request must be rejected, if it must.
+fn check_request(
+    launch: &LaunchInfo,
+    facts: &[RunFact],
+    request: &JoinRequest,
+    duplicate: bool,
+) -> Option<ClusterFault> {
+    let (rank, world_size) = (request.rank, launch.world_size);
+    if duplicate || rank == 0 || rank >= world_size || request.world_size != world_size {
+        return Some(ClusterFault::RankConflict { rank, world_size });
+    }
+    let value_of = |facts: &[RunFact], name: &str| {
+        let fact = facts.iter().find(|fact| fact.name == name);
+        fact.map_or_else(|| "none".into(), |fact| fact.value.clone())
+    };
+    let mut pairs = facts.iter().chain(&request.facts).map(|fact| {
+        (value_of(&request.facts, &fact.name), value_of(facts, &fact.name), fact.name.clone())
+    });
+    let (theirs, ours, fact) = pairs.find(|(theirs, ours, _)| theirs != ours)?;
+    Some(ClusterFault::RunMismatch { rank, fact, theirs, ours })
+}
+
+/// Every other rank: joins at rank 0, and connects with its peers when all have joined.
+fn join_rank_0(
+    launch: &LaunchInfo,
+    facts: Vec<RunFact>,
+    peers: &[u64],
+    deadline: &JoinDeadline,
+) -> Result<BTreeMap<u64, TcpStream>, ClusterError> {
+    let address = launch.rendezvous.to_string();
+    let resolve_rendezvous = || resolve(&launch.rendezvous);
+    let (mut first, first_address) = connect_with_retry(0, &address, deadline, resolve_rendezvous)?;
+    // With rank 0 on this machine, no process of another machine needs to reach this one.
+    let loopback = first_address.ip().is_loopback();
+    let ip = if loopback { first_address.ip() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let own_address = Address { host: ip.to_string(), port: 0 };
+    let listener = listen_at(&own_address)?;
+    let port = listener.local_addr().map_or(0, |address| address.port());
+    let request = JoinRequest { rank: launch.rank, world_size: launch.world_size, port, facts };
+    let lost_rank_0 = |error: io::Error| disconnected(0, &error);
+    send_message(&mut first, &request).map_err(lost_rank_0)?;
+    // Rank 0 waits for the whole timeout; a little longer here lets its report of the missing
+    // processes arrive.
+    let remaining = deadline.timeout.saturating_sub(deadline.start.elapsed());
+    let read_timeout = remaining + Duration::from_secs(5);
+    first.set_read_timeout(Some(read_timeout)).map_err(lost_rank_0)?;
+    let (run_id, addresses) = match read_message(&mut first).map_err(lost_rank_0)? {
+        JoinReply::Accepted { run_id, addresses } => (run_id, addresses),
+        JoinReply::Rejected { reason } => {
+            return Err(ClusterFault::Aborted { rank: 0, reason }.into());
+        }
+    };
+    let mut streams = BTreeMap::from([(0, first)]);
+    for rank in peers.iter().copied().filter(|rank| (1..launch.rank).contains(rank)) {
+        let Some(address) = addresses.get(rank as usize).copied() else { continue };
+        let (mut stream, _) =
+            connect_with_retry(rank, &address.to_string(), deadline, || Ok(vec![address]))?;
+        let hello = PeerHello { run_id, rank: launch.rank };
+        send_message(&mut stream, &hello).map_err(|error| disconnected(rank, &error))?;
+        streams.insert(rank, stream);
+    }
+    let mut listener = Listener::new(listener);
+    let mut awaited: BTreeSet<u64> =
+        peers.iter().copied().filter(|rank| *rank > launch.rank).collect();
+    while !awaited.is_empty() {
+        if deadline.has_passed() {
+            let missing = awaited.into_iter().collect();
+            return Err(deadline.missing(missing, launch.world_size, &own_address).into());
+        }
+        let Some((stream, hello, _)) = listener.poll::<PeerHello>() else { continue };
+        // A process of another run may have been given an address of an earlier one.
+        if hello.run_id == run_id && awaited.remove(&hello.rank) {
+            streams.insert(hello.rank, stream);
+        }
+    }
+    Ok(streams)
+}
+
+fn resolve(address: &Address) -> io::Result<Vec<SocketAddr>> {
+    Ok((address.host.as_str(), address.port).to_socket_addrs()?.collect())
+}
+
+fn listen_at(address: &Address) -> Result<TcpListener, ClusterError> {
+    let listen = || -> io::Result<TcpListener> {
+        let addresses = resolve(address)?;
+        // The name may resolve to a translated address, which this machine cannot bind.
+        let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port);
+        let listener = TcpListener::bind(&addresses[..]).or_else(|error| match error.kind() {
+            io::ErrorKind::AddrNotAvailable => TcpListener::bind(any),
+            _ => Err(error),
+        })?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    listen().map_err(|error| {
+        let (address, reason) = (address.to_string(), error.to_string());
+        ClusterFault::CannotListen { address, reason }.into()
+    })
+}
+
+/// Tries to connect until the deadline.
+fn connect_with_retry(
+    rank: u64,
+    address: &str,
+    deadline: &JoinDeadline,
+    addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
+) -> Result<(TcpStream, SocketAddr), ClusterError> {
+    let try_all = || -> io::Result<(TcpStream, SocketAddr)> {
+        let mut last_error = io::Error::from(io::ErrorKind::NotFound);
+        for address in addresses()? {
+            match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+                Ok(stream) => return Ok((stream, address)),
+                Err(error) => last_error = error,
+            }
+        }
+        Err(last_error)
+    };
+    loop {
+        match try_all() {
+            Ok(connection) => return Ok(connection),
+            Err(error) if deadline.has_passed() => {
+                let (address, reason) = (address.to_string(), error.to_string());
+                let waited_s = deadline.waited_s();
+                return Err(ClusterFault::Unreachable { rank, address, waited_s, reason }.into());
+            }
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
+        }
+    }
+}
+
+/// Accepts connections and reads their first messages without blocking, so that a silent or slow
+/// client does not keep others out.
+struct Listener {
+    listener: TcpListener,
+    handshakes: Vec<Handshake>,
+}
+
+/// A connection whose first message has not been read completely.
+struct Handshake {
+    stream: TcpStream,
+    ip: IpAddr,
+    start: Instant,
+    received: Vec<u8>,
+}
+
+/// How long a client may take to send its first message.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Concurrent handshakes: further clients are accepted when others have ended.
+const HANDSHAKES_MAX: usize = 1024;
+
+impl Listener {
+    fn new(listener: TcpListener) -> Listener {
+        Listener { listener, handshakes: vec![] }
+    }
+
+    /// The next client whose message is complete; clients that send anything else are disconnected.
+    /// Sleeps and returns `None` when there is none at the moment.
+    fn poll<T: DeserializeOwned>(&mut self) -> Option<(TcpStream, T, IpAddr)> {
+        while self.handshakes.len() < HANDSHAKES_MAX {
+            let Ok((stream, address)) = self.listener.accept() else { break };
+            if stream.set_nonblocking(true).is_ok() {
+                let (start, ip) = (Instant::now(), address.ip());
+                self.handshakes.push(Handshake { stream, ip, start, received: vec![] });
+            }
+        }
+        self.handshakes.retain(|handshake| handshake.start.elapsed() < HANDSHAKE_TIMEOUT);
+        let mut index = 0;
+        while index < self.handshakes.len() {
+            match self.handshakes[index].advance() {
+                Ok(false) => index += 1,
+                Err(_) => drop(self.handshakes.swap_remove(index)),
+                Ok(true) => {
+                    let Handshake { stream, ip, received, .. } = self.handshakes.swap_remove(index);
+                    let message = serde_json::from_slice(&received[HEAD_BYTES..]);
+                    if let (Ok(message), Ok(())) = (message, stream.set_nonblocking(false)) {
+                        return Some((stream, message, ip));
+                    }
+                }
+            }
+        }
+        std::thread::sleep(POLL_INTERVAL);
+        None
+    }
+}
+
+impl Handshake {
+    /// Reads what has arrived. Returns whether the message is complete.
+    fn advance(&mut self) -> io::Result<bool> {
+        loop {
+            let expected = match self.received.get(..HEAD_BYTES) {
+                None => HEAD_BYTES,
+                Some(head) => HEAD_BYTES + message_bytes(head)?,
+            };
+            if expected == self.received.len() && expected > HEAD_BYTES {
+                return Ok(true);
+            }
+            let mut buffer = [0; 4096];
+            let room = buffer.len().min(expected - self.received.len());
+            match self.stream.read(&mut buffer[..room]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.received.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Bytes before the text of a message: the greeting and the length.
+const HEAD_BYTES: usize = 12;
+
+/// The length of a message according to its head; at least 1, because JSON is never empty.
+fn message_bytes(head: &[u8]) -> io::Result<usize> {
+    let length = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+    if head[..8] != GREETING || length == 0 || length > MESSAGE_BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is another program"));
+    }
+    Ok(length as usize)
+}
+
+fn send_message(stream: &mut TcpStream, message: &impl Serialize) -> io::Result<()> {
+    let message = serde_json::to_vec(message)?;
+    let length = (message.len() as u32).to_le_bytes();
+    stream.write_all(&[&GREETING[..], &length, &message].concat())
+}
+
+fn read_message<T: DeserializeOwned>(stream: &mut TcpStream) -> io::Result<T> {
+    let mut head = [0; HEAD_BYTES];
+    stream.read_exact(&mut head)?;
+    let mut message = vec![0; message_bytes(&head)?];
+    stream.read_exact(&mut message)?;
+    Ok(serde_json::from_slice(&message)?)
+}
+
+fn disconnected(rank: u64, error: &io::Error) -> ClusterError {
+    let reason = match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "it does not answer".into(),
+        io::ErrorKind::UnexpectedEof => "it closed the connection".into(),
+        _ => error.to_string(),
+    };
+    ClusterFault::Disconnected { rank, operation: "the rendezvous".into(), reason }.into()
+}
+
+/// A number that differs from those of other runs.
+fn new_run_id() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u64) ^ (u64::from(std::process::id()) << 40)
+}

@@ -1,0 +1,164 @@
+//! Errors of a run of many processes.
+
+use std::fmt;
+
+/// An error that ends a run of many processes, as one of them sees it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub struct ClusterError {
+    /// What went wrong.
+    pub fault: ClusterFault,
+    /// The last collectives and transfers of this process, the newest last.
+    pub recent_operations: Vec<String>,
+}
+
+/// What went wrong in a run of many processes.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ClusterFault {
+    /// Rank 0 cannot listen at the rendezvous address, or another rank at its own.
+    #[error(
+        "cannot listen at {address}: {reason} (try: another port in NARROWS_PORT, or the address of \
+         the machine of process 0 in MASTER_ADDR)"
+    )]
+    CannotListen {
+        /// The address.
+        address: String,
+        /// The error of the operating system.
+        reason: String,
+    },
+    /// Some processes did not join in time.
+    #[error(
+        "{} of {world_size} processes did not join at {address} within {waited_s:.0} s: {} (try: look \
+         at their output, and check that they can reach that address)",
+        ranks.len(), list_ranks(ranks)
+    )]
+    MissingProcesses {
+        /// The missing ranks.
+        ranks: Vec<u64>,
+        /// Number of processes of the run.
+        world_size: u64,
+        /// Where this process listens.
+        address: String,
+        /// Seconds waited.
+        waited_s: f64,
+    },
+    /// No connection to a process could be made in time.
+    #[error(
+        "cannot reach process {rank} at {address} within {waited_s:.0} s: {reason} (try: check that the \
+         process runs, and that the address and port can be reached from here)"
+    )]
+    Unreachable {
+        /// The rank.
+        rank: u64,
+        /// Its address.
+        address: String,
+        /// Seconds spent trying.
+        waited_s: f64,
+        /// The error of the last attempt.
+        reason: String,
+    },
+    /// Two processes were started for different runs.
+    #[error(
+        "process {rank} was started for another run than process 0: {fact}: {theirs}, not {ours} (try: \
+         the same files and flags for all processes)"
+    )]
+    RunMismatch {
+        /// The rank.
+        rank: u64,
+        /// Name of the fact that differs.
+        fact: String,
+        /// The value of that rank.
+        theirs: String,
+        /// The value of rank 0.
+        ours: String,
+    },
+    /// Two processes have the same rank, or a process has a rank or a world size that does not fit
+    /// the run.
+    #[error(
+        "two processes have rank {rank}, or one belongs to a run that does not have {world_size} \
+         processes"
+    )]
+    RankConflict {
+        /// The rank.
+        rank: u64,
+        /// Number of processes of the run.
+        world_size: u64,
+    },
+    /// The connection to a process broke.
+    #[error("lost the connection to process {rank} ({reason}) during {operation}")]
+    Disconnected {
+        /// The rank.
+        rank: u64,
+        /// What this process was doing.
+        operation: String,
+        /// What the connection reports.
+        reason: String,
+    },
+    /// A process did not answer within the timeout.
+    #[error(
+        "process {rank} did not take part in {operation} within {waited_s:.1} s; it last sent \
+         something {silent_s:.1} s ago"
+    )]
+    Timeout {
+        /// The rank.
+        rank: u64,
+        /// What this process was doing.
+        operation: String,
+        /// Seconds waited.
+        waited_s: f64,
+        /// Seconds since anything was received from the rank.
+        silent_s: f64,
+    },
+    /// Another process ended the run.
+    #[error("process {rank} aborted the run: {reason}")]
+    Aborted {
+        /// The rank.
+        rank: u64,
+        /// Its reason.
+        reason: String,
+    },
+    /// Two processes are in different operations.
+    #[error(
+        "process {rank} is in {theirs}, and this one in {ours}: they do not run the same program"
+    )]
+    OperationMismatch {
+        /// The rank.
+        rank: u64,
+        /// The operation of that rank.
+        theirs: String,
+        /// The operation of this process.
+        ours: String,
+    },
+}
+
+impl ClusterFault {
+    /// The fault of a process that sent bytes which cannot be decoded.
+    pub fn undecodable(rank: u64, operation: &str) -> ClusterFault {
+        let reason = "it sent a message that cannot be decoded".into();
+        ClusterFault::Disconnected { rank, operation: operation.into(), reason }
+    }
+}
+
+impl From<ClusterFault> for ClusterError {
+    fn from(fault: ClusterFault) -> ClusterError {
+        ClusterError { fault, recent_operations: vec![] }
+    }
+}
+
+impl fmt::Display for ClusterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fault.fmt(f)?;
+        if !self.recent_operations.is_empty() {
+            write!(f, "\nlast collectives and transfers of this process:")?;
+        }
+        self.recent_operations.iter().try_for_each(|operation| write!(f, "\n  {operation}"))
+    }
+}
+
+/// The first ranks of a list, and how many more there are.
+fn list_ranks(ranks: &[u64]) -> String {
+    const SHOWN_MAX: usize = 8;
+    let shown: Vec<String> = ranks.iter().take(SHOWN_MAX).map(u64::to_string).collect();
+    let more = ranks.len().saturating_sub(SHOWN_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    shown.join(", ") + &more
+}
