@@ -127,7 +127,7 @@ fn token_ids(model: &Model, sequences: u64) -> Vec<u32> {
 fn start_of(model: &Model, sequences: u64) -> Result<tempfile::NamedTempFile, Box<dyn Error>> {
     let mut file = tempfile::NamedTempFile::new()?;
     for parameter in logical_parameters(model) {
-        let value = parameter.initial(SEED);
+        let value = parameter.initial_value(SEED);
         let mut bytes = Vec::with_capacity(4 * parameter.elements() as usize);
         for row in 0..parameter.rows {
             let numbers = (0..parameter.columns).map(|column| value(row, column) as f32);

@@ -1,17 +1,17 @@
-//! What kernels take where they are used: steps of a program, timed instruction by instruction.
+//! Kernel times where they are used: steps of a program, timed instruction by instruction.
 //!
-//! A kernel on its own runs on warm operands and waits for nobody, so whole steps are made. Whatever
-//! else a machine does only ever makes an instruction longer, and rarely the same one in every step: of
-//! each instruction, on each device, the shortest time over all steps counts. The sum of these is the
-//! step without disturbance, which [`InstructionTimings::step_s`] is the mean of over the devices. A collective's time
-//! holds what devices wait for each other.
+//! A kernel in isolation runs on warm operands and waits for no other device, so whole steps are timed.
+//! Other activity of a machine only ever lengthens an instruction, and rarely the same one in every
+//! step: of each instruction on each device, the shortest time over all steps counts. The sum of these
+//! is the time of an undisturbed step, and [`InstructionTimings::undisturbed_step_s`] its mean over
+//! the devices. The time of a collective includes the wait for its other members.
 //!
-//! On a GPU single launches are timed, and not the graphs that steps are otherwise; how long these take is
-//! measured first, by the clock ([`InstructionTimings::whole_step_s`]). Processes make as many steps each, and each of them
-//! has the times of all devices in the end.
+//! On a GPU each launch is timed, instead of the captured graphs of normal steps; the wall-clock time
+//! of normal steps is measured first ([`InstructionTimings::whole_step_s`]). All processes of a run
+//! execute the same number of steps, and each receives the times of all devices.
 //!
-//! Two kinds of instructions say nothing about their kernels, because most of their time is another
-//! stage's: receives, and collectives along the pipeline. They count in the step alone.
+//! Two kinds of instructions are no samples of their kernels, because they mostly wait for another
+//! stage: receives, and collectives along the pipeline. They count in the step time alone.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -29,52 +29,56 @@ use crate::report::DeviceId;
 use crate::schedule::scheduled_instructions;
 use crate::session::{Session, StepInput};
 
-/// How many steps are made.
+/// How many steps are measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasurementEffort {
-    /// Steps before those that are timed: they touch memory and start threads.
+    /// Untimed steps at the start, which touch memory and start threads.
     pub warm_up_steps: usize,
-    /// Steps that are timed at least; one, if none.
+    /// Fewest timed steps; at least one is made.
     pub timed_steps_min: usize,
-    /// And at most.
+    /// Most timed steps.
     pub timed_steps_max: usize,
-    /// No further step begins after so long.
+    /// Beyond the minimum, no further step starts after this time.
     pub time_limit: Duration,
 }
 
-/// What one kernel took.
+/// Measured time of one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelSample {
     /// The kernel.
     pub kernel: Kernel,
-    /// Mean over its instructions.
+    /// Mean time over the instructions that launch the kernel.
     pub seconds: f64,
-    /// Instructions with this kernel, in a step of all devices.
+    /// Number of these instructions, in a step of all devices.
     pub instructions: u64,
 }
 
-/// Steps after which all graphs are captured: the first goes launch by launch.
-const CAPTURED_AFTER: usize = 2;
+/// Steps after which all graphs are captured; the first step launches every kernel by itself.
+const GRAPH_CAPTURE_STEPS: usize = 2;
 
-/// The shortest times of a program's instructions.
+/// Shortest times of a program's instructions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstructionTimings {
-    /// The shortest of the steps that were timed, by the clock; of processes, that of the slowest.
+    /// Wall-clock time of the shortest step with instruction timing; of several processes, that of the
+    /// slowest.
     pub shortest_step_s: f64,
-    /// The shortest step by the clock as steps are where no instruction is timed: captured graphs on a GPU. Where
-    /// that makes no difference, the same.
+    /// Wall-clock time of the shortest step without instruction timing, which on a GPU runs captured
+    /// graphs; equal to `shortest_step_s` where timing does not change the execution.
     pub whole_step_s: f64,
     /// Bytes allocated for each device's buffers.
+    #[serde(rename = "allocated")]
     pub allocated_bytes: Vec<u64>,
-    /// Seconds by device and instruction, in the [order](crate::schedule::step) of a step.
+    /// Seconds by device and instruction, in the order of
+    /// [`scheduled_instructions`](crate::scheduled_instructions).
+    #[serde(rename = "laps_s")]
     instruction_s: Vec<Vec<f64>>,
 }
 
-/// Makes steps on tokens drawn at random, and times them. The session's weights must be
-/// initialised; they are trained. Processes of one program must call this together.
+/// Runs steps on random tokens and times their instructions. The session's weights must be
+/// initialised; they are trained. All processes of a run must call this function.
 ///
 /// # Errors
-/// When a step could not be executed, or another process failed.
+/// When a step cannot be executed, or another process fails.
 pub fn time_instructions(
     session: &mut Session,
     effort: MeasurementEffort,
@@ -86,118 +90,121 @@ pub fn time_instructions(
     let count = work.global_batch * work.sequence_length;
     let ids: Vec<u32> = (0..=count).map(|n| (stream.bits(n) % vocab) as u32).collect();
     let input = StepInput { tokens: &ids[..count as usize], targets: &ids[1..] };
-    let untimed = match session.recording_changes_execution() {
-        true => Some(shortest_step_s(session, CAPTURED_AFTER, effort, input)?),
+    let untimed_step_s = match session.recording_changes_execution() {
+        true => Some(shortest_step_s(session, GRAPH_CAPTURE_STEPS, effort, input)?),
         false => None,
     };
     session.record_instruction_spans();
-    let mut minima: Option<InstructionTimings> = None;
-    repeat_steps(session, effort.warm_up_steps, effort, input, |session, seconds| {
-        let laps = |device| session.instruction_spans(DeviceId(device)).iter();
-        let of_device = |device| laps(device).map(|lap| (lap.end - lap.start).as_secs_f64());
-        let laps_s = session.devices().map(|device| of_device(device).collect()).collect();
-        let (shortest_step_s, whole_step_s) = (seconds, untimed.unwrap_or(seconds));
-        let made = InstructionTimings {
-            shortest_step_s,
-            whole_step_s,
-            allocated_bytes: session.allocated_bytes(),
-            instruction_s: laps_s,
+    let mut shortest: Option<InstructionTimings> = None;
+    repeat_steps(session, effort.warm_up_steps, effort, input, |session, step_s| {
+        let device_times = |device| -> Vec<f64> {
+            let spans = session.instruction_spans(DeviceId(device)).iter();
+            spans.map(|span| (span.end - span.start).as_secs_f64()).collect()
         };
-        match &mut minima {
-            Some(minima) => minima.keep_shortest(&made),
-            None => minima = Some(made),
+        let timings = InstructionTimings {
+            shortest_step_s: step_s,
+            whole_step_s: untimed_step_s.unwrap_or(step_s),
+            allocated_bytes: session.allocated_bytes(),
+            instruction_s: session.devices().map(device_times).collect(),
+        };
+        match &mut shortest {
+            Some(shortest) => shortest.keep_shortest(&timings),
+            None => shortest = Some(timings),
         }
     })?;
-    // At least one step was made.
-    let minima = minima.ok_or(RunError::DeviceThreads { reason: "no step was made".into() })?;
-    match session.cluster() {
-        None => Ok(minima),
-        Some(cluster) => Ok(agree(&**cluster, minima, InstructionTimings::combine_processes)?),
+    let shortest = shortest.unwrap_or_else(|| unreachable!("at least one step is timed"));
+    match session.process_group() {
+        None => Ok(shortest),
+        Some(group) => Ok(agree(&**group, shortest, InstructionTimings::combine_processes)?),
     }
 }
 
-/// The shortest step by the clock.
+/// Wall-clock time of the shortest step.
 fn shortest_step_s(
     session: &mut Session,
-    least_warm_up: usize,
+    warm_up_steps_min: usize,
     effort: MeasurementEffort,
     input: StepInput,
 ) -> Result<f64, RunError> {
     let mut shortest = f64::INFINITY;
-    let warm_up = effort.warm_up_steps.max(least_warm_up);
-    repeat_steps(session, warm_up, effort, input, |_, seconds| shortest = shortest.min(seconds))?;
+    let warm_up_steps = effort.warm_up_steps.max(warm_up_steps_min);
+    repeat_steps(session, warm_up_steps, effort, input, |_, step_s| {
+        shortest = shortest.min(step_s);
+    })?;
     Ok(shortest)
 }
 
-/// Makes steps, as many in every process. `made` is told what each took after the warm-up.
+/// Runs steps, the same number in every process. `on_step` is called with the time of each step after
+/// the warm-up.
 fn repeat_steps(
     session: &mut Session,
-    warm_up: usize,
+    warm_up_steps: usize,
     effort: MeasurementEffort,
     input: StepInput,
-    mut made: impl FnMut(&Session, f64),
+    mut on_step: impl FnMut(&Session, f64),
 ) -> Result<(), RunError> {
     let optimizer = Optimizer::new(1e-4, 1, 1_000_000);
-    for _ in 0..warm_up {
+    for _ in 0..warm_up_steps {
         session.step(&optimizer, input)?;
     }
-    let (begun, mut steps) = (Instant::now(), 0);
-    let wanted = |steps, begun: Instant| {
-        steps < effort.timed_steps_max && begun.elapsed() < effort.time_limit
-    };
-    while steps < effort.timed_steps_min.max(1) || session.any_process(wanted(steps, begun))? {
-        let step = Instant::now();
+    let (start, mut steps) = (Instant::now(), 0);
+    let has_time = |steps| steps < effort.timed_steps_max && start.elapsed() < effort.time_limit;
+    while steps < effort.timed_steps_min.max(1) || session.any_process(has_time(steps))? {
+        let step_start = Instant::now();
         session.step(&optimizer, input)?;
-        made(session, step.elapsed().as_secs_f64());
+        on_step(session, step_start.elapsed().as_secs_f64());
         steps += 1;
     }
     Ok(())
 }
 
 impl InstructionTimings {
-    /// Takes the shorter of both times, of the same program.
+    /// Keeps the shorter of both times of every instruction, of two measurements of one program.
     pub fn keep_shortest(&mut self, other: &InstructionTimings) {
         self.shortest_step_s = self.shortest_step_s.min(other.shortest_step_s);
         self.whole_step_s = self.whole_step_s.min(other.whole_step_s);
-        let laps =
-            self.instruction_s.iter_mut().flatten().zip(other.instruction_s.iter().flatten());
-        laps.for_each(|(mine, others)| *mine = mine.min(*others));
+        let others = other.instruction_s.iter().flatten();
+        let pairs = self.instruction_s.iter_mut().flatten().zip(others);
+        pairs.for_each(|(own, other)| *own = own.min(*other));
     }
 
-    /// What processes measured together, of the devices of each, in their order. A step is over when its last
-    /// process is.
-    fn combine_processes(all: Vec<InstructionTimings>) -> InstructionTimings {
-        let longest = |of: fn(&InstructionTimings) -> f64| all.iter().map(of).fold(0.0, f64::max);
+    /// Concatenates the devices of all processes, in rank order. A step ends when its last process
+    /// does.
+    fn combine_processes(processes: Vec<InstructionTimings>) -> InstructionTimings {
+        let longest =
+            |time: fn(&InstructionTimings) -> f64| processes.iter().map(time).fold(0.0, f64::max);
         InstructionTimings {
-            shortest_step_s: longest(|one| one.shortest_step_s),
-            whole_step_s: longest(|one| one.whole_step_s),
-            allocated_bytes: all.iter().flat_map(|one| one.allocated_bytes.clone()).collect(),
-            instruction_s: all.iter().flat_map(|one| one.instruction_s.clone()).collect(),
+            shortest_step_s: longest(|process| process.shortest_step_s),
+            whole_step_s: longest(|process| process.whole_step_s),
+            allocated_bytes: processes.iter().flat_map(|p| p.allocated_bytes.clone()).collect(),
+            instruction_s: processes.iter().flat_map(|p| p.instruction_s.clone()).collect(),
         }
     }
 
-    /// A step without disturbance: all instructions' shortest times, the mean over the devices.
+    /// Time of a step without disturbance: the sum of the shortest times of all instructions, as the
+    /// mean over the devices.
     pub fn undisturbed_step_s(&self) -> f64 {
         self.instruction_s.iter().flatten().sum::<f64>() / self.instruction_s.len().max(1) as f64
     }
 
-    /// What each kernel took, in the order of their first instructions.
+    /// Times of all kernels, in the order of their first instructions.
     pub fn samples(&self, program: &Program) -> Vec<KernelSample> {
         let mut samples: Vec<KernelSample> = vec![];
-        let mut places: HashMap<Kernel, usize> = HashMap::new();
-        for (device, laps) in self.instruction_s.iter().enumerate() {
+        let mut indices: HashMap<Kernel, usize> = HashMap::new();
+        for (device, instruction_s) in self.instruction_s.iter().enumerate() {
             let stage = DeviceId(device as u64).stage(&program.context.mesh);
-            for (moment, seconds) in scheduled_instructions(&program.stages[stage]).zip(laps) {
-                if waits_for_another_stage(moment.instr) {
+            let scheduled = scheduled_instructions(&program.stages[stage]);
+            for (scheduled, seconds) in scheduled.zip(instruction_s) {
+                if waits_for_another_stage(scheduled.instr) {
                     continue;
                 }
-                let kernel = moment.instr.kernel();
-                let place = *places.entry(kernel.clone()).or_insert_with(|| {
+                let kernel = scheduled.instr.kernel();
+                let index = *indices.entry(kernel.clone()).or_insert_with(|| {
                     samples.push(KernelSample { kernel, seconds: 0.0, instructions: 0 });
                     samples.len() - 1
                 });
-                samples[place].seconds += seconds;
-                samples[place].instructions += 1;
+                samples[index].seconds += seconds;
+                samples[index].instructions += 1;
             }
         }
         for sample in &mut samples {
@@ -210,7 +217,7 @@ impl InstructionTimings {
 fn waits_for_another_stage(instr: &Instr) -> bool {
     match &instr.action {
         Action::Receive(_) => true,
-        Action::Collective(exchange) => exchange.axis == Axis::Pipeline,
+        Action::Collective(collective) => collective.axis == Axis::Pipeline,
         _ => false,
     }
 }

@@ -1,15 +1,14 @@
 //! The null backend: executes a program without computing anything.
 //!
-//! Every instruction of every turn is met in order. Each operand's place is computed and held
-//! against the arena, transfers between stages are matched as they happen, and what a device would
-//! do is counted. Nothing is allocated: the arena is a number, as everything in it is.
+//! It visits the instructions of every pass in order, checks that each operand lies in the arena,
+//! matches transfers between stages, and counts instructions and bytes. It allocates no arena.
 //!
-//! The stages take turns: each goes on until it needs a transfer that was not sent yet. A send
-//! never waits here, so a program that gets stuck here gets stuck everywhere.
+//! Stages are executed round-robin, each until it needs a transfer that was not sent yet. A send
+//! never waits here, so a program that deadlocks here deadlocks on every backend.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use narrows_plan::program::{Access, Action, Extent, Program, StageProgram};
+use narrows_plan::program::{Access, Action, Program, StageProgram};
 use narrows_plan::{Bytes, CheckedProgram};
 
 use crate::addressing::operand_range;
@@ -17,21 +16,22 @@ use crate::error::RunError;
 use crate::report::{DeviceReport, StepReport};
 use crate::schedule::{ScheduledInstruction, scheduled_instructions};
 
-/// Counts what the devices of a program would do in one step.
+/// Counts the instructions, collectives and transfers of one step of a program.
 ///
 /// # Errors
-/// The first operand outside its arena or transfer that does not match, with its stage and
+/// The first operand outside its arena, transfer of mismatched size or deadlock, with its stage and
 /// instruction.
 pub fn count_step(program: &CheckedProgram) -> Result<StepReport, RunError> {
     execute(program.program())
 }
 
-/// Transfers that were sent and not yet received, by sender and receiver.
+/// Transfers that were sent and not yet received, by sending and receiving stage.
 type InFlight = BTreeMap<(usize, usize), VecDeque<Bytes>>;
 
 fn execute(program: &Program) -> Result<StepReport, RunError> {
+    let stages = program.stages.iter().enumerate();
     let mut devices: Vec<NullDevice> =
-        program.stages.iter().enumerate().map(|(at, stage)| NullDevice::new(at, stage)).collect();
+        stages.map(|(index, stage)| NullDevice::new(index, stage)).collect();
     let mut in_flight = InFlight::new();
     loop {
         let mut progressed = false;
@@ -42,68 +42,74 @@ fn execute(program: &Program) -> Result<StepReport, RunError> {
             break;
         }
     }
-    if let Some((stage, moment)) = devices.iter().find_map(|d| d.next.map(|next| (d.at, next))) {
-        return Err(RunError::Deadlock { stage, origin: moment.instr.origin.clone() });
+    let waiting = devices.iter().find_map(|device| Some((device.stage_index, device.next?)));
+    if let Some((stage, scheduled)) = waiting {
+        return Err(RunError::Deadlock { stage, origin: scheduled.instr.origin.clone() });
     }
     let stages = devices.into_iter().map(|device| device.report).collect();
     Ok(StepReport { mesh: program.context.mesh, stages })
 }
 
-/// One device of a stage; the others do the same.
+/// One device of a stage. Its other devices execute the same.
 struct NullDevice<'a> {
-    at: usize,
+    stage_index: usize,
     stage: &'a StageProgram,
-    rest: Box<dyn Iterator<Item = ScheduledInstruction<'a>> + 'a>,
-    /// What is executed next; `None` when the step is over.
+    remaining: Box<dyn Iterator<Item = ScheduledInstruction<'a>> + 'a>,
+    /// The next instruction; `None` when the step is complete.
     next: Option<ScheduledInstruction<'a>>,
     report: DeviceReport,
 }
 
 impl<'a> NullDevice<'a> {
-    fn new(at: usize, stage: &'a StageProgram) -> Self {
-        let mut rest = Box::new(scheduled_instructions(stage));
-        let next = rest.next();
-        let report = DeviceReport { allocated: stage.arena, ..DeviceReport::default() };
-        NullDevice { at, stage, rest, next, report }
+    fn new(stage_index: usize, stage: &'a StageProgram) -> Self {
+        let mut remaining = Box::new(scheduled_instructions(stage));
+        let next = remaining.next();
+        let report = DeviceReport::with_arena(stage.arena);
+        NullDevice { stage_index, stage, remaining, next, report }
     }
 
-    /// Executes until the end or a transfer that is not there yet. Says whether anything was done.
+    /// Executes instructions up to the end of the step or a transfer that was not sent yet. Returns
+    /// whether any was executed.
     fn advance(&mut self, in_flight: &mut InFlight) -> Result<bool, RunError> {
         let mut progressed = false;
-        while let Some(moment) = self.next {
-            if !self.execute(&moment, in_flight)? {
+        while let Some(scheduled) = self.next {
+            if !self.execute(&scheduled, in_flight)? {
                 break;
             }
-            self.next = self.rest.next();
+            self.next = self.remaining.next();
             progressed = true;
         }
         Ok(progressed)
     }
 
-    /// Executes one instruction; `false` when it has to wait.
+    /// Executes one instruction. Returns `false` when it has to wait for a transfer.
     fn execute(
         &mut self,
-        moment: &ScheduledInstruction<'_>,
+        scheduled: &ScheduledInstruction<'_>,
         in_flight: &mut InFlight,
     ) -> Result<bool, RunError> {
-        let instr = moment.instr;
+        let instr = scheduled.instr;
         for access in instr.reads.iter().chain(&instr.writes) {
-            self.check_place(access, moment)?;
+            self.check_range(access, scheduled)?;
         }
         let mut axis = None;
         match &instr.action {
-            Action::Collective(exchange) => axis = Some(exchange.axis),
-            Action::Send(hop) => {
+            Action::Collective(collective) => axis = Some(collective.axis),
+            Action::Send(transfer) => {
                 let sent = bytes_of(&instr.reads);
-                in_flight.entry((self.at, hop.stage as usize)).or_default().push_back(sent);
+                in_flight
+                    .entry((self.stage_index, transfer.stage as usize))
+                    .or_default()
+                    .push_back(sent);
                 self.report.sent += sent;
             }
-            Action::Receive(hop) => {
-                let queue = in_flight.entry((hop.stage as usize, self.at)).or_default();
+            Action::Receive(transfer) => {
+                let queue =
+                    in_flight.entry((transfer.stage as usize, self.stage_index)).or_default();
                 let Some(sent) = queue.pop_front() else { return Ok(false) };
                 let received = bytes_of(&instr.writes);
                 if sent != received {
-                    let (stage, origin) = (self.at, instr.origin.clone());
+                    let (stage, origin) = (self.stage_index, instr.origin.clone());
                     return Err(RunError::TransferSizeMismatch { stage, origin, sent, received });
                 }
                 self.report.received += received;
@@ -114,20 +120,20 @@ impl<'a> NullDevice<'a> {
         Ok(true)
     }
 
-    fn check_place(
+    fn check_range(
         &self,
         access: &Access,
-        moment: &ScheduledInstruction<'_>,
+        scheduled: &ScheduledInstruction<'_>,
     ) -> Result<(), RunError> {
-        let range = operand_range(self.stage, access, moment.slot);
+        let range = operand_range(self.stage, access, scheduled.slot);
         if range.end <= self.stage.arena.0 {
             return Ok(());
         }
         Err(RunError::OutsideArena {
-            stage: self.at,
-            phase: moment.phase,
-            microbatch: moment.microbatch,
-            origin: moment.instr.origin.clone(),
+            stage: self.stage_index,
+            phase: scheduled.phase,
+            microbatch: scheduled.microbatch,
+            origin: scheduled.instr.origin.clone(),
             buffer: self.stage.buffer(access.buffer).name.clone(),
             end: range.end,
             arena: self.stage.arena,
@@ -135,16 +141,16 @@ impl<'a> NullDevice<'a> {
     }
 }
 
-fn bytes_of(side: &[Access]) -> Bytes {
-    side.iter().map(|access| access.extent).map(|extent: Extent| extent.bytes()).sum()
+fn bytes_of(operands: &[Access]) -> Bytes {
+    operands.iter().map(|access| access.extent.bytes()).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Constants, FusedOp, Instr, MicrobatchPass, P2pTransfer, Phase, Region,
-        one_forward_one_backward,
+        Buffer, BufferId, Constants, Extent, FusedOp, Instr, MicrobatchPass, P2pTransfer, Phase,
+        Region, one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
     use narrows_plan::{DType, Precision};
@@ -152,19 +158,19 @@ mod tests {
     use super::*;
 
     const MESH: Mesh = Mesh { tensor: 1, pipeline: 2, data: 1 };
-    const NUMBERS: Extent = Extent { rows: 2, columns: 32, dtype: DType::F32 };
+    const EXTENT: Extent = Extent { rows: 2, columns: 32, dtype: DType::F32 };
 
     fn instr(action: Action, reads: &[u32], writes: &[u32]) -> Instr {
-        let list = |side: &[u32]| -> Vec<Access> {
-            side.iter().map(|id| Access { buffer: BufferId(*id), extent: NUMBERS }).collect()
+        let operands = |ids: &[u32]| -> Vec<Access> {
+            ids.iter().map(|id| Access { buffer: BufferId(*id), extent: EXTENT }).collect()
         };
-        Instr { action, reads: list(reads), writes: list(writes), origin: "test".into() }
+        Instr { action, reads: operands(reads), writes: operands(writes), origin: "test".into() }
     }
 
     fn stage(forward: Vec<Instr>, schedule: Vec<MicrobatchPass>) -> StageProgram {
         let buffer = Buffer {
             name: "x".into(),
-            extent: NUMBERS,
+            extent: EXTENT,
             region: Region::Activation,
             offset: 256,
             per_microbatch: true,
@@ -183,12 +189,12 @@ mod tests {
         }
     }
 
-    fn hop(stage: u32) -> P2pTransfer {
+    fn transfer(stage: u32) -> P2pTransfer {
         P2pTransfer { carries: vec!["hidden"], stage, group: MESH.group(Axis::Pipeline) }
     }
 
     /// Two stages: the first sends what the second receives.
-    fn sending() -> Program {
+    fn two_stage_program() -> Program {
         let context = Context {
             mesh: MESH,
             workload: Workload { global_batch: 2, sequence_length: 2, micro_batch: 1 },
@@ -198,9 +204,9 @@ mod tests {
         let schedule = |at| one_forward_one_backward(at, 2, 2);
         let sends = vec![
             instr(Action::Fused(FusedOp::Fill), &[], &[0]),
-            instr(Action::Send(hop(1)), &[0], &[]),
+            instr(Action::Send(transfer(1)), &[0], &[]),
         ];
-        let receives = vec![instr(Action::Receive(hop(0)), &[], &[0])];
+        let receives = vec![instr(Action::Receive(transfer(0)), &[], &[0])];
         let stages = vec![stage(sends, schedule(0)), stage(receives, schedule(1))];
         Program {
             context,
@@ -211,8 +217,8 @@ mod tests {
     }
 
     #[test]
-    fn transfers_meet() {
-        let report = execute(&sending()).expect("it runs");
+    fn sends_match_receives() {
+        let report = execute(&two_stage_program()).expect("a step");
         assert_eq!(report.stages[0].sent, Bytes(512));
         assert_eq!(report.stages[1].received, Bytes(512));
         assert_eq!(report.stages[0].instructions, BTreeMap::from([("fill", 2), ("send", 2)]));
@@ -220,27 +226,27 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_that_nobody_sends_is_no_hang() {
-        let mut program = sending();
+    fn a_receive_without_a_send_is_a_deadlock() {
+        let mut program = two_stage_program();
         program.stages[0].forward.pop();
-        let error = execute(&program).expect_err("nothing was sent");
+        let error = execute(&program).expect_err("no send");
         assert_eq!(error, RunError::Deadlock { stage: 1, origin: "test".into() });
     }
 
     #[test]
-    fn a_transfer_of_another_size_is_refused() {
-        let mut program = sending();
+    fn a_transfer_of_another_size_is_an_error() {
+        let mut program = two_stage_program();
         program.stages[1].forward[0].writes[0].extent.rows = 1;
-        let error = execute(&program).expect_err("half of it fits");
+        let error = execute(&program).expect_err("half the size");
         assert!(matches!(error, RunError::TransferSizeMismatch { stage: 1, .. }), "{error}");
     }
 
     #[test]
-    fn every_copy_of_an_operand_lies_in_the_arena() {
-        let mut program = sending();
+    fn every_slot_of_an_operand_lies_in_the_arena() {
+        let mut program = two_stage_program();
         program.stages[0].arena = Bytes(767);
-        let error = execute(&program).expect_err("the second copy does not fit");
-        // The first microbatch's copy fits, the second's does not.
+        let error = execute(&program).expect_err("the second slot does not fit");
+        // The slot of microbatch 0 fits.
         assert_eq!(
             error.to_string(),
             "stage 0, Forward of microbatch 1, test: `x` ends at byte 768 of an arena of 767 B"

@@ -1,27 +1,27 @@
-//! What a step does with the gradients, as far as all backends must agree on it.
+//! AdamW with gradient clipping, warm-up and cosine decay, as all backends compute it.
 //!
-//! Step t counts from 1. The gradients g are those of the mean loss over all tokens of the step;
-//! with G the norm of all of them together, each is first multiplied by min(1, clip/G). Then, for
-//! every element (AdamW: Kingma & Ba 2015, Loshchilov & Hutter 2019):
+//! Steps t count from 1. The gradients g are those of the mean loss over all tokens of the step, each
+//! multiplied by min(1, clip/G), where G is the norm of all gradients together. Then, for every
+//! element (AdamW: Kingma & Ba 2015, Loshchilov & Hutter 2019):
 //!
 //! ```text
 //! m ← β₁·m + (1−β₁)·g          v ← β₂·v + (1−β₂)·g²
 //! w ← (1−ηλ)·w − η·(m / (1−β₁ᵗ)) / (√(v / (1−β₂ᵗ)) + ε)
 //! ```
 //!
-//! λ is 0 for scales and biases of norms. η rises linearly to its peak, reached at the last step of
-//! the warm-up, and falls from there along half a cosine to `final_fraction` of it at the last step.
+//! λ is 0 for scales and biases of norms. η rises linearly to its peak at the last step of the
+//! warm-up, and falls from there along half a cosine to `final_fraction` of the peak at the last step.
 
-/// Hyper-parameters of training.
+/// Hyper-parameters of the optimizer and the learning rate schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// The largest learning rate η.
+    /// Largest learning rate η.
     pub peak_learning_rate: f64,
-    /// Steps until the learning rate is at its peak; 0 begins there.
+    /// Steps until the learning rate reaches its peak; with 0 it starts there.
     pub warm_up_steps: u64,
-    /// Steps until the learning rate is at its end; after them it stays there.
+    /// Steps until the learning rate reaches its final value, which it then keeps.
     pub total_steps: u64,
-    /// The last learning rate over the peak.
+    /// Final learning rate over the peak.
     pub final_fraction: f64,
     /// Decay β₁ of the first moment.
     pub beta1: f64,
@@ -31,11 +31,11 @@ pub struct Optimizer {
     pub epsilon: f64,
     /// Decoupled weight decay λ of matrices.
     pub weight_decay: f64,
-    /// The largest norm of all gradients together.
+    /// Largest norm of all gradients together; larger gradients are scaled down to it.
     pub clip_norm: f64,
 }
 
-/// The numbers of one step that an update needs.
+/// Coefficients of the AdamW update of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCoefficients {
     /// η of the step.
@@ -44,13 +44,13 @@ pub struct StepCoefficients {
     pub bias_correction1: f64,
     /// 1 − β₂ᵗ.
     pub bias_correction2: f64,
-    /// What a decayed weight is multiplied by: 1 − ηλ.
+    /// Factor of a decayed weight: 1 − ηλ.
     pub decay_factor: f64,
 }
 
 impl Optimizer {
-    /// β = (0.9, 0.95), ε = 1e-8, λ = 0.1, clipped at 1, ending at a tenth of the peak: what LLaMA
-    /// was trained with (Touvron et al. 2023, §2.3).
+    /// The hyper-parameters of LLaMA (Touvron et al. 2023, §2.3): β = (0.9, 0.95), ε = 1e-8, λ = 0.1,
+    /// clipping at 1, and a tenth of the peak as the final learning rate.
     pub fn new(peak_learning_rate: f64, warm_up_steps: u64, total_steps: u64) -> Optimizer {
         Optimizer {
             peak_learning_rate,
@@ -65,7 +65,7 @@ impl Optimizer {
         }
     }
 
-    /// The learning rate of a step, counted from 1.
+    /// Learning rate of a step, counted from 1.
     ///
     /// ```
     /// let optimizer = narrows_runtime::Optimizer::new(1.0, 4, 12);
@@ -84,17 +84,17 @@ impl Optimizer {
         if step >= total_steps {
             return peak_learning_rate * final_fraction;
         }
-        let done = (step - warm_up_steps) as f64 / (total_steps - warm_up_steps) as f64;
-        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
+        let progress = (step - warm_up_steps) as f64 / (total_steps - warm_up_steps) as f64;
+        let cosine = 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
         peak_learning_rate * (final_fraction + (1.0 - final_fraction) * cosine)
     }
 
-    /// What every gradient is multiplied by, given the norm of all of them together.
+    /// Factor of every gradient, given the norm of all gradients together.
     pub fn clip_factor(&self, norm: f64) -> f64 {
         if norm > self.clip_norm { self.clip_norm / norm } else { 1.0 }
     }
 
-    /// The coefficients of a step, counted from 1.
+    /// Coefficients of a step, counted from 1.
     pub fn coefficients(&self, step: u64) -> StepCoefficients {
         let learning_rate = self.learning_rate(step);
         let power = |beta: f64| beta.powf(step as f64);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schedules_without_warm_up_or_without_an_end() {
+    fn schedules_without_warm_up_or_without_decay() {
         let flat = Optimizer::new(2.0, 0, 10);
         assert_eq!(flat.learning_rate(0), 2.0);
         assert!(flat.learning_rate(1) < 2.0);

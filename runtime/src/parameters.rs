@@ -1,11 +1,11 @@
-//! The logical parameters of a model: what they are called, how large they are, how they begin.
+//! The logical parameters of a model: names, shapes and initial values.
 //!
-//! A *logical* parameter is a whole, unsharded tensor. Programs hold shards of them under the name
-//! they have within their block (`q.a`, `norm1`); its logical name puts the block before it:
-//! `layer 3 q.a`, as in the names of a program's buffers. Embedding, final norm and head stand
-//! alone. [`logical_name`] leads from a buffer's member to its logical parameter.
+//! A *logical* parameter is a whole, unsharded tensor. Buffers of programs hold shards of them under
+//! the name within the block (`q.a`, `norm1`); the logical name has the block before it:
+//! `layer 3 q.a`. Embedding, final norm and head belong to no block. [`logical_name`] maps a member
+//! of a buffer to its logical parameter.
 //!
-//! | name | rows × columns | begins as |
+//! | name | rows × columns | initial value |
 //! |---|---|---|
 //! | `embedding` | vocab × hidden | N(0, 0.02²) |
 //! | `layer N norm1`, `norm2` | 1 × hidden | 1 |
@@ -19,16 +19,16 @@
 //! | `head`, unless tied | hidden × vocab | N(0, 0.02²) |
 //!
 //! Likewise for k, v, o, gate, up and down. Matrices are row-major, (in, out): `y = x·W`. The σ of
-//! factors is that of CoLA's released code; an entry of A·B, a sum of r products, then has standard
+//! factors is that of CoLA's released code; an entry of A·B, a sum of r terms, then has standard
 //! deviation σ²·√r = (d_in + d_out)^(-1/2), whatever the rank: 0.022 between widths of 1024, where
-//! a dense matrix has LLaMA's 0.02. Gates begin as the identity gate, so that all three are one
-//! function at first; a dense gate between unequal ranks begins with ones on its diagonal, zeros
-//! elsewhere.
+//! a dense matrix has LLaMA's 0.02. All gates start as the identity gate, so that the three kinds
+//! compute the same function at first; a dense gate between unequal ranks starts with ones on its
+//! diagonal and zeros elsewhere.
 //!
-//! # A shard without the whole
+//! # Sharded initialisation
 //! Element i of a parameter is a function of the run's seed, the parameter's name and i alone, by a
-//! counter-based generator ([`CounterRng`]). So a device makes just its shard, and every plan of a
-//! model begins from the same weights.
+//! counter-based generator ([`CounterRng`]). A device generates its shard alone, and every plan of a
+//! model starts from the same weights.
 
 use narrows_plan::model::{
     CrossingForm, CrossingGate, FactorPair, LatentCrossing, Linear, Model, Weight,
@@ -36,8 +36,8 @@ use narrows_plan::model::{
 
 use crate::random::CounterRng;
 
-/// Standard deviation of dense matrices and of the embedding at the beginning, as in LLaMA.
-pub const DENSE_STD: f64 = 0.02;
+/// Initial standard deviation of dense matrices and of the embedding, as in LLaMA.
+const DENSE_STD: f64 = 0.02;
 
 /// One whole, unsharded parameter.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,22 +48,22 @@ pub struct LogicalParameter {
     pub rows: u64,
     /// Columns.
     pub columns: u64,
-    /// What the optimizer must know.
+    /// Whether weight decay applies.
     pub kind: ParameterKind,
-    /// How it begins.
+    /// Initial values.
     pub initialisation: Initialisation,
 }
 
-/// What a parameter is to the optimizer.
+/// Kind of a parameter, which decides whether weight decay applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParameterKind {
-    /// A matrix: weight decay applies.
+    /// A matrix, with weight decay.
     Matrix,
-    /// The scale or bias of a norm: no weight decay.
+    /// The scale or bias of a norm, without weight decay.
     Vector,
 }
 
-/// The values a parameter begins with.
+/// Distribution of initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initialisation {
     /// Zeros.
@@ -72,7 +72,7 @@ pub enum Initialisation {
     Ones,
     /// Ones where row and column are equal, zeros elsewhere.
     Identity,
-    /// Independent normal numbers with mean 0.
+    /// Independent normal deviates with mean 0.
     Normal {
         /// Standard deviation.
         std: f64,
@@ -80,16 +80,16 @@ pub enum Initialisation {
 }
 
 impl LogicalParameter {
-    /// How many elements it has.
+    /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.rows * self.columns
     }
 
-    /// The function from (row, column) to the initial value, in a run with this seed.
-    pub fn initial(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
+    /// The initial value as a function of (row, column), in a run with this seed.
+    pub fn initial_value(&self, seed: u64) -> impl Fn(u64, u64) -> f64 + use<> {
         let stream = CounterRng::new(seed, &self.name);
-        let (initial, columns) = (self.initialisation, self.columns);
-        move |row, column| match initial {
+        let (initialisation, columns) = (self.initialisation, self.columns);
+        move |row, column| match initialisation {
             Initialisation::Zeros => 0.0,
             Initialisation::Ones => 1.0,
             Initialisation::Identity => f64::from(u8::from(row == column)),
@@ -98,74 +98,83 @@ impl LogicalParameter {
     }
 }
 
-/// All parameters of a model, in the order they are computed with; a tied head is not among them.
+/// All parameters of a model, in the order of the forward pass. A tied head is not among them.
 pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
     let normal = |name: &str, rows, columns| {
         matrix(name.into(), rows, columns, Initialisation::Normal { std: DENSE_STD })
     };
-    let mut found = vec![normal("embedding", model.vocab, model.hidden)];
+    let mut parameters = vec![normal("embedding", model.vocab, model.hidden)];
     for (index, block) in model.blocks.iter().enumerate() {
-        let before = index.checked_sub(1).map(|before| model.blocks[before].linears());
+        let previous = index.checked_sub(1).map(|previous| model.blocks[previous].linears());
         for (slot, (name, linear)) in block.linears().into_iter().enumerate() {
             let norm = match name {
                 "q" => Some("norm1"),
                 "gate" => Some("norm2"),
                 _ => None,
             };
-            found.extend(norm.map(|norm| scale(format!("layer {index} {norm}"), model.hidden)));
-            let rank_before = before.as_ref().and_then(|before| before[slot].1.rank());
-            found.extend(of_linear(&format!("layer {index} {name}"), linear, rank_before));
+            parameters
+                .extend(norm.map(|norm| scale(format!("layer {index} {norm}"), model.hidden)));
+            let previous_rank = previous.as_ref().and_then(|previous| previous[slot].1.rank());
+            parameters.extend(linear_parameters(
+                &format!("layer {index} {name}"),
+                linear,
+                previous_rank,
+            ));
         }
     }
-    found.push(scale("final_norm".into(), model.hidden));
+    parameters.push(scale("final_norm".into(), model.hidden));
     if !model.tied {
-        found.push(normal("head", model.hidden, model.vocab));
+        parameters.push(normal("head", model.hidden, model.vocab));
     }
-    found
+    parameters
 }
 
-/// The parameters of one linear; `rank_before` is the rank of the same linear one block before.
-fn of_linear(name: &str, linear: &Linear, rank_before: Option<u64>) -> Vec<LogicalParameter> {
+/// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block.
+fn linear_parameters(
+    name: &str,
+    linear: &Linear,
+    previous_rank: Option<u64>,
+) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
     let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
         return vec![matrix(name.into(), d_in, d_out, Initialisation::Normal { std: DENSE_STD })];
     };
     let initial = Initialisation::Normal { std: factor_std(d_in, d_out, *rank) };
-    let mut found = vec![
+    let mut parameters = vec![
         matrix(format!("{name}.a"), d_in, *rank, initial),
         matrix(format!("{name}.b"), *rank, d_out, initial),
     ];
-    if let (Some(crossing), Some(rank_before)) = (crossing, rank_before) {
-        found.extend(of_crossing(name, crossing, rank_before, *rank));
+    if let (Some(crossing), Some(previous_rank)) = (crossing, previous_rank) {
+        parameters.extend(crossing_parameters(name, crossing, previous_rank, *rank));
     }
-    found
+    parameters
 }
 
-fn of_crossing(
+fn crossing_parameters(
     name: &str,
     crossing: &LatentCrossing,
-    before: u64,
+    previous_rank: u64,
     rank: u64,
 ) -> Vec<LogicalParameter> {
     let gate = |part: &str, rows, columns| {
         matrix(format!("{name}.gate{part}"), rows, columns, Initialisation::Identity)
     };
-    let mut found = match crossing.gate {
+    let mut parameters = match crossing.gate {
         CrossingGate::Identity => vec![],
-        CrossingGate::Dense => vec![gate("", before, rank)],
+        CrossingGate::Dense => vec![gate("", previous_rank, rank)],
         CrossingGate::Tensor { a, b } => vec![gate(".u", a, a), gate(".v", b, b)],
     };
     if crossing.form == CrossingForm::Released {
-        found.push(scale(format!("{name}.latent_norm.scale"), rank));
+        parameters.push(scale(format!("{name}.latent_norm.scale"), rank));
         let bias = scale(format!("{name}.latent_norm.bias"), rank);
-        found.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
+        parameters.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
     }
-    found
+    parameters
 }
 
-/// Standard deviation of both factors of a pair at the beginning: r^(-1/4)·(d_in + d_out)^(-1/4)
-/// (CoLA's released code).
-pub fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
+/// Initial standard deviation of both factors of a pair: r^(-1/4)·(d_in + d_out)^(-1/4) (CoLA's
+/// released code).
+fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
     (rank as f64 * (d_in + d_out) as f64).powf(-0.25)
 }
 
@@ -183,12 +192,12 @@ fn scale(name: String, width: u64) -> LogicalParameter {
     }
 }
 
-/// The logical parameter behind one member of a program's buffer: `buffer` is the buffer's name,
-/// `member` the name in its [`Shard`](narrows_plan::program::Shard).
+/// Logical name of one member of a program's buffer: `buffer` is the buffer's name, `member` the name
+/// in its [`Shard`](narrows_plan::program::Shard).
 ///
-/// Two members look different from their logical parameters. The head of a tied model is not a
-/// parameter of its own: its member `head`, hidden × vocab, is the transpose of `embedding`. And the
-/// square matrices of a tensor gate are members of one row each, in the same order of elements.
+/// Two kinds of members have other shapes than their logical parameters: the member `head` of a tied
+/// model, hidden × vocab, is the transpose of `embedding`; and the square matrices of a tensor gate
+/// are members of one row each, in the same order of elements.
 ///
 /// ```
 /// use narrows_runtime::logical_name;
@@ -208,9 +217,9 @@ mod tests {
     use super::*;
     use narrows_plan::model::presets;
 
-    /// A·B begins with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.
+    /// A·B starts with the standard deviation (d_in + d_out)^(-1/2), whatever the rank.
     #[test]
-    fn products_of_factors_do_not_depend_on_the_rank() {
+    fn the_variance_of_a_factor_product_does_not_depend_on_the_rank() {
         let (d_in, d_out) = (40, 60);
         for rank in [4, 16] {
             let linear = Linear {
@@ -222,8 +231,8 @@ mod tests {
                     crossing: None,
                 }),
             };
-            let factors = of_linear("layer 0 q", &linear, None);
-            let (a, b) = (factors[0].initial(1), factors[1].initial(1));
+            let factors = linear_parameters("layer 0 q", &linear, None);
+            let (a, b) = (factors[0].initial_value(1), factors[1].initial_value(1));
             let entry = |i, j| (0..rank).map(|k| a(i, k) * b(k, j)).sum::<f64>();
             let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));
             let std = (squares.sum::<f64>() / (d_in * d_out) as f64).sqrt();
@@ -235,12 +244,11 @@ mod tests {
     fn every_parameter_is_listed_once() {
         for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
             let model = presets::find(name).unwrap();
-            let found = logical_parameters(&model);
-            let elements: u64 = found.iter().map(LogicalParameter::elements).sum();
-            // A crossing of block 0 is none; `parameters` counts what the blocks say.
+            let parameters = logical_parameters(&model);
+            let elements: u64 = parameters.iter().map(LogicalParameter::elements).sum();
             assert_eq!(elements, model.parameters(), "{name}");
-            let names: std::collections::BTreeSet<_> = found.iter().map(|p| &p.name).collect();
-            assert_eq!(names.len(), found.len(), "{name}");
+            let names: std::collections::BTreeSet<_> = parameters.iter().map(|p| &p.name).collect();
+            assert_eq!(names.len(), parameters.len(), "{name}");
         }
     }
 }

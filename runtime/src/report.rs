@@ -1,4 +1,4 @@
-//! What a backend did in a step.
+//! Counts of a step: instructions, collectives and transfers of each device.
 
 use std::collections::BTreeMap;
 
@@ -6,33 +6,33 @@ use narrows_plan::kernel::{Collective, CollectiveKind};
 use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::{Bytes, Kernel};
 
-/// A process of the mesh, numbered tensor axis first, then data, then pipeline.
+/// Number of a device on the mesh: the tensor axis varies fastest, then data, then pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u64);
 
 impl DeviceId {
-    /// The pipeline stage this device belongs to.
+    /// Pipeline stage of the device.
     pub fn stage(self, mesh: &Mesh) -> usize {
         (self.0 / (mesh.tensor * mesh.data)) as usize
     }
 }
 
-/// What was done in a step, by device.
+/// Counts of a step, by pipeline stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepReport {
-    /// The mesh.
+    /// Mesh of the program.
     pub mesh: Mesh,
-    /// One for each pipeline stage: its devices run the same instructions on shards of the same
-    /// size, so they do the same amount of everything.
+    /// Report of one device of each stage. The devices of a stage execute the same instructions on
+    /// shards of the same size, so their reports are equal.
     pub stages: Vec<DeviceReport>,
 }
 
-/// What one device did in a step.
+/// Counts of one device in a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceReport {
-    /// Memory allocated for the program's buffers.
+    /// Bytes allocated for the program's buffers.
     pub allocated: Bytes,
-    /// Instructions executed, by name.
+    /// Executed instructions, by name.
     pub instructions: BTreeMap<&'static str, u64>,
     /// Collectives, by kind and axis.
     pub collectives: BTreeMap<(CollectiveKind, Axis), CollectiveCount>,
@@ -42,22 +42,23 @@ pub struct DeviceReport {
     pub received: Bytes,
 }
 
-/// Collectives of one kind over one axis, statistics included.
+/// Collectives of one kind along one axis. Norm statistics that are reduced together with a tensor
+/// are included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectiveCount {
-    /// How many.
+    /// Number of collectives.
     pub calls: u64,
-    /// The whole (unsharded) tensors' bytes: what published volumes count.
+    /// Bytes of the whole, unsharded tensors, as published volumes count.
     pub payload: Bytes,
-    /// Bytes one device sends when nothing is sent twice: see [`sent_by_each`].
+    /// Bytes that one device sends at least: see [`bytes_sent_per_member`].
     pub sent: Bytes,
 }
 
-/// Bytes by kind of collective and axis of the mesh.
+/// Bytes by name of the collective kind and of the mesh axis.
 pub type BytesByKindAndAxis = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 impl StepReport {
-    /// What a device did.
+    /// Report of a device.
     ///
     /// # Panics
     /// When the mesh has no such device.
@@ -65,31 +66,26 @@ impl StepReport {
         &self.stages[device.stage(&self.mesh)]
     }
 
-    /// Every device of the mesh.
+    /// All devices of the mesh.
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {
         (0..self.mesh.devices()).map(DeviceId)
     }
 }
 
 impl DeviceReport {
-    /// That of a device which has done nothing yet.
+    /// The report of a device that has not executed anything yet.
     pub fn with_arena(arena: Bytes) -> DeviceReport {
         DeviceReport { allocated: arena, ..DeviceReport::default() }
     }
 
-    /// Counts from zero again, in the memory of the counts before.
+    /// Resets all counts to zero without freeing memory.
     pub fn reset_counts(&mut self) {
         self.instructions.values_mut().for_each(|count| *count = 0);
         self.collectives.values_mut().for_each(|count| *count = CollectiveCount::default());
         (self.sent, self.received) = (Bytes(0), Bytes(0));
     }
 
-    /// Instructions of all names.
-    pub fn instruction_count(&self) -> u64 {
-        self.instructions.values().sum()
-    }
-
-    /// Counts one instruction's kernel, with the bytes it says.
+    /// Counts an instruction and, for a collective, the bytes of its kernel.
     pub fn count(&mut self, name: &'static str, axis: Option<Axis>, kernel: &Kernel) {
         self.count_instruction(name);
         if let (Kernel::Collective(collective), Some(axis)) = (kernel, axis) {
@@ -110,35 +106,35 @@ impl DeviceReport {
         count.sent += bytes_sent_per_member(collective);
     }
 
-    /// The bytes of its collectives, as they are written down.
+    /// Bytes of the collectives by kind and axis, as metrics and reports have them.
     pub fn collective_bytes(
         &self,
         bytes: impl Fn(&CollectiveCount) -> Bytes,
     ) -> BytesByKindAndAxis {
-        let mut made = BytesByKindAndAxis::new();
+        let mut by_kind = BytesByKindAndAxis::new();
         for ((kind, axis), count) in &self.collectives {
-            made.entry(kind.name()).or_default().insert(axis.name(), bytes(count).0);
+            by_kind.entry(kind.name()).or_default().insert(axis.name(), bytes(count).0);
         }
-        made
+        by_kind
     }
 }
 
-/// Bytes each of n members sends in a collective with payload S, when nothing is sent twice:
+/// Bytes that each of n members sends in a collective with payload S when no byte is sent twice,
+/// rounded down:
 ///
 /// ```text
 /// all-reduce                    2(n−1)/n · S      (reduce-scatter, then all-gather)
 /// reduce-scatter, all-gather     (n−1)/n · S
 /// all-to-all                     (n−1)/n² · S
 /// ```
-/// rounded down to whole bytes.
 pub fn bytes_sent_per_member(collective: &Collective) -> Bytes {
     let (members, payload) =
         (u128::from(collective.group.size.max(1)), u128::from(collective.payload.0));
-    let passed_on = payload * (members - 1);
+    let foreign = payload * (members - 1);
     let sent = match collective.kind {
-        CollectiveKind::AllReduce => 2 * passed_on / members,
-        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => passed_on / members,
-        CollectiveKind::AllToAll => passed_on / (members * members),
+        CollectiveKind::AllReduce => 2 * foreign / members,
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => foreign / members,
+        CollectiveKind::AllToAll => foreign / (members * members),
     };
     Bytes(u64::try_from(sent).unwrap_or(u64::MAX))
 }
@@ -148,14 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_of_a_stage_are_neighbours() {
+    fn devices_of_a_stage_are_consecutive() {
         let mesh = Mesh { tensor: 2, pipeline: 2, data: 3 };
         let stages: Vec<usize> = (0..12).map(|id| DeviceId(id).stage(&mesh)).collect();
         assert_eq!(stages, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
     }
 
     #[test]
-    fn what_a_member_sends() {
+    fn members_send_minimal_volumes() {
         let group = Mesh { tensor: 4, pipeline: 1, data: 1 }.group(Axis::Tensor);
         let sent =
             |kind| bytes_sent_per_member(&Collective { kind, payload: Bytes(1600), group }).0;

@@ -1,11 +1,9 @@
-//! The order in which a device meets its instructions.
-//!
-//! The turns of the stage's schedule, each the whole forward or backward pass of one microbatch,
-//! and the step phase once after them.
+//! The order in which a device executes its instructions in a step: the passes of the stage's
+//! schedule, each the whole forward or backward pass of one microbatch, then the step phase once.
 
 use narrows_plan::program::{Instr, Phase, StageProgram};
 
-/// An instruction at its place in a step.
+/// An instruction of a step, with the microbatch that it is executed for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScheduledInstruction<'a> {
     /// The instruction.
@@ -14,28 +12,24 @@ pub struct ScheduledInstruction<'a> {
     pub phase: Phase,
     /// Its microbatch; 0 in the step phase.
     pub microbatch: u64,
-    /// Which copy of the per-microbatch buffers it sees.
+    /// The slot of its microbatch.
     pub slot: u64,
 }
 
-/// Everything a device of this stage executes in a step, in order.
+/// Every instruction that a device of this stage executes in a step, in order.
 pub fn scheduled_instructions(
     stage: &StageProgram,
 ) -> impl Iterator<Item = ScheduledInstruction<'_>> {
-    let turns = stage.schedule.iter().map(|turn| (turn.phase, turn.microbatch));
-    turns.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
+    let passes = stage.schedule.iter().map(|pass| (pass.phase, pass.microbatch));
+    passes.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
         let slot = microbatch_slot(stage, microbatch);
-        stage.phase(phase).iter().map(move |instr| ScheduledInstruction {
-            instr,
-            phase,
-            microbatch,
-            slot,
-        })
+        let instructions = stage.phase(phase).iter();
+        instructions.map(move |instr| ScheduledInstruction { instr, phase, microbatch, slot })
     })
 }
 
-/// The copy of the per-microbatch buffers that a microbatch uses. Microbatches in flight follow
-/// each other, so the remainder tells them apart.
+/// The slot of a microbatch: the copy of the per-microbatch buffers that it uses. Microbatches in
+/// flight are consecutive, so their remainders differ.
 pub fn microbatch_slot(stage: &StageProgram, microbatch: u64) -> u64 {
     microbatch % stage.slots.max(1)
 }

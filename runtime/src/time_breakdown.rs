@@ -1,13 +1,13 @@
-//! What the time of a step is spent on, as measured.
+//! What the measured time of a step is spent on.
 //!
-//! The same parts as those of a predicted step, told apart the same way: by the instruction. What an
-//! instruction takes counts as a whole, so a collective's part holds the time that a device waits
-//! in it for the others of its group. What is spent outside of instructions, and what only waiting is:
+//! The categories are those of a predicted step, and the instruction decides the category. The whole
+//! time of an instruction counts, so that of a collective includes the wait for its other members.
+//! Besides instructions, two categories include:
 //!
-//! | part | besides instructions |
+//! | category | includes |
 //! |---|---|
-//! | `bubble` | waiting for another stage's transfer, and for the last device at the end of a step |
-//! | `other` | transfers themselves, reading tokens, starting and ending a step |
+//! | `bubble` | waiting for the transfer of another stage, and for the last device at the end of a step |
+//! | `other` | transfers, reading tokens, starting and ending a step |
 
 use std::time::Duration;
 
@@ -17,40 +17,40 @@ use narrows_plan::mesh::Axis;
 use narrows_plan::program::{Action, Instr};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// A part of a step's time.
+/// A category of a step's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimeCategory {
-    /// Products.
+    /// Matrix multiplications.
     Gemm,
     /// Attention.
     Attention,
-    /// Fused passes.
+    /// Element-wise and row-wise fused ops.
     Elementwise,
-    /// Collectives: nothing hides them here.
+    /// Collectives, none of which overlaps computation.
     CollectiveExposed,
     /// Waiting for other stages.
     Bubble,
-    /// Gradient norm and AdamW.
+    /// Gradient norm and AdamW updates.
     Optimizer,
-    /// Transfers between stages, and what is no instruction.
+    /// Transfers between stages, and everything outside of instructions.
     Other,
 }
 
-/// The time of a step by part. It is written as seconds by the parts' names.
+/// The time of a step by category. It is serialised as seconds by category name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimeBreakdown([Duration; TimeCategory::ALL.len()]);
 
-/// When an instruction was executed, from the beginning of the step.
+/// Start and end of an instruction, measured from the start of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstructionSpan {
-    /// When it began.
+    /// Start of the instruction.
     pub start: Duration,
-    /// When it ended.
+    /// End of the instruction.
     pub end: Duration,
 }
 
 impl TimeCategory {
-    /// All of them, in the order in which they are told.
+    /// All categories, in the order of reports.
     pub const ALL: [TimeCategory; 7] = [
         TimeCategory::Gemm,
         TimeCategory::Attention,
@@ -61,7 +61,7 @@ impl TimeCategory {
         TimeCategory::Other,
     ];
 
-    /// The key it is written under.
+    /// Key in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             TimeCategory::Gemm => "gemm",
@@ -74,19 +74,19 @@ impl TimeCategory {
         }
     }
 
-    /// What an instruction's time is spent on.
+    /// Category of an instruction.
     pub fn of_instruction(instr: &Instr) -> TimeCategory {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => TimeCategory::Gemm,
             (Kernel::Attention(_), _) => TimeCategory::Attention,
-            (Kernel::Fused(pass), _) if pass.kind == FusedKind::Optimizer => {
+            (Kernel::Fused(fused), _) if fused.kind == FusedKind::Optimizer => {
                 TimeCategory::Optimizer
             }
             (Kernel::Fused(_), _) => TimeCategory::Elementwise,
             (Kernel::Transfer(_), _) => TimeCategory::Other,
-            // The square sum's collectives belong to the optimizer.
-            (Kernel::Collective(_), Action::Collective(exchange))
-                if exchange.axis == Axis::Pipeline =>
+            // Along the pipeline only the gradient norm and tied gradients are reduced.
+            (Kernel::Collective(_), Action::Collective(collective))
+                if collective.axis == Axis::Pipeline =>
             {
                 TimeCategory::Optimizer
             }
@@ -96,27 +96,29 @@ impl TimeCategory {
 }
 
 impl TimeBreakdown {
-    /// The time of a part.
-    pub fn get(&self, part: TimeCategory) -> Duration {
-        self.0[part as usize]
+    /// The time of a category.
+    pub fn get(&self, category: TimeCategory) -> Duration {
+        self.0[category as usize]
     }
 
-    /// All parts together.
+    /// Sum over all categories.
     pub fn total(&self) -> Duration {
         self.0.iter().sum()
     }
 
-    /// Adds to a part.
-    pub fn add(&mut self, part: TimeCategory, time: Duration) {
-        self.0[part as usize] += time;
+    /// Adds to the time of a category.
+    pub fn add(&mut self, category: TimeCategory, time: Duration) {
+        self.0[category as usize] += time;
     }
 
-    /// Adds another's parts.
+    /// Adds the times of another breakdown.
     pub fn add_all(&mut self, other: &TimeBreakdown) {
-        TimeCategory::ALL.iter().for_each(|part| self.add(*part, other.get(*part)));
+        for category in TimeCategory::ALL {
+            self.add(category, other.get(category));
+        }
     }
 
-    /// Means, of what was added up over so many devices.
+    /// The mean over devices of a breakdown that was summed over them.
     pub fn mean_over(self, devices: usize) -> TimeBreakdown {
         let devices = u32::try_from(devices).unwrap_or(u32::MAX).max(1);
         TimeBreakdown(self.0.map(|time| time / devices))
@@ -126,8 +128,8 @@ impl TimeBreakdown {
 impl Serialize for TimeBreakdown {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(TimeCategory::ALL.len()))?;
-        for part in TimeCategory::ALL {
-            map.serialize_entry(part.name(), &self.get(part).as_secs_f64())?;
+        for category in TimeCategory::ALL {
+            map.serialize_entry(category.name(), &self.get(category).as_secs_f64())?;
         }
         map.end()
     }

@@ -1,49 +1,52 @@
-//! Token files and samplers, against hostile bytes and against what simple code does.
+//! Token files and samplers, on invalid bytes and against simple reference code.
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use arbtest::arbitrary::{self, Unstructured};
+use narrows_plan::Precision;
 use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::strategy::{Context, Zero};
 use narrows_runtime::data::{
     Cursor, DataError, DataFault, Sampler, SamplerConfig, TokenFile, TokenFileInfo,
     TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,
 };
+use narrows_runtime::session::{MeshCoordinates, TokenRows};
 use narrows_runtime::sha256;
 
-fn description(vocabulary: u32) -> TokenFileInfo {
+fn info(vocabulary: u32) -> TokenFileInfo {
     let tokenizer = TokenizerId { name: "test-é".into(), fingerprint: sha256(b"test") };
     TokenFileInfo { vocabulary, end_of_text: Some(vocabulary - 1), tokenizer }
 }
 
 fn write(path: &Path, vocabulary: u32, tokens: &[u32]) {
-    let mut writer = TokenWriter::create(path, description(vocabulary)).unwrap();
-    for part in tokens.chunks(1000) {
-        writer.push(part).unwrap();
+    let mut writer = TokenWriter::create(path, info(vocabulary)).unwrap();
+    for chunk in tokens.chunks(1000) {
+        writer.push(chunk).unwrap();
     }
     writer.finish().unwrap();
 }
 
-/// The bytes of a file with these tokens.
-fn bytes_of(vocabulary: u32, tokens: &[u32]) -> Vec<u8> {
+/// The bytes of a token file with these tokens.
+fn file_bytes(vocabulary: u32, tokens: &[u32]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tokens");
     write(&path, vocabulary, tokens);
     fs::read(&path).unwrap()
 }
 
-fn held(bytes: Vec<u8>) -> Result<TokenFile, DataError> {
+fn open_bytes(bytes: Vec<u8>) -> Result<TokenFile, DataError> {
     TokenFile::from_bytes(Path::new("t.tokens"), bytes)
 }
 
-fn all(file: &TokenFile) -> Result<Vec<u32>, DataError> {
-    let mut tokens = vec![0; file.tokens() as usize];
+fn read_all(file: &TokenFile) -> Result<Vec<u32>, DataError> {
+    let mut tokens = vec![0; file.token_count() as usize];
     file.read_tokens(0, u32::MAX, &mut tokens)?;
     Ok(tokens)
 }
 
-/// A file as llm.c writes it.
+/// A token file of llm.c.
 fn llm_c(magic: i32, version: i32, count: i32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 1024];
     for (at, field) in [magic, version, count].into_iter().enumerate() {
@@ -54,7 +57,7 @@ fn llm_c(magic: i32, version: i32, count: i32, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn written_tokens_are_read_back() {
     for (vocabulary, width) in [
         (1, TokenWidth::U16),
         (256, TokenWidth::U16),
@@ -66,14 +69,14 @@ fn what_was_written_is_read() {
         let tokens: Vec<u32> = (0..40_001).map(|at| (at * 7919) % vocabulary).collect();
         write(&path, vocabulary, &tokens);
         let file = TokenFile::open(&path).unwrap();
-        assert_eq!(all(&file).unwrap(), tokens);
+        assert_eq!(read_all(&file).unwrap(), tokens);
         let header = file.header();
         assert_eq!((header.layout, header.width), (TokenFileLayout::Narrows, width));
         assert_eq!(
             (header.vocabulary, header.end_of_text),
             (Some(vocabulary), Some(vocabulary - 1))
         );
-        assert_eq!(header.tokenizer, Some(description(1).tokenizer));
+        assert_eq!(header.tokenizer, Some(info(1).tokenizer));
         file.verify_checksum().unwrap();
         assert_eq!(file.validate_tokens(u32::MAX).unwrap(), tokens.iter().copied().max());
         let payload = &fs::read(&path).unwrap()[256..];
@@ -82,10 +85,10 @@ fn what_was_written_is_read() {
     }
 }
 
-/// Spelled out byte by byte, as docs/token-files.md promises it.
+/// Byte by byte as in docs/token-files.md.
 #[test]
-fn the_layout_is_the_documented_one() {
-    let bytes = bytes_of(300, &[7, 299, 258]);
+fn the_layout_is_as_documented() {
+    let bytes = file_bytes(300, &[7, 299, 258]);
     let payload = [7, 0, 43, 1, 2, 1];
     assert_eq!(bytes[256..], payload);
     let mut expected = b"NRWTOKEN".to_vec();
@@ -101,7 +104,7 @@ fn the_layout_is_the_documented_one() {
 }
 
 #[test]
-fn long_names_are_cut_between_characters() {
+fn long_names_are_truncated_between_characters() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t");
     let tokenizer = TokenizerId { name: format!("x{}", "é".repeat(60)), ..TokenizerId::bytes() };
@@ -109,11 +112,11 @@ fn long_names_are_cut_between_characters() {
     writer.unwrap().finish().unwrap();
     let file = TokenFile::open(&path).unwrap();
     assert_eq!(file.header().tokenizer.as_ref().unwrap().name, format!("x{}", "é".repeat(47)));
-    assert_eq!(file.tokens(), 0);
+    assert_eq!(file.token_count(), 0);
 }
 
 #[test]
-fn a_file_is_there_whole_or_not_at_all() {
+fn a_file_appears_complete_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tokens");
     fs::write(&path, "old").unwrap();
@@ -128,31 +131,31 @@ fn a_file_is_there_whole_or_not_at_all() {
     drop(writer);
     assert_eq!(fs::read(&path).unwrap(), b"old");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    for place in [folder.path().to_path_buf(), folder.path().join("no/t.tokens")] {
-        let error = TokenWriter::create(&place, TokenFileInfo::bytes()).unwrap_err();
+    for path in [folder.path().to_path_buf(), folder.path().join("no/t.tokens")] {
+        let error = TokenWriter::create(&path, TokenFileInfo::bytes()).unwrap_err();
         assert!(error.to_string().contains("cannot be written: "), "{error}");
         assert!(!error.to_string().contains(".narrows-"), "{error}");
     }
 }
 
 #[test]
-fn an_open_file_outlives_its_successor() {
+fn an_open_file_keeps_its_tokens_when_it_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.tokens");
     write(&path, 256, &[1, 2, 3]);
     let old = TokenFile::open(&path).unwrap();
     write(&path, 256, &[4]);
-    assert_eq!(all(&old).unwrap(), [1, 2, 3]);
-    assert_eq!(all(&TokenFile::open(&path).unwrap()).unwrap(), [4]);
+    assert_eq!(read_all(&old).unwrap(), [1, 2, 3]);
+    assert_eq!(read_all(&TokenFile::open(&path).unwrap()).unwrap(), [4]);
 }
 
 #[test]
-fn files_of_llm_c_are_read() {
-    let gpt2 = held(llm_c(20_240_520, 1, 3, &[1, 0, 255, 0, 80, 196])).unwrap();
-    assert_eq!(all(&gpt2).unwrap(), [1, 255, 50_256]);
+fn llm_c_files_are_read() {
+    let gpt2 = open_bytes(llm_c(20_240_520, 1, 3, &[1, 0, 255, 0, 80, 196])).unwrap();
+    assert_eq!(read_all(&gpt2).unwrap(), [1, 255, 50_256]);
     assert_eq!((gpt2.header().layout, gpt2.header().vocabulary), (TokenFileLayout::LlmCGpt2, None));
-    let llama3 = held(llm_c(20_240_801, 7, 2, &[9, 0, 0, 0, 0, 244, 1, 0])).unwrap();
-    assert_eq!(all(&llama3).unwrap(), [9, 128_000]);
+    let llama3 = open_bytes(llm_c(20_240_801, 7, 2, &[9, 0, 0, 0, 0, 244, 1, 0])).unwrap();
+    assert_eq!(read_all(&llama3).unwrap(), [9, 128_000]);
     assert_eq!(llama3.header().layout, TokenFileLayout::LlmCLlama3);
     llama3.verify_checksum().unwrap();
     assert_eq!(llama3.validate_tokens(128_001).unwrap(), Some(128_000));
@@ -161,10 +164,10 @@ fn files_of_llm_c_are_read() {
     assert_eq!(gpt2.fingerprint(), sha256(&[1, 0, 255, 0, 80, 196]));
 }
 
-/// Every kind of damage, with the words and the place it is reported with.
+/// Every kind of damage, with the location and message that report it.
 #[test]
-fn damage_is_located() {
-    let good = bytes_of(300, &[7, 299, 258]);
+fn damage_is_reported_with_its_location() {
+    let good = file_bytes(300, &[7, 299, 258]);
     let resealed = |at: usize, field: &[u8]| {
         let mut bytes = good.clone();
         bytes[at..at + field.len()].copy_from_slice(field);
@@ -175,12 +178,12 @@ fn damage_is_located() {
     let mut flipped = good.clone();
     flipped[17] ^= 1;
     let cases = [
-        (vec![], "byte 0 (magic): an empty file is not how"),
-        (b"Call me Ishmael".to_vec(), "byte 0 (magic): \"Call me \" is not how"),
+        (vec![], "byte 0 (magic): \"\" is not the magic number"),
+        (b"Call me Ishmael".to_vec(), "byte 0 (magic): \"Call me \" is not the magic number"),
         (good[..200].to_vec(), "the file has 200 bytes, and its header says 256"),
         (good[..261].to_vec(), "the file has 261 bytes, and its header says 262"),
         ([&good[..], &[0]].concat(), "the file has 263 bytes, and its header says 262"),
-        (flipped, "byte 224 (header checksum): the header was changed"),
+        (flipped, "byte 224 (header checksum): the header does not have"),
         (resealed(8, &[2]), "byte 8 (version): 2 is not 1"),
         (resealed(12, &[3]), "byte 12 (token width): tokens have 2 or 4 bytes, not 3"),
         (resealed(16, &[0, 0]), "byte 16 (vocabulary size): "),
@@ -189,20 +192,20 @@ fn damage_is_located() {
         (resealed(98, &[255]), "byte 98 (tokenizer name): is not UTF-8"),
         (resealed(200, &[9]), "byte 200 (reserved): is not zero"),
         (llm_c(20_240_520, 1, 3, &[0; 5]), "has 1029 bytes, and its header says 1030"),
-        (llm_c(20_240_520, 1, -1, &[]), "byte 8 (token count): -1 is less than none"),
+        (llm_c(20_240_520, 1, -1, &[]), "byte 8 (token count): -1 is negative"),
         (llm_c(20_240_520, 7, 0, &[]), "byte 4 (version): llm.c GPT-2 has version 1, not 7"),
         (llm_c(20_240_801, 7, 0, &[])[..9].to_vec(), "has 9 bytes, and its header says 1024"),
-        (llm_c(20_240_522, 1, 0, &[]), "byte 0 (magic): this is a file of multiple-choice"),
+        (llm_c(20_240_522, 1, 0, &[]), "byte 0 (magic): llm.c's multiple-choice"),
     ];
-    for (bytes, part) in cases {
-        let error = held(bytes).expect_err(part);
+    for (bytes, message) in cases {
+        let error = open_bytes(bytes).expect_err(message);
         let text = error.to_string();
-        assert!(text.starts_with("t.tokens: ") && text.contains(part), "{part}: {text}");
-        assert!(error.fault.hint().is_some(), "{part}");
+        assert!(text.starts_with("t.tokens: ") && text.contains(message), "{message}: {text}");
+        assert!(error.fault.hint().is_some(), "{message}");
     }
     let mut changed = good.clone();
     changed[257] = 5;
-    let file = held(changed).unwrap();
+    let file = open_bytes(changed).unwrap();
     let error = file.verify_checksum().unwrap_err();
     assert!(error.to_string().contains("byte 256 (tokens): the tokens have SHA-256"), "{error}");
     let error = file.validate_tokens(u32::MAX).unwrap_err();
@@ -215,7 +218,7 @@ fn damage_is_located() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn other_than_regular_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let error = TokenFile::open(folder.path()).unwrap_err();
     assert!(matches!(error.fault, DataFault::NotRegularFile), "{error}");
@@ -225,12 +228,13 @@ fn what_is_no_file_is_refused() {
     assert!(TokenFile::open(Path::new("/dev/null")).is_err());
 }
 
-/// Whatever bytes a file has: it is refused, or every call answers.
+/// Calls every method on a file of these bytes, if it can be opened.
 fn exercise(bytes: Vec<u8>) {
-    let Ok(file) = held(bytes) else { return };
-    let _ = (file.verify_checksum(), file.validate_tokens(50_257), all(&file), file.fingerprint());
-    let sampling = SamplerConfig { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
-    let Ok(sampler) = Sampler::new(Arc::new(file), sampling) else { return };
+    let Ok(file) = open_bytes(bytes) else { return };
+    let _ =
+        (file.verify_checksum(), file.validate_tokens(50_257), read_all(&file), file.fingerprint());
+    let config = SamplerConfig { sequence_length: 3, vocabulary: u32::MAX, seed: 1 };
+    let Ok(sampler) = Sampler::new(Arc::new(file), config) else { return };
     let (mut inputs, mut targets) = ([0; 6], [0; 6]);
     for first in [0, 5, u64::MAX - 2, u64::MAX] {
         let _ = sampler.fill(first, &mut inputs, &mut targets);
@@ -238,10 +242,10 @@ fn exercise(bytes: Vec<u8>) {
 }
 
 #[test]
-fn no_bytes_panic() {
+fn arbitrary_bytes_never_panic() {
     let seeds = [
-        bytes_of(256, &[1, 2, 3, 4, 5, 6, 7]),
-        bytes_of(70_000, &[69_999, 2, 3, 4, 5]),
+        file_bytes(256, &[1, 2, 3, 4, 5, 6, 7]),
+        file_bytes(70_000, &[69_999, 2, 3, 4, 5]),
         llm_c(20_240_520, 1, 4, &[1, 2, 3, 4, 5, 6, 7, 8]),
         llm_c(20_240_801, 7, 2, &[1, 2, 3, 4, 5, 6, 7, 8]),
     ];
@@ -250,7 +254,7 @@ fn no_bytes_panic() {
         for _ in 0..u.int_in_range(1..=4)? {
             mutate(u, &mut bytes)?;
         }
-        // Half of them with the right checksum, so that the fields behind it are reached.
+        // A right checksum in half of the cases, so that the fields are checked too.
         if bytes.len() >= 256 && bytes.starts_with(b"NRW") && u.arbitrary()? {
             let checksum = sha256(&bytes[..224]);
             bytes[224..256].copy_from_slice(&checksum);
@@ -266,7 +270,7 @@ fn mutate(u: &mut Unstructured<'_>, bytes: &mut Vec<u8>) -> arbitrary::Result<()
     if bytes.is_empty() {
         return Ok(());
     }
-    // The fields are in the first 32 bytes: half of the damage is done there.
+    // Half of the mutations hit the fields, which are in the first 32 bytes.
     let end = if u.arbitrary()? { bytes.len().min(32) } else { bytes.len() };
     let at = u.choose_index(end)?;
     match u.int_in_range(0..=3)? {
@@ -279,27 +283,31 @@ fn mutate(u: &mut Unstructured<'_>, bytes: &mut Vec<u8>) -> arbitrary::Result<()
 }
 
 #[test]
-fn every_changed_bit_is_noticed() {
-    let good = bytes_of(300, &[7, 299, 258, 1]);
+fn every_flipped_bit_is_detected() {
+    let good = file_bytes(300, &[7, 299, 258, 1]);
     for bit in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let noticed = held(bytes).and_then(|file| file.verify_checksum()).is_err();
-        assert!(noticed, "bit {bit}");
+        let detected = open_bytes(bytes).and_then(|file| file.verify_checksum()).is_err();
+        assert!(detected, "bit {bit}");
     }
 }
 
-fn counting(tokens: u64) -> Arc<TokenFile> {
+/// A file whose tokens are their own indices.
+fn counting_file(tokens: u64) -> Arc<TokenFile> {
     let tokens: Vec<u32> = (0..tokens as u32).collect();
-    Arc::new(held(bytes_of(1 << 20, &tokens)).unwrap())
+    Arc::new(open_bytes(file_bytes(1 << 20, &tokens)).unwrap())
 }
 
 fn sampler(tokens: u64, sequence_length: u64, seed: u64) -> Sampler {
-    Sampler::new(counting(tokens), SamplerConfig { sequence_length, vocabulary: 1 << 20, seed })
-        .unwrap()
+    Sampler::new(
+        counting_file(tokens),
+        SamplerConfig { sequence_length, vocabulary: 1 << 20, seed },
+    )
+    .unwrap()
 }
 
-/// Sequences one by one.
+/// Inputs and targets of `length` tokens from a sequence on.
 fn sequence(sampler: &Sampler, number: u64, length: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut inputs, mut targets) = (vec![0; length], vec![0; length]);
     sampler.fill(number, &mut inputs, &mut targets).unwrap();
@@ -307,7 +315,7 @@ fn sequence(sampler: &Sampler, number: u64, length: usize) -> (Vec<u32>, Vec<u32
 }
 
 #[test]
-fn every_window_comes_once_an_epoch() {
+fn every_window_is_read_once_an_epoch() {
     arbtest::arbtest(|u| {
         let length = u.int_in_range(1..=9)?;
         let windows = u.int_in_range(1..=40)?;
@@ -315,18 +323,17 @@ fn every_window_comes_once_an_epoch() {
         let sampler = sampler(windows * length + 1 + tail, length, u.arbitrary()?);
         assert_eq!(sampler.windows(), windows);
         let epoch = u.int_in_range(0..=1000)?;
-        let mut begins = vec![];
+        let mut starts = vec![];
         for number in epoch * windows..(epoch + 1) * windows {
             assert_eq!(sampler.epoch(number), epoch);
             let (inputs, targets) = sequence(&sampler, number, length as usize);
-            // Tokens count their own positions here.
-            let begin = inputs[0];
-            assert!(inputs.iter().copied().eq(begin..begin + length as u32));
-            assert!(targets.iter().copied().eq(begin + 1..begin + 1 + length as u32));
-            begins.push(u64::from(begin));
+            let start = inputs[0];
+            assert!(inputs.iter().copied().eq(start..start + length as u32));
+            assert!(targets.iter().copied().eq(start + 1..start + 1 + length as u32));
+            starts.push(u64::from(start));
         }
-        begins.sort_unstable();
-        assert!(begins.iter().copied().eq((0..windows).map(|window| window * length)));
+        starts.sort_unstable();
+        assert!(starts.iter().copied().eq((0..windows).map(|window| window * length)));
         Ok(())
     })
     .budget_ms(700);
@@ -346,10 +353,9 @@ fn epochs_and_seeds_differ() {
     assert_eq!(order(7, 3), order(7, 3));
 }
 
-/// The replicas and microbatches of any mesh read, together, the sequences that one device reads
-/// alone, each of them once.
+/// The microbatches of all replicas of any mesh read together each token of the step once, in order.
 #[test]
-fn a_step_is_the_same_on_every_mesh() {
+fn a_step_has_the_same_tokens_on_every_mesh() {
     arbtest::arbtest(|u| {
         let (data, micro_batch, microbatches) =
             (u.int_in_range(1..=4)?, u.int_in_range(1..=3)?, u.int_in_range(1..=3)?);
@@ -361,24 +367,26 @@ fn a_step_is_the_same_on_every_mesh() {
         let step_first = u.int_in_range(0..=100_u64)? * global_batch;
         let (whole, whole_targets) =
             sequence(&sampler, step_first, (global_batch * length) as usize);
-        let (mut parts, mut parts_targets) = (vec![], vec![]);
+        let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
+        let (mut inputs, mut targets) = (vec![], vec![]);
         for replica in 0..data {
+            let coordinates = MeshCoordinates { tensor: 0, data: replica, stage: 0 };
+            let rows = TokenRows::of_device(&context, &coordinates, context.tokens());
             for microbatch in 0..workload.microbatches(&mesh) {
-                let first =
-                    Sampler::first_sequence_of(step_first, (&workload, &mesh), replica, microbatch);
-                let (inputs, targets) = sequence(&sampler, first, (micro_batch * length) as usize);
-                parts.extend(inputs);
-                parts_targets.extend(targets);
+                for ids in rows.id_ranges(&context, &coordinates, microbatch) {
+                    inputs.extend(&whole[ids.clone()]);
+                    targets.extend(&whole_targets[ids]);
+                }
             }
         }
-        assert_eq!((parts, parts_targets), (whole, whole_targets));
+        assert_eq!((inputs, targets), (whole, whole_targets));
         Ok(())
     })
     .budget_ms(500);
 }
 
 #[test]
-fn a_cursor_goes_on_where_the_run_stopped() {
+fn a_cursor_resumes_where_the_run_stopped() {
     let run = sampler(500, 7, 3);
     let text = serde_json::to_string(&run.cursor(123)).unwrap();
     let sha256 = hex::encode(run.file().fingerprint());
@@ -392,37 +400,37 @@ fn a_cursor_goes_on_where_the_run_stopped() {
     let resumed = sampler(500, 7, 3);
     let next = resumed.sequence_to_resume(&cursor).unwrap();
     assert_eq!(sequence(&run, 123, 70), sequence(&resumed, next, 70));
-    for (other, what) in [
+    for (other, message) in [
         (sampler(500, 7, 4), "seed 3, and this run has 4"),
         (sampler(500, 8, 3), "sequences of length 7, and this run has 8"),
         (sampler(501, 7, 3), "tokens with SHA-256 "),
     ] {
         let error = other.sequence_to_resume(&cursor).unwrap_err().to_string();
-        assert!(error.contains(what), "{what}: {error}");
+        assert!(error.contains(message), "{message}: {error}");
     }
 }
 
 #[test]
-fn too_few_tokens_and_too_many_ids_are_refused() {
-    let refused = |file: Arc<TokenFile>, sequence_length, vocabulary| {
-        let sampling = SamplerConfig { sequence_length, vocabulary, seed: 0 };
-        let error = Sampler::new(file, sampling).unwrap_err();
+fn too_few_tokens_and_larger_vocabularies_are_rejected() {
+    let rejection = |file: Arc<TokenFile>, sequence_length, vocabulary| {
+        let config = SamplerConfig { sequence_length, vocabulary, seed: 0 };
+        let error = Sampler::new(file, config).unwrap_err();
         (error.to_string(), error.fault.hint().unwrap())
     };
-    let (text, hint) = refused(counting(10), 10, 1 << 20);
+    let (text, hint) = rejection(counting_file(10), 10, 1 << 20);
     assert!(text.contains("has 10 tokens, too few for one sequence of 10"), "{text}");
     assert!(hint.contains("at most 9 tokens"), "{hint}");
-    let (text, _) = refused(counting(0), 1, 1 << 20);
+    let (text, _) = rejection(counting_file(0), 1, 1 << 20);
     assert!(text.contains("has 0 tokens"), "{text}");
-    let (text, _) = refused(counting(10), 0, 1 << 20);
-    assert!(text.contains("sequences of no tokens"), "{text}");
-    let (text, _) = refused(counting(10), 2, 1000);
+    let (text, _) = rejection(counting_file(10), 0, 1 << 20);
+    assert!(text.contains("sequences of length 0"), "{text}");
+    let (text, _) = rejection(counting_file(10), 2, 1000);
     assert!(text.contains("vocabulary of 1048576, and the model has 1000"), "{text}");
 
-    // llm.c's files do not say: the token itself is found.
-    let file = Arc::new(held(llm_c(20_240_520, 1, 3, &[1, 0, 2, 0, 9, 0])).unwrap());
-    let sampling = SamplerConfig { sequence_length: 2, vocabulary: 9, seed: 0 };
-    let sampler = Sampler::new(file, sampling).unwrap();
+    // llm.c's files have no vocabulary size: the token itself is rejected.
+    let file = Arc::new(open_bytes(llm_c(20_240_520, 1, 3, &[1, 0, 2, 0, 9, 0])).unwrap());
+    let config = SamplerConfig { sequence_length: 2, vocabulary: 9, seed: 0 };
+    let sampler = Sampler::new(file, config).unwrap();
     let error = sampler.fill(0, &mut [0; 2], &mut [0; 2]).unwrap_err();
     assert!(error.to_string().contains("byte 1028 (token 2): id 9 is not below"), "{error}");
 }

@@ -176,7 +176,7 @@ fn bad_input_is_located_and_leaves_nothing() {
         ("data --inspect @t --output @t", "--inspect"),
         ("data @no.txt @never.txt --output @t", "never.txt: cannot be read: No such file"),
         ("data @ --output @t", "is a folder"),
-        ("data @a.txt --output @", "cannot be written: it is there, and not a plain file"),
+        ("data @a.txt --output @", "cannot be written: it exists and is not a regular file"),
         ("data @a.txt --output @no/t", "no/t: cannot be written: there is no folder"),
         ("data @a.txt --output -", "--output: a token file cannot go to a stream"),
         ("data @a.txt --output @a.txt", "--output: `"),
@@ -194,7 +194,7 @@ fn bad_input_is_located_and_leaves_nothing() {
         ("data @a.txt --tokenizer @a.txt --output @t", "a.txt: is no tokenizer: "),
         ("data @a.txt --tokenizer @latin1.txt --output @t", "is not text: byte 13"),
         ("data --inspect @a.txt", "a.txt: byte 0 (magic): \"call me\\n\" is not how"),
-        ("data --inspect @", "is not a plain file"),
+        ("data --inspect @", "is not a regular file"),
         ("data --inspect @no", "no: cannot be read"),
         ("data --inspect -", "--inspect: a token file is mapped"),
     ] {
@@ -253,5 +253,5 @@ fn a_damaged_file_fails_the_check() {
     changed[24] ^= 1;
     fs::write(&path, &changed).unwrap();
     let message = refusal(&line, 2);
-    assert!(message.contains("byte 224 (header checksum): the header was changed"), "{message}");
+    assert!(message.contains("byte 224 (header checksum): the header does not have"), "{message}");
 }

@@ -186,7 +186,7 @@ fn what_makes_no_sense_is_refused() {
         ("run --weight-decay=-1".into(), "not 0 or a number above"),
         ("run --data -".into(), "--data: a token file is mapped"),
         ("run --data nowhere.tokens".into(), "nowhere.tokens: cannot be read"),
-        ("run --data data/moby-dick.txt".into(), "is not how a token file begins"),
+        ("run --data data/moby-dick.txt".into(), "is not the magic number of a token file"),
         (format!("run --data {tokens}"), "t.tokens: has 3 tokens, too few for one sequence"),
         (format!("run --metrics {}", folder.path().display()), "cannot be written"),
         (format!("run --data {tokens} --metrics {tokens}"), "is an input too"),

@@ -158,7 +158,7 @@ impl Engine for CpuEngine {
                     arena,
                     scratch,
                     rotary,
-                    decays: self.subject.decays(at.stage as usize),
+                    decays: self.subject.weight_decay_applies(at.stage as usize),
                     links,
                     parts: &self.parts[at.stage as usize],
                     clock,

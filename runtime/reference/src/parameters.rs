@@ -19,7 +19,7 @@ impl<T: Float> Parameters<T> {
     /// What the weights of a model are before its first step, in a run with this seed.
     pub fn initial(model: &Model, seed: u64) -> Self {
         Self::from_fn(model, |parameter| {
-            let initial = parameter.initial(seed);
+            let initial = parameter.initial_value(seed);
             move |row, column| T::of(initial(row as u64, column as u64))
         })
     }

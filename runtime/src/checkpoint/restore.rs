@@ -1,4 +1,4 @@
-//! Checkpoints of sessions, and of runs on them.
+//! Checkpoints of sessions and training runs.
 
 use narrows_plan::model::Model;
 
@@ -11,11 +11,11 @@ use crate::optimizer::Optimizer;
 use crate::session::{Session, TensorKind};
 use crate::train::Trainer;
 
-/// Why a run does not go on from a checkpoint.
+/// Why a run cannot resume from a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
-    /// The checkpoint is of another model.
-    #[error("{}{_0}", _0.location().map_or(String::new(), |place| format!("{place}: ")))]
+    /// The checkpoint does not fit the model.
+    #[error("{}{_0}", _0.location().map_or(String::new(), |location| format!("{location}: ")))]
     Checkpoint(CheckpointFault),
     /// The run reads other tokens, or in another order.
     #[error(transparent)]
@@ -23,9 +23,9 @@ pub enum ResumeError {
 }
 
 impl Checkpoint {
-    /// Where a run stands; `seed` is what its session was initialised with, and `model` the one it
-    /// was made for. Of a run of many processes it comes together in the first; others get `None`, and
-    /// must ask as well.
+    /// The state of a run. `seed` is that of [`Session::initialise`], and `model` the run's model. In a
+    /// run of many processes, all must call this function; rank 0 returns the checkpoint, others
+    /// `None`.
     ///
     /// # Errors
     /// When a process is gone or late.
@@ -38,23 +38,9 @@ impl Checkpoint {
         Checkpoint::of_session(session, model, optimizer, trainer.cursor(), seed)
     }
 
-    /// Puts a run where the checkpoint stands. It may be under any plan of the model, and it keeps
-    /// the hyper-parameters it was begun with: those of the checkpoint are in
-    /// [`optimizer`](Checkpoint::optimizer).
-    ///
-    /// # Errors
-    /// When the run's model has other parameters, or its tokens are others or in another order: then
-    /// nothing was changed.
-    pub fn resume(&self, trainer: &mut Trainer) -> Result<(), ResumeError> {
-        trainer.sampler().sequence_to_resume(&self.cursor)?;
-        self.restore(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
-        trainer.resume(&self.cursor, self.step)?;
-        Ok(())
-    }
-
-    /// Where a session stands. `cursor` says what it reads next, `seed` what it was
-    /// [initialised](Session::initialise) with, and `model` is the one it was made for. For processes see
-    /// [`of_run`](Checkpoint::of_run).
+    /// The state of a session. `cursor` is its position in the tokens, `seed` that of
+    /// [`Session::initialise`], and `model` the session's model. For runs of many processes see
+    /// [`of_trainer`](Checkpoint::of_trainer).
     ///
     /// # Errors
     /// When a process is gone or late.
@@ -68,7 +54,7 @@ impl Checkpoint {
         let weights = session.gather_tensors(TensorKind::Weights)?;
         let first_moments = session.gather_tensors(TensorKind::FirstMoments)?;
         let second_moments = session.gather_tensors(TensorKind::SecondMoments)?;
-        if session.cluster().is_some_and(|cluster| cluster.rank() != 0) {
+        if session.process_group().is_some_and(|group| group.rank() != 0) {
             return Ok(None);
         }
         Ok(Some(Checkpoint {
@@ -84,22 +70,36 @@ impl Checkpoint {
         }))
     }
 
-    /// Puts a session where the checkpoint stands. It may be under any plan of the model.
+    /// Puts a run, under any plan of the model, into the state of the checkpoint. The run keeps its own
+    /// hyper-parameters; those of the checkpoint are in [`optimizer`](Checkpoint::optimizer).
     ///
     /// # Errors
-    /// When the session's model has other parameters: then nothing was changed. Or a device is lost.
+    /// When the run's model has other parameters, or the run reads other tokens or in another order:
+    /// then nothing has changed.
+    pub fn resume(&self, trainer: &mut Trainer) -> Result<(), ResumeError> {
+        trainer.sampler().sequence_to_resume(&self.cursor)?;
+        self.restore(trainer.session_mut()).map_err(ResumeError::Checkpoint)?;
+        trainer.resume(&self.cursor, self.step)?;
+        Ok(())
+    }
+
+    /// Puts a session, under any plan of the model, into the state of the checkpoint.
+    ///
+    /// # Errors
+    /// When the session's model has other parameters, in which case nothing has changed, or a device
+    /// is lost.
     pub fn restore(&self, session: &mut Session) -> Result<(), CheckpointFault> {
-        let kinds = [
+        let tensors = [
             (TensorKind::Weights, &self.weights),
             (TensorKind::FirstMoments, &self.first_moments),
             (TensorKind::SecondMoments, &self.second_moments),
         ];
-        for (_, whole) in kinds {
-            let sizes = session.parameter_elements().iter();
+        for (_, whole) in tensors {
+            let sizes = session.model_program().parameter_elements().iter();
             check_sizes(whole, sizes.map(|(name, size)| (&**name, *size as u64)))?;
         }
-        for (tensors, whole) in kinds {
-            session.load_tensors(tensors, whole)?;
+        for (kind, whole) in tensors {
+            session.load_tensors(kind, whole)?;
         }
         session.set_steps(self.step);
         Ok(())

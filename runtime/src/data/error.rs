@@ -1,140 +1,145 @@
-//! What can be wrong with token files: which file, where in it, what, and what to try.
+//! Errors of token files: the file, the location in it, the problem, and what to try.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Something wrong with a token file.
+/// An error of a token file.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {}{fault}", file.display(), prefix(fault))]
+#[error("{}: {}{fault}", file.display(), location_prefix(fault))]
 pub struct DataError {
     /// The file.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     pub fault: DataFault,
 }
 
-/// What is wrong, as a sentence that follows the file's name.
+/// The problem of a token file. Its message follows the name of the file.
 #[derive(Debug, thiserror::Error)]
 pub enum DataFault {
-    /// The system refused.
+    /// An operation of the file system failed.
     #[error("cannot be {action}: {source}")]
     Io {
-        /// What was tried, as a participle.
+        /// The operation, as a past participle.
         action: &'static str,
-        /// Why it failed.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A folder, a pipe or a device.
-    #[error("is not a plain file")]
+    /// The path is a folder, a pipe or a device.
+    #[error("is not a regular file")]
     NotRegularFile,
-    /// The first bytes are those of no token file.
-    #[error("{found} is not how a token file begins")]
+    /// The file has no known magic number.
+    #[error("{start} is not the magic number of a token file")]
     NotTokenFile {
         /// The first bytes, printable.
-        found: String,
+        start: String,
     },
-    /// A field of the header makes no sense.
+    /// A field of the header is invalid.
     #[error("{problem}")]
     InvalidField {
-        /// Where the field begins.
+        /// Offset of the field in bytes.
         offset: u64,
-        /// Its name in the documented layout.
+        /// Name of the field in the documented layout.
         field: &'static str,
-        /// What is wrong with it.
+        /// Why it is invalid.
         problem: String,
     },
-    /// The file ends before its header does, or is longer or shorter than the header says.
-    #[error("the file has {found} bytes, and its header says {expected}")]
+    /// The file is longer or shorter than its header says.
+    #[error("the file has {actual} bytes, and its header says {expected}")]
     LengthMismatch {
-        /// Bytes that the header and its tokens need.
+        /// Bytes of the header and its tokens.
         expected: u64,
-        /// Bytes that are there.
-        found: u64,
+        /// Bytes of the file.
+        actual: u64,
     },
-    /// The payload is not what was written.
-    #[error("the tokens have SHA-256 {found}, and the header says {expected}")]
+    /// The tokens do not have the checksum of the header.
+    #[error("the tokens have SHA-256 {actual}, and the header says {expected}")]
     ChecksumMismatch {
-        /// Where the tokens begin.
+        /// Offset of the tokens in bytes.
         offset: u64,
-        /// What the header says.
+        /// Checksum in the header.
         expected: String,
-        /// What the bytes have.
-        found: String,
+        /// Checksum of the tokens.
+        actual: String,
     },
-    /// A token that the vocabulary does not have.
+    /// A token id is outside the vocabulary.
     #[error("id {token} is not below the vocabulary size {vocabulary}")]
     OutOfVocabulary {
-        /// Its place among the tokens.
+        /// Index of the token.
         position: u64,
-        /// Where it begins in the file; 0 for one that is being written.
+        /// Offset of the token in bytes; 0 in a file that is being written.
         offset: u64,
-        /// Its id.
+        /// The id.
         token: u32,
-        /// The first id there is not.
+        /// Size of the vocabulary.
         vocabulary: u32,
     },
-    /// Tokens that the file does not have.
+    /// A read reaches beyond the last token.
     #[error("tokens {first} to {first} + {length} are beyond its {tokens} tokens")]
     OutOfRange {
-        /// The first one asked for.
+        /// Index of the first token to read.
         first: u64,
-        /// How many.
+        /// Number of tokens to read.
         length: u64,
-        /// How many there are.
+        /// Tokens of the file.
         tokens: u64,
     },
-    /// Less than one sequence.
+    /// The file is shorter than one sequence.
     #[error(
         "has {tokens} tokens, too few for one sequence of {sequence_length} and its last target"
     )]
     TooFewTokens {
-        /// Tokens there are.
+        /// Tokens of the file.
         tokens: u64,
         /// Tokens of a sequence.
         sequence_length: u64,
     },
-    /// Sequences without tokens.
-    #[error("cannot be cut into sequences of no tokens")]
+    /// The sequence length is 0.
+    #[error("cannot be split into sequences of length 0")]
     ZeroSequenceLength,
-    /// Tokens of one vocabulary for a model of a smaller one.
+    /// The file has a larger vocabulary than the model.
     #[error("was made with a vocabulary of {file}, and the model has {model}")]
     VocabularyMismatch {
-        /// The file's vocabulary.
+        /// Vocabulary size of the file.
         file: u32,
-        /// The model's.
+        /// Vocabulary size of the model.
         model: u32,
     },
-    /// A cursor of another order of sequences.
-    #[error("the cursor is for {what} {cursor}, and this run has {here}")]
+    /// A cursor belongs to other tokens or another order of sequences.
+    #[error("the cursor is for {property} {cursor}, and this run has {run}")]
     CursorMismatch {
-        /// What differs.
-        what: &'static str,
-        /// The cursor's.
+        /// The property that differs.
+        property: &'static str,
+        /// Its value in the cursor.
         cursor: String,
-        /// This run's.
-        here: String,
+        /// Its value in this run.
+        run: String,
     },
-    /// More sequences than can be counted.
-    #[error("sequence {sequence} is beyond what can be counted")]
+    /// A sequence number exceeds the range of u64.
+    #[error("sequence number {sequence} is too large")]
     SequenceNumberOverflow {
-        /// The first one asked for.
+        /// The first sequence to read.
         sequence: u64,
     },
 }
 
-fn prefix(fault: &DataFault) -> String {
-    fault.location().map_or(String::new(), |place| format!("{place}: "))
+fn location_prefix(fault: &DataFault) -> String {
+    fault.location().map_or(String::new(), |location| format!("{location}: "))
 }
 
 impl DataError {
-    /// A fault of a file.
+    /// An error of a file.
     pub fn new(file: &Path, fault: DataFault) -> DataError {
         DataError { file: file.to_path_buf(), fault }
     }
 }
 
 impl DataFault {
-    /// Where in the file; `None` for the whole of it.
+    /// An invalid field of a header.
+    pub(crate) fn field(offset: u64, field: &'static str, problem: impl Into<String>) -> DataFault {
+        DataFault::InvalidField { offset, field, problem: problem.into() }
+    }
+
+    /// Location in the file; `None` for faults of the whole file.
     pub fn location(&self) -> Option<String> {
         match self {
             DataFault::NotTokenFile { .. } => Some("byte 0 (magic)".into()),
@@ -155,18 +160,18 @@ impl DataFault {
     /// What to try.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            DataFault::NotRegularFile => "a file on a disk: it is mapped into memory",
+            DataFault::NotRegularFile => "a regular file, which can be mapped into memory",
             DataFault::NotTokenFile { .. } => {
                 "`narrows data TEXT --output FILE` makes token files of texts"
             }
             DataFault::InvalidField { .. } | DataFault::ChecksumMismatch { .. } => {
                 "the file is damaged or of another program: make it again, or copy it again"
             }
-            DataFault::LengthMismatch { expected, found } if found < expected => {
-                "the file is cut off: copy it again, or make it again"
+            DataFault::LengthMismatch { expected, actual } if actual < expected => {
+                "the file is truncated: copy it again, or make it again"
             }
             DataFault::LengthMismatch { .. } => {
-                "something was appended to the file: copy it or make it again"
+                "something was appended to the file: copy it again, or make it again"
             }
             DataFault::OutOfVocabulary { .. } | DataFault::VocabularyMismatch { .. } => {
                 "a model with this vocabulary, or the same text through the model's tokenizer"
@@ -176,7 +181,9 @@ impl DataFault {
                 return Some(format!("more text, or sequences of at most {} tokens", tokens - 1));
             }
             DataFault::ZeroSequenceLength => "a sequence length of at least 1",
-            DataFault::CursorMismatch { .. } => "resume with what the checkpoint was made with",
+            DataFault::CursorMismatch { .. } => {
+                "the seed, sequence length and tokens of the checkpoint"
+            }
             DataFault::Io { .. }
             | DataFault::OutOfRange { .. }
             | DataFault::SequenceNumberOverflow { .. } => {
@@ -184,10 +191,5 @@ impl DataFault {
             }
         };
         Some(hint.into())
-    }
-
-    /// A fault of a header's field.
-    pub(crate) fn field(offset: u64, field: &'static str, problem: impl Into<String>) -> DataFault {
-        DataFault::InvalidField { offset, field, problem: problem.into() }
     }
 }

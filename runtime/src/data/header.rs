@@ -1,4 +1,4 @@
-//! The header of a token file, version 1: 256 bytes, numbers little-endian, then the tokens.
+//! The header of a token file, version 1: 256 bytes, integers little-endian, then the tokens.
 //!
 //! | byte | size | field | meaning |
 //! |---|---|---|---|
@@ -6,32 +6,34 @@
 //! | 8 | 4 | version | 1 |
 //! | 12 | 4 | token width | bytes of a token: 2 or 4 |
 //! | 16 | 4 | vocabulary size | every id is below it |
-//! | 20 | 4 | end of text | id of the token between documents; `0xffffffff`: there is none |
+//! | 20 | 4 | end of text | id of the token between documents; `0xffffffff` for none |
 //! | 24 | 8 | token count | |
 //! | 32 | 32 | checksum | SHA-256 of the tokens' bytes |
 //! | 64 | 32 | tokenizer fingerprint | SHA-256 of the `tokenizer.json`; zeros for bytes |
-//! | 96 | 96 | tokenizer name | UTF-8, filled up with zeros |
+//! | 96 | 96 | tokenizer name | UTF-8, padded with zeros |
 //! | 192 | 32 | reserved | zeros |
 //! | 224 | 32 | header checksum | SHA-256 of bytes 0 to 223 |
 //!
-//! The header's checksum is read whenever a file is opened: it is small, and covers the checksum of
-//! the tokens. That of the tokens is read on request, because it means reading all of them.
+//! The header's checksum is verified whenever a file is opened, and covers the checksum of the tokens.
+//! The tokens' own checksum is verified on request, because that reads all of them.
 
 use super::error::DataFault;
-use super::llm_c;
 use crate::digest::{Sha256Digest, sha256};
 
-/// The first bytes of our format.
+/// The first bytes of the format.
 pub const MAGIC: [u8; 8] = *b"NRWTOKEN";
 
-/// The version that is written.
+/// The version that is written and read.
 pub const VERSION: u32 = 1;
 
-/// Bytes of our header; the tokens begin here.
-pub const HEADER_BYTES: u64 = 256;
+/// Bytes of a header in the Narrows layout.
+pub const NARROWS_HEADER_BYTES: u64 = 256;
 
-/// The longest name of a tokenizer, in bytes.
-pub const NAME_BYTES_MAX: usize = 96;
+/// Bytes of a header in the layouts of llm.c.
+pub const LLM_C_HEADER_BYTES: u64 = 1024;
+
+/// Longest name of a tokenizer, in bytes.
+const NAME_BYTES_MAX: usize = 96;
 
 const NO_END_OF_TEXT: u32 = u32::MAX;
 
@@ -48,7 +50,7 @@ mod offset {
     pub const HEADER_CHECKSUM: usize = 224;
 }
 
-/// Bytes of a token.
+/// Width of a token id in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenWidth {
     /// Two bytes.
@@ -58,12 +60,12 @@ pub enum TokenWidth {
 }
 
 impl TokenWidth {
-    /// The narrowest that holds every id of a vocabulary.
+    /// The narrowest width that holds every id of a vocabulary.
     pub fn narrowest_for(vocabulary: u32) -> TokenWidth {
         if vocabulary <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 }
     }
 
-    /// How many bytes.
+    /// Bytes of a token.
     pub fn bytes(self) -> u64 {
         match self {
             TokenWidth::U16 => 2,
@@ -72,19 +74,19 @@ impl TokenWidth {
     }
 }
 
-/// Whose layout a file has.
+/// Layout of a token file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenFileLayout {
-    /// Ours.
+    /// The layout of this module.
     Narrows,
-    /// llm.c's, with GPT-2's tokens.
+    /// llm.c's layout for GPT-2's tokens.
     LlmCGpt2,
-    /// llm.c's, with LLaMA 3's tokens.
+    /// llm.c's layout for LLaMA 3's tokens.
     LlmCLlama3,
 }
 
 impl TokenFileLayout {
-    /// The name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             TokenFileLayout::Narrows => "narrows-tokens/1",
@@ -92,73 +94,80 @@ impl TokenFileLayout {
             TokenFileLayout::LlmCLlama3 => "llm.c LLaMA 3",
         }
     }
+
+    /// Bytes of the header.
+    pub fn header_bytes(self) -> u64 {
+        match self {
+            TokenFileLayout::Narrows => NARROWS_HEADER_BYTES,
+            TokenFileLayout::LlmCGpt2 | TokenFileLayout::LlmCLlama3 => LLM_C_HEADER_BYTES,
+        }
+    }
 }
 
-/// Which tokenizer made the tokens.
+/// The tokenizer that made the tokens of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenizerId {
-    /// What people call it; `bytes` for none.
+    /// Name for people; `bytes` without a tokenizer.
     pub name: String,
-    /// SHA-256 of its file; zeros where there is none.
+    /// SHA-256 of the tokenizer's file; zeros without one.
     pub fingerprint: Sha256Digest,
 }
 
 impl TokenizerId {
-    /// Bytes as they are: 256 of them.
+    /// No tokenizer: every byte is a token.
     pub fn bytes() -> TokenizerId {
         TokenizerId { name: "bytes".into(), fingerprint: Sha256Digest::default() }
     }
 }
 
-/// What a file says about its tokens.
+/// Header of a token file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFileHeader {
-    /// Whose layout it is.
+    /// Layout of the file.
     pub layout: TokenFileLayout,
-    /// Bytes of a token.
+    /// Width of a token.
     pub width: TokenWidth,
-    /// Tokens in the file.
+    /// Number of tokens.
     pub token_count: u64,
-    /// Every id is below it. llm.c's files do not say.
+    /// Size of the vocabulary; `None` for files of llm.c.
     pub vocabulary: Option<u32>,
-    /// The token between documents.
+    /// Id of the token between documents.
     pub end_of_text: Option<u32>,
-    /// SHA-256 of the tokens' bytes. llm.c's files have none.
+    /// SHA-256 of the tokens' bytes; `None` for files of llm.c.
     pub checksum: Option<Sha256Digest>,
-    /// Which tokenizer made them. llm.c's files only imply it.
+    /// The tokenizer; `None` for files of llm.c, whose layout implies it.
     pub tokenizer: Option<TokenizerId>,
 }
 
 impl TokenFileHeader {
-    /// Reads the header of either kind of file from its first bytes.
+    /// Decodes a header in the Narrows layout from the first bytes of a file.
     ///
     /// # Errors
-    /// The first field that makes no sense. Whether the file is as long as it says is not asked here.
-    pub fn decode(bytes: &[u8]) -> Result<TokenFileHeader, DataFault> {
-        if let Some(header) = llm_c::decode(bytes)? {
-            return Ok(header);
-        }
+    /// The first invalid field. The length of the file is not checked.
+    pub(super) fn decode(bytes: &[u8]) -> Result<TokenFileHeader, DataFault> {
         if !bytes.starts_with(&MAGIC) {
-            return Err(DataFault::NotTokenFile { found: first_bytes(bytes) });
+            let start = bytes[..bytes.len().min(MAGIC.len())].escape_ascii();
+            return Err(DataFault::NotTokenFile { start: format!("\"{start}\"") });
         }
-        let found = bytes.len() as u64;
-        let too_short = || DataFault::LengthMismatch { expected: HEADER_BYTES, found };
+        let actual = bytes.len() as u64;
+        let too_short = || DataFault::LengthMismatch { expected: NARROWS_HEADER_BYTES, actual };
         let header = bytes.first_chunk::<256>().ok_or_else(too_short)?;
-        let version = number(header, offset::VERSION);
+        let version = u32_at(header, offset::VERSION);
         if version != VERSION {
-            let problem = format!("{version} is not {VERSION}, the one version there is");
+            let problem = format!("{version} is not {VERSION}, the only known version");
             return Err(DataFault::field(offset::VERSION as u64, "version", problem));
         }
-        let (fields, stated) = header.split_at(offset::HEADER_CHECKSUM);
-        if sha256(fields) != stated {
-            let (at, problem) = (offset::HEADER_CHECKSUM as u64, "the header was changed");
-            return Err(DataFault::field(at, "header checksum", problem));
+        let (fields, checksum) = header.split_at(offset::HEADER_CHECKSUM);
+        if sha256(fields) != checksum {
+            let problem = "the header does not have this checksum";
+            let offset = offset::HEADER_CHECKSUM as u64;
+            return Err(DataFault::field(offset, "header checksum", problem));
         }
-        fields_of(header)
+        decode_fields(header)
     }
 
-    /// The 256 bytes of a file in our layout.
-    pub(crate) fn encode(&self) -> [u8; 256] {
+    /// Encodes the header in the Narrows layout.
+    pub(super) fn encode(&self) -> [u8; 256] {
         let mut bytes = [0; 256];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC);
@@ -170,35 +179,32 @@ impl TokenFileHeader {
         put(offset::CHECKSUM, &self.checksum.unwrap_or_default());
         if let Some(tokenizer) = &self.tokenizer {
             put(offset::FINGERPRINT, &tokenizer.fingerprint);
-            put(offset::NAME, cut_name(&tokenizer.name).as_bytes());
+            put(offset::NAME, truncate_name(&tokenizer.name).as_bytes());
         }
         let checksum = sha256(&bytes[..offset::HEADER_CHECKSUM]);
         bytes[offset::HEADER_CHECKSUM..].copy_from_slice(&checksum);
         bytes
     }
 
-    /// Where the tokens begin.
+    /// Offset of the first token in bytes.
     pub fn payload_offset(&self) -> u64 {
-        match self.layout {
-            TokenFileLayout::Narrows => HEADER_BYTES,
-            TokenFileLayout::LlmCGpt2 | TokenFileLayout::LlmCLlama3 => llm_c::HEADER_BYTES,
-        }
+        self.layout.header_bytes()
     }
 
-    /// The length of the whole file; `None` when it is more than can be counted.
+    /// Bytes of the whole file; `None` when they exceed the range of u64.
     pub fn file_bytes(&self) -> Option<u64> {
         self.token_count.checked_mul(self.width.bytes())?.checked_add(self.payload_offset())
     }
 
-    /// Where a token of the file begins.
+    /// Offset of a token in bytes.
     pub fn offset_of(&self, position: u64) -> u64 {
         self.payload_offset().saturating_add(position.saturating_mul(self.width.bytes()))
     }
 }
 
-/// The fields of a header whose checksum is right.
-fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
-    let width = match number(header, offset::WIDTH) {
+/// Decodes the fields of a header whose checksum is right.
+fn decode_fields(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
+    let width = match u32_at(header, offset::WIDTH) {
         2 => TokenWidth::U16,
         4 => TokenWidth::U32,
         other => {
@@ -206,12 +212,12 @@ fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
             return Err(DataFault::field(offset::WIDTH as u64, "token width", problem));
         }
     };
-    let vocabulary = number(header, offset::VOCABULARY);
+    let vocabulary = u32_at(header, offset::VOCABULARY);
     if vocabulary == 0 {
-        let (at, problem) = (offset::VOCABULARY as u64, "no token has an id below 0");
-        return Err(DataFault::field(at, "vocabulary size", problem));
+        let problem = "a vocabulary has at least one token";
+        return Err(DataFault::field(offset::VOCABULARY as u64, "vocabulary size", problem));
     }
-    let end_of_text = number(header, offset::END_OF_TEXT);
+    let end_of_text = u32_at(header, offset::END_OF_TEXT);
     if end_of_text != NO_END_OF_TEXT && end_of_text >= vocabulary {
         let problem = format!("id {end_of_text} is not below the vocabulary size {vocabulary}");
         return Err(DataFault::field(offset::END_OF_TEXT as u64, "end of text", problem));
@@ -219,7 +225,7 @@ fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
     if let Some(at) = (offset::RESERVED..offset::HEADER_CHECKSUM).find(|at| header[*at] != 0) {
         return Err(DataFault::field(at as u64, "reserved", "is not zero"));
     }
-    let name = without_filling(&header[offset::NAME..offset::RESERVED]);
+    let name = without_padding(&header[offset::NAME..offset::RESERVED]);
     let name = std::str::from_utf8(name).map_err(|error| {
         let at = offset::NAME + error.valid_up_to();
         DataFault::field(at as u64, "tokenizer name", "is not UTF-8")
@@ -227,41 +233,33 @@ fn fields_of(header: &[u8; 256]) -> Result<TokenFileHeader, DataFault> {
     Ok(TokenFileHeader {
         layout: TokenFileLayout::Narrows,
         width,
-        token_count: u64::from_le_bytes(array(header, offset::COUNT)),
+        token_count: u64::from_le_bytes(array_at(header, offset::COUNT)),
         vocabulary: Some(vocabulary),
         end_of_text: (end_of_text != NO_END_OF_TEXT).then_some(end_of_text),
-        checksum: Some(array(header, offset::CHECKSUM)),
+        checksum: Some(array_at(header, offset::CHECKSUM)),
         tokenizer: Some(TokenizerId {
             name: name.into(),
-            fingerprint: array(header, offset::FINGERPRINT),
+            fingerprint: array_at(header, offset::FINGERPRINT),
         }),
     })
 }
 
-fn without_filling(name: &[u8]) -> &[u8] {
+fn without_padding(name: &[u8]) -> &[u8] {
     let end = name.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &name[..end]
 }
 
-/// As much of a name as has room, without cutting a character.
-fn cut_name(name: &str) -> &str {
+/// The longest prefix of a name that fits the header and ends between two characters.
+fn truncate_name(name: &str) -> &str {
     let longest = name.len().min(NAME_BYTES_MAX);
     let end = (0..=longest).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
     &name[..end]
 }
 
-fn array<const N: usize>(header: &[u8; 256], at: usize) -> [u8; N] {
+fn array_at<const N: usize>(header: &[u8; 256], at: usize) -> [u8; N] {
     std::array::from_fn(|index| header[at + index])
 }
 
-fn number(header: &[u8; 256], at: usize) -> u32 {
-    u32::from_le_bytes(array(header, at))
-}
-
-/// The beginning of a file, for messages.
-fn first_bytes(bytes: &[u8]) -> String {
-    match bytes {
-        [] => "an empty file".into(),
-        _ => format!("\"{}\"", bytes[..bytes.len().min(MAGIC.len())].escape_ascii()),
-    }
+fn u32_at(header: &[u8; 256], at: usize) -> u32 {
+    u32::from_le_bytes(array_at(header, at))
 }

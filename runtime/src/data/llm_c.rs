@@ -1,5 +1,5 @@
-//! The token files of llm.c (`dev/data/data_common.py` there writes them, `llmc/dataloader.h` reads
-//! them): 256 little-endian int32 (1,024 bytes), of which three mean something, then the tokens.
+//! Token files of llm.c (written by its `dev/data/data_common.py`, read by its `llmc/dataloader.h`):
+//! a header of 256 little-endian int32 (1,024 bytes), of which three are used, then the tokens.
 //!
 //! | int32 | GPT-2 | LLaMA 3 |
 //! |---|---|---|
@@ -8,54 +8,51 @@
 //! | 2: token count | below 2³¹ | below 2³¹ |
 //! | tokens | uint16 | uint32 |
 //!
-//! They have no checksum and do not say their vocabulary.
+//! The header has neither a checksum nor the size of the vocabulary.
 
 use super::error::DataFault;
-use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth};
-
-/// Bytes of the header.
-pub const HEADER_BYTES: u64 = 1024;
+use super::header::{LLM_C_HEADER_BYTES, TokenFileHeader, TokenFileLayout, TokenWidth};
 
 const MAGIC_GPT2: i32 = 20_240_520;
 const MAGIC_LLAMA3: i32 = 20_240_801;
-/// Multiple-choice questions, which are no token stream.
+/// Files of multiple-choice questions, which are not token streams.
 const MAGIC_EVALUATION: i32 = 20_240_522;
 
-/// The header, if the file begins as llm.c's do.
+/// Decodes the header; `None` for files without a magic number of llm.c.
 ///
 /// # Errors
-/// The field that makes no sense.
-pub fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault> {
+/// The first invalid field.
+pub(super) fn decode(bytes: &[u8]) -> Result<Option<TokenFileHeader>, DataFault> {
     let field = |index: usize| {
         let bytes = bytes.get(4 * index..)?.first_chunk()?;
         Some(i32::from_le_bytes(*bytes))
     };
-    let (layout, width, version) = match field(0) {
+    let (layout, width, expected_version) = match field(0) {
         Some(MAGIC_GPT2) => (TokenFileLayout::LlmCGpt2, TokenWidth::U16, 1),
         Some(MAGIC_LLAMA3) => (TokenFileLayout::LlmCLlama3, TokenWidth::U32, 7),
         Some(MAGIC_EVALUATION) => {
-            let problem = "this is a file of multiple-choice questions for llm.c, not of tokens";
+            let problem = "llm.c's multiple-choice questions are not a token file";
             return Err(DataFault::field(0, "magic", problem));
         }
         _ => return Ok(None),
     };
-    let found = bytes.len() as u64;
-    let too_short = || DataFault::LengthMismatch { expected: HEADER_BYTES, found };
-    if found < HEADER_BYTES {
+    let actual = bytes.len() as u64;
+    let too_short = || DataFault::LengthMismatch { expected: LLM_C_HEADER_BYTES, actual };
+    if actual < LLM_C_HEADER_BYTES {
         return Err(too_short());
     }
-    let stated = field(1).ok_or_else(too_short)?;
-    if stated != version {
-        let problem = format!("{} has version {version}, not {stated}", layout.name());
+    let version = field(1).ok_or_else(too_short)?;
+    if version != expected_version {
+        let problem = format!("{} has version {expected_version}, not {version}", layout.name());
         return Err(DataFault::field(4, "version", problem));
     }
     let count = field(2).ok_or_else(too_short)?;
-    let tokens = u64::try_from(count)
-        .map_err(|_| DataFault::field(8, "token count", format!("{count} is less than none")))?;
+    let token_count = u64::try_from(count)
+        .map_err(|_| DataFault::field(8, "token count", format!("{count} is negative")))?;
     Ok(Some(TokenFileHeader {
         layout,
         width,
-        token_count: tokens,
+        token_count,
         vocabulary: None,
         end_of_text: None,
         checksum: None,

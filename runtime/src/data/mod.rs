@@ -1,14 +1,13 @@
-//! Token files, and what a training step reads of them.
+//! Token files, and the sequences that training steps read from them.
 //!
-//! - [`TokenFile`]: a file of token ids, memory-mapped: our own format (`header.rs` has its layout) or
-//!   one of the two that llm.c writes (`llm_c.rs`).
-//! - [`TokenWriter`]: writes our format, whole or not at all.
-//! - [`Sampler`]: which tokens sequence g of a run is. That depends on the file, the sequence length
-//!   and a seed, and on nothing else: not on the mesh, not on microbatches, not on what was read
-//!   before.
+//! - [`TokenFile`]: a memory-mapped file of token ids, in the Narrows format (`header.rs` has its
+//!   layout) or in one of the two formats of llm.c (`llm_c.rs`).
+//! - [`TokenWriter`]: writes a file in the Narrows format, complete or not at all.
+//! - [`Sampler`]: the tokens of sequence g of a run. They depend on the file, the sequence length and a
+//!   seed alone: not on the mesh, the microbatches or earlier reads.
 //!
-//! Files come from anywhere. Whatever bytes they hold, what is wrong is a [`DataError`] with the
-//! place it is at, never a panic, and no id reaches a step that its vocabulary does not have.
+//! Files come from anywhere. Whatever bytes they hold, an error is a [`DataError`] with its location,
+//! never a panic, and every id is checked against the vocabulary before a step reads it.
 
 mod error;
 mod header;

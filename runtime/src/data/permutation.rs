@@ -1,25 +1,24 @@
-//! Permutations that can be asked anywhere: a Feistel network over counters.
+//! Permutations with random access: a Feistel network over counters.
 //!
-//! Let n be the size and h the least number with 4ʰ ≥ n. A number below 4ʰ has a left half l and a
+//! Let n be the size and h the least integer with 4ʰ ≥ n. An integer below 4ʰ has a left half l and a
 //! right half r of h bits each, and one round is
 //!
 //! ```text
 //! (l, r) ↦ (r, l ⊕ F(r, kᵢ))          F: the low h bits of a mix of r and the round's key
 //! ```
 //!
-//! which can be undone whatever F is; so rounds permute the numbers below 4ʰ. Those below n are
-//! permuted by going on until the result is below n (the cycle that a number lies on comes back to
-//! it, so this ends), in less than 4 passes on average since 4ʰ < 4n.
+//! which is invertible for every F; so rounds permute the integers below 4ʰ. The integers below n are
+//! permuted by repeating the network until the result is below n (cycle walking, which ends because
+//! every cycle returns to its start), in less than 4 passes on average since 4ʰ < 4n.
 //!
-//! What is computed here decides what every run reads: change nothing.
+//! These permutations decide which tokens existing checkpoints resume with and must never change.
 
-/// Four make a pseudorandom permutation of ideal rounds; small halves need more.
+use crate::random::{SPLITMIX_GAMMA, splitmix_mix};
+
+/// Rounds of the network. Four suffice with ideal round functions; small halves need more.
 const ROUNDS: usize = 8;
 
-/// 2⁶⁴ divided by the golden ratio, odd: the increment of SplitMix64.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// A permutation of the numbers below a size.
+/// A permutation of the integers below a size.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     size: u64,
@@ -31,41 +30,34 @@ impl Permutation {
     /// The permutation of an epoch.
     pub fn new(size: u64, seed: u64, epoch: u64) -> Permutation {
         let bits = u64::BITS - size.saturating_sub(1).leading_zeros();
-        let of_epoch = mix(mix(seed.wrapping_add(GOLDEN)) ^ epoch);
+        let epoch_key = splitmix_mix(splitmix_mix(seed.wrapping_add(SPLITMIX_GAMMA)) ^ epoch);
         let keys = std::array::from_fn(|round| {
-            mix(of_epoch.wrapping_add(GOLDEN.wrapping_mul(round as u64 + 1)))
+            splitmix_mix(epoch_key.wrapping_add(SPLITMIX_GAMMA.wrapping_mul(round as u64 + 1)))
         });
         Permutation { size, half_bits: bits.div_ceil(2), keys }
     }
 
-    /// The number at a place, which is taken modulo the size.
-    pub fn at(&self, place: u64) -> u64 {
+    /// The image of an index, which is taken modulo the size.
+    pub fn at(&self, index: u64) -> u64 {
         if self.size <= 1 {
             return 0;
         }
-        let mut number = self.pass(place % self.size);
-        while number >= self.size {
-            number = self.pass(number);
+        let mut image = self.apply_rounds(index % self.size);
+        while image >= self.size {
+            image = self.apply_rounds(image);
         }
-        number
+        image
     }
 
-    fn pass(&self, number: u64) -> u64 {
-        // At most 32 bits each: no shift is by all of a number's bits.
+    fn apply_rounds(&self, index: u64) -> u64 {
+        // Halves have at most 32 bits, so that no shift is by 64.
         let mask = (1 << self.half_bits) - 1;
-        let (mut left, mut right) = (number >> self.half_bits, number & mask);
+        let (mut left, mut right) = (index >> self.half_bits, index & mask);
         for key in self.keys {
-            (left, right) = (right, left ^ (mix(right ^ key) & mask));
+            (left, right) = (right, left ^ (splitmix_mix(right ^ key) & mask));
         }
         left << self.half_bits | right
     }
-}
-
-/// The finaliser of SplitMix64: every bit of the result depends on every bit of the number.
-fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
 }
 
 #[cfg(test)]
@@ -73,14 +65,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_number_has_one_place() {
+    fn every_integer_has_one_preimage() {
         arbtest::arbtest(|u| {
             let size = u.int_in_range(1..=3000)?;
             let permutation = Permutation::new(size, u.arbitrary()?, u.arbitrary()?);
             let mut seen = vec![false; size as usize];
-            for place in 0..size {
-                let number = permutation.at(place) as usize;
-                assert!(!std::mem::replace(&mut seen[number], true), "{number} twice");
+            for index in 0..size {
+                let image = permutation.at(index) as usize;
+                assert!(!std::mem::replace(&mut seen[image], true), "{image} twice");
             }
             Ok(())
         })
@@ -88,22 +80,22 @@ mod tests {
     }
 
     #[test]
-    fn sizes_may_be_huge() {
+    fn large_sizes_are_permuted() {
         for size in [1 << 32, (1 << 32) + 1, 1 << 62, (1 << 62) + 1, u64::MAX] {
             let permutation = Permutation::new(size, 1, 2);
-            let numbers: Vec<u64> = (0..100).map(|place| permutation.at(place)).collect();
-            assert!(numbers.iter().all(|number| *number < size));
-            let mut distinct = numbers.clone();
+            let images: Vec<u64> = (0..100).map(|index| permutation.at(index)).collect();
+            assert!(images.iter().all(|image| *image < size));
+            let mut distinct = images.clone();
             distinct.sort_unstable();
             distinct.dedup();
-            assert_eq!(distinct.len(), numbers.len());
+            assert_eq!(distinct.len(), images.len());
         }
     }
 
-    /// Over many seeds, each of 12 numbers comes first as often as the others, and each pair of
-    /// neighbours follows each other as often as the others: χ² with 11 and 131 degrees of freedom.
+    /// Over many seeds, each of 12 integers comes first equally often, and so does each ordered pair at
+    /// the first two indices: χ² with 11 and 131 degrees of freedom.
     #[test]
-    fn no_order_is_preferred() {
+    fn orders_are_uniform() {
         let (size, seeds) = (12, 40_000);
         let mut first = vec![0.0; 12];
         let mut pairs = vec![0.0; 144];
@@ -122,12 +114,12 @@ mod tests {
         assert!(chi_squared(&pairs, seeds as f64 / 132.0) < 187.0, "{pairs:?}");
     }
 
-    /// What runs have read stays what they read.
+    /// Checkpoints depend on these values.
     #[test]
-    fn the_order_is_what_it_was() {
+    fn orders_are_stable() {
         let order = |size, seed, epoch| -> Vec<u64> {
             let permutation = Permutation::new(size, seed, epoch);
-            (0..size.min(8)).map(|place| permutation.at(place)).collect()
+            (0..size.min(8)).map(|index| permutation.at(index)).collect()
         };
         assert_eq!(order(8, 0, 0), [0, 3, 6, 2, 1, 7, 5, 4]);
         assert_eq!(order(8, 0, 1), [0, 6, 5, 3, 1, 2, 7, 4]);

@@ -1,49 +1,47 @@
-//! Which tokens a sequence of a run is.
+//! The tokens of each sequence of a run.
 //!
 //! With sequences of L tokens, a file of T tokens has n = ⌊(T − 1) / L⌋ *windows*: window w is the
-//! tokens wL … wL + L, L inputs and the target of the last. Neighbours share one token, so every
-//! token but the first and fewer than L at the end is a target once. The sequences of a run are
-//! counted through, over steps and epochs: sequence g is
+//! tokens wL … wL + L: L inputs, and the target of the last. Consecutive windows share one token, so
+//! every token but the first, and fewer than L at the end, is a target once. Sequences are numbered
+//! consecutively over all steps and epochs of a run; sequence g is
 //!
 //! ```text
 //! window π(g mod n) of the permutation π of epoch ⌊g / n⌋
 //! ```
 //!
-//! and where a run stands is one number. No mesh is in this: with G sequences in a step, sequence i
-//! of step s is g = sG + i, and [`Sampler::first_of`] says which i the microbatches of a replica are.
+//! so the position of a run is one number. The order does not depend on the mesh: with G sequences in a
+//! step, sequence i of step s is g = sG + i.
 
 use std::sync::Arc;
 
-use narrows_plan::mesh::{Mesh, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::error::{DataError, DataFault};
 use super::permutation::Permutation;
 use super::token_file::TokenFile;
 
-/// What the order of sequences depends on, besides the tokens.
+/// Everything that the order of sequences depends on, besides the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplerConfig {
     /// Tokens of a sequence.
     pub sequence_length: u64,
-    /// Ids the model has: a token that is not below is an error.
+    /// Vocabulary size of the model; a token that is not below it is an error.
     pub vocabulary: u32,
-    /// Any number.
+    /// Seed of the order.
     pub seed: u64,
 }
 
-/// Where a run stands, for its checkpoints: small, and enough to go on with the sequence that would
-/// have come next.
+/// Position of a run in its tokens, for checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cursor {
-    /// Sequences that were read; the next one's number.
+    /// Number of the sequence that is read next.
     pub next_sequence: u64,
-    /// The run's seed.
+    /// Seed of the order.
     pub seed: u64,
     /// Tokens of a sequence.
     pub sequence_length: u64,
-    /// SHA-256 of the tokens, in hex.
+    /// SHA-256 of the tokens, in hexadecimal digits.
     pub tokens_sha256: String,
 }
 
@@ -51,7 +49,7 @@ pub struct Cursor {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     file: Arc<TokenFile>,
-    sampling: SamplerConfig,
+    config: SamplerConfig,
     windows: u64,
 }
 
@@ -59,11 +57,11 @@ impl Sampler {
     /// A sampler of a file.
     ///
     /// # Errors
-    /// When the file has less than one sequence, or says of itself that it has ids the model lacks.
-    pub fn new(file: Arc<TokenFile>, sampling: SamplerConfig) -> Result<Sampler, DataError> {
+    /// When the file is shorter than one sequence, or has a larger vocabulary than the model.
+    pub fn new(file: Arc<TokenFile>, config: SamplerConfig) -> Result<Sampler, DataError> {
         let windows =
-            windows(&file, sampling).map_err(|fault| DataError::new(file.path(), fault))?;
-        Ok(Sampler { file, sampling, windows })
+            window_count(&file, config).map_err(|fault| DataError::new(file.path(), fault))?;
+        Ok(Sampler { file, config, windows })
     }
 
     /// The file.
@@ -73,40 +71,27 @@ impl Sampler {
 
     /// Tokens of a sequence.
     pub fn sequence_length(&self) -> u64 {
-        self.sampling.sequence_length
+        self.config.sequence_length
     }
 
-    /// Sequences of an epoch.
+    /// Number of sequences of an epoch.
     pub fn windows(&self) -> u64 {
         self.windows
     }
 
-    /// How often all windows were read before a sequence.
+    /// Epoch of a sequence: how often all windows are read before it.
     pub fn epoch(&self, sequence: u64) -> u64 {
         sequence / self.windows
     }
 
-    /// Which window a sequence is.
+    /// The window that a sequence reads.
     pub fn window(&self, sequence: u64) -> u64 {
         let epoch = self.epoch(sequence);
-        Permutation::new(self.windows, self.sampling.seed, epoch).at(sequence % self.windows)
+        Permutation::new(self.windows, self.config.seed, epoch).at(sequence % self.windows)
     }
 
-    /// The number of the first sequence that a microbatch of a replica reads, in the step that
-    /// begins with sequence `step_first`. A step's sequences go to the replicas in runs, and a
-    /// replica's to its microbatches in runs; the others of the microbatch follow the first.
-    pub fn first_sequence_of(
-        step_first: u64,
-        (workload, mesh): (&Workload, &Mesh),
-        replica: u64,
-        microbatch: u64,
-    ) -> u64 {
-        let of_replica = workload.global_batch / mesh.data;
-        step_first + replica * of_replica + microbatch * workload.micro_batch
-    }
-
-    /// Fills buffers with as many sequences as they have room for, from number `first` on, one
-    /// behind the other: the inputs, and for each the token that follows it. Allocates nothing.
+    /// Fills buffers with as many sequences as they hold, from sequence `first` on: the inputs, and for
+    /// each the token that follows. Allocates nothing.
     ///
     /// # Errors
     /// When a token is not below the model's vocabulary.
@@ -119,9 +104,9 @@ impl Sampler {
         inputs: &mut [u32],
         targets: &mut [u32],
     ) -> Result<(), DataError> {
-        let length = self.sampling.sequence_length as usize;
+        let length = self.config.sequence_length as usize;
         assert_eq!(inputs.len(), targets.len(), "every input has a target");
-        assert!(inputs.len().is_multiple_of(length), "a part of a sequence");
+        assert!(inputs.len().is_multiple_of(length), "buffers hold whole sequences");
         let count = (inputs.len() / length) as u64;
         if first.checked_add(count).is_none() {
             return Err(DataError::new(
@@ -131,12 +116,12 @@ impl Sampler {
         }
         let rows = inputs.chunks_exact_mut(length).zip(targets.chunks_exact_mut(length));
         for ((inputs, targets), sequence) in rows.zip(first..) {
-            let begin = self.window(sequence) * length as u64;
-            let vocabulary = self.sampling.vocabulary;
-            self.file.read_tokens(begin, vocabulary, inputs)?;
+            let start = self.window(sequence) * length as u64;
+            let vocabulary = self.config.vocabulary;
+            self.file.read_tokens(start, vocabulary, inputs)?;
             let (shared, last) = targets.split_at_mut(length - 1);
             shared.copy_from_slice(&inputs[1..]);
-            self.file.read_tokens(begin + length as u64, vocabulary, last)?;
+            self.file.read_tokens(start + length as u64, vocabulary, last)?;
         }
         Ok(())
     }
@@ -145,43 +130,43 @@ impl Sampler {
     pub fn cursor(&self, next_sequence: u64) -> Cursor {
         Cursor {
             next_sequence,
-            seed: self.sampling.seed,
-            sequence_length: self.sampling.sequence_length,
+            seed: self.config.seed,
+            sequence_length: self.config.sequence_length,
             tokens_sha256: hex::encode(self.file.fingerprint()),
         }
     }
 
-    /// The sequence that a run which is resumed reads next.
+    /// The sequence that a resumed run reads next.
     ///
     /// # Errors
-    /// When the cursor is of other tokens, or of another order of them.
+    /// [`DataFault::CursorMismatch`] when the cursor belongs to other tokens or another order of them.
     pub fn sequence_to_resume(&self, cursor: &Cursor) -> Result<u64, DataError> {
-        let here = self.cursor(cursor.next_sequence);
+        let own = self.cursor(cursor.next_sequence);
         let differences = [
-            ("seed", cursor.seed.to_string(), here.seed.to_string()),
+            ("seed", cursor.seed.to_string(), own.seed.to_string()),
             (
                 "sequences of length",
                 cursor.sequence_length.to_string(),
-                here.sequence_length.to_string(),
+                own.sequence_length.to_string(),
             ),
-            ("tokens with SHA-256", cursor.tokens_sha256.clone(), here.tokens_sha256),
+            ("tokens with SHA-256", cursor.tokens_sha256.clone(), own.tokens_sha256),
         ];
-        match differences.into_iter().find(|(_, cursor, here)| cursor != here) {
+        match differences.into_iter().find(|(_, cursor, own)| cursor != own) {
             None => Ok(cursor.next_sequence),
-            Some((what, cursor, here)) => {
-                let fault = DataFault::CursorMismatch { what, cursor, here };
+            Some((property, cursor, run)) => {
+                let fault = DataFault::CursorMismatch { property, cursor, run };
                 Err(DataError::new(self.file.path(), fault))
             }
         }
     }
 }
 
-fn windows(file: &TokenFile, sampling: SamplerConfig) -> Result<u64, DataFault> {
-    let SamplerConfig { sequence_length, vocabulary, .. } = sampling;
+fn window_count(file: &TokenFile, config: SamplerConfig) -> Result<u64, DataFault> {
+    let SamplerConfig { sequence_length, vocabulary, .. } = config;
     if sequence_length == 0 {
         return Err(DataFault::ZeroSequenceLength);
     }
-    let tokens = file.tokens();
+    let tokens = file.token_count();
     let windows = tokens.saturating_sub(1) / sequence_length;
     if windows == 0 {
         return Err(DataFault::TooFewTokens { tokens, sequence_length });

@@ -1,4 +1,4 @@
-//! Writes token files.
+//! Writing token files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,29 +9,29 @@ use super::error::{DataError, DataFault};
 use super::header::{TokenFileHeader, TokenFileLayout, TokenWidth, TokenizerId};
 use crate::atomic_file::AtomicFile;
 
-/// Tokens that are turned into bytes in one go.
-const TOKENS_AT_ONCE: usize = 16 << 10;
+/// Tokens that are encoded at once.
+const CHUNK_TOKENS: usize = 16 << 10;
 
-/// What is known about tokens before the first one is.
+/// Properties of a token file that are known before its tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFileInfo {
-    /// Every id is below it.
+    /// Size of the vocabulary.
     pub vocabulary: u32,
-    /// The token between documents.
+    /// Id of the token between documents.
     pub end_of_text: Option<u32>,
-    /// Which tokenizer makes them.
+    /// The tokenizer.
     pub tokenizer: TokenizerId,
 }
 
 impl TokenFileInfo {
-    /// Bytes as tokens.
+    /// A file whose tokens are bytes.
     pub fn bytes() -> TokenFileInfo {
         TokenFileInfo { vocabulary: 256, end_of_text: None, tokenizer: TokenizerId::bytes() }
     }
 }
 
-/// A token file that is being written. Nothing is seen under its name until it is
-/// [finished](TokenWriter::finish), and nothing is left when it is dropped before.
+/// A token file that is being written. It appears under its name when it is
+/// [finished](TokenWriter::finish); if it is dropped before, nothing remains.
 #[derive(Debug)]
 pub struct TokenWriter {
     path: PathBuf,
@@ -42,12 +42,12 @@ pub struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// Begins a file. What is there already under its name is replaced at the end.
+    /// Starts a file. An existing file of this name is replaced at the end.
     ///
     /// # Errors
-    /// When the folder cannot be written to, or the name is that of something else than a file.
-    pub fn create(path: &Path, description: TokenFileInfo) -> Result<TokenWriter, DataError> {
-        let TokenFileInfo { vocabulary, end_of_text, tokenizer } = description;
+    /// When the folder cannot be written to, or the path exists and is not a regular file.
+    pub fn create(path: &Path, info: TokenFileInfo) -> Result<TokenWriter, DataError> {
+        let TokenFileInfo { vocabulary, end_of_text, tokenizer } = info;
         let header = TokenFileHeader {
             layout: TokenFileLayout::Narrows,
             width: TokenWidth::narrowest_for(vocabulary),
@@ -57,44 +57,40 @@ impl TokenWriter {
             checksum: None,
             tokenizer: Some(tokenizer),
         };
-        let unwritable = |source| DataError::new(path, DataFault::Io { action: "written", source });
+        let unwritable = |source| DataError::new(path, unwritable(source));
         let mut file = AtomicFile::create(path).map_err(unwritable)?;
-        // Its place is kept: the counts are known when all tokens are.
+        // A placeholder: count and checksum are known at the end.
         file.write(&header.encode()).map_err(unwritable)?;
         let (path, checksum) = (path.to_path_buf(), Sha256::new());
         Ok(TokenWriter { path, file, header, checksum, bytes: vec![] })
     }
 
-    /// Tokens so far.
+    /// Number of tokens written so far.
     pub fn token_count(&self) -> u64 {
         self.header.token_count
     }
 
-    /// Writes tokens behind those that are there.
+    /// Appends tokens.
     ///
     /// # Errors
     /// When an id is not below the vocabulary, or the disk is full.
     pub fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
-        for tokens in tokens.chunks(TOKENS_AT_ONCE) {
-            self.push_few(tokens).map_err(|fault| DataError::new(&self.path, fault))?;
+        for chunk in tokens.chunks(CHUNK_TOKENS) {
+            self.push_chunk(chunk).map_err(|fault| DataError::new(&self.path, fault))?;
         }
         Ok(())
     }
 
-    fn push_few(&mut self, tokens: &[u32]) -> Result<(), DataFault> {
+    fn push_chunk(&mut self, tokens: &[u32]) -> Result<(), DataFault> {
         let vocabulary = self.header.vocabulary.unwrap_or(u32::MAX);
-        if let Some(at) = tokens.iter().position(|token| *token >= vocabulary) {
-            let position = self.header.token_count + at as u64;
-            return Err(DataFault::OutOfVocabulary {
-                position,
-                offset: 0,
-                token: tokens[at],
-                vocabulary,
-            });
+        if let Some(index) = tokens.iter().position(|token| *token >= vocabulary) {
+            let position = self.header.token_count + index as u64;
+            let token = tokens[index];
+            return Err(DataFault::OutOfVocabulary { position, offset: 0, token, vocabulary });
         }
         self.bytes.clear();
         match self.header.width {
-            // Every id is below the vocabulary, and the width follows from that.
+            // Lossless: the width was chosen for the vocabulary, and every id is below it.
             TokenWidth::U16 => {
                 tokens.iter().for_each(|t| self.bytes.extend((*t as u16).to_le_bytes()))
             }
@@ -106,10 +102,10 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// Writes the header, makes sure that everything is on the disk, and gives the file its name.
+    /// Writes the header, flushes the file to the disk, and gives it its name.
     ///
     /// # Errors
-    /// When the system refuses. Then what was there before is still there.
+    /// When the system refuses; an existing file of that name is then unchanged.
     pub fn finish(self) -> Result<TokenFileHeader, DataError> {
         let TokenWriter { path, file, mut header, checksum, .. } = self;
         header.checksum = Some(checksum.finalize().into());

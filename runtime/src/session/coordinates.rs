@@ -1,20 +1,20 @@
-//! Where devices are on the mesh, and whom they meet.
+//! Positions of devices on the mesh, and the members of their groups.
 
 use narrows_plan::mesh::{Axis, Mesh};
 
-/// Where a device is on the mesh.
+/// Position of a device on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshCoordinates {
-    /// Its place along the tensor axis.
+    /// Position along the tensor axis.
     pub tensor: u64,
-    /// Its place along the data axis.
+    /// Position along the data axis.
     pub data: u64,
-    /// Its pipeline stage.
+    /// Pipeline stage.
     pub stage: u64,
 }
 
 impl MeshCoordinates {
-    /// Those of a device by its number.
+    /// Position of a device, given its number.
     pub fn of_device(device: u64, mesh: &Mesh) -> MeshCoordinates {
         MeshCoordinates {
             tensor: device % mesh.tensor,
@@ -23,27 +23,27 @@ impl MeshCoordinates {
         }
     }
 
-    /// The number of the device that is there.
+    /// Number of the device at this position.
     pub fn device(&self, mesh: &Mesh) -> u64 {
         self.tensor + mesh.tensor * (self.data + mesh.data * self.stage)
     }
 
-    /// One's group along an axis, in its order; of a pipeline longer than `size`, its first and its
-    /// last stage.
+    /// Members of the device's group of `size` along an axis, in order. A pipeline group that is
+    /// smaller than the axis consists of the first and the last stage.
     pub fn members(self, axis: Axis, size: u64, mesh: &Mesh) -> impl Iterator<Item = u64> {
         let (mesh, last) = (*mesh, mesh.size(axis) - 1);
-        (0..size).map(move |place| {
-            let place = if size <= last && place > 0 { last } else { place };
-            let at = match axis {
-                Axis::Tensor => MeshCoordinates { tensor: place, ..self },
-                Axis::Data => MeshCoordinates { data: place, ..self },
-                Axis::Pipeline => MeshCoordinates { stage: place, ..self },
+        (0..size).map(move |position| {
+            let position = if size <= last && position > 0 { last } else { position };
+            let member = match axis {
+                Axis::Tensor => MeshCoordinates { tensor: position, ..self },
+                Axis::Data => MeshCoordinates { data: position, ..self },
+                Axis::Pipeline => MeshCoordinates { stage: position, ..self },
             };
-            at.device(&mesh)
+            member.device(&mesh)
         })
     }
 
-    /// One's place along an axis.
+    /// Position along an axis.
     pub fn position(&self, axis: Axis) -> u64 {
         match axis {
             Axis::Tensor => self.tensor,
@@ -52,7 +52,7 @@ impl MeshCoordinates {
         }
     }
 
-    /// What tells one's group along an axis from the others.
+    /// Index of the device's group among the groups along an axis.
     pub fn group_index(&self, axis: Axis, mesh: &Mesh) -> u64 {
         match axis {
             Axis::Tensor => self.data + mesh.data * self.stage,
@@ -62,19 +62,19 @@ impl MeshCoordinates {
     }
 }
 
-/// The sizes that groups over an axis have: of a pipeline also two, the first and the last stage,
-/// which share a tied weight.
+/// Sizes of the groups along an axis. A pipeline of more than two stages also has groups of two: the
+/// first and the last stage, which share a tied weight.
 pub fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
     let size = mesh.size(axis);
     std::iter::once(size).chain((axis == Axis::Pipeline && size > 2).then_some(2))
 }
 
-/// The devices that a device meets in collectives and transfers.
+/// Devices that a device shares collectives or transfers with, in ascending order.
 pub fn peers(device: u64, mesh: &Mesh) -> Vec<u64> {
-    let at = MeshCoordinates::of_device(device, mesh);
-    let along = Axis::ALL.into_iter().flat_map(|axis| at.members(axis, mesh.size(axis), mesh));
-    let mut all: Vec<u64> = along.filter(|other| *other != device).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
+    let own = MeshCoordinates::of_device(device, mesh);
+    let groups = Axis::ALL.into_iter().flat_map(|axis| own.members(axis, mesh.size(axis), mesh));
+    let mut peers: Vec<u64> = groups.filter(|peer| *peer != device).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    peers
 }

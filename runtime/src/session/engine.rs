@@ -1,4 +1,4 @@
-//! What executes the steps of a session, and where its memory is.
+//! The interface between a session and the backend that executes its steps.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,30 +10,28 @@ use crate::error::RunError;
 use crate::optimizer::{Optimizer, StepCoefficients};
 use crate::time_breakdown::InstructionSpan;
 
-/// The devices of a process: their memory, and what runs on them.
-///
-/// A backend that trains is one implementation of this, and a constructor of a
-/// [`Session`](super::Session).
+/// The devices of a process: their memory, and the execution of steps on them. Every backend that
+/// trains implements this trait.
 pub trait Engine: Send {
-    /// The name on the command line.
+    /// Name of the backend on the command line.
     fn name(&self) -> &'static str;
 
     /// The devices of this process.
     fn devices(&self) -> Range<u64>;
 
-    /// Executes a step on them, whose tokens are as many as the program takes.
+    /// Executes a step. The session has checked that it has as many tokens as the program takes.
     ///
     /// # Errors
-    /// The first thing that went wrong on any of them.
+    /// The first error of any device.
     fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError>;
 
-    /// The numbers of a resident buffer of weights, gradients or moments, whatever its format.
+    /// The elements of a resident buffer of weights, gradients or moments, converted to f32.
     ///
     /// # Errors
     /// When the device is lost.
     fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError>;
 
-    /// Lets `change` work on the numbers of such a buffer.
+    /// Calls `modify` with the elements of a resident buffer, and stores the result.
     ///
     /// # Errors
     /// When the device is lost.
@@ -41,45 +39,56 @@ pub trait Engine: Send {
         &mut self,
         device: u64,
         buffer: &Buffer,
-        change: &mut dyn FnMut(&mut [f32]),
+        modify: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError>;
 
-    /// Zeroes such a buffer.
+    /// Sets the elements of a resident buffer to zero.
     ///
     /// # Errors
     /// When the device is lost.
     fn zero_buffer(&mut self, device: u64, buffer: &Buffer) -> Result<(), RunError> {
-        self.modify_buffer(device, buffer, &mut |numbers| numbers.fill(0.0))
+        self.modify_buffer(device, buffer, &mut |elements| elements.fill(0.0))
     }
 
     /// Bytes allocated for the buffers of each device.
     fn allocated_bytes(&self) -> Vec<u64>;
 
-    /// Bytes that each device holds besides.
+    /// Bytes that each device holds outside its arena.
     fn scratch_bytes(&self) -> Vec<u64>;
 
-    /// Keeps when every instruction of a step was executed, from now on.
+    /// From the next step on, records when every instruction was executed.
     fn record_instruction_spans(&mut self);
 
-    /// Whether steps are made in another way while laps are kept, and take another time.
+    /// Whether recording changes how steps are executed, and so the time that they take.
     fn recording_changes_execution(&self) -> bool {
         false
     }
 
-    /// When a device executed the instructions of the last step; empty unless they are kept.
+    /// Spans of the instructions of the last step of a device, in the order of
+    /// [`scheduled_instructions`](crate::scheduled_instructions); empty unless they are recorded.
     fn instruction_spans(&self, device: u64) -> &[InstructionSpan];
 }
 
-/// What all devices know in a step.
+/// A step, as all devices see it.
 #[derive(Clone, Copy)]
 pub struct StepRequest<'a> {
-    /// The global batch's token ids, sequence after sequence.
+    /// Token ids of the global batch, sequence after sequence.
     pub tokens: &'a [u32],
-    /// What is to be predicted.
+    /// The id to predict at each of them.
     pub targets: &'a [u32],
-    /// How weights are updated, and the number of the step; `None` leaves them, and the gradients, as
-    /// they are.
-    pub update: Option<(&'a Optimizer, StepCoefficients, u64)>,
+    /// The update of the weights; `None` leaves weights and gradients as they are.
+    pub update: Option<OptimizerUpdate<'a>>,
+}
+
+/// The optimizer update of a step.
+#[derive(Clone, Copy)]
+pub struct OptimizerUpdate<'a> {
+    /// Hyper-parameters.
+    pub optimizer: &'a Optimizer,
+    /// Coefficients of this step.
+    pub coefficients: StepCoefficients,
+    /// Number of the step, counted from 1.
+    pub step: u64,
 }
 
 impl<'a> StepRequest<'a> {

@@ -1,17 +1,18 @@
-//! A session: a program, the memory of its devices, and what can be done with it.
+//! A session: a checked program with the memory of its devices.
 //!
-//! It is given weights by logical name and gives them back so; what lies where is the program's
-//! business alone. What executes is an [`Engine`]: processors or a
-//! GPU.
+//! Weights, gradients and moments go in and out as whole tensors under logical names; where their
+//! shards lie is known from the program. Steps are executed by an [`Engine`]: the CPU or the CUDA
+//! backend.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `engine` | what a session asks of what executes |
-//! | `subject` | a program and what of its model must be known |
-//! | `share` | what came of a step, here and in other processes |
-//! | [`tensors`] | whole parameters, gradients and moments, in and out |
-//! | `weights` | which element of which logical parameter lies where |
-//! | `coordinates`, `tokens` | where devices are, and which tokens they see |
+//! | `engine` | the trait that backends implement |
+//! | `model_program` | a program with the properties of its model's parameters |
+//! | `step_result` | the result of a step, combined over devices and processes |
+//! | `tensors` | whole parameters, gradients and moments, in and out |
+//! | `sharded_parameter` | which elements of which logical parameters a buffer holds |
+//! | `coordinates` | positions on the mesh and members of device groups |
+//! | `token_rows` | the tokens that a device computes on |
 
 mod coordinates;
 mod engine;
@@ -30,72 +31,62 @@ use crate::error::RunError;
 use crate::optimizer::Optimizer;
 use crate::process_group::{ProcessGroup, agree};
 use crate::random::fnv1a;
-use crate::report::{DeviceId, StepReport};
-use crate::time_breakdown::{InstructionSpan, TimeBreakdown};
+use crate::report::DeviceId;
+use crate::time_breakdown::InstructionSpan;
 
 pub use coordinates::{MeshCoordinates, group_sizes, peers};
-pub use engine::{Engine, StepRequest};
+pub use engine::{Engine, OptimizerUpdate, StepRequest};
 pub use model_program::ModelProgram;
-pub use step_result::{DeviceStep, LocalStepResult};
+pub use step_result::{DeviceStep, LocalStepResult, StepResult};
 pub use tensors::{NamedTensors, TensorKind};
 pub use token_rows::TokenRows;
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
-    subject: Arc<ModelProgram>,
+    program: Arc<ModelProgram>,
     engine: Box<dyn Engine>,
-    /// The processes that the devices are, if they are not all of this one.
     process_group: Option<Arc<dyn ProcessGroup>>,
     steps: u64,
 }
 
-/// The token ids of a step: the global batch, sequence after sequence.
+/// Token ids of a step: the global batch, sequence after sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct StepInput<'a> {
-    /// Inputs.
+    /// Input ids.
     pub tokens: &'a [u32],
-    /// What is to be predicted at each of them.
+    /// The id to predict at each of them.
     pub targets: &'a [u32],
 }
 
-/// What came of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepResult {
-    /// Mean cross-entropy over the step's tokens, in nats.
-    pub loss: f64,
-    /// Norm of all gradients together, before clipping.
-    pub gradient_norm: f64,
-    /// What each device did.
-    pub report: StepReport,
-    /// What its time was spent on: means over the devices, which add up to all of it.
-    pub time_breakdown: TimeBreakdown,
-    /// Bytes that each device holds besides its arena, see [`Session::scratch`].
-    pub scratch_bytes: Vec<u64>,
-}
-
 impl Session {
-    /// A session of what an engine executes. Its weights, gradients and moments are zeros.
+    /// A session on the devices of an engine. Weights, gradients and moments are zeros.
+    /// `process_group` is `None` when all devices belong to this process.
     pub fn new(
-        subject: Arc<ModelProgram>,
+        program: Arc<ModelProgram>,
         engine: Box<dyn Engine>,
         process_group: Option<Arc<dyn ProcessGroup>>,
     ) -> Session {
-        Session { subject, engine, process_group, steps: 0 }
+        Session { program, engine, process_group, steps: 0 }
     }
 
-    /// The name of what executes, on the command line.
+    /// Name of the backend on the command line.
     pub fn backend(&self) -> &'static str {
         self.engine.name()
     }
 
-    /// The processes that one must be connected with, to run a program as the device of this number.
+    /// Ranks that a process must be connected with to run this device of a program.
     pub fn peers(program: &Program, device: u64) -> Vec<u64> {
         peers(device, &program.context.mesh)
     }
 
     /// The program.
     pub fn program(&self) -> &Program {
-        self.subject.program()
+        self.program.program()
+    }
+
+    /// The program with the properties of its parameters.
+    pub(crate) fn model_program(&self) -> &ModelProgram {
+        &self.program
     }
 
     /// The devices of this process.
@@ -103,21 +94,19 @@ impl Session {
         self.engine.devices()
     }
 
-    /// The processes that the devices are, if they are not all of this one.
-    pub fn cluster(&self) -> Option<&Arc<dyn ProcessGroup>> {
+    /// All processes of the run; `None` when all devices belong to this process.
+    pub fn process_group(&self) -> Option<&Arc<dyn ProcessGroup>> {
         self.process_group.as_ref()
     }
 
-    /// Whether any process wants something.
+    /// Whether `value` is true in any process. All processes must call this method.
     ///
     /// # Errors
     /// When a process is gone or late.
-    pub fn any_process(&self, wants: bool) -> Result<bool, RunError> {
-        match self.cluster() {
-            None => Ok(wants),
-            Some(cluster) => {
-                Ok(agree(&**cluster, wants, |all| all.into_iter().any(|wants| wants))?)
-            }
+    pub fn any_process(&self, value: bool) -> Result<bool, RunError> {
+        match self.process_group() {
+            None => Ok(value),
+            Some(group) => Ok(agree(&**group, value, |all| all.into_iter().any(|value| value))?),
         }
     }
 
@@ -126,29 +115,35 @@ impl Session {
         self.engine.allocated_bytes()
     }
 
-    /// Bytes that each device of this process holds besides: to compute, and to send with.
+    /// Bytes that each device of this process holds outside its arena, to compute and to send.
     pub fn scratch_bytes(&self) -> Vec<u64> {
         self.engine.scratch_bytes()
     }
 
-    /// Optimizer steps made.
+    /// Number of optimizer steps so far.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Keeps when every instruction of a step was executed, from now on.
+    /// Sets the number of optimizer steps so far, to resume a run.
+    pub fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
+    /// From the next step on, records when every instruction is executed.
     pub fn record_instruction_spans(&mut self) {
         self.engine.record_instruction_spans();
     }
 
-    /// Whether steps are made in another way while laps are kept, and take another time: instruction by instruction,
-    /// and not as the graphs that they otherwise are.
+    /// Whether recording changes how steps are executed, and so the time that they take: launches one
+    /// by one instead of captured graphs.
     pub fn recording_changes_execution(&self) -> bool {
         self.engine.recording_changes_execution()
     }
 
-    /// When a device executed the instructions of the last step, in the [order](crate::schedule::step) in
-    /// which it met them; empty unless they are [kept](Session::keep_laps), and of other processes.
+    /// Spans of the instructions of the last step of a device, in the order of
+    /// [`scheduled_instructions`](crate::scheduled_instructions). Empty for devices of other processes,
+    /// and unless they are [recorded](Session::record_instruction_spans).
     pub fn instruction_spans(&self, device: DeviceId) -> &[InstructionSpan] {
         match self.devices().contains(&device.0) {
             true => self.engine.instruction_spans(device.0),
@@ -156,7 +151,7 @@ impl Session {
         }
     }
 
-    /// One optimizer step.
+    /// Executes one optimizer step.
     ///
     /// # Errors
     /// When the batch does not fit the program, a token is outside the vocabulary, or the gradients
@@ -166,20 +161,21 @@ impl Session {
         optimizer: &Optimizer,
         input: StepInput,
     ) -> Result<StepResult, RunError> {
-        let number = self.steps + 1;
-        let update = Some((optimizer, optimizer.coefficients(number), number));
-        let done =
-            self.run(StepRequest { tokens: input.tokens, targets: input.targets, update })?;
-        if !done.gradient_norm.is_finite() || !done.loss.is_finite() {
+        let step = self.steps + 1;
+        let update =
+            OptimizerUpdate { optimizer, coefficients: optimizer.coefficients(step), step };
+        let StepInput { tokens, targets } = input;
+        let result = self.run(StepRequest { tokens, targets, update: Some(update) })?;
+        if !result.gradient_norm.is_finite() || !result.loss.is_finite() {
             self.clear_gradients()?;
-            return Err(RunError::NonFiniteGradients { step: number, loss: done.loss });
+            return Err(RunError::NonFiniteGradients { step, loss: result.loss });
         }
-        self.steps = number;
-        Ok(done)
+        self.steps = step;
+        Ok(result)
     }
 
-    /// Loss and gradients of a batch, reduced over all axes; no weight changes, and the gradients
-    /// stay where they are until [`clear_gradients`](Session::clear_gradients).
+    /// Computes loss and gradients of a batch, reduced over all axes. No weight changes; the gradients
+    /// stay in their buffers until [`clear_gradients`](Session::clear_gradients).
     ///
     /// # Errors
     /// As [`step`](Session::step).
@@ -188,12 +184,12 @@ impl Session {
         self.run(StepRequest { tokens: input.tokens, targets: input.targets, update: None })
     }
 
-    /// Zeroes all gradients.
+    /// Sets all gradients to zero.
     ///
     /// # Errors
     /// When a device is lost.
     pub fn clear_gradients(&mut self) -> Result<(), RunError> {
-        let program = self.subject.program();
+        let program = self.program.program();
         let mesh = program.context.mesh;
         for device in self.engine.devices() {
             let stage = &program.stages[DeviceId(device).stage(&mesh)];
@@ -207,42 +203,41 @@ impl Session {
     fn check_batch(&self, step: &StepRequest) -> Result<(), RunError> {
         let program = self.program();
         let work = program.context.workload;
-        let wanted = work.global_batch * work.sequence_length;
-        let found = (step.tokens.len(), step.targets.len());
-        if found != (wanted as usize, wanted as usize) {
-            return Err(RunError::BatchSizeMismatch {
-                expected: wanted,
-                tokens: found.0,
-                targets: found.1,
-            });
+        let expected = work.global_batch * work.sequence_length;
+        let (tokens, targets) = (step.tokens.len(), step.targets.len());
+        if (tokens, targets) != (expected as usize, expected as usize) {
+            return Err(RunError::BatchSizeMismatch { expected, tokens, targets });
         }
         let vocab = program.constants.vocab;
-        let outside = |ids: &[u32]| ids.iter().position(|id| u64::from(*id) >= vocab);
-        let tokens = outside(step.tokens).map(|at| (at, step.tokens[at]));
-        match tokens.or_else(|| outside(step.targets).map(|at| (at, step.targets[at]))) {
-            Some((position, token)) => {
-                Err(RunError::TokenOutOfVocabulary { token, position, vocab })
+        for ids in [step.tokens, step.targets] {
+            if let Some(position) = ids.iter().position(|id| u64::from(*id) >= vocab) {
+                return Err(RunError::TokenOutOfVocabulary {
+                    token: ids[position],
+                    position,
+                    vocab,
+                });
             }
-            None => Ok(()),
         }
+        Ok(())
     }
 
+    /// Runs a step on the devices of all processes.
     fn run(&mut self, step: StepRequest) -> Result<StepResult, RunError> {
-        let own = self.run_local(step);
-        let Some(cluster) = &self.process_group else { return Ok(own?.into_result()) };
-        let done = own.and_then(|share| share.reduce(&**cluster, self.program()));
-        done.inspect_err(|error| cluster.abort(error))
+        let local = self.run_local(step);
+        let Some(group) = &self.process_group else { return Ok(local?.into_result()) };
+        let result = local.and_then(|local| local.reduce(&**group, self.program()));
+        result.inspect_err(|error| group.abort(error))
     }
 
-    /// Runs the devices of this process.
+    /// Runs a step on the devices of this process.
     fn run_local(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
         self.check_batch(&step)?;
-        let mut share = self.engine.run_step(step)?;
-        share.scratch_bytes = self.scratch_bytes();
+        let mut local = self.engine.run_step(step)?;
+        local.scratch_bytes = self.scratch_bytes();
         if self.process_group.is_some() {
             let ids = step.tokens.iter().chain(step.targets);
-            share.token_hash = fnv1a(ids.flat_map(|id| id.to_le_bytes()));
+            local.token_hash = fnv1a(ids.flat_map(|id| id.to_le_bytes()));
         }
-        Ok(share)
+        Ok(local)
     }
 }

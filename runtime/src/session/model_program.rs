@@ -1,4 +1,4 @@
-//! A program, with what of its model must be known to execute it.
+//! A checked program together with the properties of its model's parameters.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,40 +8,40 @@ use narrows_plan::program::{BufferId, Constants, Program, Region, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
-use crate::parameters::{ParameterKind, logical_parameters};
+use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
 
 /// A checked program of a model.
 pub struct ModelProgram {
     program: CheckedProgram,
-    /// Whether weight decay applies, by stage and weight.
+    /// Whether weight decay applies, by stage and weight buffer.
     weight_decay_applies: Vec<HashMap<BufferId, bool>>,
-    /// Elements of every logical parameter.
+    /// Elements of every logical parameter, by name.
     parameter_elements: BTreeMap<String, usize>,
 }
 
 impl ModelProgram {
-    /// Puts them together.
+    /// Combines a program with its model.
     ///
     /// # Errors
-    /// When the program is not of this model.
+    /// [`RunError::ModelMismatch`] when the program was not lowered from a plan of this model.
     pub fn new(model: &Model, program: CheckedProgram) -> Result<ModelProgram, RunError> {
-        let other = || RunError::ModelMismatch { model: model.name.clone() };
+        let mismatch = || RunError::ModelMismatch { model: model.name.clone() };
         let whole = program.program();
         if whole.constants != Constants::of(model) || whole.tied != model.tied {
-            return Err(other());
+            return Err(mismatch());
         }
-        let logical: BTreeMap<String, (usize, ParameterKind)> = logical_parameters(model)
-            .into_iter()
-            .map(|parameter| {
-                let elements = parameter.elements() as usize;
-                (parameter.name, (elements, parameter.kind))
-            })
-            .collect();
-        let stages = whole.stages.iter();
-        let decays = stages.map(|stage| decays(whole, stage, &logical)).collect::<Option<_>>();
-        let decays = decays.ok_or_else(other)?;
-        let sizes = logical.into_iter().map(|(name, (size, _))| (name, size)).collect();
-        Ok(ModelProgram { program, weight_decay_applies: decays, parameter_elements: sizes })
+        let parameters = logical_parameters(model);
+        let kinds: HashMap<&str, ParameterKind> =
+            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter.kind)).collect();
+        let weight_decay_applies = whole
+            .stages
+            .iter()
+            .map(|stage| weight_decay_by_buffer(whole, stage, &kinds))
+            .collect::<Option<_>>()
+            .ok_or_else(mismatch)?;
+        let elements = |parameter: &LogicalParameter| parameter.elements() as usize;
+        let parameter_elements = parameters.iter().map(|p| (p.name.clone(), elements(p))).collect();
+        Ok(ModelProgram { program, weight_decay_applies, parameter_elements })
     }
 
     /// The program.
@@ -49,33 +49,34 @@ impl ModelProgram {
         self.program.program()
     }
 
-    /// Whether weight decay applies, by the weights of a stage.
-    pub fn decays(&self, stage: usize) -> &HashMap<BufferId, bool> {
+    /// Whether weight decay applies, by weight buffer of a stage.
+    pub fn weight_decay_applies(&self, stage: usize) -> &HashMap<BufferId, bool> {
         &self.weight_decay_applies[stage]
     }
 
-    /// Elements of every logical parameter.
-    pub fn sizes(&self) -> &BTreeMap<String, usize> {
+    /// Number of elements of every logical parameter, by name.
+    pub fn parameter_elements(&self) -> &BTreeMap<String, usize> {
         &self.parameter_elements
     }
 }
 
-/// `None` when a weight is not one of the model's.
-fn decays(
+/// Whether weight decay applies to the weights of a stage; `None` when a weight is not one of the
+/// model's parameters.
+fn weight_decay_by_buffer(
     program: &Program,
     stage: &StageProgram,
-    logical: &BTreeMap<String, (usize, ParameterKind)>,
+    kinds: &HashMap<&str, ParameterKind>,
 ) -> Option<HashMap<BufferId, bool>> {
-    let mut made = HashMap::new();
+    let mut applies = HashMap::new();
     for (id, buffer) in stage.buffers.iter().enumerate() {
         if buffer.region != Region::Weight {
             continue;
         }
-        let held = ShardedParameter::new(buffer, 0, program.context.tensor(), program.tied)?;
-        for name in held.parameter_names() {
-            let (_, role) = logical.get(&name)?;
-            made.insert(BufferId(id as u32), *role == ParameterKind::Matrix);
+        let shards = ShardedParameter::new(buffer, 0, program.context.tensor(), program.tied)?;
+        for name in shards.parameter_names() {
+            let kind = kinds.get(name.as_str())?;
+            applies.insert(BufferId(id as u32), *kind == ParameterKind::Matrix);
         }
     }
-    Some(made)
+    Some(applies)
 }

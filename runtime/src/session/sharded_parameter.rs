@@ -1,5 +1,4 @@
-//! Which element of which logical parameter lies where in a buffer of weights, or of their
-//! gradients and states.
+//! The elements of logical parameters that a buffer of weights, gradients or moments holds.
 
 use std::ops::Range;
 
@@ -8,29 +7,35 @@ use narrows_plan::program::{Buffer, Shard};
 
 use crate::parameters::logical_name;
 
-/// A parameter's buffer on one device of the tensor axis.
+/// A buffer of one or more parameters on one device of the tensor axis.
 pub struct ShardedParameter<'a> {
     buffer: &'a Buffer,
     shard: &'a Shard,
+    /// Position of the device along the tensor axis.
     tensor: u64,
+    /// Devices along the tensor axis.
     devices: u64,
-    /// Whether the head is the embedding, and so stored as its transpose.
+    /// Whether the head is tied to the embedding, and so stored as its transpose.
     tied: bool,
 }
 
-/// A member of a buffer: rows and columns that this device holds, and where they are.
+/// One parameter in a buffer. Pairs are (rows, columns).
 struct ShardMember {
+    /// Logical name.
     name: String,
+    /// Shape of the whole parameter.
     whole: (u64, u64),
-    held: (u64, u64),
+    /// Shape of the shard on this device.
+    shape: (u64, u64),
+    /// First row and column of the shard in the whole.
     first: (u64, u64),
-    /// Its first column in the buffer.
+    /// First column in the buffer.
     column: u64,
     transposed: bool,
 }
 
 impl<'a> ShardedParameter<'a> {
-    /// `None` for buffers that hold no parameter.
+    /// The parameters of a buffer; `None` when it holds none.
     pub fn new(
         buffer: &'a Buffer,
         tensor: u64,
@@ -41,60 +46,61 @@ impl<'a> ShardedParameter<'a> {
         Some(ShardedParameter { buffer, shard, tensor, devices, tied })
     }
 
-    /// Calls `visit(name, elements of the logical parameter, number of the buffer)` for all that is
-    /// held, in runs: the first number of the buffer is that of the first element.
+    /// Calls `visit(name, elements, offset)` for every contiguous run: the elements of a logical
+    /// parameter, and the offset of the first of them in the buffer.
     pub fn for_each_run(&self, mut visit: impl FnMut(&str, Range<u64>, u64)) {
         let members = self.members();
-        let width: u64 = members.iter().map(|member| member.held.1).sum();
+        let buffer_columns: u64 = members.iter().map(|member| member.shape.1).sum();
         for member in &members {
-            // Stored output-major, and the logical parameter is the transpose too.
-            let (runs, length, whole, first, (at, apart)) = if member.transposed {
-                let (first, place) = ((member.first.1, member.first.0), (0, member.held.0));
-                (member.held.1, member.held.0, member.whole.0, first, place)
+            let (rows, columns) = member.shape;
+            // A transposed member is stored with its columns as rows, like its logical parameter.
+            let (runs, length, stride, first, offset, offset_stride) = if member.transposed {
+                (columns, rows, member.whole.0, (member.first.1, member.first.0), 0, rows)
             } else {
-                let place = (member.column, width);
-                (member.held.0, member.held.1, member.whole.1, member.first, place)
+                (rows, columns, member.whole.1, member.first, member.column, buffer_columns)
             };
             for run in 0..runs {
-                let begin = (first.0 + run) * whole + first.1;
-                visit(&member.name, begin..begin + length, at + run * apart);
+                let start = (first.0 + run) * stride + first.1;
+                visit(&member.name, start..start + length, offset + run * offset_stride);
             }
         }
     }
 
-    /// The logical parameters in it.
+    /// Logical names of the parameters in the buffer.
     pub fn parameter_names(&self) -> impl Iterator<Item = String> {
         self.members().into_iter().map(|member| member.name)
     }
 
     fn members(&self) -> Vec<ShardMember> {
+        let split = self.shard.split;
         let mut column = 0;
-        let offsets = &self.shard.offset_stride;
-        let members = self.shard.members.iter().zip(offsets);
+        let members = self.shard.members.iter().zip(&self.shard.offset_stride);
         members
             .map(|((name, rows, columns), stride)| {
-                let part = |size: u64, split| {
-                    if self.shard.split == split { size / self.devices } else { size }
+                let size = |whole: u64, along| {
+                    if split == along { whole / self.devices } else { whole }
                 };
-                let begin = |split| {
-                    if self.shard.split == split { stride * self.tensor } else { 0 }
-                };
+                let first = |along| if split == along { stride * self.tensor } else { 0 };
                 let transposed = self.tied && name == "head";
                 let name = match transposed {
                     true => "embedding".to_string(),
                     false => logical_name(&self.buffer.name, name),
                 };
-                let held = (part(*rows, WeightSplit::Rows), part(*columns, WeightSplit::Columns));
-                let first = (begin(WeightSplit::Rows), begin(WeightSplit::Columns));
-                let made =
-                    ShardMember { name, whole: (*rows, *columns), held, first, column, transposed };
-                column += held.1;
-                made
+                let member = ShardMember {
+                    name,
+                    whole: (*rows, *columns),
+                    shape: (size(*rows, WeightSplit::Rows), size(*columns, WeightSplit::Columns)),
+                    first: (first(WeightSplit::Rows), first(WeightSplit::Columns)),
+                    column,
+                    transposed,
+                };
+                column += member.shape.1;
+                member
             })
             .collect()
     }
 
-    /// Whether every device of the tensor axis holds all of it.
+    /// Whether every device of the tensor axis holds the whole buffer.
     pub fn is_replicated(&self) -> bool {
         self.shard.split == WeightSplit::Whole
     }

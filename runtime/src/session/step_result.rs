@@ -1,4 +1,6 @@
-//! What came of a step, from some of the devices: those of a process, until all have agreed.
+//! The result of a step: combined from the devices of a process, and then from all processes.
+
+use std::time::Duration;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::CollectiveKind;
@@ -6,151 +8,173 @@ use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Phase, Program};
 use serde::{Deserialize, Serialize};
 
-use super::{MeshCoordinates, StepResult};
+use super::coordinates::MeshCoordinates;
 use crate::error::RunError;
 use crate::process_group::{ProcessGroup, agree};
 use crate::report::{CollectiveCount, DeviceReport, StepReport};
 use crate::time_breakdown::{TimeBreakdown, TimeCategory};
 
-/// What is left of a device when its step is over.
-pub struct DeviceStep<'a> {
-    /// Where it is.
-    pub coordinates: MeshCoordinates,
-    /// The mean loss over the step's tokens, as far as it has seen it.
+/// Result of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepResult {
+    /// Mean cross-entropy over the step's tokens, in nats.
     pub loss: f64,
-    /// The sum of all squares of gradients.
+    /// Norm of all gradients together, before clipping.
+    pub gradient_norm: f64,
+    /// Instructions, collectives and transfers of each device.
+    pub report: StepReport,
+    /// What the time of the step was spent on: means over the devices, which add up to the step.
+    pub time_breakdown: TimeBreakdown,
+    /// Bytes that each device holds outside its arena.
+    pub scratch_bytes: Vec<u64>,
+}
+
+/// Result of a step on one device.
+pub struct DeviceStep<'a> {
+    /// Position of the device.
+    pub coordinates: MeshCoordinates,
+    /// Contribution of the device to the mean loss over the step's tokens.
+    pub loss: f64,
+    /// Sum of the squares of all gradients.
     pub gradient_square_sum: f32,
-    /// What it did.
+    /// Counts of the device.
     pub report: &'a DeviceReport,
 }
 
-/// A part of a [`StepResult`].
+/// Result of a step on the devices of one process.
 pub struct LocalStepResult {
     mesh: Mesh,
-    /// The loss over the tokens of these devices.
+    /// Sum of the devices' contributions to the mean loss.
     loss: f64,
-    /// The sum of all squares of gradients, from the first device.
-    squares: Option<f32>,
-    /// A device of each stage, where there is one.
+    /// Sum of the squares of all gradients, from device 0.
+    gradient_square_sum: Option<f32>,
+    /// Report of a device of each stage that the process has devices of.
     stages: Vec<Option<DeviceReport>>,
-    /// What the devices' time was spent on, added up.
+    /// What the devices' time was spent on, summed over the devices.
     pub time_breakdown: TimeBreakdown,
-    /// Bytes that each device holds besides its arena.
+    /// Bytes that each device holds outside its arena.
     pub scratch_bytes: Vec<u64>,
-    /// What the step's tokens hash to.
+    /// Hash of the step's tokens.
     pub token_hash: u64,
 }
 
 impl LocalStepResult {
-    /// What devices of a process leave.
+    /// Combines the results of the devices of a process.
     pub fn from_devices<'a>(
         program: &Program,
-        left: impl IntoIterator<Item = DeviceStep<'a>>,
+        devices: impl IntoIterator<Item = DeviceStep<'a>>,
     ) -> LocalStepResult {
         let mesh = program.context.mesh;
-        let mut share = LocalStepResult::none(mesh);
+        let mut local = LocalStepResult::empty(mesh);
         let last = mesh.pipeline - 1;
-        // Where tokens are split, each device of the tensor axis has the loss of its own.
+        // With sharded tokens, each device of the tensor axis has the loss of its own; otherwise all
+        // have the same.
         let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
-        let split = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
-        for left in left {
-            if left.coordinates.stage == last && (split || left.coordinates.tensor == 0) {
-                share.loss += left.loss;
+        let sharded = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
+        for device in devices {
+            let MeshCoordinates { tensor, data, stage } = device.coordinates;
+            if stage == last && (sharded || tensor == 0) {
+                local.loss += device.loss;
             }
-            if left.coordinates.tensor == 0 && left.coordinates.data == 0 {
-                share.squares = Some(left.gradient_square_sum);
+            if tensor == 0 && data == 0 {
+                local.gradient_square_sum = Some(device.gradient_square_sum);
             }
-            let report = share.stages[left.coordinates.stage as usize]
-                .get_or_insert_with(|| left.report.clone());
-            debug_assert_eq!(report, left.report, "devices of a stage move and hold as much");
+            let report = local.stages[stage as usize].get_or_insert_with(|| device.report.clone());
+            debug_assert_eq!(report, device.report, "reports of a stage's devices are equal");
         }
-        share
+        local
     }
 
-    fn none(mesh: Mesh) -> LocalStepResult {
-        let stages = vec![None; mesh.pipeline as usize];
-        let (loss, squares, time_breakdown) = (0.0, None, TimeBreakdown::default());
+    fn empty(mesh: Mesh) -> LocalStepResult {
         LocalStepResult {
             mesh,
-            loss,
-            squares,
-            stages,
-            time_breakdown,
+            loss: 0.0,
+            gradient_square_sum: None,
+            stages: vec![None; mesh.pipeline as usize],
+            time_breakdown: TimeBreakdown::default(),
             scratch_bytes: vec![],
             token_hash: 0,
         }
     }
 
-    /// Adds what other devices leave, whose numbers come after.
-    fn merge(&mut self, other: LocalStepResult) {
-        self.loss += other.loss;
-        self.squares = other.squares.or(self.squares);
-        for (mine, theirs) in self.stages.iter_mut().zip(other.stages) {
-            if mine.is_none() {
-                *mine = theirs;
+    /// Adds the result of the process of the next rank.
+    fn merge(&mut self, next: LocalStepResult) {
+        self.loss += next.loss;
+        self.gradient_square_sum = next.gradient_square_sum.or(self.gradient_square_sum);
+        for (own, next) in self.stages.iter_mut().zip(next.stages) {
+            if own.is_none() {
+                *own = next;
             }
         }
-        self.time_breakdown.add_all(&other.time_breakdown);
-        self.scratch_bytes.extend(other.scratch_bytes);
+        self.time_breakdown.add_all(&next.time_breakdown);
+        self.scratch_bytes.extend(next.scratch_bytes);
     }
 
-    /// What came of the step, when this is everyone's share.
+    /// The result of the step, when this is the result of all devices.
     pub fn into_result(self) -> StepResult {
         let stages = self.stages.into_iter().map(Option::unwrap_or_default).collect();
         StepResult {
             loss: self.loss,
-            gradient_norm: f64::from(self.squares.unwrap_or_default()).sqrt(),
+            gradient_norm: f64::from(self.gradient_square_sum.unwrap_or_default()).sqrt(),
             report: StepReport { mesh: self.mesh, stages },
             time_breakdown: self.time_breakdown.mean_over(self.scratch_bytes.len()),
             scratch_bytes: self.scratch_bytes,
         }
     }
 
-    /// What came of the step of all processes, each of which gives its share.
+    /// Combines the results of all processes.
     ///
     /// # Errors
-    /// When a process is gone or late, or made the step on other tokens than process 0.
+    /// When a process is gone or late, or executed the step on other tokens than rank 0.
     pub fn reduce(
         self,
-        cluster: &dyn ProcessGroup,
+        group: &dyn ProcessGroup,
         program: &Program,
     ) -> Result<StepResult, RunError> {
         let mesh = self.mesh;
-        let (all, stranger) = agree(cluster, StepMessage::of(&self), |all| {
-            let mut whole = LocalStepResult::none(mesh);
-            all.iter().for_each(|said| whole.merge(said.share(program)));
-            let stranger = all.iter().position(|said| said.tokens != all[0].tokens);
-            (StepMessage::of(&whole), stranger)
+        let (whole, mismatch) = agree(group, StepMessage::encode(&self), |messages| {
+            let mut whole = LocalStepResult::empty(mesh);
+            messages.iter().for_each(|message| whole.merge(message.decode(program)));
+            let expected = messages[0].token_hash;
+            let mismatch = messages.iter().position(|message| message.token_hash != expected);
+            (StepMessage::encode(&whole), mismatch)
         })?;
-        match stranger {
-            None => Ok(all.share(program).into_result()),
-            Some(process) => Err(RunError::TokensMismatch { rank: process as u64 }),
+        match mismatch {
+            None => Ok(whole.decode(program).into_result()),
+            Some(rank) => Err(RunError::TokensMismatch { rank: rank as u64 }),
         }
     }
 }
 
-/// A share as it goes from process to process. Numbers that may be infinite or none go as their bits.
+/// A [`LocalStepResult`] between processes. Floats are sent as their bits, because JSON has neither
+/// infinity nor NaN.
 #[derive(Serialize, Deserialize)]
 struct StepMessage {
     loss: u64,
-    squares: Option<u32>,
+    #[serde(rename = "squares")]
+    gradient_square_sum: Option<u32>,
     stages: Vec<Option<ReportMessage>>,
+    /// By index in [`TimeCategory::ALL`].
     nanoseconds: Vec<u64>,
-    scratch: Vec<u64>,
-    tokens: u64,
+    #[serde(rename = "scratch")]
+    scratch_bytes: Vec<u64>,
+    #[serde(rename = "tokens")]
+    token_hash: u64,
 }
 
+/// A [`DeviceReport`] between processes.
 #[derive(Serialize, Deserialize)]
 struct ReportMessage {
     allocated: u64,
     sent: u64,
     received: u64,
     instructions: Vec<(String, u64)>,
-    /// Kind and axis by their place in [`KINDS`] and [`Axis::ALL`]; calls, payload, bytes sent.
+    /// Kind and axis by their indices in [`COLLECTIVE_KINDS`] and [`Axis::ALL`]; number of calls,
+    /// payload and sent bytes.
     collectives: Vec<((usize, usize), [u64; 3])>,
 }
 
-const KINDS: [CollectiveKind; 4] = [
+const COLLECTIVE_KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllReduce,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllGather,
@@ -158,42 +182,41 @@ const KINDS: [CollectiveKind; 4] = [
 ];
 
 impl StepMessage {
-    fn of(share: &LocalStepResult) -> StepMessage {
-        let nanoseconds = |part: &TimeCategory| share.time_breakdown.get(*part).as_nanos() as u64;
+    fn encode(local: &LocalStepResult) -> StepMessage {
+        let nanoseconds =
+            |category: &TimeCategory| local.time_breakdown.get(*category).as_nanos() as u64;
+        let encode_report =
+            |report: &Option<DeviceReport>| report.as_ref().map(ReportMessage::encode);
         StepMessage {
-            loss: share.loss.to_bits(),
-            squares: share.squares.map(f32::to_bits),
-            stages: share
-                .stages
-                .iter()
-                .map(|stage| stage.as_ref().map(ReportMessage::of))
-                .collect(),
+            loss: local.loss.to_bits(),
+            gradient_square_sum: local.gradient_square_sum.map(f32::to_bits),
+            stages: local.stages.iter().map(encode_report).collect(),
             nanoseconds: TimeCategory::ALL.iter().map(nanoseconds).collect(),
-            scratch: share.scratch_bytes.clone(),
-            tokens: share.token_hash,
+            scratch_bytes: local.scratch_bytes.clone(),
+            token_hash: local.token_hash,
         }
     }
 
-    fn share(&self, program: &Program) -> LocalStepResult {
-        let mut share = LocalStepResult::none(program.context.mesh);
-        share.loss = f64::from_bits(self.loss);
-        share.squares = self.squares.map(f32::from_bits);
-        for (stage, said) in share.stages.iter_mut().zip(&self.stages) {
-            *stage = said.as_ref().map(|said| said.report(program));
+    fn decode(&self, program: &Program) -> LocalStepResult {
+        let mut local = LocalStepResult::empty(program.context.mesh);
+        local.loss = f64::from_bits(self.loss);
+        local.gradient_square_sum = self.gradient_square_sum.map(f32::from_bits);
+        for (stage, message) in local.stages.iter_mut().zip(&self.stages) {
+            *stage = message.as_ref().map(|message| message.decode(program));
         }
-        for (part, nanoseconds) in TimeCategory::ALL.iter().zip(&self.nanoseconds) {
-            share.time_breakdown.add(*part, std::time::Duration::from_nanos(*nanoseconds));
+        for (category, nanoseconds) in TimeCategory::ALL.iter().zip(&self.nanoseconds) {
+            local.time_breakdown.add(*category, Duration::from_nanos(*nanoseconds));
         }
-        share.scratch_bytes.clone_from(&self.scratch);
-        share
+        local.scratch_bytes.clone_from(&self.scratch_bytes);
+        local
     }
 }
 
 impl ReportMessage {
-    fn of(report: &DeviceReport) -> ReportMessage {
-        let name = |(name, count): (&&str, &u64)| (name.to_string(), *count);
-        let place = |((kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
-            let kind = KINDS.iter().position(|known| known == kind).unwrap_or(0);
+    fn encode(report: &DeviceReport) -> ReportMessage {
+        let instruction = |(name, count): (&&str, &u64)| (name.to_string(), *count);
+        let collective = |((kind, axis), count): (&(CollectiveKind, Axis), &CollectiveCount)| {
+            let kind = COLLECTIVE_KINDS.iter().position(|known| known == kind).unwrap_or(0);
             let axis = Axis::ALL.iter().position(|known| known == axis).unwrap_or(0);
             ((kind, axis), [count.calls, count.payload.0, count.sent.0])
         };
@@ -201,32 +224,33 @@ impl ReportMessage {
             allocated: report.allocated.0,
             sent: report.sent.0,
             received: report.received.0,
-            instructions: report.instructions.iter().map(name).collect(),
-            collectives: report.collectives.iter().map(place).collect(),
+            instructions: report.instructions.iter().map(instruction).collect(),
+            collectives: report.collectives.iter().map(collective).collect(),
         }
     }
 
-    fn report(&self, program: &Program) -> DeviceReport {
+    fn decode(&self, program: &Program) -> DeviceReport {
         let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-        let known = |name: &str| {
+        // The program has the static names of its instructions.
+        let static_name = |name: &str| {
             let stages = program.stages.iter();
             let mut names = stages
                 .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
                 .map(|instr| instr.action.name());
             names.find(|known| *known == name)
         };
-        let instructions = self.instructions.iter();
-        let collectives = self.collectives.iter().filter_map(|((kind, axis), count)| {
+        let instruction = |(name, count): &(String, u64)| Some((static_name(name)?, *count));
+        let collective = |((kind, axis), count): &((usize, usize), [u64; 3])| {
             let [calls, payload, sent] = *count;
             let count = CollectiveCount { calls, payload: Bytes(payload), sent: Bytes(sent) };
-            Some(((*KINDS.get(*kind)?, *Axis::ALL.get(*axis)?), count))
-        });
+            Some(((*COLLECTIVE_KINDS.get(*kind)?, *Axis::ALL.get(*axis)?), count))
+        };
         DeviceReport {
             allocated: Bytes(self.allocated),
             sent: Bytes(self.sent),
             received: Bytes(self.received),
-            instructions: instructions.filter_map(|(name, n)| Some((known(name)?, *n))).collect(),
-            collectives: collectives.collect(),
+            instructions: self.instructions.iter().filter_map(instruction).collect(),
+            collectives: self.collectives.iter().filter_map(collective).collect(),
         }
     }
 }

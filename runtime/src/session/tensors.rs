@@ -1,7 +1,7 @@
-//! Parameters, their gradients and moments, in and out of the arenas as whole tensors.
+//! Parameters, gradients and moments as whole tensors, into and out of the arenas.
 //!
-//! In mixed precision a weight is its fp32 master copy: that is read, and what is written goes to both
-//! it and the bf16 copy that the products see.
+//! In mixed precision, reading a weight returns its fp32 master copy, and writing sets both the master
+//! copy and the bf16 copy that GEMMs read.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -18,15 +18,15 @@ use crate::error::RunError;
 use crate::parameters::{LogicalParameter, logical_parameters};
 use crate::report::DeviceId;
 
-/// Numbers that a thread sets at a time.
-const PIECE: usize = 1 << 14;
+/// Elements that one task of a thread pool sets.
+const CHUNK_ELEMENTS: usize = 1 << 14;
 
 /// Whole tensors by the logical name of their parameter, row-major.
 pub type NamedTensors = BTreeMap<String, Vec<f32>>;
 
 impl Session {
-    /// Sets every weight to its initial value, in a run with this seed. It depends on the model
-    /// alone: every plan begins alike.
+    /// Sets every weight to its initial value, in a run with this seed. The values depend on the model
+    /// alone and are equal under every plan.
     ///
     /// # Errors
     /// When a device is lost.
@@ -34,198 +34,185 @@ impl Session {
         let parameters = logical_parameters(model);
         let parameters: HashMap<&str, &LogicalParameter> =
             parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
-        self.set(TensorKind::Weights, |name| {
+        self.set_tensors(TensorKind::Weights, |name| {
             let parameter = parameters.get(name)?;
-            let (value, columns) = (parameter.initial(seed), parameter.columns);
-            Some(move |first: u64, numbers: &mut [f32]| {
-                for (number, element) in numbers.iter_mut().zip(first..) {
-                    *number = value(element / columns, element % columns) as f32;
+            let (value, columns) = (parameter.initial_value(seed), parameter.columns);
+            Some(move |first: u64, target: &mut [f32]| {
+                for (target, element) in target.iter_mut().zip(first..) {
+                    *target = value(element / columns, element % columns) as f32;
                 }
             })
         })
     }
 
-    /// Sets tensors, by logical name, from whole ones; names that are not there stay as they are.
+    /// Sets tensors from whole ones, by logical name; tensors that are not in `whole` stay unchanged.
     ///
     /// # Errors
     /// When a device is lost.
     ///
     /// # Panics
     /// When a tensor has fewer elements than its parameter.
-    pub fn load_tensors(
-        &mut self,
-        tensors: TensorKind,
-        whole: &NamedTensors,
-    ) -> Result<(), RunError> {
-        self.set(tensors, |name| {
+    pub fn load_tensors(&mut self, kind: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
+        self.set_tensors(kind, |name| {
             whole.get(name).map(|whole| {
-                |first: u64, numbers: &mut [f32]| {
-                    numbers.copy_from_slice(&whole[first as usize..][..numbers.len()]);
+                |first: u64, target: &mut [f32]| {
+                    target.copy_from_slice(&whole[first as usize..][..target.len()]);
                 }
             })
         })
     }
 
-    /// Elements of every logical parameter.
-    pub(crate) fn parameter_elements(&self) -> &BTreeMap<String, usize> {
-        self.subject.sizes()
-    }
-
-    /// Goes on as if so many optimizer steps had been made.
-    pub fn set_steps(&mut self, steps: u64) {
-        self.steps = steps;
-    }
-
-    /// Sets what is held of some parameters: what `values` gives is called with the first element of
-    /// a run and the run's numbers, on many threads.
-    fn set<F>(
+    /// Sets the shards of this process. `fill_of(name)` returns the function that fills a run of a
+    /// parameter's elements, given the first element; it is called on many threads.
+    fn set_tensors<F>(
         &mut self,
-        tensors: TensorKind,
-        values: impl Fn(&str) -> Option<F>,
+        kind: TensorKind,
+        fill_of: impl Fn(&str) -> Option<F>,
     ) -> Result<(), RunError>
     where
         F: Fn(u64, &mut [f32]) + Sync,
     {
-        let program = self.subject.program();
+        let program = self.program.program();
         let mesh = program.context.mesh;
         for device in self.engine.devices() {
             let at = MeshCoordinates::of_device(device, &mesh);
-            for buffer in tensors.buffers(&program.stages[at.stage as usize]) {
-                let Some(held) =
+            for buffer in kind.buffers(&program.stages[at.stage as usize]) {
+                let Some(shards) =
                     ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
                 else {
                     continue;
                 };
-                let known: Vec<(String, F)> = held
+                let fills: Vec<(String, F)> = shards
                     .parameter_names()
-                    .filter_map(|name| values(&name).map(|value| (name, value)))
+                    .filter_map(|name| fill_of(&name).map(|fill| (name, fill)))
                     .collect();
-                if known.is_empty() {
+                if fills.is_empty() {
                     continue;
                 }
-                let window = ReplicaWindow::of(buffer, program, at.data);
-                self.engine.modify_buffer(device, buffer, &mut |numbers| {
+                let window = ReplicaWindow::new(buffer, program, at.data);
+                self.engine.modify_buffer(device, buffer, &mut |buffer_elements| {
                     let mut runs = vec![];
-                    held.for_each_run(|name, elements, number| {
-                        let known = known.iter().find(|(known, _)| known == name);
-                        if let (Some((_, fill)), Some((first, at))) =
-                            (known, window.place(elements, number))
+                    shards.for_each_run(|name, elements, offset| {
+                        let fill = fills.iter().find(|(filled, _)| filled == name);
+                        if let (Some((_, fill)), Some((elements, range))) =
+                            (fill, window.intersect(elements, offset))
                         {
-                            runs.push((fill, first.start, at));
+                            runs.push((fill, elements.start, range));
                         }
                     });
-                    let pieces = pieces(runs, numbers);
-                    pieces.into_par_iter().for_each(|(fill, first, piece)| fill(first, piece));
+                    let chunks = split_into_chunks(runs, buffer_elements);
+                    chunks.into_par_iter().for_each(|(fill, first, chunk)| fill(first, chunk));
                 })?;
             }
         }
         Ok(())
     }
 
-    /// Whole tensors, by logical name, as far as the devices of this process hold them. Gradients are
-    /// those that [`gradients_only`](Session::gradients_only) left.
+    /// Whole tensors by logical name, with the shards that the devices of this process hold; other
+    /// elements are zero. Gradients are those of the last
+    /// [`compute_gradients`](Session::compute_gradients).
     ///
     /// # Errors
     /// When a device is lost.
-    pub fn local_tensors(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
-        let mut made: NamedTensors = BTreeMap::new();
+    pub fn local_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+        let mut whole: NamedTensors = BTreeMap::new();
         for device in self.devices() {
-            let numbers = |buffer: &Buffer| self.engine.read_buffer(device, buffer);
-            self.place(&mut made, tensors, device, numbers)?;
+            for buffer in kind.master_buffers(self.stage_of(device)) {
+                let elements = self.engine.read_buffer(device, buffer)?;
+                self.copy_to_whole(&mut whole, device, buffer, &elements);
+            }
         }
-        Ok(made)
+        Ok(whole)
     }
 
-    /// The same from the devices of all processes: they come together in process 0, others get none.
+    /// Whole tensors of all processes, gathered at rank 0; other ranks return none. All processes must
+    /// call this method.
     ///
     /// # Errors
     /// When a device is lost, or a process is gone or late.
-    pub fn gather_tensors(&self, tensors: TensorKind) -> Result<NamedTensors, RunError> {
-        let Some(cluster) = self.cluster() else { return self.local_tensors(tensors) };
-        let program = self.program();
-        let mesh = program.context.mesh;
-        let buffers =
-            |device| tensors.master_buffers(&program.stages[DeviceId(device).stage(&mesh)]);
-        let own = self.devices().flat_map(|device| buffers(device).map(move |b| (device, b)));
-        let own: Vec<Cow<'_, [f32]>> = own
-            .map(|(device, buffer)| self.engine.read_buffer(device, buffer))
-            .collect::<Result<_, _>>()?;
-        let own: Vec<&[f32]> = own.iter().map(|numbers| &**numbers).collect();
-        let mut made: NamedTensors = BTreeMap::new();
-        let count = |device| buffers(device).map(count_of).sum();
-        cluster.gather(&own, &count, &mut |device, numbers| {
-            // They came in the order in which they are placed.
-            let mut rest = numbers;
-            let placed = self.place(&mut made, tensors, device, |buffer| {
-                let (these, others) = rest.split_at(count_of(buffer));
-                rest = others;
-                Ok(these.into())
-            });
-            debug_assert!(placed.is_ok(), "what came is read from no device");
+    pub fn gather_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+        let Some(group) = self.process_group() else { return self.local_tensors(kind) };
+        let buffers_of = |device| kind.master_buffers(self.stage_of(device));
+        let mut local: Vec<Cow<'_, [f32]>> = vec![];
+        for device in self.devices() {
+            for buffer in buffers_of(device) {
+                local.push(self.engine.read_buffer(device, buffer)?);
+            }
+        }
+        let local: Vec<&[f32]> = local.iter().map(|elements| &**elements).collect();
+        let mut whole: NamedTensors = BTreeMap::new();
+        let count = |device| buffers_of(device).map(element_count).sum();
+        group.gather(&local, &count, &mut |device, elements| {
+            let mut remaining = elements;
+            for buffer in buffers_of(device) {
+                let (elements, rest) = remaining.split_at(element_count(buffer));
+                remaining = rest;
+                self.copy_to_whole(&mut whole, device, buffer, elements);
+            }
         })?;
-        Ok(made)
+        Ok(whole)
     }
 
-    /// Puts what a device holds where it belongs; `numbers` gives those of every buffer in turn.
-    fn place<'a>(
+    fn stage_of(&self, device: u64) -> &StageProgram {
+        let program = self.program();
+        &program.stages[DeviceId(device).stage(&program.context.mesh)]
+    }
+
+    /// Copies the elements of a device's buffer to their places in whole tensors.
+    fn copy_to_whole(
         &self,
-        made: &mut NamedTensors,
-        tensors: TensorKind,
+        whole: &mut NamedTensors,
         device: u64,
-        mut numbers: impl FnMut(&Buffer) -> Result<Cow<'a, [f32]>, RunError>,
-    ) -> Result<(), RunError> {
+        buffer: &Buffer,
+        buffer_elements: &[f32],
+    ) {
         let program = self.program();
         let mesh = program.context.mesh;
         let at = MeshCoordinates::of_device(device, &mesh);
-        for buffer in tensors.master_buffers(&program.stages[at.stage as usize]) {
-            let numbers = numbers(buffer)?;
-            let window = ReplicaWindow::of(buffer, program, at.data);
-            let Some(held) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
-            else {
-                continue;
-            };
-            let again = (held.is_replicated() && at.tensor > 0) || (window.is_all() && at.data > 0);
-            if again {
-                continue;
-            }
-            held.for_each_run(|name, elements, number| {
-                let Some((elements, at)) = window.place(elements, number) else { return };
-                if !made.contains_key(name) {
-                    let size = self.parameter_elements().get(name).copied().unwrap_or(0);
-                    made.insert(name.to_string(), vec![0.0; size]);
-                }
-                let elements = elements.start as usize..elements.end as usize;
-                let target = made.get_mut(name).and_then(|whole| whole.get_mut(elements));
-                if let Some(target) = target {
-                    target.copy_from_slice(&numbers[at]);
-                }
-            });
+        let window = ReplicaWindow::new(buffer, program, at.data);
+        let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
+        else {
+            return;
+        };
+        let duplicate =
+            (shards.is_replicated() && at.tensor > 0) || (window.is_whole() && at.data > 0);
+        if duplicate {
+            return;
         }
-        Ok(())
+        let parameter_elements = self.model_program().parameter_elements();
+        shards.for_each_run(|name, elements, offset| {
+            let Some((elements, range)) = window.intersect(elements, offset) else { return };
+            if !whole.contains_key(name) {
+                whole.insert(name.to_string(), vec![0.0; parameter_elements[name]]);
+            }
+            let elements = elements.start as usize..elements.end as usize;
+            if let Some(tensor) = whole.get_mut(name) {
+                tensor[elements].copy_from_slice(&buffer_elements[range]);
+            }
+        });
     }
 }
 
-/// The numbers of each run, which overlap nowhere, in pieces that threads share: a piece with its run's mark,
-/// and its first element.
-fn pieces<F>(
+/// Splits disjoint runs of a buffer, given as (fill, first element, range), into chunks for threads:
+/// (fill, first element of the chunk, chunk).
+fn split_into_chunks<F: Copy>(
     mut runs: Vec<(F, u64, Range<usize>)>,
-    mut numbers: &mut [f32],
-) -> Vec<(F, u64, &mut [f32])>
-where
-    F: Copy,
-{
-    runs.sort_by_key(|(.., at)| at.start);
-    let (mut pieces, mut before) = (Vec::with_capacity(runs.len()), 0);
-    for (mark, first, at) in runs {
-        let (run, rest) = numbers.split_at_mut(at.start - before).1.split_at_mut(at.len());
-        (numbers, before) = (rest, at.end);
-        let run = run.chunks_mut(PIECE).enumerate();
-        pieces.extend(run.map(|(index, piece)| (mark, first + (index * PIECE) as u64, piece)));
+    mut buffer: &mut [f32],
+) -> Vec<(F, u64, &mut [f32])> {
+    runs.sort_by_key(|(.., range)| range.start);
+    let (mut chunks, mut consumed) = (Vec::with_capacity(runs.len()), 0);
+    for (fill, first, range) in runs {
+        let (run, rest) = buffer.split_at_mut(range.start - consumed).1.split_at_mut(range.len());
+        (buffer, consumed) = (rest, range.end);
+        let run = run.chunks_mut(CHUNK_ELEMENTS).enumerate();
+        chunks.extend(
+            run.map(|(index, chunk)| (fill, first + (index * CHUNK_ELEMENTS) as u64, chunk)),
+        );
     }
-    pieces
+    chunks
 }
 
-/// Which of a parameter's tensors.
+/// Kind of a parameter's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorKind {
     /// The weights.
@@ -239,27 +226,28 @@ pub enum TensorKind {
 }
 
 impl TensorKind {
-    /// The buffers that hold them.
+    /// Buffers of a stage that hold the tensors in full precision: master copies, where weights have
+    /// them.
     pub fn master_buffers<'a>(
         self,
         stage: &'a StageProgram,
     ) -> impl Iterator<Item = &'a Buffer> + use<'a> {
-        let mixed = stage.buffers.iter().any(TensorKind::is_master);
+        let has_masters = stage.buffers.iter().any(TensorKind::is_master);
         self.buffers(stage).filter(move |buffer| {
-            self != TensorKind::Weights || !mixed || TensorKind::is_master(buffer)
+            self != TensorKind::Weights || !has_masters || TensorKind::is_master(buffer)
         })
     }
 
-    /// The buffers that they are in, copies in another format included.
+    /// Buffers of a stage that hold the tensors, including copies in another format.
     fn buffers<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
-        let (region, kind) = match self {
+        let (region, suffix) = match self {
             TensorKind::Weights => (Region::Weight, "weight"),
             TensorKind::Gradients => (Region::Gradient, "gradient"),
             TensorKind::FirstMoments => (Region::Optimizer, "first moment"),
             TensorKind::SecondMoments => (Region::Optimizer, "second moment"),
         };
         stage.buffers.iter().filter(move |buffer| {
-            (buffer.region == region && buffer.name.ends_with(kind))
+            (buffer.region == region && buffer.name.ends_with(suffix))
                 || (self == TensorKind::Weights && TensorKind::is_master(buffer))
         })
     }
@@ -269,51 +257,48 @@ impl TensorKind {
     }
 }
 
-/// Numbers of a buffer.
-fn count_of(buffer: &Buffer) -> usize {
+fn element_count(buffer: &Buffer) -> usize {
     (buffer.extent.rows * buffer.extent.columns) as usize
 }
 
-/// The numbers of a shard that one replica has, and where: with ZeRO-1 each has its own part of
-/// moments and master copies, and of the summed gradients.
+/// The elements of a shard that belong to one replica: with ZeRO-1 each replica has its own part of
+/// moments and master copies, and of the reduced gradients.
 struct ReplicaWindow {
-    /// Which part of the shard, and how many numbers it has.
-    part: Option<(u64, u64)>,
-    /// Whether the buffer holds the part alone.
-    alone: bool,
+    /// Elements of the shard that belong to the replica; `None` for all.
+    part: Option<Range<u64>>,
+    /// Whether the buffer holds only that part.
+    buffer_is_part: bool,
 }
 
 impl ReplicaWindow {
-    fn of(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
-        let replicas = program.context.mesh.data;
-        let alone = buffer.region == Region::Optimizer;
-        let parted = program.context.zero == Zero::One && buffer.region != Region::Weight;
-        let numbers = buffer.extent.rows * buffer.extent.columns;
-        let each = if alone { numbers } else { numbers / replicas };
-        ReplicaWindow { part: parted.then_some((replica, each)), alone }
+    fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
+        let buffer_is_part = buffer.region == Region::Optimizer;
+        let partitioned = program.context.zero == Zero::One && buffer.region != Region::Weight;
+        let replicas = if buffer_is_part { 1 } else { program.context.mesh.data };
+        let size = element_count(buffer) as u64 / replicas;
+        let part = partitioned.then_some(replica * size..(replica + 1) * size);
+        ReplicaWindow { part, buffer_is_part }
     }
 
-    fn is_all(&self) -> bool {
+    fn is_whole(&self) -> bool {
         self.part.is_none()
     }
 
-    /// Which elements of a run this replica has, and where in the buffer; the run begins at a number
-    /// of the shard.
-    fn place(&self, elements: Range<u64>, number: u64) -> Option<(Range<u64>, Range<usize>)> {
-        let Some((replica, each)) = self.part else {
-            let at = number as usize;
-            let length = (elements.end - elements.start) as usize;
-            return Some((elements, at..at + length));
+    /// The elements of a run that belong to the replica, and their range in the buffer. The run starts
+    /// at `offset` in the shard.
+    fn intersect(&self, elements: Range<u64>, offset: u64) -> Option<(Range<u64>, Range<usize>)> {
+        let length = elements.end - elements.start;
+        let Some(part) = &self.part else {
+            return Some((elements, offset as usize..(offset + length) as usize));
         };
-        let mine = replica * each..(replica + 1) * each;
-        let begin = number.max(mine.start);
-        let end = (number + elements.end - elements.start).min(mine.end);
-        if begin >= end {
+        let (start, end) = (offset.max(part.start), (offset + length).min(part.end));
+        if start >= end {
             return None;
         }
-        let first = elements.start + begin - number;
-        let at = (if self.alone { begin - mine.start } else { begin }) as usize;
-        let length = end - begin;
-        Some((first..first + length, at..at + length as usize))
+        let first = elements.start + start - offset;
+        let buffer_start = if self.buffer_is_part { start - part.start } else { start };
+        let length = end - start;
+        let range = buffer_start as usize..(buffer_start + length) as usize;
+        Some((first..first + length, range))
     }
 }

@@ -1,4 +1,4 @@
-//! Which tokens of a step a device sees.
+//! The tokens of a step that a device computes on.
 
 use std::ops::Range;
 
@@ -7,22 +7,23 @@ use narrows_plan::strategy::Context;
 
 use super::MeshCoordinates;
 
-/// Which tokens of a microbatch some rows of a device are.
+/// The tokens of a microbatch that the rows of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRows {
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Positions of each.
+    /// Positions of each sequence.
     pub positions: usize,
-    /// The first sequence of the microbatch.
+    /// First sequence, counted from the first of the microbatch.
     pub first_sequence: usize,
-    /// The first position.
+    /// First position.
     pub first_position: usize,
 }
 
 impl TokenRows {
-    /// Those of `rows` rows: all of the microbatch, or the device's part along the tensor axis.
-    pub fn of_device(context: &Context, at: &MeshCoordinates, rows: u64) -> TokenRows {
+    /// The tokens of a buffer of `rows` rows: the whole microbatch, or the shard of the device along
+    /// the tensor axis.
+    pub fn of_device(context: &Context, coordinates: &MeshCoordinates, rows: u64) -> TokenRows {
         let work = &context.workload;
         let whole = TokenRows {
             sequences: work.micro_batch as usize,
@@ -33,34 +34,34 @@ impl TokenRows {
         if rows == context.tokens() {
             return whole;
         }
-        let (devices, me) = (context.tensor() as usize, at.tensor as usize);
+        let (devices, index) = (context.tensor() as usize, coordinates.tensor as usize);
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = whole.positions / devices;
-                TokenRows { positions, first_position: positions * me, ..whole }
+                TokenRows { positions, first_position: positions * index, ..whole }
             }
             _ => {
                 let sequences = whole.sequences / devices;
-                TokenRows { sequences, first_sequence: sequences * me, ..whole }
+                TokenRows { sequences, first_sequence: sequences * index, ..whole }
             }
         }
     }
 
-    /// Where the positions of each sequence are among the ids of a step.
+    /// For each sequence, the range of its positions among the ids of a step.
     pub fn id_ranges(
         &self,
         context: &Context,
-        at: &MeshCoordinates,
+        coordinates: &MeshCoordinates,
         microbatch: u64,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (work, tokens) = (context.workload, *self);
+        let (work, rows) = (context.workload, *self);
         let microbatches = work.microbatches(&context.mesh);
-        let first = (at.data * microbatches + microbatch) * work.micro_batch;
+        let first = (coordinates.data * microbatches + microbatch) * work.micro_batch;
         let length = work.sequence_length as usize;
-        (0..tokens.sequences).map(move |row| {
-            let sequence = first as usize + tokens.first_sequence + row;
-            let from = sequence * length + tokens.first_position;
-            from..from + tokens.positions
+        (0..rows.sequences).map(move |row| {
+            let sequence = first as usize + rows.first_sequence + row;
+            let start = sequence * length + rows.first_position;
+            start..start + rows.positions
         })
     }
 }

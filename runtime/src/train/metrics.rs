@@ -1,4 +1,4 @@
-//! What came of a step, and how it is written down.
+//! The result of a training step, and its line in a metrics file.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,46 +9,46 @@ use serde::Serialize;
 use crate::report::{BytesByKindAndAxis, DeviceReport, StepReport};
 use crate::time_breakdown::TimeBreakdown;
 
-/// What came of a step.
+/// Result of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedStep {
-    /// Its number, counted from 1.
+    /// Number of the step, counted from 1.
     pub step: u64,
-    /// Mean cross-entropy over its tokens, in nats, before the weights changed.
+    /// Mean cross-entropy over the tokens, in nats, before the update.
     pub loss: f64,
     /// Norm of all gradients together, before clipping.
     pub gradient_norm: f64,
-    /// The learning rate it was made with.
+    /// Learning rate of the update.
     pub learning_rate: f64,
-    /// Tokens it was made of.
+    /// Number of tokens.
     pub tokens: u64,
-    /// How often all tokens were read before its first sequence.
+    /// Epoch of the first sequence: how often all tokens were read before it.
     pub epoch: u64,
-    /// Time for reading the tokens.
+    /// Time spent reading tokens.
     pub data_time: Duration,
-    /// Time of the whole step, the reading included.
+    /// Time of the whole step, including reading.
     pub step_time: Duration,
-    /// What that was spent on: means over the devices, which add up to it.
+    /// What the step time was spent on: means over the devices, which add up to the step time.
     pub time_breakdown: TimeBreakdown,
-    /// What each device did.
+    /// Instructions, collectives and transfers of each device.
     pub report: StepReport,
-    /// Bytes that each device holds besides its arena: [`Session::scratch`](crate::session::Session::scratch).
+    /// Bytes that each device holds outside its arena.
     pub scratch_bytes: Vec<u64>,
 }
 
-/// What was expected of every step of a run.
+/// Prediction of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepPrediction {
     /// Time of a step, in seconds.
     pub step_time_s: f64,
-    /// What it is spent on, in seconds by the names of [`TimeCategory`](crate::time_breakdown::TimeCategory).
+    /// Seconds by name of the [`TimeCategory`](crate::TimeCategory).
     pub breakdown_s: BTreeMap<&'static str, f64>,
-    /// Memory for the program's buffers, by device.
+    /// Bytes of the program's buffers, by device.
     pub allocated: Vec<Bytes>,
 }
 
-/// A line of a metrics file. Keys carry their units and stay what they are; lists have one entry for
-/// each device, in the order of their numbers.
+/// A line of a metrics file. Keys have their unit at the end; lists have one entry for each device, in
+/// the order of device numbers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MetricsRecord {
     step: u64,
@@ -59,27 +59,27 @@ pub struct MetricsRecord {
     epoch: u64,
     tokens_per_s: f64,
     step_time_s: f64,
-    /// The part of the step time that went into reading tokens.
+    /// Part of the step time spent reading tokens.
     data_time_s: f64,
-    /// `null` where nobody predicted anything.
+    /// `null` without a prediction.
     predicted_step_time_s: Option<f64>,
-    /// What the step time was spent on.
+    /// Seconds by category.
     breakdown_s: TimeBreakdown,
     predicted_breakdown_s: Option<BTreeMap<&'static str, f64>>,
     allocated_bytes: Vec<u64>,
     predicted_allocated_bytes: Option<Vec<u64>>,
-    /// What a device holds besides, to compute and to send with.
+    /// Memory outside the arenas, to compute and to send.
     scratch_bytes: Vec<u64>,
-    /// The whole (unsharded) tensors' bytes.
+    /// Bytes of the whole, unsharded tensors.
     collective_bytes: Vec<BytesByKindAndAxis>,
-    /// What a device sends when nothing is sent twice.
+    /// Bytes that a device sends at least.
     collective_sent_bytes: Vec<BytesByKindAndAxis>,
     /// Bytes sent to neighbouring stages.
     transfer_sent_bytes: Vec<u64>,
 }
 
 impl MetricsRecord {
-    /// The line of a step.
+    /// The line of a step, with its prediction if there is one.
     pub fn new(trained: &TrainedStep, predicted: Option<&StepPrediction>) -> MetricsRecord {
         let TrainedStep { report, .. } = trained;
         let step_time_s = trained.step_time.as_secs_f64();
@@ -96,18 +96,18 @@ impl MetricsRecord {
             predicted_step_time_s: predicted.map(|predicted| predicted.step_time_s),
             breakdown_s: trained.time_breakdown,
             predicted_breakdown_s: predicted.map(|predicted| predicted.breakdown_s.clone()),
-            allocated_bytes: each(report, |device| device.allocated.0),
+            allocated_bytes: by_device(report, |device| device.allocated.0),
             predicted_allocated_bytes: predicted
                 .map(|predicted| predicted.allocated.iter().map(|bytes| bytes.0).collect()),
             scratch_bytes: trained.scratch_bytes.clone(),
-            collective_bytes: each(report, |device| device.collective_bytes(|c| c.payload)),
-            collective_sent_bytes: each(report, |device| device.collective_bytes(|c| c.sent)),
-            transfer_sent_bytes: each(report, |device| device.sent.0),
+            collective_bytes: by_device(report, |device| device.collective_bytes(|c| c.payload)),
+            collective_sent_bytes: by_device(report, |device| device.collective_bytes(|c| c.sent)),
+            transfer_sent_bytes: by_device(report, |device| device.sent.0),
         }
     }
 }
 
-/// Something of every device.
-fn each<T>(report: &StepReport, of: impl Fn(&DeviceReport) -> T) -> Vec<T> {
-    report.devices().map(|device| of(report.device(device))).collect()
+/// A value of every device.
+fn by_device<T>(report: &StepReport, value: impl Fn(&DeviceReport) -> T) -> Vec<T> {
+    report.devices().map(|device| value(report.device(device))).collect()
 }

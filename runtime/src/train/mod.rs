@@ -1,13 +1,12 @@
-//! Training: steps on the processor backend, one after the other, on the sequences of a token file.
+//! Training: steps of a [`Session`] on the sequences of a token file, one after the other.
 //!
-//! Step s, counted from 1, of a run with G sequences a step is made of the sequences
-//! G(s − 1) … Gs − 1 of its [`Sampler`], handed to the [`Session`] in that order, so it is the same
-//! step under every plan. A [`Trainer`] draws, prints and writes nothing: what came of a step is a
-//! [`TrainedStep`], for whoever watches.
+//! Step s, counted from 1, of a run with G sequences a step consists of the sequences
+//! G(s − 1) … Gs − 1 of its [`Sampler`], in that order, so it is the same step under every plan. A
+//! [`Trainer`] prints and writes nothing; the caller receives a [`TrainedStep`] after each step.
 //!
-//! What a checkpoint needs is there: [`Trainer::session`] gives weights and moments as whole tensors
-//! and the steps made, [`Trainer::cursor`] says where in the tokens the run stands;
-//! [`Trainer::session_mut`] and [`Trainer::resume`] put them back.
+//! For checkpoints, [`Trainer::session`] gives weights and moments as whole tensors and the number of
+//! steps, and [`Trainer::cursor`] the position in the tokens; [`Trainer::session_mut`] and
+//! [`Trainer::resume`] restore them.
 
 mod metrics;
 
@@ -21,7 +20,7 @@ use crate::time_breakdown::TimeCategory;
 
 pub use metrics::{MetricsRecord, StepPrediction, TrainedStep};
 
-/// A run: a program with its memory, where its tokens come from, and how its weights change.
+/// A training run: a session, a sampler of its tokens, and an optimizer.
 pub struct Trainer {
     session: Session,
     sampler: Sampler,
@@ -31,146 +30,149 @@ pub struct Trainer {
     targets: Vec<u32>,
 }
 
-/// Whether a run goes on after a step.
+/// Whether a run continues after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainControl {
-    /// With the next step, if there is one.
+    /// Continue with the next step, if there is one.
     Continue,
-    /// Not any more.
+    /// Stop after this step.
     Stop,
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrainEnd {
-    /// All steps were made.
+    /// All steps were executed.
     Completed,
-    /// Whoever watches wanted no more.
+    /// The caller stopped the run.
     Stopped,
 }
 
-/// Why a step was not made. The weights are those of the step before.
+/// Why a step failed. The weights are those of the previous step.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// Its tokens could not be read.
+    /// The tokens could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// It could not be executed, or its gradients were no numbers.
+    /// The step could not be executed, or its gradients were not finite.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The sampler cuts sequences of another length than the program runs.
-    #[error("the program runs sequences of {program} tokens, and the sampler cuts {sampler}")]
+    /// The sequences of the sampler have another length than those of the program.
+    #[error(
+        "the program runs sequences of {program} tokens, and the sampler reads sequences of {sampler}"
+    )]
     SequenceLengthMismatch {
-        /// Tokens of a sequence of the program.
+        /// Tokens in a sequence of the program.
         program: u64,
-        /// Tokens of a sequence of the sampler.
+        /// Tokens in a sequence of the sampler.
         sampler: u64,
     },
 }
 
 impl Trainer {
-    /// A run from its first sequence on. The session's weights are those it begins with.
+    /// A run that starts with the first sequence and with the session's weights.
     ///
     /// # Errors
-    /// When the sampler's sequences are not as long as the program's.
+    /// [`TrainError::SequenceLengthMismatch`].
     pub fn new(
         session: Session,
         sampler: Sampler,
         optimizer: Optimizer,
     ) -> Result<Trainer, TrainError> {
         let work = session.program().context.workload;
-        let (program, cut) = (work.sequence_length, sampler.sequence_length());
-        if program != cut {
-            return Err(TrainError::SequenceLengthMismatch { program, sampler: cut });
+        let (program, sampled) = (work.sequence_length, sampler.sequence_length());
+        if program != sampled {
+            return Err(TrainError::SequenceLengthMismatch { program, sampler: sampled });
         }
         let count = (work.global_batch * program) as usize;
         let (tokens, targets) = (vec![0; count], vec![0; count]);
         Ok(Trainer { session, sampler, optimizer, next_sequence: 0, tokens, targets })
     }
 
-    /// One step.
+    /// Executes one step.
     ///
     /// # Errors
-    /// When its tokens cannot be read, or loss or gradients are no numbers: then no weight has
-    /// changed, and the run stands where it stood.
+    /// When the tokens cannot be read, or loss or gradients are not finite: then neither the weights
+    /// nor the position in the tokens have changed.
     pub fn step(&mut self) -> Result<TrainedStep, TrainError> {
-        let begin = Instant::now();
+        let start = Instant::now();
         let first_sequence = self.next_sequence;
         self.sampler.fill(first_sequence, &mut self.tokens, &mut self.targets)?;
-        let read = begin.elapsed();
+        let data_time = start.elapsed();
         let input = StepInput { tokens: &self.tokens, targets: &self.targets };
-        let done = self.session.step(&self.optimizer, input)?;
+        let result = self.session.step(&self.optimizer, input)?;
         self.next_sequence += self.session.program().context.workload.global_batch;
         let step = self.session.steps();
-        // A clock that stood still would make infinitely many tokens a second.
-        let time = begin.elapsed().max(Duration::from_nanos(1));
-        let mut parts = done.time_breakdown;
-        parts.add(TimeCategory::Other, time.saturating_sub(parts.total()));
+        // Never zero, because metrics divide by it.
+        let step_time = start.elapsed().max(Duration::from_nanos(1));
+        let mut time_breakdown = result.time_breakdown;
+        let other = step_time.saturating_sub(time_breakdown.total());
+        time_breakdown.add(TimeCategory::Other, other);
         Ok(TrainedStep {
             step,
-            loss: done.loss,
-            gradient_norm: done.gradient_norm,
+            loss: result.loss,
+            gradient_norm: result.gradient_norm,
             learning_rate: self.optimizer.learning_rate(step),
             tokens: self.tokens.len() as u64,
             epoch: self.sampler.epoch(first_sequence),
-            data_time: read,
-            step_time: time,
-            time_breakdown: parts,
-            report: done.report,
-            scratch_bytes: done.scratch_bytes,
+            data_time,
+            step_time,
+            time_breakdown,
+            report: result.report,
+            scratch_bytes: result.scratch_bytes,
         })
     }
 
-    /// Steps until so many were made, those before a [`resume`](Trainer::resume) included. `watch`
-    /// sees the run after each. In a run of many processes it must want the same in all of them, which
-    /// [`Session::anyone`] finds out.
+    /// Executes steps until their number, including those before a [`resume`](Trainer::resume), is
+    /// `last_step`. `on_step` is called after each step. In a run of many processes it must return the
+    /// same in all of them: see [`Session::any_process`].
     ///
     /// # Errors
-    /// As [`step`](Trainer::step), or the first that `watch` gives.
+    /// As [`step`](Trainer::step), or the first error of `on_step`.
     pub fn train<E: From<TrainError>>(
         &mut self,
-        until: u64,
-        mut watch: impl FnMut(&Trainer, &TrainedStep) -> Result<TrainControl, E>,
+        last_step: u64,
+        mut on_step: impl FnMut(&Trainer, &TrainedStep) -> Result<TrainControl, E>,
     ) -> Result<TrainEnd, E> {
-        while self.session.steps() < until {
+        while self.session.steps() < last_step {
             let trained = self.step()?;
-            let next = watch(self, &trained)?;
-            if next == TrainControl::Stop && self.session.steps() < until {
+            let control = on_step(self, &trained)?;
+            if control == TrainControl::Stop && self.session.steps() < last_step {
                 return Ok(TrainEnd::Stopped);
             }
         }
         Ok(TrainEnd::Completed)
     }
 
-    /// The program and its memory: weights, moments, steps made.
+    /// The session: weights, moments, and the number of steps.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// The same, to put back what a checkpoint holds.
+    /// The session, to restore a checkpoint.
     pub fn session_mut(&mut self) -> &mut Session {
         &mut self.session
     }
 
-    /// Where the tokens come from.
+    /// The sampler of the tokens.
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }
 
-    /// How the weights change.
+    /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Where in the tokens the run stands.
+    /// Position in the tokens.
     pub fn cursor(&self) -> Cursor {
         self.sampler.cursor(self.next_sequence)
     }
 
-    /// Goes on at a cursor, as if so many steps had been made. Weights and moments are the session's.
+    /// Continues at a cursor, after `steps` steps. Weights and moments must be restored separately.
     ///
     /// # Errors
-    /// When the cursor is of other tokens, or of another order of them.
+    /// When the cursor belongs to other tokens, or to another order of them.
     pub fn resume(&mut self, cursor: &Cursor, steps: u64) -> Result<(), DataError> {
         self.next_sequence = self.sampler.sequence_to_resume(cursor)?;
         self.session.set_steps(steps);

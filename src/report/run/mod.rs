@@ -56,7 +56,7 @@ impl RunHeader<'_> {
         };
         page.heading(format!("Training {} on {on}", model.name));
         let work = plan.workload;
-        let (file, tokens) = (sampler.file().path().display(), sampler.file().tokens());
+        let (file, tokens) = (sampler.file().path().display(), sampler.file().token_count());
         let step_time = Seconds(prediction.step_time_s);
         let mut fields = vec![
             ("plan", mesh.to_string()),

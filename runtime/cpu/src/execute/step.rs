@@ -3,6 +3,8 @@
 use narrows_plan::program::Region;
 use narrows_plan::strategy::Zero;
 
+use narrows_runtime::session::OptimizerUpdate;
+
 use super::super::device::{CpuDevice, ResolvedInstr, Stop};
 use crate::kernels::{AdamWStep, ParameterState, adamw_update, gradient_square_sum};
 
@@ -22,7 +24,10 @@ pub fn square_sum(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), S
 
 /// Reads gradient, moments and weight; writes weight, the whole gradient and the moments.
 pub fn adamw(device: &mut CpuDevice, ready: &ResolvedInstr) -> Result<(), Stop> {
-    let Some((options, coefficients, step)) = device.step.update else { return Ok(()) };
+    let Some(OptimizerUpdate { optimizer: options, coefficients, step }) = device.step.update
+    else {
+        return Ok(());
+    };
     let parallel = device.parallel;
     let squares = square_sum_of(device);
     if !squares.is_finite() {

@@ -118,7 +118,7 @@ impl GpuEngine {
             stage,
             tensor: at.tensor,
             data: at.data,
-            decays: subject.decays(at.stage as usize),
+            decays: subject.weight_decay_applies(at.stage as usize),
         };
         let workspace = products::workspace(gpu.capability);
         let setting = MatmulSetting { device: &place, tied: program.tied, workspace };

@@ -253,8 +253,8 @@ impl Place {
             NodeWork::Launches(launches) => {
                 let mut scratch = Aligned::of(&vec![0xff; self.tape.scratch_bytes as usize]);
                 let mut numbers = [f32::NAN; COEFFICIENTS as usize];
-                if let Some((optimizer, _, number)) = step.update {
-                    numbers = coefficients(optimizer, number);
+                if let Some(update) = step.update {
+                    numbers = coefficients(update.optimizer, update.step);
                 }
                 for launch in launches {
                     let mut memory = Memories {
@@ -374,6 +374,6 @@ fn device_of<'a>(
         stage: &program.stages[at.stage as usize],
         tensor: at.tensor,
         data: at.data,
-        decays: subject.decays(at.stage as usize),
+        decays: subject.weight_decay_applies(at.stage as usize),
     }
 }

@@ -211,7 +211,7 @@ fn in_f64(model: &Model, weights: &NamedTensors, roundings: Option<CounterRng>) 
 /// each is off by something. They are numbers of single precision on both sides.
 fn weights(model: &Model, seed: u64) -> NamedTensors {
     let numbers = |parameter: &LogicalParameter| -> Vec<f32> {
-        let initial = parameter.initial(seed);
+        let initial = parameter.initial_value(seed);
         let off = CounterRng::new(seed, &format!("{} off", parameter.name));
         let spread = match parameter.initialisation {
             Initialisation::Normal { .. } => 0.0,

@@ -72,7 +72,7 @@ impl Case {
         let seed = number(self.value("seed")) as u64;
         let noise = number(self.value("noise"));
         Parameters::from_fn(&self.model, |parameter| {
-            let initial = parameter.initial(seed);
+            let initial = parameter.initial_value(seed);
             let stream = CounterRng::new(seed, &format!("{} noise", parameter.name));
             let columns = parameter.columns;
             move |row, column| {

@@ -254,8 +254,8 @@ impl GraphExecutor {
         let gpu = &self.gpu;
         gpu.said("its context", gpu.context.bind_to_thread())?;
         let compute = self.compute().clone();
-        if let Some((optimizer, _, number)) = step.update {
-            let numbers = coefficients(optimizer, number);
+        if let Some(update) = step.update {
+            let numbers = coefficients(update.optimizer, update.step);
             self.numbers.bytes_mut().copy_from_slice(bytemuck::cast_slice(&numbers));
         }
         let memories = &self.stage.memories;
