@@ -11,12 +11,14 @@ pub mod defect;
 pub mod dtype;
 pub mod emit;
 pub mod graph;
+pub mod json;
 pub mod kernel;
 pub mod layout;
 pub mod lower;
 pub mod mesh;
 pub mod model;
 pub mod program;
+pub mod random;
 pub mod strategy;
 pub mod units;
 

@@ -3,6 +3,8 @@
 
 use std::f64::consts::TAU;
 
+use narrows_plan::random::{GAMMA, mix64};
+
 /// A named stream of random numbers that is addressed by position.
 ///
 /// The bits are those of SplitMix64 (Steele, Lea, Flood 2014), whose n-th output is a mix of
@@ -14,18 +16,15 @@ pub struct CounterRng {
     state: u64,
 }
 
-/// 2⁶⁴ divided by the golden ratio, odd: the increment of SplitMix64.
-pub(crate) const SPLITMIX_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
-
 impl CounterRng {
     /// The stream of this name in a run with this seed.
     pub fn new(seed: u64, name: &str) -> CounterRng {
-        CounterRng { state: splitmix_mix(splitmix_mix(seed) ^ fnv1a(name.bytes())) }
+        CounterRng { state: mix64(mix64(seed) ^ fnv1a(name.bytes())) }
     }
 
     /// The n-th 64 random bits.
     pub fn bits(&self, n: u64) -> u64 {
-        splitmix_mix(self.state.wrapping_add(n.wrapping_add(1).wrapping_mul(SPLITMIX_GAMMA)))
+        mix64(self.state.wrapping_add(n.wrapping_add(1).wrapping_mul(GAMMA)))
     }
 
     /// The n-th uniform deviate in [0, 1), a multiple of 2⁻⁵³.
@@ -47,13 +46,6 @@ pub fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
-}
-
-/// The finaliser of SplitMix64: every bit of the result depends on every bit of `z`.
-pub(crate) fn splitmix_mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

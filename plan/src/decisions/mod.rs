@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::Grouping;
+use crate::json;
 use crate::mesh::{Mesh, Workload};
 use crate::strategy::{Strategy, Zero};
 use crate::{Defect, Defects, Precision};
@@ -154,11 +155,8 @@ impl Plan {
     /// Reads a plan. Every error names the field it is in; nothing is checked against a model yet.
     pub fn read(text: &str) -> Result<Plan, Defects> {
         let reader = &mut serde_json::Deserializer::from_str(text);
-        let plan: Plan = serde_path_to_error::deserialize(reader).map_err(|error| {
-            let path = error.path().to_string();
-            let field = if path == "." { String::new() } else { path };
-            Defect::new(field, error.into_inner().to_string())
-                .hint("compare with a plan that `narrows plan --output` wrote")
+        let plan: Plan = json::read_value(reader).map_err(|defect| {
+            defect.hint("compare with a plan that `narrows plan --output` wrote")
         })?;
         if plan.format != FORMAT {
             let problem = format!("`{}` is not a format this version reads", plan.format);

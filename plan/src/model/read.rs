@@ -1,10 +1,10 @@
 //! The one way in: text of either format to a model.
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Model, ModelFile, hugging_face, repeated};
 use crate::defect::{Defect, Defects};
+use crate::json;
 
 /// Reads a model from the text of a file: our own format (it has a `format`) or a Hugging Face
 /// `config.json` (it has a `model_type`, `architectures` or `hidden_size`).
@@ -17,7 +17,7 @@ use crate::defect::{Defect, Defects};
 pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     // Editors on some systems begin a file with a byte order mark, which JSON has no place for.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let Value::Object(fields) = parse::<Value>(text)? else {
+    let Value::Object(fields) = json::read::<Value>(text)? else {
         return Err(neither("the file is not a JSON object"));
     };
     repeated::check(text)?;
@@ -25,7 +25,7 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     if fields.contains_key("format") {
         a_model(&fields)?;
         nothing_missing(&fields)?;
-        let mut file: ModelFile = parse(text)?;
+        let mut file: ModelFile = json::read(text)?;
         file.name.get_or_insert(name);
         file.resolve()
     } else if looks_like_hugging_face(&fields) {
@@ -72,18 +72,6 @@ fn looks_like_hugging_face(fields: &Map<String, Value>) -> bool {
 fn neither(problem: &str) -> Defects {
     let hint = "\"format\": \"narrows-model/1\", or a Hugging Face config.json";
     Defect::new("", problem).hint(hint).into()
-}
-
-fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Defects> {
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        // The tracker writes the root as ".", and a place inside an unknown field as "?".
-        let field = if path == "." { String::new() } else { path };
-        Defect::new(field, error.into_inner().to_string())
-    })?;
-    deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
-    Ok(value)
 }
 
 /// A short name out of a path: `runs/cola-7b.config.json` and `runs/cola-7b/config.json` are both

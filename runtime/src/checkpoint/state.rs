@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use narrows_plan::json;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
@@ -195,7 +196,8 @@ pub(super) fn read_json<T: DeserializeOwned>(
             return Err(refuse(CheckpointFault::UnknownFormat { found }));
         }
     }
-    let deserializer = &mut serde_json::Deserializer::from_slice(bytes);
-    serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| field(error.path().to_string(), error.inner().to_string()))
+    json::read_value(&mut serde_json::Deserializer::from_slice(bytes)).map_err(|defect| {
+        let path = if defect.field.is_empty() { ".".into() } else { defect.field };
+        field(path, defect.problem)
+    })
 }

@@ -13,7 +13,7 @@
 //!
 //! These permutations decide which tokens existing checkpoints resume with and must never change.
 
-use crate::random::{SPLITMIX_GAMMA, splitmix_mix};
+use narrows_plan::random::{GAMMA, mix64};
 
 /// Rounds of the network. Four suffice with ideal round functions; small halves need more.
 const ROUNDS: usize = 8;
@@ -30,9 +30,9 @@ impl Permutation {
     /// The permutation of an epoch.
     pub fn new(size: u64, seed: u64, epoch: u64) -> Permutation {
         let bits = u64::BITS - size.saturating_sub(1).leading_zeros();
-        let epoch_key = splitmix_mix(splitmix_mix(seed.wrapping_add(SPLITMIX_GAMMA)) ^ epoch);
+        let epoch_key = mix64(mix64(seed.wrapping_add(GAMMA)) ^ epoch);
         let keys = std::array::from_fn(|round| {
-            splitmix_mix(epoch_key.wrapping_add(SPLITMIX_GAMMA.wrapping_mul(round as u64 + 1)))
+            mix64(epoch_key.wrapping_add(GAMMA.wrapping_mul(round as u64 + 1)))
         });
         Permutation { size, half_bits: bits.div_ceil(2), keys }
     }
@@ -54,7 +54,7 @@ impl Permutation {
         let mask = (1 << self.half_bits) - 1;
         let (mut left, mut right) = (index >> self.half_bits, index & mask);
         for key in self.keys {
-            (left, right) = (right, left ^ (splitmix_mix(right ^ key) & mask));
+            (left, right) = (right, left ^ (mix64(right ^ key) & mask));
         }
         left << self.half_bits | right
     }

@@ -11,6 +11,7 @@ use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
+use narrows_plan::random::{GAMMA, mix64};
 use narrows_plan::strategy::{
     Context, Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeight, Zero, borders,
     flow_is_legal, needs_input, needs_output,
@@ -22,11 +23,8 @@ pub struct TestRng(pub u64);
 
 impl TestRng {
     pub fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0 = self.0.wrapping_add(GAMMA);
+        mix64(self.0)
     }
 
     pub fn below(&mut self, end: usize) -> usize {

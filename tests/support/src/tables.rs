@@ -1,9 +1,10 @@
 //! Tables to solve: random ones from a string of dice, and a block-like chain.
 #![allow(dead_code, reason = "each test and bench uses its part")]
 
-use narrows_cost_model::table::{
+use narrows_cost_model::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
 };
+use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, Seconds};
 
 /// Random numbers that run out: then every roll is 0, so that shrinking them simplifies.
@@ -24,15 +25,8 @@ impl<'a> Rolls<'a> {
 
 /// `n` rolls that are always the same.
 pub fn rolls(seed: u64, n: usize) -> Vec<u16> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    (0..n).map(|_| (next() >> 16) as u16).collect()
+    let mut random = SplitMix64::new(seed);
+    (0..n).map(|_| (random.next_u64() >> 16) as u16).collect()
 }
 
 pub fn node(name: impl Into<String>, choices: Vec<TableChoice>) -> TableNode {

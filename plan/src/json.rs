@@ -1,0 +1,57 @@
+//! JSON text into typed values, with the field that an error is in.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Deserializer;
+use serde_json::de::Read;
+
+use crate::Defect;
+
+/// Reads a JSON document that is one value.
+///
+/// # Errors
+/// The first defect: a syntax error, a wrong type, an unknown or missing field, or text after the value. Its field
+/// is the path of the value it is in (`blocks.default.all`), empty for the document itself.
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, Defect> {
+    let mut deserializer = Deserializer::from_str(text);
+    let value = read_value(&mut deserializer)?;
+    deserializer.end().map_err(|error| Defect::new("", error.to_string()))?;
+    Ok(value)
+}
+
+/// Reads the next value of a deserializer, and nothing after it.
+///
+/// # Errors
+/// As [`read`], without regard to what follows the value.
+pub fn read_value<'de, T, R>(deserializer: &mut Deserializer<R>) -> Result<T, Defect>
+where
+    T: Deserialize<'de>,
+    R: Read<'de>,
+{
+    serde_path_to_error::deserialize(deserializer).map_err(|error| {
+        let path = error.path().to_string();
+        // The tracker writes the document itself as ".".
+        let field = if path == "." { String::new() } else { path };
+        Defect::new(field, error.into_inner().to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_field() {
+        #[derive(Debug, Deserialize)]
+        #[allow(dead_code, reason = "read for its errors")]
+        struct Outer {
+            items: Vec<u8>,
+        }
+        let field = |text: &str| read::<Outer>(text).unwrap_err().field;
+        assert_eq!(field(r#"{"items": [1, -2]}"#), "items[1]");
+        assert_eq!(field("[]"), "");
+        assert_eq!(field(r#"{"items": []} {}"#), "");
+        let mut two_values = Deserializer::from_str(r#"{"items": []} {}"#);
+        assert!(read_value::<Outer, _>(&mut two_values).is_ok());
+    }
+}
