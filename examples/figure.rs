@@ -10,8 +10,7 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use narrows_cost_model::profile;
-use narrows_cost_model::simulate::Breakdown;
+use narrows_cost_model::{Breakdown, profile};
 use narrows_plan::Defects;
 use narrows_plan::model::presets;
 use narrows_plan::strategy::{Baseline, Rules};

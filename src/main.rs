@@ -16,7 +16,6 @@ mod output;
 mod processes;
 mod report;
 mod tokenize;
-mod validate;
 
 fn main() -> std::process::ExitCode {
     commands::main(std::env::args_os())

@@ -11,7 +11,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ("narrows-plan", &[]),
     ("narrows-profiles", &[]),
     ("narrows-cost-model", &["narrows-plan", "narrows-profiles"]),
-    ("narrows-calibration", &["narrows-cost-model", "narrows-plan"]),
+    ("narrows-calibration", &["narrows-cost-model", "narrows-plan", "narrows-planner"]),
     ("narrows-planner", &["narrows-cost-model", "narrows-plan"]),
     ("narrows-runtime", &["narrows-plan"]),
     ("narrows-cluster", &["narrows-plan", "narrows-runtime"]),

@@ -1,8 +1,8 @@
 //! A fit finds the machine that made its measurements.
 
-use narrows_calibration::fit::{CpuMachine, profile, steps, with_steps};
-use narrows_cost_model::interval::{ErrorModel, SplitMix64};
-use narrows_cost_model::price::measured::KernelClass;
+use narrows_calibration::fit::{CpuMachine, fit_cpu_profile, step_error, with_step_error};
+use narrows_cost_model::KernelClass;
+use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
     MeasuredPoint, Provenance, ProvenanceKind, Repeatability, preset,
 };
@@ -11,6 +11,7 @@ use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
 };
 use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, DType, Mesh};
 
 fn machine() -> CpuMachine {
@@ -87,7 +88,7 @@ fn measurements(truth: &Profile, noise: impl Fn(usize) -> f64) -> Vec<MeasuredPo
                 continue;
             }
             let sharing = if link { 1.0 } else { devices as f64 };
-            let time_s = prices.kernel(&kernel).0 * sharing * noise(points.len());
+            let time_s = prices.kernel_time(&kernel).0 * sharing * noise(points.len());
             points.push(MeasuredPoint { kernel, devices, time_s, spread: 0.0 });
         }
     }
@@ -99,7 +100,7 @@ fn truth() -> Profile {
     file.gemm.efficiency_max = 0.9;
     file.gemm.start_s = 4e-6;
     file.gemm.tile_overhead_elements = 2.0;
-    file.passes.start_s = 3e-6;
+    file.fused.start_s = 3e-6;
     file.links.intra_node.fill_s = 15e-6;
     file.resolve().unwrap()
 }
@@ -116,25 +117,25 @@ fn furthest(fitted: &Profile, truth: &Profile) -> f64 {
         Prices::new(fitted, Executor::Captured, &mesh(1)),
         Prices::new(truth, Executor::Captured, &mesh(1)),
     );
-    let apart = |kernel| (fitted.kernel(kernel).0 / truth.kernel(kernel).0).ln().abs();
+    let apart = |kernel| (fitted.kernel_time(kernel).0 / truth.kernel_time(kernel).0).ln().abs();
     between.iter().map(apart).fold(0.0, f64::max)
 }
 
 #[test]
 fn a_machine_is_found_again() {
     let truth = truth();
-    let fitted = profile(&machine(), measurements(&truth, |_| 1.0), None).unwrap();
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth, |_| 1.0), None).unwrap();
     let prices = |devices| Prices::new(&fitted, Executor::Captured, &mesh(devices));
     for point in measurements(&truth, |_| 1.0) {
-        let priced = prices(point.devices).kernel(&point.kernel).0;
+        let priced = prices(point.devices).kernel_time(&point.kernel).0;
         assert!((priced / point.time_s).ln().abs() < 0.05, "{point:?}: {priced}");
-        assert!(!prices(point.devices).unmeasured(&point.kernel));
+        assert!(!prices(point.devices).is_unmeasured(&point.kernel));
     }
     assert!(furthest(&fitted, &truth) < 0.25, "{}", furthest(&fitted, &truth));
     let file = fitted.file();
-    assert!((file.passes.start_s / 3e-6).ln().abs() < 0.5, "{}", file.passes.start_s);
+    assert!((file.fused.start_s / 3e-6).ln().abs() < 0.5, "{}", file.fused.start_s);
     assert_eq!(file.gemm.provenance.kind, ProvenanceKind::Measured);
-    assert!(fitted.assumed().iter().all(|path| !path.starts_with("gemm")));
+    assert!(fitted.assumed_paths().iter().all(|path| !path.starts_with("gemm")));
 }
 
 /// Whatever was measured, prices are positive and finite, and no product beats the peak.
@@ -143,12 +144,12 @@ fn noise_makes_no_nonsense() {
     let truth = truth();
     let noise =
         |index: usize| if index.is_multiple_of(7) { 5.0 } else { 1.0 + (index % 3) as f64 / 5.0 };
-    let fitted = profile(&machine(), measurements(&truth, noise), None).unwrap();
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth, noise), None).unwrap();
     for devices in [1, 2, 64] {
         let prices = Prices::new(&fitted, Executor::Captured, &mesh(devices));
         for log in 0..40 {
             for kernel in [product(1 << log.min(20), 64, 8), pass(1 << log), all_reduce(1 << log)] {
-                let price = prices.kernel(&kernel).0;
+                let price = prices.kernel_time(&kernel).0;
                 assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
                 if let Kernel::Gemm(gemm) = &kernel {
                     let peak = fitted.peak_flops_per_s(DType::F32);
@@ -161,16 +162,16 @@ fn noise_makes_no_nonsense() {
 
 #[test]
 fn what_was_not_measured_is_less_certain() {
-    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let prices = Prices::new(&fitted, Executor::Captured, &mesh(1));
     let (near, far) = (product(256, 256, 300), product(1 << 16, 1 << 16, 256));
-    assert!(!prices.unmeasured(&near) && prices.unmeasured(&far));
+    assert!(!prices.is_unmeasured(&near) && prices.is_unmeasured(&far));
     assert!(prices.relative_half_width(&far) > 2.0 * prices.relative_half_width(&near));
 }
 
 #[test]
 fn nothing_is_no_measurement() {
-    let defects = profile(&machine(), vec![], None).unwrap_err();
+    let defects = fit_cpu_profile(&machine(), vec![], None).unwrap_err();
     assert!(defects.to_string().contains("measured.points"), "{defects}");
 }
 
@@ -191,7 +192,7 @@ fn drawn(random: &mut SplitMix64, groups: usize, of_group: f64, of_plan: f64) ->
 /// The interval of a step covers nine in ten of the next groups' plans, however errors divide.
 #[test]
 fn intervals_of_compared_steps_cover_the_next_group() {
-    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let near = [(product(256, 256, 256), 3.0), (pass(1 << 12), 5.0)];
     let mut random = SplitMix64::new(7);
     for (of_group, of_plan) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
@@ -200,9 +201,10 @@ fn intervals_of_compared_steps_cover_the_next_group() {
             let mut groups = drawn(&mut random, 7, of_group, of_plan);
             let next = groups.pop().unwrap();
             let seen: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
-            let compared = with_steps(&fitted, steps(&seen, closed_loop()).unwrap()).unwrap();
+            let compared =
+                with_step_error(&fitted, step_error(&seen, closed_loop()).unwrap()).unwrap();
             let spread = ErrorModel::new(&compared, Executor::Captured, &mesh(1));
-            let [low, high] = spread.of_step(&near);
+            let [low, high] = spread.step_interval(&near);
             inside += next.iter().filter(|error| (low..=high).contains(&error.exp())).count();
             all += next.len();
         }
@@ -215,17 +217,18 @@ fn intervals_of_compared_steps_cover_the_next_group() {
 /// Without a comparison the assumption stands; with one, only what is far away adds to it.
 #[test]
 fn what_was_compared_takes_the_place_of_what_is_assumed() {
-    let fitted = profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
+    let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let assumed = fitted.file().executors.captured.step_error.as_ref().unwrap();
     assert_eq!((assumed.half_width_90, assumed.provenance.kind), (0.08, ProvenanceKind::Assumed));
-    assert!(fitted.assumed().contains(&"executors.captured.step_error".to_string()));
+    assert!(fitted.assumed_paths().contains(&"executors.captured.step_error".to_string()));
     let groups = [[0.2, -0.1], [0.15, 0.18], [-0.2, -0.17]];
     let groups: Vec<&[f64]> = groups.iter().map(|group| &group[..]).collect();
-    let error = steps(&groups, closed_loop()).unwrap();
-    let compared = with_steps(&fitted, error.clone()).unwrap();
-    assert!(!compared.assumed().contains(&"executors.captured.step_error".to_string()));
+    let error = step_error(&groups, closed_loop()).unwrap();
+    let compared = with_step_error(&fitted, error.clone()).unwrap();
+    assert!(!compared.assumed_paths().contains(&"executors.captured.step_error".to_string()));
     let width = |profile: &Profile, executor, kernel: Kernel| {
-        let [low, high] = ErrorModel::new(profile, executor, &mesh(1)).of_step(&[(kernel, 1.0)]);
+        let [low, high] =
+            ErrorModel::new(profile, executor, &mesh(1)).step_interval(&[(kernel, 1.0)]);
         (high / low).ln() / 2.0
     };
     let (near, far) = (product(256, 256, 256), product(1 << 16, 1 << 16, 256));
@@ -234,29 +237,32 @@ fn what_was_compared_takes_the_place_of_what_is_assumed() {
     assert!(width(&compared, Executor::Captured, far) > near_width);
     let eager = |profile| width(profile, Executor::Eager, near.clone());
     assert_eq!(eager(&compared), eager(&fitted), "nobody compared an eager executor");
-    assert!(steps(&groups[..1], closed_loop()).is_none(), "one group says nothing of the next");
-    let busy = steps(&[&[7.0], &[-7.0], &[7.0]], closed_loop()).unwrap();
+    assert!(
+        step_error(&groups[..1], closed_loop()).is_none(),
+        "one group says nothing of the next"
+    );
+    let busy = step_error(&[&[7.0], &[-7.0], &[7.0]], closed_loop()).unwrap();
     assert!(busy.half_width_90 > 1000.0, "no cap hides how far they are off: {busy:?}");
-    assert!(with_steps(&fitted, busy).is_ok());
-    let exact = steps(&[&[0.0], &[0.0]], closed_loop()).unwrap();
-    assert!(exact.half_width_90 >= 0.03 && with_steps(&fitted, exact).is_ok());
+    assert!(with_step_error(&fitted, busy).is_ok());
+    let exact = step_error(&[&[0.0], &[0.0]], closed_loop()).unwrap();
+    assert!(exact.half_width_90 >= 0.03 && with_step_error(&fitted, exact).is_ok());
 }
 
 #[test]
 fn a_busy_machine_is_told_and_changes_no_price_of_a_kernel() {
     let found = |undisturbed| {
-        let of = Repeatability::of(&measurements(&truth(), |_| 1.0), 2, undisturbed);
-        profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
+        let of = Repeatability::from_points(&measurements(&truth(), |_| 1.0), 2, undisturbed);
+        fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
     };
     let (quiet, busy) = (found(0.96), found(0.4));
     assert_eq!(quiet.warning(), None);
     let warning = busy.warning().unwrap();
     assert!(warning.contains("`invented` was measured on a busy machine"), "{warning}");
-    let factor = |profile: &Profile| profile.launching(Executor::Captured).step_factor;
+    let factor = |profile: &Profile| profile.launch_costs(Executor::Captured).step_factor;
     assert!((factor(&quiet) - 1.0 / 0.96).abs() < 1e-9 && factor(&busy) == 1.25);
     for profile in [&quiet, &busy] {
         // Nothing says that steps launched one by one are shorter, or more certain.
-        let eager = profile.launching(Executor::Eager);
+        let eager = profile.launch_costs(Executor::Eager);
         assert!(eager.step_factor == factor(profile) && eager.step_error.is_some(), "{eager:?}");
     }
     let mut alike = busy.file().clone();

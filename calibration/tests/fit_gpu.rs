@@ -1,8 +1,8 @@
 //! A fit finds the GPUs that made its measurements, on meshes of one device, of two, and of a whole node.
 
-use narrows_calibration::fit::gpu::{GpuMachine, GpuModel, MeasuredStep, profile};
+use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep, fit_gpu_profile};
+use narrows_cost_model::KernelClass;
 use narrows_cost_model::interval::ErrorModel;
-use narrows_cost_model::price::measured::KernelClass;
 use narrows_cost_model::profile::{
     EfficiencyPoint, MeasuredPoint, NodeWiring, ProfileFile, ProvenanceKind, preset, read,
 };
@@ -26,7 +26,13 @@ fn machine(name: &str, per_node: u32) -> GpuMachine {
         name: "gpu-measured".into(),
         title: format!("{name}, driver 13.0"),
         description: "GPUs that a formula is.".into(),
-        gpu: GpuModel { name: name.into(), capability, multiprocessors, memory, per_node },
+        gpu: GpuModel {
+            name: name.into(),
+            capability,
+            multiprocessors,
+            memory,
+            devices_per_node: per_node,
+        },
         source: "a test".into(),
         date: "2026-11-21".into(),
     }
@@ -109,8 +115,8 @@ fn truth(per_node: u32) -> Profile {
     file.gemm.start_s = 3.2e-6;
     file.gemm.memory_efficiency = 0.7;
     file.gemm.exposed_epilogue = 1.4;
-    file.passes.efficiency = 0.77;
-    file.passes.start_s = 2.4e-6;
+    file.fused.efficiency = 0.77;
+    file.fused.start_s = 2.4e-6;
     file.attention.start_s = 5e-6;
     for point in file.attention.forward.iter_mut().chain(&mut file.attention.backward) {
         point.efficiency *= 0.8;
@@ -126,7 +132,7 @@ fn truth(per_node: u32) -> Profile {
 /// What the truth takes for a kernel itself, on a mesh of so many devices.
 fn alone(truth: &Profile, kernel: &Kernel, devices: u64) -> f64 {
     let prices = Prices::new(truth, Executor::Captured, &mesh(devices));
-    prices.kernel(kernel).0 - prices.launch_gap().0
+    prices.kernel_time(kernel).0 - prices.launch_gap().0
 }
 
 fn point(truth: &Profile, kernel: Kernel, devices: u64) -> MeasuredPoint {
@@ -154,7 +160,7 @@ fn steps() -> Vec<MeasuredStep> {
 
 fn fitted(meshes: &[u64], per_node: u32) -> (Profile, Profile) {
     let truth = truth(per_node);
-    let found = profile(&h100(per_node), points(&truth, meshes), &steps(), None).unwrap();
+    let found = fit_gpu_profile(&h100(per_node), points(&truth, meshes), &steps(), None).unwrap();
     (truth, found)
 }
 
@@ -178,12 +184,12 @@ fn gpus_are_found_again() {
                 _ => vec![1, 2, 8, 64],
             };
             for devices in on {
-                let [priced, wanted] = both(devices).map(|of| of.kernel(&kernel).0);
+                let [priced, wanted] = both(devices).map(|of| of.kernel_time(&kernel).0);
                 assert!(
                     apart(priced, wanted) < 0.02,
                     "{meshes:?}, {devices}: {kernel:?} {priced} {wanted}"
                 );
-                assert!(!both(devices)[0].unmeasured(&kernel), "{kernel:?}");
+                assert!(!both(devices)[0].is_unmeasured(&kernel), "{kernel:?}");
             }
         }
         let most = meshes.iter().copied().max().unwrap();
@@ -198,7 +204,7 @@ fn gpus_are_found_again() {
             between.extend([(collective(kind, 3 << 20, most, 1), most), (transfer(3 << 20), most)]);
         }
         for (kernel, devices) in between {
-            let [priced, wanted] = both(devices).map(|of| of.kernel(&kernel).0);
+            let [priced, wanted] = both(devices).map(|of| of.kernel_time(&kernel).0);
             assert!(apart(priced, wanted) < 0.1, "{meshes:?}: {kernel:?} {priced} {wanted}");
         }
         let [file, wanted] = [&found, &truth].map(Profile::file);
@@ -208,8 +214,8 @@ fn gpus_are_found_again() {
         };
         near("gemm.efficiency_max", |f| f.gemm.efficiency_max, 0.06);
         near("gemm.start_s", |f| f.gemm.start_s, 0.3);
-        near("passes.efficiency", |f| f.passes.efficiency, 0.04);
-        near("passes.start_s", |f| f.passes.start_s, 0.1);
+        near("passes.efficiency", |f| f.fused.efficiency, 0.04);
+        near("passes.start_s", |f| f.fused.start_s, 0.1);
         let directions: [fn(&ProfileFile) -> &[EfficiencyPoint]; 2] =
             [|f| &f.attention.forward, |f| &f.attention.backward];
         for curve in directions {
@@ -236,7 +242,7 @@ fn numbers_say_where_they_come_from() {
     for (found, links) in [(&one, false), (&several, true)] {
         let file = found.file();
         for provenance in
-            [&file.gemm.provenance, &file.passes.provenance, &file.attention.provenance]
+            [&file.gemm.provenance, &file.fused.provenance, &file.attention.provenance]
         {
             assert_eq!(provenance.kind, ProvenanceKind::Measured);
             assert!(provenance.source.contains("fitted") && provenance.source.contains("a test"));
@@ -263,15 +269,15 @@ fn another_gpu_is_nearest_to_something() {
     let mut points = points(&truth, &[1]);
     points.iter_mut().for_each(|point| point.time_s /= 4.0);
     let other = machine("NVIDIA B300", 1);
-    assert_eq!(other.gpu.preset(), ("h100-sxm", false));
-    let found = profile(&other, points.clone(), &steps(), None).unwrap();
+    assert_eq!(other.gpu.nearest_preset(), ("h100-sxm", false));
+    let found = fit_gpu_profile(&other, points.clone(), &steps(), None).unwrap();
     let device = &found.file().device;
     assert_eq!(device.provenance.kind, ProvenanceKind::Assumed);
-    assert!(device.provenance.source.contains("the most that was reached"), "{device:?}");
-    assert!(found.assumed().contains(&"links.inter_node".to_owned()));
+    assert!(device.provenance.source.contains("the rate that was reached"), "{device:?}");
+    assert!(found.assumed_paths().contains(&"links.inter_node".to_owned()));
     let prices = Prices::new(&found, Executor::Captured, &mesh(1));
     for MeasuredPoint { kernel, time_s, .. } in points {
-        let priced = prices.kernel(&kernel).0 - prices.launch_gap().0;
+        let priced = prices.kernel_time(&kernel).0 - prices.launch_gap().0;
         assert!(apart(priced, time_s) < 0.05, "{kernel:?}: {priced}, not {time_s}");
     }
 }
@@ -281,7 +287,8 @@ fn presets_are_found_by_name() {
     let named = |name: &str, memory: u64, per_node| {
         let (capability, multiprocessors) = ((8, 0), 108);
         let (name, memory) = (name.into(), Bytes(memory << 30));
-        GpuModel { name, capability, multiprocessors, memory, per_node }.preset()
+        GpuModel { name, capability, multiprocessors, memory, devices_per_node: per_node }
+            .nearest_preset()
     };
     for (name, memory, per_node, wanted) in [
         ("NVIDIA A100-SXM4-40GB", 39, 4, ("a100-40gb", true)),
@@ -303,14 +310,14 @@ fn nodes_are_kept_apart() {
     let crossing = collective(CollectiveKind::AllReduce, 1 << 24, 4, 1);
     let of_two = collective(CollectiveKind::AllReduce, 1 << 24, 2, 1);
     let on_four = Prices::new(&found, Executor::Captured, &mesh(4));
-    assert!(on_four.unmeasured(&crossing) && !on_four.unmeasured(&of_two));
+    assert!(on_four.is_unmeasured(&crossing) && !on_four.is_unmeasured(&of_two));
     let wanted = alone(&truth, &of_two, 2);
-    let inside = on_four.kernel(&of_two).0 - on_four.launch_gap().0;
+    let inside = on_four.kernel_time(&of_two).0 - on_four.launch_gap().0;
     assert!(apart(inside, wanted) < 0.02, "{inside} {wanted}");
     let mut with = points(&truth, &[1, 2]);
     with.push(MeasuredPoint { kernel: crossing, devices: 4, time_s: 1.0, spread: 0.0 });
     let machine = h100(2);
-    let again = profile(&machine, with, &steps(), None).unwrap();
+    let again = fit_gpu_profile(&machine, with, &steps(), None).unwrap();
     assert_eq!(again.file().measured, found.file().measured, "it is left out");
 }
 
@@ -321,11 +328,11 @@ fn gaps_are_the_executors() {
     let of = |executor| Prices::new(&found, executor, &mesh(1));
     let [captured, eager] = [Executor::Captured, Executor::Eager].map(of);
     let product = product(4096, 1024, 1024);
-    let more = eager.kernel(&product).0 - captured.kernel(&product).0;
+    let more = eager.kernel_time(&product).0 - captured.kernel_time(&product).0;
     assert!((more - (GAPS_S[1] - GAPS_S[0])).abs() < 1e-9, "{more}");
     // Two launches, and twice the traffic.
     let pass = pass(1 << 26);
-    assert!(eager.kernel(&pass).0 > 1.8 * captured.kernel(&pass).0);
+    assert!(eager.kernel_time(&pass).0 > 1.8 * captured.kernel_time(&pass).0);
 }
 
 /// The noise of a measurement is in the intervals, and makes no nonsense.
@@ -337,12 +344,12 @@ fn noise_widens_intervals() {
         for (index, point) in points.iter_mut().enumerate() {
             point.time_s *= 1.0 + size * [0.0, 1.0, -0.7, 0.4, -0.2][index % 5];
         }
-        profile(&h100(8), points, &steps(), None).unwrap()
+        fit_gpu_profile(&h100(8), points, &steps(), None).unwrap()
     };
     let [quiet, loud] = [noisy(0.0), noisy(0.3)];
     let width = |profile: &Profile| {
         let spread = ErrorModel::new(profile, Executor::Captured, &mesh(1));
-        let [low, high] = spread.of_kernels(&[(product(4096, 1024, 1024), 1.0)]);
+        let [low, high] = spread.kernels_interval(&[(product(4096, 1024, 1024), 1.0)]);
         high / low
     };
     assert!(width(&loud) > 1.2 * width(&quiet), "{} {}", width(&loud), width(&quiet));
@@ -352,7 +359,8 @@ fn noise_widens_intervals() {
             (pass(1 << log), 1),
             (collective(CollectiveKind::AllReduce, 1 << log, 8, 1), 8),
         ] {
-            let price = Prices::new(&loud, Executor::Captured, &mesh(devices)).kernel(&kernel).0;
+            let price =
+                Prices::new(&loud, Executor::Captured, &mesh(devices)).kernel_time(&kernel).0;
             assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
         }
     }
@@ -360,7 +368,7 @@ fn noise_widens_intervals() {
 
 #[test]
 fn nothing_is_no_measurement() {
-    let defects = profile(&h100(1), vec![], &[], None).unwrap_err();
+    let defects = fit_gpu_profile(&h100(1), vec![], &[], None).unwrap_err();
     assert!(defects.to_string().contains("measured.points"), "{defects}");
 }
 
@@ -370,7 +378,7 @@ fn a_node_is_as_large_as_it_is() {
     let truth = truth(8);
     let mut machine = machine("NVIDIA A100-SXM4-80GB", 8);
     machine.gpu.capability = (8, 0);
-    let found = profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
+    let found = fit_gpu_profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
     let links = &found.file().links;
     assert_eq!((links.devices_per_node, links.intra_node.wiring), (8, NodeWiring::Switched));
 }

@@ -1,12 +1,13 @@
 //! Intervals: what they cover where the law and its noise are known, and when they are wider.
 
+use narrows_calibration::validation::Coverage;
+use narrows_calibration::{Bootstrap, bootstrap, independent_units};
 use narrows_cost_model::Executor;
-use narrows_cost_model::interval::{
-    Bootstrap, Coverage, ErrorModel, SplitMix64, around, bootstrap, each_alone,
-};
+use narrows_cost_model::interval::{ErrorModel, prediction_interval};
 use narrows_cost_model::profile::{Profile, ProfileFile, preset, preset_names};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, DType, Mesh};
 
 /// Sizes x, y and a time.
@@ -22,7 +23,7 @@ fn law(numbers: &[f64; 3], sizes: &[f64; 3]) -> f64 {
 /// Measurements with a relative error that is normal in its logarithm.
 fn drawn(random: &mut SplitMix64, count: usize, noise: f64) -> Vec<Row> {
     let mut row = || {
-        let sizes = [1.0, 1.0].map(|_: f64| (random.share() * 4.0).exp());
+        let sizes = [1.0, 1.0].map(|_: f64| (random.uniform() * 4.0).exp());
         let sizes = [sizes[0], sizes[1], 1.0];
         (sizes, law(&LAW, &sizes) * (noise * random.normal()).exp())
     };
@@ -64,7 +65,8 @@ impl Fitted {
             |numbers: &[f64; 3], row: usize| (rows[row].1 / law(numbers, &rows[row].0)).ln();
         let numbers = fit(rows, &vec![1.0; rows.len()]);
         let again = |times: &[f64]| fit(rows, times);
-        let bootstrap = bootstrap(&each_alone(rows.len()), draws, 7, &numbers, again, residual);
+        let bootstrap =
+            bootstrap(&independent_units(rows.len()), draws, 7, &numbers, again, residual);
         Fitted { numbers, bootstrap }
     }
 
@@ -73,7 +75,7 @@ impl Fitted {
         let draws: Vec<f64> =
             self.bootstrap.draws.iter().map(|numbers| (law(numbers, sizes) / own).ln()).collect();
         let residuals: Vec<f64> = self.bootstrap.residuals.iter().map(|(_, r)| *r).collect();
-        around(&draws, &residuals, scale).map(|logarithm| own * logarithm.exp())
+        prediction_interval(&draws, &residuals, scale).map(|logarithm| own * logarithm.exp())
     }
 }
 
@@ -89,7 +91,7 @@ fn nine_in_ten_lie_within_where_the_law_is_known() {
                 covered.push((time, fitted.interval(&sizes, 1.0)));
             }
         }
-        let share = Coverage::of(covered).share().unwrap();
+        let share = Coverage::count(covered).share().unwrap();
         println!("{count} measurements, noise {noise}: {:.1} % within", share * 100.0);
         assert!((0.85..=0.95).contains(&share), "{count} measurements: {share}");
     }
@@ -142,7 +144,8 @@ fn all_reduce(mib: u64, size: u64, stride: u64) -> Kernel {
 
 fn ratios(profile: &Profile, kernel: Kernel) -> [f64; 2] {
     let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
-    let [low, high] = ErrorModel::new(profile, Executor::Eager, &mesh).of_kernels(&[(kernel, 3.0)]);
+    let [low, high] =
+        ErrorModel::new(profile, Executor::Eager, &mesh).kernels_interval(&[(kernel, 3.0)]);
     assert!(low <= 1.0 && 1.0 <= high && low > 0.0 && high.is_finite(), "{low} {high}");
     [low, high]
 }
@@ -232,12 +235,12 @@ fn kernels_that_nobody_measured_are_named_by_their_share() {
         (all_reduce(0, 4, 1), 1.0),
     ];
     let a100 = preset("a100-80gb").unwrap();
-    let found = ErrorModel::new(&a100, Executor::Eager, &mesh).unmeasured(&kernels);
+    let found = ErrorModel::new(&a100, Executor::Eager, &mesh).unmeasured_kernels(&kernels);
     let named: Vec<&Kernel> = found.iter().map(|one| &one.kernel).collect();
     assert_eq!(named, [&kernels[2].0, &kernels[1].0]);
     assert!((0.3..0.4).contains(&found[0].share), "{found:?}");
     assert!(found.iter().all(|one| one.distance_octaves.unwrap() > 1.0));
     let h100 = preset("h100-sxm").unwrap();
     let h100 = ErrorModel::new(&h100, Executor::Eager, &mesh);
-    assert!(!h100.knows_shapes() && h100.unmeasured(&kernels).is_empty());
+    assert!(!h100.has_measured_shapes() && h100.unmeasured_kernels(&kernels).is_empty());
 }

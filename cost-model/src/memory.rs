@@ -1,9 +1,9 @@
-//! The bytes a choice costs a stage, as the solver counts them.
+//! The bytes of a choice, as the solver counts them.
 //!
-//! A block with f microbatches in flight holds `resident + f·kept` bytes: its parameters with their
-//! gradients and optimizer states, and for each microbatch the copies it keeps. What lives only
-//! during one pass is not the block's but the stage's; the arena of the lowered program counts it
-//! exactly, and the search gives the blocks that much less.
+//! A block with f microbatches in flight occupies `resident + f·kept` bytes: its parameters with their gradients and
+//! optimizer states, and for each microbatch the copies that are kept for the backward pass. Buffers that live within
+//! one pass belong to the stage and not to the block: the arena of the lowered program counts them exactly, and the
+//! search reduces the blocks' limit by them.
 
 use narrows_plan::Bytes;
 use narrows_plan::emit::copy_bytes;
@@ -11,17 +11,17 @@ use narrows_plan::graph::{Op, OpId, ValueId};
 use narrows_plan::strategy::{Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Dim, Layout};
 
-/// What one instance of a segment holds between its passes.
+/// Bytes that one instance of a segment occupies between its passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentBytes {
     /// Parameters, gradients and optimizer states.
     pub resident: Bytes,
-    /// Copies and statistics kept from a forward pass to its backward pass.
+    /// Copies and statistics kept from a forward pass to its backward pass, for one microbatch.
     pub kept: Bytes,
 }
 
 impl SegmentBytes {
-    /// With this many microbatches in flight.
+    /// The bytes with this many microbatches in flight.
     pub fn total(&self, in_flight: u64) -> Bytes {
         self.resident + self.kept * in_flight
     }
@@ -40,13 +40,13 @@ pub fn segment_bytes(
         bytes.kept += own.kept;
     }
     for id in space.segment.value_ids() {
-        bytes.kept += flow_kept(space, id, &chosen.flows[id.0 as usize]);
+        bytes.kept += flow_kept_bytes(space, id, &chosen.flows[id.0 as usize]);
     }
     bytes
 }
 
 /// The bytes of an op: its parameters, and the statistics that are always kept.
-pub fn op_bytes(
+pub(crate) fn op_bytes(
     space: &SegmentSpace,
     context: &Context,
     id: OpId,
@@ -61,10 +61,9 @@ pub fn op_bytes(
     SegmentBytes { resident, kept }
 }
 
-/// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between
-/// blocks is one tensor, whichever of both keeps it: each pays half, so that it never counts for
-/// more than it is.
-pub fn flow_kept(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
+/// The bytes of a value's copies that are kept for the backward pass. A latent that crosses between two blocks is one
+/// buffer although both may keep it: each counts half, so that the sum never exceeds the buffer.
+pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     let value = space.segment.value(id);
     let copies = flow.copies();
     let mut bytes = Bytes(0);
@@ -82,7 +81,7 @@ pub fn flow_kept(space: &SegmentSpace, id: ValueId, flow: &Flow) -> Bytes {
     bytes
 }
 
-/// Attention's row statistics live with its output.
+/// Bytes of attention's log-sum-exp of each row, which is kept with its output.
 fn log_sum_exp(space: &SegmentSpace, id: ValueId, layout: Layout) -> Bytes {
     let Some(op) = space.segment.value(id).producer else { return Bytes(0) };
     let Op::Attention(attention) = &space.segment.op(op).op else { return Bytes(0) };

@@ -1,11 +1,11 @@
 //! Prices the search space of a segment: every choice by the kernels of its templates.
 //!
 //! ```text
-//! time(op choice)  = m·(forward + backward + [redo]) + step
-//! time(flow)       = m·(forward reshards + redone reshards + backward reshards and sums)
+//! time(op choice)  = m·(forward + backward + [recompute]) + step
+//! time(flow)       = m·(forward reshards + recomputed reshards + backward reshards and sums)
 //! ```
-//! for one instance of the segment, m microbatches a step. The table's links say that layouts at
-//! the two ends of a port are the same, and that what the backward pass reads is kept or redone.
+//! for one instance of the segment, m microbatches a step. The table's links demand equal layouts at the two ends of
+//! a port, and that values read by the backward pass are kept or recomputed.
 
 use narrows_plan::emit::{
     InstrTemplate, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward,
@@ -15,26 +15,24 @@ use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
     Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, needs_input, needs_output,
 };
-use narrows_plan::{Bytes, EdgeLayout, Kernel, Layout, Seconds};
+use narrows_plan::{Bytes, EdgeLayout, Layout, Seconds};
 
-use crate::memory::{flow_kept, op_bytes};
+use crate::memory::{flow_kept_bytes, op_bytes};
+use crate::price::KernelPrice;
 use crate::table::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
 };
-
-/// What a kernel costs.
-pub type KernelPrice<'a> = &'a (dyn Fn(&Kernel) -> Seconds + Sync);
 
 /// The times of one instance of a segment under a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SegmentTime {
     /// Forward pass of one microbatch.
     pub forward: Seconds,
-    /// Backward pass of one microbatch, redoing included.
+    /// Backward pass of one microbatch, recomputation included.
     pub backward: Seconds,
     /// Once a step.
     pub step: Seconds,
-    /// Of the step phase, what waits for the norm of all gradients: the updates.
+    /// The part of `step` that needs the norm of all gradients: the updates.
     pub update: Seconds,
 }
 
@@ -52,9 +50,9 @@ impl SegmentTime {
     }
 }
 
-/// A segment's space with the times of a microbatch, which depend on the tensor axis and the
-/// microbatch alone. What happens once a step, the number of microbatches and the bytes are put in
-/// by [`table`](PricedSpace::table), for many meshes from one pricing.
+/// A segment's space with the times of one microbatch, which depend on the tensor axis and the microbatch alone.
+/// [`table`](PricedSpace::table) adds the step phase, the number of microbatches and the bytes, so that one pricing
+/// serves many meshes.
 #[derive(Clone, Debug)]
 pub struct PricedSpace {
     /// The space.
@@ -65,17 +63,17 @@ pub struct PricedSpace {
 }
 
 impl PricedSpace {
-    /// Prices every choice of a space.
+    /// Prices every choice of `space`.
     pub fn new(space: SegmentSpace, price: KernelPrice) -> PricedSpace {
-        let ops = space.segment.op_ids().map(|id| op_turns(&space, id, price)).collect();
+        let ops = space.segment.op_ids().map(|id| op_times(&space, id, price)).collect();
         let flows = space.segment.value_ids().map(|id| flow_times(&space, id, price)).collect();
         let links = links(&space);
         PricedSpace { space, ops, flows, links }
     }
 
-    /// The cost table in a context that shares the tensor axis and the microbatch. Nodes are the
-    /// ops, then the values, in their order. With `count_bytes`, two unlimited rows count what the
-    /// instance holds: [`RESIDENT`] and, for each microbatch in flight, [`KEPT`].
+    /// The cost table in a context of the same tensor axis and microbatch. Nodes are the ops, then the values, in
+    /// their order. With `count_bytes`, two rows without limits count the bytes of the instance: [`RESIDENT_ROW`] and,
+    /// for each microbatch in flight, [`KEPT_ROW`].
     pub fn table(&self, context: &Context, price: KernelPrice, count_bytes: bool) -> CostTable {
         let segment = &self.space.segment;
         let ops = segment.op_ids().map(|id| segment.op(id).name.clone());
@@ -92,16 +90,16 @@ impl PricedSpace {
         table
     }
 
-    /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node: all of it that
-    /// differs between contexts when bytes are not counted.
+    /// The times of the [`table`](PricedSpace::table)'s choices in seconds, by node: all that differs between contexts
+    /// when bytes are not counted.
     pub fn times(&self, context: &Context, price: KernelPrice) -> Vec<Vec<f64>> {
         let microbatches = context.workload.microbatches(&context.mesh);
         let of_op = |id: OpId| {
             let steps = op_steps(&self.space, context, id, price);
-            let time = |(option, turn): (&OpOption, &SegmentTime)| {
+            let time = |(option, time): (&OpOption, &SegmentTime)| {
                 let strategy = option.choice.strategy;
                 let step = steps.iter().find(|(s, _)| *s == strategy).map(|(_, step)| *step);
-                (turn.total(microbatches) + step.unwrap_or_default()).0
+                (time.total(microbatches) + step.unwrap_or_default()).0
             };
             let options = &self.space.ops[id.0 as usize];
             options.iter().zip(&self.ops[id.0 as usize]).map(time).collect()
@@ -112,9 +110,8 @@ impl PricedSpace {
         self.space.segment.op_ids().map(of_op).chain(self.flows.iter().map(of_value)).collect()
     }
 
-    /// The least and the most that decisions of the segment may spend once a step: bounds, since ops
-    /// are taken one by one.
-    pub fn step_range(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
+    /// A lower and an upper bound of the segment's time in the step phase, from each op's least and largest time.
+    pub fn step_time_bounds(&self, context: &Context, price: KernelPrice) -> [Seconds; 2] {
         let mut range = [Seconds(0.0); 2];
         for id in self.space.segment.op_ids() {
             let steps = op_steps(&self.space, context, id, price);
@@ -127,8 +124,8 @@ impl PricedSpace {
         range
     }
 
-    /// How many choices each node of the [`table`](PricedSpace::table) has.
-    pub fn sizes(&self) -> Vec<usize> {
+    /// The number of choices of each node of the [`table`](PricedSpace::table).
+    pub fn choice_counts(&self) -> Vec<usize> {
         self.ops.iter().chain(&self.flows).map(Vec::len).collect()
     }
 
@@ -138,7 +135,7 @@ impl PricedSpace {
     }
 }
 
-/// The once-a-step time of each strategy of an op.
+/// The time of each strategy of an op in the step phase.
 fn op_steps(
     space: &SegmentSpace,
     context: &Context,
@@ -156,7 +153,7 @@ fn op_steps(
     steps
 }
 
-/// What an op does once a step: the reductions of its gradients, and its updates.
+/// The step phase of an op: the reductions of its gradients, and its updates.
 fn step_time(
     space: &SegmentSpace,
     context: &Context,
@@ -176,7 +173,7 @@ fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
 }
 
 /// Forward and backward of one microbatch.
-fn op_turn(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
+fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice) -> SegmentTime {
     let (segment, context) = (&space.segment, &space.context);
     let choice = &option.choice;
     let mut time = SegmentTime {
@@ -200,8 +197,8 @@ fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice)
     }
 }
 
-fn op_turns(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
-    space.ops[id.0 as usize].iter().map(|option| op_turn(space, id, option, price)).collect()
+fn op_times(space: &SegmentSpace, id: OpId, price: KernelPrice) -> Vec<SegmentTime> {
+    space.ops[id.0 as usize].iter().map(|option| op_time(space, id, option, price)).collect()
 }
 
 fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<SegmentTime> {
@@ -209,21 +206,22 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
     let flows = &space.flows[id.0 as usize];
     let same =
         |a: &Flow, b: &Flow| (a.producer, a.primary, a.second) == (b.producer, b.primary, b.second);
-    let mut made: Vec<SegmentTime> = Vec::with_capacity(flows.len());
-    // Flows that differ only in what they save come one after the other.
-    for alike in flows.chunk_by(same) {
-        let first = &alike[0];
+    let mut times: Vec<SegmentTime> = Vec::with_capacity(flows.len());
+    // Flows that differ only in what they save are adjacent.
+    for group in flows.chunk_by(same) {
+        let first = &group[0];
         let forward = sum(&flow_forward(value, first, &space.context), price);
         let backward = sum(&flow_backward(value, first, &space.context), price);
-        let redo = |copy| sum(&copy_redo(value, first, copy, &space.context), price);
-        let redo: Vec<Seconds> = (0..first.saves.len()).map(redo).collect();
-        made.extend(alike.iter().map(|flow| {
-            let redone = flow.saves.iter().zip(&redo).filter(|(save, _)| **save == Save::Redone);
-            let redone: Seconds = redone.map(|(_, time)| *time).sum();
-            SegmentTime { forward, backward: backward + redone, ..SegmentTime::default() }
+        let recompute = |copy| sum(&copy_redo(value, first, copy, &space.context), price);
+        let recompute: Vec<Seconds> = (0..first.saves.len()).map(recompute).collect();
+        times.extend(group.iter().map(|flow| {
+            let recomputed =
+                flow.saves.iter().zip(&recompute).filter(|(save, _)| **save == Save::Redone);
+            let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
+            SegmentTime { forward, backward: backward + recomputed, ..SegmentTime::default() }
         }));
     }
-    made
+    times
 }
 
 /// The times of one instance of a segment under a choice: the sum over its kernels.
@@ -236,7 +234,7 @@ pub fn segment_time(
     let mut total = SegmentTime::default();
     for id in space.segment.op_ids() {
         let option = &chosen.ops[id.0 as usize];
-        total.add(op_turn(space, id, option, price));
+        total.add(op_time(space, id, option, price));
         let (reduce, update) = step_time(space, context, id, option.choice.strategy, price);
         total.step += reduce + update;
         total.update += update;
@@ -247,8 +245,8 @@ pub fn segment_time(
     total
 }
 
-/// Reads an assignment of the table back into choices of the space.
-pub fn decode(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
+/// The choices of the space for an assignment of its table.
+pub fn decode_assignment(space: &SegmentSpace, assignment: &[u32]) -> SegmentChoice {
     let (ops, flows) = assignment.split_at(space.ops.len());
     let mut chosen = SegmentChoice {
         ops: ops.iter().zip(&space.ops).map(|(&c, list)| list[c as usize].clone()).collect(),
@@ -283,7 +281,7 @@ fn links(space: &SegmentSpace) -> Vec<TableLink> {
     links
 }
 
-/// Makes the links between one value and the ops around it.
+/// Builds the links between one value and its producer and consumers.
 struct LinkBuilder<'a> {
     space: &'a SegmentSpace,
     value: ValueId,
@@ -298,12 +296,12 @@ impl LinkBuilder<'_> {
         &self.space.flows[self.value.0 as usize]
     }
 
-    fn make(&self, op: OpId, demand: Vec<Option<u8>>, offer: Vec<u64>) -> TableLink {
+    fn link(&self, op: OpId, demand: Vec<Option<u8>>, offer: Vec<u64>) -> TableLink {
         let to = TableNodeId(self.space.ops.len() as u32 + self.value.0);
         TableLink { from: TableNodeId(op.0), to, demand, offer }
     }
 
-    /// The op leaves the value in the flow's producer layouts; it is redone if the flow says so.
+    /// The op's output layouts are the flow's producer layouts, and the op is recomputed if the flow's first copy is.
     fn producer(&self, op: OpId, port: usize) -> TableLink {
         let mut keys: Vec<(EdgeLayout, bool)> = vec![];
         let mut key = |pair| index_of(&mut keys, pair);
@@ -317,7 +315,7 @@ impl LinkBuilder<'_> {
             .iter()
             .map(|flow| 1 << key((flow.producer, flow.saves[0] == Save::Redone)))
             .collect();
-        self.make(op, demand, offer)
+        self.link(op, demand, offer)
     }
 
     /// The op reads one of the flow's copies. The last consumer reads the primary one.
@@ -336,10 +334,10 @@ impl LinkBuilder<'_> {
                     .fold(0, |set, edge| set | 1 << key(edge))
             })
             .collect();
-        self.make(op, demand, offer)
+        self.link(op, demand, offer)
     }
 
-    /// What the op reads in the backward pass, or when redone, is there.
+    /// An input that the op reads in the backward pass, or when it is recomputed, is kept or recomputed.
     fn input_saved(&self, op: OpId, port: usize) -> TableLink {
         let node = self.space.segment.op(op);
         let mut keys: Vec<Layout> = vec![];
@@ -362,10 +360,10 @@ impl LinkBuilder<'_> {
                     .fold(0, |set, (layout, _)| set | 1 << key(layout))
             })
             .collect();
-        self.make(op, demand, offer)
+        self.link(op, demand, offer)
     }
 
-    /// The op's own output is there.
+    /// An output that the op reads in the backward pass is kept or recomputed.
     fn output_saved(&self, op: OpId) -> TableLink {
         let node = self.space.segment.op(op);
         let demand = self
@@ -375,22 +373,22 @@ impl LinkBuilder<'_> {
             .collect();
         let offer =
             self.flows().iter().map(|flow| u64::from(flow.saves[0] != Save::Dropped)).collect();
-        self.make(op, demand, offer)
+        self.link(op, demand, offer)
     }
 }
 
 fn index_of<T: PartialEq>(keys: &mut Vec<T>, key: T) -> u8 {
-    let found = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
+    let index = keys.iter().position(|known| *known == key).unwrap_or_else(|| {
         keys.push(key);
         keys.len() - 1
     });
-    u8::try_from(found).expect("a port has fewer than 64 layouts")
+    u8::try_from(index).expect("a port has fewer than 64 layouts")
 }
 
-/// The row of parameters, gradients and optimizer states.
-pub const RESIDENT: MemoryRowId = MemoryRowId(0);
-/// The row of what is kept from a forward pass to its backward pass.
-pub const KEPT: MemoryRowId = MemoryRowId(1);
+/// Memory row of parameters, gradients and optimizer states.
+pub const RESIDENT_ROW: MemoryRowId = MemoryRowId(0);
+/// Memory row of the activations kept from a forward pass to its backward pass.
+pub const KEPT_ROW: MemoryRowId = MemoryRowId(1);
 
 fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
     for name in ["resident bytes", "kept bytes"] {
@@ -402,14 +400,14 @@ fn add_rows(space: &SegmentSpace, context: &Context, table: &mut CostTable) {
     for (node, options) in space.ops.iter().enumerate() {
         for (option, choice) in options.iter().zip(&mut table.nodes[node].choices) {
             let bytes = op_bytes(space, context, OpId(node as u32), option);
-            count(choice, RESIDENT, bytes.resident);
-            count(choice, KEPT, bytes.kept);
+            count(choice, RESIDENT_ROW, bytes.resident);
+            count(choice, KEPT_ROW, bytes.kept);
         }
     }
     for (value, flows) in space.flows.iter().enumerate() {
         let choices = &mut table.nodes[space.ops.len() + value].choices;
         for (flow, choice) in flows.iter().zip(choices) {
-            count(choice, KEPT, flow_kept(space, ValueId(value as u32), flow));
+            count(choice, KEPT_ROW, flow_kept_bytes(space, ValueId(value as u32), flow));
         }
     }
 }

@@ -1,15 +1,14 @@
-//! Runs a program against the clock of a price list.
+//! Simulates the step of a program, kernel times given.
 //!
-//! Each device has one stream here: a stage's turns follow each other, a forward pass waits for the
-//! previous stage's and a backward pass for the next stage's. In the step phase stages meet wherever an
-//! instruction is a collective over the pipeline axis: nobody updates a weight before the norm of all
-//! stages' gradients is known. A meeting begins when the last of its stages has come. With one stage the
-//! step time is
+//! Each device has one stream: the passes of a stage follow each other, a forward pass waits for that of the previous
+//! stage and a backward pass for that of the next stage. In the step phase, stages synchronize wherever an instruction
+//! is a collective over the pipeline axis: no weight is updated before the norm of all stages' gradients is known. A
+//! synchronization begins when the last of its stages arrives. With one stage the step time is
 //!
 //! ```text
 //! m·(forward + backward) + step
 //! ```
-//! the sum over all instructions: the same sum the solver minimised.
+//! the sum over all instructions, which is the sum that the solver minimised.
 
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::kernel::FusedKind;
@@ -18,24 +17,24 @@ use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
 
-use crate::segment::KernelPrice;
+use crate::price::KernelPrice;
 
-/// What the time of a step is spent on. The parts add up to the step time.
+/// The time of a step by kind of work, in seconds. The parts add up to the step time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Breakdown {
-    /// Products.
+    /// GEMMs.
     pub gemm: f64,
     /// Attention.
     pub attention: f64,
-    /// Fused passes.
+    /// Fused ops, the optimizer's excluded.
     pub elementwise: f64,
-    /// Collectives that nothing hides.
+    /// Collectives that no computation hides.
     pub collective_exposed: f64,
-    /// Waiting for other stages.
+    /// Idle time of stages that wait for others.
     pub bubble: f64,
-    /// Gradient norm and AdamW.
+    /// Gradient norm across stages, and AdamW.
     pub optimizer: f64,
-    /// Transfers between stages.
+    /// P2P transfers between stages.
     pub other: f64,
 }
 
@@ -59,12 +58,12 @@ pub struct PassSpan {
 pub struct Timeline {
     /// From the first forward pass to the last update.
     pub step_time: Seconds,
-    /// Averages over the stages; they add up to the step time.
+    /// Averages over the stages, which add up to the step time.
     pub breakdown: Breakdown,
     /// Every pass of every stage.
     pub spans: Vec<PassSpan>,
-    /// Every stage's part in every meeting, in the order of its step phase.
-    pub meetings: Vec<StageSync>,
+    /// Every synchronization of every stage, in the order of the step phase.
+    pub stage_syncs: Vec<StageSync>,
 }
 
 /// Times of one stage's passes.
@@ -74,101 +73,104 @@ pub struct StageTime {
     pub forward: Seconds,
     /// Backward pass of a microbatch, transfers included.
     pub backward: Seconds,
-    /// Once a step, in order.
+    /// Parts of the step phase, in order.
     pub step: Vec<StepPart>,
 }
 
-/// A part of a stage's step phase.
+/// A part of a stage's step phase, between or during synchronizations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepPart {
-    /// Waits for no other stage.
-    Alone(Seconds),
-    /// A collective with other stages: its time once all of them are there.
-    Together(SyncedStages, Seconds),
+    /// Work of the stage alone.
+    Local(Seconds),
+    /// A collective with other stages: its time from the arrival of the last one.
+    Synchronized(SyncedStages, Seconds),
 }
 
-/// The stages that meet.
+/// The stages of a synchronization: `size` of them at distance `stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyncedStages {
     first: usize,
-    apart: usize,
+    stride: usize,
     size: usize,
 }
 
-/// A stage's part in a meeting.
+/// A synchronization as one stage sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageSync {
     /// The stage.
     pub stage: usize,
-    /// When it came.
+    /// When the stage arrives.
     pub arrival: Seconds,
-    /// When all of them were there and had done it.
+    /// When the collective ends, for all of its stages.
     pub end: Seconds,
 }
 
-/// A step that was played.
+/// A simulated step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimulatedStep {
     /// From the first forward pass to the last update.
     pub time: Seconds,
     /// Every pass of every stage.
     pub spans: Vec<PassSpan>,
-    /// Every stage's part in every meeting, in the order of its step phase.
-    pub meetings: Vec<StageSync>,
+    /// Every synchronization of every stage, in the order of the step phase.
+    pub stage_syncs: Vec<StageSync>,
 }
 
 impl SyncedStages {
-    /// All of so many stages.
+    /// All stages of a pipeline.
     pub fn all(stages: usize) -> SyncedStages {
-        SyncedStages { first: 0, apart: 1, size: stages }
+        SyncedStages { first: 0, stride: 1, size: stages }
     }
 
-    /// The first and the last of so many stages.
-    pub fn ends(stages: usize) -> SyncedStages {
-        SyncedStages { first: 0, apart: stages - 1, size: 2 }
+    /// The first and the last stage of a pipeline.
+    pub fn first_and_last(stages: usize) -> SyncedStages {
+        SyncedStages { first: 0, stride: stages - 1, size: 2 }
     }
 
-    /// The stages that meet `stage` in a collective, whose group is counted in devices.
-    fn of(stage: usize, group: &DeviceGroup, mesh: &Mesh) -> SyncedStages {
-        let apart = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
+    /// The stages of a collective that `stage` takes part in; strides of `group` are in devices.
+    fn containing(stage: usize, group: &DeviceGroup, mesh: &Mesh) -> SyncedStages {
+        let stride = (group.stride / mesh.group(Axis::Pipeline).stride) as usize;
         let size = group.size as usize;
-        let before = stage / apart % size;
-        SyncedStages { first: stage - before * apart, apart, size }
+        let before = stage / stride % size;
+        SyncedStages { first: stage - before * stride, stride, size }
     }
 
     fn stages(self) -> impl Iterator<Item = usize> {
-        (0..self.size).map(move |at| self.first + at * self.apart)
+        (0..self.size).map(move |at| self.first + at * self.stride)
     }
 }
 
 impl StepPart {
-    /// How long it takes, waiting aside.
+    /// Its time without waiting.
     pub fn time(&self) -> Seconds {
         match self {
-            StepPart::Alone(time) | StepPart::Together(_, time) => *time,
+            StepPart::Local(time) | StepPart::Synchronized(_, time) => *time,
         }
     }
 }
 
-/// The group of stages that an instruction waits for, if it is a collective among stages.
-pub fn meeting(instr: &Instr) -> Option<&DeviceGroup> {
+/// The device group of an instruction that synchronizes stages: a collective over the pipeline axis.
+pub fn stage_sync_group(instr: &Instr) -> Option<&DeviceGroup> {
     match &instr.action {
-        Action::Collective(exchange) if exchange.axis == Axis::Pipeline => Some(&exchange.group),
+        Action::Collective(collective) if collective.axis == Axis::Pipeline => {
+            Some(&collective.group)
+        }
         _ => None,
     }
 }
 
-/// Simulates a program that was proven. `price` must be the list for the program's mesh.
+/// Simulates a checked program. `price` must be for the program's mesh.
 pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
     let program = program.program();
     let mesh = &program.context.mesh;
-    let numbered = program.stages.iter().enumerate();
+    let indexed = program.stages.iter().enumerate();
     let stages: Vec<StageKernels> =
-        numbered.map(|(number, stage)| StageKernels::new(number, stage, mesh, price)).collect();
+        indexed.map(|(index, stage)| StageKernels::new(index, stage, mesh, price)).collect();
     let times: Vec<StageTime> = stages.iter().map(|costs| costs.time.clone()).collect();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     let schedules: Vec<_> = program.stages.iter().map(|s| s.schedule.as_slice()).collect();
-    let SimulatedStep { time: step_time, spans, meetings } = run_schedule(&times, &schedules);
+    let SimulatedStep { time: step_time, spans, stage_syncs } =
+        simulate_schedules(&times, &schedules);
     let mut breakdown = Breakdown::default();
     for costs in &stages {
         let busy = costs.time.forward + costs.time.backward;
@@ -177,65 +179,66 @@ pub fn simulate(program: &CheckedProgram, price: KernelPrice) -> Timeline {
         breakdown.add(&costs.parts(microbatches), 1.0 / stages.len() as f64);
         breakdown.bubble += (step_time - busy).0.max(0.0) / stages.len() as f64;
     }
-    Timeline { step_time, breakdown, spans, meetings }
+    Timeline { step_time, breakdown, spans, stage_syncs }
 }
 
-/// Plays the stages' schedules, and then their step phases.
-pub fn run_schedule(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
-    let (mut spans, mut meetings) = (vec![], vec![]);
-    let time = play(times, schedules, |span| spans.push(span), |met| meetings.push(met));
-    SimulatedStep { time, spans, meetings }
+/// Simulates the stages' schedules, and then their step phases.
+pub fn simulate_schedules(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> SimulatedStep {
+    let (mut spans, mut stage_syncs) = (vec![], vec![]);
+    let time =
+        simulate_passes(times, schedules, |span| spans.push(span), |sync| stage_syncs.push(sync));
+    SimulatedStep { time, spans, stage_syncs }
 }
 
-/// The same for the step time alone.
+/// The step time of [`simulate_schedules`], without its spans.
 pub fn schedule_time(times: &[StageTime], schedules: &[&[MicrobatchPass]]) -> Seconds {
-    play(times, schedules, |_| {}, |_| {})
+    simulate_passes(times, schedules, |_| {}, |_| {})
 }
 
-fn play(
+fn simulate_passes(
     times: &[StageTime],
     schedules: &[&[MicrobatchPass]],
-    mut each: impl FnMut(PassSpan),
-    met: impl FnMut(StageSync),
+    mut on_span: impl FnMut(PassSpan),
+    on_sync: impl FnMut(StageSync),
 ) -> Seconds {
     let stages = times.len();
-    let passes = schedules.first().map_or(0, |turns| turns.len());
-    // When each pass was done, by stage, direction and microbatch; negative while it is not.
-    let mut done = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
+    let passes = schedules.first().map_or(0, |passes| passes.len());
+    // When each pass ends, by stage, direction and microbatch; negative until it is simulated.
+    let mut ends = vec![[vec![-1.0_f64; passes], vec![-1.0_f64; passes]]; stages];
     let direction = |phase: Phase| usize::from(phase == Phase::Backward);
     let mut clock = vec![0.0_f64; stages];
     let mut next = vec![0_usize; stages];
     loop {
         let mut progressed = false;
         for stage in 0..stages {
-            while let Some(turn) = schedules[stage].get(next[stage]) {
-                let needs = match turn.phase {
+            while let Some(pass) = schedules[stage].get(next[stage]) {
+                let depends_on = match pass.phase {
                     Phase::Forward if stage > 0 => Some(stage - 1),
                     Phase::Backward if stage + 1 < stages => Some(stage + 1),
                     _ => None,
                 };
-                let ready = match needs {
+                let ready = match depends_on {
                     None => 0.0,
                     Some(other) => {
-                        let at = done[other][direction(turn.phase)][turn.microbatch as usize];
-                        if at < 0.0 {
+                        let end = ends[other][direction(pass.phase)][pass.microbatch as usize];
+                        if end < 0.0 {
                             break;
                         }
-                        at
+                        end
                     }
                 };
                 let begin = clock[stage].max(ready);
-                let length = match turn.phase {
+                let length = match pass.phase {
                     Phase::Forward => times[stage].forward,
                     _ => times[stage].backward,
                 };
                 let end = begin + length.0;
-                done[stage][direction(turn.phase)][turn.microbatch as usize] = end;
+                ends[stage][direction(pass.phase)][pass.microbatch as usize] = end;
                 clock[stage] = end;
                 next[stage] += 1;
                 progressed = true;
-                let (phase, microbatch) = (turn.phase, turn.microbatch);
-                each(PassSpan {
+                let (phase, microbatch) = (pass.phase, pass.microbatch);
+                on_span(PassSpan {
                     stage,
                     phase,
                     microbatch,
@@ -248,22 +251,26 @@ fn play(
             break;
         }
     }
-    let begun = clock.clone();
-    run_steps(times, &mut clock, met);
-    for (stage, (begin, end)) in begun.into_iter().zip(&clock).enumerate() {
+    let step_begins = clock.clone();
+    simulate_step_phases(times, &mut clock, on_sync);
+    for (stage, (begin, end)) in step_begins.into_iter().zip(&clock).enumerate() {
         let (begin, end) = (Seconds(begin), Seconds(*end));
-        each(PassSpan { stage, phase: Phase::Step, microbatch: 0, begin, end });
+        on_span(PassSpan { stage, phase: Phase::Step, microbatch: 0, begin, end });
     }
     Seconds(clock.into_iter().fold(0.0, f64::max))
 }
 
-/// Plays the step phases from each stage's clock on. A checked program's stages meet in one order.
-fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(StageSync)) {
+/// Simulates the step phases from each stage's clock on. The stages of a checked program synchronize in one order.
+fn simulate_step_phases(
+    times: &[StageTime],
+    clock: &mut [f64],
+    mut on_sync: impl FnMut(StageSync),
+) {
     let mut next = vec![0_usize; times.len()];
     let mut progressed = true;
     while std::mem::take(&mut progressed) {
         for stage in 0..times.len() {
-            while let Some(StepPart::Alone(time)) = times[stage].step.get(next[stage]) {
+            while let Some(StepPart::Local(time)) = times[stage].step.get(next[stage]) {
                 clock[stage] += time.0;
                 next[stage] += 1;
                 progressed = true;
@@ -271,17 +278,17 @@ fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(StageSy
         }
         for stage in 0..times.len() {
             let part = |stage: usize| times[stage].step.get(next[stage]);
-            let Some(StepPart::Together(members, _)) = part(stage) else { continue };
-            let here = |stage: usize| match part(stage) {
-                Some(StepPart::Together(theirs, time)) if theirs == members => Some(time.0),
+            let Some(StepPart::Synchronized(members, _)) = part(stage) else { continue };
+            let arrived = |stage: usize| match part(stage) {
+                Some(StepPart::Synchronized(others, time)) if others == members => Some(time.0),
                 _ => None,
             };
-            let lengths: Option<Vec<f64>> = members.stages().map(here).collect();
+            let lengths: Option<Vec<f64>> = members.stages().map(arrived).collect();
             let Some(lengths) = lengths else { continue };
             let begin = members.stages().map(|stage| clock[stage]).fold(0.0, f64::max);
             let end = begin + lengths.into_iter().fold(0.0, f64::max);
             for stage in members.stages() {
-                met(StageSync { stage, arrival: Seconds(clock[stage]), end: Seconds(end) });
+                on_sync(StageSync { stage, arrival: Seconds(clock[stage]), end: Seconds(end) });
                 clock[stage] = end;
                 next[stage] += 1;
             }
@@ -291,7 +298,7 @@ fn run_steps(times: &[StageTime], clock: &mut [f64], mut met: impl FnMut(StageSy
     debug_assert!(times.iter().zip(&next).all(|(time, next)| *next == time.step.len()));
 }
 
-/// A stage's kernels, priced and sorted.
+/// A stage's kernels, priced and summed by kind.
 struct StageKernels {
     time: StageTime,
     /// Per phase: forward, backward, step.
@@ -299,27 +306,27 @@ struct StageKernels {
 }
 
 impl StageKernels {
-    fn new(number: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> StageKernels {
+    fn new(index: usize, stage: &StageProgram, mesh: &Mesh, price: KernelPrice) -> StageKernels {
         let mut kinds = [Breakdown::default(); 3];
         let mut totals = [Seconds(0.0); 2];
-        let (mut step, mut alone) = (vec![], Seconds(0.0));
-        let phases = [&stage.forward, &stage.backward, &stage.step];
-        for (index, list) in phases.into_iter().enumerate() {
+        let (mut step, mut local) = (vec![], Seconds(0.0));
+        let phase_instructions = [&stage.forward, &stage.backward, &stage.step];
+        for (phase, list) in phase_instructions.into_iter().enumerate() {
             for instr in list {
                 let time = price(&instr.kernel());
-                *kinds[index].part(instr) += time.0;
-                match (totals.get_mut(index), meeting(instr)) {
+                *kinds[phase].part_mut(instr) += time.0;
+                match (totals.get_mut(phase), stage_sync_group(instr)) {
                     (Some(total), _) => *total += time,
-                    (None, None) => alone += time,
+                    (None, None) => local += time,
                     (None, Some(group)) => {
-                        step.push(StepPart::Alone(std::mem::take(&mut alone)));
-                        let members = SyncedStages::of(number, group, mesh);
-                        step.push(StepPart::Together(members, time));
+                        step.push(StepPart::Local(std::mem::take(&mut local)));
+                        let members = SyncedStages::containing(index, group, mesh);
+                        step.push(StepPart::Synchronized(members, time));
                     }
                 }
             }
         }
-        step.push(StepPart::Alone(alone));
+        step.push(StepPart::Local(local));
         let [forward, backward] = totals;
         StageKernels { time: StageTime { forward, backward, step }, kinds }
     }
@@ -334,7 +341,7 @@ impl StageKernels {
 }
 
 impl Breakdown {
-    /// All parts.
+    /// The sum of all parts.
     pub fn total(&self) -> f64 {
         self.gemm
             + self.attention
@@ -345,8 +352,8 @@ impl Breakdown {
             + self.other
     }
 
-    /// Every part so many times as long.
-    pub fn times(&self, factor: f64) -> Breakdown {
+    /// Every part times `factor`.
+    pub fn scaled(&self, factor: f64) -> Breakdown {
         let mut all = Breakdown::default();
         all.add(self, factor);
         all
@@ -362,14 +369,14 @@ impl Breakdown {
         self.other += other.other * times;
     }
 
-    fn part(&mut self, instr: &Instr) -> &mut f64 {
+    fn part_mut(&mut self, instr: &Instr) -> &mut f64 {
         match (instr.kernel(), &instr.action) {
             (Kernel::Gemm(_), _) => &mut self.gemm,
             (Kernel::Attention(_), _) => &mut self.attention,
             (Kernel::Fused(pass), _) if pass.kind == FusedKind::Optimizer => &mut self.optimizer,
             (Kernel::Fused(_), _) => &mut self.elementwise,
             (Kernel::Transfer(_), _) => &mut self.other,
-            // The square sum's collectives belong to the optimizer.
+            // Collectives over stages sum the squares of gradients, for the optimizer.
             (Kernel::Collective(_), Action::Collective(e)) if e.axis == Axis::Pipeline => {
                 &mut self.optimizer
             }

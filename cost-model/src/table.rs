@@ -1,9 +1,9 @@
-//! The priced search space, as numbers only: all a solver ever sees.
+//! The priced search space as numbers: a solver's only input.
 //!
-//! A [`CostTable`] is a factor graph. Every *node* (an op, or a tensor on its way from producer to
-//! consumers) takes exactly one of its *choices*. A *link* makes a choice of one node demand
-//! something of the choice of another: layouts must match, a tensor that the backward pass reads
-//! must be kept or recomputed. A *row* bounds the bytes alive at one point of the step.
+//! A [`CostTable`] is a factor graph. Every *node* (an op, or a value's flow from its producer to its consumers) takes
+//! exactly one of its *choices*. A *link* makes a choice of one node demand something of the choice of another:
+//! layouts must match, a tensor that the backward pass reads must be kept or recomputed. A *row* limits the bytes
+//! alive at one point of the step.
 //!
 //! ```text
 //! minimise    Σ time[node, choice]
@@ -25,9 +25,9 @@ pub struct MemoryRowId(pub u32);
 /// One alternative of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableChoice {
-    /// What it adds to the objective. Finite and not negative.
+    /// Its part of the objective. Finite and not negative.
     pub time: Seconds,
-    /// What it adds to each memory row it touches; each row at most once.
+    /// Its bytes in each memory row that it touches; each row at most once.
     pub bytes: Vec<(MemoryRowId, Bytes)>,
 }
 
@@ -40,25 +40,25 @@ pub struct TableNode {
     pub choices: Vec<TableChoice>,
 }
 
-/// An implication between two nodes. Keys are small numbers below 64, private to the link.
+/// An implication between the choices of two nodes. Keys are numbers below 64, private to the link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableLink {
     /// The node whose choice demands.
     pub from: TableNodeId,
     /// The node whose choice must offer.
     pub to: TableNodeId,
-    /// For each choice of `from`: the key it demands, if any.
+    /// The key that each choice of `from` demands, if any.
     pub demand: Vec<Option<u8>>,
-    /// For each choice of `to`: the set of keys it offers, as a bit mask.
+    /// The set of keys that each choice of `to` offers, as a bit mask.
     pub offer: Vec<u64>,
 }
 
 /// A memory limit at one point of the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryRow {
-    /// For messages: which point.
+    /// The point of the step, for messages.
     pub name: String,
-    /// The bytes that all choices together may use there.
+    /// The limit of the sum over all choices.
     pub limit: Bytes,
 }
 
@@ -73,7 +73,7 @@ pub struct CostTable {
     pub rows: Vec<MemoryRow>,
 }
 
-/// One choice for each node, by position.
+/// One choice for each node, by index.
 pub type Assignment = Vec<u32>;
 
 impl CostTable {

@@ -136,11 +136,11 @@ fn more_is_never_faster() {
     arbtest(|u| {
         let (prices, mesh) = any_prices(u)?;
         let (less, more) = pair(u, &mesh)?;
-        let (few, many) = (prices.kernel(&less).0, prices.kernel(&more).0);
+        let (few, many) = (prices.kernel_time(&less).0, prices.kernel_time(&more).0);
         assert!(few.is_finite() && few >= 0.0 && many.is_finite(), "{less:?}: {few}");
         // Sums in another order may differ in the last bits.
         assert!(few <= many * (1.0 + 1e-12), "{less:?}: {few}\n{more:?}: {many}");
-        assert_eq!(few, prices.kernel(&less).0);
+        assert_eq!(few, prices.kernel_time(&less).0);
         assert!(prices.relative_half_width(&less) >= 0.0);
         Ok(())
     })
@@ -154,7 +154,7 @@ fn no_product_beats_the_peak_or_the_bus() {
         let profile = preset(name).unwrap();
         let prices = Prices::new(&profile, Executor::Captured, &MESHES[0]);
         let (Kernel::Gemm(gemm), _) = gemms(u)? else { unreachable!() };
-        let seconds = prices.kernel(&Kernel::Gemm(gemm.clone())).0;
+        let seconds = prices.kernel_time(&Kernel::Gemm(gemm.clone())).0;
         assert!(gemm.flops().0 / seconds <= profile.peak_flops_per_s(gemm.input));
         let bandwidth = profile.file().device.memory_bandwidth_bytes_per_s;
         assert!(gemm.traffic().as_f64() / seconds <= bandwidth);
@@ -168,7 +168,7 @@ fn an_all_reduce_is_a_reduce_scatter_and_an_all_gather_at_most() {
         let (prices, mesh) = any_prices(u)?;
         let (payload, group) = (Bytes(size(u)? * size(u)?), group(u, &mesh)?);
         let price =
-            |kind| prices.kernel(&Kernel::Collective(Collective { kind, payload, group })).0;
+            |kind| prices.kernel_time(&Kernel::Collective(Collective { kind, payload, group })).0;
         let halves = price(CollectiveKind::ReduceScatter) + price(CollectiveKind::AllGather);
         // Across nodes NCCL's tuner adds a plateau to a ring all-reduce alone.
         assert!(price(CollectiveKind::AllReduce) <= halves * 1.4, "{payload} {group:?}");
@@ -182,9 +182,9 @@ fn absurd_sizes_stay_finite() {
     let huge = u64::MAX;
     let (input, output) = (DType::F32, DType::F32);
     let gemm = Gemm { m: huge, n: huge, k: huge, batch: huge, accumulate: true, input, output };
-    assert!(prices.kernel(&Kernel::Gemm(gemm)).0.is_finite());
+    assert!(prices.kernel_time(&Kernel::Gemm(gemm)).0.is_finite());
     let empty = Gemm { m: 0, n: 0, k: 0, batch: 0, accumulate: false, input, output };
-    assert!(prices.kernel(&Kernel::Gemm(empty)).0 < 2e-5);
+    assert!(prices.kernel_time(&Kernel::Gemm(empty)).0 < 2e-5);
     let group = DeviceGroup { axis: Axis::Data, size: huge, stride: huge };
     let kind = CollectiveKind::AllReduce;
     let collective = Collective { kind, payload: Bytes(huge), group };
@@ -193,7 +193,7 @@ fn absurd_sizes_stay_finite() {
         Executor::Eager,
         &Mesh { tensor: 64, pipeline: 1, data: 64 },
     );
-    assert!(wide.kernel(&Kernel::Collective(collective)).0.is_finite());
+    assert!(wide.kernel_time(&Kernel::Collective(collective)).0.is_finite());
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn alone_there_is_nothing_to_send() {
     let group = DeviceGroup { axis: Axis::Data, size: 1, stride: 4 };
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(1 << 20));
     let alone = Kernel::Collective(Collective { kind, payload, group });
-    assert_eq!(prices.kernel(&alone).0, 0.0);
+    assert_eq!(prices.kernel_time(&alone).0, 0.0);
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn crossing_nodes_costs_the_network() {
     let price = |axis, mib: u64| {
         let (kind, payload) = (CollectiveKind::AllReduce, Bytes(mib * Bytes::MIB));
         let kernel = Kernel::Collective(Collective { kind, payload, group: mesh.group(axis) });
-        (prices.kernel(&kernel).0, prices.relative_half_width(&kernel))
+        (prices.kernel_time(&kernel).0, prices.relative_half_width(&kernel))
     };
     let ((inside, narrow), (across, wide)) = (price(Axis::Tensor, 1024), price(Axis::Data, 1024));
     // Four sibling groups share four cards of 25 GB/s: one card each.
@@ -229,7 +229,7 @@ fn short_messages_take_a_protocol_of_low_latency() {
     let prices = Prices::new(&a100, Executor::Captured, &mesh);
     let (kind, payload) = (CollectiveKind::AllReduce, Bytes(16 << 10));
     let group = mesh.group(Axis::Tensor);
-    let price = prices.kernel(&Kernel::Collective(Collective { kind, payload, group })).0;
+    let price = prices.kernel_time(&Kernel::Collective(Collective { kind, payload, group })).0;
     // Ring and Simple alone would wait 8.4 + 14 · 3.4 = 56 µs; LL waits 6.6 + 14 · 0.6.
     assert!((14e-6..22e-6).contains(&price), "{price}");
 }
@@ -245,6 +245,6 @@ fn an_eager_executor_pays_for_every_operator() {
         unfused_traffic,
         unfused_launches,
     });
-    let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel(&pass).0;
+    let price = |executor| Prices::new(&a100, executor, &MESHES[0]).kernel_time(&pass).0;
     assert!(price(Executor::Eager) > 3.5 * price(Executor::Captured));
 }

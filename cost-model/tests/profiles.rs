@@ -188,7 +188,7 @@ fn a_busy_machine_is_as_uncertain_as_it_was() {
 fn all_defects_are_reported_at_once() {
     let mut file = preset("a100-80gb").unwrap().file().clone();
     file.gemm.efficiency_max = f64::NAN;
-    file.passes.efficiency = f64::INFINITY;
+    file.fused.efficiency = f64::INFINITY;
     file.links.intra_node.bandwidth_bytes_per_s = -1.0;
     file.attention.backward.clear();
     let fields: Vec<String> = file.resolve().unwrap_err().0.into_iter().map(|d| d.field).collect();
@@ -232,13 +232,13 @@ fn the_fingerprint_sees_numbers_only() {
 fn what_nobody_measured_is_labelled() {
     let h100 = preset("h100-sxm").unwrap();
     for group in ["gemm", "attention", "passes", "links.intra_node", "links.inter_node"] {
-        assert!(h100.assumed().iter().any(|path| path == group), "{group}");
+        assert!(h100.assumed_paths().iter().any(|path| path == group), "{group}");
     }
-    let network = preset("a100-80gb-8-4nic").unwrap().assumed();
+    let network = preset("a100-80gb-8-4nic").unwrap().assumed_paths();
     let of_network = |field: &str| network.contains(&format!("links.inter_node{field}"));
     assert!(!of_network("") && !of_network(".efficiency"), "fitted: {network:?}");
     assert!(of_network(".nics_per_node") && of_network(".bandwidth_bytes_per_s"), "{network:?}");
-    let a100 = preset("a100-80gb").unwrap().assumed();
+    let a100 = preset("a100-80gb").unwrap().assumed_paths();
     assert!(!a100.contains(&"gemm".to_string()));
     assert!(a100.contains(&"gemm.memory_efficiency".to_string()), "{a100:?}");
     assert!(a100.contains(&"links.intra_node.fill_half_bytes".to_string()), "{a100:?}");

@@ -4,8 +4,7 @@
 use std::ops::ControlFlow;
 
 use divan::{Bencher, black_box};
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::MemoryRowId;
+use narrows_cost_model::{CostTable, MemoryRowId};
 use narrows_plan::Bytes;
 use narrows_planner::solve::eliminate::{EliminationOrder, fastest, times};
 use narrows_planner::solve::exact::Exact;

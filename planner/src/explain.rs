@@ -397,7 +397,7 @@ fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
             peak,
             limit,
             unlimited_step_time: free.time
-                * request.profile.launching(request.executor).step_factor,
+                * request.profile.launch_costs(request.executor).step_factor,
             unlimited_peak: free.peak_arena(),
         },
         None => MemoryBinding::Slack { peak, limit },

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use indexmap::IndexMap;
 use narrows_cost_model::interval::{ErrorModel, UnmeasuredKernel};
-use narrows_cost_model::simulate::{Breakdown, simulate};
-use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_cost_model::{Breakdown, Executor, Prices, Profile, simulate};
 use narrows_plan::check::{CheckErrors, CheckedProgram};
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::emit::InstrTemplate;
@@ -95,16 +94,16 @@ pub fn predict_program(
 ) -> Prediction {
     let context = &resolved.context;
     let prices = Prices::new(profile, executor, &context.mesh);
-    let price = |kernel: &Kernel| prices.kernel(kernel);
+    let price = |kernel: &Kernel| prices.kernel_time(kernel);
     let timeline = simulate(program, &price);
     let program = program.program();
-    let factor = profile.launching(executor).step_factor;
+    let factor = profile.launch_costs(executor).step_factor;
     let step = timeline.step_time * factor;
     let kernels = kernels(program);
     let spread = ErrorModel::new(profile, executor, &context.mesh);
-    let interval = spread.of_step(&kernels);
+    let interval = spread.step_interval(&kernels);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
-    let peak = profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
+    let peak = profile.total_peak_flops_per_s(context.mesh.devices(), context.compute());
     let flops =
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {
@@ -113,11 +112,11 @@ pub fn predict_program(
         tokens_per_s: tokens / step.0,
         mfu: flops / (peak * step.0),
         peak_memory_bytes: program.stages.iter().map(|stage| stage.arena.0).collect(),
-        breakdown_s: timeline.breakdown.times(factor),
+        breakdown_s: timeline.breakdown.scaled(factor),
         block_collective_bytes: block_collectives(resolved),
-        assumed: profile.assumed(),
-        shapes_measured: spread.knows_shapes(),
-        unmeasured: spread.unmeasured(&kernels),
+        assumed: profile.assumed_paths(),
+        shapes_measured: spread.has_measured_shapes(),
+        unmeasured: spread.unmeasured_kernels(&kernels),
         warning: profile.warning(),
     }
 }

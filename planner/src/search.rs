@@ -206,7 +206,7 @@ pub fn search_until(request: &Request, deadline: &Deadline) -> SearchResult {
         wall_time: begin.elapsed(),
         ..proof.report(request, time, reports)
     };
-    let step_factor = request.profile.launching(request.executor).step_factor;
+    let step_factor = request.profile.launch_costs(request.executor).step_factor;
     SearchResult { best, report: report.scaled_to_steps(step_factor) }
 }
 

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::simulate::simulate;
-use narrows_cost_model::{Prices, profile};
+use narrows_cost_model::{Prices, profile, simulate};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
     InstrTemplate, gradient_extent, op_parameters, step_begin, step_norm, tied_reduce,
@@ -97,7 +96,7 @@ fn one_candidate_in_a_hundred() {
                     let program = lower(&plan.resolve(&request.model).unwrap());
                     let program = CheckedProgram::check(program).unwrap();
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
-                    let price = |kernel: &Kernel| prices.kernel(kernel);
+                    let price = |kernel: &Kernel| prices.kernel_time(kernel);
                     // What belongs to no segment: the gradient norm of the whole stage.
                     let once: f64 = step_norm(&context)
                         .iter()
@@ -137,7 +136,7 @@ fn stages_with_tied_ends() {
             assert_same(fitted.partition_time.0, fitted.time.0, &name);
             let context = fitted.decisions.context;
             let prices = Prices::new(&request.profile, request.executor, &context.mesh);
-            let price = |kernel: &Kernel| prices.kernel(kernel);
+            let price = |kernel: &Kernel| prices.kernel_time(kernel);
             let program = fitted.program.program();
             for (stage, lowered) in program.stages.iter().enumerate() {
                 let simulated: f64 =
@@ -147,7 +146,8 @@ fn stages_with_tied_ends() {
                 checked += 1;
             }
             let timeline = simulate(&fitted.program, &price);
-            let meetings = |stage| timeline.meetings.iter().filter(move |met| met.stage == stage);
+            let meetings =
+                |stage| timeline.stage_syncs.iter().filter(move |met| met.stage == stage);
             for stage in 0..pipeline as usize {
                 let is_end = stage == 0 || stage + 1 == pipeline as usize;
                 let expected = 1 + usize::from(model.tied && is_end);

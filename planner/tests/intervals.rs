@@ -1,6 +1,6 @@
 //! The interval of a prediction: around it, the same every time, and wider the less was measured.
 
-use narrows_calibration::fit::{CpuMachine, profile as measured_profile};
+use narrows_calibration::fit::{CpuMachine, fit_cpu_profile as measured_profile};
 use narrows_cost_model::profile::{MeasuredPoint, ProfileFile, preset};
 use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::check::CheckedProgram;
@@ -70,7 +70,7 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
     // On one, two and four devices, which share the machine.
     let on = |(index, kernel): (usize, Kernel)| {
         let noise = 1.0 + 0.02 * (index % 5) as f64;
-        let alone_s = (prices.kernel(&kernel).0 * noise).max(1e-9);
+        let alone_s = (prices.kernel_time(&kernel).0 * noise).max(1e-9);
         let link = matches!(kernel, Kernel::Collective(_) | Kernel::Transfer(_));
         [1, 2, 4].map(|devices| {
             let time_s = if link { alone_s } else { alone_s * devices as f64 };

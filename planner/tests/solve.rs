@@ -3,8 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{MemoryRow, MemoryRowId};
+use narrows_cost_model::{CostTable, MemoryRow, MemoryRowId};
 use narrows_plan::{Bytes, Seconds};
 use narrows_planner::solve::brute::Brute;
 use narrows_planner::solve::eliminate::{Eliminate, fastest};

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::simulate::{
-    SimulatedStep, StageTime, StepPart, SyncedStages, run_schedule,
-};
+use narrows_cost_model::{SimulatedStep, StageTime, StepPart, SyncedStages, simulate_schedules};
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
 use narrows_planner::{
@@ -29,7 +27,7 @@ fn played(times: &[StageTime], microbatches: u64) -> SimulatedStep {
     let schedules: Vec<Vec<MicrobatchPass>> =
         (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
     let schedules: Vec<&[MicrobatchPass]> = schedules.iter().map(Vec::as_slice).collect();
-    run_schedule(times, &schedules)
+    simulate_schedules(times, &schedules)
 }
 
 fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
@@ -39,9 +37,9 @@ fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
 /// Reduces, meets all stages, updates.
 fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> {
     vec![
-        StepPart::Alone(Seconds(reduce)),
-        StepPart::Together(SyncedStages::all(stages), Seconds(norm)),
-        StepPart::Alone(Seconds(update)),
+        StepPart::Local(Seconds(reduce)),
+        StepPart::Synchronized(SyncedStages::all(stages), Seconds(norm)),
+        StepPart::Local(Seconds(update)),
     ]
 }
 
@@ -85,8 +83,10 @@ fn equal_stages_attain_it() {
 #[test]
 fn stages_meet_in_the_step_phase() {
     let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
-        let mut step = vec![StepPart::Alone(Seconds(before))];
-        step.extend(tied.then_some(StepPart::Together(SyncedStages::ends(3), Seconds(2.0))));
+        let mut step = vec![StepPart::Local(Seconds(before))];
+        step.extend(
+            tied.then_some(StepPart::Synchronized(SyncedStages::first_and_last(3), Seconds(2.0))),
+        );
         step.extend(step_phase(3, [reduce, 1.0, update]));
         StageTime { step, ..StageTime::default() }
     };
@@ -96,7 +96,7 @@ fn stages_meet_in_the_step_phase() {
     let found = played(&times, 1);
     assert_eq!(found.time, Seconds(18.0));
     let of = |stage: usize| -> Vec<(f64, f64)> {
-        let meetings = found.meetings.iter().filter(|meeting| meeting.stage == stage);
+        let meetings = found.stage_syncs.iter().filter(|meeting| meeting.stage == stage);
         meetings.map(|meeting| (meeting.arrival.0, meeting.end.0)).collect()
     };
     assert_eq!(of(0), [(4.0, 6.0), (9.0, 10.0)]);

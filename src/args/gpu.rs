@@ -43,7 +43,7 @@ pub fn admit() -> CommandResult<()> {
 
 /// The preset of this machine's first GPU, or the nearest to it.
 pub fn profile() -> &'static str {
-    gpu::first(None).map_or(OTHERWISE, |gpu| gpu.preset().0)
+    gpu::first(None).map_or(OTHERWISE, |gpu| gpu.nearest_preset().0)
 }
 
 /// How a process uses its GPU: of those of a node, the one of its number.

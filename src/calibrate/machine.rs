@@ -64,7 +64,8 @@ fn date(time: SystemTime) -> String {
 /// Why a measured profile says nothing of this machine with so many threads; `None` where it does, or does
 /// not say of which machine it is.
 pub fn other(profile: &Profile, threads: u64) -> Option<String> {
-    let measured = profile.file().measured.as_ref().filter(|measured| measured.is_shared())?;
+    let measured =
+        profile.file().measured.as_ref().filter(|measured| measured.devices_share_machine())?;
     let (there, here) = (measured.machine.as_deref()?, title(threads));
     let name = profile.name();
     (there != here).then(|| {
@@ -77,7 +78,8 @@ pub fn other(profile: &Profile, threads: u64) -> Option<String> {
 
 /// The same of a profile of GPUs.
 pub fn other_gpus(profile: &Profile) -> Option<String> {
-    let measured = profile.file().measured.as_ref().filter(|measured| !measured.is_shared())?;
+    let measured =
+        profile.file().measured.as_ref().filter(|measured| !measured.devices_share_machine())?;
     let (there, here) = (measured.machine.as_deref()?, gpu::title()?);
     let name = profile.name();
     (there != here).then(|| {

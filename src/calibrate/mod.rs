@@ -6,7 +6,6 @@
 
 pub mod cache;
 pub mod compare;
-pub mod coverage;
 pub mod gpu;
 pub mod machine;
 pub mod works;
@@ -172,5 +171,5 @@ pub fn repeatability(subjects: &[PlannedBenchmark], points: &[MeasuredPoint]) ->
     shares.sort_by(f64::total_cmp);
     let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);
     let rounds = subjects.iter().map(|subject| subject.rounds.len()).min().unwrap_or(1);
-    Repeatability::of(points, rounds.try_into().unwrap_or(u32::MAX), undisturbed)
+    Repeatability::from_points(points, rounds.try_into().unwrap_or(u32::MAX), undisturbed)
 }

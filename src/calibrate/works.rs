@@ -38,8 +38,10 @@ pub(super) struct ModelSplit {
 /// One plan to run: a request that fixes everything about its mesh.
 #[derive(Clone, Debug)]
 pub struct Benchmark {
-    /// For reports.
+    /// The name in reports: the task, the devices and the split.
     pub name: String,
+    /// Model, batch and length.
+    pub task: String,
     /// Whether its model is one whose widths are measured.
     pub familiar: bool,
     /// What is planned.
@@ -224,8 +226,9 @@ pub(super) fn work(
         ..Request::new(model.clone(), profile.clone(), devices, batch, length)
     };
     request.validate().ok()?;
-    let name = format!("{} {batch}×{length} on {devices}: {what}", model.name);
-    Some(Benchmark { name, familiar: true, request })
+    let task = format!("{} {batch}×{length}", model.name);
+    let name = format!("{task} on {devices}: {what}");
+    Some(Benchmark { name, task, familiar: true, request })
 }
 
 fn powers_of_two(most: u64) -> impl Iterator<Item = u64> {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use narrows_calibration::fit;
-use narrows_calibration::fit::gpu::GpuModel;
+use narrows_calibration::fit::{GpuModel, fit_cpu_profile, fit_gpu_profile};
+use narrows_calibration::validation::preset_coverage;
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
@@ -15,11 +15,12 @@ use crate::args::calibrate::{
     CalibrateArgs, CalibrateSettings, CalibrateTarget, calibrate as resolve,
 };
 use crate::args::low::OutputFormat;
+use crate::args::run::{GLOBAL_BATCH, SEQUENCE_LENGTH};
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self, GpuProcesses};
 use crate::calibrate::works::{Benchmark, BenchmarkExtent, to_compare, to_measure};
-use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, coverage, machine};
+use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, machine};
 use crate::calibrate::{points, repeatability, run as run_rounds};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
@@ -125,11 +126,11 @@ fn deliver(
 ) -> CommandResult<()> {
     let comparison = asked.compare.then(|| compare(&profile, compared, &command(asked)));
     if let Some(comparison) = &comparison {
-        profile = comparison.widened(profile).map_err(|d| Failure::file("the profile", d))?;
+        profile = comparison.apply_to(profile).map_err(|d| Failure::file("the profile", d))?;
     }
     let written = write(asked, kept, &profile)?;
     let presets = super::waiting("planning the presets", asked.format, || {
-        coverage::of_presets(&profile, asked.devices)
+        preset_coverage(&profile, asked.devices, GLOBAL_BATCH, SEQUENCE_LENGTH)
     });
     let findings = CalibrationReport::of(&profile, measured.len(), presets, comparison, written);
     if let Some(warning) = profile.warning() {
@@ -214,7 +215,7 @@ fn fitted(threads: u64, command: &str, measured: &[PlannedBenchmark]) -> Command
     let machine = machine::describe(threads, command);
     let points = points(measured, DeviceSharing::Shared);
     let repeatability = repeatability(measured, &points);
-    fit::profile(&machine, points, Some(repeatability))
+    fit_cpu_profile(&machine, points, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
@@ -227,7 +228,7 @@ fn fitted_to_gpus(
     let machine = gpu::describe(gpu, asked.devices, &command(asked));
     let points = points(measured, DeviceSharing::Whole);
     let repeatability = repeatability(measured, &points);
-    fit::gpu::profile(&machine, points, &gpu::steps(measured, base), Some(repeatability))
+    fit_gpu_profile(&machine, points, &gpu::steps(measured, base), Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 

@@ -1,6 +1,7 @@
 //! `narrows convert`: rows of comma-separated values as measurements.
 
-use narrows_calibration::measurements::{Citation, RowDefaults, from_rows};
+use narrows_calibration::measurements::Citation;
+use narrows_calibration::{CsvDefaults, measurements_from_csv};
 
 use crate::args::low::ConvertArgs;
 use crate::errors::{CommandResult, Failure};
@@ -19,13 +20,14 @@ pub fn run(args: &ConvertArgs) -> CommandResult<()> {
             args.hardware
         ),
     };
-    let assumed = RowDefaults {
+    let assumed = CsvDefaults {
         name: args.name.clone(),
         source,
         hardware: args.hardware.clone(),
         vocabulary: args.vocabulary,
         recompute: args.recompute,
     };
-    let file = from_rows(&text, &assumed).map_err(|defects| Failure::file(&name, defects))?;
+    let file =
+        measurements_from_csv(&text, &assumed).map_err(|defects| Failure::file(&name, defects))?;
     output::print_json(&file)
 }

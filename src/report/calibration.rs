@@ -1,14 +1,12 @@
 //! What a calibration found: coverage, repeatability, intervals, provenance, and the closed loop.
 
-use narrows_cost_model::Profile;
-use narrows_cost_model::price::measured::KernelClass;
+use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage};
 use narrows_cost_model::profile::{MeasuredPoint, Provenance, Repeatability};
+use narrows_cost_model::{KernelClass, Profile};
 use narrows_plan::Seconds;
 use serde::Serialize;
 
 use super::page::{Align, TextPage, half_width, percent, plural};
-use crate::calibrate::compare::{ClosedLoop, ComparedPlan};
-use crate::calibrate::coverage::PresetCoverage;
 
 /// Beyond this share of the time, what was measured says little of a plan.
 const COVERED_MIN: f64 = 0.5;
@@ -76,7 +74,7 @@ impl CalibrationReport {
         let width = |class| match class {
             KernelClass::Gemm => file.gemm.relative_error.half_width_90,
             KernelClass::Attention => file.attention.relative_error.half_width_90,
-            KernelClass::Pass => file.passes.relative_error.half_width_90,
+            KernelClass::Fused => file.fused.relative_error.half_width_90,
             KernelClass::Link => file.links.relative_error.half_width_90,
         };
         let coverage = KernelClass::ALL.into_iter().map(|class| ClassCoverage {
@@ -95,7 +93,7 @@ impl CalibrationReport {
             repeatability: file.measured.as_ref().and_then(|measured| measured.repeatability),
             warning: profile.warning(),
             provenance: profile.provenance().into_iter().map(group).collect(),
-            assumed: profile.assumed(),
+            assumed: profile.assumed_paths(),
             comparison,
         }
     }
@@ -208,7 +206,7 @@ fn provenance(page: &mut TextPage, groups: &[ProfileGroup]) {
     }
 }
 
-fn between(plan: &ComparedPlan) -> String {
+fn between(plan: &ClosedLoopPlan) -> String {
     let Some(interval) = plan.interval_s else { return "-".into() };
     let [low, high] = interval.map(Seconds);
     let within = (interval[0]..=interval[1]).contains(&plan.measured_step_time_s);
@@ -296,7 +294,7 @@ fn title(class: KernelClass) -> &'static str {
     match class {
         KernelClass::Gemm => "products",
         KernelClass::Attention => "attention",
-        KernelClass::Pass => "element-wise and optimizer",
+        KernelClass::Fused => "element-wise and optimizer",
         KernelClass::Link => "collectives and transfers",
     }
 }

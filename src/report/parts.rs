@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narrows_cost_model::simulate::Breakdown;
+use narrows_cost_model::Breakdown;
 use narrows_runtime::TimeCategory;
 
 /// What people call a part.
@@ -38,8 +38,7 @@ pub fn by_name(breakdown: &Breakdown) -> BTreeMap<&'static str, f64> {
 
 #[cfg(test)]
 mod tests {
-    use narrows_cost_model::profile;
-    use narrows_cost_model::simulate::simulate;
+    use narrows_cost_model::{profile, simulate};
     use narrows_plan::Seconds;
     use narrows_plan::model::presets;
     use narrows_planner::{Request, search};

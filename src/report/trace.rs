@@ -7,8 +7,7 @@
 
 use std::time::Duration;
 
-use narrows_cost_model::segment::KernelPrice;
-use narrows_cost_model::simulate::{Timeline, meeting};
+use narrows_cost_model::{KernelPrice, Timeline, stage_sync_group};
 use narrows_plan::program::{Action, Instr, Phase, Program};
 use narrows_runtime::{
     DeviceId, InstructionSpan, ScheduledInstruction, TimeCategory, Trainer, microbatch_slot,
@@ -101,11 +100,11 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
         events.extend(named(process.pid, &format!("predicted: each device of stage {stage}")));
         let mut moments = vec![];
         // Where stages meet, a stage is in the collective from its arrival on, as a measured one is.
-        let mut meetings = timeline.meetings.iter().filter(|meeting| meeting.stage == stage);
+        let mut meetings = timeline.stage_syncs.iter().filter(|meeting| meeting.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
             let mut begin = span.begin.0;
             for instr in stage_program.phase(span.phase) {
-                let met = meeting(instr).and_then(|_| meetings.next());
+                let met = stage_sync_group(instr).and_then(|_| meetings.next());
                 let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);
                 let slot = microbatch_slot(stage_program, microbatch);

@@ -1,16 +1,16 @@
 //! Predicted beside measured: a table for each kind of figure, then the errors in sum.
 
-use narrows_calibration::measurements::{
-    MeasurementUnit, MeasurementsFile, Orderings, RelativeErrors,
+use narrows_calibration::measurements::{MeasurementUnit, MeasurementsFile};
+use narrows_calibration::validation::{
+    ComparedFigure, Coverage, ErrorSummary, FigureSummary, LeftOutFigure, Orderings, leave_one_out,
+    overall, summarize_by_source, summarize_by_table,
 };
-use narrows_cost_model::interval::Coverage;
 use narrows_plan::Seconds;
 use serde::Serialize;
 
 use super::page::{Align, TextPage, percent, percents, plural, signed_percents};
 use crate::args::low::executor_name;
 use crate::args::validate::{MeasurementInput, ValidateSettings};
-use crate::validate::{ComparedFigure, FigureSummary, LeftOut, left_out, overall, sources, tables};
 
 /// More figures than this in one table are summed up only.
 const SHOWN_MAX: usize = 60;
@@ -18,7 +18,7 @@ const SHOWN_MAX: usize = 60;
 /// The report for people.
 pub fn text(asked: &ValidateSettings, compared: &[ComparedFigure]) -> String {
     let mut page = TextPage::default();
-    for table in tables(compared) {
+    for table in summarize_by_table(compared) {
         page.heading(&table.name);
         if table.figures.len() <= SHOWN_MAX {
             figures(&mut page, &table);
@@ -28,15 +28,15 @@ pub fn text(asked: &ValidateSettings, compared: &[ComparedFigure]) -> String {
         }
     }
     for (title, summaries) in [
-        ("Errors by table", tables(compared)),
-        ("Errors by source", sources(compared)),
+        ("Errors by table", summarize_by_table(compared)),
+        ("Errors by source", summarize_by_source(compared)),
         ("Errors overall", overall(compared)),
     ] {
         page.heading(title);
         errors(&mut page, &summaries);
     }
     other_terms(&mut page, compared);
-    without_themselves(&mut page, &left_out(compared));
+    without_themselves(&mut page, &leave_one_out(compared));
     hardware(&mut page, asked, compared);
     page.heading("Sources");
     for (name, source) in asked.files.iter().flat_map(|file| &file.read.sources) {
@@ -55,7 +55,7 @@ fn figures(page: &mut TextPage, table: &FigureSummary) {
             time(one, one.predicted_s),
             signed_percents(error, 1),
             format!("{} to {}", Seconds(one.interval_s[0]), time(one, one.interval_s[1])),
-            match (one.fitted, one.other_terms) {
+            match (one.fitted, one.fit_conditions) {
                 (true, None) => "fitted to it".into(),
                 (true, Some(_)) => "fitted to it, on other terms".into(),
                 (false, _) => String::new(),
@@ -88,7 +88,7 @@ fn per_gigabyte(of: &ComparedFigure) -> bool {
 
 fn errors(page: &mut TextPage, summaries: &[FigureSummary]) {
     let row = |summary: &FigureSummary| {
-        let RelativeErrors {
+        let ErrorSummary {
             figures,
             mean_absolute_percent: mean,
             median_absolute_percent: median,
@@ -129,8 +129,8 @@ fn errors(page: &mut TextPage, summaries: &[FigureSummary]) {
 /// Figures of a fit that are looked at otherwise than the fit did.
 fn other_terms(page: &mut TextPage, compared: &[ComparedFigure]) {
     let mut found: Vec<([String; 3], u64)> = vec![];
-    for terms in compared.iter().filter_map(|one| one.other_terms) {
-        let words = terms.words();
+    for terms in compared.iter().filter_map(|one| one.fit_conditions) {
+        let words = terms.labels();
         match found.iter_mut().find(|(known, _)| *known == words) {
             Some((_, count)) => *count += 1,
             None => found.push((words, 1)),
@@ -147,12 +147,12 @@ fn other_terms(page: &mut TextPage, compared: &[ComparedFigure]) {
 }
 
 /// What the factor of steps is worth.
-fn without_themselves(page: &mut TextPage, figures: &[LeftOut]) {
+fn without_themselves(page: &mut TextPage, figures: &[LeftOutFigure]) {
     if figures.is_empty() {
         return;
     }
     page.heading("Step times that were fitted to, each left out of the fit in turn");
-    let row = |one: &LeftOut| {
+    let row = |one: &LeftOutFigure| {
         let figure = one.figure;
         vec![
             figure.measurement.name.clone(),
@@ -262,7 +262,7 @@ struct SummaryReport {
     name: String,
     fitted: usize,
     #[serde(flatten)]
-    errors: RelativeErrors,
+    errors: ErrorSummary,
     orderings: Orderings,
     coverage_90: CoverageReport,
 }
@@ -295,7 +295,7 @@ pub fn json<'a>(
         executor: executor_name(one.measurement.executor),
         race: one.measurement.race.as_deref(),
         fitted: one.fitted,
-        terms_of_fit: one.other_terms.map(|terms| terms.words()),
+        terms_of_fit: one.fit_conditions.map(|terms| terms.labels()),
         per: if per_gigabyte(one) { "gigabyte_freed" } else { "figure" },
         measured_s: one.measured_s,
         predicted_s: one.predicted_s,
@@ -318,7 +318,7 @@ pub fn json<'a>(
             conditions: &source.conditions,
         })
     };
-    let without = |one: LeftOut<'a>| LeftOutReport {
+    let without = |one: LeftOutFigure<'a>| LeftOutReport {
         file: one.figure.file,
         name: &one.figure.measurement.name,
         measured_s: one.figure.measured_s,
@@ -327,10 +327,10 @@ pub fn json<'a>(
     };
     ValidationReport {
         figures: compared.iter().map(figure).collect(),
-        left_out: left_out(compared).into_iter().map(without).collect(),
+        left_out: leave_one_out(compared).into_iter().map(without).collect(),
         hardware: used(asked, compared),
-        tables: sums(tables(compared)),
-        sources: sums(sources(compared)),
+        tables: sums(summarize_by_table(compared)),
+        sources: sums(summarize_by_source(compared)),
         overall: sums(overall(compared)),
         citations: asked.files.iter().flat_map(|file| cited(&file.read)).collect(),
     }

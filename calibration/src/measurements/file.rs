@@ -1,9 +1,10 @@
 //! The JSON form of measurements, `narrows-measurements/1`.
 //!
-//! A measurement says what ran (kernels one after the other, or a step of training), on which
-//! hardware, under which executor, how long it took, and who says so.
+//! A measurement names the work (kernels one after the other, or a step of training), its hardware, its executor, its
+//! time, and its source.
 
 use indexmap::IndexMap;
+use narrows_cost_model::Executor;
 use narrows_plan::model::ModelFile;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Workload};
@@ -11,21 +12,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::sources;
-use narrows_cost_model::Executor;
 
-/// Measurements as written; [`read`](super::read) also checks them.
+/// The JSON form of measurements; [`read`](super::read) also validates them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(title = "Narrows measurements")]
 pub struct MeasurementsFile {
     /// The form of this file.
     pub format: MeasurementsFormat,
-    /// What the file is called in reports: lower-case letters, digits, `-`, `_` and `.`.
+    /// The name of the file in reports: lower-case letters, digits, `-`, `_` and `.`.
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
-    /// Who measured, by a name that measurements refer to.
-    #[serde(deserialize_with = "sources::each_once")]
+    /// The sources of the figures, by a key that measurements refer to.
+    #[serde(deserialize_with = "sources::unique_sources")]
     pub sources: IndexMap<String, Citation>,
     /// The figures.
     pub measurements: Vec<Measurement>,
@@ -39,13 +39,13 @@ pub enum MeasurementsFormat {
     V1,
 }
 
-/// Where figures come from.
+/// The source of figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Citation {
-    /// Publication, repository and file, or who ran what.
+    /// Publication, repository and file, or the person and the run.
     pub citation: String,
-    /// Under which conditions: software, number formats, repetitions, what is known not to be alike.
+    /// Conditions: software, number formats, repetitions, known differences.
     pub conditions: String,
 }
 
@@ -53,29 +53,29 @@ pub struct Citation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Measurement {
-    /// What it is called in reports. Unique in a file.
+    /// Its name in reports. Unique in a file.
     pub name: String,
-    /// The table it is counted in; errors are averaged within one.
+    /// The table that it is counted in; errors are averaged within a table.
     pub table: String,
     /// A key of `sources`.
     pub source: String,
-    /// The name of a preset, or of a profile that is given to `validate`.
+    /// The name of a preset, or of a profile given to `validate`.
     pub hardware: String,
-    /// How kernels were launched.
+    /// The executor that launched kernels.
     pub executor: Executor,
     /// The devices that took part.
     pub mesh: Mesh,
-    /// What was measured.
+    /// The work that was measured.
     pub measured: MeasuredQuantity,
-    /// How much.
+    /// The figure.
     pub value: f64,
-    /// Of what.
+    /// The unit of the figure.
     pub unit: MeasurementUnit,
-    /// Measurements of one race do the same job in different ways: the faster one must be predicted
-    /// to be the faster one.
+    /// Measurements of one race do the same job in different ways: the faster one must be predicted to be the faster
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub race: Option<String>,
-    /// Whether something was fitted to this figure. What is fitted is no prediction.
+    /// Whether a prediction was fitted to this figure, which makes it no prediction.
     #[serde(default, skip_serializing_if = "is_false")]
     pub fitted: bool,
 }
@@ -84,7 +84,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// What a value counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MeasurementUnit {
@@ -94,15 +94,14 @@ pub enum MeasurementUnit {
     Ms,
     /// Microseconds.
     Us,
-    /// The operations of products over the peak of the devices' data sheet for inputs of that format, in
-    /// percent. Kernels only.
+    /// The FLOPs of GEMMs over the data sheet's peak for inputs of that format, in percent. Kernels only.
     PercentOfPeak,
-    /// Megabytes (10⁶ bytes) of peak memory that recomputation frees for each millisecond it adds to a
-    /// step. Recomputation only.
+    /// Megabytes (10⁶ bytes) of peak memory that recomputation frees for each millisecond that it adds to a step.
+    /// Recomputation only.
     MbPerMs,
 }
 
-/// What was measured.
+/// The work that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MeasuredQuantity {
@@ -110,23 +109,24 @@ pub enum MeasuredQuantity {
     Kernels(Vec<KernelRun>),
     /// One step of training, optimizer included.
     Step(Box<TrainingStep>),
-    /// What recomputing costs: the step as described, beside the same step that recomputes nothing.
+    /// The cost of recomputation: this step beside the same step without recomputation.
     Recomputation(Box<TrainingStep>),
 }
 
-/// A kernel, so many times.
+/// A kernel and how often it was launched.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelRun {
-    /// A product C\[m,n\] = A\[m,k\]·B\[k,n\] in the format that training computes in: 16 bits on a GPU.
-    Product(GemmRun),
+    /// A GEMM C\[m,n\] = A\[m,k\]·B\[k,n\] in the format that training computes in: 16 bits on a GPU.
+    #[serde(rename = "product")]
+    Gemm(GemmRun),
     /// An all-reduce among the devices of the tensor axis.
     AllReduce(AllReduceRun),
-    /// An RMSNorm, forward, whose features are sharded over the tensor axis.
+    /// An RMSNorm, forward, with its features sharded over the tensor axis.
     Norm(NormRun),
 }
 
-/// A product.
+/// A GEMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GemmRun {
@@ -136,7 +136,7 @@ pub struct GemmRun {
     pub k: u64,
     /// Columns of the result.
     pub n: u64,
-    /// Equal products in one launch.
+    /// Equal GEMMs in one launch.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub batch: u64,
     /// Launches.
@@ -148,14 +148,14 @@ pub struct GemmRun {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduceRun {
-    /// What every device contributes and gets.
+    /// Bytes that every device contributes and receives.
     pub payload_bytes: Bytes,
     /// Launches.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub times: u64,
 }
 
-/// An RMSNorm over sharded features, in the steps that a program has for it.
+/// An RMSNorm over sharded features, in the instructions of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NormRun {
@@ -163,13 +163,13 @@ pub struct NormRun {
     pub rows: u64,
     /// Features of a whole row.
     pub features: u64,
-    /// How it gets its statistic: `sync`, a sum, its all-reduce and the rest; `online`, the norm of the
-    /// shard, and what the latents are multiplied with once their sum is there.
+    /// How the statistic is reduced: `sync`, by an all-reduce of its own; `online`, with the latents, which are scaled
+    /// once their sum is known.
     pub norm: NormRule,
-    /// Width of all latents that an online norm is applied to.
+    /// Width of all latents that an online norm scales.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub latents: u64,
-    /// How often.
+    /// Launches.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub times: u64,
 }
@@ -190,18 +190,18 @@ fn is_one(value: &u64) -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrainingStep {
-    /// What was trained.
+    /// The model.
     pub model: TrainedModel,
     /// Batch and sequence.
     pub workload: Workload,
-    /// How tensors lay over the tensor axis. For a GPT: `fullrank-tp`.
+    /// Sharding over the tensor axis. For a GPT: `fullrank-tp`.
     pub strategy: Baseline,
-    /// What the backward pass computed again.
+    /// What the backward pass recomputed.
     pub recompute: Recompute,
-    /// How a norm over sharded features got its statistic.
+    /// How the statistic of a norm over sharded features was reduced.
     #[serde(default = "any_norm")]
     pub norm: NormRule,
-    /// Whether weights were all sharded over the tensor axis.
+    /// Whether all weights were sharded over the tensor axis.
     #[serde(default = "any_weights")]
     pub weights: WeightRule,
     /// Sharding of optimizer states over replicas.
@@ -221,19 +221,19 @@ fn no_zero() -> Zero {
     Zero::Off
 }
 
-/// What was trained.
+/// A trained model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainedModel {
     /// A preset's name, as `narrows plan --model` takes it.
     Preset(String),
-    /// A model file, written here.
+    /// A model file, inline.
     Described(Box<ModelFile>),
-    /// A GPT of full rank.
+    /// A full-rank GPT.
     Gpt(GptModel),
 }
 
-/// A GPT as GPT-2 and GPT-3 are: LayerNorm, learned positions, biases, a GELU MLP of width 4h,
+/// A GPT like GPT-2 and GPT-3: LayerNorm, learned positions, biases, a GELU MLP of width 4h,
 /// attention whose scores are written to memory, tied embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

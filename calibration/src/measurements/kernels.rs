@@ -1,5 +1,6 @@
-//! Measured kernels as priced ones, and measured values as seconds.
+//! Measured kernels as kernels of the cost model, and measured values as seconds.
 
+use narrows_cost_model::{Prices, Profile};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::model::Activation;
@@ -7,14 +8,13 @@ use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::strategy::NormRule;
 use narrows_plan::{Bytes, DType, Mesh};
 
-use super::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
-use narrows_cost_model::{Prices, Profile};
+use super::file::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};
 
-/// The kernels of a run on this mesh in their order, each with how often it runs. Inputs have the format
-/// that training computes in on the hardware.
-pub fn kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kernel, f64)> {
-    let one = |run: &KernelRun| match run {
-        KernelRun::Product(run) => {
+/// The kernels of `runs` on this mesh, in order, each with how often it runs. `input` is the format that training
+/// computes in on the hardware.
+pub fn priced_kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kernel, f64)> {
+    let kernels = |run: &KernelRun| match run {
+        KernelRun::Gemm(run) => {
             let (m, n, k, batch) = (run.m, run.n, run.k, run.batch);
             let gemm = Gemm { m, n, k, batch, accumulate: false, input, output: input };
             vec![(Kernel::Gemm(gemm), run.times as f64)]
@@ -26,7 +26,7 @@ pub fn kernels(runs: &[KernelRun], mesh: Mesh, input: DType) -> Vec<(Kernel, f64
             norm(run, mesh, input).into_iter().map(|kernel| (kernel, run.times as f64)).collect()
         }
     };
-    runs.iter().flat_map(one).collect()
+    runs.iter().flat_map(kernels).collect()
 }
 
 fn all_reduce(payload: Bytes, mesh: Mesh) -> Kernel {
@@ -34,39 +34,39 @@ fn all_reduce(payload: Bytes, mesh: Mesh) -> Kernel {
     Kernel::Collective(Collective { kind: CollectiveKind::AllReduce, payload, group })
 }
 
-/// The instructions of a norm: those that `emit` has for it. The all-reduce that an online norm's
-/// statistic rides with is the latents'.
+/// The kernels of a norm, as `emit` has them. The all-reduce that carries an online norm's statistic is that of the
+/// latents.
 fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
-    let of = |columns: u64, dtype: DType| Extent { rows: run.rows, columns, dtype };
-    let shard = of(run.features / mesh.tensor, input);
-    let (scale, statistic) = (Extent { rows: 1, ..shard }, of(1, DType::F32));
-    let pass = |op, reads: &[Extent], writes: &[Extent]| Action::Fused(op).kernel(reads, writes);
+    let extent = |columns: u64, dtype: DType| Extent { rows: run.rows, columns, dtype };
+    let shard = extent(run.features / mesh.tensor, input);
+    let (scale, statistic) = (Extent { rows: 1, ..shard }, extent(1, DType::F32));
+    let fused = |op, reads: &[Extent], writes: &[Extent]| Action::Fused(op).kernel(reads, writes);
     if run.norm == NormRule::Sync {
         return vec![
-            pass(FusedOp::NormStatistic, &[shard], &[statistic]),
+            fused(FusedOp::NormStatistic, &[shard], &[statistic]),
             all_reduce(statistic.bytes(), mesh),
-            pass(FusedOp::NormApply, &[shard, scale, statistic], &[shard]),
+            fused(FusedOp::NormApply, &[shard, scale, statistic], &[shard]),
         ];
     }
-    let mut kernels = vec![pass(FusedOp::NormOnline, &[shard, scale], &[shard, statistic])];
+    let mut kernels = vec![fused(FusedOp::NormOnline, &[shard, scale], &[shard, statistic])];
     if run.latents > 0 {
-        let latents = of(run.latents, input);
+        let latents = extent(run.latents, input);
         let recover = FusedOp::LatentRecover { activation: Activation::Identity };
-        kernels.push(pass(recover, &[latents, statistic], &[latents]));
+        kernels.push(fused(recover, &[latents, statistic], &[latents]));
     }
     kernels
 }
 
-/// What kernels should take on this hardware, launch gaps included, in seconds.
-pub fn predicted_s(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> f64 {
+/// The predicted time of kernels on this hardware in seconds, launch gaps included.
+pub fn predicted_time_s(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> f64 {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
-    let price = |(kernel, times): &(Kernel, f64)| prices.kernel(kernel).0 * times;
-    kernels(runs, measurement.mesh, profile.precision().compute()).iter().map(price).sum()
+    let price = |(kernel, times): &(Kernel, f64)| prices.kernel_time(kernel).0 * times;
+    priced_kernels(runs, measurement.mesh, profile.precision().compute()).iter().map(price).sum()
 }
 
 impl Measurement {
-    /// The measured time in seconds. A share of the peak needs to know whose; what recomputation frees
-    /// for its time becomes the time for 10⁹ bytes.
+    /// The measured time in seconds. A percentage is of the profile's peak; a ratio of recomputation becomes the time for
+    /// freeing 10⁹ bytes.
     pub fn measured_s(&self, profile: &Profile) -> f64 {
         match (self.unit, &self.measured) {
             (MeasurementUnit::S, _) => self.value,
@@ -83,8 +83,8 @@ impl Measurement {
                     _ => 0.0,
                 };
                 let input = profile.precision().compute();
-                let all: f64 = kernels(runs, self.mesh, input).iter().map(flops).sum();
-                all / (profile.peak_flops_per_s(input) * self.value / 100.0)
+                let total: f64 = priced_kernels(runs, self.mesh, input).iter().map(flops).sum();
+                total / (profile.peak_flops_per_s(input) * self.value / 100.0)
             }
         }
     }

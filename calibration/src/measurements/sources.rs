@@ -1,4 +1,4 @@
-//! Reads the sources of a file: JSON allows a key twice, and the last would silently win.
+//! Deserializes the sources of a file with unique keys: JSON allows a key twice, and the last would silently win.
 
 use std::fmt;
 
@@ -15,20 +15,19 @@ impl<'de> Visitor<'de> for UniqueSources {
     type Value = IndexMap<String, Citation>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sources by their names")
+        write!(f, "an object of sources by key")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut sources = IndexMap::new();
         while let Some((name, source)) = map.next_entry::<String, Citation>()? {
             match sources.entry(name) {
-                Entry::Occupied(taken) => {
-                    let problem =
-                        format!("`{}` is there twice; name one of them otherwise", taken.key());
+                Entry::Occupied(existing) => {
+                    let problem = format!("duplicate key `{}`: rename one of them", existing.key());
                     return Err(Error::custom(problem));
                 }
-                Entry::Vacant(free) => {
-                    free.insert(source);
+                Entry::Vacant(vacant) => {
+                    vacant.insert(source);
                 }
             }
         }
@@ -36,11 +35,13 @@ impl<'de> Visitor<'de> for UniqueSources {
     }
 }
 
-/// Reads them.
+/// Deserializes sources.
 ///
 /// # Errors
-/// A name that is there twice.
-pub fn each_once<'de, D>(deserializer: D) -> Result<IndexMap<String, Citation>, D::Error>
+/// A duplicate key.
+pub(super) fn unique_sources<'de, D>(
+    deserializer: D,
+) -> Result<IndexMap<String, Citation>, D::Error>
 where
     D: Deserializer<'de>,
 {

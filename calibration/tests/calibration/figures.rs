@@ -1,6 +1,6 @@
 //! The published figures as kernels and seconds.
 
-use narrows_calibration::measurements::{MeasuredQuantity, kernels, shipped};
+use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shipped};
 use narrows_cost_model::Prices;
 use narrows_cost_model::profile::preset;
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
@@ -18,7 +18,7 @@ pub struct Figure {
 impl Figure {
     /// The predicted time, in seconds.
     pub fn price(&self, prices: &Prices) -> f64 {
-        self.kernels.iter().map(|(kernel, times)| prices.kernel(kernel).0 * times).sum()
+        self.kernels.iter().map(|(kernel, times)| prices.kernel_time(kernel).0 * times).sum()
     }
 
     /// price / measured − 1.
@@ -53,7 +53,8 @@ fn table(name: &str) -> Vec<Figure> {
     let rows = file.measurements.iter().filter(|row| row.table == name);
     let figures = rows.map(|row| {
         let MeasuredQuantity::Kernels(runs) = &row.measured else { panic!("{name} are kernels") };
-        let (kernels, seconds) = (kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
+        let (kernels, seconds) =
+            (priced_kernels(runs, row.mesh, DType::Bf16), row.measured_s(&profile));
         Figure { name: row.name.clone(), kernels, seconds }
     });
     figures.collect()

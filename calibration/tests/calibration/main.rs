@@ -6,10 +6,11 @@
 mod figures;
 
 use figures::{Figure, Figures, all_reduce, load, product};
-use narrows_cost_model::interval::{Bootstrap, Coverage, around, bootstrap, each_alone};
-use narrows_cost_model::price::shapes::{MeasuredShapes, scale};
+use narrows_calibration::validation::Coverage;
+use narrows_calibration::{Bootstrap, CoordinateDescent, bootstrap, independent_units};
+use narrows_cost_model::interval::prediction_interval;
 use narrows_cost_model::profile::{Profile, ProfileFile, preset};
-use narrows_cost_model::{Executor, Prices};
+use narrows_cost_model::{Executor, MeasuredShapes, Prices, error_scale};
 use narrows_plan::{Kernel, Mesh};
 use serde_json::json;
 
@@ -99,7 +100,7 @@ fn grouping_saves_what_was_measured_in_sign_and_size() {
 #[test]
 fn skinny_products_lose() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let rate = |m, k, n| 2.0 * (m * k * n) as f64 / prices.kernel(&product(m, k, n, 1)).0;
+    let rate = |m, k, n| 2.0 * (m * k * n) as f64 / prices.kernel_time(&product(m, k, n, 1)).0;
     assert!(rate(16_384, 256, 4096) < 0.8 * rate(16_384, 4096, 4096));
     assert!(rate(16_384, 256, 11_008) < 0.85 * rate(16_384, 1024, 2752));
 }
@@ -107,7 +108,7 @@ fn skinny_products_lose() {
 #[test]
 fn a_long_all_reduce_has_the_fitted_bus_bandwidth() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let bus = 1.5 * (1u64 << 30) as f64 / prices.kernel(&all_reduce(1024)).0;
+    let bus = 1.5 * (1u64 << 30) as f64 / prices.kernel_time(&all_reduce(1024)).0;
     assert!((200e9..220e9).contains(&bus), "{bus:e}");
 }
 
@@ -168,9 +169,9 @@ const DRAWS: usize = 32;
 fn drawn(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
     let fit = |times: &[f64]| search_from(0.1, parameters, all, times);
     let own = preset("a100-80gb").unwrap().file().clone();
-    bootstrap(&each_alone(all.len()), DRAWS, 1, &own, fit, |file, index| {
+    bootstrap(&independent_units(all.len()), DRAWS, 1, &own, fit, |file, index| {
         let prices = prices(&file.clone().resolve().unwrap());
-        -(1.0 + all[index].error(&prices)).ln() / scale(apart(all, index))
+        -(1.0 + all[index].error(&prices)).ln() / error_scale(apart(all, index))
     })
 }
 
@@ -181,23 +182,15 @@ fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
 /// How far the kernels of a figure lie from those of the others, by the furthest of them.
 fn apart(all: &[&Figure], index: usize) -> f64 {
     let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-    let shapes = MeasuredShapes::of(others.flat_map(|(_, figure)| kernels_of(figure)));
-    let distances = kernels_of(&all[index]).map(|kernel| shapes.distance(kernel, 1));
+    let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, figure)| kernels_of(figure)));
+    let distances = kernels_of(&all[index]).map(|kernel| shapes.distance_octaves(kernel, 1));
     distances.fold(0.0, f64::max)
 }
 
-/// The profile's refits, as prices.
+/// Prices by each refit of the profile.
 fn refitted() -> Vec<Prices> {
-    let profile = preset("a100-80gb").unwrap();
-    let refits = profile.file().refits.clone().unwrap();
-    let prices = |draw: &Vec<f64>| {
-        let mut file = profile.file().clone();
-        for (number, value) in refits.numbers.iter().zip(draw) {
-            *number.of(&mut file) = *value;
-        }
-        prices(&file.resolve().unwrap())
-    };
-    refits.draws.iter().map(prices).collect()
+    let refits = preset("a100-80gb").unwrap().file().refitted();
+    refits.into_iter().map(|file| prices(&file.resolve().unwrap())).collect()
 }
 
 /// Each figure by a fit to the others, their residuals, and the spread of the profile's refits. Fifty
@@ -223,12 +216,13 @@ fn intervals_cover_each_figure_that_is_left_out() {
         let residual = |out: usize| -(1.0 + all[out].error(&prices(&fits[out]))).ln();
         let interval = |out: usize| {
             let others = (0..all.len()).filter(|other| *other != out);
-            let rest: Vec<f64> = others.map(|i| residual(i) / scale(apart(&all, i))).collect();
+            let rest: Vec<f64> =
+                others.map(|i| residual(i) / error_scale(apart(&all, i))).collect();
             let price = all[out].price(&own);
             let draws = refitted.iter().map(|prices| (all[out].price(prices) / price).ln());
-            around(&draws.collect::<Vec<_>>(), &rest, scale(apart(&all, out)))
+            prediction_interval(&draws.collect::<Vec<_>>(), &rest, error_scale(apart(&all, out)))
         };
-        let inside = Coverage::of((0..all.len()).map(|out| (residual(out), interval(out))));
+        let inside = Coverage::count((0..all.len()).map(|out| (residual(out), interval(out))));
         println!("{name}: {} of {} within", inside.inside, inside.figures);
         all_inside.figures += inside.figures;
         all_inside.inside += inside.inside;
@@ -279,23 +273,17 @@ fn search_from(
         let square = |figure: &Figure| (1.0 + figure.error(&prices)).ln().powi(2);
         figures.iter().zip(times).map(|(figure, times)| times * square(figure)).sum::<f64>()
     };
-    let mut file = preset("a100-80gb").unwrap().file().clone();
-    let mut best = loss(&file);
+    let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
+        *parameters[index].1(file) *= factor;
+    };
+    let start = preset("a100-80gb").unwrap().file().clone();
+    let mut search = CoordinateDescent::new(start, loss);
     while step > 1e-4 {
-        let before = best;
-        for (_, parameter) in parameters {
-            for factor in [1.0 + step, 1.0 - step] {
-                let mut trial = file.clone();
-                *parameter(&mut trial) *= factor;
-                let trial_loss = loss(&trial);
-                if trial_loss < best {
-                    (best, file) = (trial_loss, trial);
-                }
-            }
-        }
-        if best == before {
+        let before = search.loss;
+        search.sweep(parameters.len(), [1.0 + step, 1.0 - step], 1, scale, loss);
+        if search.loss == before {
             step /= 1.5;
         }
     }
-    file
+    search.best
 }

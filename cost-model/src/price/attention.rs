@@ -1,25 +1,25 @@
 //! The price of causal flash attention.
 //!
 //! ```text
-//! time = start + max(flops / (peak · η(length) · h(head_dim)), bytes / (bandwidth · η_pass))
+//! time = start + max(flops / (peak · η(length) · h(head_dim)), bytes / (bandwidth · η_fused))
 //! h(D) = min(1, D/(D + D½) · (128 + D½)/128)
 //! ```
-//! The operations count the causal half of the scores once; η comes from the profile's points,
+//! The FLOPs count the causal half of the scores once; η comes from the profile's points,
 //! interpolated in the logarithm of the length and constant beyond them. The bytes are those of
 //! queries, keys, values and output once, and of their gradients backward.
-//! (FlashAttention-2, arXiv 2307.08691, section 4.1, counts the same operations.)
+//! (FlashAttention-2, arXiv 2307.08691, section 4.1, counts the same FLOPs.)
 
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::{DType, Seconds};
 
 use crate::profile::{AttentionCurve, DeviceSpec, EfficiencyPoint, FusedCurve};
 
-/// The head size for which the profile's points are given.
+/// The head size that the profile's points are for.
 const REFERENCE_HEAD_DIM: f64 = 128.0;
 
 /// Prices attention; see the [module](self).
 #[derive(Clone, Debug)]
-pub struct AttentionPrice {
+pub(super) struct AttentionPrice {
     start_s: f64,
     head_dim_half: f64,
     bf16_flops_per_s: f64,
@@ -30,22 +30,22 @@ pub struct AttentionPrice {
 }
 
 impl AttentionPrice {
-    /// Prices from a checked profile's parts.
-    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, passes: &FusedCurve) -> Self {
+    /// From parts of a validated profile.
+    pub fn new(curve: &AttentionCurve, device: &DeviceSpec, fused: &FusedCurve) -> Self {
         AttentionPrice {
             start_s: curve.start_s,
             head_dim_half: curve.head_dim_half,
             bf16_flops_per_s: device.peak_flops_per_s.bf16,
             f32_flops_per_s: device.peak_flops_per_s.f32,
-            bytes_per_s: device.memory_bandwidth_bytes_per_s * passes.efficiency,
+            bytes_per_s: device.memory_bandwidth_bytes_per_s * fused.efficiency,
             forward: curve.forward.clone(),
             backward: curve.backward.clone(),
         }
     }
 
-    /// Seconds from start to end, without the launch gap.
+    /// Seconds without the launch gap.
     pub fn price(&self, attention: &Attention) -> Seconds {
-        let (curve, tensors) = match attention.direction {
+        let (curve, traffic_factor) = match attention.direction {
             Direction::Forward => (&self.forward, 1.0),
             // Queries, keys, values, output and its gradient are read, three gradients written.
             Direction::Backward => (&self.backward, 2.0),
@@ -54,22 +54,24 @@ impl AttentionPrice {
             DType::Bf16 => self.bf16_flops_per_s,
             DType::F32 | DType::U32 => self.f32_flops_per_s,
         };
-        let efficiency = interpolate(curve, attention.length) * self.head(attention.head_dim);
+        let efficiency =
+            interpolate(curve, attention.length) * self.head_dim_efficiency(attention.head_dim);
         let work = attention.flops().0 / (peak * efficiency);
         let rows = attention.sequences as f64 * attention.length as f64;
         let heads = 2.0 * (attention.heads as f64 + attention.kv_heads as f64);
         let width = attention.input.width() as f64 * attention.head_dim as f64;
-        let traffic = tensors * rows * heads * width / self.bytes_per_s;
+        let traffic = traffic_factor * rows * heads * width / self.bytes_per_s;
         Seconds(self.start_s + work.max(traffic))
     }
 
-    fn head(&self, head_dim: u64) -> f64 {
+    /// h(D): the efficiency relative to that of the reference head size.
+    fn head_dim_efficiency(&self, head_dim: u64) -> f64 {
         let ramp = |features: f64| features / (features + self.head_dim_half);
         (ramp(head_dim.max(1) as f64) / ramp(REFERENCE_HEAD_DIM)).min(1.0)
     }
 }
 
-/// The curve at `length`: linear in log(length) between its points.
+/// The curve at `length`: linear in ln(length) between its points, constant beyond them.
 fn interpolate(points: &[EfficiencyPoint], length: u64) -> f64 {
     let after = points.partition_point(|point| point.length <= length);
     if after == 0 {
@@ -78,7 +80,7 @@ fn interpolate(points: &[EfficiencyPoint], length: u64) -> f64 {
     let low = points[after - 1];
     let Some(high) = points.get(after) else { return low.efficiency };
     let position = |length: u64| (length as f64).ln();
-    let share =
+    let fraction =
         (position(length) - position(low.length)) / (position(high.length) - position(low.length));
-    low.efficiency + share * (high.efficiency - low.efficiency)
+    low.efficiency + fraction * (high.efficiency - low.efficiency)
 }

@@ -1,11 +1,11 @@
-//! The price of collectives and transfers, in the manner of NCCL's tuner.
+//! The price of collectives and P2P transfers, after NCCL's tuner.
 //!
 //! For n devices in N nodes, payload S (the unsharded tensor), every algorithm and protocol takes
 //! ```text
 //! time = base + hops · hop + fill · S/(S + S½) + S · f / (bus · share)
 //! ```
-//! and the fastest is taken. hop and share are NCCL's constants ([`nccl`]); `fill` and
-//! the efficiency inside `bus` are fitted, and belong to the hardware.
+//! and the fastest is taken. `base`, `hop` and `share` are NCCL's constants ([`nccl`]); `fill` and the efficiency
+//! in `bus` are numbers of the profile.
 //!
 //! | kind | algorithm | hops, of which across nodes | f |
 //! |---|---|---|---|
@@ -14,9 +14,9 @@
 //! | reduce-scatter, all-gather | ring | n−1, N−1 | (n−1)/n |
 //! | all-to-all | direct | 1 | (n/N−1)/n² inside, (n−n/N)/n² across, at the same time |
 //!
-//! bus is the bandwidth of the slowest link: inside a node all links of a device (with
+//! `bus` is the bandwidth of the slowest link: inside a node all links of a device (with
 //! [`NodeWiring::AllPairs`], those that lead to members), across nodes the members' share of the network
-//! cards. The groups beside this one use the rest of the cards at the same time.
+//! cards. Sibling groups use the other cards at the same time.
 
 use narrows_plan::Seconds;
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
@@ -26,22 +26,22 @@ use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};
 use crate::profile::{CollectiveLibrary, LinkSpec, NodeWiring};
 
-/// Prices what crosses links; see the [module](self).
+/// Prices collectives and transfers; see the [module](self).
 #[derive(Clone, Debug)]
-pub struct LinkPrice {
+pub(super) struct LinkPrice {
     library: CollectiveLibrary,
     topology: Topology,
     wiring: NodeWiring,
     intra_bytes_per_s: f64,
-    /// The share of the network cards that one device has.
+    /// One device's share of the network cards of its node.
     nic_bytes_per_s: f64,
     fill_s: f64,
     fill_half_bytes: f64,
-    inter_extra_s: f64,
+    inter_node_extra_s: f64,
 }
 
 impl LinkPrice {
-    /// Prices from a checked profile's links.
+    /// From the links of a validated profile.
     pub fn new(links: &LinkSpec, topology: Topology) -> Self {
         let (intra, inter) = (&links.intra_node, &links.inter_node);
         let cards = f64::from(inter.nics_per_node) / f64::from(links.devices_per_node);
@@ -53,7 +53,7 @@ impl LinkPrice {
             nic_bytes_per_s: cards * inter.bandwidth_bytes_per_s * inter.efficiency,
             fill_s: intra.fill_s,
             fill_half_bytes: intra.fill_half_bytes,
-            inter_extra_s: inter.extra_latency_s,
+            inter_node_extra_s: inter.extra_latency_s,
         }
     }
 
@@ -62,35 +62,35 @@ impl LinkPrice {
         self.topology.place(group).nodes > 1
     }
 
-    /// Seconds of a collective among two members or more, without the launch gap.
+    /// Seconds of a collective among two or more members, without the launch gap.
     pub fn collective(&self, collective: &Collective) -> Seconds {
         let place = self.topology.place(&collective.group);
         let bytes = collective.payload.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
-        let moved = match (collective.kind, self.library) {
-            (CollectiveKind::AllToAll, _) => self.all_to_all(place, bytes),
+        let transport_s = match (collective.kind, self.library) {
+            (CollectiveKind::AllToAll, _) => self.all_to_all_s(place, bytes),
             (kind, CollectiveLibrary::SharedMemory) => {
-                bytes * ring_factor(kind, place.members) / self.bus(place)
+                bytes * ring_factor(kind, place.members) / self.bus_bandwidth(place)
             }
-            (kind, _) => self.fastest(kind, place, bytes),
+            (kind, _) => self.fastest_nccl_s(kind, place, bytes),
         };
-        Seconds(fill + moved)
+        Seconds(fill + transport_s)
     }
 
-    /// Seconds of a transfer between neighbouring stages, without the launch gap. When any of the
-    /// pipeline's neighbours lie in different nodes, all are priced so.
+    /// Seconds of a P2P transfer between neighbouring stages, without the launch gap. When any two neighbours of the
+    /// pipeline lie in different nodes, all of its transfers are priced as between nodes.
     pub fn transfer(&self, transfer: &Transfer) -> Seconds {
         let bytes = transfer.bytes.as_f64();
         let fill = self.fill_s * bytes / (bytes + self.fill_half_bytes);
         let crosses = self.crosses_nodes(&transfer.group);
-        let bandwidth = if crosses { self.nic_bytes_per_s } else { self.pairwise(2) };
-        Seconds(self.point_to_point_s(crosses) + fill + bytes / bandwidth)
+        let bandwidth = if crosses { self.nic_bytes_per_s } else { self.intra_node_bandwidth(2) };
+        Seconds(self.p2p_latency_s(crosses) + fill + bytes / bandwidth)
     }
 
-    /// The fastest of NCCL's algorithms and protocols.
-    fn fastest(&self, kind: CollectiveKind, place: GroupPlacement, bytes: f64) -> f64 {
-        let bus = self.bus(place);
-        nccl::CHOICES
+    /// The time by the fastest of NCCL's algorithms and protocols.
+    fn fastest_nccl_s(&self, kind: CollectiveKind, place: GroupPlacement, bytes: f64) -> f64 {
+        let bus = self.bus_bandwidth(place);
+        nccl::CANDIDATES
             .iter()
             .filter(|(algorithm, _)| {
                 *algorithm == NcclAlgorithm::Ring || kind == CollectiveKind::AllReduce
@@ -121,59 +121,68 @@ impl LinkPrice {
         if across && algorithm == NcclAlgorithm::Ring {
             inside = inside.max(nccl::net_overhead_s(protocol));
         }
-        // With one device a node, nothing hides what a hop across the network takes.
-        let exposed = if place.local == 1 { NcclAlgorithm::Tree } else { algorithm };
-        let network = nccl::network_hop_s(exposed, protocol) + self.inter_extra_s;
+        // With one device a node, nothing hides the latency of a network hop.
+        let exposed = if place.members_per_node == 1 { NcclAlgorithm::Tree } else { algorithm };
+        let network = nccl::network_hop_s(exposed, protocol) + self.inter_node_extra_s;
         let rounds = if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
-        let (all, crossing) = match algorithm {
+        let (hops, crossing) = match algorithm {
             NcclAlgorithm::Ring => (place.members - 1, place.nodes - 1),
             NcclAlgorithm::Tree => {
                 let levels = u64::from(place.nodes.ilog2());
-                (place.local - 1 + levels, levels)
+                (place.members_per_node - 1 + levels, levels)
             }
         };
-        let hops = (all - crossing) as f64 * inside + crossing as f64 * network;
-        let latency = nccl::base_latency_s(algorithm, protocol) + rounds * hops;
-        // NCCL spares messages of less than 64 B for each channel and member; this does not.
+        let round_s = (hops - crossing) as f64 * inside + crossing as f64 * network;
+        let latency = nccl::base_latency_s(algorithm, protocol) + rounds * round_s;
+        // NCCL exempts messages of less than 64 B for each channel and member; this does not.
         let plateau = across
             && kind == CollectiveKind::AllReduce
             && (algorithm, protocol) == (NcclAlgorithm::Ring, NcclProtocol::Simple);
         if plateau { latency * nccl::SIMPLE_RING_PLATEAU_ACROSS_NODES } else { latency }
     }
 
-    fn all_to_all(&self, place: GroupPlacement, bytes: f64) -> f64 {
+    fn all_to_all_s(&self, place: GroupPlacement, bytes: f64) -> f64 {
         let pair = bytes / (place.members as f64 * place.members as f64);
-        let inside = pair * (place.local - 1) as f64 / self.pairwise(place.local);
-        let across = pair * (place.members - place.local) as f64 / self.nic_bytes_per_s;
-        self.point_to_point_s(place.nodes > 1) + inside.max(across)
+        let inside = pair * (place.members_per_node - 1) as f64
+            / self.intra_node_bandwidth(place.members_per_node);
+        let across = pair * (place.members - place.members_per_node) as f64 / self.nic_bytes_per_s;
+        self.p2p_latency_s(place.nodes > 1) + inside.max(across)
     }
 
-    fn point_to_point_s(&self, crosses: bool) -> f64 {
+    /// The latency of a P2P transfer, in seconds.
+    fn p2p_latency_s(&self, crosses: bool) -> f64 {
         let (ring, simple) = (NcclAlgorithm::Ring, NcclProtocol::Simple);
         match (self.library, crosses) {
             (CollectiveLibrary::SharedMemory, _) => 0.0,
             (_, false) => nccl::base_latency_s(ring, simple) + nccl::nvlink_hop_s(ring, simple),
             (_, true) => {
-                let hop = nccl::network_hop_s(ring, simple) + self.inter_extra_s;
+                let hop = nccl::network_hop_s(ring, simple) + self.inter_node_extra_s;
                 nccl::base_latency_s(ring, simple) + hop
             }
         }
     }
 
     /// The bandwidth of the slowest link of a ring, in bytes per second.
-    fn bus(&self, place: GroupPlacement) -> f64 {
-        let inside = if place.local > 1 { self.pairwise(place.local) } else { f64::INFINITY };
-        let across =
-            if place.nodes > 1 { self.nic_bytes_per_s * place.local as f64 } else { f64::INFINITY };
+    fn bus_bandwidth(&self, place: GroupPlacement) -> f64 {
+        let inside = if place.members_per_node > 1 {
+            self.intra_node_bandwidth(place.members_per_node)
+        } else {
+            f64::INFINITY
+        };
+        let across = if place.nodes > 1 {
+            self.nic_bytes_per_s * place.members_per_node as f64
+        } else {
+            f64::INFINITY
+        };
         inside.min(across)
     }
 
-    /// What one device can send to `local` − 1 others of its node together, in bytes per second.
-    fn pairwise(&self, local: u64) -> f64 {
+    /// The bandwidth, in bytes per second, from one device to the other members of its node together.
+    fn intra_node_bandwidth(&self, members_per_node: u64) -> f64 {
         let others = self.topology.devices_per_node() - 1;
         match self.wiring {
             NodeWiring::AllPairs if others > 0 => {
-                let used = local.saturating_sub(1).clamp(1, others);
+                let used = members_per_node.saturating_sub(1).clamp(1, others);
                 self.intra_bytes_per_s * used as f64 / others as f64
             }
             NodeWiring::AllPairs | NodeWiring::Switched => self.intra_bytes_per_s,

@@ -1,7 +1,7 @@
-//! The price of a dense product.
+//! The price of a GEMM.
 //!
-//! The library cuts C into tiles of a×b, which U compute units make in waves of U; with too few
-//! tiles to fill the device it also splits the contraction s times and sums the parts:
+//! The library cuts C\[m,n\] = A\[m,k\]·B\[k,n\] into tiles of a×b, which U compute units compute in waves of U;
+//! with too few tiles to fill the device it also splits the contraction s times (split-K) and sums the parts:
 //!
 //! ```text
 //! waves    = ⌈ ⌈m/a⌉ · ⌈n/b⌉ · batch · s / U ⌉
@@ -13,33 +13,33 @@
 //! time     = start + max(compute, memory)
 //! ```
 //! o(a,b) = (1 + λ(1/a + 1/b)) / (1 + λ(1/a* + 1/b*)) grows as a tile reuses its operands less.
-//! The epilogue is what skinny products lose: with k = 256 there is as little main loop for each
-//! write of C as k/(k + k₀) says, k₀ = σ·η·peak·w / 2·bandwidth.
+//! The epilogue is what makes skinny GEMMs slow: the main loop is k/(k + k₀) of a tile's time, with
+//! k₀ = σ·η·peak·w / 2·bandwidth.
 //!
 //! Every term is a non-decreasing function of m, n, k and batch for every tile and split, hence so
-//! is the price: a larger product is never the faster one. (A split is allowed only while C has
-//! fewer than 2U tiles; such a product takes at most the two waves that any larger one takes.)
+//! is the price: a larger GEMM is never the faster one. (A split is allowed only while C has
+//! fewer than 2U tiles; such a GEMM takes at most the two waves that any larger one takes.)
 
 use narrows_plan::kernel::Gemm;
 use narrows_plan::{DType, Seconds};
 
 use crate::profile::{DeviceSpec, GemmCurve};
 
-/// Ways to split the contraction.
-const SPLITS: [u64; 3] = [2, 4, 8];
-/// Bytes of an element of a part of a split sum.
+/// Split-K factors that are tried.
+const SPLIT_K_FACTORS: [u64; 3] = [2, 4, 8];
+/// Bytes of an element of a split-K part, in fp32.
 const PART_BYTES: f64 = 4.0;
 
-/// Prices products; see the [module](self).
+/// Prices GEMMs; see the [module](self).
 #[derive(Clone, Debug)]
-pub struct GemmPrice {
+pub(super) struct GemmPrice {
     start_s: f64,
     units: u64,
     memory_s_per_byte: f64,
     tiles: Vec<TilePrice>,
 }
 
-/// What one wave of one tile costs.
+/// The costs of one wave of one tile shape.
 #[derive(Clone, Copy, Debug)]
 struct TilePrice {
     rows: u64,
@@ -50,7 +50,7 @@ struct TilePrice {
 }
 
 impl GemmPrice {
-    /// Prices from a checked profile's parts.
+    /// From parts of a validated profile.
     pub fn new(curve: &GemmCurve, device: &DeviceSpec) -> Self {
         let loads = |rows: u32, columns: u32| {
             1.0 + curve.tile_overhead_elements * (1.0 / f64::from(rows) + 1.0 / f64::from(columns))
@@ -79,13 +79,13 @@ impl GemmPrice {
         }
     }
 
-    /// Seconds from start to end, without the launch gap.
+    /// Seconds without the launch gap.
     pub fn price(&self, gemm: &Gemm) -> Seconds {
         let compute = self.tiles.iter().map(|tile| self.compute(gemm, tile));
         let compute = compute.fold(f64::INFINITY, f64::min);
         let (m, n, k) = (gemm.m as f64, gemm.n as f64, gemm.k as f64);
         let operands = gemm.input.width() as f64 * k * (m + n);
-        let bytes = gemm.batch as f64 * (operands + c_bytes(gemm) * m * n);
+        let bytes = gemm.batch as f64 * (operands + output_bytes_per_element(gemm) * m * n);
         Seconds(self.start_s + compute.max(bytes * self.memory_s_per_byte))
     }
 
@@ -100,7 +100,7 @@ impl GemmPrice {
             .saturating_mul(gemm.n.div_ceil(tile.columns))
             .saturating_mul(gemm.batch);
         let waves = |tiles: u64| tiles.div_ceil(self.units) as f64;
-        let w = c_bytes(gemm);
+        let w = output_bytes_per_element(gemm);
         let whole = waves(tiles) * (s_per_k * gemm.k as f64 + tile.epilogue_s_per_byte * w);
         if tiles >= 2 * self.units {
             return whole;
@@ -111,12 +111,12 @@ impl GemmPrice {
             let sum = elements * (PART_BYTES * s as f64 + w) * self.memory_s_per_byte;
             waves(tiles * s) * wave + sum
         };
-        SPLITS.iter().map(|&s| split(s)).fold(whole, f64::min)
+        SPLIT_K_FACTORS.iter().map(|&s| split(s)).fold(whole, f64::min)
     }
 }
 
 /// Bytes that cross the memory bus for one element of C.
-fn c_bytes(gemm: &Gemm) -> f64 {
-    let passes = if gemm.accumulate { 2.0 } else { 1.0 };
-    gemm.output.width() as f64 * passes
+fn output_bytes_per_element(gemm: &Gemm) -> f64 {
+    let accesses = if gemm.accumulate { 2.0 } else { 1.0 };
+    gemm.output.width() as f64 * accesses
 }

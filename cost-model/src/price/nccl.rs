@@ -1,27 +1,27 @@
-//! What NCCL's own tuner knows: constants of its `src/graph/tuning.cc`.
+//! Constants of NCCL's tuner, `src/graph/tuning.cc`.
 //!
-//! Releases differ in a few of them; these are of those that know Blackwell (2.27 and
-//! later), compared entry by entry with that source in November 2026. In 2.19 tree with Simple took 28 µs a hop and had no base latency, and
-//! LL moved no more on Hopper than on Ampere.
+//! Releases differ in a few of them; these are of the releases that know Blackwell (2.27 and later), compared entry
+//! by entry with that source in November 2026. In 2.19 tree with Simple took 28 µs a hop and had no base latency, and
+//! LL had the same bandwidth limit on Hopper as on Ampere.
 //!
 //! Nothing here is fitted; corrections to these constants are in the profile
-//! (`links.intra_node.efficiency`, `fill_s`). Left out: caps by channel, which do not bind with the
+//! (`links.intra_node.efficiency`, `fill_s`). Not modelled: limits by channel, which do not bind with the
 //! channel counts of these machines, CollNet, and NVLS.
 
 use crate::profile::CollectiveLibrary;
 
-/// How data goes round.
+/// The route of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NcclAlgorithm {
-    /// Each device passes slices to its neighbour.
+pub(super) enum NcclAlgorithm {
+    /// Each device sends slices to its neighbour.
     Ring,
     /// Up a double binary tree and down again; all-reduce only.
     Tree,
 }
 
-/// How a slice is handed over.
+/// How a slice is handed to the next device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NcclProtocol {
+pub(super) enum NcclProtocol {
     /// Every eight bytes carry four bytes of flag.
     Ll,
     /// Every 128 bytes carry eight bytes of flag.
@@ -30,8 +30,8 @@ pub enum NcclProtocol {
     Simple,
 }
 
-/// All algorithms and protocols.
-pub const CHOICES: [(NcclAlgorithm, NcclProtocol); 6] = [
+/// All combinations of algorithm and protocol.
+pub(super) const CANDIDATES: [(NcclAlgorithm, NcclProtocol); 6] = [
     (NcclAlgorithm::Ring, NcclProtocol::Simple),
     (NcclAlgorithm::Ring, NcclProtocol::Ll128),
     (NcclAlgorithm::Ring, NcclProtocol::Ll),
@@ -41,7 +41,7 @@ pub const CHOICES: [(NcclAlgorithm, NcclProtocol); 6] = [
 ];
 
 /// `baseLat`, in seconds.
-pub fn base_latency_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
+pub(super) fn base_latency_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
         (NcclAlgorithm::Tree, NcclProtocol::Ll) => 6.8e-6,
         (NcclAlgorithm::Ring, NcclProtocol::Ll) => 6.6e-6,
@@ -51,7 +51,7 @@ pub fn base_latency_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
 }
 
 /// `hwLat` of a hop over NVLink, in seconds.
-pub fn nvlink_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
+pub(super) fn nvlink_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
         (_, NcclProtocol::Ll) => 0.6e-6,
         (NcclAlgorithm::Tree, NcclProtocol::Ll128) => 1.25e-6,
@@ -62,7 +62,7 @@ pub fn nvlink_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
 }
 
 /// `hwLat` of a hop over the network, in seconds.
-pub fn network_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
+pub(super) fn network_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     match (algorithm, protocol) {
         (NcclAlgorithm::Tree, NcclProtocol::Ll) => 5.0e-6,
         (NcclAlgorithm::Tree, NcclProtocol::Ll128) => 8.5e-6,
@@ -72,19 +72,19 @@ pub fn network_hop_s(algorithm: NcclAlgorithm, protocol: NcclProtocol) -> f64 {
     }
 }
 
-/// `getNetOverhead`: what a hop of a ring across nodes takes at least, also one inside a node, in seconds,
-/// with processors of AMD, as these machines have; it is half of that with others.
-pub fn net_overhead_s(protocol: NcclProtocol) -> f64 {
+/// `getNetOverhead`: the least latency of any hop of a ring across nodes, in seconds, with AMD processors as these
+/// machines have; half of that with others.
+pub(super) fn net_overhead_s(protocol: NcclProtocol) -> f64 {
     const OVERHEAD_S: f64 = 2.0e-6;
     if protocol == NcclProtocol::Simple { 3.0 * OVERHEAD_S } else { OVERHEAD_S }
 }
 
-/// The latency of a Simple ring all-reduce across nodes on compute capability 8 and later.
-pub const SIMPLE_RING_PLATEAU_ACROSS_NODES: f64 = 1.4;
+/// Factor on the latency of a Simple ring all-reduce across nodes, on compute capability 8 and later.
+pub(super) const SIMPLE_RING_PLATEAU_ACROSS_NODES: f64 = 1.4;
 
-/// `llMaxBws`: what LL moves at most, in bytes per second of bus bandwidth. Inside a node it depends on the
-/// GPU, across nodes on the processor: AMD's.
-pub fn ll_bandwidth_max(library: CollectiveLibrary, nodes: u64) -> f64 {
+/// `llMaxBws`: the limit of LL's bus bandwidth, in bytes per second. Inside a node it depends on the GPU, across
+/// nodes on the processor (AMD's).
+pub(super) fn ll_bandwidth_max(library: CollectiveLibrary, nodes: u64) -> f64 {
     match (library, nodes) {
         (CollectiveLibrary::SharedMemory, _) => f64::INFINITY,
         (CollectiveLibrary::NcclAmpere, 1) => 87.7e9,
@@ -94,8 +94,8 @@ pub fn ll_bandwidth_max(library: CollectiveLibrary, nodes: u64) -> f64 {
     }
 }
 
-/// The share of a link's bandwidth that payload gets.
-pub fn bandwidth_share(algorithm: NcclAlgorithm, protocol: NcclProtocol, nodes: u64) -> f64 {
+/// The fraction of a link's bandwidth that carries payload.
+pub(super) fn bandwidth_share(algorithm: NcclAlgorithm, protocol: NcclProtocol, nodes: u64) -> f64 {
     match (algorithm, protocol) {
         (NcclAlgorithm::Ring, NcclProtocol::Simple) => 1.0,
         (NcclAlgorithm::Ring, NcclProtocol::Ll128) => 0.92,
@@ -107,11 +107,11 @@ pub fn bandwidth_share(algorithm: NcclAlgorithm, protocol: NcclProtocol, nodes: 
     }
 }
 
-/// `treeCorrectionFactor`: what is left of a tree's bandwidth, by power of two from 64 B.
+/// `treeCorrectionFactor`: the fraction of a tree's bandwidth that is reached, by power of two from 64 B.
 ///
-/// NCCL looks the power up; between powers this interpolates, because a step up from .4 to .5 would
-/// make one byte more a fifth faster.
-pub fn tree_correction(protocol: NcclProtocol, bytes: f64) -> f64 {
+/// NCCL looks the power up; this interpolates between powers, because with a step from .4 to .5 one byte more would
+/// be a fifth faster.
+pub(super) fn tree_correction(protocol: NcclProtocol, bytes: f64) -> f64 {
     let table = &TREE_CORRECTION[protocol as usize];
     let position = (bytes / 64.0).max(1.0).log2();
     let index = position as usize;

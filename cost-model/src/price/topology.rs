@@ -1,32 +1,31 @@
-//! Where the members of a group sit.
+//! The nodes that the members of a device group lie in.
 //!
-//! Devices fill nodes in the order of their numbers, D a node. A group of n members at distance s
-//! spans n·s numbers. It lies in one node when that span divides D (or when one node holds the whole
-//! mesh). Otherwise a node holds ⌈D/s⌉ of its members at most, and the ring passes through
-//! ⌈n / members a node⌉ nodes; groups that straddle a border are priced like the worst of them.
+//! Devices fill nodes in rank order, D a node. A group of n members at stride s spans n·s ranks. It lies in one node
+//! when that span divides D (or when one node holds the whole mesh). Otherwise a node holds ⌈D/s⌉ members at most,
+//! and a ring passes through ⌈n / members a node⌉ nodes. Of the groups of one shape, all are priced like the worst.
 
 use narrows_plan::mesh::DeviceGroup;
 
-/// How devices fill nodes.
+/// Devices and nodes of a mesh.
 #[derive(Clone, Copy, Debug)]
-pub struct Topology {
+pub(super) struct Topology {
     devices_per_node: u64,
     devices: u64,
 }
 
-/// How the members of a group are spread.
+/// The spread of a group over nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupPlacement {
-    /// Members.
+pub(super) struct GroupPlacement {
+    /// Members of the group.
     pub members: u64,
     /// Nodes they lie in.
     pub nodes: u64,
     /// Members in the fullest node.
-    pub local: u64,
+    pub members_per_node: u64,
 }
 
 impl Topology {
-    /// `devices` in all, `devices_per_node` in each node but perhaps the last.
+    /// A mesh of `devices`, with `devices_per_node` in each node but perhaps the last.
     pub fn new(devices_per_node: u64, devices: u64) -> Self {
         Topology { devices_per_node: devices_per_node.max(1), devices }
     }
@@ -36,22 +35,22 @@ impl Topology {
         self.devices_per_node
     }
 
-    /// How the members of the worst group of this shape are spread.
+    /// The placement of the worst group of this shape.
     pub fn place(&self, group: &DeviceGroup) -> GroupPlacement {
         let members = group.size.max(1);
         let stride = group.stride.max(1);
         let span = members.saturating_mul(stride);
         let per_node = self.devices_per_node;
         if self.devices <= per_node || (span <= per_node && per_node.is_multiple_of(span)) {
-            return GroupPlacement { members, nodes: 1, local: members };
+            return GroupPlacement { members, nodes: 1, members_per_node: members };
         }
         let local = if span <= per_node {
-            // Some group straddles a border, with its halves on either side at best.
+            // Some group straddles a node border, at best with half of its members on either side.
             members.div_ceil(2)
         } else {
             per_node.div_ceil(stride).min(members)
         };
-        GroupPlacement { members, nodes: members.div_ceil(local), local }
+        GroupPlacement { members, nodes: members.div_ceil(local), members_per_node: local }
     }
 }
 
@@ -61,14 +60,21 @@ mod tests {
     use narrows_plan::mesh::Axis;
 
     #[track_caller]
-    fn check(per_node: u64, devices: u64, size: u64, stride: u64, nodes: u64, local: u64) {
+    fn check(
+        devices_per_node: u64,
+        devices: u64,
+        size: u64,
+        stride: u64,
+        nodes: u64,
+        members_per_node: u64,
+    ) {
         let group = DeviceGroup { axis: Axis::Data, size, stride };
-        let placed = Topology::new(per_node, devices).place(&group);
-        assert_eq!(placed, GroupPlacement { members: size, nodes, local });
+        let placement = Topology::new(devices_per_node, devices).place(&group);
+        assert_eq!(placement, GroupPlacement { members: size, nodes, members_per_node });
     }
 
     #[test]
-    fn groups_are_placed_by_their_span() {
+    fn placement_follows_from_the_span() {
         check(4, 4, 4, 1, 1, 4);
         check(8, 16, 4, 1, 1, 4);
         check(4, 16, 8, 1, 2, 4);
@@ -78,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_straddles_a_border_is_priced_as_such() {
+    fn groups_that_straddle_a_border_span_two_nodes() {
         check(4, 6, 3, 1, 2, 2);
         check(4, 3, 3, 1, 1, 3);
     }

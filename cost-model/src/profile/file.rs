@@ -1,14 +1,15 @@
 //! The JSON form of a profile, `narrows-profile/1`.
 //!
-//! Units are in the keys. Every group of numbers says where it comes from in its `provenance`: a
-//! number that nobody measured is labelled `assumed`.
+//! Units are in the keys. Every group of numbers has a `provenance`; a number that was not measured is labelled
+//! `assumed` there.
 
 use narrows_plan::{Bytes, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::measured::KernelMeasurements;
-use super::refits::BootstrapRefits;
+use super::provenance::{Provenance, RelativeError};
+use super::refits::{BootstrapRefits, FittedParameter};
 
 /// A hardware profile as written; [`resolve`](ProfileFile::resolve) turns it into a
 /// [`Profile`](super::Profile).
@@ -21,30 +22,60 @@ pub struct ProfileFile {
     pub name: String,
     /// One or two sentences for a reader.
     pub description: String,
-    /// The profile that comes with the program whose curves these have the form of, where nothing was measured here:
-    /// what is far from its measured shapes is less certain here too. Absent where nothing is known of either.
+    /// The preset that the form of the curves was taken over from. For a class without measurements here, prices far
+    /// from that preset's measured shapes are less certain. Absent where the form is an assumption too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub form_of: Option<String>,
     /// The number formats that training uses on this hardware.
     pub precision: Precision,
     /// One device.
     pub device: DeviceSpec,
-    /// Dense products.
+    /// GEMMs.
     pub gemm: GemmCurve,
     /// Causal flash attention.
     pub attention: AttentionCurve,
-    /// Memory-bound passes.
-    pub passes: FusedCurve,
-    /// What connects the devices.
+    /// Fused ops: memory-bound kernels.
+    #[serde(rename = "passes")]
+    pub fused: FusedCurve,
+    /// Links between the devices.
     pub links: LinkSpec,
     /// How kernels are launched.
     pub executors: ExecutorSpecs,
-    /// What kernels took on the machine itself; prices are corrected by it.
+    /// Times of kernels on the machine itself, which correct prices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<KernelMeasurements>,
-    /// How certain the numbers are that were fitted to figures of others.
+    /// Bootstrap refits of the numbers that were fitted to published figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refits: Option<BootstrapRefits>,
+}
+
+impl ProfileFile {
+    /// The value of a fitted parameter.
+    pub fn parameter_mut(&mut self, parameter: FittedParameter) -> &mut f64 {
+        match parameter {
+            FittedParameter::GemmEfficiencyMax => &mut self.gemm.efficiency_max,
+            FittedParameter::GemmExposedEpilogue => &mut self.gemm.exposed_epilogue,
+            FittedParameter::GemmTileOverhead => &mut self.gemm.tile_overhead_elements,
+            FittedParameter::GemmStart => &mut self.gemm.start_s,
+            FittedParameter::LinkEfficiency => &mut self.links.intra_node.efficiency,
+            FittedParameter::LinkFill => &mut self.links.intra_node.fill_s,
+        }
+    }
+
+    /// This file with the parameters of each bootstrap refit in place of its own, in the order of the draws. Empty
+    /// for a file without refits.
+    pub fn refitted(&self) -> Vec<ProfileFile> {
+        let Some(refits) = &self.refits else { return vec![] };
+        let base = ProfileFile { refits: None, measured: None, ..self.clone() };
+        let refit = |draw: &Vec<f64>| {
+            let mut file = base.clone();
+            for (parameter, value) in refits.parameters.iter().zip(draw) {
+                *file.parameter_mut(*parameter) = *value;
+            }
+            file
+        };
+        refits.draws.iter().map(refit).collect()
+    }
 }
 
 /// The form of a profile file.
@@ -55,58 +86,25 @@ pub enum ProfileFormat {
     V1,
 }
 
-/// Where a group of numbers comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Provenance {
-    /// How the numbers were obtained.
-    pub kind: ProvenanceKind,
-    /// What they were taken from or fitted to, for a reader who wants to check.
-    pub source: String,
-    /// The day they were written down, `YYYY-MM-DD`.
-    pub date: String,
-    /// Fields of the group that it does not hold for: their values are assumed. One within another object of
-    /// the group is named with that: `peak_flops_per_s.bf16`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub assumed: Vec<String>,
-}
-
-/// How a group of numbers was obtained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProvenanceKind {
-    /// Measured on this hardware by `narrows calibrate`, or fitted to what it measured.
-    Measured,
-    /// Computed from what was measured on this hardware, by a rule that the source names: nobody measured the
-    /// numbers themselves.
-    Derived,
-    /// The vendor's data sheet.
-    Datasheet,
-    /// Taken from, or fitted to, somebody's published measurements on this hardware.
-    Published,
-    /// A plausible value that nobody measured on this hardware.
-    Assumed,
-}
-
 /// One device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
     /// Memory of the device.
     pub memory_bytes: Bytes,
-    /// The part of it that no arena can use.
+    /// Memory outside every arena.
     pub reserve: MemoryReserve,
     /// Peak bandwidth of that memory.
     pub memory_bandwidth_bytes_per_s: f64,
-    /// Peak rate of dense products.
+    /// Peak rate of GEMMs.
     pub peak_flops_per_s: PeakFlops,
-    /// Independent units that a product's tiles are spread over: streaming multiprocessors, cores.
+    /// Independent units that a GEMM's tiles are spread over: streaming multiprocessors, cores.
     pub compute_units: u32,
     /// Where these numbers come from.
     pub provenance: Provenance,
 }
 
-/// Memory that no arena holds: driver context, NCCL's buffers, library workspaces.
+/// Memory outside every arena: driver context, NCCL's buffers, library workspaces.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryReserve {
@@ -126,38 +124,20 @@ pub struct PeakFlops {
     pub f32: f64,
 }
 
-/// The widest relative error that a profile may have: whatever lies further away is as useless.
-pub const HALF_WIDTH_MAX: f64 = 1e6;
-
-/// How far measurements lie from a price.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RelativeError {
-    /// Nine measurements in ten lie between price / (1 + this) and price · (1 + this).
-    pub half_width_90: f64,
-    /// ln(measured / priced) of measurements that the price had not seen, over the scale of their distance
-    /// from those it had; at most 99, else their quantiles. Where they are fewer than ten, the error is taken
-    /// as normal.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub residuals: Vec<f64>,
-    /// Where the number comes from.
-    pub provenance: Provenance,
-}
-
-/// The parameters of the price of a product; [`price::gemm`](crate::price::gemm) has the equations.
+/// Parameters of the price of a GEMM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GemmCurve {
-    /// Share of the peak that the largest tile reaches on an endless product; power limits and
-    /// issue slots are in it. In (0, 1].
+    /// Fraction of the peak that the largest tile reaches on an endless GEMM, power limits and issue slots included.
+    /// In (0, 1].
     pub efficiency_max: f64,
-    /// Share of the peak memory bandwidth that a memory-bound product reaches. In (0, 1].
+    /// Fraction of the peak memory bandwidth that a memory-bound GEMM reaches. In (0, 1].
     pub memory_efficiency: f64,
-    /// Share of the write of C that the next tile's main loop does not hide.
+    /// Fraction of the write of C that the next tile's main loop does not hide.
     pub exposed_epilogue: f64,
-    /// λ: a tile of a rows and b columns costs 1 + λ(1/a + 1/b) a product.
+    /// λ: a tile of a rows and b columns costs 1 + λ(1/a + 1/b) for each multiply-add.
     pub tile_overhead_elements: f64,
-    /// Fill and drain of one launch, whoever launches it.
+    /// Fill and drain of one launch, under any executor.
     pub start_s: f64,
     /// The tiles that the library may choose from.
     pub tiles: Vec<GemmTile>,
@@ -167,21 +147,21 @@ pub struct GemmCurve {
     pub provenance: Provenance,
 }
 
-/// The part of C that one compute unit makes at a time.
+/// The part of C that one compute unit computes at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GemmTile {
-    /// Rows of it.
+    /// Rows.
     pub rows: u32,
-    /// Columns of it.
+    /// Columns.
     pub columns: u32,
 }
 
-/// The parameters of the price of attention.
+/// Parameters of the price of attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionCurve {
-    /// Share of the peak by sequence length, forward, 128 features a head.
+    /// Fraction of the peak by sequence length, forward, with 128 features a head.
     pub forward: Vec<EfficiencyPoint>,
     /// The same, backward.
     pub backward: Vec<EfficiencyPoint>,
@@ -201,17 +181,17 @@ pub struct AttentionCurve {
 pub struct EfficiencyPoint {
     /// Tokens of a sequence.
     pub length: u64,
-    /// Share of the peak reached there, in (0, 1].
+    /// Fraction of the peak, in (0, 1].
     pub efficiency: f64,
 }
 
-/// The parameters of the price of a memory-bound pass.
+/// Parameters of the price of a fused op.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FusedCurve {
-    /// Share of the peak memory bandwidth that a long pass reaches. In (0, 1].
+    /// Fraction of the peak memory bandwidth that a large fused op reaches. In (0, 1].
     pub efficiency: f64,
-    /// Fill and drain of one launch; it makes short passes slow.
+    /// Fill and drain of one launch; dominates small ops.
     pub start_s: f64,
     /// How far measurements lie from the price.
     pub relative_error: RelativeError,
@@ -219,23 +199,23 @@ pub struct FusedCurve {
     pub provenance: Provenance,
 }
 
-/// What connects the devices.
+/// Links between the devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LinkSpec {
     /// Devices of one node.
     pub devices_per_node: u32,
-    /// What runs the collectives.
+    /// The library that runs collectives.
     pub library: CollectiveLibrary,
     /// Inside a node.
     pub intra_node: IntraNodeLinks,
     /// Between nodes.
     pub inter_node: InterNodeLinks,
-    /// How far measurements lie from the price of a collective or transfer inside a node.
+    /// How far measurements lie from the price of a collective or P2P transfer inside a node.
     pub relative_error: RelativeError,
 }
 
-/// What runs the collectives, and which column of NCCL's constants applies.
+/// The library that runs collectives, with the column of NCCL's constants that applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveLibrary {
@@ -266,11 +246,11 @@ pub struct IntraNodeLinks {
     pub wiring: NodeWiring,
     /// All links of one device, one direction.
     pub bandwidth_bytes_per_s: f64,
-    /// Share of it that a long ring reaches (the bus bandwidth of nccl-tests). In (0, 1].
+    /// Fraction of it that a large ring collective reaches (the bus bandwidth of nccl-tests). In (0, 1].
     pub efficiency: f64,
-    /// What a long collective takes beyond NCCL's own latency constants.
+    /// Time of a large collective beyond NCCL's own latency constants.
     pub fill_s: f64,
-    /// The payload at which half of `fill_s` is paid.
+    /// Payload at which half of `fill_s` is paid.
     pub fill_half_bytes: f64,
     /// Where these numbers come from.
     pub provenance: Provenance,
@@ -280,15 +260,15 @@ pub struct IntraNodeLinks {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InterNodeLinks {
-    /// Network cards of one node, shared evenly by its devices.
+    /// Network cards of one node, shared evenly among its devices.
     pub nics_per_node: u32,
     /// One card, one direction.
     pub bandwidth_bytes_per_s: f64,
-    /// Share of it that a long collective reaches. In (0, 1].
+    /// Fraction of it that a large collective reaches. In (0, 1].
     pub efficiency: f64,
-    /// What a message takes beyond NCCL's own latency constants: cables, switches.
+    /// Latency of a message beyond NCCL's own constants: cables, switches.
     pub extra_latency_s: f64,
-    /// How far measurements lie from the price of what crosses nodes.
+    /// How far measurements lie from the price of a collective or P2P transfer between nodes.
     pub relative_error: RelativeError,
     /// Where these numbers come from.
     pub provenance: Provenance,
@@ -298,7 +278,7 @@ pub struct InterNodeLinks {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutorSpecs {
-    /// A captured graph with fused passes: this project's runtime.
+    /// Captured graphs of fused ops: this project's runtime.
     pub captured: LaunchCosts,
     /// A framework that launches operator by operator.
     pub eager: LaunchCosts,
@@ -310,13 +290,14 @@ pub struct ExecutorSpecs {
 pub struct LaunchCosts {
     /// Time between the end of a kernel and the start of the next one.
     pub launch_gap_s: f64,
-    /// Whether a pass is one kernel; otherwise it is run operator by operator.
-    pub fuses_passes: bool,
-    /// What a step takes, as a multiple of its kernels measured alone: clocks under sustained load,
-    /// the host, the allocator.
+    /// Whether a fused op is one kernel; otherwise it runs operator by operator.
+    #[serde(rename = "fuses_passes")]
+    pub fuses_ops: bool,
+    /// Time of a step over the sum of its kernels measured alone: clocks under sustained load, the host, the
+    /// allocator.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub step_factor: f64,
-    /// How far steps lie from that, beyond what their kernels are off.
+    /// How far steps lie from that time, besides the errors of their kernels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_error: Option<RelativeError>,
     /// Where these numbers come from.

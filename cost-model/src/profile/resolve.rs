@@ -1,4 +1,4 @@
-//! From what was written to what can be priced: every number is checked once, here.
+//! Validation of a profile file: every number is checked once, here.
 //!
 //! The ranges are wide enough for any hardware and narrow enough that every price is finite.
 
@@ -9,50 +9,50 @@ use std::ops::RangeInclusive;
 use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects};
 
-use super::file::*;
+use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, LinkSpec, ProfileFile};
 use super::measured::{KernelMeasurements, Repeatability};
-use super::presets::{measured_shapes, preset_names};
+use super::provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
 use super::refits::BootstrapRefits;
-use super::{Executor, Profile};
+use super::resolved::Profile;
+use super::shipped::{fitted_shapes, preset_names};
 
 /// Operations per second: from a microcontroller to a thousand times an H100.
 const FLOPS: RangeInclusive<f64> = 1e3..=1e18;
 /// Bytes per second.
 const BANDWIDTH: RangeInclusive<f64> = 1e3..=1e18;
-/// An efficiency below one in ten thousand is a mistake in a unit.
-const SHARE: RangeInclusive<f64> = 1e-4..=1.0;
-/// Seconds of a latency.
+/// Efficiencies: one below 1e-4 is a mistake in a unit.
+const EFFICIENCY: RangeInclusive<f64> = 1e-4..=1.0;
+/// Latencies in seconds.
 const LATENCY_S: RangeInclusive<f64> = 0.0..=10.0;
-/// Seconds of a measured kernel: more than nothing, less than three hours.
+/// Seconds of a measured kernel: more than zero, less than three hours.
 const TIME_S: RangeInclusive<f64> = 1e-10..=1e4;
-/// Every one of them is looked at for every price.
+/// Measured points: every price reads all of them.
 const POINTS_MAX: usize = 20_000;
-/// Relative half-widths. A busy machine shows factors of thousands.
-const HALF_WIDTH: RangeInclusive<f64> = 0.0..=HALF_WIDTH_MAX;
-/// A step's instructions, each at its shortest, are no longer than the step, but for what reading the clock
-/// takes.
+/// Relative half-widths. Measurements on a busy machine show factors of thousands.
+const HALF_WIDTH: RangeInclusive<f64> = 0.0..=RELATIVE_ERROR_MAX;
+/// The sum of a step's instructions over the step: at most 1, but for the time that reading the clock takes.
 const UNDISTURBED: RangeInclusive<f64> = 0.0..=1.1;
-/// Logarithms of a ratio. A busy machine shows factors of millions; no draw of these overflows.
+/// Logarithms of a ratio: wide enough for a busy machine, and no draw of them overflows.
 const RESIDUAL: RangeInclusive<f64> = -20.0..=20.0;
-/// Every draw is priced for every prediction.
+/// Bootstrap draws: every prediction prices each of them.
 const DRAWS_MAX: usize = 1000;
 
 impl ProfileFile {
-    /// Checks every number.
+    /// Validates every number.
     ///
     /// # Errors
     /// All defects at once, each with the path of its field.
     pub fn resolve(self) -> Result<Profile, Defects> {
-        let mut check = ProfileValidator { defects: Defects::default() };
+        let mut check = ProfileValidator::default();
         check.name(&self.name);
-        check.words("description", &self.description);
+        check.printable("description", &self.description);
         check.device(&self.device);
         check.gemm(&self.gemm);
         check.attention(&self.attention);
-        check.share("passes.efficiency", self.passes.efficiency);
-        check.latency("passes.start_s", self.passes.start_s);
-        check.error("passes.relative_error", &self.passes.relative_error);
-        check.provenance("passes", &self.passes.provenance);
+        check.efficiency("passes.efficiency", self.fused.efficiency);
+        check.latency("passes.start_s", self.fused.start_s);
+        check.relative_error("passes.relative_error", &self.fused.relative_error);
+        check.provenance("passes", &self.fused.provenance);
         check.links(&self.links);
         for (name, launching) in
             [("captured", &self.executors.captured), ("eager", &self.executors.eager)]
@@ -62,7 +62,7 @@ impl ProfileFile {
             check.within(&format!("{path}.step_factor"), launching.step_factor, 0.5..=5.0);
             check.provenance(&path, &launching.provenance);
             if let Some(error) = &launching.step_error {
-                check.error(&format!("{path}.step_error"), error);
+                check.relative_error(&format!("{path}.step_error"), error);
             }
         }
         check.assumed_fields(&serde_json::to_value(&self).unwrap_or_default(), "");
@@ -80,34 +80,31 @@ impl ProfileFile {
 }
 
 impl Profile {
-    /// The same hardware with another number of devices, and as many network cards for each, in a
-    /// node.
+    /// The same hardware with `devices` in a node, and as many network cards for each device as before.
     ///
     /// # Errors
-    /// When `devices` is zero or the cards do not come out even.
+    /// `devices` is zero, or the number of cards is not whole.
     pub fn with_devices_per_node(&self, devices: u32) -> Result<Profile, Defects> {
         let mut file = self.file.clone();
         let cards = u64::from(file.links.inter_node.nics_per_node) * u64::from(devices);
         let before = u64::from(file.links.devices_per_node);
         if devices == 0 || cards < before || !cards.is_multiple_of(before) {
             let nics = file.links.inter_node.nics_per_node;
-            let problem = format!("{nics} network cards for {before} devices cannot be scaled");
+            let problem = format!(
+                "{nics} network cards for {before} devices do not scale to {devices} devices"
+            );
             return Err(Defect::new("links.devices_per_node", problem)
-                .hint("copy the profile and set both numbers")
+                .hint("copy the profile and set devices and cards")
                 .into());
         }
         file.links.devices_per_node = devices;
         file.links.inter_node.nics_per_node = u32::try_from(cards / before).unwrap_or(u32::MAX);
         file.resolve()
     }
-
-    /// Whether `executor` runs a pass as one kernel.
-    pub fn fuses_passes(&self, executor: Executor) -> bool {
-        self.launching(executor).fuses_passes
-    }
 }
 
-/// Collects defects.
+/// Collects the defects of a file.
+#[derive(Default)]
 struct ProfileValidator {
     defects: Defects,
 }
@@ -122,19 +119,19 @@ impl ProfileValidator {
         if !range.contains(&value) {
             let (low, high) = (range.start(), range.end());
             let value = short(value);
-            self.defect(field, format!("{value} does not lie between {low:e} and {high:e}"));
+            self.defect(field, format!("{value} is not between {low:e} and {high:e}"));
         }
     }
 
-    /// Text that a terminal prints as it is.
-    fn words(&mut self, field: &str, text: &str) {
+    /// Text that is safe to print on a terminal.
+    fn printable(&mut self, field: &str, text: &str) {
         if text.chars().any(char::is_control) {
-            self.defect(field, "holds a control character, or more than one line".into());
+            self.defect(field, "contains a control character or a line break".into());
         }
     }
 
-    fn share(&mut self, field: &str, value: f64) {
-        self.within(field, value, SHARE);
+    fn efficiency(&mut self, field: &str, value: f64) {
+        self.within(field, value, EFFICIENCY);
     }
 
     fn latency(&mut self, field: &str, value: f64) {
@@ -143,7 +140,7 @@ impl ProfileValidator {
 
     fn count(&mut self, field: &str, value: u32, max: u32) {
         if !(1..=max).contains(&value) {
-            self.defect(field, format!("{value} does not lie between 1 and {max}"));
+            self.defect(field, format!("{value} is not between 1 and {max}"));
         }
     }
 
@@ -151,7 +148,7 @@ impl ProfileValidator {
         let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c);
         if name.is_empty() || !name.chars().all(legal) {
             self.defects.push(
-                Defect::new("name", format!("`{name}` is not a name"))
+                Defect::new("name", format!("`{name}` is not a valid name"))
                     .hint("lower-case letters, digits, `-`, `_` and `.`"),
             );
         }
@@ -161,29 +158,29 @@ impl ProfileValidator {
         if provenance.source.trim().is_empty() {
             self.defect(
                 &format!("{group}.provenance.source"),
-                "says nothing about where the numbers come from".to_string(),
+                "is empty: name the source of the numbers".to_string(),
             );
         }
-        self.words(&format!("{group}.provenance.source"), &provenance.source);
+        self.printable(&format!("{group}.provenance.source"), &provenance.source);
         if !is_date(&provenance.date) {
-            let problem = format!("`{}` is not a day in the form YYYY-MM-DD", provenance.date);
+            let problem = format!("`{}` is not a date in the form YYYY-MM-DD", provenance.date);
             self.defect(&format!("{group}.provenance.date"), problem);
         }
     }
 
-    /// Every provenance that makes an exception must name a field beside it.
+    /// Every field in the `assumed` list of a provenance must be a number of its group.
     fn assumed_fields(&mut self, value: &serde_json::Value, path: &str) {
         let serde_json::Value::Object(fields) = value else { return };
-        let numbers = numbers(fields);
+        let numbers = number_paths(fields);
         let provenance = fields.get("provenance").unwrap_or(&serde_json::Value::Null);
-        let named = provenance["assumed"].as_array().into_iter().flatten();
-        for name in named.filter_map(|name| name.as_str()) {
+        let assumed = provenance["assumed"].as_array().into_iter().flatten();
+        for name in assumed.filter_map(|name| name.as_str()) {
             let place = format!("{path}.provenance.assumed");
             if provenance["kind"] == "assumed" {
-                let problem = format!("names `{name}`, where all of the group is assumed");
+                let problem = format!("lists `{name}`, but the whole group is assumed");
                 self.defect(&place, problem);
             } else if !numbers.iter().any(|number| number == name) {
-                let problem = format!("`{name}` is no number of this group");
+                let problem = format!("`{name}` is not a number of this group");
                 self.defects.push(Defect::new(place, problem).hint(numbers.join(", ")));
             }
         }
@@ -193,7 +190,7 @@ impl ProfileValidator {
         }
     }
 
-    fn error(&mut self, path: &str, error: &RelativeError) {
+    fn relative_error(&mut self, path: &str, error: &RelativeError) {
         self.within(&format!("{path}.half_width_90"), error.half_width_90, HALF_WIDTH);
         for (index, residual) in error.residuals.iter().enumerate() {
             self.within(&format!("{path}.residuals[{index}]"), *residual, RESIDUAL);
@@ -202,10 +199,9 @@ impl ProfileValidator {
     }
 
     fn form_of(&mut self, name: &str) {
-        if measured_shapes(name).is_none() {
-            let problem =
-                format!("no profile `{name}` comes with the program that has measured shapes");
-            let known = preset_names().filter(|name| measured_shapes(name).is_some());
+        if fitted_shapes(name).is_none() {
+            let problem = format!("`{name}` is not a preset with measured shapes");
+            let known = preset_names().filter(|name| fitted_shapes(name).is_some());
             let hint = known.collect::<Vec<_>>().join(", ");
             self.defects.push(Defect::new("form_of", problem).hint(hint));
         }
@@ -213,10 +209,10 @@ impl ProfileValidator {
 
     fn device(&mut self, device: &DeviceSpec) {
         if device.memory_bytes.0 == 0 {
-            self.defect("device.memory_bytes", "must be more than zero".to_string());
+            self.defect("device.memory_bytes", "must be greater than zero".to_string());
         } else if device.reserve.bytes >= device.memory_bytes {
             let problem = format!(
-                "{} leaves nothing of the device's {}",
+                "{} is not less than the device's {}",
                 device.reserve.bytes, device.memory_bytes
             );
             self.defect("device.reserve.bytes", problem);
@@ -231,49 +227,49 @@ impl ProfileValidator {
     }
 
     fn gemm(&mut self, gemm: &GemmCurve) {
-        self.share("gemm.efficiency_max", gemm.efficiency_max);
-        self.share("gemm.memory_efficiency", gemm.memory_efficiency);
+        self.efficiency("gemm.efficiency_max", gemm.efficiency_max);
+        self.efficiency("gemm.memory_efficiency", gemm.memory_efficiency);
         self.within("gemm.exposed_epilogue", gemm.exposed_epilogue, 0.0..=100.0);
         self.within("gemm.tile_overhead_elements", gemm.tile_overhead_elements, 0.0..=1e4);
         self.latency("gemm.start_s", gemm.start_s);
         if gemm.tiles.is_empty() || gemm.tiles.len() > 32 {
-            let problem = format!("{} tiles: name one at least, and 32 at most", gemm.tiles.len());
+            let problem = format!("{} tiles: give 1 to 32", gemm.tiles.len());
             self.defect("gemm.tiles", problem);
         }
         for (index, tile) in gemm.tiles.iter().enumerate() {
             self.count(&format!("gemm.tiles[{index}].rows"), tile.rows, 4096);
             self.count(&format!("gemm.tiles[{index}].columns"), tile.columns, 4096);
         }
-        self.error("gemm.relative_error", &gemm.relative_error);
+        self.relative_error("gemm.relative_error", &gemm.relative_error);
         self.provenance("gemm", &gemm.provenance);
     }
 
     fn attention(&mut self, attention: &AttentionCurve) {
-        self.curve("attention.forward", &attention.forward);
-        self.curve("attention.backward", &attention.backward);
+        self.efficiency_curve("attention.forward", &attention.forward);
+        self.efficiency_curve("attention.backward", &attention.backward);
         self.within("attention.head_dim_half", attention.head_dim_half, 0.0..=4096.0);
         self.latency("attention.start_s", attention.start_s);
-        self.error("attention.relative_error", &attention.relative_error);
+        self.relative_error("attention.relative_error", &attention.relative_error);
         self.provenance("attention", &attention.provenance);
     }
 
-    /// Lengths must rise; the efficiency may at most double while they double, so that a longer
-    /// sequence (whose work quadruples) is never the faster one.
-    fn curve(&mut self, path: &str, points: &[EfficiencyPoint]) {
+    /// Lengths must increase; the efficiency may at most double while they double, so that a longer sequence (whose
+    /// work quadruples) is never the faster one.
+    fn efficiency_curve(&mut self, path: &str, points: &[EfficiencyPoint]) {
         if points.is_empty() {
             self.defect(path, "has no points".to_string());
         }
         for (index, point) in points.iter().enumerate() {
-            self.share(&format!("{path}[{index}].efficiency"), point.efficiency);
+            self.efficiency(&format!("{path}[{index}].efficiency"), point.efficiency);
             if point.length == 0 {
-                self.defect(&format!("{path}[{index}].length"), "must be more than zero".into());
+                self.defect(&format!("{path}[{index}].length"), "must be greater than zero".into());
             }
         }
         for (index, pair) in points.windows(2).enumerate() {
             let here = format!("{path}[{}]", index + 1);
             if pair[1].length <= pair[0].length {
                 let problem =
-                    format!("{} after {}: lengths must rise", pair[1].length, pair[0].length);
+                    format!("{} after {}: lengths must increase", pair[1].length, pair[0].length);
                 self.defect(&format!("{here}.length"), problem);
                 continue;
             }
@@ -289,13 +285,13 @@ impl ProfileValidator {
     }
 
     fn measured(&mut self, measured: &KernelMeasurements) {
-        self.words("measured.machine", measured.machine.as_deref().unwrap_or_default());
+        self.printable("measured.machine", measured.machine.as_deref().unwrap_or_default());
         if let Some(threads) = measured.threads {
             self.count("measured.threads", threads, 65_536);
         }
         if measured.points.is_empty() || measured.points.len() > POINTS_MAX {
             let count = measured.points.len();
-            let problem = format!("{count} points: name one at least, and {POINTS_MAX} at most");
+            let problem = format!("{count} points: give 1 to {POINTS_MAX}");
             self.defect("measured.points", problem);
         }
         for (index, point) in measured.points.iter().enumerate() {
@@ -303,12 +299,12 @@ impl ProfileValidator {
             self.within(&format!("{path}.time_s"), point.time_s, TIME_S);
             self.within(&format!("{path}.spread"), point.spread, 0.0..=1e6);
             if !(1..=65_536).contains(&point.devices) {
-                let problem = format!("{} does not lie between 1 and 65536", point.devices);
+                let problem = format!("{} is not between 1 and 65536", point.devices);
                 self.defect(&format!("{path}.devices"), problem);
             }
         }
         if let Some(steps) = &measured.steps {
-            self.error("measured.steps", steps);
+            self.relative_error("measured.steps", steps);
         }
         if let Some(Repeatability { rounds, rounds_apart_median, rounds_apart_90, undisturbed }) =
             measured.repeatability
@@ -323,21 +319,18 @@ impl ProfileValidator {
             self.within(&format!("{path}.undisturbed"), undisturbed, UNDISTURBED);
         }
         let points = measured.points.iter().map(|point| (&point.kernel, point.devices));
-        self.each_once("measured.points", points);
+        self.unique_items("measured.points", points);
         if measured.provenance.kind != ProvenanceKind::Measured {
             self.defects.push(
-                Defect::new(
-                    "measured.provenance.kind",
-                    "what kernels took was measured, or is not there",
-                )
-                .hint("measured"),
+                Defect::new("measured.provenance.kind", "`measured` holds measurements only")
+                    .hint("measured"),
             );
         }
         self.provenance("measured", &measured.provenance);
     }
 
-    /// Twice the same weighs twice, and of two times for one kernel neither is right.
-    fn each_once<T: Hash + Eq>(&mut self, path: &str, items: impl Iterator<Item = T>) {
+    /// Refuses duplicates: one would weigh twice, and of two times for one kernel at most one is right.
+    fn unique_items<T: Hash + Eq>(&mut self, path: &str, items: impl Iterator<Item = T>) {
         let mut seen = HashMap::new();
         for (index, item) in items.enumerate() {
             let first = *seen.entry(item).or_insert(index);
@@ -345,42 +338,43 @@ impl ProfileValidator {
                 self.defects.push(
                     Defect::new(
                         format!("{path}[{index}]"),
-                        format!("is the kernel of {path}[{first}] again"),
+                        format!("repeats the kernel of {path}[{first}]"),
                     )
-                    .hint("each kernel once for each number of devices, with its mean time"),
+                    .hint("give each kernel once for each number of devices, with its mean time"),
                 );
             }
         }
     }
 
-    /// Every draw's numbers must make a profile as good as the own ones do.
+    /// The parameters of every draw must make a valid profile.
     fn refits(&mut self, refits: &BootstrapRefits, file: &ProfileFile) {
         if file.measured.is_some() {
-            let problem = "says that the numbers were fitted to figures of others, and `measured` that they \
-                           were fitted to its own points";
-            self.defects.push(Defect::new("refits", problem).hint("one of the two, not both"));
+            let problem = "numbers cannot be fitted both to published figures (`refits`) and to the profile's own \
+                           points (`measured`)";
+            self.defects.push(Defect::new("refits", problem).hint("remove one of the two"));
         }
-        self.each_once("refits.kernels", refits.kernels.iter());
+        self.unique_items("refits.kernels", refits.kernels.iter());
         let (draws, kernels) = (refits.draws.len(), refits.kernels.len());
         for (name, count, max) in [("draws", draws, DRAWS_MAX), ("kernels", kernels, POINTS_MAX)] {
             if !(1..=max).contains(&count) {
-                let problem = format!("{count} {name}: name one at least, and {max} at most");
+                let problem = format!("{count} {name}: give 1 to {max}");
                 self.defect(&format!("refits.{name}"), problem);
             }
         }
         for (index, draw) in refits.draws.iter().enumerate() {
-            if draw.len() != refits.numbers.len() {
-                let problem = format!("{} numbers of {}", draw.len(), refits.numbers.len());
+            if draw.len() != refits.parameters.len() {
+                let problem =
+                    format!("{} values for {} numbers", draw.len(), refits.parameters.len());
                 self.defect(&format!("refits.draws[{index}]"), problem);
             }
         }
         if !self.defects.0.is_empty() {
             return;
         }
-        for (index, drawn) in refits.files(file).enumerate() {
-            let mut check = ProfileValidator { defects: Defects::default() };
-            check.gemm(&drawn.gemm);
-            check.links(&drawn.links);
+        for (index, refit) in file.refitted().into_iter().enumerate() {
+            let mut check = ProfileValidator::default();
+            check.gemm(&refit.gemm);
+            check.links(&refit.links);
             for defect in check.defects.0 {
                 let problem = format!("{}: {}", defect.field, defect.problem);
                 self.defect(&format!("refits.draws[{index}]"), problem);
@@ -394,7 +388,7 @@ impl ProfileValidator {
         let intra = &links.intra_node;
         let bandwidth = intra.bandwidth_bytes_per_s;
         self.within("links.intra_node.bandwidth_bytes_per_s", bandwidth, BANDWIDTH);
-        self.share("links.intra_node.efficiency", intra.efficiency);
+        self.efficiency("links.intra_node.efficiency", intra.efficiency);
         self.latency("links.intra_node.fill_s", intra.fill_s);
         self.within("links.intra_node.fill_half_bytes", intra.fill_half_bytes, 0.0..=1e12);
         self.provenance("links.intra_node", &intra.provenance);
@@ -402,28 +396,27 @@ impl ProfileValidator {
         self.count("links.inter_node.nics_per_node", inter.nics_per_node, 65_536);
         let bandwidth = inter.bandwidth_bytes_per_s;
         self.within("links.inter_node.bandwidth_bytes_per_s", bandwidth, BANDWIDTH);
-        self.share("links.inter_node.efficiency", inter.efficiency);
+        self.efficiency("links.inter_node.efficiency", inter.efficiency);
         self.latency("links.inter_node.extra_latency_s", inter.extra_latency_s);
-        self.error("links.inter_node.relative_error", &inter.relative_error);
+        self.relative_error("links.inter_node.relative_error", &inter.relative_error);
         self.provenance("links.inter_node", &inter.provenance);
-        self.error("links.relative_error", &links.relative_error);
+        self.relative_error("links.relative_error", &links.relative_error);
     }
 }
 
-/// The numbers of a group by their paths in it: those of objects within it too, unless these say for themselves
-/// where they come from.
-fn numbers(group: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
+/// Paths of the numbers of a group, including those of nested objects without a provenance of their own.
+fn number_paths(group: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
     let of = |(key, value): (&String, &serde_json::Value)| match value {
         serde_json::Value::Number(_) => vec![key.clone()],
         serde_json::Value::Object(within) if !within.contains_key("provenance") => {
-            numbers(within).into_iter().map(|path| format!("{key}.{path}")).collect()
+            number_paths(within).into_iter().map(|path| format!("{key}.{path}")).collect()
         }
         _ => vec![],
     };
     group.iter().flat_map(of).collect()
 }
 
-/// Whether `text` has the form of a day. That the month has that day is not checked.
+/// Whether `text` has the form of a date. The length of the month is not checked.
 fn is_date(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let [year, month, day] = parts[..] else { return false };

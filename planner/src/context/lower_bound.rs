@@ -48,7 +48,7 @@ pub fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infe
         return Err(infeasible);
     }
     let flops = model_flops(&request.model, request.sequence_length);
-    let peak = request.profile.peak_flops_per_s_of(context.mesh.devices(), context.compute());
+    let peak = request.profile.total_peak_flops_per_s(context.mesh.devices(), context.compute());
     Ok(Seconds(flops * request.global_batch as f64 / peak))
 }
 
@@ -66,7 +66,7 @@ fn min_step_time(request: &Request, context: &Context) -> f64 {
     parameter_reduce(&parameters, context)
         .iter()
         .chain(&parameter_update(&parameters, context))
-        .map(|template| prices.kernel(&template.kernel()).0)
+        .map(|template| prices.kernel_time(&template.kernel()).0)
         .sum()
 }
 

@@ -9,8 +9,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use narrows_cost_model::Prices;
-use narrows_cost_model::simulate::simulate;
+use narrows_cost_model::{Prices, simulate};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::lower::lower;
 use narrows_plan::strategy::Context;
@@ -316,7 +315,7 @@ impl<'a> ContextSolver<'a> {
             unreachable!("the planner's own program fails the check: {errors}")
         });
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
-        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, &price).step_time;
         FeasiblePlan { decisions, plan, program, time, partition_time, objective: partition.bound }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::segment::SegmentTime;
+use narrows_cost_model::SegmentTime;
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
 use narrows_plan::{Bytes, Seconds};

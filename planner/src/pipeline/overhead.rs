@@ -51,7 +51,7 @@ impl StageOverhead {
         ends: &EmbeddingAndHead,
     ) -> Vec<StageOverhead> {
         let prices = Prices::new(&request.profile, request.executor, &context.mesh);
-        let price = |template: &InstrTemplate| prices.kernel(&template.kernel());
+        let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
         let stages = context.mesh.pipeline;
         let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
         // The reduction over the stages is the last one.

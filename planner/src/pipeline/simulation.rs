@@ -1,6 +1,6 @@
 //! The step time of a partition, before it is lowered.
 
-use narrows_cost_model::simulate::{StageTime, StepPart, SyncedStages, schedule_time};
+use narrows_cost_model::{StageTime, StepPart, SyncedStages, schedule_time};
 use narrows_plan::Seconds;
 use narrows_plan::program::{MicrobatchPass, one_forward_one_backward};
 use narrows_plan::strategy::Context;
@@ -39,10 +39,12 @@ fn step_parts(overhead: &StageOverhead, blocks: &StageAssignment, stages: usize)
     let update = update + blocks.update;
     let syncs = begin + tied.unwrap_or_default() + norm.unwrap_or_default();
     let reduce = overhead.step + blocks.step - update - syncs;
-    let mut parts = vec![StepPart::Alone(begin)];
-    parts.extend(tied.map(|time| StepPart::Together(SyncedStages::ends(stages), time)));
-    parts.push(StepPart::Alone(reduce));
-    parts.extend(norm.map(|time| StepPart::Together(SyncedStages::all(stages), time)));
-    parts.push(StepPart::Alone(update));
+    let mut parts = vec![StepPart::Local(begin)];
+    parts.extend(
+        tied.map(|time| StepPart::Synchronized(SyncedStages::first_and_last(stages), time)),
+    );
+    parts.push(StepPart::Local(reduce));
+    parts.extend(norm.map(|time| StepPart::Synchronized(SyncedStages::all(stages), time)));
+    parts.push(StepPart::Local(update));
     parts
 }

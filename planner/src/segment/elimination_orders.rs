@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use narrows_cost_model::segment::PricedSpace;
-use narrows_cost_model::table::TableLink;
+use narrows_cost_model::{PricedSpace, TableLink};
 use narrows_plan::graph::Grouping;
 
 use super::spec::SegmentSpec;
@@ -31,7 +30,7 @@ impl EliminationOrders {
         if let Some((_, order)) = lock(&self.orders).entry(key).or_default().iter().find(same) {
             return order.clone();
         }
-        let order = EliminationOrder::of_links(&priced.sizes(), links).ok().map(Arc::new);
+        let order = EliminationOrder::of_links(&priced.choice_counts(), links).ok().map(Arc::new);
         lock(&self.orders).entry(key).or_default().push((links.to_vec(), order.clone()));
         order
     }

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use narrows_cost_model::Prices;
-use narrows_cost_model::memory::segment_bytes;
-use narrows_cost_model::segment::{PricedSpace, decode, segment_time};
-use narrows_cost_model::table::{Assignment, CostTable};
+use narrows_cost_model::{
+    Assignment, CostTable, PricedSpace, Prices, decode_assignment, segment_bytes, segment_time,
+};
 use narrows_plan::graph::{
     BlockShape, CarriedTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
@@ -202,11 +201,11 @@ impl<'a> SegmentSolver<'a> {
             return *cached;
         }
         let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let mut range = [f64::INFINITY, 0.0_f64];
         for grouping in self.groupings(spec) {
             let priced = &self.prepare(spec, grouping, context).priced;
-            let [min, max] = priced.step_range(context, &price);
+            let [min, max] = priced.step_time_bounds(context, &price);
             range = [range[0].min(min.0), range[1].max(max.0)];
         }
         lock(&self.step_ranges).insert(key, range);
@@ -272,7 +271,7 @@ impl<'a> SegmentSolver<'a> {
                     return None;
                 };
                 let prices = self.prices(context);
-                let price = |kernel: &Kernel| prices.kernel(kernel);
+                let price = |kernel: &Kernel| prices.kernel_time(kernel);
                 let table = prepared.priced.table(context, &price, true);
                 Some((*grouping, Arc::new(Sweeper::with_order(&table, order))))
             })
@@ -331,7 +330,7 @@ impl<'a> SegmentSolver<'a> {
         let space =
             SegmentSpace::new(segment, spec.boundary, shared, rules, tied, spec.tied_weight);
         let prices = self.prices(&shared);
-        let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel(kernel));
+        let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel_time(kernel));
         let order_key = (SegmentSpec { shape: 0, ..spec }, grouping, shared.tensor());
         let order = self.elimination_orders.order(order_key, &priced);
         let segment = Arc::new(priced.space.segment.clone());
@@ -352,7 +351,7 @@ impl<'a> SegmentSolver<'a> {
     ) -> Option<MinCostAssignment> {
         let prepared = self.prepare(spec, grouping, context);
         let prices = self.prices(context);
-        let price = |kernel: &Kernel| prices.kernel(kernel);
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
         self.solve_count.fetch_add(1, Ordering::Relaxed);
         match &prepared.order {
             Some(order) => order.cheapest(&prepared.priced.times(context, &price)),
@@ -382,8 +381,9 @@ impl<'a> SegmentSolver<'a> {
         let prepared = self.prepare(spec, grouping, context);
         let prices = self.prices(context);
         let space = &prepared.priced.space;
-        let choice = decode(space, assignment);
-        let time = segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel(kernel));
+        let choice = decode_assignment(space, assignment);
+        let time =
+            segment_time(space, context, &choice, &|kernel: &Kernel| prices.kernel_time(kernel));
         let bytes = segment_bytes(space, context, &choice);
         SolvedSegment { grouping, choice, segment: prepared.segment.clone(), time, bytes }
     }

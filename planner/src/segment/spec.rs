@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::memory::SegmentBytes;
-use narrows_cost_model::segment::SegmentTime;
+use narrows_cost_model::{SegmentBytes, SegmentTime};
 use narrows_plan::graph::{Grouping, Segment, SegmentKind};
 use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeight};
 

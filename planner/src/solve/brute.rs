@@ -4,8 +4,7 @@
 //! is skipped, and every complete assignment is measured. Costs never prune, so nothing here can
 //! be wrong about them.
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, TableLink};
+use narrows_cost_model::{Assignment, CostTable, TableLink};
 use narrows_plan::Seconds;
 
 use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, Solver};

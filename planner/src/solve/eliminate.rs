@@ -16,8 +16,7 @@
 //! what goes together is found once (`join.rs`), and with other costs (bytes priced by
 //! multipliers, say) only the sweep is repeated.
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, TableLink};
+use narrows_cost_model::{Assignment, CostTable, TableLink};
 
 use super::join::{Elimination, removals};
 use super::order::ConstraintGraph;
@@ -177,7 +176,7 @@ fn remove(removal: &Elimination, own: &[f64], swept: &mut SweepTables, children:
 
 /// The times of all choices: the costs of the plain objective.
 pub fn times(table: &CostTable) -> Vec<Vec<f64>> {
-    let node = |node: &narrows_cost_model::table::TableNode| {
+    let node = |node: &narrows_cost_model::TableNode| {
         node.choices.iter().map(|choice| choice.time.0).collect()
     };
     table.nodes.iter().map(node).collect()

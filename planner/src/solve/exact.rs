@@ -32,7 +32,7 @@ impl Solver for Exact {
 /// Solves a table by the cheapest method that proves its answer; [`SolveOutcome::prover`] says which.
 ///
 /// ```
-/// use narrows_cost_model::table::{CostTable, TableChoice, TableLink, TableNode, TableNodeId};
+/// use narrows_cost_model::{CostTable, TableChoice, TableLink, TableNode, TableNodeId};
 /// use narrows_plan::Seconds;
 /// use narrows_planner::solve::{SolveLimits, exact};
 ///

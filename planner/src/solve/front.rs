@@ -7,8 +7,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, MemoryRowId};
+use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
 use narrows_plan::{Bytes, Seconds};
 
 use super::{Prover, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver};

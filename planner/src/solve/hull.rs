@@ -11,8 +11,7 @@
 
 use std::sync::Arc;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, MemoryRowId};
+use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
 
 use super::SolveError;
 use super::eliminate::{EliminationOrder, times};
@@ -83,7 +82,7 @@ impl Sweeper {
 }
 
 fn bytes_of(table: &CostTable, row: MemoryRowId) -> Vec<Vec<f64>> {
-    let of = |choice: &narrows_cost_model::table::TableChoice| {
+    let of = |choice: &narrows_cost_model::TableChoice| {
         choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.as_f64()).sum()
     };
     table.nodes.iter().map(|node| node.choices.iter().map(of).collect()).collect()

@@ -12,8 +12,7 @@
 //! assignments to compare the bound with. On a tree the best `L` equals the relaxation of the
 //! integer program.
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::Assignment;
+use narrows_cost_model::{Assignment, CostTable};
 use narrows_plan::Seconds;
 
 use super::eliminate::{EliminationOrder, MinCostAssignment, times};
@@ -139,11 +138,10 @@ fn priced_times(
     let mut costs = times.to_vec();
     for (node, costs) in table.nodes.iter().zip(&mut costs) {
         for (choice, cost) in node.choices.iter().zip(costs) {
-            let rent =
-                |(row, bytes): &(narrows_cost_model::table::MemoryRowId, narrows_plan::Bytes)| {
-                    let row = row.0 as usize;
-                    prices[row] * bytes.as_f64() / limits[row]
-                };
+            let rent = |(row, bytes): &(narrows_cost_model::MemoryRowId, narrows_plan::Bytes)| {
+                let row = row.0 as usize;
+                prices[row] * bytes.as_f64() / limits[row]
+            };
             *cost += choice.bytes.iter().map(rent).sum::<f64>();
         }
     }

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_cost_model::table::TableLink;
+use narrows_cost_model::TableLink;
 
 use super::bits::Bits;
 

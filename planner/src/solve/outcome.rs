@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, MemoryRowId, TableNodeId};
+use narrows_cost_model::{Assignment, CostTable, MemoryRowId, TableNodeId};
 use narrows_plan::{Bytes, Seconds};
 
 /// When to stop short of a proof.

@@ -14,9 +14,8 @@
 
 use std::collections::BTreeMap;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{
-    Assignment, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
+use narrows_cost_model::{
+    Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
 };
 use narrows_plan::Bytes;
 

@@ -9,8 +9,7 @@
 //! - `t > w`, or no assignment: the optimum is no less than `w`. The next window is wider, but no
 //!   wider than `t`, and then it is the last.
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::TableLink;
+use narrows_cost_model::{CostTable, TableLink};
 use narrows_plan::Seconds;
 
 use super::ilp::{self, IlpLibrary, Incumbent};

@@ -6,7 +6,7 @@ pub mod works;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use narrows_calibration::fit::gpu::{GpuMachine, GpuModel, MeasuredStep};
+use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep};
 use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_cost_model::{Executor, Prices, Profile, profile};
 use narrows_cuda::libraries::CudaLibrary;
@@ -57,13 +57,13 @@ pub fn first(launched: Option<&LaunchedProcess>) -> Option<GpuModel> {
         multiprocessors: gpu.multiprocessors,
         memory: gpu.memory,
         // Launchers may show each process its own alone.
-        per_node: seen.max(u32::try_from(started).unwrap_or(u32::MAX)),
+        devices_per_node: seen.max(u32::try_from(started).unwrap_or(u32::MAX)),
     })
 }
 
 /// What plans are searched on before anything is measured: the preset, with this GPU's memory.
 pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
-    let preset = profile::preset(gpu.preset().0).map_err(Failure::flags)?;
+    let preset = profile::preset(gpu.nearest_preset().0).map_err(Failure::flags)?;
     let mut file = preset.file().clone();
     file.device.memory_bytes = gpu.memory;
     Ok(file.resolve().unwrap_or(preset))
@@ -96,7 +96,7 @@ pub fn steps(subjects: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep>
     let step = |subject: &PlannedBenchmark| {
         let best = subject.best()?;
         let all = kernels(subject.program.program());
-        let launched = all.iter().filter(|(kernel, _)| prices.kernel(kernel).0 > 0.0);
+        let launched = all.iter().filter(|(kernel, _)| prices.kernel_time(kernel).0 > 0.0);
         Some(MeasuredStep {
             instructions_s: best.undisturbed_step_s(),
             launches: launched.map(|(_, times)| times).sum(),

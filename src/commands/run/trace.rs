@@ -2,8 +2,7 @@
 
 use std::io;
 
-use narrows_cost_model::Prices;
-use narrows_cost_model::simulate::simulate;
+use narrows_cost_model::{Prices, simulate};
 use narrows_plan::CheckedProgram;
 use narrows_runtime::Trainer;
 use narrows_runtime::train::TrainedStep;
@@ -24,7 +23,7 @@ pub struct Tracer<'a> {
 impl<'a> Tracer<'a> {
     /// With what is expected of a step at these prices.
     pub fn new(asked: &'a TraceSettings, program: &CheckedProgram, prices: &Prices) -> Tracer<'a> {
-        let price = |kernel: &narrows_plan::Kernel| prices.kernel(kernel);
+        let price = |kernel: &narrows_plan::Kernel| prices.kernel_time(kernel);
         let timeline = simulate(program, &price);
         let expected = expected(program.program(), &timeline, &price);
         Tracer { asked, expected, measured: vec![] }

@@ -3,7 +3,7 @@
 mod counts;
 mod course;
 
-use narrows_cost_model::simulate::Breakdown;
+use narrows_cost_model::Breakdown;
 use narrows_plan::mesh::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, Seconds};

@@ -12,8 +12,7 @@
 mod backend;
 mod program;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{Assignment, MemoryRowId};
+use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
 use narrows_plan::Seconds;
 
 pub use backend::IlpLibrary;

@@ -22,8 +22,7 @@
 
 use std::collections::BTreeSet;
 
-use narrows_cost_model::CostTable;
-use narrows_cost_model::table::{MemoryRowId, TableLink};
+use narrows_cost_model::{CostTable, MemoryRowId, TableLink};
 use narrows_plan::Seconds;
 
 use crate::solve::bits::Bits;
@@ -182,7 +181,7 @@ fn above_least(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
     let mut room = table.rows[row.0 as usize].limit.0;
     let mut of = Vec::with_capacity(table.nodes.len());
     for node in &table.nodes {
-        let used = |choice: &narrows_cost_model::table::TableChoice| {
+        let used = |choice: &narrows_cost_model::TableChoice| {
             choice.bytes.iter().filter(|(r, _)| *r == row).map(|(_, bytes)| bytes.0).sum::<u64>()
         };
         let used: Vec<u64> = node.choices.iter().map(used).collect();

@@ -6,14 +6,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use narrows_calibration::gpt::fit::{HoldOut, NAMES, StepRow, StepRows, framework, numbers};
-use narrows_calibration::gpt::fitted::{FitConditions, digest, fitted_to};
-use narrows_calibration::gpt::interval::{IntervalModel, certainty};
-use narrows_calibration::gpt::{FRAMEWORK, Framework, step_s};
-use narrows_calibration::measurements::{
-    Citation, GptModel, MeasuredQuantity, Measurement, RelativeErrors, RowDefaults, TrainedModel,
-    TrainingStep, from_rows,
+use narrows_calibration::framework::{
+    COEFFICIENT_NAMES, FITTED_FRAMEWORK, FitConditions, Framework, HoldOut, IntervalModel, StepRow,
+    StepRows, fit_conditions_of, row_digest, shipped_interval_model, step_time_s,
 };
+use narrows_calibration::measurements::{
+    Citation, GptModel, MeasuredQuantity, Measurement, TrainedModel, TrainingStep,
+};
+use narrows_calibration::validation::ErrorSummary;
+use narrows_calibration::{CsvDefaults, measurements_from_csv};
 use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Mesh, Workload};
@@ -36,8 +37,12 @@ fn rows(file: &str, hardware: &str, recompute: Recompute) -> Option<Vec<Measurem
     };
     let source = Citation { citation: file.into(), conditions: String::new() };
     let (name, hardware) = (file.into(), hardware.into());
-    let assumed = RowDefaults { name, source, hardware, vocabulary: 51_200, recompute };
-    Some(from_rows(&text, &RowDefaults { name: "rows".into(), ..assumed }).unwrap().measurements)
+    let assumed = CsvDefaults { name, source, hardware, vocabulary: 51_200, recompute };
+    Some(
+        measurements_from_csv(&text, &CsvDefaults { name: "rows".into(), ..assumed })
+            .unwrap()
+            .measurements,
+    )
 }
 
 /// The profile of a file's rows, with the network's share replaced.
@@ -49,7 +54,7 @@ fn profile(name: &str, network: f64) -> Profile {
 
 fn predicted_s(row: &Measurement, profile: &Profile, framework: &Framework) -> f64 {
     let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
-    step_s(step, row.mesh, profile, framework).unwrap()
+    step_time_s(step, row.mesh, profile, framework).unwrap()
 }
 
 #[test]
@@ -59,8 +64,8 @@ fn rows_beside_the_repository_are_predicted() {
         let profile = preset(hardware).unwrap();
         let pairs = rows
             .iter()
-            .map(|row| (predicted_s(row, &profile, &FRAMEWORK), row.measured_s(&profile)));
-        let errors = RelativeErrors::of(pairs).unwrap();
+            .map(|row| (predicted_s(row, &profile, &FITTED_FRAMEWORK), row.measured_s(&profile)));
+        let errors = ErrorSummary::of(pairs).unwrap();
         println!("{file}: {errors:?}");
         assert!(errors.mean_absolute_percent < bar, "{file}: {errors:?}");
     }
@@ -71,8 +76,8 @@ fn rows_beside_the_repository_are_predicted() {
 fn shipped_numbers_are_those_of_the_fit() {
     let Some((rows, profiles)) = both() else { return };
     let fitted = counted(rows.iter(), &profiles).fit();
-    let shipped = numbers(&FRAMEWORK, &profiles[1]);
-    for ((name, fitted), shipped) in NAMES.iter().zip(&fitted).zip(&shipped) {
+    let shipped = FITTED_FRAMEWORK.coefficients(&profiles[1]);
+    for ((name, fitted), shipped) in COEFFICIENT_NAMES.iter().zip(&fitted).zip(&shipped) {
         assert!((shipped / fitted - 1.0).abs() < 2e-3, "{name}: {shipped}, and fitted {fitted}");
     }
 }
@@ -119,14 +124,14 @@ fn left_out(
     let fitted = rest.fit();
     let bootstrap = rest.bootstrap(drawn, fitted, DRAWS, SEED);
     let certainty = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
-    let own = framework(&fitted);
+    let own = Framework::from_coefficients(&fitted);
     let network = fitted[8].clamp(0.05, 1.0);
     let held = |(row, residual): (&StepRow, f64)| {
         let profile = profile(row.profile.name(), network);
         let [low, high] = certainty.interval_s(row.step, row.mesh, &profile, &own).unwrap();
         assert!(low <= high && low > 0.0);
         let inside = (low..=high).contains(&row.measured_s);
-        Held { across: row.across(), residual, inside }
+        Held { across: row.crosses_nodes(), residual, inside }
     };
     left_out.rows().iter().zip(left_out.residuals(&fitted)).map(held).collect()
 }
@@ -148,7 +153,7 @@ fn report(held: &[Held]) -> [f64; 3] {
         let of: Vec<&Held> = held.iter().filter(|one| own(one)).collect();
         let inside = of.iter().filter(|one| one.inside).count() as f64 / of.len() as f64;
         let errors = of.iter().map(|one| ((-one.residual).exp(), 1.0));
-        let mean = RelativeErrors::of(errors).unwrap().mean_absolute_percent;
+        let mean = ErrorSummary::of(errors).unwrap().mean_absolute_percent;
         println!(
             "{what}: {} rows, mean error {mean:.2} %, {:.1} % within",
             of.len(),
@@ -191,7 +196,7 @@ fn intervals_cover_the_models_that_are_left_out() {
 
 #[test]
 fn intervals_are_the_same_every_time_and_hold_their_prediction() {
-    let certainty = certainty().unwrap();
+    let certainty = shipped_interval_model().unwrap();
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let step = |hidden: u64, micro_batch: u64| {
         let gpt = GptModel { layers: 24, hidden, heads: 16, vocabulary: 51_200 };
@@ -209,8 +214,8 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
     for (tensor, data, hidden) in [(2, 1, 2048), (2, 1, 32_768), (8, 8, 2048)] {
         let mesh = Mesh { tensor, pipeline: 1, data };
         let step = step(hidden, 1);
-        let time = step_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
-        let interval = || certainty.interval_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
+        let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
+        let interval = || certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let [low, high] = interval();
         assert_eq!(interval(), [low, high]);
         assert!(low < time && time < high, "{low} {time} {high}");
@@ -223,7 +228,7 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
 /// A model that nobody measured, and hardware that nothing was fitted on, are less certain.
 #[test]
 fn other_models_and_other_hardware_are_less_certain() {
-    let certainty = certainty().unwrap();
+    let certainty = shipped_interval_model().unwrap();
     let width = |profile: &Profile, layers: u64| {
         let gpt = GptModel { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
         let step = TrainingStep {
@@ -236,7 +241,7 @@ fn other_models_and_other_hardware_are_less_certain() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = certainty.interval_s(&step, mesh, profile, &FRAMEWORK).unwrap();
+        let [low, high] = certainty.interval_s(&step, mesh, profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
     let a100 = preset("a100-80gb-8").unwrap();
@@ -256,8 +261,11 @@ fn other_models_and_other_hardware_are_less_certain() {
 /// models, and across nodes those are less certain too.
 #[test]
 fn other_models_are_less_certain_across_nodes() {
-    let certainty = certainty().unwrap();
-    assert_eq!([&certainty.known, &certainty.other].map(|held| held.across_nodes.len()), [30, 30]);
+    let certainty = shipped_interval_model().unwrap();
+    assert_eq!(
+        [&certainty.by_row, &certainty.by_model].map(|held| held.across_nodes.len()),
+        [30, 30]
+    );
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let width = |layers: u64, hidden: u64, heads: u64| {
         let gpt = GptModel { layers, hidden, heads, vocabulary: 51_200 };
@@ -271,7 +279,7 @@ fn other_models_are_less_certain_across_nodes() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 8, pipeline: 1, data: 8 };
-        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
+        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
     // The model of 3.6 B parameters was measured across nodes, that of width 2048 within one alone.
@@ -282,7 +290,7 @@ fn other_models_are_less_certain_across_nodes() {
 /// No row within a node recomputes: such a step is less certain than one like the rows.
 #[test]
 fn recomputation_that_nobody_measured_is_less_certain() {
-    let certainty = certainty().unwrap();
+    let certainty = shipped_interval_model().unwrap();
     let profile = preset("a100-80gb-8").unwrap();
     let width = |recompute| {
         let gpt = GptModel { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
@@ -296,7 +304,7 @@ fn recomputation_that_nobody_measured_is_less_certain() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FRAMEWORK).unwrap();
+        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
     let (seen, unseen) = (width(Recompute::None), width(Recompute::Block));
@@ -312,23 +320,30 @@ fn rows_say_whether_something_was_fitted_to_them() {
         let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
         let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
         let own = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
-        let terms = fitted_to(step, mesh, measured_s).unwrap();
-        assert!(terms.hold(step, own), "{terms:?}");
+        let terms = fit_conditions_of(step, mesh, measured_s).unwrap();
+        assert!(terms.match_step(step, own), "{terms:?}");
         let two_digits: f64 = format!("{measured_s:.1e}").parse().unwrap();
         for rounded in [two_digits, measured_s * 0.96, measured_s * 1.04] {
-            assert_eq!(fitted_to(step, mesh, rounded), Some(terms), "{rounded} for {measured_s}");
+            assert_eq!(
+                fit_conditions_of(step, mesh, rounded),
+                Some(terms),
+                "{rounded} for {measured_s}"
+            );
         }
         let recompute = match step.recompute {
             Recompute::None => Recompute::Block,
             _ => Recompute::None,
         };
         let assumed = TrainingStep { recompute, ..step.as_ref().clone() };
-        assert_eq!(fitted_to(&assumed, mesh, measured_s), Some(terms));
-        assert!(!terms.hold(&assumed, own) && !terms.hold(step, &preset("a100-80gb").unwrap()));
+        assert_eq!(fit_conditions_of(&assumed, mesh, measured_s), Some(terms));
+        assert!(
+            !terms.match_step(&assumed, own)
+                && !terms.match_step(step, &preset("a100-80gb").unwrap())
+        );
         let mut other = assumed.clone();
         other.workload.global_batch *= 2;
-        assert_eq!(fitted_to(&other, mesh, measured_s), None);
-        assert_eq!(fitted_to(step, mesh, measured_s * 1.2), None);
+        assert_eq!(fit_conditions_of(&other, mesh, measured_s), None);
+        assert_eq!(fit_conditions_of(step, mesh, measured_s * 1.2), None);
     }
 }
 
@@ -341,8 +356,8 @@ fn digests(rows: &[Measurement], profiles: &[Profile; 2]) -> String {
             let TrainedModel::Gpt(gpt) = step.model else { panic!("rows are steps of GPTs") };
             let (hardware, recompute) = (row.hardware.clone(), step.recompute);
             let terms = FitConditions { hardware, recompute, vocabulary: gpt.vocabulary };
-            let digest = digest(step, row.mesh, row.measured_s(profile)).unwrap();
-            (terms.words().join(" "), digest)
+            let digest = row_digest(step, row.mesh, row.measured_s(profile)).unwrap();
+            (terms.labels().join(" "), digest)
         };
         let mut digests: Vec<(String, String)> = own.map(digest).collect();
         digests.sort();
@@ -375,20 +390,20 @@ fn refit() {
     let Some((rows, profiles)) = both() else { return };
     let all = counted(rows.iter(), &profiles);
     let fitted = all.fit();
-    for (name, number) in NAMES.iter().zip(&fitted) {
+    for (name, number) in COEFFICIENT_NAMES.iter().zip(&fitted) {
         println!("{name} = {number:.4e}");
     }
-    let own = numbers(&FRAMEWORK, &profiles[1]);
+    let own = FITTED_FRAMEWORK.coefficients(&profiles[1]);
     let [by_row, by_model] =
         [HoldOut::Rows, HoldOut::Models].map(|drawn| all.bootstrap(drawn, own, DRAWS, SEED));
     let mut certainty = IntervalModel::of(&all, &own, &by_row, &by_model, provenance());
     let round = |number: &mut f64| *number = (*number * 1e4).round() / 1e4;
-    for held in [&mut certainty.known, &mut certainty.other] {
+    for held in [&mut certainty.by_row, &mut certainty.by_model] {
         held.draws.iter_mut().flatten().for_each(round);
         held.within_a_node.iter_mut().for_each(round);
         held.across_nodes.iter_mut().for_each(round);
     }
-    certainty.sizes.iter_mut().flatten().for_each(round);
+    certainty.log_size_ranges.iter_mut().flatten().for_each(round);
     if std::env::var_os("NARROWS_BLESS").is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/fits/gpt-a100.json");
         let text = serde_json::to_string(&certainty).unwrap().replace("],[", "],\n[");

@@ -1,4 +1,4 @@
-//! The price of a memory-bound pass.
+//! The price of a fused op: a memory-bound kernel.
 //!
 //! ```text
 //! fused:   gap + start + bytes / (bandwidth · η)
@@ -11,16 +11,16 @@ use narrows_plan::kernel::FusedKernel;
 
 use crate::profile::{DeviceSpec, FusedCurve};
 
-/// Prices passes; see the [module](self).
+/// Prices fused ops; see the [module](self).
 #[derive(Clone, Copy, Debug)]
-pub struct FusedPrice {
+pub(super) struct FusedPrice {
     start: Seconds,
     bytes_per_s: f64,
     fused: bool,
 }
 
 impl FusedPrice {
-    /// Prices from a checked profile's parts, for an executor that fuses passes or does not.
+    /// From parts of a validated profile; `fused` says whether the executor runs the op as one kernel.
     pub fn new(curve: &FusedCurve, device: &DeviceSpec, fused: bool) -> Self {
         FusedPrice {
             start: Seconds(curve.start_s),
@@ -29,15 +29,15 @@ impl FusedPrice {
         }
     }
 
-    /// How many kernels it is.
-    pub fn launches(&self, pass: &FusedKernel) -> u32 {
-        if self.fused { 1 } else { pass.unfused_launches }
+    /// Number of kernel launches.
+    pub fn launches(&self, op: &FusedKernel) -> u32 {
+        if self.fused { 1 } else { op.unfused_launches }
     }
 
     /// Seconds including a launch gap for every launch.
-    pub fn price(&self, pass: &FusedKernel, launch_gap: Seconds) -> Seconds {
-        let traffic = if self.fused { pass.traffic } else { pass.unfused_traffic };
-        (launch_gap + self.start) * f64::from(self.launches(pass))
+    pub fn price(&self, op: &FusedKernel, launch_gap: Seconds) -> Seconds {
+        let traffic = if self.fused { op.traffic } else { op.unfused_traffic };
+        (launch_gap + self.start) * f64::from(self.launches(op))
             + Seconds(traffic.as_f64() / self.bytes_per_s)
     }
 }

@@ -1,47 +1,47 @@
-//! Rows of comma-separated values about steps of GPTs, as measurements.
+//! Measurements from rows of comma-separated values about steps of GPTs.
 //!
-//! The first line names the columns; their order is free, and columns of other names are left aside:
+//! The first line names the columns, in any order; other columns are ignored:
 //!
 //! | column | meaning |
 //! |---|---|
 //! | `global batch`, `micro batch`, `sequence length` | the workload |
 //! | `hidden size`, `attention heads`, `# layers` | the model |
 //! | `tensor parallelism`, `data parallelism`, `pipeline parallelism` | the mesh |
-//! | `# GPUs` | must be their product, where it is given |
+//! | `# GPUs` | optional; must be the product of the mesh |
 //! | `iteration time (ms)` | the figure |
 //!
-//! What the rows do not say is [`RowDefaults`], and said once for all of them. Rows that the constants for
-//! GPTs were fitted to are marked as [`fitted`](crate::gpt::fitted).
+//! [`CsvDefaults`] has what the rows do not state. Rows that the framework's coefficients were fitted to are marked as
+//! fitted.
 
 use indexmap::IndexMap;
+use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::units::short;
 use narrows_plan::{Defect, Defects, Mesh, Workload};
 
-use super::{
+use crate::framework::fit_conditions_of;
+use crate::measurements::{
     Citation, GptModel, MeasuredQuantity, Measurement, MeasurementUnit, MeasurementsFile,
-    MeasurementsFormat, TrainedModel, TrainingStep, check,
+    MeasurementsFormat, TrainedModel, TrainingStep, validate,
 };
-use crate::gpt::fitted::fitted_to;
-use narrows_cost_model::Executor;
 
-/// What rows do not say of themselves.
+/// Properties that all rows share and do not state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RowDefaults {
+pub struct CsvDefaults {
     /// The name of the measurements, their table and their source.
     pub name: String,
-    /// Who measured them.
+    /// Their source.
     pub source: Citation,
     /// The name of a hardware profile.
     pub hardware: String,
     /// Rows of the embedding.
     pub vocabulary: u64,
-    /// What the backward pass computed again: nothing or whole blocks, no other is priced.
+    /// What the backward pass recomputed: nothing or whole blocks.
     pub recompute: Recompute,
 }
 
 /// The columns that every row needs.
-const NEEDED: [&str; 10] = [
+const REQUIRED_COLUMNS: [&str; 10] = [
     "global batch",
     "micro batch",
     "sequence length",
@@ -55,46 +55,47 @@ const NEEDED: [&str; 10] = [
 ];
 const TIME: &str = "iteration time (ms)";
 const GPUS: &str = "# gpus";
-/// As many defects of rows are told.
-const TOLD_MAX: usize = 20;
+/// Reading ends after this many defects.
+const DEFECTS_MAX: usize = 20;
 
-/// Reads rows.
+/// Reads rows of comma-separated values.
 ///
 /// # Errors
-/// Columns that are missing or named twice; every cell that is missing or no number, with its line; then
-/// what [`read`](super::read) finds, with the line of its row.
-pub fn from_rows(text: &str, assumed: &RowDefaults) -> Result<MeasurementsFile, Defects> {
+/// Missing or duplicate columns; every cell that is missing or not a number, with its line; then the defects of the
+/// measurements, each with the line of its row.
+pub fn measurements_from_csv(
+    text: &str,
+    defaults: &CsvDefaults,
+) -> Result<MeasurementsFile, Defects> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let header = lines.next().map_or("", |(_, line)| line);
     let columns: Vec<String> = cells(header).map(str::to_ascii_lowercase).collect();
-    named_once(&columns)?;
+    check_columns(&columns)?;
     let mut defects = Defects::default();
     let mut measurements = vec![];
-    let mut places = vec![];
+    let mut lines_of_rows = vec![];
     for (index, line) in lines {
         let cells: Vec<&str> = cells(line).collect();
         let mut row = CsvRow { line: index + 1, columns: &columns, cells, defects: &mut defects };
-        measurements.push(row.measurement(assumed));
-        places.push(index + 1);
-        if defects.0.len() > TOLD_MAX {
+        measurements.push(row.measurement(defaults));
+        lines_of_rows.push(index + 1);
+        if defects.0.len() > DEFECTS_MAX {
             break;
         }
     }
     if measurements.is_empty() {
-        return Err(
-            Defect::new("line 2", "there are no rows below the names of the columns").into()
-        );
+        return Err(Defect::new("line 2", "there are no rows below the column names").into());
     }
     defects.into_result(())?;
     let file = MeasurementsFile {
         format: MeasurementsFormat::V1,
-        name: assumed.name.clone(),
+        name: defaults.name.clone(),
         description: format!("{} steps of GPTs, from rows.", measurements.len()),
-        sources: IndexMap::from([(assumed.name.clone(), assumed.source.clone())]),
+        sources: IndexMap::from([(defaults.name.clone(), defaults.source.clone())]),
         measurements,
     };
-    check::check(&file).map_err(|found| by_line(found, &places))?;
+    validate(&file).map_err(|defects| by_line(defects, &lines_of_rows))?;
     Ok(file)
 }
 
@@ -106,31 +107,32 @@ fn cells(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-fn named_once(columns: &[String]) -> Result<(), Defects> {
+fn check_columns(columns: &[String]) -> Result<(), Defects> {
     let mut defects = Defects::default();
-    for name in NEEDED.into_iter().chain([GPUS]) {
+    for name in REQUIRED_COLUMNS.into_iter().chain([GPUS]) {
         match columns.iter().filter(|column| *column == name).count() {
             1 => {}
             0 if name == GPUS => {}
             0 => {
                 let defect = Defect::new("line 1", format!("there is no column `{name}`"));
-                defects.push(defect.hint("the first line names the columns, with commas between"));
+                defects.push(defect.hint("the first line names the columns, separated by commas"));
             }
-            _ => defects.push(Defect::new("line 1", format!("two columns are named `{name}`"))),
+            _ => defects
+                .push(Defect::new("line 1", format!("more than one column is named `{name}`"))),
         }
     }
     defects.into_result(())
 }
 
-/// Defects of measurements at the lines of their rows.
-fn by_line(found: Defects, places: &[usize]) -> Defects {
-    let place = |defect: Defect| {
+/// Defects with the lines of their rows in place of the indexes of their measurements.
+fn by_line(defects: Defects, lines_of_rows: &[usize]) -> Defects {
+    let relocate = |defect: Defect| {
         let at = defect.field.strip_prefix("measurements[").and_then(|rest| rest.split_once("]."));
-        let line = |index: &str| places.get(index.parse::<usize>().ok()?);
+        let line = |index: &str| lines_of_rows.get(index.parse::<usize>().ok()?);
         let field = at.and_then(|(index, field)| Some(format!("line {}, {field}", line(index)?)));
         Defect { field: field.unwrap_or_else(|| defect.field.clone()), ..defect }
     };
-    Defects(found.0.into_iter().map(place).collect())
+    Defects(defects.0.into_iter().map(relocate).collect())
 }
 
 struct CsvRow<'a> {
@@ -151,7 +153,7 @@ impl CsvRow<'_> {
         self.cells.get(at).copied()
     }
 
-    /// What stands there; 1 where that is no number, which is a defect.
+    /// The number of a cell; 1 after a defect.
     fn number(&mut self, column: &str) -> f64 {
         let Some(cell) = self.cell(column) else {
             self.defect(column, "is missing".into());
@@ -172,10 +174,10 @@ impl CsvRow<'_> {
         number as u64
     }
 
-    fn measurement(&mut self, assumed: &RowDefaults) -> Measurement {
+    fn measurement(&mut self, defaults: &CsvDefaults) -> Measurement {
         if self.cells.len() > self.columns.len() {
             let (cells, columns) = (self.cells.len(), self.columns.len());
-            let problem = format!("{cells} cells, where there are {columns} columns");
+            let problem = format!("{cells} cells for {columns} columns");
             self.defects.push(Defect::new(format!("line {}", self.line), problem));
         }
         let mesh = Mesh {
@@ -187,14 +189,14 @@ impl CsvRow<'_> {
         if self.cell(GPUS).is_some() {
             let devices = self.size(GPUS);
             if u128::from(devices) != axes.map(u128::from).iter().product() {
-                self.defect(GPUS, format!("{devices} devices are not those of the mesh"));
+                self.defect(GPUS, format!("{devices} is not the product of the mesh"));
             }
         }
         let gpt = GptModel {
             layers: self.size("# layers"),
             hidden: self.size("hidden size"),
             heads: self.size("attention heads"),
-            vocabulary: assumed.vocabulary,
+            vocabulary: defaults.vocabulary,
         };
         let workload = Workload {
             global_batch: self.size("global batch"),
@@ -205,7 +207,7 @@ impl CsvRow<'_> {
             model: TrainedModel::Gpt(gpt),
             workload,
             strategy: Baseline::FullrankTp,
-            recompute: assumed.recompute,
+            recompute: defaults.recompute,
             norm: NormRule::Auto,
             weights: WeightRule::Any,
             zero: Zero::Off,
@@ -214,11 +216,11 @@ impl CsvRow<'_> {
         Measurement {
             name: format!("line {}", self.line),
             table: "steps".into(),
-            source: assumed.name.clone(),
-            hardware: assumed.hardware.clone(),
+            source: defaults.name.clone(),
+            hardware: defaults.hardware.clone(),
             executor: Executor::Eager,
             mesh,
-            fitted: fitted_to(&step, mesh, value * 1e-3).is_some(),
+            fitted: fit_conditions_of(&step, mesh, value * 1e-3).is_some(),
             measured: MeasuredQuantity::Step(Box::new(step)),
             value,
             unit: MeasurementUnit::Ms,

@@ -1,0 +1,173 @@
+//! The profile of a machine of processors, whose devices share it.
+
+use narrows_cost_model::profile::{
+    Executor, KernelMeasurements, MeasuredPoint, Profile, ProfileFile, Provenance, ProvenanceKind,
+    RelativeError, Repeatability, preset,
+};
+use narrows_cost_model::{KernelClass, Prices};
+use narrows_plan::kernel::Attention;
+use narrows_plan::{Bytes, Defects, Kernel, Mesh};
+
+use super::class::{
+    FIT_ORDER, fit_attention_curves, fit_parameters, points_of_class, provenance,
+    with_relative_errors,
+};
+
+/// The profile that the form of the curves, and all numbers that are not measured, are taken over from.
+const BASE: &str = "cpu-local";
+/// The time of a shorter GEMM or fused op says more about its start than about the machine.
+const LONG_S: f64 = 20e-6;
+/// The largest factor of a step on its instructions' shortest times: a larger one is due to other work on the machine,
+/// and says nothing about the next step.
+const STEP_FACTOR_MAX: f64 = 1.25;
+
+/// The machine that was measured.
+#[derive(Clone, Debug)]
+pub struct CpuMachine {
+    /// The profile's name.
+    pub name: String,
+    /// Identifies the machine and the threads in use.
+    pub title: String,
+    /// The profile's description.
+    pub description: String,
+    /// Its memory.
+    pub memory: Bytes,
+    /// Threads that its devices share.
+    pub threads: u32,
+    /// The command, and the machine that it ran on.
+    pub source: String,
+    /// The day, `YYYY-MM-DD`.
+    pub date: String,
+}
+
+/// Fits the profile of a machine of processors to the measured `points`.
+///
+/// # Errors
+/// The measurements make no valid profile, for example because there are none.
+pub fn fit_cpu_profile(
+    machine: &CpuMachine,
+    points: Vec<MeasuredPoint>,
+    repeatability: Option<Repeatability>,
+) -> Result<Profile, Defects> {
+    let mut file = preset(BASE)?.file().clone();
+    let (source, date) = (&machine.source, &machine.date);
+    let measured = provenance(ProvenanceKind::Measured, None, source, date);
+    let fitted = |what: &str, class| {
+        let how = format!("{what} to {} of them", points_of_class(&points, class).len());
+        provenance(ProvenanceKind::Measured, Some(&how), source, date)
+    };
+    let has = |class| points.iter().any(|point| KernelClass::of(&point.kernel) == class);
+    (file.name, file.description) = (machine.name.clone(), machine.description.clone());
+    file.device.memory_bytes = machine.memory;
+    file.device.compute_units = 1;
+    set_peak_rates(&mut file, &points);
+    let how = "peak and bandwidth: the largest rates of a GEMM and of a fused op; memory: as the system reports it";
+    file.device.provenance = provenance(ProvenanceKind::Measured, Some(how), source, date);
+    // bf16 is not measured on processors, and the units that a GEMM's tiles are spread over are not counted.
+    file.device.provenance.assumed = vec!["peak_flops_per_s.bf16".into(), "compute_units".into()];
+    if has(KernelClass::Gemm) {
+        file.gemm.efficiency_max = 1.0;
+        file.gemm.provenance = fitted("the price of GEMMs fitted", KernelClass::Gemm);
+    }
+    if has(KernelClass::Fused) {
+        file.fused.provenance = fitted("the price of fused ops fitted", KernelClass::Fused);
+        let fused_ops =
+            points.iter().filter(|point| KernelClass::of(&point.kernel) == KernelClass::Fused);
+        let shortest_s = fused_ops.map(|point| point.time_s).fold(f64::INFINITY, f64::min);
+        let captured = &mut file.executors.captured;
+        captured.launch_gap_s = (shortest_s / 2.0).min(1e-5);
+        let how = "launch_gap_s: half of the shortest fused op, at most 10 µs, because no fused op is shorter than its \
+                   start; step_factor: measured steps over the sums of their instructions' shortest times, at most 1.25";
+        captured.provenance = provenance(ProvenanceKind::Derived, Some(how), source, date);
+    }
+    for class in FIT_ORDER {
+        let class_points = points_of_class(&points, class);
+        if class_points.is_empty() {
+            continue;
+        }
+        if class == KernelClass::Attention {
+            let peak = file.device.peak_flops_per_s.f32;
+            let machine_rate = |a: &Attention, point: &MeasuredPoint| {
+                a.flops().0 * point.devices as f64 / point.time_s
+            };
+            let fraction = |a: &Attention, point: &MeasuredPoint| machine_rate(a, point) / peak;
+            fit_attention_curves(&mut file, &class_points, fraction);
+            file.attention.provenance = fitted("the price of attention fitted", class);
+        }
+        if class == KernelClass::Link {
+            let how = "bandwidth: that of memory; efficiency and fill fitted";
+            let assumed = vec!["fill_half_bytes".to_owned()];
+            file.links.intra_node.provenance = Provenance { assumed, ..fitted(how, class) };
+        }
+        fit_parameters(&mut file, class, |file| mean_log_error(file, &class_points));
+    }
+    // The same under both executors: other work on the machine, and errors of steps that no step has shown yet.
+    for launch_costs in [&mut file.executors.captured, &mut file.executors.eager] {
+        launch_costs.step_error = Some(assumed_step_error(&measured.date));
+        if let Some(Repeatability { undisturbed, .. }) = repeatability {
+            launch_costs.step_factor = undisturbed.recip().clamp(1.0, STEP_FACTOR_MAX);
+        }
+    }
+    file.measured = Some(KernelMeasurements {
+        threads: Some(machine.threads),
+        machine: Some(machine.title.clone()),
+        repeatability,
+        steps: None,
+        points,
+        provenance: measured.clone(),
+    });
+    with_relative_errors(file, &measured)
+}
+
+/// The error of steps beyond that of their kernels, until compared steps show it
+/// ([`with_step_error`](super::with_step_error)).
+fn assumed_step_error(date: &str) -> RelativeError {
+    let how = "nine plans in ten of the closed loop of docs/measurements.md lie within 8 %, on the \
+               machine of this project; not measured on this one";
+    let provenance = provenance(ProvenanceKind::Assumed, None, how, date);
+    RelativeError { half_width_90: 0.08, residuals: vec![], provenance }
+}
+
+/// Sets peak and bandwidth to the largest rates that were reached, on one device or on several together.
+fn set_peak_rates(file: &mut ProfileFile, points: &[MeasuredPoint]) {
+    let machine_rate =
+        |work: f64, point: &MeasuredPoint| work * point.devices as f64 / point.time_s;
+    let long = || points.iter().filter(|point| point.time_s >= LONG_S);
+    let flops_per_s = |point: &MeasuredPoint| match &point.kernel {
+        Kernel::Gemm(gemm) => machine_rate(gemm.flops().0, point),
+        _ => 0.0,
+    };
+    let bytes_per_s = |point: &MeasuredPoint| match &point.kernel {
+        Kernel::Fused(op) => machine_rate(op.traffic.as_f64(), point),
+        _ => 0.0,
+    };
+    let peak = long().map(flops_per_s).fold(0.0, f64::max);
+    if peak > 0.0 {
+        let old = &file.device.peak_flops_per_s;
+        let bf16_ratio = old.bf16 / old.f32;
+        file.device.peak_flops_per_s.f32 = peak;
+        file.device.peak_flops_per_s.bf16 = peak * bf16_ratio;
+    }
+    let bandwidth = long().map(bytes_per_s).fold(0.0, f64::max);
+    if bandwidth > 0.0 {
+        file.device.memory_bandwidth_bytes_per_s = bandwidth;
+        file.fused.efficiency = 0.5;
+        file.links.intra_node.bandwidth_bytes_per_s = bandwidth;
+    }
+}
+
+/// Mean of |ln(measured / priced)|, by the curves alone.
+fn mean_log_error(file: &ProfileFile, points: &[MeasuredPoint]) -> f64 {
+    let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
+    let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
+    let prices = Prices::new(&profile, Executor::Captured, &mesh);
+    let log_error = |point: &MeasuredPoint| {
+        let devices_sharing = match KernelClass::of(&point.kernel) {
+            KernelClass::Link => 1.0,
+            _ => point.devices as f64,
+        };
+        let priced = prices.kernel_time(&point.kernel).0 * devices_sharing;
+        if priced > 0.0 { (point.time_s / priced).ln().abs() } else { 0.0 }
+    };
+    points.iter().map(log_error).sum::<f64>() / points.len().max(1) as f64
+}

@@ -1,0 +1,111 @@
+//! The steps that [`FITTED_FRAMEWORK`](super::FITTED_FRAMEWORK) was fitted to, so that none of them counts as predicted.
+//!
+//! The rows are not part of the repository; `data/fits/gpt-a100-rows.txt` has a digest of each: of the model's sizes,
+//! the mesh, the workload, and the logarithmic bin of its time,
+//!
+//! ```text
+//! ⌊ln t / ln 1.05⌋
+//! ```
+//! so that a time that was rounded by less than 5 % lies in the same bin or in the next one. Properties that the rows
+//! do not state and the fit assumed are not in the digests: they head each part of the file as [`FitConditions`].
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use narrows_cost_model::profile::{Profile, preset};
+use narrows_plan::Mesh;
+use narrows_plan::strategy::Recompute;
+use sha2::{Digest, Sha256};
+
+use crate::measurements::{TrainedModel, TrainingStep};
+
+const ROWS: &str = include_str!("../../data/fits/gpt-a100-rows.txt");
+
+/// Relative width of a bin of times.
+const TIME_BIN: f64 = 0.05;
+
+/// Properties that the fit assumed of rows that do not state them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FitConditions {
+    /// The name of a preset.
+    pub hardware: String,
+    /// What the backward pass recomputed.
+    pub recompute: Recompute,
+    /// Rows of the embedding.
+    pub vocabulary: u64,
+}
+
+impl FitConditions {
+    /// Parses a heading of the digests: the three labels, separated by spaces.
+    fn parse(line: &str) -> Option<FitConditions> {
+        let mut words = line.split_whitespace();
+        let hardware = words.next()?.to_owned();
+        let recompute = match words.next()? {
+            "none" => Recompute::None,
+            "block" => Recompute::Block,
+            _ => return None,
+        };
+        Some(FitConditions { hardware, recompute, vocabulary: words.next()?.parse().ok()? })
+    }
+
+    /// Hardware, recomputation and vocabulary, as in the heading of the digests and in messages.
+    pub fn labels(&self) -> [String; 3] {
+        let recompute = if self.recompute == Recompute::None { "none" } else { "block" };
+        [self.hardware.clone(), recompute.to_owned(), self.vocabulary.to_string()]
+    }
+
+    /// Whether a step is predicted under the conditions of the fit, the numbers of the hardware included.
+    pub fn match_step(&self, step: &TrainingStep, profile: &Profile) -> bool {
+        let TrainedModel::Gpt(gpt) = step.model else { return false };
+        let hardware = preset(&self.hardware);
+        hardware.is_ok_and(|hardware| hardware.fingerprint() == profile.fingerprint())
+            && step.recompute == self.recompute
+            && gpt.vocabulary == self.vocabulary
+    }
+}
+
+/// The bin of a time.
+fn time_bin(time_s: f64) -> i64 {
+    (time_s.ln() / TIME_BIN.ln_1p()).floor() as i64
+}
+
+/// Identifies a measured step; `None` for a model that is not a GPT.
+pub fn row_digest(step: &TrainingStep, mesh: Mesh, measured_s: f64) -> Option<String> {
+    digest(step, mesh, time_bin(measured_s))
+}
+
+fn digest(step: &TrainingStep, mesh: Mesh, time_bin: i64) -> Option<String> {
+    let TrainedModel::Gpt(gpt) = step.model else { return None };
+    let (Mesh { tensor, pipeline, data }, work) = (mesh, step.workload);
+    let (batch, length, micro) = (work.global_batch, work.sequence_length, work.micro_batch);
+    let sizes = [gpt.layers, gpt.hidden, gpt.heads, tensor, pipeline, data, batch, length, micro];
+    let digest = Sha256::digest(format!("{sizes:?} {time_bin}").as_bytes());
+    Some(hex::encode(&digest[..6]))
+}
+
+/// The conditions under which the coefficients were fitted to this step, whose time may have been rounded; `None` for
+/// a step that is not part of the fit.
+pub fn fit_conditions_of(
+    step: &TrainingStep,
+    mesh: Mesh,
+    measured_s: f64,
+) -> Option<&'static FitConditions> {
+    static KNOWN: LazyLock<HashMap<&str, FitConditions>> = LazyLock::new(known_digests);
+    let bin = time_bin(measured_s);
+    let mut bins = [bin, bin.saturating_sub(1), bin.saturating_add(1)].into_iter();
+    bins.find_map(|bin| KNOWN.get(digest(step, mesh, bin)?.as_str()))
+}
+
+/// Every digest with the heading above it.
+fn known_digests() -> HashMap<&'static str, FitConditions> {
+    let mut known = HashMap::new();
+    let mut conditions = None;
+    for line in ROWS.lines() {
+        if let Some(heading) = FitConditions::parse(line) {
+            conditions = Some(heading);
+        } else if let Some(conditions) = &conditions {
+            known.insert(line, conditions.clone());
+        }
+    }
+    known
+}

@@ -1,0 +1,251 @@
+//! Every figure of measurements files beside its prediction.
+//!
+//! Kernels are priced one by one. A step is planned under the restrictions that its measurement names, with its mesh
+//! and microbatch, and its plan is simulated; a GPT's step is priced by [`framework`](crate::framework). Nothing is
+//! fitted here; figures that a prediction was fitted to before are marked, and summarized apart.
+
+use std::collections::BTreeMap;
+
+use narrows_cost_model::interval::ErrorModel;
+use narrows_cost_model::{Profile, profile};
+use narrows_plan::model::{Model, presets};
+use narrows_plan::strategy::{Recompute, Rules};
+use narrows_plan::{DType, Defect, Defects, Kernel};
+use narrows_planner::{
+    MemoryLimit, Prediction, Request, kernels as kernels_of_step, predict_program, search,
+};
+
+use crate::framework::{
+    FITTED_FRAMEWORK, FitConditions, fit_conditions_of, shipped_interval_model, step_time_s,
+};
+use crate::measurements::{
+    KernelRun, MeasuredQuantity, Measurement, MeasurementsFile, TrainedModel, TrainingStep,
+    predicted_time_s, priced_kernels,
+};
+
+/// A figure and its prediction.
+pub struct ComparedFigure<'a> {
+    /// The file's name.
+    pub file: &'a str,
+    /// The measurement.
+    pub measurement: &'a Measurement,
+    /// The measured time.
+    pub measured_s: f64,
+    /// The predicted time.
+    pub predicted_s: f64,
+    /// The 90 % interval of the prediction.
+    pub interval_s: [f64; 2],
+    /// Whether the prediction was fitted to this figure, which makes it no prediction.
+    pub fitted: bool,
+    /// The conditions of that fit, where they differ from those of the file: the error is then not one of the fit
+    /// either.
+    pub fit_conditions: Option<&'static FitConditions>,
+    /// The hardware's factor of a step over its kernels, which is fitted to steps.
+    pub step_factor: f64,
+}
+
+/// The defects of one measurements file.
+#[derive(Debug)]
+pub struct FileDefects {
+    /// The index of the file.
+    pub file: usize,
+    /// Its defects, each with the path of its field.
+    pub defects: Defects,
+}
+
+/// A predicted time and its interval, in seconds.
+struct PredictedTime {
+    time_s: f64,
+    interval_s: [f64; 2],
+}
+
+/// Predicts every figure of `files`, on `profiles` and on presets. A profile hides the preset of its name.
+///
+/// # Errors
+/// The first figure without a prediction: its hardware is unknown, or its step has no plan.
+pub fn compare<'a>(
+    files: impl IntoIterator<Item = &'a MeasurementsFile>,
+    profiles: impl IntoIterator<Item = &'a Profile>,
+) -> Result<Vec<ComparedFigure<'a>>, FileDefects> {
+    let profiles = profiles.into_iter().map(|profile| (profile.name(), profile.clone()));
+    let mut profiles: BTreeMap<&str, Profile> = profiles.collect();
+    let mut compared = vec![];
+    for (file_index, file) in files.into_iter().enumerate() {
+        for (index, measurement) in file.measurements.iter().enumerate() {
+            let with_path = |defects: Defects, field: &str| FileDefects {
+                file: file_index,
+                defects: with_path(defects, &format!("measurements[{index}].{field}")),
+            };
+            let name = measurement.hardware.as_str();
+            if !profiles.contains_key(name) {
+                let preset = profile::preset(name).map_err(|defects| {
+                    let hint = "a preset's name, or that of a profile given as --hardware FILE";
+                    let hinted = defects.0.into_iter().map(|defect| defect.hint(hint)).collect();
+                    with_path(Defects(hinted), "hardware")
+                })?;
+                profiles.insert(name, preset);
+            }
+            let profile = &profiles[name];
+            let predicted = match &measurement.measured {
+                MeasuredQuantity::Kernels(runs) => predict_kernels(measurement, runs, profile),
+                MeasuredQuantity::Step(step) => predict_step(step, measurement, profile)
+                    .map_err(|defects| with_path(defects, "measured.step"))?,
+                MeasuredQuantity::Recomputation(step) => {
+                    predict_recomputation(step, measurement, profile)
+                        .map_err(|defects| with_path(defects, "measured.recomputation"))?
+                }
+            };
+            let measured_s = measurement.measured_s(profile);
+            let fit = fit_conditions(measurement, measured_s);
+            compared.push(ComparedFigure {
+                file: &file.name,
+                measurement,
+                measured_s,
+                predicted_s: predicted.time_s,
+                interval_s: predicted.interval_s,
+                fitted: measurement.fitted || fit.is_some(),
+                fit_conditions: fit.and_then(|(conditions, step)| {
+                    (!conditions.match_step(step, profile)).then_some(conditions)
+                }),
+                step_factor: profile.launch_costs(measurement.executor).step_factor,
+            });
+        }
+    }
+    Ok(compared)
+}
+
+/// The conditions under which the framework was fitted to this measurement, whatever its file says, and its step.
+fn fit_conditions(
+    measurement: &Measurement,
+    measured_s: f64,
+) -> Option<(&'static FitConditions, &TrainingStep)> {
+    let MeasuredQuantity::Step(step) = &measurement.measured else { return None };
+    Some((fit_conditions_of(step, measurement.mesh, measured_s)?, step))
+}
+
+/// The defects of a part of a measurement at its path. A defect of a request names a flag, which becomes the field of
+/// the measurement.
+fn with_path(defects: Defects, path: &str) -> Defects {
+    let relocate = |defect: Defect| {
+        let field = match defect.field.as_str() {
+            "global-batch" | "sequence-length" | "micro-batch" => {
+                format!(".workload.{}", defect.field.replace('-', "_"))
+            }
+            "model" | "recompute" | "strategy" | "norm" | "weights" | "zero" => {
+                format!(".{}", defect.field)
+            }
+            _ => String::new(),
+        };
+        Defect { field: format!("{path}{field}"), ..defect }
+    };
+    Defects(defects.0.into_iter().map(relocate).collect())
+}
+
+fn resolve_model(model: &TrainedModel) -> Result<Model, Defects> {
+    match model {
+        TrainedModel::Preset(name) => presets::find(name).map_err(Defects::one),
+        TrainedModel::Described(file) => file.as_ref().clone().resolve(),
+        TrainedModel::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
+    }
+}
+
+/// Predicts kernels that run one after the other.
+fn predict_kernels(
+    measurement: &Measurement,
+    runs: &[KernelRun],
+    profile: &Profile,
+) -> PredictedTime {
+    let time_s = predicted_time_s(measurement, runs, profile);
+    let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
+    let input = profile.precision().compute();
+    let interval = errors.kernels_interval(&priced_kernels(runs, measurement.mesh, input));
+    PredictedTime { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
+}
+
+/// Predicts a step.
+fn predict_step(
+    step: &TrainingStep,
+    measurement: &Measurement,
+    profile: &Profile,
+) -> Result<PredictedTime, Defects> {
+    let mesh = measurement.mesh;
+    if let Some(time_s) = step_time_s(step, mesh, profile, &FITTED_FRAMEWORK) {
+        if profile.precision().compute() != DType::Bf16 {
+            let problem =
+                format!("a GPT is priced in 16 bits, and `{}` computes in 32", profile.name());
+            return Err(Defect::new("model", problem).hint("hardware of `mixed-bf16`").into());
+        }
+        let intervals = shipped_interval_model()?;
+        let interval_s = intervals.interval_s(step, mesh, profile, &FITTED_FRAMEWORK);
+        return Ok(PredictedTime { time_s, interval_s: interval_s.unwrap_or([time_s; 2]) });
+    }
+    let PlannedStep { prediction, .. } = plan_step(step, measurement, profile, step.recompute)?;
+    let interval_s = prediction.step_time_interval_s;
+    Ok(PredictedTime { time_s: prediction.step_time_s, interval_s })
+}
+
+/// Predicts the time that recomputation adds to a step for 10⁹ bytes that it frees at the peak of the fullest stage.
+/// Both steps are planned, and the errors of kernels that they share cancel.
+fn predict_recomputation(
+    step: &TrainingStep,
+    measurement: &Measurement,
+    profile: &Profile,
+) -> Result<PredictedTime, Defects> {
+    let keeping = plan_step(step, measurement, profile, Recompute::None)?;
+    let recomputing = plan_step(step, measurement, profile, step.recompute)?;
+    let peak_bytes =
+        |of: &PlannedStep| of.prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+    let freed_bytes = peak_bytes(&keeping) as f64 - peak_bytes(&recomputing) as f64;
+    let added_s = recomputing.prediction.step_time_s - keeping.prediction.step_time_s;
+    if freed_bytes <= 0.0 || added_s <= 0.0 {
+        let problem =
+            format!("recomputation frees {freed_bytes} bytes for {added_s} s, which has no ratio");
+        return Err(Defect::new("recompute", problem).into());
+    }
+    let subtracted = keeping.kernels.into_iter().map(|(kernel, count)| (kernel, -count));
+    let difference: Vec<(Kernel, f64)> =
+        recomputing.kernels.into_iter().chain(subtracted).collect();
+    let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
+    let time_s = added_s / freed_bytes * 1e9;
+    let interval_s = errors.step_interval(&difference).map(|ratio| time_s * ratio);
+    Ok(PredictedTime { time_s, interval_s })
+}
+
+/// The fastest plan under a measurement's restrictions.
+struct PlannedStep {
+    prediction: Prediction,
+    /// Its kernels, each with how often a step runs it.
+    kernels: Vec<(Kernel, f64)>,
+}
+
+/// Plans a step as it was measured, without a memory limit: it did fit when it was run.
+fn plan_step(
+    step: &TrainingStep,
+    measurement: &Measurement,
+    profile: &Profile,
+    recompute: Recompute,
+) -> Result<PlannedStep, Defects> {
+    let (mesh, work) = (measurement.mesh, step.workload);
+    let (model, profile) = (resolve_model(&step.model)?, profile.clone());
+    let (batch, length) = (work.global_batch, work.sequence_length);
+    let devices = mesh.tensor * mesh.pipeline * mesh.data;
+    let request = Request {
+        micro_batch: Some(work.micro_batch),
+        tensor: Some(mesh.tensor),
+        pipeline: Some(mesh.pipeline),
+        data: Some(mesh.data),
+        zero: Some(step.zero),
+        rules: Rules { baseline: step.strategy, weights: step.weights, norm: step.norm, recompute },
+        memory_limit: MemoryLimit::None,
+        executor: measurement.executor,
+        ..Request::new(model, profile, devices, batch, length)
+    };
+    request.validate()?;
+    let Some(best) = search(&request).best else {
+        return Err(Defect::new("", "no plan satisfies the restrictions of this step").into());
+    };
+    let Request { model, profile, executor, .. } = &request;
+    let resolved = best.plan.resolve(model)?;
+    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
+    Ok(PlannedStep { prediction, kernels: kernels_of_step(best.program.program()) })
+}

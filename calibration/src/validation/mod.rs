@@ -1,0 +1,15 @@
+//! Predictions beside measurements.
+
+mod closed_loop;
+mod compare;
+mod errors;
+mod leave_one_out;
+mod preset_coverage;
+mod summary;
+
+pub use closed_loop::{ClosedLoop, ClosedLoopPlan, MeasuredPlan, StepInterval, closed_loop};
+pub use compare::{ComparedFigure, FileDefects, compare};
+pub use errors::{Coverage, ErrorSummary, OrderingCase, Orderings};
+pub use leave_one_out::{LeftOutFigure, leave_one_out};
+pub use preset_coverage::{PresetCoverage, preset_coverage};
+pub use summary::{FigureSummary, overall, summarize_by_source, summarize_by_table};

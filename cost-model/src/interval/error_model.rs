@@ -1,0 +1,209 @@
+//! The interval of kernels that run one after the other, and of steps made of them.
+//!
+//! With n_k kernels of shape k, its price p_k, its class c and its scale s_k ([`Prices::error_scale`]), draw b is
+//!
+//! ```text
+//! T_b = Σ_k n_k · p_k(θ_b) · exp(s_k · e_{b,c})  ·  exp(e_{b,step})
+//! ```
+//! θ_b is one of the profile's refits ([`BootstrapRefits`](crate::profile::BootstrapRefits)), or a resampling of the
+//! measurements that correct prices; without either, the profile's own numbers. e_{b,c} is one error of the class, the
+//! same for all of its kernels: the kernels of one class err together, those of different classes independently.
+//!
+//! Where steps on the machine were compared with their predictions, the error of a step, e_{b,step}, includes the
+//! errors of its kernels. Only a distance beyond that of the compared plans adds to it:
+//!
+//! ```text
+//! T_b = Σ_k n_k · p_k · exp((s_k − 1) · e_{b,c})  ·  exp(e_{b,step})
+//! ```
+
+use std::collections::HashMap;
+
+use narrows_plan::random::SplitMix64;
+use narrows_plan::{Kernel, Mesh};
+use serde::Serialize;
+
+use super::statistics::{central_interval, draw_error};
+use crate::kernel_shape::NEAR_OCTAVES;
+use crate::price::{PriceSource, Prices};
+use crate::profile::{Executor, Profile, ProfileFile, RelativeError};
+
+/// Draws of a step's time.
+const DRAWS: usize = 2000;
+/// Resamplings of the measurements that correct prices.
+const RESAMPLINGS: usize = 24;
+/// The least time of a draw, as a fraction of the prediction.
+const FRACTION_MIN: f64 = 1e-3;
+const SEED: u64 = 0x6e61_7272_6f77_7300;
+
+/// A kernel that is needed, and was not measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnmeasuredKernel {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Its fraction of the time of all kernels.
+    pub share: f64,
+    /// Octaves to the nearest measured shape; `None` when nothing of its class was measured.
+    pub distance_octaves: Option<f64>,
+}
+
+/// The errors of predictions on one kind of hardware.
+pub struct ErrorModel<'a> {
+    file: &'a ProfileFile,
+    executor: Executor,
+    prices: Prices,
+    refitted_prices: Vec<Prices>,
+}
+
+impl<'a> ErrorModel<'a> {
+    /// The errors of one executor on one mesh.
+    pub fn new(profile: &'a Profile, executor: Executor, mesh: &Mesh) -> ErrorModel<'a> {
+        let file = profile.file();
+        let refits = file.refitted();
+        ErrorModel {
+            file,
+            executor,
+            prices: Prices::new(profile, executor, mesh),
+            refitted_prices: refits
+                .iter()
+                .map(|refit| Prices::from_file(refit, executor, mesh))
+                .collect(),
+        }
+    }
+
+    /// The interval of kernels with how often each runs, over their predicted time: low ≤ 1 ≤ high. A negative count
+    /// subtracts a kernel, for the difference of two steps.
+    pub fn kernels_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
+        self.interval(kernels, StepError::None)
+    }
+
+    /// The interval of a step, over its predicted time: of its kernels, and of the time beyond them.
+    pub fn step_interval(&self, kernels: &[(Kernel, f64)]) -> [f64; 2] {
+        let executors = &self.file.executors;
+        let compared = self.file.measured.as_ref().and_then(|measured| measured.steps.as_ref());
+        let (launch_costs, compared) = match self.executor {
+            Executor::Captured => (&executors.captured, compared),
+            Executor::Eager => (&executors.eager, None),
+        };
+        let beyond_kernels = launch_costs.step_error.as_ref().map(StepError::BeyondKernels);
+        let error = compared.map(StepError::Whole).or(beyond_kernels);
+        self.interval(kernels, error.unwrap_or(StepError::None))
+    }
+
+    fn interval(&self, kernels: &[(Kernel, f64)], step_error: StepError) -> [f64; 2] {
+        let groups = self.groups(kernels);
+        let total: f64 = groups.iter().map(|group| group.time_s).sum();
+        if total <= 0.0 {
+            return [1.0, 1.0];
+        }
+        let mut random = SplitMix64::new(SEED);
+        let log_ratio = |draw: usize| {
+            let errors =
+                PriceSource::ALL.map(|source| draw_error(self.class_error(source), &mut random));
+            let (whole, step_error) = match step_error {
+                StepError::None => (false, 0.0),
+                StepError::BeyondKernels(error) => (false, draw_error(error, &mut random)),
+                StepError::Whole(error) => (true, draw_error(error, &mut random)),
+            };
+            let time = |group: &KernelGroup| {
+                let refitted_s = match group.refitted_s.len() {
+                    many if many > 0 && !whole => group.refitted_s[draw % many],
+                    _ => group.time_s,
+                };
+                let scale = if whole { group.scale - 1.0 } else { group.scale };
+                refitted_s * (scale * errors[group.source as usize]).exp()
+            };
+            // In the difference of two steps, some kernels have negative times.
+            let sum: f64 = groups.iter().map(time).sum();
+            (sum / total).max(FRACTION_MIN).ln() + step_error
+        };
+        central_interval((0..DRAWS).map(log_ratio).collect()).map(f64::exp)
+    }
+
+    /// Sums over the kernels of one source and one scale.
+    fn groups(&self, kernels: &[(Kernel, f64)]) -> Vec<KernelGroup> {
+        let mut indices: HashMap<(PriceSource, u64), usize> = HashMap::new();
+        let mut groups: Vec<KernelGroup> = vec![];
+        for (kernel, count) in kernels {
+            let time_s = self.prices.kernel_time(kernel).0;
+            if time_s <= 0.0 {
+                continue;
+            }
+            let source = self.prices.source(kernel);
+            let scale = self.prices.error_scale(kernel);
+            let index = *indices.entry((source, scale.to_bits())).or_insert_with(|| {
+                groups.push(KernelGroup { source, scale, time_s: 0.0, refitted_s: vec![] });
+                groups.len() - 1
+            });
+            let group = &mut groups[index];
+            group.time_s += time_s * count;
+            let resampled = self.prices.resampled_kernel_times_s(kernel, RESAMPLINGS);
+            let refitted_s = resampled.unwrap_or_else(|| {
+                self.refitted_prices.iter().map(|prices| prices.kernel_time(kernel).0).collect()
+            });
+            group.refitted_s.resize(refitted_s.len(), 0.0);
+            for (sum, refitted_s) in group.refitted_s.iter_mut().zip(refitted_s) {
+                *sum += refitted_s * count;
+            }
+        }
+        groups
+    }
+
+    fn class_error(&self, source: PriceSource) -> &RelativeError {
+        let file = self.file;
+        match source {
+            PriceSource::Gemm => &file.gemm.relative_error,
+            PriceSource::Attention => &file.attention.relative_error,
+            PriceSource::Fused => &file.fused.relative_error,
+            PriceSource::IntraNode => &file.links.relative_error,
+            PriceSource::InterNode => &file.links.inter_node.relative_error,
+        }
+    }
+
+    /// Whether the profile knows any measured shape.
+    pub fn has_measured_shapes(&self) -> bool {
+        self.prices.has_measured_shapes()
+    }
+
+    /// The kernels further than a factor of two from every measured shape, in descending order of their time. Empty
+    /// for a profile without measured shapes.
+    pub fn unmeasured_kernels(&self, kernels: &[(Kernel, f64)]) -> Vec<UnmeasuredKernel> {
+        if !self.has_measured_shapes() {
+            return vec![];
+        }
+        let time_s = |(kernel, count): &(Kernel, f64)| self.prices.kernel_time(kernel).0 * count;
+        let total: f64 = kernels.iter().map(time_s).sum();
+        let is_far = |counted: &&(Kernel, f64)| {
+            time_s(counted) > 0.0 && self.prices.distance_octaves(&counted.0) > NEAR_OCTAVES
+        };
+        let describe = |counted: &(Kernel, f64)| {
+            let distance = self.prices.distance_octaves(&counted.0);
+            UnmeasuredKernel {
+                kernel: counted.0.clone(),
+                share: time_s(counted) / total,
+                distance_octaves: distance.is_finite().then_some(distance),
+            }
+        };
+        let mut unmeasured: Vec<UnmeasuredKernel> =
+            kernels.iter().filter(is_far).map(describe).collect();
+        unmeasured.sort_by(|a, b| b.share.total_cmp(&a.share));
+        unmeasured
+    }
+}
+
+/// The error of a step besides those of its kernels.
+#[derive(Clone, Copy)]
+enum StepError<'a> {
+    None,
+    /// In addition to the errors of the kernels.
+    BeyondKernels(&'a RelativeError),
+    /// Of compared steps, the errors of their kernels included.
+    Whole(&'a RelativeError),
+}
+
+struct KernelGroup {
+    source: PriceSource,
+    scale: f64,
+    time_s: f64,
+    /// The time by each refit, or by each resampling of the measurements.
+    refitted_s: Vec<f64>,
+}

@@ -1,0 +1,169 @@
+//! Which kernels are alike: their kinds, and the distance between their shapes.
+//!
+//! A log shape holds the base-2 logarithms of a kernel's sizes, so a distance of 1 (an octave) is a factor of two
+//! in one size. A kernel of another kind but of the same class (an all-gather where all-reduces were measured, a
+//! GEMM that accumulates where none did) is [`OTHER_KIND_OCTAVES`] further away. Kernels of different classes are
+//! infinitely far apart.
+//!
+//! The error of a price grows with the distance d from the nearest measurement as
+//!
+//! ```text
+//! scale(d) = min(1 + max(0, d − 1), 8)
+//! ```
+//! That each octave beyond the first adds as much again is an assumption. Residuals are divided by the scale at
+//! which they were taken, so that a measurement far from the others does not count twice.
+
+use std::collections::HashMap;
+
+use narrows_plan::Kernel;
+use narrows_plan::kernel::{CollectiveKind, Direction, FusedKind};
+
+/// A shape further than this from every measured one, a factor of two in one size, is unmeasured.
+pub const NEAR_OCTAVES: f64 = 1.0;
+/// What a different kind of the same class adds to the distance.
+const OTHER_KIND_OCTAVES: f64 = 2.0;
+/// The largest scale of an error.
+const SCALE_MAX: f64 = 8.0;
+
+/// Factor on the error of a price at a distance from the nearest measurement. 1 at an infinite distance: where
+/// nothing of the class was measured, the error of the class is assumed, for every shape.
+pub fn error_scale(distance_octaves: f64) -> f64 {
+    if distance_octaves.is_finite() {
+        (1.0 + (distance_octaves - NEAR_OCTAVES).max(0.0)).min(SCALE_MAX)
+    } else {
+        1.0
+    }
+}
+
+/// Kernels whose measurements correct each other's prices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum KernelKind {
+    Gemm { accumulate: bool },
+    Attention(Direction),
+    Fused(FusedKind),
+    Collective(CollectiveKind),
+    Transfer,
+}
+
+/// Kernels whose prices share one relative error in a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelClass {
+    /// GEMMs.
+    Gemm,
+    /// Attention.
+    Attention,
+    /// Fused ops, the optimizer's included.
+    Fused,
+    /// Collectives and P2P transfers.
+    Link,
+}
+
+impl KernelClass {
+    /// All classes.
+    pub const ALL: [KernelClass; 4] =
+        [KernelClass::Gemm, KernelClass::Attention, KernelClass::Fused, KernelClass::Link];
+
+    /// The class of a kernel.
+    pub fn of(kernel: &Kernel) -> KernelClass {
+        KernelKind::of(kernel).class()
+    }
+}
+
+impl KernelKind {
+    pub(crate) fn of(kernel: &Kernel) -> KernelKind {
+        match kernel {
+            Kernel::Gemm(gemm) => KernelKind::Gemm { accumulate: gemm.accumulate },
+            Kernel::Attention(attention) => KernelKind::Attention(attention.direction),
+            Kernel::Fused(op) => KernelKind::Fused(op.kind),
+            Kernel::Collective(collective) => KernelKind::Collective(collective.kind),
+            Kernel::Transfer(_) => KernelKind::Transfer,
+        }
+    }
+
+    pub(crate) fn class(self) -> KernelClass {
+        match self {
+            KernelKind::Gemm { .. } => KernelClass::Gemm,
+            KernelKind::Attention(_) => KernelClass::Attention,
+            KernelKind::Fused(_) => KernelClass::Fused,
+            KernelKind::Collective(_) | KernelKind::Transfer => KernelClass::Link,
+        }
+    }
+}
+
+/// Base-2 logarithms of a kernel's sizes; the last one is that of the devices that share the machine.
+pub(crate) type LogShape = [f64; 5];
+
+/// Shapes that were measured, by kind.
+#[derive(Clone, Debug, Default)]
+pub struct MeasuredShapes(HashMap<KernelKind, Vec<LogShape>>);
+
+impl MeasuredShapes {
+    /// The shapes of these kernels, each measured on a device of its own.
+    pub fn from_kernels<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> MeasuredShapes {
+        let mut shapes = MeasuredShapes::default();
+        for kernel in kernels {
+            shapes.insert(kernel, 1);
+        }
+        shapes
+    }
+
+    /// Adds a kernel that was measured on one of `devices` that share a machine.
+    pub(crate) fn insert(&mut self, kernel: &Kernel, devices: u64) {
+        self.0.entry(KernelKind::of(kernel)).or_default().push(log_shape(kernel, devices));
+    }
+
+    /// Distance from a kernel to the nearest measured shape; infinite when nothing of its class was measured.
+    pub fn distance_octaves(&self, kernel: &Kernel, devices: u64) -> f64 {
+        let (kind, shape) = (KernelKind::of(kernel), log_shape(kernel, devices));
+        let nearest = |measured: &[LogShape]| {
+            let squares = measured.iter().map(|measured| squared_distance(&shape, measured));
+            squares.fold(f64::INFINITY, f64::min).sqrt()
+        };
+        if let Some(measured) = self.0.get(&kind) {
+            return nearest(measured);
+        }
+        let same_class = self.0.iter().filter(|(other, _)| other.class() == kind.class());
+        same_class
+            .map(|(_, measured)| nearest(measured) + OTHER_KIND_OCTAVES)
+            .fold(f64::INFINITY, f64::min)
+    }
+}
+
+pub(crate) fn squared_distance(a: &LogShape, b: &LogShape) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
+}
+
+fn log2_size(size: u64) -> f64 {
+    (size.max(1) as f64).log2()
+}
+
+/// The log shape of a kernel on one of `devices` that share a machine.
+///
+/// Fused ops of one kind differ in how many launches an executor without fusion needs and in how much more they
+/// then move: these two weigh more than a size.
+pub(crate) fn log_shape(kernel: &Kernel, devices: u64) -> LogShape {
+    let devices = log2_size(devices);
+    match kernel {
+        Kernel::Gemm(gemm) => [
+            log2_size(gemm.m),
+            log2_size(gemm.n),
+            log2_size(gemm.k),
+            log2_size(gemm.batch),
+            devices,
+        ],
+        Kernel::Attention(a) => {
+            let heads = log2_size(a.sequences.saturating_mul(a.heads));
+            let heads_per_kv_head = log2_size(a.heads) - log2_size(a.kv_heads);
+            [heads, log2_size(a.length), log2_size(a.head_dim), heads_per_kv_head, devices]
+        }
+        Kernel::Fused(op) => {
+            let extra_traffic = log2_size(op.unfused_traffic.0) - log2_size(op.traffic.0);
+            let launches = log2_size(u64::from(op.unfused_launches));
+            [log2_size(op.traffic.0), 4.0 * extra_traffic, 4.0 * launches, 0.0, devices]
+        }
+        Kernel::Collective(c) => {
+            [log2_size(c.payload.0), log2_size(c.group.size), 0.0, 0.0, devices]
+        }
+        Kernel::Transfer(transfer) => [log2_size(transfer.bytes.0), 0.0, 0.0, 0.0, devices],
+    }
+}

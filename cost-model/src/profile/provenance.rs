@@ -1,0 +1,55 @@
+//! Where the numbers of a profile come from, and how far prices made of them may be off.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Where a group of numbers comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// How the numbers were obtained.
+    pub kind: ProvenanceKind,
+    /// What they were taken from or fitted to, for a reader who wants to check.
+    pub source: String,
+    /// The day they were written down, `YYYY-MM-DD`.
+    pub date: String,
+    /// Fields of the group whose values are assumed although the rest is not. A field of an object within the group
+    /// is written with its path: `peak_flops_per_s.bf16`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
+}
+
+/// How a group of numbers was obtained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProvenanceKind {
+    /// Measured on this hardware by `narrows calibrate`, or fitted to such measurements.
+    Measured,
+    /// Computed from measurements on this hardware by a rule that the source names; the numbers themselves were not
+    /// measured.
+    Derived,
+    /// The vendor's data sheet.
+    Datasheet,
+    /// Taken from, or fitted to, published measurements on this hardware.
+    Published,
+    /// A plausible value that was not measured on this hardware.
+    Assumed,
+}
+
+/// The largest relative error that a profile may state: a wider one says nothing.
+pub const RELATIVE_ERROR_MAX: f64 = 1e6;
+
+/// How far measurements lie from a price.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RelativeError {
+    /// The h for which nine measurements in ten lie between price / (1 + h) and price · (1 + h).
+    pub half_width_90: f64,
+    /// ln(measured / priced) of measurements that the price was not fitted to, over the scale of their distance from
+    /// those that it was fitted to; their quantiles where there are more than 99. With fewer than ten, the error is
+    /// taken as normal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub residuals: Vec<f64>,
+    /// Where the error comes from.
+    pub provenance: Provenance,
+}

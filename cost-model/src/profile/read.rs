@@ -1,0 +1,24 @@
+//! Profiles from JSON text.
+
+use narrows_plan::{Defect, Defects, json};
+
+use super::file::ProfileFile;
+use super::resolved::Profile;
+
+/// Reads and validates a profile. `name` is the file's name, for messages.
+///
+/// # Errors
+/// Every defect with the path of its field; a syntax error or an unknown field ends the reading
+/// and is the only one reported.
+pub fn read(name: &str, text: &str) -> Result<Profile, Defects> {
+    let file: ProfileFile = json::read(text).map_err(|defect| {
+        Defect::new(defect.field, format!("{name} is not a profile: {}", defect.problem))
+            .hint("the files under profiles/ are complete examples")
+    })?;
+    file.resolve()
+}
+
+/// The JSON Schema of profile files.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(ProfileFile).to_value()
+}
