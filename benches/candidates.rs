@@ -20,8 +20,8 @@ use narrows_cost_model::{Executor, Prices, profile};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::kernel::{Gemm, Kernel};
 use narrows_plan::model::{Model, Weight, presets};
-use narrows_plan::program::slots_in_flight;
-use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
+use narrows_plan::program::microbatches_in_flight;
+use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeightLayout};
 use narrows_plan::{DType, Mesh};
 use narrows_planner::{
     Deadline, MemoryLimit, PruningCutoff, Request, SegmentSolver, SegmentSpec, StageAssignment,
@@ -144,7 +144,7 @@ impl Division {
         context: &Context,
         border: BoundaryLayout,
     ) -> Option<Division> {
-        let tied = request.model.tied.then_some(TiedWeight::ALL[0]);
+        let tied = request.model.tied.then_some(TiedWeightLayout::ALL[0]);
         let solve = |kind, tied_weight| {
             let part = match kind {
                 SegmentKind::Block => SegmentSpec::block(0, border),
@@ -165,7 +165,7 @@ impl Division {
         }
         let allotments = (0..stages)
             .map(|stage| {
-                let in_flight = slots_in_flight(stage, stages, microbatches);
+                let in_flight = microbatches_in_flight(stage, stages, microbatches);
                 let of =
                     |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
                 (1..=blocks).map(of).collect()

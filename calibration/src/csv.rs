@@ -16,7 +16,7 @@
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
-use narrows_plan::units::short;
+use narrows_plan::units::short_number;
 use narrows_plan::{Defect, Defects, Mesh, Workload};
 
 use crate::framework::fit_conditions_of;
@@ -168,7 +168,7 @@ impl CsvRow<'_> {
     fn size(&mut self, column: &str) -> u64 {
         let number = self.number(column);
         if number.fract() != 0.0 || !(1.0..1e9).contains(&number) {
-            self.defect(column, format!("{} is not a count", short(number)));
+            self.defect(column, format!("{} is not a count", short_number(number)));
             return 1;
         }
         number as u64

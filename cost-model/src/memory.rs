@@ -6,7 +6,7 @@
 //! search reduces the blocks' limit by them.
 
 use narrows_plan::Bytes;
-use narrows_plan::emit::copy_bytes;
+use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
 use narrows_plan::strategy::{Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace};
 use narrows_plan::{Dim, Layout};
@@ -69,9 +69,9 @@ pub(crate) fn flow_kept_bytes(space: &SegmentSpace, id: ValueId, flow: &Flow) ->
     let mut bytes = Bytes(0);
     for (layout, save) in copies.iter().zip(&flow.saves) {
         if *save == Save::Kept {
-            let copy = copy_bytes(value.width(), *layout, &space.context);
+            let copy = activation_bytes(value.width(), *layout, &space.context);
             let shared = space.segment.carried(id).is_some_and(|carried| carried > 0)
-                && *layout == space.border.latents.forward;
+                && *layout == space.boundary.latents.forward;
             bytes += if shared { Bytes(copy.0 / 2) } else { copy };
         }
     }
@@ -86,7 +86,7 @@ fn log_sum_exp(space: &SegmentSpace, id: ValueId, layout: Layout) -> Bytes {
     let Some(op) = space.segment.value(id).producer else { return Bytes(0) };
     let Op::Attention(attention) = &space.segment.op(op).op else { return Bytes(0) };
     let heads = match layout {
-        Layout::Sharded(Dim::Feature) => attention.heads / space.context.tensor(),
+        Layout::Sharded(Dim::Feature) => attention.heads / space.context.tensor_size(),
         _ => attention.heads,
     };
     Bytes(4 * heads * space.context.rows(layout))

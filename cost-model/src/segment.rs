@@ -8,12 +8,13 @@
 //! a port, and that values read by the backward pass are kept or recomputed.
 
 use narrows_plan::emit::{
-    InstrTemplate, copy_redo, flow_backward, flow_forward, flow_redo, op_backward, op_forward,
-    op_redo, owned_reduce, parameter_update,
+    InstrTemplate, copy_recompute, flow_backward, flow_forward, flow_recompute, op_backward,
+    op_forward, op_recompute, reduce_owned_gradient, update_parameter,
 };
 use narrows_plan::graph::{OpId, ValueId};
 use narrows_plan::strategy::{
-    Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, needs_input, needs_output,
+    Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace, Strategy, backward_reads_input,
+    backward_reads_output,
 };
 use narrows_plan::{Bytes, EdgeLayout, Layout, Seconds};
 
@@ -164,8 +165,8 @@ fn step_time(
     let Some(parameter) = space.parameters(id, strategy, context) else {
         return Default::default();
     };
-    let reduce = owned_reduce(space.segment.kind, &parameter, space.tied, context);
-    (sum(&reduce, price), sum(&parameter_update(&parameter, context), price))
+    let reduce = reduce_owned_gradient(space.segment.kind, &parameter, space.tied, context);
+    (sum(&reduce, price), sum(&update_parameter(&parameter, context), price))
 }
 
 fn sum(templates: &[InstrTemplate], price: KernelPrice) -> Seconds {
@@ -182,7 +183,7 @@ fn op_time(space: &SegmentSpace, id: OpId, option: &OpOption, price: KernelPrice
         ..SegmentTime::default()
     };
     if option.recompute {
-        time.backward += sum(&op_redo(segment, id, choice, context), price);
+        time.backward += sum(&op_recompute(segment, id, choice, context), price);
     }
     time
 }
@@ -192,7 +193,7 @@ fn flow_time(space: &SegmentSpace, id: ValueId, flow: &Flow, price: KernelPrice)
     SegmentTime {
         forward: sum(&flow_forward(value, flow, &space.context), price),
         backward: sum(&flow_backward(value, flow, &space.context), price)
-            + sum(&flow_redo(value, flow, &space.context), price),
+            + sum(&flow_recompute(value, flow, &space.context), price),
         ..SegmentTime::default()
     }
 }
@@ -212,11 +213,11 @@ fn flow_times(space: &SegmentSpace, id: ValueId, price: KernelPrice) -> Vec<Segm
         let first = &group[0];
         let forward = sum(&flow_forward(value, first, &space.context), price);
         let backward = sum(&flow_backward(value, first, &space.context), price);
-        let recompute = |copy| sum(&copy_redo(value, first, copy, &space.context), price);
+        let recompute = |copy| sum(&copy_recompute(value, first, copy, &space.context), price);
         let recompute: Vec<Seconds> = (0..first.saves.len()).map(recompute).collect();
         times.extend(group.iter().map(|flow| {
             let recomputed =
-                flow.saves.iter().zip(&recompute).filter(|(save, _)| **save == Save::Redone);
+                flow.saves.iter().zip(&recompute).filter(|(save, _)| **save == Save::Recomputed);
             let recomputed: Seconds = recomputed.map(|(_, time)| *time).sum();
             SegmentTime { forward, backward: backward + recomputed, ..SegmentTime::default() }
         }));
@@ -252,7 +253,7 @@ pub fn decode_assignment(space: &SegmentSpace, assignment: &[u32]) -> SegmentCho
         ops: ops.iter().zip(&space.ops).map(|(&c, list)| list[c as usize].clone()).collect(),
         flows: flows.iter().zip(&space.flows).map(|(&c, list)| list[c as usize].clone()).collect(),
     };
-    chosen.tidy(&space.segment);
+    chosen.drop_unread_saves(&space.segment);
     chosen
 }
 
@@ -267,13 +268,13 @@ fn links(space: &SegmentSpace) -> Vec<TableLink> {
             let strategies = space.ops[op.0 as usize].iter();
             if strategies
                 .clone()
-                .any(|option| needs_output(&segment.op(op).op, option.choice.strategy))
+                .any(|option| backward_reads_output(&segment.op(op).op, option.choice.strategy))
             {
                 links.push(linker.output_saved(op));
             }
         }
         for (index, &(op, port)) in value.consumers.iter().enumerate() {
-            let last = index + 1 == value.consumers.len() && !segment.leaves(value_id);
+            let last = index + 1 == value.consumers.len() && !segment.is_output(value_id);
             links.push(linker.consumer(op, port, last));
             links.push(linker.input_saved(op, port));
         }
@@ -313,7 +314,7 @@ impl LinkBuilder<'_> {
         let offer = self
             .flows()
             .iter()
-            .map(|flow| 1 << key((flow.producer, flow.saves[0] == Save::Redone)))
+            .map(|flow| 1 << key((flow.producer, flow.saves[0] == Save::Recomputed)))
             .collect();
         self.link(op, demand, offer)
     }
@@ -346,7 +347,7 @@ impl LinkBuilder<'_> {
             .options(op)
             .iter()
             .map(|option| {
-                let reads = option.recompute || needs_input(&node.op);
+                let reads = option.recompute || backward_reads_input(&node.op);
                 reads.then(|| key(option.choice.inputs[port].forward))
             })
             .collect();
@@ -369,7 +370,7 @@ impl LinkBuilder<'_> {
         let demand = self
             .options(op)
             .iter()
-            .map(|option| needs_output(&node.op, option.choice.strategy).then_some(0))
+            .map(|option| backward_reads_output(&node.op, option.choice.strategy).then_some(0))
             .collect();
         let offer =
             self.flows().iter().map(|flow| u64::from(flow.saves[0] != Save::Dropped)).collect();

@@ -45,7 +45,7 @@ pub struct Defects(pub Vec<Defect>);
 
 impl Defects {
     /// A single defect.
-    pub fn one(defect: Defect) -> Self {
+    pub fn single(defect: Defect) -> Self {
         Defects(vec![defect])
     }
 
@@ -74,6 +74,6 @@ impl fmt::Display for Defects {
 
 impl From<Defect> for Defects {
     fn from(defect: Defect) -> Self {
-        Defects::one(defect)
+        Defects::single(defect)
     }
 }

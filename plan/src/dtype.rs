@@ -56,7 +56,7 @@ pub enum Precision {
 
 impl Precision {
     /// The format of weights, activations and activation gradients.
-    pub fn compute(self) -> DType {
+    pub fn compute_dtype(self) -> DType {
         match self {
             Precision::MixedBf16 => DType::Bf16,
             Precision::Full32 => DType::F32,

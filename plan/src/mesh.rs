@@ -66,7 +66,7 @@ impl Mesh {
     }
 
     /// Devices along `axis`.
-    pub fn size(&self, axis: Axis) -> u64 {
+    pub fn axis_size(&self, axis: Axis) -> u64 {
         match axis {
             Axis::Tensor => self.tensor,
             Axis::Data => self.data,
@@ -81,7 +81,7 @@ impl Mesh {
             Axis::Data => self.tensor,
             Axis::Pipeline => self.tensor * self.data,
         };
-        DeviceGroup { axis, size: self.size(axis), stride }
+        DeviceGroup { axis, size: self.axis_size(axis), stride }
     }
 }
 

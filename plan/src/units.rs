@@ -77,7 +77,7 @@ impl fmt::Display for Bytes {
 ///
 /// assert_eq!((short(0.25), short(1e300), short(-1e-9)), ("0.25".into(), "1e300".into(), "-1e-9".into()));
 /// ```
-pub fn short(value: f64) -> String {
+pub fn short_number(value: f64) -> String {
     let in_full = (1e-4..1e9).contains(&value.abs()) || value == 0.0 || !value.is_finite();
     if in_full { value.to_string() } else { format!("{value:e}") }
 }

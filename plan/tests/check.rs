@@ -9,7 +9,7 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::presets;
 use narrows_plan::program::Program;
 use narrows_plan::strategy::{Context, Zero};
-use narrows_test_support::plans::{TestRng, describe, draw, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
 fn count() -> usize {
     std::env::var("NARROWS_CHECK_PLANS").ok().and_then(|n| n.parse().ok()).unwrap_or(400)
@@ -17,14 +17,14 @@ fn count() -> usize {
 
 #[test]
 fn every_drawn_plan_is_proved() {
-    let models = models();
+    let models = drawable_models();
     let mut dice = TestRng(1);
     let mut met: BTreeMap<String, u64> = BTreeMap::new();
     for index in 0..count() {
-        let drawn = draw(&mut dice, &models);
+        let drawn = draw_case(&mut dice, &models);
         let program = drawn.program();
         if let Err(errors) = CheckedProgram::check(program.clone()) {
-            panic!("plan {index}:\n{errors}\n{}\n{program}", describe(&drawn.plan));
+            panic!("plan {index}:\n{errors}\n{}\n{program}", to_json(&drawn.plan));
         }
         let ops = drawn.plan.blocks.values().flat_map(|block| block.ops.iter());
         for (_, strategy) in ops.chain(&drawn.plan.embedding.ops).chain(&drawn.plan.head.ops) {

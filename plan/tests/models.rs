@@ -95,10 +95,10 @@ fn the_dense_twin_is_the_dense_preset() {
         let dense = presets::find(&format!("llama-{size}")).unwrap();
         for family in ["cola", "svd", "lax", "llama"] {
             let model = presets::find(&format!("{family}-{size}")).unwrap();
-            assert_eq!(model.dense_twin(), dense, "{family}");
+            assert_eq!(model.dense_counterpart(), dense, "{family}");
         }
     }
-    let mixed = read_example("mixed-ranks.json").dense_twin();
+    let mixed = read_example("mixed-ranks.json").dense_counterpart();
     assert_eq!(mixed.name, "mixed-ranks-dense");
     assert!(!mixed.is_low_rank());
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use narrows_plan::CheckedProgram;
 use narrows_plan::program::Program;
 use narrows_test_support::damage::{Damage, KINDS};
-use narrows_test_support::plans::{TestRng, draw, models};
+use narrows_test_support::plans::{TestRng, draw_case, drawable_models};
 
 const PROGRAMS: usize = 120;
 
@@ -20,9 +20,9 @@ fn count() -> usize {
 #[test]
 fn every_damaged_program_is_refused() {
     let mut dice = TestRng(2);
-    let models = models();
+    let models = drawable_models();
     let programs: Vec<Program> =
-        (0..PROGRAMS).map(|_| draw(&mut dice, &models).program()).collect();
+        (0..PROGRAMS).map(|_| draw_case(&mut dice, &models).program()).collect();
     for program in &programs {
         CheckedProgram::check(program.clone()).unwrap_or_else(|errors| panic!("{errors}"));
     }
@@ -59,9 +59,9 @@ fn damage(dice: &mut TestRng, programs: &[Program], kind: Damage) -> (Program, S
 #[test]
 fn a_wreck_is_no_panic() {
     let mut dice = TestRng(3);
-    let models = models();
+    let models = drawable_models();
     for _ in 0..300 {
-        let mut program = draw(&mut dice, &models).program();
+        let mut program = draw_case(&mut dice, &models).program();
         for _ in 0..6 {
             let (_, kind) = KINDS[dice.below(KINDS.len())];
             // A damage looks up what earlier ones may have removed.

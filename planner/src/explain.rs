@@ -257,7 +257,7 @@ fn rivals(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
             }
         }
         let mut twin = on_mesh(Baseline::FullrankTp);
-        twin.model = twin.model.dense_twin();
+        twin.model = twin.model.dense_counterpart();
         rivals.push((name(&format!("fullrank-tp of {}", twin.model.name)), twin));
     } else if tensor > 1 && request.rules.baseline != Baseline::FullrankTp {
         rivals.push((name("fullrank-tp"), on_mesh(Baseline::FullrankTp)));

@@ -3,7 +3,8 @@
 use indexmap::IndexMap;
 use narrows_plan::EdgeLayout;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, PLAN_FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions,
+    StagePlan,
 };
 
 use crate::feasible_plan::ModelDecisions;
@@ -30,7 +31,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
     }
     let context = &decisions.context;
     Plan {
-        format: FORMAT.into(),
+        format: PLAN_FORMAT.into(),
         model: PlanSource {
             name: request.model.name.clone(),
             fingerprint: request.model.fingerprint(),
@@ -57,7 +58,7 @@ pub fn write_plan(request: &Request, decisions: &ModelDecisions) -> Plan {
 }
 
 fn plan_layout(edge: EdgeLayout) -> PlanLayout {
-    PlanLayout::of(edge).unwrap_or(PlanLayout::Replicated)
+    PlanLayout::from_edge(edge).unwrap_or(PlanLayout::Replicated)
 }
 
 fn segment_decisions(solved: &SolvedSegment) -> SegmentDecisions {

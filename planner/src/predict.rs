@@ -9,7 +9,7 @@ use narrows_plan::check::{CheckErrors, CheckedProgram};
 use narrows_plan::decisions::ResolvedPlan;
 use narrows_plan::emit::InstrTemplate;
 use narrows_plan::emit::{
-    flow_backward, flow_forward, flow_redo, op_backward, op_forward, op_redo,
+    flow_backward, flow_forward, flow_recompute, op_backward, op_forward, op_recompute,
 };
 use narrows_plan::graph::AttentionOp;
 use narrows_plan::kernel::{Attention, Direction};
@@ -103,7 +103,7 @@ pub fn predict_program(
     let spread = ErrorModel::new(profile, executor, &context.mesh);
     let interval = spread.step_interval(&kernels);
     let tokens = (context.workload.global_batch * context.workload.sequence_length) as f64;
-    let peak = profile.total_peak_flops_per_s(context.mesh.devices(), context.compute());
+    let peak = profile.total_peak_flops_per_s(context.mesh.devices(), context.compute_dtype());
     let flops =
         model_flops(model, context.workload.sequence_length) * context.workload.global_batch as f64;
     Prediction {
@@ -140,7 +140,7 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
 /// FLOPs of one sequence, forward and backward: six for every weight of a product and token, and
 /// attention's products with the causal half counted once.
 pub fn model_flops(model: &Model, length: u64) -> f64 {
-    let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_products(layer)).sum();
+    let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_macs_per_token(layer)).sum();
     let head = model.vocab * model.hidden;
     let op = AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
     let attention = attention_flops(&op, length).0 * model.blocks.len() as f64;
@@ -174,14 +174,14 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
         count(&op_forward(segment, id, &option.choice, context), &mut counted.forward);
         count(&op_backward(segment, id, &option.choice, context), &mut counted.backward);
         if option.recompute {
-            count(&op_redo(segment, id, &option.choice, context), &mut counted.redo);
+            count(&op_recompute(segment, id, &option.choice, context), &mut counted.redo);
         }
     }
     for id in segment.value_ids() {
         let (value, flow) = (segment.value(id), &choice.flows[id.0 as usize]);
         count(&flow_forward(value, flow, context), &mut counted.forward);
         count(&flow_backward(value, flow, context), &mut counted.backward);
-        count(&flow_redo(value, flow, context), &mut counted.redo);
+        count(&flow_recompute(value, flow, context), &mut counted.redo);
     }
     counted
 }

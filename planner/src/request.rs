@@ -5,7 +5,7 @@ use std::time::Duration;
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Rules, TiedWeight, Zero};
+use narrows_plan::strategy::{Rules, TiedWeightLayout, Zero};
 use narrows_plan::{Bytes, Defect, Defects};
 
 /// Everything a search depends on. A size that is `None` is searched.
@@ -107,8 +107,12 @@ impl Request {
 
     /// The layouts that the weight shared by embedding and head may have; one `None` where it is not
     /// shared.
-    pub fn tied_weights(&self) -> Vec<Option<TiedWeight>> {
-        if self.model.tied { TiedWeight::ALL.into_iter().map(Some).collect() } else { vec![None] }
+    pub fn tied_weights(&self) -> Vec<Option<TiedWeightLayout>> {
+        if self.model.tied {
+            TiedWeightLayout::ALL.into_iter().map(Some).collect()
+        } else {
+            vec![None]
+        }
     }
 
     /// Largest arena of a device.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use narrows_cost_model::{Prices, profile, simulate};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
-    InstrTemplate, gradient_extent, op_parameters, step_begin, step_norm, tied_reduce,
+    InstrTemplate, clear_square_sum, gradient_extent, op_parameters, reduce_square_sum,
+    reduce_tied_gradient,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeight};
+use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout};
 use narrows_plan::{Kernel, Seconds};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
@@ -73,7 +74,7 @@ fn one_candidate_in_a_hundred() {
         let segments = SegmentSolver::new(&request, Deadline::none());
         for context in contexts(&request) {
             for border in segments.boundary_layouts(&context) {
-                for tied in TiedWeight::ALL {
+                for tied in TiedWeightLayout::ALL {
                     seen += 1;
                     if seen % 100 != 0 {
                         continue;
@@ -98,9 +99,9 @@ fn one_candidate_in_a_hundred() {
                     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
                     let price = |kernel: &Kernel| prices.kernel_time(kernel);
                     // What belongs to no segment: the gradient norm of the whole stage.
-                    let once: f64 = step_norm(&context)
+                    let once: f64 = reduce_square_sum(&context)
                         .iter()
-                        .chain([&step_begin()])
+                        .chain([&clear_square_sum()])
                         .map(|template| price(&template.kernel()).0)
                         .sum();
                     let simulated = simulate(&program, &price).step_time.0;
@@ -173,8 +174,8 @@ fn step_phase(
     let (is_first, is_last) = (stage == 0, stage + 1 == decided.stages.len());
     segments.extend(is_first.then_some(&*decided.embedding));
     segments.extend(is_last.then_some(&*decided.head));
-    let once = step_norm(context);
-    let mut once: Vec<InstrTemplate> = once.into_iter().chain([step_begin()]).collect();
+    let once = reduce_square_sum(context);
+    let mut once: Vec<InstrTemplate> = once.into_iter().chain([clear_square_sum()]).collect();
     if model.tied && (is_first || is_last) {
         let context = &decided.context;
         let head =
@@ -182,7 +183,7 @@ fn step_phase(
         let head = head.unwrap();
         let strategy = decided.head.choice.ops[head.0 as usize].choice.strategy;
         let parameter = op_parameters(decided.head.segment.op(head), strategy, context).unwrap();
-        once.push(tied_reduce(gradient_extent(&parameter, context).unwrap(), context));
+        once.push(reduce_tied_gradient(gradient_extent(&parameter, context).unwrap(), context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
     once + segments.iter().map(|solved| solved.time.step.0).sum::<f64>()

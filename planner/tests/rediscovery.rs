@@ -130,7 +130,7 @@ fn tight_memory_keeps_latents_and_redoes_without_collectives() {
             if value.name.starts_with("h.") {
                 assert_eq!(flow.saves.last(), Some(&Save::Kept), "{}", value.name);
             }
-            if flow.saves.contains(&Save::Redone) {
+            if flow.saves.contains(&Save::Recomputed) {
                 redone.push(value.name.clone());
             }
         }

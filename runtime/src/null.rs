@@ -98,14 +98,14 @@ impl<'a> NullDevice<'a> {
             Action::Send(transfer) => {
                 let sent = bytes_of(&instr.reads);
                 in_flight
-                    .entry((self.stage_index, transfer.stage as usize))
+                    .entry((self.stage_index, transfer.peer_stage as usize))
                     .or_default()
                     .push_back(sent);
                 self.report.sent += sent;
             }
             Action::Receive(transfer) => {
                 let queue =
-                    in_flight.entry((transfer.stage as usize, self.stage_index)).or_default();
+                    in_flight.entry((transfer.peer_stage as usize, self.stage_index)).or_default();
                 let Some(sent) = queue.pop_front() else { return Ok(false) };
                 let received = bytes_of(&instr.writes);
                 if sent != received {
@@ -149,8 +149,8 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Constants, Extent, FusedOp, Instr, MicrobatchPass, P2pTransfer, Phase,
-        Region, one_forward_one_backward,
+        Buffer, BufferId, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants, P2pTransfer,
+        Phase, Region, one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
     use narrows_plan::{DType, Precision};
@@ -190,7 +190,11 @@ mod tests {
     }
 
     fn transfer(stage: u32) -> P2pTransfer {
-        P2pTransfer { carries: vec!["hidden"], stage, group: MESH.group(Axis::Pipeline) }
+        P2pTransfer {
+            carries: vec!["hidden"],
+            peer_stage: stage,
+            group: MESH.group(Axis::Pipeline),
+        }
     }
 
     /// Two stages: the first sends what the second receives.
@@ -210,7 +214,12 @@ mod tests {
         let stages = vec![stage(sends, schedule(0)), stage(receives, schedule(1))];
         Program {
             context,
-            constants: Constants { hidden: 32, vocab: 32, norm_epsilon: 1e-5, rope_theta: 1e4 },
+            constants: ModelConstants {
+                hidden: 32,
+                vocab: 32,
+                norm_epsilon: 1e-5,
+                rope_theta: 1e4,
+            },
             tied: false,
             stages,
         }

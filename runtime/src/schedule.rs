@@ -23,7 +23,7 @@ pub fn scheduled_instructions(
     let passes = stage.schedule.iter().map(|pass| (pass.phase, pass.microbatch));
     passes.chain([(Phase::Step, 0)]).flat_map(move |(phase, microbatch)| {
         let slot = microbatch_slot(stage, microbatch);
-        let instructions = stage.phase(phase).iter();
+        let instructions = stage.instructions(phase).iter();
         instructions.map(move |instr| ScheduledInstruction { instr, phase, microbatch, slot })
     })
 }

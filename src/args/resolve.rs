@@ -244,7 +244,7 @@ fn dense_enough(request: &Request) -> CommandResult<()> {
     if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
         return Ok(());
     }
-    let twin = model.dense_twin().name;
+    let twin = model.dense_counterpart().name;
     let problem = format!("`fullrank-tp` is for dense models, and `{}` is low-rank", model.name);
     let problem = Problem::new("--strategy", problem);
     let problem = if presets::find(&twin).is_ok() {

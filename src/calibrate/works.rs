@@ -151,7 +151,7 @@ pub fn to_measure(
         BenchmarkExtent::Whole => {
             add(&tiny, 8, 128, false);
             add(&tiny, 2, 128, true);
-            add(&tiny.dense_twin(), 2, 128, true);
+            add(&tiny.dense_counterpart(), 2, 128, true);
             add(&preset("cola-60m")?, 2, 64, true);
         }
     }
@@ -195,7 +195,7 @@ pub fn to_compare(
     if amount == BenchmarkExtent::Quick {
         return Ok(works);
     }
-    add(&tiny.dense_twin(), 2, 128, true, false);
+    add(&tiny.dense_counterpart(), 2, 128, true, false);
     add(&other, 4, 96, false, true);
     add(&small, 2, 64, true, false);
     Ok(works)

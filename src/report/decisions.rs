@@ -77,7 +77,7 @@ fn grouping(grouping: Grouping) -> String {
 
 fn rows(plan: &SegmentPlan, context: &Context) -> Vec<Vec<String>> {
     let block = plan.segment.kind == SegmentKind::Block;
-    let entries = plan.segment.entries.iter().filter(|_| block);
+    let entries = plan.segment.inputs.iter().filter(|_| block);
     let entries = entries.map(|id| entry_row(plan, *id, context));
     entries.chain(plan.segment.op_ids().map(|id| row(plan, id, context))).collect()
 }
@@ -97,7 +97,7 @@ fn entry_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<String> 
 fn row(plan: &SegmentPlan, id: OpId, context: &Context) -> Vec<String> {
     let node = plan.segment.op(id);
     let choice = &plan.choice.ops[id.0 as usize].choice;
-    let split = context.tensor() > 1;
+    let split = context.tensor_size() > 1;
     let mut forward = op_forward(&plan.segment, id, choice, context);
     let mut backward = op_backward(&plan.segment, id, choice, context);
     let (mut result, mut kept) = (vec![], vec![]);
@@ -133,14 +133,14 @@ fn weight(plan: &SegmentPlan, id: OpId, context: &Context) -> String {
     };
     match parameter.split {
         WeightSplit::Whole => "whole".into(),
-        WeightSplit::Rows => format!("rows ÷ {}", context.tensor()),
-        WeightSplit::Columns => format!("columns ÷ {}", context.tensor()),
+        WeightSplit::Rows => format!("rows ÷ {}", context.tensor_size()),
+        WeightSplit::Columns => format!("columns ÷ {}", context.tensor_size()),
     }
 }
 
 /// The layouts a value takes on its way, the producer's first.
 fn layouts(plan: &SegmentPlan, id: ValueId, context: &Context) -> String {
-    if context.tensor() == 1 {
+    if context.tensor_size() == 1 {
         return String::new();
     }
     let copies = plan.choice.flows[id.0 as usize].copies();
@@ -157,7 +157,7 @@ fn saved(plan: &SegmentPlan, id: ValueId) -> String {
         let what = match save {
             Save::Dropped => return None,
             Save::Kept => "keep",
-            Save::Redone => "redo",
+            Save::Recomputed => "redo",
         };
         let layout = copies.get(index).filter(|_| copies.len() > 1);
         Some(layout.map_or(what.to_owned(), |layout| format!("{what} {layout}")))

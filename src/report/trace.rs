@@ -103,7 +103,7 @@ pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> V
         let mut meetings = timeline.stage_syncs.iter().filter(|meeting| meeting.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
             let mut begin = span.begin.0;
-            for instr in stage_program.phase(span.phase) {
+            for instr in stage_program.instructions(span.phase) {
                 let met = stage_sync_group(instr).and_then(|_| meetings.next());
                 let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);

@@ -261,5 +261,5 @@ fn draw_hardware_errors(
 /// Only in a program that was built with a damaged file.
 pub fn shipped_interval_model() -> Result<IntervalModel, Defects> {
     const TEXT: &str = include_str!("../../data/fits/gpt-a100.json");
-    json::read(TEXT).map_err(Defects::one)
+    json::read(TEXT).map_err(Defects::single)
 }

@@ -61,7 +61,10 @@ fn norm(run: &NormRun, mesh: Mesh, input: DType) -> Vec<Kernel> {
 pub fn predicted_time_s(measurement: &Measurement, runs: &[KernelRun], profile: &Profile) -> f64 {
     let prices = Prices::new(profile, measurement.executor, &measurement.mesh);
     let price = |(kernel, times): &(Kernel, f64)| prices.kernel_time(kernel).0 * times;
-    priced_kernels(runs, measurement.mesh, profile.precision().compute()).iter().map(price).sum()
+    priced_kernels(runs, measurement.mesh, profile.precision().compute_dtype())
+        .iter()
+        .map(price)
+        .sum()
 }
 
 impl Measurement {
@@ -82,7 +85,7 @@ impl Measurement {
                     Kernel::Gemm(gemm) => gemm.flops().0 * times,
                     _ => 0.0,
                 };
-                let input = profile.precision().compute();
+                let input = profile.precision().compute_dtype();
                 let total: f64 = priced_kernels(runs, self.mesh, input).iter().map(flops).sum();
                 total / (profile.peak_flops_per_s(input) * self.value / 100.0)
             }

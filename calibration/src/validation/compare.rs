@@ -143,7 +143,7 @@ fn with_path(defects: Defects, path: &str) -> Defects {
 
 fn resolve_model(model: &TrainedModel) -> Result<Model, Defects> {
     match model {
-        TrainedModel::Preset(name) => presets::find(name).map_err(Defects::one),
+        TrainedModel::Preset(name) => presets::find(name).map_err(Defects::single),
         TrainedModel::Described(file) => file.as_ref().clone().resolve(),
         TrainedModel::Gpt(_) => Err(Defect::new("model", "a GPT has no plan").into()),
     }
@@ -157,7 +157,7 @@ fn predict_kernels(
 ) -> PredictedTime {
     let time_s = predicted_time_s(measurement, runs, profile);
     let errors = ErrorModel::new(profile, measurement.executor, &measurement.mesh);
-    let input = profile.precision().compute();
+    let input = profile.precision().compute_dtype();
     let interval = errors.kernels_interval(&priced_kernels(runs, measurement.mesh, input));
     PredictedTime { time_s, interval_s: interval.map(|ratio| time_s * ratio) }
 }
@@ -170,7 +170,7 @@ fn predict_step(
 ) -> Result<PredictedTime, Defects> {
     let mesh = measurement.mesh;
     if let Some(time_s) = step_time_s(step, mesh, profile, &FITTED_FRAMEWORK) {
-        if profile.precision().compute() != DType::Bf16 {
+        if profile.precision().compute_dtype() != DType::Bf16 {
             let problem =
                 format!("a GPT is priced in 16 bits, and `{}` computes in 32", profile.name());
             return Err(Defect::new("model", problem).hint("hardware of `mixed-bf16`").into());

@@ -122,7 +122,7 @@ impl Prices {
             half_widths: errors.map(|error: &RelativeError| error.half_width_90),
             devices_sharing: 1.0,
             whole_devices: false,
-            peak_flops_per_s: match file.precision.compute() {
+            peak_flops_per_s: match file.precision.compute_dtype() {
                 DType::Bf16 => peak.bf16,
                 DType::F32 | DType::U32 => peak.f32,
             },

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::units::short;
+use narrows_plan::units::short_number;
 use narrows_plan::{Defect, Defects};
 
 use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, LinkSpec, ProfileFile};
@@ -118,7 +118,7 @@ impl ProfileValidator {
     fn within(&mut self, field: &str, value: f64, range: RangeInclusive<f64>) {
         if !range.contains(&value) {
             let (low, high) = (range.start(), range.end());
-            let value = short(value);
+            let value = short_number(value);
             self.defect(field, format!("{value} is not between {low:e} and {high:e}"));
         }
     }

@@ -18,7 +18,7 @@ pub(super) fn transfer(
     ensure(sizes.iter().all(|size| (1..1 << 31).contains(size)), || {
         format!("multiplies {}×{}×{}, {} times", product.m, product.n, product.k, product.batch)
     })?;
-    match product.form {
+    match product.role {
         GemmRole::Forward => forward(site, product),
         GemmRole::InputGradient => input_gradient(site, product),
         GemmRole::WeightGradient => weight_gradient(site, product),

@@ -47,7 +47,7 @@ pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut Chec
         return errors.of_stage(index, found);
     }
     for phase in [Phase::Forward, Phase::Backward, Phase::Step] {
-        for (at, instr) in stage.phase(phase).iter().enumerate() {
+        for (at, instr) in stage.instructions(phase).iter().enumerate() {
             if let Err(found) = check_operands(stage, instr) {
                 errors.push(CheckError {
                     stage: Some(index),

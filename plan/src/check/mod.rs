@@ -186,7 +186,7 @@ fn tied_weight(
     index: usize,
     last: usize,
 ) -> Option<SymbolId> {
-    if !program.tied || program.context.size(Axis::Pipeline) == 1 {
+    if !program.tied || program.context.axis_size(Axis::Pipeline) == 1 {
         return None;
     }
     if index == 0 {

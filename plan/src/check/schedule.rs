@@ -106,14 +106,21 @@ impl ScheduledTransfer<'_> {
 }
 
 fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<ScheduledTransfer<'_>> {
-    let list = stage.phase(phase).iter().enumerate();
+    let list = stage.instructions(phase).iter().enumerate();
     list.filter_map(|(at, instr)| {
         let (send, hop) = match &instr.action {
             Action::Send(hop) => (true, hop),
             Action::Receive(hop) => (false, hop),
             _ => return None,
         };
-        Some(ScheduledTransfer { send, other: hop.stage as usize, microbatch, phase, at, instr })
+        Some(ScheduledTransfer {
+            send,
+            other: hop.peer_stage as usize,
+            microbatch,
+            phase,
+            at,
+            instr,
+        })
     })
     .collect()
 }

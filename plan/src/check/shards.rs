@@ -30,8 +30,8 @@ pub(super) fn check_shards(
 }
 
 fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult {
-    let devices = context.tensor();
-    let dtype = if buffer.region == Region::Weight { context.compute() } else { DType::F32 };
+    let devices = context.tensor_size();
+    let dtype = if buffer.region == Region::Weight { context.compute_dtype() } else { DType::F32 };
     ensure(buffer.extent.dtype == dtype, || {
         format!("is kept as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
     })?;

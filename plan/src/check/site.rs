@@ -33,7 +33,7 @@ pub(super) struct InstrOperands<'c, 'a> {
 
 impl InstrOperands<'_, '_> {
     pub fn devices(&self) -> u64 {
-        self.check.context.tensor()
+        self.check.context.tensor_size()
     }
 
     /// Exactly so many operands, or with the optional one more.

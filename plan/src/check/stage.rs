@@ -91,7 +91,7 @@ impl<'a> StageChecker<'a> {
         let dtype = buffer.extent.dtype;
         match (buffer.region, &buffer.shard) {
             (Region::Weight, Some(shard)) => {
-                let (rows, columns) = shards::sides(shard, self.context.tensor());
+                let (rows, columns) = shards::sides(shard, self.context.tensor_size());
                 let value = self.values.given(&buffer.name);
                 self.weights.insert(value, id);
                 BufferContents::Holds(AbstractState::new(
@@ -103,7 +103,7 @@ impl<'a> StageChecker<'a> {
             }
             // What earlier microbatches left has the same form as what this one adds.
             (Region::Gradient, Some(shard)) => {
-                let (rows, columns) = shards::sides(shard, self.context.tensor());
+                let (rows, columns) = shards::sides(shard, self.context.tensor_size());
                 BufferContents::Holds(AbstractState::new(AbstractValue::Zero, rows, columns, dtype))
             }
             (Region::Input, _) if dtype == DType::U32 => match self.tokens(buffer.extent.rows) {
@@ -125,7 +125,7 @@ impl<'a> StageChecker<'a> {
 
     /// How the tokens lie of which a device holds so many rows.
     pub fn tokens(&self, rows: u64) -> Option<ShardedExtent> {
-        let (tokens, devices) = (self.context.tokens(), self.context.tensor());
+        let (tokens, devices) = (self.context.tokens(), self.context.tensor_size());
         if rows == tokens {
             return Some(ShardedExtent::whole(tokens));
         }
@@ -142,7 +142,7 @@ impl<'a> StageChecker<'a> {
                 self.expire();
             }
         }
-        for (at, instr) in self.stage.phase(phase).iter().enumerate() {
+        for (at, instr) in self.stage.instructions(phase).iter().enumerate() {
             if self.errors.full() {
                 return;
             }
@@ -247,7 +247,7 @@ impl<'a> StageChecker<'a> {
         })?;
         let state =
             if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
-        let (seen, held) = (access.extent, state.extent(self.context.tensor()));
+        let (seen, held) = (access.extent, state.extent(self.context.tensor_size()));
         let part = matches!(
             instr.action,
             Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
@@ -286,9 +286,9 @@ impl<'a> StageChecker<'a> {
                 }
                 _ => format!("cannot write `{name}` while it reads it"),
             })?;
-            let state = state.consistent(self.context.tensor())?;
+            let state = state.consistent(self.context.tensor_size())?;
             let seen = access.extent;
-            let made = state.extent(self.context.tensor());
+            let made = state.extent(self.context.tensor_size());
             let part = matches!(
                 instr.action,
                 Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })

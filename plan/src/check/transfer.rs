@@ -12,8 +12,8 @@ fn neighbour(site: &InstrOperands, hop: &P2pTransfer, towards_loss: bool) -> Che
     let check = &site.check;
     let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
-    ensure(other == Some(hop.stage as usize) && (hop.stage as usize) < stages, || {
-        format!("names stage {}, not the neighbour on this pass's way", hop.stage)
+    ensure(other == Some(hop.peer_stage as usize) && (hop.peer_stage as usize) < stages, || {
+        format!("names stage {}, not the neighbour on this pass's way", hop.peer_stage)
     })?;
     ensure(hop.group == check.context.mesh.group(Axis::Pipeline), || {
         "does not use the mesh's pipeline group".into()

@@ -20,7 +20,7 @@ use crate::{Defect, Defects, Precision};
 pub use resolve::{ResolvedBlock, ResolvedPlan, SegmentPlan};
 
 /// The format this version writes and reads.
-pub const FORMAT: &str = "narrows-plan/1";
+pub const PLAN_FORMAT: &str = "narrows-plan/1";
 
 /// The decisions for a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -131,8 +131,8 @@ pub struct SegmentDecisions {
     #[serde(default)]
     pub keep: Vec<String>,
     /// Copies that the backward pass computes again, as `value@layout`.
-    #[serde(default)]
-    pub redo: Vec<String>,
+    #[serde(default, rename = "redo")]
+    pub recompute: Vec<String>,
 }
 
 /// The decisions for a block.
@@ -147,8 +147,8 @@ pub struct BlockDecisions {
     #[serde(default)]
     pub keep: Vec<String>,
     /// Copies that the backward pass computes again, as `value@layout`.
-    #[serde(default)]
-    pub redo: Vec<String>,
+    #[serde(default, rename = "redo")]
+    pub recompute: Vec<String>,
 }
 
 impl Plan {
@@ -158,9 +158,9 @@ impl Plan {
         let plan: Plan = json::read_value(reader).map_err(|defect| {
             defect.hint("compare with a plan that `narrows plan --output` wrote")
         })?;
-        if plan.format != FORMAT {
+        if plan.format != PLAN_FORMAT {
             let problem = format!("`{}` is not a format this version reads", plan.format);
-            return Err(Defect::new("format", problem).hint(FORMAT).into());
+            return Err(Defect::new("format", problem).hint(PLAN_FORMAT).into());
         }
         Ok(plan)
     }
@@ -184,7 +184,7 @@ impl PlanLayout {
     }
 
     /// The inverse of [`edge`](PlanLayout::edge); `None` for layouts no border takes.
-    pub fn of(edge: crate::EdgeLayout) -> Option<PlanLayout> {
+    pub fn from_edge(edge: crate::EdgeLayout) -> Option<PlanLayout> {
         [Self::Replicated, Self::Feature, Self::Sequence, Self::Position]
             .into_iter()
             .find(|layout| layout.edge() == edge)
@@ -208,7 +208,7 @@ impl SegmentDecisions {
                 match save {
                     Save::Dropped => {}
                     Save::Kept => decisions.keep.push(name),
-                    Save::Redone => decisions.redo.push(name),
+                    Save::Recomputed => decisions.recompute.push(name),
                 }
             }
         }
@@ -219,12 +219,16 @@ impl SegmentDecisions {
 impl BlockDecisions {
     /// A block's grouping and choices.
     pub fn new(grouping: Grouping, decisions: SegmentDecisions) -> BlockDecisions {
-        let SegmentDecisions { ops, keep, redo } = decisions;
-        BlockDecisions { grouping, ops, keep, redo }
+        let SegmentDecisions { ops, keep, recompute } = decisions;
+        BlockDecisions { grouping, ops, keep, recompute }
     }
 
     /// Without the grouping.
-    pub fn decisions(&self) -> SegmentDecisions {
-        SegmentDecisions { ops: self.ops.clone(), keep: self.keep.clone(), redo: self.redo.clone() }
+    pub fn segment_decisions(&self) -> SegmentDecisions {
+        SegmentDecisions {
+            ops: self.ops.clone(),
+            keep: self.keep.clone(),
+            recompute: self.recompute.clone(),
+        }
     }
 }

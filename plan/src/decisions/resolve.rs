@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::graph::{
-    BlockShape, CarriedTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
+    BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
 use crate::model::Model;
-use crate::program::Constants;
+use crate::program::ModelConstants;
 use crate::strategy::{
-    BoundaryLayout, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeight,
-    WeightRule, borders, flow_is_legal, op_choices,
+    BoundaryLayout, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy,
+    TiedWeightLayout, WeightRule, boundary_layouts, flow_is_legal, op_choices,
 };
 use crate::{Defect, Defects, EdgeLayout};
 
@@ -31,7 +31,7 @@ pub struct ResolvedBlock {
     /// Its number in the model.
     pub layer: u64,
     /// What it hands to the next block, the hidden state first.
-    pub carried: Vec<CarriedTensor>,
+    pub outgoing: Vec<BoundaryTensor>,
     /// Its graph and decisions, shared by blocks that are alike.
     pub plan: Arc<SegmentPlan>,
 }
@@ -42,9 +42,9 @@ pub struct ResolvedPlan {
     /// Mesh, workload and formats.
     pub context: Context,
     /// Layouts of what segments hand on.
-    pub border: BoundaryLayout,
+    pub boundary: BoundaryLayout,
     /// What the model's passes need to know.
-    pub constants: Constants,
+    pub constants: ModelConstants,
     /// Whether embedding and head are one weight.
     pub tied: bool,
     /// The embedding.
@@ -109,8 +109,8 @@ impl Plan {
         }
         let resolved = ResolvedPlan {
             context,
-            border,
-            constants: Constants::of(model),
+            boundary: border,
+            constants: ModelConstants::of(model),
             tied: model.tied,
             embedding,
             stages,
@@ -132,8 +132,8 @@ impl Plan {
             names.dedup();
             names.join(" or ")
         };
-        let legal = borders(model.hidden, &crossing, context);
-        let over = format!("over {} devices", context.tensor());
+        let legal = boundary_layouts(model.hidden, &crossing, context);
+        let over = format!("over {} devices", context.tensor_size());
         let mut defects = Defects::default();
         let hidden = self.hidden_layout.edge();
         if !legal.iter().any(|border| border.hidden == hidden) {
@@ -166,9 +166,9 @@ impl Plan {
 
 impl ResolvedPlan {
     /// What the last block of a stage hands to the next stage; nothing when there is none.
-    pub fn carried_from(&self, stage: usize) -> &[CarriedTensor] {
+    pub fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
-        last.map_or(&[], |block| &block.carried)
+        last.map_or(&[], |block| &block.outgoing)
     }
 }
 
@@ -184,7 +184,7 @@ fn too_long(context: &Context, model: &Model) -> Defect {
 fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects) {
     let weight = |plan: &SegmentPlan, op: &str| {
         let index = plan.segment.ops.iter().position(|node| node.name == op)?;
-        Some(TiedWeight::of(plan.segment.kind, plan.choice.ops[index].choice.strategy))
+        Some(TiedWeightLayout::of(plan.segment.kind, plan.choice.ops[index].choice.strategy))
     };
     if weight(embedding, "embedding") != weight(head, "head") {
         let problem = "embedding and head are one weight but are laid out differently";
@@ -254,16 +254,17 @@ impl PlanResolver<'_> {
                             && self.shapes[*other as usize] == self.shapes[layer as usize]
                     });
                     let shape = &self.shapes[layer as usize];
-                    let carried = shape.carried(model.hidden);
+                    let carried = shape.outgoing_tensors(model.hidden);
                     if let Some((_, _, plan)) = alike {
-                        blocks.push(ResolvedBlock { layer, carried, plan: plan.clone() });
+                        blocks.push(ResolvedBlock { layer, outgoing: carried, plan: plan.clone() });
                         continue;
                     }
                     let segment = block_segment(model, shape, decisions.grouping);
                     let field = format!("blocks.{}", run.decisions);
-                    let plan = Arc::new(self.segment(&field, segment, &decisions.decisions()));
+                    let plan =
+                        Arc::new(self.segment(&field, segment, &decisions.segment_decisions()));
                     seen.push((layer, run.decisions.clone(), plan.clone()));
-                    blocks.push(ResolvedBlock { layer, carried, plan });
+                    blocks.push(ResolvedBlock { layer, outgoing: carried, plan });
                 }
             }
             stages.push(blocks);
@@ -298,7 +299,7 @@ impl PlanResolver<'_> {
                 .iter()
                 .map(|layout| saves.take(&format!("{}@{layout}", value.name)))
                 .collect();
-            if flow.saves[0] == Save::Redone
+            if flow.saves[0] == Save::Recomputed
                 && let Some(op) = value.producer
             {
                 choice.ops[op.0 as usize].recompute = true;
@@ -335,7 +336,7 @@ impl PlanResolver<'_> {
                     Some(strategy) => format!(
                         "`{}` is not legal here over {} devices",
                         strategy.name(),
-                        self.context.tensor()
+                        self.context.tensor_size()
                     ),
                     None => "no strategy is given for this op".into(),
                 };
@@ -363,14 +364,14 @@ impl PlanResolver<'_> {
         let value = segment.value(id);
         let producer = match segment.output_port(id) {
             Some((op, port)) => choice.ops[op.0 as usize].choice.outputs[port],
-            None => self.border.entry(segment, id),
+            None => self.border.input_edge(segment, id),
         };
         let mut edges: Vec<EdgeLayout> = value
             .consumers
             .iter()
             .map(|(op, port)| choice.ops[op.0 as usize].choice.inputs[*port])
             .collect();
-        edges.extend(self.border.exit(segment, id));
+        edges.extend(self.border.output_edge(segment, id));
         let primary = edges.last().copied().unwrap_or(producer);
         let mut others: Vec<EdgeLayout> = edges.into_iter().filter(|e| *e != primary).collect();
         others.dedup();

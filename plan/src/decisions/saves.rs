@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use crate::graph::Segment;
-use crate::strategy::{Save, SegmentChoice, needs_input, needs_output};
+use crate::strategy::{Save, SegmentChoice, backward_reads_input, backward_reads_output};
 use crate::{Defect, Defects, Layout};
 
 use super::SegmentDecisions;
@@ -19,7 +19,7 @@ impl SaveDecisions {
         field: &str,
         defects: &mut Defects,
     ) -> SaveDecisions {
-        for (list, names) in [("keep", &decisions.keep), ("redo", &decisions.redo)] {
+        for (list, names) in [("keep", &decisions.keep), ("redo", &decisions.recompute)] {
             let mut seen = HashSet::new();
             for (at, name) in names.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
                 let problem = format!("`{name}` is listed twice");
@@ -28,7 +28,7 @@ impl SaveDecisions {
             }
         }
         let kept: HashSet<String> = decisions.keep.iter().cloned().collect();
-        let redone: HashSet<String> = decisions.redo.iter().cloned().collect();
+        let redone: HashSet<String> = decisions.recompute.iter().cloned().collect();
         for name in kept.intersection(&redone) {
             let problem = format!("`{name}` is both kept and redone");
             defects.push(Defect::new(format!("{field}.redo"), problem));
@@ -40,7 +40,7 @@ impl SaveDecisions {
         if self.kept.remove(name) {
             Save::Kept
         } else if self.redone.remove(name) {
-            Save::Redone
+            Save::Recomputed
         } else {
             Save::Dropped
         }
@@ -76,29 +76,31 @@ pub(super) fn check_saves(
             let flow = &choice.flows[value.0 as usize];
             let layout = option.choice.inputs[port].forward;
             let name = &segment.value(*value).name;
-            if needs_input(&node.op) && !flow.available(layout) {
+            if backward_reads_input(&node.op) && !flow.is_saved(layout) {
                 missing(name, layout, format!("read by the backward pass of `{}`", node.name));
-            } else if option.recompute && !flow.available(layout) {
+            } else if option.recompute && !flow.is_saved(layout) {
                 missing(name, layout, format!("read when `{}` is redone", node.name));
             }
         }
         for value in &node.outputs {
             let flow = &choice.flows[value.0 as usize];
             let name = &segment.value(*value).name;
-            if needs_output(&node.op, option.choice.strategy) && flow.saves[0] == Save::Dropped {
+            if backward_reads_output(&node.op, option.choice.strategy)
+                && flow.saves[0] == Save::Dropped
+            {
                 let why = format!("read by the backward pass of `{}`", node.name);
                 missing(name, flow.producer.forward, why);
             }
         }
     }
     for (value, flow) in segment.values.iter().zip(&choice.flows) {
-        if flow.saves[1..].contains(&Save::Redone) && flow.saves[0] == Save::Dropped {
+        if flow.saves[1..].contains(&Save::Recomputed) && flow.saves[0] == Save::Dropped {
             missing(&value.name, flow.producer.forward, "what another copy is redone from".into());
         }
     }
     for (value, flow) in segment.values.iter().zip(&choice.flows) {
         let partial_kept = flow.producer.forward == Layout::Partial && flow.saves[0] == Save::Kept;
-        if partial_kept || (value.producer.is_none() && flow.saves[0] == Save::Redone) {
+        if partial_kept || (value.producer.is_none() && flow.saves[0] == Save::Recomputed) {
             let problem =
                 format!("`{}@{}` cannot be saved like this", value.name, flow.producer.forward);
             found.push(Defect::new(format!("{field}.keep"), problem));

@@ -18,7 +18,12 @@ pub fn copy_forward(
 }
 
 /// The same when redone: the statistic is known already.
-pub fn copy_redo(value: &Value, flow: &Flow, copy: usize, context: &Context) -> Vec<InstrTemplate> {
+pub fn copy_recompute(
+    value: &Value,
+    flow: &Flow,
+    copy: usize,
+    context: &Context,
+) -> Vec<InstrTemplate> {
     copy_from_first(value, flow, copy, false, context)
 }
 
@@ -71,10 +76,10 @@ pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrT
 }
 
 /// The reshards a flow redoes in the backward pass.
-pub fn flow_redo(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
+pub fn flow_recompute(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len())
-        .filter(|copy| flow.saves[*copy] == Save::Redone)
-        .flat_map(|copy| copy_redo(value, flow, copy, context))
+        .filter(|copy| flow.saves[*copy] == Save::Recomputed)
+        .flat_map(|copy| copy_recompute(value, flow, copy, context))
         .collect()
 }
 

@@ -12,14 +12,18 @@ mod stage;
 mod template;
 
 pub use flow::{
-    GradientPath, copy_forward, copy_redo, flow_backward, flow_forward, flow_redo, gradient_paths,
+    GradientPath, copy_forward, copy_recompute, flow_backward, flow_forward, flow_recompute,
+    gradient_paths,
 };
-pub use op::{op_backward, op_forward, op_redo};
+pub use op::{op_backward, op_forward, op_recompute};
 pub(crate) use parameters::parameter_extents;
 pub use parameters::{
-    OpParameters, ParameterRole, WeightSplit, op_parameters, owned_reduce, parameter_reduce,
-    parameter_update,
+    OpParameters, ParameterRole, WeightSplit, op_parameters, reduce_gradient,
+    reduce_owned_gradient, update_parameter,
 };
-pub use reshard::{copy_bytes, gradient_fill, gradient_sum, reshard};
-pub use stage::{StageBoundary, gradient_extent, hops, step_begin, step_norm, tied_reduce};
+pub use reshard::{activation_bytes, gradient_fill, gradient_sum, reshard};
+pub use stage::{
+    StageBoundary, clear_square_sum, gradient_extent, reduce_square_sum, reduce_tied_gradient,
+    stage_transfers,
+};
 pub use template::{InstrTemplate, OperandSlot, TemplateOperand};

@@ -50,7 +50,7 @@ impl OpParameters {
     /// Elements one device of the tensor axis holds.
     pub fn elements(&self, context: &Context) -> u64 {
         let whole: u64 = self.members.iter().map(|(_, rows, columns)| rows * columns).sum();
-        if self.split == WeightSplit::Whole { whole } else { whole / context.tensor() }
+        if self.split == WeightSplit::Whole { whole } else { whole / context.tensor_size() }
     }
 
     /// Elements one device updates: with ZeRO-1 its part along the data axis, rounded up.
@@ -83,7 +83,7 @@ pub(crate) fn parameter_extents(
         Zero::One => updated * context.mesh.data,
     };
     let mut extents = vec![
-        (OperandSlot::Weight(0), flat(padded, context.compute())),
+        (OperandSlot::Weight(0), flat(padded, context.compute_dtype())),
         (OperandSlot::WeightGradient(0), flat(padded, DType::F32)),
         (OperandSlot::FirstMoment(0), flat(updated, DType::F32)),
         (OperandSlot::SecondMoment(0), flat(updated, DType::F32)),
@@ -124,12 +124,12 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
         (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
         _ => WeightSplit::Whole,
     };
-    let gradient_partial = strategy == Strategy::Token && context.tensor() > 1;
+    let gradient_partial = strategy == Strategy::Token && context.tensor_size() > 1;
     Some(OpParameters { role, members, split, gradient_partial })
 }
 
 /// The reductions of a parameter's gradient, and its part of the global norm.
-pub fn parameter_reduce(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+pub fn reduce_gradient(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
     let mut made = vec![];
     if parameter.gradient_partial {
@@ -157,13 +157,13 @@ pub fn parameter_reduce(parameter: &OpParameters, context: &Context) -> Vec<Inst
 
 /// The reductions of a parameter that a segment of this kind owns. A tied weight on two stages is one
 /// parameter: the head's stage counts its square, and the embedding's does not.
-pub fn owned_reduce(
+pub fn reduce_owned_gradient(
     kind: SegmentKind,
     parameter: &OpParameters,
     tied: bool,
     context: &Context,
 ) -> Vec<InstrTemplate> {
-    let mut templates = parameter_reduce(parameter, context);
+    let mut templates = reduce_gradient(parameter, context);
     if tied && kind == SegmentKind::Embedding {
         templates.retain(|template| template.action != Action::Fused(FusedOp::SquareSum));
     }
@@ -171,7 +171,7 @@ pub fn owned_reduce(
 }
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
-pub fn parameter_update(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
+pub fn update_parameter(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
     let whole_gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
     let gradient = updated(whole_gradient, parameter, context);
     let weight = extent_of(parameter, OperandSlot::Weight(0), context);

@@ -19,7 +19,7 @@ const STATISTIC: DType = DType::F32;
 const SUM: (Layout, Layout) = (Layout::Partial, Layout::Replicated);
 
 /// Bytes one device holds of a `[tokens, width]` activation in `layout`.
-pub fn copy_bytes(width: u64, layout: Layout, context: &Context) -> Bytes {
+pub fn activation_bytes(width: u64, layout: Layout, context: &Context) -> Bytes {
     activation(width, layout, context).bytes()
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn activation(width: u64, layout: Layout, context: &Context) -> Exten
     Extent {
         rows: context.rows(layout),
         columns: context.columns(width, layout),
-        dtype: context.compute(),
+        dtype: context.compute_dtype(),
     }
 }
 
@@ -78,7 +78,7 @@ pub fn reshard(
     } else {
         after
     };
-    let payload = (copy_bytes(width, Replicated, context), Bytes(0));
+    let payload = (activation_bytes(width, Replicated, context), Bytes(0));
     made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
     if let Some(dim) = unpack {
         made.push(pass(FusedOp::Unpack { dim }, target, after));

@@ -1,7 +1,7 @@
 //! What a stage runs besides its segments: transfers to its neighbours, and the once-a-step work
 //! that belongs to no op.
 
-use crate::graph::CarriedTensor;
+use crate::graph::BoundaryTensor;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
 use crate::program::{Action, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction};
@@ -14,9 +14,9 @@ use super::{InstrTemplate, OperandSlot, TemplateOperand};
 /// What crosses from one stage to the next, and how it lies there.
 pub struct StageBoundary<'a> {
     /// The tensors, the hidden state first.
-    pub carried: &'a [CarriedTensor],
+    pub tensors: &'a [BoundaryTensor],
     /// Their layouts.
-    pub border: BoundaryLayout,
+    pub layout: BoundaryLayout,
 }
 
 impl StageBoundary<'_> {
@@ -25,18 +25,18 @@ impl StageBoundary<'_> {
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> Vec<TemplateOperand> {
-        let carried = self.carried.iter().enumerate();
+        let carried = self.tensors.iter().enumerate();
         carried
             .map(|(at, tensor)| TemplateOperand {
                 slot: OperandSlot::Carried(at as u8),
-                extent: activation(tensor.width, layout(self.border.edge(at)), context),
+                extent: activation(tensor.width, layout(self.layout.edge(at)), context),
             })
             .collect()
     }
 
     fn hop(&self, stage: u64, context: &Context) -> P2pTransfer {
-        let carries = self.carried.iter().map(|tensor| tensor.name).collect();
-        P2pTransfer { carries, stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
+        let carries = self.tensors.iter().map(|tensor| tensor.name).collect();
+        P2pTransfer { carries, peer_stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
     }
 
     fn send(
@@ -62,7 +62,7 @@ impl StageBoundary<'_> {
 
 /// The transfers of one microbatch on a stage: (forward pass, backward pass). `before` is what
 /// comes from the stage before, `after` what goes to the stage after.
-pub fn hops(
+pub fn stage_transfers(
     before: &StageBoundary,
     after: &StageBoundary,
     stage: u64,
@@ -81,17 +81,17 @@ pub fn hops(
 }
 
 /// Begins the step phase: zeroes the sum of squared gradients.
-pub fn step_begin() -> InstrTemplate {
+pub fn clear_square_sum() -> InstrTemplate {
     let writes = vec![square_sum()];
     InstrTemplate { action: Action::Fused(FusedOp::Fill), reads: vec![], writes }
 }
 
 /// Sums the squared gradients over every axis on which parts of them lie on different devices.
-pub fn step_norm(context: &Context) -> Vec<InstrTemplate> {
+pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
     let data_parts = context.zero == Zero::One;
     [(Axis::Tensor, true), (Axis::Data, data_parts), (Axis::Pipeline, true)]
         .into_iter()
-        .filter(|(axis, split)| *split && context.size(*axis) > 1)
+        .filter(|(axis, split)| *split && context.axis_size(*axis) > 1)
         .map(|(axis, _)| all_reduce(axis, square_sum(), context))
         .collect()
 }
@@ -105,7 +105,7 @@ pub fn gradient_extent(parameter: &super::OpParameters, context: &Context) -> Op
 }
 
 /// Adds the gradients of a tied embedding over the first and last stage, which both hold it.
-pub fn tied_reduce(gradient: Extent, context: &Context) -> InstrTemplate {
+pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplate {
     let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
     let mut template = all_reduce(Axis::Pipeline, operand, context);
     if let Action::Collective(exchange) = &mut template.action {

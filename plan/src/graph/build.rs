@@ -91,7 +91,7 @@ impl LinearSite<'_> {
         let linears = shape.block.linears();
         std::array::from_fn(|at| {
             let (name, linear) = linears[at];
-            let (entering, leaves) = (shape.entering[at], shape.leaving[at]);
+            let (entering, leaves) = (shape.entering_ranks[at], shape.leaving[at]);
             LinearSite { name, linear, entering, previous: None, leaves }
         })
     }
@@ -145,7 +145,7 @@ impl SegmentBuilder {
             producer,
             consumers: vec![],
             carries_statistic_of: None,
-            storage_of: None,
+            aliases: None,
         });
         ValueId(self.values.len() as u32 - 1)
     }
@@ -243,7 +243,7 @@ impl SegmentBuilder {
         let latent = Op::Latent(LatentOp { sections: ranks, activation, norm });
         let mut z = self.op(&format!("{name}.latent"), latent, &[h[0]], &borrowed);
         if activation == Activation::Identity && z.len() == 1 {
-            self.values[z[0].0 as usize].storage_of = Some(h[0]);
+            self.values[z[0].0 as usize].aliases = Some(h[0]);
         }
         if let [way] = ways
             && way.crosses()
@@ -307,7 +307,7 @@ impl SegmentBuilder {
 
     fn finish(self, kind: SegmentKind) -> Segment {
         let SegmentBuilder { ops, values, entries, exits } = self;
-        Segment { kind, ops, values, entries, exits }
+        Segment { kind, ops, values, inputs: entries, outputs: exits }
     }
 }
 

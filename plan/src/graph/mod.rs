@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use build::{block_segment, effective_grouping, embedding_segment, head_segment};
 pub use op::{AttentionOp, LatentOp, LinearForm, LinearMember, LinearOp, Op};
-pub use shape::{BlockShape, CarriedTensor};
+pub use shape::{BlockShape, BoundaryTensor};
 
 /// Index of an op within its segment, in topological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,7 +72,7 @@ pub struct Value {
     /// For the first latent read from an online norm: the norm whose statistic rides along.
     pub carries_statistic_of: Option<OpId>,
     /// When its producer works in place (a latent without φ), the value whose storage it takes.
-    pub storage_of: Option<ValueId>,
+    pub aliases: Option<ValueId>,
 }
 
 impl Value {
@@ -127,9 +127,9 @@ pub struct Segment {
     pub values: Vec<Value>,
     /// What comes in from the segment before: the hidden state, then the latents that cross, in
     /// the order of the linears. Nothing for the embedding.
-    pub entries: Vec<ValueId>,
+    pub inputs: Vec<ValueId>,
     /// What goes out to the segment after, as its entries. Nothing for the head.
-    pub exits: Vec<ValueId>,
+    pub outputs: Vec<ValueId>,
 }
 
 impl Segment {
@@ -154,21 +154,21 @@ impl Segment {
     }
 
     /// Whether a value goes out to the segment after, which is then its last consumer.
-    pub fn leaves(&self, value: ValueId) -> bool {
-        self.exits.contains(&value)
+    pub fn is_output(&self, value: ValueId) -> bool {
+        self.outputs.contains(&value)
     }
 
     /// Whether the gradient that an op contributes to its input is added to what other consumers
     /// left there: the last of them is the first of the backward pass.
     pub fn accumulates(&self, op: OpId, port: usize) -> bool {
         let input = self.op(op).inputs[port];
-        self.leaves(input) || self.value(input).consumers.last() != Some(&(op, port))
+        self.is_output(input) || self.value(input).consumers.last() != Some(&(op, port))
     }
 
     /// Which carried value an entry or exit is: 0 for the hidden state.
     pub fn carried(&self, value: ValueId) -> Option<usize> {
         let at = |list: &[ValueId]| list.iter().position(|other| *other == value);
-        at(&self.entries).or_else(|| at(&self.exits))
+        at(&self.inputs).or_else(|| at(&self.outputs))
     }
 
     /// The output port of `producer` that makes `value`.

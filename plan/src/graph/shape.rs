@@ -9,14 +9,14 @@ pub struct BlockShape {
     pub block: Block,
     /// For each of the seven linears, the rank of the same linear's latent in the block before, when
     /// it crosses into this one.
-    pub entering: [Option<u64>; 7],
+    pub entering_ranks: [Option<u64>; 7],
     /// For each of the seven linears, whether its latent crosses into the block after.
     pub leaving: [bool; 7],
 }
 
 /// A tensor that one block hands to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CarriedTensor {
+pub struct BoundaryTensor {
     /// `hidden`, or the linear whose latent it is.
     pub name: &'static str,
     /// Features of a token.
@@ -31,15 +31,17 @@ impl BlockShape {
     pub fn of(model: &Model, layer: usize) -> BlockShape {
         let block = &model.blocks[layer];
         let crossed = |block: &Block| block.linears().map(|(_, linear)| crossing(linear).is_some());
-        let mut entering = [None; 7];
+        let mut entering_ranks = [None; 7];
         if let Some(before) = layer.checked_sub(1).map(|before| &model.blocks[before]) {
             let ranks = before.linears().map(|(_, linear)| linear.rank());
-            for ((entering, rank), crossed) in entering.iter_mut().zip(ranks).zip(crossed(block)) {
+            for ((entering, rank), crossed) in
+                entering_ranks.iter_mut().zip(ranks).zip(crossed(block))
+            {
                 *entering = rank.filter(|_| crossed);
             }
         }
         let leaving = model.blocks.get(layer + 1).map_or([false; 7], crossed);
-        BlockShape { block: block.clone(), entering, leaving }
+        BlockShape { block: block.clone(), entering_ranks, leaving }
     }
 
     /// The shapes of all blocks.
@@ -49,7 +51,7 @@ impl BlockShape {
 
     /// The distinct widths of all latents that cross between these blocks.
     pub fn crossing_widths(shapes: &[BlockShape]) -> Vec<u64> {
-        let latents = shapes.iter().flat_map(|shape| shape.carried(0).into_iter().skip(1));
+        let latents = shapes.iter().flat_map(|shape| shape.outgoing_tensors(0).into_iter().skip(1));
         let mut widths: Vec<u64> = latents.map(|latent| latent.width).collect();
         widths.sort();
         widths.dedup();
@@ -57,11 +59,11 @@ impl BlockShape {
     }
 
     /// What the block hands to the next, the hidden state of this width first.
-    pub fn carried(&self, hidden: u64) -> Vec<CarriedTensor> {
-        let mut made = vec![CarriedTensor { name: "hidden", width: hidden }];
+    pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
+        let mut made = vec![BoundaryTensor { name: "hidden", width: hidden }];
         for ((name, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
             if leaves && let Some(width) = linear.rank() {
-                made.push(CarriedTensor { name, width });
+                made.push(BoundaryTensor { name, width });
             }
         }
         made

@@ -1,9 +1,9 @@
 //! The backward pass of a segment: redo what is needed, gather gradients, run the op's backward.
 
-use crate::emit::{TemplateOperand, copy_redo, gradient_paths, op_backward, op_redo};
+use crate::emit::{TemplateOperand, copy_recompute, gradient_paths, op_backward, op_recompute};
 use crate::graph::{Op, OpId, ValueId};
 use crate::program::BufferId;
-use crate::strategy::{Save, needs_input, needs_output};
+use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 
 use super::{BufferKey, SegmentSite, StageLowering};
 
@@ -23,7 +23,7 @@ impl StageLowering<'_> {
             let templates = op_backward(segment, op, choice, &self.plan.context);
             self.push_op(place, op, templates);
         }
-        for entry in &segment.entries {
+        for entry in &segment.inputs {
             self.gather_gradient(place, *entry);
         }
     }
@@ -40,7 +40,7 @@ impl StageLowering<'_> {
             }
             if let Some(op) = segment.value(id).producer
                 && matches!(segment.op(op).op, Op::Attention(_))
-                && flow.saves[0] == Save::Redone
+                && flow.saves[0] == Save::Recomputed
             {
                 self.held.remove(&BufferKey::Statistic(place.instance, op));
             }
@@ -51,10 +51,10 @@ impl StageLowering<'_> {
     fn provide(&mut self, place: SegmentSite, op: OpId) {
         let node = place.plan.segment.op(op);
         let option = &place.plan.choice.ops[op.0 as usize];
-        if needs_input(&node.op) {
+        if backward_reads_input(&node.op) {
             self.provide_inputs(place, op);
         }
-        if needs_output(&node.op, option.choice.strategy) {
+        if backward_reads_output(&node.op, option.choice.strategy) {
             for value in &node.outputs {
                 self.provide_copy(place, *value, 0);
             }
@@ -79,7 +79,7 @@ impl StageLowering<'_> {
         if copy > 0 {
             self.provide_copy(place, value, 0);
             let flow = &place.plan.choice.flows[value.0 as usize];
-            let templates = copy_redo(segment.value(value), flow, copy, &self.plan.context);
+            let templates = copy_recompute(segment.value(value), flow, copy, &self.plan.context);
             self.make_copy(place, value, copy, templates);
             return;
         }
@@ -87,7 +87,7 @@ impl StageLowering<'_> {
         self.provide_inputs(place, op);
         self.alias_in_place(place, op);
         let choice = &place.plan.choice.ops[op.0 as usize].choice;
-        let templates = op_redo(segment, op, choice, &self.plan.context);
+        let templates = op_recompute(segment, op, choice, &self.plan.context);
         self.push_op(place, op, templates);
     }
 

@@ -12,7 +12,7 @@ impl StageLowering<'_> {
     /// Runs every op of the segment; what enters it is already held.
     pub(super) fn forward_segment(&mut self, place: SegmentSite) {
         let segment = &place.plan.segment;
-        for entry in &segment.entries {
+        for entry in &segment.inputs {
             self.forward_copies(place, *entry);
         }
         for op in segment.op_ids() {
@@ -30,7 +30,7 @@ impl StageLowering<'_> {
     pub(super) fn alias_in_place(&mut self, place: SegmentSite, op: OpId) {
         let segment = &place.plan.segment;
         for output in &segment.op(op).outputs {
-            if segment.value(*output).storage_of.is_some() {
+            if segment.value(*output).aliases.is_some() {
                 let source = self.input(place, op, 0);
                 self.held.insert(BufferKey::Copy(place.instance, *output, 0), source);
             }

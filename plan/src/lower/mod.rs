@@ -16,7 +16,7 @@ use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
     Access, Buffer, BufferId, Extent, Instr, Phase, Program, Region, Shard, StageProgram,
-    one_forward_one_backward, place, slots_in_flight,
+    microbatches_in_flight, one_forward_one_backward, place_buffers,
 };
 
 pub use stage::lower_stage;
@@ -75,7 +75,7 @@ impl<'a> StageLowering<'a> {
             backward: vec![],
             step: vec![],
             schedule: one_forward_one_backward(stage as u64, stages, microbatches),
-            slots: slots_in_flight(stage as u64, stages, microbatches),
+            slots: microbatches_in_flight(stage as u64, stages, microbatches),
             slot_stride: 0,
             arena: crate::Bytes(0),
         };
@@ -84,7 +84,7 @@ impl<'a> StageLowering<'a> {
     }
 
     fn finish(mut self) -> StageProgram {
-        place(&mut self.program);
+        place_buffers(&mut self.program);
         self.program
     }
 

@@ -1,7 +1,7 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
 use crate::decisions::ResolvedPlan;
-use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, hops, parameter_extents};
+use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, parameter_extents, stage_transfers};
 use crate::graph::{SegmentKind, ValueId};
 use crate::program::{Action, BufferId, Extent, Phase, Region, Shard, StageProgram};
 use crate::strategy::owned_parameters;
@@ -146,11 +146,14 @@ impl StageLowering<'_> {
 
     /// The transfers of this stage: (forward pass, backward pass).
     fn hops(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
-        let (border, stage) = (self.plan.border, self.stage as u64);
-        let before =
-            StageBoundary { carried: self.plan.carried_from(self.stage.wrapping_sub(1)), border };
-        let after = StageBoundary { carried: self.plan.carried_from(self.stage), border };
-        hops(&before, &after, stage, &self.plan.context)
+        let (border, stage) = (self.plan.boundary, self.stage as u64);
+        let before = StageBoundary {
+            tensors: self.plan.boundary_tensors(self.stage.wrapping_sub(1)),
+            layout: border,
+        };
+        let after =
+            StageBoundary { tensors: self.plan.boundary_tensors(self.stage), layout: border };
+        stage_transfers(&before, &after, stage, &self.plan.context)
     }
 
     /// Receives into new buffers, one for each tensor carried.
@@ -188,7 +191,7 @@ impl StageLowering<'_> {
         for (index, place) in places.iter().enumerate() {
             self.forward_segment(*place);
             let leaving: Vec<BufferId> =
-                place.plan.segment.exits.iter().map(|exit| self.leaving(*place, *exit)).collect();
+                place.plan.segment.outputs.iter().map(|exit| self.leaving(*place, *exit)).collect();
             match places.get(index + 1) {
                 Some(next) => self.enter(*next, &leaving),
                 None => {
@@ -202,7 +205,7 @@ impl StageLowering<'_> {
 
     /// What the segment before left is what enters this one.
     fn enter(&mut self, place: SegmentSite, buffers: &[BufferId]) {
-        for (entry, buffer) in place.plan.segment.entries.iter().zip(buffers) {
+        for (entry, buffer) in place.plan.segment.inputs.iter().zip(buffers) {
             self.held.insert(BufferKey::Copy(place.instance, *entry, 0), *buffer);
         }
     }
@@ -218,7 +221,7 @@ impl StageLowering<'_> {
         self.phase = Phase::Backward;
         let mut hops = self.hops().1.into_iter();
         let last = places[places.len() - 1];
-        if !last.plan.segment.exits.is_empty()
+        if !last.plan.segment.outputs.is_empty()
             && let Some(receive) = hops.next()
         {
             let buffers = self.receive(receive, " gradient");
@@ -229,7 +232,7 @@ impl StageLowering<'_> {
             let entering: Vec<BufferId> = place
                 .plan
                 .segment
-                .entries
+                .inputs
                 .iter()
                 .map(|entry| self.get(BufferKey::Gradient(place.instance, *entry, 0)))
                 .collect();
@@ -246,7 +249,7 @@ impl StageLowering<'_> {
 
     /// The gradients that the segment after made are the first contributions to this one's exits.
     fn leave(&mut self, place: SegmentSite, gradients: &[BufferId]) {
-        for (exit, gradient) in place.plan.segment.exits.iter().zip(gradients) {
+        for (exit, gradient) in place.plan.segment.outputs.iter().zip(gradients) {
             self.held.insert(BufferKey::Gradient(place.instance, *exit, 0), *gradient);
         }
     }

@@ -1,8 +1,8 @@
 //! The step phase: reduce all gradients, find their norm, update all weights.
 
 use crate::emit::{
-    InstrTemplate, OpParameters, OperandSlot, WeightSplit, owned_reduce, parameter_update,
-    step_begin, step_norm, tied_reduce,
+    InstrTemplate, OpParameters, OperandSlot, WeightSplit, clear_square_sum, reduce_owned_gradient,
+    reduce_square_sum, reduce_tied_gradient, update_parameter,
 };
 use crate::graph::{OpId, SegmentKind};
 use crate::program::{Phase, Shard};
@@ -15,18 +15,18 @@ impl StageLowering<'_> {
         self.phase = Phase::Step;
         let context = self.plan.context;
         let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
-        self.push(step_begin(), "step", |_, _| square_sum);
+        self.push(clear_square_sum(), "step", |_, _| square_sum);
         self.tied_reduce(places);
         for (place, op, parameter) in self.owned(places) {
             let kind = place.plan.segment.kind;
-            let templates = owned_reduce(kind, &parameter, self.plan.tied, &context);
+            let templates = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
             self.push_parameter(place, op, templates);
         }
-        for template in step_norm(&context) {
+        for template in reduce_square_sum(&context) {
             self.push(template, "step gradient norm", |_, _| square_sum);
         }
         for (place, op, parameter) in self.owned(places) {
-            self.push_parameter(place, op, parameter_update(&parameter, &context));
+            self.push_parameter(place, op, update_parameter(&parameter, &context));
         }
     }
 
@@ -73,7 +73,7 @@ impl StageLowering<'_> {
             let gradient =
                 self.get(BufferKey::Parameter(place.instance, op, OperandSlot::WeightGradient(0)));
             let extent = self.program.buffer(gradient).extent;
-            let template = tied_reduce(extent, &self.plan.context);
+            let template = reduce_tied_gradient(extent, &self.plan.context);
             self.push(template, &place.origin(name), |_, _| gradient);
         }
     }
@@ -82,7 +82,7 @@ impl StageLowering<'_> {
 impl Shard {
     /// How a parameter lies over the tensor axis.
     pub(super) fn of(parameter: &OpParameters, context: &Context) -> Shard {
-        let part = |size: u64| size / context.tensor();
+        let part = |size: u64| size / context.tensor_size();
         let offset_stride = parameter
             .members
             .iter()

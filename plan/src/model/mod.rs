@@ -279,7 +279,7 @@ impl Model {
     ///
     /// # Panics
     /// When there is no block `index`.
-    pub fn block_products(&self, index: usize) -> u64 {
+    pub fn block_macs_per_token(&self, index: usize) -> u64 {
         let block = &self.blocks[index];
         let before = index.checked_sub(1).map(|before| &self.blocks[before]);
         let gate = |at: usize, linear: &Linear| {
@@ -305,7 +305,7 @@ impl Model {
     /// becomes SwiGLU, since a dense block has no other nonlinearity in its MLP.
     ///
     /// The twin of `cola-7b` is named `llama-7b`; that of `anything-else`, `anything-else-dense`.
-    pub fn dense_twin(&self) -> Model {
+    pub fn dense_counterpart(&self) -> Model {
         let mut twin = self.clone();
         twin.name = presets::dense_name(&self.name);
         for block in &mut twin.blocks {

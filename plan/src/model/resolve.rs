@@ -82,7 +82,7 @@ impl ModelFile {
         let blocks = self.check_blocks(&mut report);
         report.defects.into_result(())?;
 
-        let missing = || Defects::one(Defect::new("", "the model could not be resolved"));
+        let missing = || Defects::single(Defect::new("", "the model could not be resolved"));
         let (kv_heads, head_dim) = attention.ok_or_else(missing)?;
         let widths = BlockWidths {
             hidden: self.hidden,

@@ -43,7 +43,7 @@ pub enum GemmRole {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GemmOp {
     /// Which product, and so which operand is transposed.
-    pub form: GemmRole,
+    pub role: GemmRole,
     /// Rows of the result.
     pub m: u64,
     /// Columns of the result.
@@ -223,7 +223,7 @@ pub struct P2pTransfer {
     /// What the operands are: `hidden`, and the linears whose latents cross.
     pub carries: Vec<&'static str>,
     /// The other stage.
-    pub stage: u32,
+    pub peer_stage: u32,
     /// The pipeline group.
     pub group: DeviceGroup,
 }

@@ -20,7 +20,7 @@ struct Lifetime {
 }
 
 /// Gives every buffer its offset, and the stage its slot stride and arena size.
-pub fn place(stage: &mut StageProgram) {
+pub fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
     let turnaround = stage.forward.len();
     let mut end = 0;

@@ -27,7 +27,7 @@ use crate::strategy::Context;
 use crate::{Bytes, DType, Kernel};
 
 pub use action::{Action, CollectiveOp, Extent, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
-pub use arena::{ALIGNMENT, place};
+pub use arena::{ALIGNMENT, place_buffers};
 
 /// Index of a buffer within its stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,7 +145,7 @@ pub struct StageProgram {
 
 /// Numbers of the model that its passes need and no operand carries.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Constants {
+pub struct ModelConstants {
     /// Width d of the hidden state, which every RMSNorm divides its statistic by.
     pub hidden: u64,
     /// Tokens in the vocabulary.
@@ -162,7 +162,7 @@ pub struct Program {
     /// Mesh, workload, formats.
     pub context: Context,
     /// What the model's passes need to know besides.
-    pub constants: Constants,
+    pub constants: ModelConstants,
     /// Whether embedding and head are one weight: with several stages both ends hold it.
     pub tied: bool,
     /// One for each pipeline stage.
@@ -174,7 +174,7 @@ impl Program {
     pub fn instructions(&self) -> impl Iterator<Item = &Instr> {
         let phases = [Phase::Forward, Phase::Backward, Phase::Step];
         let stages = self.stages.iter();
-        stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
+        stages.flat_map(move |stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)))
     }
 
     /// Features of a head, from the first rotation or attention; `None` where there is neither.
@@ -189,10 +189,10 @@ impl Program {
     }
 }
 
-impl Constants {
+impl ModelConstants {
     /// Those of a model.
-    pub fn of(model: &crate::model::Model) -> Constants {
-        Constants {
+    pub fn of(model: &crate::model::Model) -> ModelConstants {
+        ModelConstants {
             hidden: model.hidden,
             vocab: model.vocab,
             norm_epsilon: model.norm_epsilon,
@@ -212,7 +212,7 @@ impl Instr {
 
 impl StageProgram {
     /// The instructions of a phase.
-    pub fn phase(&self, phase: Phase) -> &[Instr] {
+    pub fn instructions(&self, phase: Phase) -> &[Instr] {
         match phase {
             Phase::Forward => &self.forward,
             Phase::Backward => &self.backward,
@@ -248,7 +248,7 @@ pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> V
 }
 
 /// Microbatches in flight on a stage of a 1F1B schedule.
-pub fn slots_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64 {
+pub fn microbatches_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64 {
     (stages - stage).min(microbatches)
 }
 

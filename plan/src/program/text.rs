@@ -42,7 +42,7 @@ impl StageProgram {
                 let _ = write!(line, " [{}: {} → {}]", e.axis.name(), e.from, e.to);
             }
             Action::Send(hop) | Action::Receive(hop) => {
-                let _ = write!(line, " [stage {}]", hop.stage);
+                let _ = write!(line, " [stage {}]", hop.peer_stage);
             }
             _ => {}
         }
@@ -58,7 +58,7 @@ impl fmt::Display for Program {
                 [("forward", Phase::Forward), ("backward", Phase::Backward), ("step", Phase::Step)]
             {
                 writeln!(f, "  {name}:")?;
-                for instr in stage.phase(phase) {
+                for instr in stage.instructions(phase) {
                     writeln!(f, "    {:<24} {}", instr.origin, stage.line(instr))?;
                 }
             }

@@ -48,7 +48,7 @@ impl Baseline {
     }
 
     /// The layouts of the residual stream, and of latents that cross, that this baseline allows.
-    pub fn allows_border(self, border: BoundaryLayout) -> bool {
+    pub fn allows_boundary(self, border: BoundaryLayout) -> bool {
         match self {
             Baseline::Auto => true,
             Baseline::Btp => {

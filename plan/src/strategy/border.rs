@@ -27,20 +27,20 @@ impl BoundaryLayout {
     }
 
     /// The layouts that the segment before leaves a value in.
-    pub fn entry(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
+    pub fn input_edge(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
         self.edge(segment.carried(value).unwrap_or(0))
     }
 
     /// The layouts that the segment after wants a value in, when it leaves the segment.
-    pub fn exit(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
-        let at = segment.exits.iter().position(|exit| *exit == value)?;
+    pub fn output_edge(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
+        let at = segment.outputs.iter().position(|exit| *exit == value)?;
         Some(self.edge(at))
     }
 }
 
 /// The layouts that what segments hand on may take. `latents` are the widths of the latents that
 /// cross between blocks.
-pub fn borders(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryLayout> {
+pub fn boundary_layouts(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryLayout> {
     let all = layouts(std::slice::from_ref(&hidden), context);
     let crossing =
         if latents.is_empty() { vec![EdgeLayout::REPLICATED] } else { layouts(latents, context) };
@@ -52,8 +52,8 @@ pub fn borders(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryL
 
 fn layouts(widths: &[u64], context: &Context) -> Vec<EdgeLayout> {
     let mut layouts = vec![EdgeLayout::REPLICATED];
-    if context.tensor() > 1 {
-        if widths.iter().all(|width| width.is_multiple_of(context.tensor())) {
+    if context.tensor_size() > 1 {
+        if widths.iter().all(|width| width.is_multiple_of(context.tensor_size())) {
             layouts.push(EdgeLayout::sharded(crate::Dim::Feature));
         }
         layouts.extend(context.token_dim().map(EdgeLayout::sharded));

@@ -34,13 +34,13 @@ pub struct Context {
 
 impl Context {
     /// Devices along the tensor axis.
-    pub fn tensor(&self) -> u64 {
+    pub fn tensor_size(&self) -> u64 {
         self.mesh.tensor
     }
 
     /// Format of weights and activations.
-    pub fn compute(&self) -> DType {
-        self.precision.compute()
+    pub fn compute_dtype(&self) -> DType {
+        self.precision.compute_dtype()
     }
 
     /// The dim on which tokens may be sharded over the tensor axis, if any.
@@ -48,7 +48,7 @@ impl Context {
     /// Whole sequences wherever they divide: every kernel and every byte is the same as for
     /// positions, attention stays local and nothing needs packing, so positions are never cheaper.
     pub fn token_dim(&self) -> Option<Dim> {
-        let devices = self.tensor();
+        let devices = self.tensor_size();
         if devices == 1 {
             None
         } else if self.workload.micro_batch.is_multiple_of(devices) {
@@ -68,7 +68,7 @@ impl Context {
     /// Rows (tokens) one device holds of an activation in `layout`.
     pub fn rows(&self, layout: Layout) -> u64 {
         match layout {
-            Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor(),
+            Layout::Sharded(Dim::Sequence | Dim::Position) => self.tokens() / self.tensor_size(),
             _ => self.tokens(),
         }
     }
@@ -76,7 +76,7 @@ impl Context {
     /// Features one device holds of `width` in `layout`.
     pub fn columns(&self, width: u64, layout: Layout) -> u64 {
         match layout {
-            Layout::Sharded(Dim::Feature) => width / self.tensor(),
+            Layout::Sharded(Dim::Feature) => width / self.tensor_size(),
             _ => width,
         }
     }
@@ -87,7 +87,7 @@ impl Context {
     }
 
     /// Devices along `axis`.
-    pub fn size(&self, axis: Axis) -> u64 {
-        self.mesh.size(axis)
+    pub fn axis_size(&self, axis: Axis) -> u64 {
+        self.mesh.axis_size(axis)
     }
 }

@@ -31,7 +31,8 @@ pub enum Save {
     /// The copy of the forward pass, kept in memory.
     Kept,
     /// A copy computed again when first needed.
-    Redone,
+    #[serde(rename = "redone")]
+    Recomputed,
 }
 
 /// One way for a value to flow.
@@ -89,14 +90,14 @@ impl Flow {
     }
 
     /// Whether the copy in this layout is kept or redone.
-    pub fn available(&self, layout: Layout) -> bool {
+    pub fn is_saved(&self, layout: Layout) -> bool {
         let saved = |(copy, save): (Layout, &Save)| copy == layout && *save != Save::Dropped;
         self.copies().into_iter().zip(&self.saves).any(saved)
     }
 }
 
 /// Whether an op's backward pass reads its input at `port`.
-pub fn needs_input(op: &Op) -> bool {
+pub fn backward_reads_input(op: &Op) -> bool {
     match op {
         Op::Linear(_) | Op::Norm { .. } | Op::GatedProduct { .. } | Op::Attention(_) => true,
         Op::LatentNorm { .. } | Op::TensorGate { .. } => true,
@@ -106,7 +107,7 @@ pub fn needs_input(op: &Op) -> bool {
 }
 
 /// Whether an op's backward pass reads its own output.
-pub fn needs_output(op: &Op, strategy: Strategy) -> bool {
+pub fn backward_reads_output(op: &Op, strategy: Strategy) -> bool {
     match op {
         Op::Attention(_) => true,
         Op::Latent(latent) => {
@@ -131,7 +132,7 @@ pub fn flows(
     let value = segment.value(id);
     let producers = match segment.output_port(id) {
         Some((op, port)) => distinct(&choices[op.0 as usize], |choice| choice.outputs[port]),
-        None => vec![border.entry(segment, id)],
+        None => vec![border.input_edge(segment, id)],
     };
     let edges = |consumers: &[(OpId, usize)]| -> Vec<EdgeLayout> {
         let mut edges: Vec<EdgeLayout> =
@@ -140,7 +141,8 @@ pub fn flows(
         edges.dedup();
         edges
     };
-    let (primaries, seconds) = match (border.exit(segment, id), value.consumers.split_last()) {
+    let (primaries, seconds) = match (border.output_edge(segment, id), value.consumers.split_last())
+    {
         (Some(exit), _) => (vec![exit], edges(&value.consumers)),
         (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
         (None, None) => return vec![],
@@ -203,7 +205,7 @@ struct SaveOptions<'a> {
 
 impl SaveOptions<'_> {
     fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
-        let shares_storage = segment.values.iter().any(|other| other.storage_of == Some(id));
+        let shares_storage = segment.values.iter().any(|other| other.aliases == Some(id));
         let keeps = !shares_storage && may_keep(segment, segment.value(id), recompute);
         let redoes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
         SaveOptions { segment, id, keeps, redoes }
@@ -238,7 +240,7 @@ impl SaveOptions<'_> {
         let states = [
             (Save::Dropped, true),
             (Save::Kept, self.keeps && copies[copy] != Layout::Partial),
-            (Save::Redone, self.redoes && made_here),
+            (Save::Recomputed, self.redoes && made_here),
         ];
         for (state, _) in states.into_iter().filter(|(_, may)| *may) {
             saves.push(state);
@@ -252,7 +254,7 @@ fn may_keep(segment: &Segment, value: &Value, recompute: Recompute) -> bool {
     match recompute {
         _ if segment.kind != SegmentKind::Block || value.producer.is_none() => true,
         Recompute::Auto | Recompute::None => true,
-        Recompute::Latents => value.name.starts_with("h.") || value.storage_of.is_some(),
+        Recompute::Latents => value.name.starts_with("h.") || value.aliases.is_some(),
         Recompute::Block => false,
     }
 }
@@ -260,7 +262,7 @@ fn may_keep(segment: &Segment, value: &Value, recompute: Recompute) -> bool {
 /// A reshard is redone from a copy that is there; and a producer's copy that nobody reads directly
 /// is only saved to redo another from.
 fn sensible(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
-    let redone_from_first = saves[1..].contains(&Save::Redone);
+    let redone_from_first = saves[1..].contains(&Save::Recomputed);
     if redone_from_first && saves[0] == Save::Dropped {
         return false;
     }

@@ -25,12 +25,14 @@ use serde::{Deserialize, Serialize};
 use crate::EdgeLayout;
 
 pub use baseline::Baseline;
-pub use border::{BoundaryLayout, borders};
+pub use border::{BoundaryLayout, boundary_layouts};
 pub use context::{Context, Zero};
-pub use flow::{Flow, Recompute, Save, flow_is_legal, flows, needs_input, needs_output};
+pub use flow::{
+    Flow, Recompute, Save, backward_reads_input, backward_reads_output, flow_is_legal, flows,
+};
 pub use options::{WeightRule, op_choices};
 pub use space::{
-    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeight, owned_parameters,
+    NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeightLayout, owned_parameters,
 };
 
 /// One op's way of running over the tensor axis.

@@ -29,7 +29,7 @@ pub fn op_choices(
     context: &Context,
     weights: WeightRule,
 ) -> Vec<OpChoice> {
-    let devices = context.tensor();
+    let devices = context.tensor_size();
     let ports = (node.inputs.len(), node.outputs.len());
     let mut choices = ChoiceList { ports, list: vec![] };
     let replicable = weights == WeightRule::Any || devices == 1 || !holds_matrix(&node.op);

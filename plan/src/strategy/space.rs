@@ -61,7 +61,7 @@ pub struct SegmentSpace {
     /// The op graph.
     pub segment: Segment,
     /// Layouts of what comes in and goes out.
-    pub border: BoundaryLayout,
+    pub boundary: BoundaryLayout,
     /// Where it runs.
     pub context: Context,
     /// Whether embedding and head share one weight, so that the embedding owns none.
@@ -74,7 +74,7 @@ pub struct SegmentSpace {
 
 /// How the embedding's and the head's weight lies, when they are one: both must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TiedWeight {
+pub enum TiedWeightLayout {
     /// Whole on every device, gradients whole (false) or partial (true).
     Whole(bool),
     /// Split on the vocabulary.
@@ -83,25 +83,25 @@ pub enum TiedWeight {
     Hidden,
 }
 
-impl TiedWeight {
+impl TiedWeightLayout {
     /// Every way.
-    pub const ALL: [TiedWeight; 4] = [
-        TiedWeight::Vocabulary,
-        TiedWeight::Hidden,
-        TiedWeight::Whole(false),
-        TiedWeight::Whole(true),
+    pub const ALL: [TiedWeightLayout; 4] = [
+        TiedWeightLayout::Vocabulary,
+        TiedWeightLayout::Hidden,
+        TiedWeightLayout::Whole(false),
+        TiedWeightLayout::Whole(true),
     ];
 
     /// How the weight lies when the embedding or head runs under `strategy`.
-    pub fn of(segment: SegmentKind, strategy: Strategy) -> TiedWeight {
+    pub fn of(segment: SegmentKind, strategy: Strategy) -> TiedWeightLayout {
         match (segment, strategy) {
-            (_, Strategy::Token) => TiedWeight::Whole(true),
+            (_, Strategy::Token) => TiedWeightLayout::Whole(true),
             (SegmentKind::Embedding, Strategy::Vocabulary)
-            | (SegmentKind::Head, Strategy::Column) => TiedWeight::Vocabulary,
+            | (SegmentKind::Head, Strategy::Column) => TiedWeightLayout::Vocabulary,
             (SegmentKind::Embedding, Strategy::Column) | (SegmentKind::Head, Strategy::Row) => {
-                TiedWeight::Hidden
+                TiedWeightLayout::Hidden
             }
-            _ => TiedWeight::Whole(false),
+            _ => TiedWeightLayout::Whole(false),
         }
     }
 }
@@ -111,11 +111,11 @@ impl SegmentSpace {
     /// must lay its weight out that way.
     pub fn new(
         segment: Segment,
-        border: BoundaryLayout,
+        boundary: BoundaryLayout,
         context: Context,
         rules: &Rules,
         tied: bool,
-        tied_weight: Option<TiedWeight>,
+        tied_weight: Option<TiedWeightLayout>,
     ) -> SegmentSpace {
         let choices: Vec<Vec<OpChoice>> = segment
             .op_ids()
@@ -123,7 +123,7 @@ impl SegmentSpace {
             .collect();
         let flows = segment
             .value_ids()
-            .map(|id| flows(&segment, id, &choices, border, rules.recompute, &context))
+            .map(|id| flows(&segment, id, &choices, boundary, rules.recompute, &context))
             .collect();
         let redoable = segment.kind == SegmentKind::Block && rules.recompute != Recompute::None;
         let ops = choices
@@ -138,7 +138,7 @@ impl SegmentSpace {
                     .collect()
             })
             .collect();
-        SegmentSpace { segment, border, context, tied, ops, flows }
+        SegmentSpace { segment, boundary, context, tied, ops, flows }
     }
 
     /// The parameters an op owns under a strategy in a context that shares the tensor axis. A tied
@@ -171,11 +171,11 @@ fn restricted(
     id: OpId,
     context: &Context,
     rules: &Rules,
-    tied_weight: Option<TiedWeight>,
+    tied_weight: Option<TiedWeightLayout>,
 ) -> Vec<OpChoice> {
     let node = segment.op(id);
     let mut choices = op_choices(segment, node, context, rules.weights);
-    if context.tensor() > 1 {
+    if context.tensor_size() > 1 {
         choices.retain(|choice| match (rules.norm, choice.strategy) {
             (NormRule::Sync, Strategy::Online) | (NormRule::Online, Strategy::Sync) => {
                 // The head has no latents for the statistic to ride with.
@@ -184,14 +184,14 @@ fn restricted(
             _ => true,
         });
         if segment.kind == SegmentKind::Block {
-            let devices = context.tensor();
+            let devices = context.tensor_size();
             choices.retain(|choice| rules.baseline.allows(node, choice.strategy, devices));
         }
     }
     if let Some(wanted) = tied_weight
         && matches!(node.name.as_str(), "embedding" | "head")
     {
-        choices.retain(|choice| TiedWeight::of(segment.kind, choice.strategy) == wanted);
+        choices.retain(|choice| TiedWeightLayout::of(segment.kind, choice.strategy) == wanted);
     }
     choices
 }
@@ -213,7 +213,7 @@ impl SegmentChoice {
 
     /// Drops every saved copy that no op of the backward pass reads, so that equal plans look
     /// equal whatever solver found them.
-    pub fn tidy(&mut self, segment: &Segment) {
+    pub fn drop_unread_saves(&mut self, segment: &Segment) {
         // Redoing an op may be what needs its inputs, so this runs from the last op to the first.
         for id in segment.value_ids().rev() {
             self.tidy_value(segment, id);
@@ -222,7 +222,7 @@ impl SegmentChoice {
                     .op(op)
                     .outputs
                     .iter()
-                    .any(|output| self.flows[output.0 as usize].saves[0] == Save::Redone);
+                    .any(|output| self.flows[output.0 as usize].saves[0] == Save::Recomputed);
                 self.ops[op.0 as usize].recompute = redone;
             }
         }
@@ -234,18 +234,18 @@ impl SegmentChoice {
         let mut needed = vec![false; copies.len()];
         for &(op, port) in &segment.value(id).consumers {
             let option = &self.ops[op.0 as usize];
-            if option.recompute || super::needs_input(&segment.op(op).op) {
+            if option.recompute || super::backward_reads_input(&segment.op(op).op) {
                 let layout = option.choice.inputs[port].forward;
                 needed[copies.iter().position(|copy| *copy == layout).unwrap_or(0)] = true;
             }
         }
         if let Some(op) = segment.value(id).producer {
             let strategy = self.ops[op.0 as usize].choice.strategy;
-            needed[0] |= super::needs_output(&segment.op(op).op, strategy);
+            needed[0] |= super::backward_reads_output(&segment.op(op).op, strategy);
         }
         let mut saves = flow.saves.clone();
         for copy in (0..copies.len()).rev() {
-            let feeds = copy == 0 && saves[1..].contains(&Save::Redone);
+            let feeds = copy == 0 && saves[1..].contains(&Save::Recomputed);
             if !needed[copy] && !feeds {
                 saves[copy] = Save::Dropped;
             }

@@ -3,7 +3,7 @@
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
 use narrows_plan::emit::{
-    OpParameters, ParameterRole, WeightSplit, parameter_reduce, parameter_update,
+    OpParameters, ParameterRole, WeightSplit, reduce_gradient, update_parameter,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::strategy::{BoundaryLayout, Context};
@@ -48,7 +48,8 @@ pub fn flops_bound(request: &Request, context: &Context) -> Result<Seconds, Infe
         return Err(infeasible);
     }
     let flops = model_flops(&request.model, request.sequence_length);
-    let peak = request.profile.total_peak_flops_per_s(context.mesh.devices(), context.compute());
+    let peak =
+        request.profile.total_peak_flops_per_s(context.mesh.devices(), context.compute_dtype());
     Ok(Seconds(flops * request.global_batch as f64 / peak))
 }
 
@@ -63,9 +64,9 @@ fn min_step_time(request: &Request, context: &Context) -> f64 {
     }
     let parameters = average_stage(request, context);
     let prices = Prices::new(&request.profile, request.executor, &context.mesh);
-    parameter_reduce(&parameters, context)
+    reduce_gradient(&parameters, context)
         .iter()
-        .chain(&parameter_update(&parameters, context))
+        .chain(&update_parameter(&parameters, context))
         .map(|template| prices.kernel_time(&template.kernel()).0)
         .sum()
 }

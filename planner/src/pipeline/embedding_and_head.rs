@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narrows_cost_model::SegmentTime;
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeight};
+use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeightLayout};
 use narrows_plan::{Bytes, Seconds};
 
 use super::in_flight::in_flight;
@@ -17,7 +17,7 @@ pub struct EmbeddingAndHead {
     /// Layouts of the tensors between segments.
     pub boundary: BoundaryLayout,
     /// Layout of the weight that both share, where it is tied.
-    pub tied_weight: Option<TiedWeight>,
+    pub tied_weight: Option<TiedWeightLayout>,
     /// Solution of the embedding.
     pub embedding: Arc<SolvedSegment>,
     /// Solution of the head.

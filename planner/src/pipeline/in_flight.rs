@@ -1,10 +1,10 @@
 //! Microbatches in flight.
 
-use narrows_plan::program::slots_in_flight;
+use narrows_plan::program::microbatches_in_flight;
 use narrows_plan::strategy::Context;
 
 /// Microbatches whose activations a stage holds at once.
 pub fn in_flight(context: &Context, stage: usize) -> u64 {
     let microbatches = context.workload.microbatches(&context.mesh);
-    slots_in_flight(stage as u64, context.mesh.pipeline, microbatches)
+    microbatches_in_flight(stage as u64, context.mesh.pipeline, microbatches)
 }

@@ -3,8 +3,8 @@
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
 use narrows_plan::emit::{
-    InstrTemplate, StageBoundary, gradient_extent, hops, op_parameters, step_begin, step_norm,
-    tied_reduce,
+    InstrTemplate, StageBoundary, clear_square_sum, gradient_extent, op_parameters,
+    reduce_square_sum, reduce_tied_gradient, stage_transfers,
 };
 use narrows_plan::program::Extent;
 use narrows_plan::strategy::Context;
@@ -53,15 +53,16 @@ impl StageOverhead {
         let prices = Prices::new(&request.profile, request.executor, &context.mesh);
         let price = |template: &InstrTemplate| prices.kernel_time(&template.kernel());
         let stages = context.mesh.pipeline;
-        let once: Seconds = step_norm(context).iter().chain([&step_begin()]).map(price).sum();
+        let once: Seconds =
+            reduce_square_sum(context).iter().chain([&clear_square_sum()]).map(price).sum();
         // The reduction over the stages is the last one.
-        let norm = step_norm(context).last().filter(|_| stages > 1).map(price);
-        let syncs = StepSyncs { begin: price(&step_begin()), norm, ..StepSyncs::default() };
+        let norm = reduce_square_sum(context).last().filter(|_| stages > 1).map(price);
+        let syncs = StepSyncs { begin: price(&clear_square_sum()), norm, ..StepSyncs::default() };
         (0..stages)
             .map(|stage| {
                 let boundary =
-                    StageBoundary { carried: segments.narrowest_carried(), border: ends.boundary };
-                let (forward, backward) = hops(&boundary, &boundary, stage, context);
+                    StageBoundary { tensors: segments.narrowest_carried(), layout: ends.boundary };
+                let (forward, backward) = stage_transfers(&boundary, &boundary, stage, context);
                 let mut overhead = StageOverhead {
                     forward: forward.iter().map(price).sum(),
                     backward: backward.iter().map(price).sum(),
@@ -77,7 +78,8 @@ impl StageOverhead {
                 }
                 if request.model.tied && stages > 1 && (stage == 0 || stage + 1 == stages) {
                     let tied = tied_gradient(&ends.head, context);
-                    overhead.syncs.tied = tied.map(|extent| price(&tied_reduce(extent, context)));
+                    overhead.syncs.tied =
+                        tied.map(|extent| price(&reduce_tied_gradient(extent, context)));
                     overhead.step += overhead.syncs.tied.unwrap_or_default();
                 }
                 overhead.step_min = overhead.step;

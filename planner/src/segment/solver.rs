@@ -8,11 +8,11 @@ use narrows_cost_model::{
     Assignment, CostTable, PricedSpace, Prices, decode_assignment, segment_bytes, segment_time,
 };
 use narrows_plan::graph::{
-    BlockShape, CarriedTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
+    BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{BoundaryLayout, Context, SegmentSpace, Zero, borders};
+use narrows_plan::strategy::{BoundaryLayout, Context, SegmentSpace, Zero, boundary_layouts};
 use narrows_plan::{Bytes, Kernel};
 use rayon::prelude::*;
 
@@ -60,7 +60,7 @@ pub struct SegmentSolver<'a> {
     shapes: Vec<BlockShape>,
     layer_shapes: Vec<usize>,
     crossing_widths: Vec<u64>,
-    narrowest_carried: Vec<CarriedTensor>,
+    narrowest_carried: Vec<BoundaryTensor>,
     fastest: Mutex<HashMap<CacheKey, Option<Arc<SolvedSegment>>>>,
     step_ranges: Mutex<HashMap<CacheKey, [f64; 2]>>,
     spaces: Mutex<HashMap<(SegmentSpec, Grouping, Context), Arc<PreparedSegment>>>,
@@ -120,18 +120,19 @@ impl<'a> SegmentSolver<'a> {
     pub fn boundary_layouts(&self, context: &Context) -> Vec<BoundaryLayout> {
         let baseline = self.request.rules.baseline;
         let mut boundaries = self.unrestricted_boundary_layouts(context);
-        boundaries.retain(|boundary| context.tensor() == 1 || baseline.allows_border(*boundary));
+        boundaries
+            .retain(|boundary| context.tensor_size() == 1 || baseline.allows_boundary(*boundary));
         boundaries
     }
 
     /// Boundary layouts that a context allows under any baseline.
     fn unrestricted_boundary_layouts(&self, context: &Context) -> Vec<BoundaryLayout> {
-        borders(self.request.model.hidden, &self.crossing_widths, context)
+        boundary_layouts(self.request.model.hidden, &self.crossing_widths, context)
     }
 
     /// The narrowest set of tensors between two neighbouring blocks: what a pipeline sends at least
     /// at a cut that is not known yet.
-    pub fn narrowest_carried(&self) -> &[CarriedTensor] {
+    pub fn narrowest_carried(&self) -> &[BoundaryTensor] {
         &self.narrowest_carried
     }
 
@@ -331,7 +332,7 @@ impl<'a> SegmentSolver<'a> {
             SegmentSpace::new(segment, spec.boundary, shared, rules, tied, spec.tied_weight);
         let prices = self.prices(&shared);
         let priced = PricedSpace::new(space, &|kernel: &Kernel| prices.kernel_time(kernel));
-        let order_key = (SegmentSpec { shape: 0, ..spec }, grouping, shared.tensor());
+        let order_key = (SegmentSpec { shape: 0, ..spec }, grouping, shared.tensor_size());
         let order = self.elimination_orders.order(order_key, &priced);
         let segment = Arc::new(priced.space.segment.clone());
         let prepared = Arc::new(PreparedSegment { priced, segment, order });
@@ -414,11 +415,11 @@ impl<'a> SegmentSolver<'a> {
 }
 
 /// The narrowest set of tensors between two neighbouring blocks.
-fn narrowest_carried(layers: &[BlockShape], hidden: u64) -> Vec<CarriedTensor> {
+fn narrowest_carried(layers: &[BlockShape], hidden: u64) -> Vec<BoundaryTensor> {
     let inner = &layers[..layers.len() - 1];
     let width =
-        |carried: &Vec<CarriedTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
-    inner.iter().map(|layer| layer.carried(hidden)).min_by_key(width).unwrap_or_default()
+        |carried: &Vec<BoundaryTensor>| carried.iter().map(|tensor| tensor.width).sum::<u64>();
+    inner.iter().map(|layer| layer.outgoing_tensors(hidden)).min_by_key(width).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -442,7 +443,7 @@ mod tests {
         let partial = SegmentSolver::new(&request, Deadline::none());
         let grouping = complete.groupings(spec)[0];
         let links = complete.prepare(spec, grouping, &context).priced.links().to_vec();
-        let key = (SegmentSpec { shape: 0, ..spec }, grouping, context.tensor());
+        let key = (SegmentSpec { shape: 0, ..spec }, grouping, context.tensor_size());
         partial.elimination_orders.forbid(key, links);
         assert!(!partial.hull(spec, &context, 1, None).is_empty(), "other groupings remain");
         assert!(partial.has_unproven());

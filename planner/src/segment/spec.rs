@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use narrows_cost_model::{SegmentBytes, SegmentTime};
 use narrows_plan::graph::{Grouping, Segment, SegmentKind};
-use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeight};
+use narrows_plan::strategy::{BoundaryLayout, SegmentChoice, TiedWeightLayout};
 
 /// A segment to solve, with the layouts at its boundary fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +16,7 @@ pub struct SegmentSpec {
     /// Layouts of the tensors that enter and leave the segment.
     pub boundary: BoundaryLayout,
     /// Layout of the weight that a tied embedding and head share.
-    pub tied_weight: Option<TiedWeight>,
+    pub tied_weight: Option<TiedWeightLayout>,
 }
 
 impl SegmentSpec {
@@ -29,7 +29,7 @@ impl SegmentSpec {
     pub fn embedding_or_head(
         kind: SegmentKind,
         boundary: BoundaryLayout,
-        tied_weight: Option<TiedWeight>,
+        tied_weight: Option<TiedWeightLayout>,
     ) -> SegmentSpec {
         let boundary = BoundaryLayout::hidden(boundary.hidden);
         SegmentSpec { kind, shape: 0, boundary, tied_weight }

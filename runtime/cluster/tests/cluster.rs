@@ -18,7 +18,7 @@ use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_runtime::session::{NamedTensors, Session, StepInput, StepResult, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
-use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
 const DEADLINES: ClusterTimeouts =
     ClusterTimeouts { join: Duration::from_secs(60), collective: Duration::from_secs(60) };
@@ -100,7 +100,8 @@ fn join(
 /// The bits of a step do not depend on where its devices are.
 #[test]
 fn processes_compute_what_threads_do() {
-    let models: Vec<Model> = models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models: Vec<Model> =
+        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
     let mut dice = TestRng(77);
     let mut drawn = 0;
     for (tensor, pipeline, data) in
@@ -127,9 +128,9 @@ fn processes_compute_what_threads_do() {
                 made
             });
             for (rank, (done, tensors)) in found.into_iter().enumerate() {
-                assert_eq!(done, wanted.0, "process {rank} of\n{}", describe(&plan));
+                assert_eq!(done, wanted.0, "process {rank} of\n{}", to_json(&plan));
                 if rank == 0 {
-                    assert_eq!(tensors, wanted.1, "of\n{}", describe(&plan));
+                    assert_eq!(tensors, wanted.1, "of\n{}", to_json(&plan));
                 } else {
                     assert!(tensors.iter().all(NamedTensors::is_empty));
                 }

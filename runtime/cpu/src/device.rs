@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use narrows_plan::program::{
-    Access, Action, BufferId, Constants, Instr, P2pTransfer, Phase, StageProgram,
+    Access, Action, BufferId, Instr, ModelConstants, P2pTransfer, Phase, StageProgram,
 };
 use narrows_plan::strategy::Context;
 
@@ -23,7 +23,7 @@ use narrows_runtime::{
 pub struct CpuDevice<'a> {
     pub at: MeshCoordinates,
     pub context: Context,
-    pub constants: Constants,
+    pub constants: ModelConstants,
     pub tied: bool,
     pub stage: &'a StageProgram,
     pub arena: &'a mut Arena,
@@ -48,10 +48,9 @@ pub struct StageCategories([Vec<TimeCategory>; 3]);
 impl StageCategories {
     pub fn new(stage: &StageProgram) -> StageCategories {
         let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-        StageCategories(
-            phases
-                .map(|phase| stage.phase(phase).iter().map(TimeCategory::of_instruction).collect()),
-        )
+        StageCategories(phases.map(|phase| {
+            stage.instructions(phase).iter().map(TimeCategory::of_instruction).collect()
+        }))
     }
 
     fn phase(&self, phase: Phase) -> &[TimeCategory] {
@@ -99,7 +98,7 @@ impl<'a> CpuDevice<'a> {
 
     fn pass(&mut self, phase: Phase, microbatch: u64, slot: u64) -> Result<(), Stop> {
         let (stage, parts) = (self.stage, self.parts);
-        for (instr, part) in stage.phase(phase).iter().zip(parts.phase(phase)) {
+        for (instr, part) in stage.instructions(phase).iter().zip(parts.phase(phase)) {
             let begun = self.clock.last();
             self.execute(&ResolvedInstr { instr, phase, microbatch, slot })?;
             self.clock.end_instruction(*part, begun);
@@ -122,7 +121,7 @@ impl<'a> CpuDevice<'a> {
     }
 
     fn send(&mut self, ready: &ResolvedInstr, hop: &P2pTransfer) -> Result<(), Stop> {
-        let to = u64::from(hop.stage);
+        let to = u64::from(hop.peer_stage);
         let Some(way) = self.links.way(&self.at, self.at.stage, to) else {
             return Err(self.unfit(ready, "names a stage that is no neighbour"));
         };
@@ -134,7 +133,7 @@ impl<'a> CpuDevice<'a> {
     }
 
     fn receive(&mut self, ready: &ResolvedInstr, hop: &P2pTransfer) -> Result<(), Stop> {
-        let from = u64::from(hop.stage);
+        let from = u64::from(hop.peer_stage);
         let links = self.links;
         let Some(way) = links.way(&self.at, from, self.at.stage) else {
             return Err(self.unfit(ready, "names a stage that is no neighbour"));

@@ -84,10 +84,9 @@ pub fn traffic(program: &Program) -> impl Iterator<Item = StageTraffic> {
 /// The most numbers that a stage sends to another at once.
 fn largest_transfer(stage: &StageProgram, to: u64) -> usize {
     let phases = [Phase::Forward, Phase::Backward, Phase::Step];
-    let sends = phases
-        .into_iter()
-        .flat_map(|phase| stage.phase(phase))
-        .filter(|instr| matches!(&instr.action, Action::Send(hop) if u64::from(hop.stage) == to));
+    let sends = phases.into_iter().flat_map(|phase| stage.instructions(phase)).filter(
+        |instr| matches!(&instr.action, Action::Send(hop) if u64::from(hop.peer_stage) == to),
+    );
     let bytes = sends.map(|instr| instr.reads.iter().map(|a| a.extent.bytes().0).sum::<u64>());
     (bytes.max().unwrap_or(0) / 4) as usize
 }
@@ -123,7 +122,7 @@ impl DeviceLinks {
         let mut links = DeviceLinks::none();
         for axis in Axis::ALL {
             for size in group_sizes(axis, mesh) {
-                let ends = size != mesh.size(axis);
+                let ends = size != mesh.axis_size(axis);
                 let scope = if ends { GroupScope::TiedStages } else { GroupScope::Axis(axis) };
                 let members: Vec<u64> = at.members(axis, size, mesh).collect();
                 if let Some(wires) = group.communicator(&members, scope) {
@@ -162,7 +161,7 @@ impl DeviceLinks {
     ) -> Option<GroupMember<'_>> {
         let key = (group.axis, at.group_index(group.axis, mesh), group.size);
         let mut me = at.position(group.axis);
-        if group.size != mesh.size(group.axis) {
+        if group.size != mesh.axis_size(group.axis) {
             me = u64::from(me > 0);
         }
         Some(GroupMember { links: self, group: self.groups.get(&key)?, me: me as usize })

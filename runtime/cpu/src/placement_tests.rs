@@ -21,7 +21,7 @@ use narrows_runtime::session::{
     StepRequest, TensorKind,
 };
 use narrows_runtime::{LogicalParameter, logical_name, logical_parameters};
-use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
 use super::links::DeviceLinks;
 use super::processors::{CpuEngine, numbers_of};
@@ -35,7 +35,7 @@ const TENSORS: [TensorKind; 4] = [
 
 /// Twins of drawn plans of every kind of model, on every mesh.
 fn twins(seed: u64, count: usize) -> Vec<Miniature> {
-    let (models, mut dice) = (models(), TestRng(seed));
+    let (models, mut dice) = (drawable_models(), TestRng(seed));
     let mut made = vec![];
     while made.len() < count {
         let model = dice.pick(&models).unwrap().clone();
@@ -202,7 +202,7 @@ fn a_device_holds_its_share_of_every_tensor_and_no_more() {
         let parameters = logical_parameters(&twin.model);
         let (whole, firsts) = numbered(&parameters);
         for tensors in TENSORS {
-            let what = || format!("{tensors:?} of {}", describe(&twin.plan));
+            let what = || format!("{tensors:?} of {}", to_json(&twin.plan));
             poison(&inspected);
             session.load_tensors(tensors, &whole).unwrap();
             let held_by_devices = numbers(&inspected);
@@ -261,10 +261,10 @@ fn resident_memory_is_the_shares_and_nothing_else() {
                 let resident: BTreeSet<usize> =
                     tensors.master_buffers(stage).flat_map(numbers_of).collect();
                 let beside = held.iter().find(|(place, _)| !resident.contains(place));
-                assert_eq!(beside, None, "{tensors:?} of {}", describe(&twin.plan));
+                assert_eq!(beside, None, "{tensors:?} of {}", to_json(&twin.plan));
                 // With ZeRO-1 buffers may end in padding, so that replicas have equal parts.
                 if program.context.zero == Zero::Off {
-                    assert_eq!(held.len(), resident.len(), "{}", describe(&twin.plan));
+                    assert_eq!(held.len(), resident.len(), "{}", to_json(&twin.plan));
                 }
             }
         }
@@ -289,6 +289,6 @@ fn nothing_is_read_that_was_not_written() {
             let done = session.compute_gradients(input).unwrap();
             (done.loss, session.local_tensors(TensorKind::Gradients).unwrap())
         };
-        assert_eq!(run(true), run(false), "{}", describe(&twin.plan));
+        assert_eq!(run(true), run(false), "{}", to_json(&twin.plan));
     }
 }

@@ -24,7 +24,7 @@ use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
-use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
 /// The system's allocator, with a count.
 struct Counting;
@@ -134,12 +134,13 @@ impl Seen {
         let blocks = || plan.blocks.values();
         self.crossing += usize::from(plan.crossing_layout.is_some());
         self.grouped += usize::from(blocks().any(|block| block.grouping != Grouping::default()));
-        self.redone += usize::from(blocks().any(|block| !block.redo.is_empty()));
+        self.redone += usize::from(blocks().any(|block| !block.recompute.is_empty()));
     }
 }
 
 fn devices_allocate_nothing(seen: &mut Seen) {
-    let models: Vec<_> = models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models: Vec<_> =
+        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
     let mut dice = TestRng(41);
     for (mesh, microbatches, threads, zero) in [
         ([1, 1, 1], 1, 1, Zero::Off),
@@ -178,7 +179,7 @@ fn devices_allocate_nothing(seen: &mut Seen) {
                     norm = session.step(&optimizer, input).unwrap().gradient_norm;
                 });
                 println!("{mesh:?} {microbatches} {threads}: {found:?}");
-                let what = || format!("step {step}: {found:?} of\n{}", describe(&plan));
+                let what = || format!("step {step}: {found:?} of\n{}", to_json(&plan));
                 assert!(norm > optimizer.clip_norm, "nothing is clipped");
                 assert!(found.others <= allowed(plan.mesh, threads), "{}", what());
                 // A thread of a pool may meet its first product late, and one of an earlier session

@@ -8,7 +8,7 @@ use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::RunError;
 use narrows_runtime::count_step;
 use narrows_runtime::session::{Session, StepInput};
-use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 use narrows_test_support::small::{small_context, small_models};
 
 /// Opens a session on the processors.
@@ -37,7 +37,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
         let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
         let done =
             session.compute_gradients(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
-        assert_eq!(done.report, counted, "{}", describe(&twin.plan));
+        assert_eq!(done.report, counted, "{}", to_json(&twin.plan));
         for device in counted.devices() {
             let stage = device.stage(&counted.mesh);
             assert_eq!(session.allocated_bytes()[device.0 as usize], arenas[stage]);
@@ -48,7 +48,7 @@ fn what_is_moved_and_held_is_what_the_program_says() {
 /// The twin of a plan of every kind of model is its model's function.
 #[test]
 fn twins_of_drawn_plans_are_equal_to_the_reference() {
-    let models = models();
+    let models = drawable_models();
     let mut dice = TestRng(29);
     let (mut seen, mut worst) = (0, 0.0_f64);
     while seen < 30 {
@@ -60,7 +60,7 @@ fn twins_of_drawn_plans_are_equal_to_the_reference() {
         let found = twin.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
         worst = worst.max(found.largest_gradient_error());
         assert!(found.loss_error() < 1e-6, "{found:?}");
-        assert!(found.agrees(), "{:?} of {}", found.gradient_errors.first(), describe(&twin.plan));
+        assert!(found.agrees(), "{:?} of {}", found.gradient_errors.first(), to_json(&twin.plan));
         let beyond = found.gradient_errors.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
         for (name, off) in beyond {
             println!(

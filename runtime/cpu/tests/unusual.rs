@@ -9,8 +9,8 @@ use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;
-use narrows_test_support::plans::{TestRng, describe, draw_plan};
-use narrows_test_support::small::{one, unusual_model};
+use narrows_test_support::plans::{TestRng, draw_plan, to_json};
+use narrows_test_support::small::{pick_copied, unusual_model};
 
 /// Opens a session on the processors.
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
@@ -21,15 +21,15 @@ const PLANS: usize = 60;
 
 fn context(dice: &mut TestRng, model: &Model) -> Context {
     let mesh = Mesh {
-        tensor: one(dice, &[1, 2, 2, 3, 4, 8]),
+        tensor: pick_copied(dice, &[1, 2, 2, 3, 4, 8]),
         pipeline: 1 + dice.below(model.blocks.len().min(3)) as u64,
         data: 1 + dice.below(3) as u64,
     };
-    let micro_batch = one(dice, &[1, 1, 2, 3, 4]);
-    let global_batch = micro_batch * mesh.data * one(dice, &[1, 2, 3, 5]);
-    let sequence_length = one(dice, &[1, 2, 3, 7, 8]);
+    let micro_batch = pick_copied(dice, &[1, 1, 2, 3, 4]);
+    let global_batch = micro_batch * mesh.data * pick_copied(dice, &[1, 2, 3, 5]);
+    let sequence_length = pick_copied(dice, &[1, 2, 3, 7, 8]);
     let workload = Workload { global_batch, sequence_length, micro_batch };
-    let zero = one(dice, &[Zero::Off, Zero::One]);
+    let zero = pick_copied(dice, &[Zero::Off, Zero::One]);
     Context { mesh, workload, precision: Precision::Full32, zero }
 }
 
@@ -43,7 +43,7 @@ fn plans_of_unusual_models_compute_what_the_reference_does() {
         for seed in 0..3 {
             let context = context(&mut dice, &model);
             let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-            let what = || format!("{model:?}\n{}", describe(&plan));
+            let what = || format!("{model:?}\n{}", to_json(&plan));
             let twin = Miniature { model: model.clone(), plan: plan.clone() };
             let found =
                 twin.compare(&open, seed).unwrap_or_else(|error| panic!("{error}: {}", what()));

@@ -224,7 +224,7 @@ fn sides<'a>(
     moment: &ScheduledInstruction<'a>,
     product: &GemmOp,
 ) -> Result<[MatmulSide<'a>; 3], String> {
-    let GemmOp { form, m, n, k, batch, .. } = *product;
+    let GemmOp { role: form, m, n, k, batch, .. } = *product;
     let [x, y, z] = [&moment.instr.reads[0], &moment.instr.reads[1], &moment.instr.writes[0]];
     let side = |access, rows, columns, operation| MatmulSide { access, rows, columns, operation };
     let (left, right) = match form {

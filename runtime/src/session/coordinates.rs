@@ -31,7 +31,7 @@ impl MeshCoordinates {
     /// Members of the device's group of `size` along an axis, in order. A pipeline group that is
     /// smaller than the axis consists of the first and the last stage.
     pub fn members(self, axis: Axis, size: u64, mesh: &Mesh) -> impl Iterator<Item = u64> {
-        let (mesh, last) = (*mesh, mesh.size(axis) - 1);
+        let (mesh, last) = (*mesh, mesh.axis_size(axis) - 1);
         (0..size).map(move |position| {
             let position = if size <= last && position > 0 { last } else { position };
             let member = match axis {
@@ -65,14 +65,15 @@ impl MeshCoordinates {
 /// Sizes of the groups along an axis. A pipeline of more than two stages also has groups of two: the
 /// first and the last stage, which share a tied weight.
 pub fn group_sizes(axis: Axis, mesh: &Mesh) -> impl Iterator<Item = u64> {
-    let size = mesh.size(axis);
+    let size = mesh.axis_size(axis);
     std::iter::once(size).chain((axis == Axis::Pipeline && size > 2).then_some(2))
 }
 
 /// Devices that a device shares collectives or transfers with, in ascending order.
 pub fn peers(device: u64, mesh: &Mesh) -> Vec<u64> {
     let own = MeshCoordinates::of_device(device, mesh);
-    let groups = Axis::ALL.into_iter().flat_map(|axis| own.members(axis, mesh.size(axis), mesh));
+    let groups =
+        Axis::ALL.into_iter().flat_map(|axis| own.members(axis, mesh.axis_size(axis), mesh));
     let mut peers: Vec<u64> = groups.filter(|peer| *peer != device).collect();
     peers.sort_unstable();
     peers.dedup();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use narrows_plan::CheckedProgram;
 use narrows_plan::model::Model;
-use narrows_plan::program::{BufferId, Constants, Program, Region, StageProgram};
+use narrows_plan::program::{BufferId, ModelConstants, Program, Region, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
@@ -27,7 +27,7 @@ impl ModelProgram {
     pub fn new(model: &Model, program: CheckedProgram) -> Result<ModelProgram, RunError> {
         let mismatch = || RunError::ModelMismatch { model: model.name.clone() };
         let whole = program.program();
-        if whole.constants != Constants::of(model) || whole.tied != model.tied {
+        if whole.constants != ModelConstants::of(model) || whole.tied != model.tied {
             return Err(mismatch());
         }
         let parameters = logical_parameters(model);
@@ -72,7 +72,7 @@ fn weight_decay_by_buffer(
         if buffer.region != Region::Weight {
             continue;
         }
-        let shards = ShardedParameter::new(buffer, 0, program.context.tensor(), program.tied)?;
+        let shards = ShardedParameter::new(buffer, 0, program.context.tensor_size(), program.tied)?;
         for name in shards.parameter_names() {
             let kind = kinds.get(name.as_str())?;
             applies.insert(BufferId(id as u32), *kind == ParameterKind::Matrix);

@@ -235,7 +235,7 @@ impl ReportMessage {
         let static_name = |name: &str| {
             let stages = program.stages.iter();
             let mut names = stages
-                .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.phase(phase)))
+                .flat_map(|stage| phases.into_iter().flat_map(|phase| stage.instructions(phase)))
                 .map(|instr| instr.action.name());
             names.find(|known| *known == name)
         };

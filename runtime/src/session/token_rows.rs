@@ -34,7 +34,7 @@ impl TokenRows {
         if rows == context.tokens() {
             return whole;
         }
-        let (devices, index) = (context.tensor() as usize, coordinates.tensor as usize);
+        let (devices, index) = (context.tensor_size() as usize, coordinates.tensor as usize);
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = whole.positions / devices;

@@ -95,7 +95,7 @@ impl BenchmarkSelection<'_> {
                 let (medium, large) = (preset("cola-1b")?, preset("cola-7b")?);
                 add(&medium, (4, 4096), true);
                 add(&medium, (4, 1024), false);
-                add(&medium.dense_twin(), (2, 2048), false);
+                add(&medium.dense_counterpart(), (2, 2048), false);
                 add(&large, (2, 4096), false);
                 add(&preset("cola-60m")?, (16, 256), false);
                 for shard in SHARDS {
@@ -137,7 +137,7 @@ impl BenchmarkSelection<'_> {
                 let medium = preset("cola-1b")?;
                 add(&medium, (2, 4096), true);
                 add(&medium, (6, 1024), true);
-                add(&medium.dense_twin(), (2, 1536), true);
+                add(&medium.dense_counterpart(), (2, 1536), true);
                 add(&preset("cola-3b")?, (2, 2048), false);
                 add(&preset("cola-350m")?, (8, 1024), false);
             }

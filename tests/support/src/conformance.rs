@@ -23,7 +23,7 @@ use narrows_runtime::CounterRng;
 use narrows_runtime::session::{NamedTensors, Session, StepInput, TensorKind};
 use narrows_runtime::{Optimizer, RunError};
 
-use crate::plans::{TestRng, describe, draw_plan};
+use crate::plans::{TestRng, draw_plan, to_json};
 use crate::small::{small_context, small_models};
 
 /// What a run may differ from the reference by.
@@ -149,7 +149,7 @@ impl Deviation {
     #[track_caller]
     fn assert_within(&self, tolerance: Tolerance, case: &Case) {
         let of =
-            || format!("of {} on {}\n{}", case.model.name, case.plan.mesh, describe(&case.plan));
+            || format!("of {} on {}\n{}", case.model.name, case.plan.mesh, to_json(&case.plan));
         assert!(self.loss <= tolerance.loss, "loss off by {:e} {}", self.loss, of());
         let (error, name) = &self.gradient;
         assert!(*error <= tolerance.gradient, "gradient of {name} off by {error:e} {}", of());
@@ -183,7 +183,7 @@ impl Case {
     pub fn hold(&self, session: &mut Session) -> Deviation {
         let tolerance = Tolerance::of(self.plan.precision);
         let off = self.run(session, tolerance.turned);
-        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", describe(&self.plan)));
+        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", to_json(&self.plan)));
         off.assert_within(tolerance, self);
         off
     }
@@ -240,7 +240,7 @@ impl Case {
     /// Weights at which nothing is special, also where a run begins with ones and zeros, in the format
     /// that the program computes with.
     fn weights(&self) -> NamedTensors {
-        let compute = self.plan.precision.compute();
+        let compute = self.plan.precision.compute_dtype();
         let noisy = |(name, of): (&str, &Matrix<f32>)| {
             let noise = CounterRng::new(SEED, &format!("{name} off"));
             let numbers = of.elements().iter().zip(0..);

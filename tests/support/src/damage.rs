@@ -57,7 +57,7 @@ fn find(
     let mut found = vec![];
     for (index, stage) in program.stages.iter().enumerate() {
         for phase in PHASES {
-            let fitting = stage.phase(phase).iter().enumerate().filter(|(_, i)| fits(i));
+            let fitting = stage.instructions(phase).iter().enumerate().filter(|(_, i)| fits(i));
             found.extend(fitting.map(|(at, _)| (index, phase, at)));
         }
     }
@@ -69,7 +69,7 @@ fn is_collective(instr: &Instr) -> bool {
 }
 
 fn say((stage, phase, at): (usize, Phase, usize), program: &Program) -> String {
-    let instr = &program.stages[stage].phase(phase)[at];
+    let instr = &program.stages[stage].instructions(phase)[at];
     let names = |side: &[Access]| -> Vec<String> {
         side.iter().map(|a| program.stages[stage].buffer(a.buffer).name.clone()).collect()
     };
@@ -109,8 +109,8 @@ fn swapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 fn pass_by(program: &mut Program, place: (usize, Phase, usize), down: bool) -> Option<String> {
     let (index, phase, at) = place;
     let stage = &program.stages[index];
-    let instr = &stage.phase(phase)[at];
-    let others = stage.phase(phase);
+    let instr = &stage.instructions(phase)[at];
+    let others = stage.instructions(phase);
     let meets = |other: &&usize| depends(stage, instr, &others[**other]);
     let positions: Vec<usize> =
         if down { (at + 1..others.len()).collect() } else { (0..at).rev().collect() };
@@ -269,7 +269,7 @@ fn redirected(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let place = find(dice, program, |instr| !instr.writes.is_empty())?;
     let (index, phase, at) = place;
     let stage = &program.stages[index];
-    let instr = &stage.phase(phase)[at];
+    let instr = &stage.instructions(phase)[at];
     let port = dice.below(instr.writes.len());
     let target = instr.writes[port].buffer;
     let in_place = instr.reads.iter().any(|access| access.buffer == target);
@@ -295,13 +295,13 @@ fn unmatched(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     if removes {
         list.remove(place.2);
     } else if let Action::Send(hop) | Action::Receive(hop) = &mut list[place.2].action {
-        hop.stage += 1;
+        hop.peer_stage += 1;
     }
     Some(what)
 }
 
 fn wrong_shard(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let devices = program.context.tensor();
+    let devices = program.context.tensor_size();
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let at = dice.below(stage.buffers.len());

@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
+    BlockDecisions, BlockRun, PLAN_FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
 };
 use narrows_plan::graph::{
     BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
@@ -13,8 +13,8 @@ use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
 use narrows_plan::random::{GAMMA, mix64};
 use narrows_plan::strategy::{
-    Context, Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeight, Zero, borders,
-    flow_is_legal, needs_input, needs_output,
+    Context, Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeightLayout, Zero,
+    backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
 };
 use narrows_plan::{EdgeLayout, Plan, Precision};
 
@@ -22,13 +22,13 @@ use narrows_plan::{EdgeLayout, Plan, Precision};
 pub struct TestRng(pub u64);
 
 impl TestRng {
-    pub fn roll(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix64(self.0)
     }
 
     pub fn below(&mut self, end: usize) -> usize {
-        (self.roll() % end as u64) as usize
+        (self.next_u64() % end as u64) as usize
     }
 
     pub fn pick<'a, T>(&mut self, list: &'a [T]) -> Option<&'a T> {
@@ -36,7 +36,7 @@ impl TestRng {
     }
 
     pub fn coin(&mut self) -> bool {
-        self.roll() & 1 == 1
+        self.next_u64() & 1 == 1
     }
 }
 
@@ -88,7 +88,7 @@ const CUSTOM: [(u64, u64, &str); 9] = [
     ),
 ];
 
-pub fn models() -> Vec<Model> {
+pub fn drawable_models() -> Vec<Model> {
     let mut models: Vec<Model> =
         PRESETS.iter().map(|name| model::presets::find(name).expect("a preset")).collect();
     for (heads, kv_heads, blocks) in CUSTOM {
@@ -114,13 +114,13 @@ pub struct DrawnPlan {
 impl DrawnPlan {
     pub fn program(&self) -> Program {
         let resolved = self.plan.resolve(&self.model).unwrap_or_else(|defects| {
-            panic!("a drawn plan must resolve: {defects}\n{}", describe(&self.plan))
+            panic!("a drawn plan must resolve: {defects}\n{}", to_json(&self.plan))
         });
         lower(&resolved)
     }
 }
 
-pub fn describe(plan: &Plan) -> String {
+pub fn to_json(plan: &Plan) -> String {
     serde_json::to_string_pretty(plan).expect("plans serialise")
 }
 
@@ -143,7 +143,7 @@ fn context(dice: &mut TestRng) -> Context {
 }
 
 /// Draws until a consistent plan is found.
-pub fn draw(dice: &mut TestRng, models: &[Model]) -> DrawnPlan {
+pub fn draw_case(dice: &mut TestRng, models: &[Model]) -> DrawnPlan {
     loop {
         let model = dice.pick(models).expect("there are models").clone();
         let context = context(dice);
@@ -156,8 +156,8 @@ pub fn draw(dice: &mut TestRng, models: &[Model]) -> DrawnPlan {
 pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<Plan> {
     let shapes = BlockShape::all(model);
     let crossing = BlockShape::crossing_widths(&shapes);
-    let border = *dice.pick(&borders(model.hidden, &crossing, &context))?;
-    let tied = model.tied.then(|| TiedWeight::ALL[dice.below(4)]);
+    let border = *dice.pick(&boundary_layouts(model.hidden, &crossing, &context))?;
+    let tied = model.tied.then(|| TiedWeightLayout::ALL[dice.below(4)]);
     let segment = |dice: &mut TestRng, segment: Segment, tied_weight| {
         let space =
             SegmentSpace::new(segment, border, context, &Rules::ALL, model.tied, tied_weight);
@@ -173,7 +173,7 @@ pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<
     for stage in 0..count {
         // Every stage at least one block; each block with decisions of its own.
         let end =
-            if stage + 1 == count { layers } else { (first + 1 + dice.roll() % 2).min(layers) };
+            if stage + 1 == count { layers } else { (first + 1 + dice.next_u64() % 2).min(layers) };
         let mut runs = vec![];
         for layer in first..end {
             let grouping = Grouping::ALL[dice.below(4)];
@@ -188,7 +188,7 @@ pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<
     }
     let origin = PlanSource { name: model.name.clone(), fingerprint: String::new() };
     Some(Plan {
-        format: FORMAT.into(),
+        format: PLAN_FORMAT.into(),
         model: origin.clone(),
         hardware: origin,
         executor: Default::default(),
@@ -196,8 +196,8 @@ pub fn draw_plan(dice: &mut TestRng, model: &Model, context: Context) -> Option<
         mesh: context.mesh,
         workload: context.workload,
         zero: context.zero,
-        hidden_layout: PlanLayout::of(border.hidden)?,
-        crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::of(border.latents)?),
+        hidden_layout: PlanLayout::from_edge(border.hidden)?,
+        crossing_layout: (!crossing.is_empty()).then_some(PlanLayout::from_edge(border.latents)?),
         stages,
         embedding,
         blocks,
@@ -219,7 +219,7 @@ pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentCh
     let mut flows: Vec<Option<Flow>> = vec![None; segment.values.len()];
     for id in segment.value_ids().rev() {
         let flow = draw_flow(dice, space, &ops, id)?;
-        if flow.saves[0] == Save::Redone
+        if flow.saves[0] == Save::Recomputed
             && let Some(op) = segment.value(id).producer
         {
             ops[op.0 as usize].recompute = true;
@@ -232,7 +232,7 @@ pub fn draw_choice(dice: &mut TestRng, space: &SegmentSpace) -> Option<SegmentCh
 fn producer(space: &SegmentSpace, ops: &[OpOption], value: ValueId) -> EdgeLayout {
     match space.segment.output_port(value) {
         Some((op, port)) => ops[op.0 as usize].choice.outputs[port],
-        None => space.border.entry(&space.segment, value),
+        None => space.boundary.input_edge(&space.segment, value),
     }
 }
 
@@ -248,7 +248,7 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
             .filter(|(op, _)| op.0 < id.0)
             .map(|(op, port)| ops[op.0 as usize].choice.inputs[*port])
             .chain([edge])
-            .chain(space.border.exit(segment, *value))
+            .chain(space.boundary.output_edge(segment, *value))
             .collect();
         edges.sort();
         edges.dedup();
@@ -257,7 +257,7 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
     });
     let outputs = node.outputs.iter().enumerate().all(|(port, value)| {
         let from = option.choice.outputs[port];
-        let exit = space.border.exit(segment, *value);
+        let exit = space.boundary.output_edge(segment, *value);
         exit.is_none_or(|exit| {
             flow_is_legal(from, exit, None, segment.value(*value), &space.context)
         })
@@ -276,17 +276,17 @@ fn draw_flow(
     let value = segment.value(id);
     let from = producer(space, ops, id);
     let edge = |&(op, port): &(OpId, usize)| ops[op.0 as usize].choice.inputs[port];
-    let primary = space.border.exit(segment, id).or(value.consumers.last().map(edge))?;
+    let primary = space.boundary.output_edge(segment, id).or(value.consumers.last().map(edge))?;
     let second = value.consumers.iter().map(edge).find(|other| *other != primary);
     let serves = |flow: &&Flow| {
         let inputs = value.consumers.iter().all(|(op, port)| {
             let option = &ops[op.0 as usize];
-            let read = option.recompute || needs_input(&segment.op(*op).op);
-            !read || flow.available(option.choice.inputs[*port].forward)
+            let read = option.recompute || backward_reads_input(&segment.op(*op).op);
+            !read || flow.is_saved(option.choice.inputs[*port].forward)
         });
         let output = value.producer.is_none_or(|op| {
             let strategy = ops[op.0 as usize].choice.strategy;
-            !needs_output(&segment.op(op).op, strategy) || flow.saves[0] != Save::Dropped
+            !backward_reads_output(&segment.op(op).op, strategy) || flow.saves[0] != Save::Dropped
         });
         let layouts = (flow.producer, flow.primary, flow.second) == (from, primary, second);
         layouts && inputs && output

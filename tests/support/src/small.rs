@@ -6,11 +6,11 @@ use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
 use narrows_plan::strategy::{Context, Zero};
 
-use crate::plans::{TestRng, models};
+use crate::plans::{TestRng, drawable_models};
 
 /// The models of the draws that are small enough to be run.
 pub fn small_models() -> Vec<Model> {
-    models().into_iter().filter(|model| model.hidden == 256).collect()
+    drawable_models().into_iter().filter(|model| model.hidden == 256).collect()
 }
 
 /// A mesh of all three axes, one or two microbatches of few tokens, ZeRO or not.
@@ -28,7 +28,7 @@ pub fn small_context(dice: &mut TestRng, precision: Precision) -> Context {
 }
 
 /// One of a list.
-pub fn one<T: Copy>(dice: &mut TestRng, list: &[T]) -> T {
+pub fn pick_copied<T: Copy>(dice: &mut TestRng, list: &[T]) -> T {
     list[dice.below(list.len())]
 }
 
@@ -39,9 +39,9 @@ fn linears(dice: &mut TestRng, crossing: &str) -> String {
         let rank = if crossing.contains("identity") || crossing.contains("tensor") {
             12
         } else {
-            one(dice, &[1, 3, 4, 7, 8, 16])
+            pick_copied(dice, &[1, 3, 4, 7, 8, 16])
         };
-        let activation = one(dice, &["silu", "identity"]);
+        let activation = pick_copied(dice, &["silu", "identity"]);
         parts.push(match dice.below(6) {
             0 => format!(r#""{name}": "dense""#),
             _ => format!(r#""{name}": {{"rank": {rank}, "activation": "{activation}"{crossing}}}"#),
@@ -53,17 +53,17 @@ fn linears(dice: &mut TestRng, crossing: &str) -> String {
 /// A model that nobody publishes; `None` where what was drawn is none.
 pub fn unusual_model(dice: &mut TestRng) -> Option<Model> {
     let (heads, kv_heads) =
-        one(dice, &[(1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (6, 2), (8, 1), (8, 2)]);
-    let head_dim = one(dice, &[2, 4, 6]);
-    let hidden = one(dice, &[5, 8, 12, 16, 24, 31]);
-    let d_ff = one(dice, &[1, 7, 8, 16, 24]);
-    let vocab = one(dice, &[3, 8, 17, 32]);
-    let count = one(dice, &[1, 2, 3, 4]);
+        pick_copied(dice, &[(1, 1), (2, 1), (3, 1), (4, 2), (4, 4), (6, 2), (8, 1), (8, 2)]);
+    let head_dim = pick_copied(dice, &[2, 4, 6]);
+    let hidden = pick_copied(dice, &[5, 8, 12, 16, 24, 31]);
+    let d_ff = pick_copied(dice, &[1, 7, 8, 16, 24]);
+    let vocab = pick_copied(dice, &[3, 8, 17, 32]);
+    let count = pick_copied(dice, &[1, 2, 3, 4]);
     let tied = dice.coin();
-    let epsilon = one(dice, &["1e-12", "1e-5", "0.1", "10.0"]);
-    let theta = one(dice, &["1.5", "10000.0", "1e7"]);
-    let product = one(dice, &["plain", "swiglu"]);
-    let crossing = one(
+    let epsilon = pick_copied(dice, &["1e-12", "1e-5", "0.1", "10.0"]);
+    let theta = pick_copied(dice, &["1.5", "10000.0", "1e7"]);
+    let product = pick_copied(dice, &["plain", "swiglu"]);
+    let crossing = pick_copied(
         dice,
         &[
             "",

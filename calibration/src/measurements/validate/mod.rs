@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use narrows_plan::strategy::NormRule;
-use narrows_plan::units::short;
+use narrows_plan::units::short_number;
 use narrows_plan::{Defect, Defects, Mesh};
 
 use super::file::{
@@ -120,7 +120,7 @@ impl MeasurementValidator {
             MeasurementUnit::MbPerMs => (1.0 / value, TIME_S),
             MeasurementUnit::PercentOfPeak => (value, PERCENT),
         };
-        let shown = short(value);
+        let shown = short_number(value);
         // No range contains NaN.
         if !(value > 0.0 && range.contains(&in_seconds)) {
             let problem = match measurement.unit {

@@ -170,7 +170,8 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             format!("writes zeros to `{}`, not once to the sum of squares", buffer.name)
         })?;
         let context = self.check.context;
-        let owed = |axis| if context.size(axis) > 1 { PendingSum::Owed } else { PendingSum::Done };
+        let owed =
+            |axis| if context.axis_size(axis) > 1 { PendingSum::Owed } else { PendingSum::Done };
         let parted = context.zero == Zero::One && context.mesh.data > 1;
         self.square_sum = Some(SquareSumState {
             buffer: written.buffer,
@@ -186,7 +187,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     fn part(&self, shard: &Shard) -> u64 {
         let context = self.check.context;
         let whole: u64 = shard.members.iter().map(|(_, rows, columns)| rows * columns).sum();
-        let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor() };
+        let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor_size() };
         let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
         (whole / devices).div_ceil(replicas)
     }

@@ -31,7 +31,7 @@ pub(super) fn backward(site: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
 
 /// Query heads and key/value heads one device computes.
 fn heads(site: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
-    let devices = site.context.tensor();
+    let devices = site.context.tensor_size();
     match site.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
         // Devices are a multiple of the key heads, so each device's queries share one of them.
@@ -45,7 +45,7 @@ fn log_sum_exp(site: &OpEmitter, op: &AttentionOp) -> TemplateOperand {
 }
 
 fn kernel(site: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention {
-    let devices = site.context.tensor();
+    let devices = site.context.tensor_size();
     let workload = &site.context.workload;
     let sequences = match site.layout(OperandSlot::Output(0)) {
         Layout::Sharded(Dim::Sequence) => workload.micro_batch / devices,
@@ -59,6 +59,6 @@ fn kernel(site: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention
         heads,
         kv_heads,
         head_dim: op.head_dim,
-        input: site.context.compute(),
+        input: site.context.compute_dtype(),
     }
 }

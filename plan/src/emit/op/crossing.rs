@@ -28,7 +28,7 @@ pub(super) fn gate_backward(site: &OpEmitter, a: u64, b: u64) -> Vec<InstrTempla
 }
 
 fn unary(site: &OpEmitter, op: FusedOp, parameters: u64) -> Vec<InstrTemplate> {
-    let weight = weight(OperandSlot::Weight(0), parameters, site.context.compute());
+    let weight = weight(OperandSlot::Weight(0), parameters, site.context.compute_dtype());
     let reads = vec![site.activation(OperandSlot::Input(0)), weight];
     vec![pass(op, reads, vec![site.activation(OperandSlot::Output(0))])]
 }
@@ -38,7 +38,7 @@ fn unary_backward(site: &OpEmitter, op: FusedOp, parameters: u64) -> Vec<InstrTe
     let mut reads = vec![
         site.activation(OperandSlot::OutputGradient(0)),
         site.activation(OperandSlot::Input(0)),
-        weight(OperandSlot::Weight(0), parameters, site.context.compute()),
+        weight(OperandSlot::Weight(0), parameters, site.context.compute_dtype()),
         gradient,
     ];
     let dx = site.input_gradient(0, &mut reads);

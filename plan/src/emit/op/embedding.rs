@@ -75,12 +75,13 @@ fn table(site: &OpEmitter, slot: OperandSlot) -> TemplateOperand {
     let Op::Embedding { vocab, width } = site.node.op else {
         unreachable!("only the embedding has a table")
     };
-    let devices = site.context.tensor();
+    let devices = site.context.tensor_size();
     let (rows, columns) = match site.choice.strategy {
         Strategy::Vocabulary => (vocab / devices, width),
         Strategy::Column => (vocab, width / devices),
         _ => (vocab, width),
     };
-    let dtype = if slot == OperandSlot::Weight(0) { site.context.compute() } else { DType::F32 };
+    let dtype =
+        if slot == OperandSlot::Weight(0) { site.context.compute_dtype() } else { DType::F32 };
     TemplateOperand { slot, extent: Extent { rows, columns, dtype } }
 }

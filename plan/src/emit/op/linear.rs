@@ -17,7 +17,7 @@ struct LocalGemmShape {
 
 impl LocalGemmShape {
     fn of(site: &OpEmitter, linear: &LinearOp) -> LocalGemmShape {
-        let devices = site.context.tensor();
+        let devices = site.context.tensor_size();
         let first = &linear.members[0];
         let (mut d_in, mut d_out, batch) = match linear.form {
             LinearForm::Concatenated => {
@@ -44,7 +44,7 @@ pub(super) fn forward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate>
     let shape = LocalGemmShape::of(site, linear);
     let output = site.activation(OperandSlot::Output(0));
     let product = GemmOp {
-        form: GemmRole::Forward,
+        role: GemmRole::Forward,
         m: shape.rows,
         n: shape.d_out,
         k: shape.d_in,
@@ -53,7 +53,7 @@ pub(super) fn forward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate>
     };
     let reads = vec![
         site.activation(OperandSlot::Input(0)),
-        shape.weight(OperandSlot::Weight(0), site.context.compute()),
+        shape.weight(OperandSlot::Weight(0), site.context.compute_dtype()),
     ];
     let mut made =
         vec![InstrTemplate { action: Action::Gemm(product), reads, writes: vec![output] }];
@@ -66,10 +66,11 @@ pub(super) fn backward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate
     let gradient = site.activation(OperandSlot::OutputGradient(0));
     let mut made: Vec<InstrTemplate> = rotary(site, linear, true, gradient).into_iter().collect();
 
-    let mut reads = vec![gradient, shape.weight(OperandSlot::Weight(0), site.context.compute())];
+    let mut reads =
+        vec![gradient, shape.weight(OperandSlot::Weight(0), site.context.compute_dtype())];
     let input_gradient = site.input_gradient(0, &mut reads);
     let product = GemmOp {
-        form: GemmRole::InputGradient,
+        role: GemmRole::InputGradient,
         m: shape.rows,
         n: shape.d_in,
         k: shape.d_out,
@@ -80,7 +81,7 @@ pub(super) fn backward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate
 
     let weight_gradient = shape.weight(OperandSlot::WeightGradient(0), DType::F32);
     let product = GemmOp {
-        form: GemmRole::WeightGradient,
+        role: GemmRole::WeightGradient,
         m: shape.d_in,
         n: shape.d_out,
         k: shape.rows,

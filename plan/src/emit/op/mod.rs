@@ -50,7 +50,7 @@ pub fn op_forward(
 
 /// The forward pass again, when its outputs were not kept. Statistics are always kept, so redoing
 /// a norm needs no collective.
-pub fn op_redo(
+pub fn op_recompute(
     segment: &Segment,
     id: OpId,
     choice: &OpChoice,
@@ -157,7 +157,7 @@ impl<'a> OpEmitter<'a> {
     /// Width of this device's part of `width` features under the op's first input layout.
     fn shard(&self, width: u64) -> u64 {
         match self.choice.inputs.first().map(|edge| edge.forward) {
-            Some(Layout::Sharded(Dim::Feature)) => width / self.context.tensor(),
+            Some(Layout::Sharded(Dim::Feature)) => width / self.context.tensor_size(),
             _ => width,
         }
     }

@@ -75,6 +75,7 @@ pub(super) fn backward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
 }
 
 fn scale(site: &OpEmitter, width: u64) -> TemplateOperand {
-    let extent = Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute() };
+    let extent =
+        Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute_dtype() };
     TemplateOperand { slot: OperandSlot::Weight(0), extent }
 }

@@ -67,7 +67,7 @@ fn heads(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> Head
     let held = keys / head_dim;
     let mut key = 0;
     if held > shape.kv_heads {
-        let all_queries = shape.heads * device.context.tensor() as usize;
+        let all_queries = shape.heads * device.context.tensor_size() as usize;
         let first = shape.heads * device.at.tensor as usize;
         key = first / (all_queries / held) * head_dim;
     }

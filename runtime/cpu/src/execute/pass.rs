@@ -153,7 +153,7 @@ fn copy(
         positions: tokens.positions,
         sections: &sections[..count],
         dim,
-        shards: device.context.tensor() as usize,
+        shards: device.context.tensor_size() as usize,
     };
     let me = device.at.tensor as usize;
     let mut operands = device.operands(ready)?;

@@ -12,7 +12,7 @@ pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, shape: &GemmOp) -> Res
     let (parallel, batch) = (device.parallel, shape.batch as usize);
     let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
     let output = writes[0].extent;
-    let weight = match shape.form {
+    let weight = match shape.role {
         GemmRole::WeightGradient => &writes[0],
         _ => &reads[1],
     };
@@ -21,7 +21,7 @@ pub fn run(device: &mut CpuDevice, ready: &ResolvedInstr, shape: &GemmOp) -> Res
     let (left, right) = (operands.read(0), operands.read(1));
     let made = operands.write(0);
     let write = write(shape.accumulate);
-    match shape.form {
+    match shape.role {
         GemmRole::Forward => {
             let w = matrix(right, &reads[1], transposed);
             let (x, y) = (view(left, reads[0].extent), view_mut(made, output));

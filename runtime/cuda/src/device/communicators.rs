@@ -356,7 +356,7 @@ fn in_group_of_calls(
 
 /// Whether a device is in a group: of the ends of a pipeline only the first and last stages are.
 fn in_group(at: &MeshCoordinates, sharing: GroupKey, mesh: &Mesh) -> bool {
-    let size = mesh.size(sharing.axis);
+    let size = mesh.axis_size(sharing.axis);
     let along = at.position(sharing.axis);
     sharing.size == size || along == 0 || along + 1 == size
 }

@@ -114,7 +114,7 @@ fn heads(
         ));
     }
     let used = if held > op.kv_heads {
-        let all_queries = op.heads * site.device.context.tensor();
+        let all_queries = op.heads * site.device.context.tensor_size();
         op.heads * site.device.tensor / (all_queries / held).max(1)
     } else {
         0

@@ -29,7 +29,7 @@ impl InstrSite<'_> {
         if rows == context.tokens() {
             return whole;
         }
-        let devices = context.tensor();
+        let devices = context.tensor_size();
         match context.token_dim() {
             Some(Dim::Position) => {
                 let positions = positions / devices;
@@ -71,7 +71,7 @@ pub(super) fn copy(site: &InstrSite, dim: Dim, way: CopyKind) -> LaunchResult<La
         CopyKind::Pack | CopyKind::Slice => (from, &instr.reads[0]),
         CopyKind::Unpack => (to, &instr.writes[0]),
     };
-    let parts = site.device.context.tensor();
+    let parts = site.device.context.tensor_size();
     let copied = if way == CopyKind::Slice { 1 } else { parts };
     expect(whole.dtype, &[&from, &to])?;
     expect_count(

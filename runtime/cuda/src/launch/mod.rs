@@ -19,7 +19,7 @@ mod step;
 
 use std::collections::HashMap;
 
-use narrows_plan::program::{Action, BufferId, Constants, FusedOp, StageProgram};
+use narrows_plan::program::{Action, BufferId, FusedOp, ModelConstants, StageProgram};
 use narrows_plan::strategy::Context;
 
 use copies::CopyKind;
@@ -37,7 +37,7 @@ pub struct LaunchContext<'a> {
     /// Mesh, workload, formats.
     pub context: &'a Context,
     /// Numbers of the model.
-    pub constants: &'a Constants,
+    pub constants: &'a ModelConstants,
     /// What the device executes.
     pub stage: &'a StageProgram,
     /// Its place along the tensor axis.

@@ -340,7 +340,7 @@ impl ScheduleBuilder<'_> {
             origin: instr.origin.clone(),
             why: why.into(),
         };
-        let (mine, other) = (self.stage, u64::from(hop.stage));
+        let (mine, other) = (self.stage, u64::from(hop.peer_stage));
         if mine.abs_diff(other) != 1 {
             return Err(refused("it names a stage that is no neighbour"));
         }

@@ -12,7 +12,7 @@ use narrows_plan::model::Model;
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Plan, Precision};
 use narrows_runtime::session::NamedTensors;
-use narrows_test_support::plans::{TestRng, describe, draw_plan, models};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 use support::{Trained, folder, on_gpus, program, train};
 
 /// Seeds of the stand-ins: one for each habit of theirs.
@@ -20,7 +20,8 @@ const SEEDS: u32 = 4;
 
 /// Plans on a mesh, of models small enough to be run by the stand-ins.
 fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
-    let models: Vec<Model> = models().into_iter().filter(|model| model.hidden == 256).collect();
+    let models: Vec<Model> =
+        drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
     let mut dice = TestRng(seed);
     let mut made = vec![];
     for _ in 0..50 * count {
@@ -62,7 +63,7 @@ fn agree(test: &str, mesh: (u64, u64, u64), count: usize) {
     devices::seeded(test, SEEDS, mesh.devices(), |seed| {
         let folder = folder();
         for (model, plan) in plans(mesh, Precision::Full32, 100 + seed, count) {
-            let what = describe(&plan);
+            let what = to_json(&plan);
             let mut cpu = narrows_cpu::session(&model, program(&plan, &model), 1).unwrap();
             let wanted = train(&mut cpu, &model, &plan);
             let graphs = on_gpus(&model, &plan, false, &folder);
@@ -122,7 +123,7 @@ fn in_mixed_precision() {
         for (tensor, data) in [(2, 1), (1, 2)] {
             let mesh = Mesh { tensor, pipeline: 1, data };
             for (model, plan) in plans(mesh, Precision::MixedBf16, 7 + seed, 1) {
-                let what = describe(&plan);
+                let what = to_json(&plan);
                 let exact = Plan { precision: Precision::Full32, ..plan.clone() };
                 let mut cpu = narrows_cpu::session(&model, program(&exact, &model), 1).unwrap();
                 let wanted = train(&mut cpu, &model, &exact);

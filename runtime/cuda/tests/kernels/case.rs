@@ -11,8 +11,8 @@ use narrows_cuda::launch::COEFFICIENTS;
 use narrows_cuda::{Argument, LaunchContext, Launches, MemorySpace, bounds, launch};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
-    Access, Action, Buffer, BufferId, Constants, Extent, FusedOp, Instr, Phase, Program, Region,
-    StageProgram,
+    Access, Action, Buffer, BufferId, Extent, FusedOp, Instr, ModelConstants, Phase, Program,
+    Region, StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
@@ -29,7 +29,7 @@ const NOTHING: u8 = 0xff;
 /// An instruction and what it works on.
 pub struct Case {
     pub context: Context,
-    pub constants: Constants,
+    pub constants: ModelConstants,
     pub tensor: u64,
     pub data: u64,
     pub phase: Phase,
@@ -64,7 +64,8 @@ impl Case {
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
         let context = Context { mesh, workload, precision: Precision::MixedBf16, zero: Zero::Off };
-        let constants = Constants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
+        let constants =
+            ModelConstants { hidden: 1, vocab: 1, norm_epsilon: 1e-5, rope_theta: 10_000.0 };
         let stage = StageProgram {
             buffers: vec![],
             forward: vec![],
@@ -265,8 +266,8 @@ pub fn each_moment(
     let Program { context, constants, .. } = program;
     let decays = HashMap::new();
     for stage in &program.stages {
-        for at in 0..context.tensor() * context.mesh.data {
-            let (tensor, data) = (at % context.tensor(), at / context.tensor());
+        for at in 0..context.tensor_size() * context.mesh.data {
+            let (tensor, data) = (at % context.tensor_size(), at / context.tensor_size());
             let device = LaunchContext { context, constants, stage, tensor, data, decays: &decays };
             scheduled_instructions(stage).for_each(|moment| visit(&device, &moment));
         }

@@ -35,7 +35,7 @@ fn wanted(
 ) -> Vec<f32> {
     let Instr { action, reads, writes, .. } = moment.instr;
     let Action::Gemm(of) = action else { panic!("a product") };
-    let weight = if of.form == GemmRole::WeightGradient { &writes[0] } else { &reads[1] };
+    let weight = if of.role == GemmRole::WeightGradient { &writes[0] } else { &reads[1] };
     let shard = &stage.buffer(weight.buffer).shard;
     let head = shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
     let transposed = tied && head;
@@ -47,7 +47,7 @@ fn wanted(
     let [left, right] = [&reads[0], &reads[1]].map(operand);
     let mut made = operand(&writes[0]);
     let view = |numbers, access| MatrixView::new(numbers, sides(access).0, sides(access).1);
-    let w: StridedMatrix = if transposed && of.form != GemmRole::WeightGradient {
+    let w: StridedMatrix = if transposed && of.role != GemmRole::WeightGradient {
         let (rows, columns) = sides(&reads[1]);
         MatrixView::new(&right, columns, rows).transposed()
     } else {
@@ -56,7 +56,7 @@ fn wanted(
     let write = if of.accumulate { WriteMode::Add } else { WriteMode::Replace };
     let (rows, columns) = sides(&writes[0]);
     let (x, batch, serial) = (view(&left, &reads[0]), of.batch as usize, Parallel::SERIAL);
-    match of.form {
+    match of.role {
         GemmRole::WeightGradient if transposed => {
             let y = MatrixViewMut::new(&mut made, columns, rows);
             gemm_weight_gradient(view(&right, &reads[1]), x, y, batch, write, serial);
@@ -143,7 +143,7 @@ fn drawn(precision: Precision, seeds: std::ops::Range<u64>) {
             let Action::Gemm(product) = &moment.instr.action else { return };
             let key = checked(setting, moment).key;
             // Another place in the arena changes nothing that has not been compared.
-            if seen.insert((product.form, key)) {
+            if seen.insert((product.role, key)) {
                 compare(setting, moment, seed);
             }
         });
@@ -189,7 +189,7 @@ struct Alone {
 
 impl Alone {
     fn new(product: GemmOp, dtype: DType, tied: bool) -> Alone {
-        let GemmOp { form, m, n, k, batch, accumulate } = product;
+        let GemmOp { role: form, m, n, k, batch, accumulate } = product;
         let mut case = Case::of(Action::Gemm(product.clone()), 1, (1, 1));
         let [left, right] = match form {
             GemmRole::Forward => [(m, k), (k, n)],
@@ -243,7 +243,7 @@ fn ragged_sizes() {
         let (m, n, k) = (size(), size(), size());
         let (tied, accumulate) = (dice.below(3) == 0, dice.below(2) == 0);
         let batch = if tied { 1 } else { 1 + dice.below(4) as u64 };
-        let product = GemmOp { form, m, n, k, batch, accumulate };
+        let product = GemmOp { role: form, m, n, k, batch, accumulate };
         let dtype = [DType::Bf16, DType::F32][dice.below(2)];
         Alone::new(product, dtype, tied).on_device(|at, moment| compare(at, moment, seed));
     }
@@ -254,7 +254,7 @@ fn ragged_sizes() {
 fn alignment_is_that_of_every_member() {
     let aligned = |batch, k| {
         let form = GemmRole::Forward;
-        let product = GemmOp { form, m: 8, n: 64, k, batch, accumulate: false };
+        let product = GemmOp { role: form, m: 8, n: 64, k, batch, accumulate: false };
         let alone = Alone::new(product, DType::Bf16, false);
         alone.on_device(|setting, moment| {
             let key = checked(setting, moment).key;
@@ -287,7 +287,7 @@ fn every_damage_is_refused() {
     let sizes = (5, 6, 7);
     for form in FORMS {
         let (m, n, k) = sizes;
-        let product = GemmOp { form, m, n, k, batch: 3, accumulate: true };
+        let product = GemmOp { role: form, m, n, k, batch: 3, accumulate: true };
         Alone::new(product, DType::Bf16, false).on_device(|setting, moment| {
             let whole = checked(setting, moment);
             for (name, damage) in damages {
@@ -309,7 +309,7 @@ fn every_damage_is_refused() {
 #[test]
 fn what_cublaslt_does_not_do_is_refused_by_name() {
     let form = GemmRole::Forward;
-    let product = GemmOp { form, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
+    let product = GemmOp { role: form, m: 4, n: 8, k: 16, batch: 1, accumulate: true };
     let alone = |damage: fn(&mut Alone)| {
         let mut alone = Alone::new(product.clone(), DType::Bf16, false);
         damage(&mut alone);

@@ -12,8 +12,8 @@ use narrows_plan::{Dim, Precision};
 
 use super::case::each_moment;
 use super::shim;
-use narrows_test_support::plans::{TestRng, draw_plan, models};
-use narrows_test_support::small::{one, small_context, unusual_model};
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models};
+use narrows_test_support::small::{pick_copied, small_context, unusual_model};
 
 /// One of each pass.
 fn passes() -> Vec<FusedOp> {
@@ -111,7 +111,7 @@ impl Met {
 
 #[test]
 fn all_passes_of_drawn_programs_are_within_bounds() {
-    let models = models();
+    let models = drawable_models();
     let mut met = Met::default();
     for seed in 0..160 {
         let mut dice = TestRng(seed);
@@ -139,7 +139,7 @@ fn programs_of_unusual_models_have_kernels() {
     let (mut dice, mut met) = (TestRng(61), Met::default());
     while met.programs < 80 {
         let Some(model) = unusual_model(&mut dice) else { continue };
-        let precision = one(&mut dice, &[Precision::MixedBf16, Precision::Full32]);
+        let precision = pick_copied(&mut dice, &[Precision::MixedBf16, Precision::Full32]);
         let mut context = small_context(&mut dice, precision);
         context.mesh.pipeline = context.mesh.pipeline.min(model.blocks.len() as u64);
         if let Some(plan) = draw_plan(&mut dice, &model, context) {
