@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use narrows_cluster::{ClusterError, RunFact, TcpProcessGroup};
 use narrows_runtime::RunError;
+use narrows_runtime::process_group::ProcessGroup;
 
 use crate::args::launch::LaunchedProcess;
 use crate::errors::{CommandResult, ExitStatus, Failure};
@@ -32,7 +33,7 @@ pub fn part(
         }
         Err(failure) => {
             let why = failure.problems.first().map_or("it failed", |problem| &problem.problem);
-            cluster.abort_with_reason(why);
+            cluster.abort(cluster.rank(), why);
             Err(of_process(failure, process))
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use narrows_plan::Bytes;
 use narrows_plan::program::Phase;
 
-use crate::process_group::ClusterError;
+use crate::process_group::{ClusterError, ClusterFault, ProcessGroup};
 
 /// Why a session cannot be opened, or a step cannot be executed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -143,6 +143,24 @@ pub enum RunError {
         /// Its loss.
         loss: f64,
     },
+}
+
+impl RunError {
+    /// Ends the run of all processes because of this error. If another process aborted the run, its rank
+    /// and reason are passed on.
+    pub fn abort_run(&self, group: &dyn ProcessGroup) {
+        match self {
+            RunError::Cluster(ClusterError {
+                fault: ClusterFault::Aborted { rank, reason },
+                ..
+            }) => group.abort(*rank, reason),
+            // Without the last operations of this process.
+            RunError::Cluster(ClusterError { fault, .. }) => {
+                group.abort(group.rank(), &fault.to_string());
+            }
+            error => group.abort(group.rank(), &error.to_string()),
+        }
+    }
 }
 
 /// An error of a backend's device. [`DeviceError::source_as`] gives access to the backend's own error

@@ -1,7 +1,6 @@
-//! The null backend does what the program says, no more and no less.
+//! The null backend counts exactly the instructions and bytes of the program.
 //!
-//! The plans under `tests/data` were written by `narrows plan`: BTP on four devices, two stages of
-//! two devices, and two replicas with ZeRO-1.
+//! The saved plans are BTP on four devices, two stages of two devices, and two replicas with ZeRO-1.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +21,15 @@ const PLANS: [(&str, &str); 3] = [
 fn checked(text: &str) -> CheckedProgram {
     let plan = Plan::read(text).expect("a plan");
     let model = presets::find(&plan.model.name).expect("a preset");
-    let resolved = plan.resolve(&model).expect("it resolves");
+    let resolved = plan.resolve(&model).expect("a resolved plan");
     CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-fn run(program: &CheckedProgram) -> StepReport {
+fn count(program: &CheckedProgram) -> StepReport {
     count_step(program).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Every phase of a stage with how often it runs in a step.
+/// Every phase of a stage, and how often it is executed in a step.
 fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 3] {
     let program = program.program();
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
@@ -39,10 +38,10 @@ fn phases(program: &CheckedProgram, stage: usize) -> [(&[Instr], u64); 3] {
 }
 
 #[test]
-fn instructions_and_memory_are_those_of_the_program() {
+fn instructions_and_memory_equal_those_of_the_program() {
     for (name, text) in PLANS {
         let program = checked(text);
-        let report = run(&program);
+        let report = count(&program);
         assert_eq!(report.stages.len(), program.program().stages.len());
         for (index, stage) in report.stages.iter().enumerate() {
             let mut expected: BTreeMap<&str, u64> = BTreeMap::new();
@@ -58,10 +57,10 @@ fn instructions_and_memory_are_those_of_the_program() {
 }
 
 #[test]
-fn volumes_are_those_of_the_program() {
+fn collective_volumes_equal_those_of_the_program() {
     for (name, text) in PLANS {
         let program = checked(text);
-        let report = run(&program);
+        let report = count(&program);
         for (index, stage) in report.stages.iter().enumerate() {
             for axis in [Axis::Tensor, Axis::Data, Axis::Pipeline] {
                 let mut expected = 0;
@@ -82,19 +81,19 @@ fn volumes_are_those_of_the_program() {
 }
 
 #[test]
-fn every_axis_with_several_devices_is_used() {
+fn collectives_use_the_axes_of_several_devices() {
     let (_, btp) = PLANS[0];
-    let report = run(&checked(btp));
+    let report = count(&checked(btp));
     let axes: Vec<Axis> = report.stages[0].collectives.keys().map(|(_, axis)| *axis).collect();
     assert!(axes.contains(&Axis::Tensor) && !axes.contains(&Axis::Data), "{axes:?}");
     let (_, replicas) = PLANS[2];
-    let report = run(&checked(replicas));
+    let report = count(&checked(replicas));
     assert!(report.stages[0].collectives.keys().any(|(_, axis)| *axis == Axis::Data));
 }
 
-/// The published volume of BTP is 7r a block and token, forward and backward, in all-reduces.
+/// The published volume of BTP: all-reduces of 7r per block and token, forward and backward.
 #[test]
-fn btp_moves_seven_ranks_a_block_and_token_each_way() {
+fn btp_all_reduces_seven_ranks_per_block_and_token() {
     let (_, text) = PLANS[0];
     let program = checked(text);
     let stage = &program.program().stages[0];
@@ -111,27 +110,27 @@ fn btp_moves_seven_ranks_a_block_and_token_each_way() {
 }
 
 #[test]
-fn what_one_stage_sends_the_next_receives() {
+fn stages_receive_what_their_neighbours_send() {
     let (_, text) = PLANS[1];
     let program = checked(text);
-    let report = run(&program);
+    let report = count(&program);
     let [first, second] = &report.stages[..] else { panic!("two stages") };
     assert!(first.sent > Bytes(0) && second.sent > Bytes(0));
     assert_eq!((first.sent, first.received), (second.received, second.sent));
 }
 
 #[test]
-fn every_device_is_reported() {
+fn every_device_has_a_report() {
     let (_, text) = PLANS[1];
-    let report = run(&checked(text));
+    let report = count(&checked(text));
     assert_eq!(report.devices().count(), 4);
     assert_eq!(report.device(DeviceId(1)), &report.stages[0]);
     assert_eq!(report.device(DeviceId(2)), &report.stages[1]);
 }
 
 #[test]
-fn a_step_is_the_same_every_time() {
+fn counts_are_deterministic() {
     let (_, text) = PLANS[1];
     let program = checked(text);
-    assert_eq!(run(&program), run(&program));
+    assert_eq!(count(&program), count(&program));
 }

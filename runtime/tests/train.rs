@@ -1,4 +1,4 @@
-//! Training lowers the loss, the same way twice, and the same way under every plan.
+//! Training lowers the loss, reproducibly and equally under every plan.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -52,19 +52,19 @@ fn trainer(mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Trainer {
 
 fn losses(trainer: &mut Trainer, until: u64) -> Vec<f64> {
     let mut losses = vec![];
-    let watch = |_: &Trainer, trained: &TrainedStep| {
+    let on_step = |_: &Trainer, trained: &TrainedStep| {
         losses.push(trained.loss);
         Ok::<_, TrainError>(TrainControl::Continue)
     };
-    assert_eq!(trainer.train(until, watch).unwrap(), TrainEnd::Completed);
+    assert_eq!(trainer.train(until, on_step).unwrap(), TrainEnd::Completed);
     losses
 }
 
 #[test]
-fn the_loss_falls_alike_under_every_plan() {
+fn the_loss_falls_equally_under_every_plan() {
     let expected = losses(&mut trainer(mesh(1, 1, 1), Zero::Off, 1, 7), 20);
     let (first, last) = (expected[0], expected[19]);
-    // Before anything is learnt every byte is about as likely.
+    // Untrained, the model predicts all bytes with about the same probability.
     assert!((first - 256_f64.ln()).abs() < 0.2, "{first}");
     assert!(last < first - 1.5, "{first} to {last}");
     for (mesh, zero, dice) in [
@@ -72,16 +72,16 @@ fn the_loss_falls_alike_under_every_plan() {
         (mesh(1, 2, 2), Zero::One, 3),
         (mesh(2, 2, 1), Zero::Off, 4),
     ] {
-        let found = losses(&mut trainer(mesh, zero, dice, 7), 20);
-        for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            let off = (found - expected).abs() / expected;
-            assert!(off < 1e-4, "{mesh}, step {}: {found} and not {expected}", step + 1);
+        let losses = losses(&mut trainer(mesh, zero, dice, 7), 20);
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            let error = (loss - expected).abs() / expected;
+            assert!(error < 1e-4, "{mesh}, step {}: {loss}, expected {expected}", step + 1);
         }
     }
 }
 
 #[test]
-fn a_seed_is_a_run() {
+fn runs_with_equal_seeds_are_equal() {
     let run = |seed| {
         let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, seed);
         (losses(&mut trainer, 4), trainer.session().local_tensors(TensorKind::Weights).unwrap())
@@ -91,26 +91,26 @@ fn a_seed_is_a_run() {
 }
 
 #[test]
-fn a_run_that_is_resumed_is_the_run() {
-    let mut whole = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
-    let expected = losses(&mut whole, 6);
-    let mut begun = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
-    assert_eq!(losses(&mut begun, 3), expected[..3]);
-    let cursor = begun.cursor();
+fn a_resumed_run_equals_an_uninterrupted_one() {
+    let mut uninterrupted = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
+    let expected = losses(&mut uninterrupted, 6);
+    let mut first = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
+    assert_eq!(losses(&mut first, 3), expected[..3]);
+    let cursor = first.cursor();
     assert_eq!(cursor.next_sequence, 12);
     let mut resumed = trainer(mesh(1, 1, 1), Zero::Off, 1, 3);
     for tensors in [TensorKind::Weights, TensorKind::FirstMoments, TensorKind::SecondMoments] {
-        let held = begun.session().local_tensors(tensors).unwrap();
-        resumed.session_mut().load_tensors(tensors, &held).unwrap();
+        let saved = first.session().local_tensors(tensors).unwrap();
+        resumed.session_mut().load_tensors(tensors, &saved).unwrap();
     }
-    resumed.resume(&cursor, begun.session().steps()).unwrap();
+    resumed.resume(&cursor, first.session().steps()).unwrap();
     assert_eq!(losses(&mut resumed, 6), expected[3..]);
     let weights = |trainer: &Trainer| trainer.session().local_tensors(TensorKind::Weights).unwrap();
-    assert_eq!(weights(&resumed), weights(&whole));
+    assert_eq!(weights(&resumed), weights(&uninterrupted));
 }
 
 #[test]
-fn whoever_watches_may_stop() {
+fn a_callback_can_stop_the_run() {
     enum Never {}
     impl From<TrainError> for Never {
         fn from(error: TrainError) -> Never {
@@ -119,23 +119,23 @@ fn whoever_watches_may_stop() {
     }
     let mut trainer = trainer(mesh(1, 1, 1), Zero::Off, 1, 1);
     let mut stop_at = |at: u64, until: u64| {
-        let watch = |_: &Trainer, trained: &TrainedStep| {
+        let on_step = |_: &Trainer, trained: &TrainedStep| {
             Ok::<_, Never>(if trained.step == at {
                 TrainControl::Stop
             } else {
                 TrainControl::Continue
             })
         };
-        trainer.train(until, watch).unwrap_or_else(|never| match never {})
+        trainer.train(until, on_step).unwrap_or_else(|never| match never {})
     };
     assert_eq!(stop_at(2, 5), TrainEnd::Stopped);
-    // Whoever stops at the last step has seen all of them.
+    // Stopping at the last step completes the run.
     assert_eq!(stop_at(3, 3), TrainEnd::Completed);
     assert_eq!(trainer.session().steps(), 3);
 }
 
 #[test]
-fn a_step_without_numbers_changes_nothing() {
+fn a_step_with_non_finite_gradients_changes_nothing() {
     let model = model();
     let session = session(&model, mesh(1, 1, 1), Zero::Off, 1, 1);
     let optimizer = Optimizer { clip_norm: 1e30, ..Optimizer::new(1e30, 1, 9) };
@@ -153,36 +153,39 @@ fn a_step_without_numbers_changes_nothing() {
 }
 
 #[test]
-fn a_record_says_what_was_expected_too() {
+fn metrics_contain_predictions() {
     let mut trainer = trainer(mesh(2, 1, 1), Zero::Off, 2, 1);
     let trained = trainer.step().unwrap();
     let allocated = trainer.session().allocated_bytes();
     let expected: Vec<Bytes> = allocated.iter().copied().map(Bytes).collect();
-    let predicted = StepPrediction {
+    let prediction = StepPrediction {
         step_time_s: 0.25,
         breakdown_s: [("gemm", 0.25)].into(),
         allocated: expected,
     };
-    let record = serde_json::to_value(MetricsRecord::new(&trained, Some(&predicted))).unwrap();
+    let record = serde_json::to_value(MetricsRecord::new(&trained, Some(&prediction))).unwrap();
     assert_eq!(record["predicted_step_time_s"], 0.25);
     assert_eq!(record["predicted_breakdown_s"]["gemm"], 0.25);
-    let parts = record["breakdown_s"].as_object().unwrap();
-    let sum: f64 = parts.values().filter_map(|part| part.as_f64()).sum();
-    assert!((sum / record["step_time_s"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{parts:?}");
-    assert!(parts["gemm"].as_f64() > Some(0.0) && parts["collective_exposed"].as_f64() > Some(0.0));
+    let breakdown = record["breakdown_s"].as_object().unwrap();
+    let sum: f64 = breakdown.values().filter_map(|seconds| seconds.as_f64()).sum();
+    assert!((sum / record["step_time_s"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{breakdown:?}");
+    assert!(
+        breakdown["gemm"].as_f64() > Some(0.0)
+            && breakdown["collective_exposed"].as_f64() > Some(0.0)
+    );
     assert_eq!(record["allocated_bytes"], serde_json::json!(allocated));
     assert_eq!(record["allocated_bytes"], record["predicted_allocated_bytes"]);
     assert_eq!(record["scratch_bytes"], serde_json::json!(trainer.session().scratch_bytes()));
     assert_eq!(record["collective_bytes"][0], record["collective_bytes"][1]);
-    let alone = serde_json::to_value(MetricsRecord::new(&trained, None)).unwrap();
-    assert!(alone["predicted_step_time_s"].is_null());
+    let unpredicted = serde_json::to_value(MetricsRecord::new(&trained, None)).unwrap();
+    assert!(unpredicted["predicted_step_time_s"].is_null());
 }
 
-/// Scratch memory is for attention at least; two stages keep copies of hidden states besides.
+/// Attention needs scratch memory; two stages also keep copies of hidden states.
 #[test]
-fn what_is_held_besides_the_arenas_is_told() {
+fn scratch_memory_is_reported() {
     let model = model();
-    let held = |mesh| {
+    let scratch_of = |mesh| {
         let mut trainer = trainer(mesh, Zero::Off, 4, 1);
         let before = trainer.session().scratch_bytes();
         let scratch = trainer.step().unwrap().scratch_bytes;
@@ -190,16 +193,16 @@ fn what_is_held_besides_the_arenas_is_told() {
         assert_eq!(
             trainer.step().unwrap().scratch_bytes,
             scratch,
-            "the first step makes it as large"
+            "the first step allocates all of it"
         );
         (before, scratch)
     };
-    let (before, scratch) = held(mesh(1, 1, 1));
+    let (before, scratch) = scratch_of(mesh(1, 1, 1));
     assert_eq!(before, [0]);
     // Two tiles of scores, and k and v of a head.
     let head = 2 * LENGTH * LENGTH + 2 * LENGTH * model.head_dim;
     assert!(scratch[0] >= 4 * head, "{scratch:?}");
-    let (before, scratch) = held(mesh(1, 2, 1));
+    let (before, scratch) = scratch_of(mesh(1, 2, 1));
     // Two microbatches are in flight at most, each of two sequences.
     let hidden = 4 * 2 * LENGTH * model.hidden;
     assert_eq!(before, [2 * hidden; 2]);

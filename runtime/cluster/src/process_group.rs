@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narrows_runtime::RunError;
 use narrows_runtime::process_group::{
     ClusterError, ClusterFault, Combine, Communicator, GroupScope, PeerLink, ProcessGroup, agree,
 };
@@ -143,15 +142,6 @@ impl TcpProcessGroup {
         self.control.error(fault)
     }
 
-    /// Aborts the run of all processes for a reason that is no error of a step.
-    pub fn abort_with_reason(&self, reason: &str) {
-        self.send_abort(self.rank(), reason);
-    }
-
-    fn send_abort(&self, rank: u64, reason: &str) {
-        self.peers.values().for_each(|peer| peer.send_abort(rank, reason));
-    }
-
     /// Waits until all processes have finished, and closes the connections.
     ///
     /// # Errors
@@ -202,17 +192,8 @@ impl ProcessGroup for TcpProcessGroup {
         Some(self.error(fault))
     }
 
-    fn abort(&self, error: &RunError) {
-        let (rank, reason) = match error {
-            // The process that failed first is named, not those that pass its abort on.
-            RunError::Cluster(ClusterError {
-                fault: ClusterFault::Aborted { rank, reason },
-                ..
-            }) => (*rank, reason.clone()),
-            RunError::Cluster(ClusterError { fault, .. }) => (self.rank(), fault.to_string()),
-            error => (self.rank(), error.to_string()),
-        };
-        self.send_abort(rank, &reason);
+    fn abort(&self, origin: u64, reason: &str) {
+        self.peers.values().for_each(|peer| peer.send_abort(origin, reason));
     }
 
     fn communicator(&self, ranks: &[u64], scope: GroupScope) -> Option<Box<dyn Communicator>> {

@@ -1,162 +1,169 @@
-//! What can be wrong with checkpoints: which file, where in it, what, and what to try.
+//! Errors of checkpoints: the file, the location in it, the problem, and what to try.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::FORMAT_VERSION;
 use crate::error::RunError;
 
-/// Something wrong with a checkpoint.
+/// An error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {}{fault}", path.display(), prefix(fault))]
+#[error("{}: {}{fault}", path.display(), location_prefix(fault))]
 pub struct CheckpointError {
-    /// The file, or the folder when it is about the whole of it.
+    /// The file, or the folder of the checkpoint.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem.
     pub fault: CheckpointFault,
 }
 
-/// What is wrong, as a sentence that follows the file's name and the place in it.
+/// The problem of a checkpoint. Its message follows the path and the location.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointFault {
-    /// What it was to be put into, or taken from, cannot be reached.
+    /// A device or a process of the session failed.
     #[error("{_0}")]
     Session(Box<RunError>),
-    /// The system refused.
+    /// An operation of the file system failed.
     #[error("cannot be {action}: {source}")]
     Io {
-        /// What was tried, as a participle.
+        /// The operation, as a past participle.
         action: &'static str,
-        /// Why it failed.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Another run holds the folder.
-    #[error("another run keeps its checkpoints there, and has not ended")]
+    /// Another run has locked the folder.
+    #[error("is locked by another run that has not ended")]
     Locked,
-    /// A file of a checkpoint that is not there.
+    /// The file does not exist.
     #[error("is missing")]
     Missing,
-    /// A folder, a pipe or a device where a file should be.
-    #[error("is not a plain file")]
+    /// The path is a folder, a pipe or a device.
+    #[error("is not a regular file")]
     NotRegularFile,
-    /// More bytes than such a file can have.
-    #[error("has {found} bytes, and no such file has more than {bytes_max}")]
+    /// The file is larger than such a file can be.
+    #[error("has {actual} bytes, and no such file has more than {bytes_max}")]
     TooLong {
-        /// Bytes that are there.
-        found: u64,
-        /// The most there can be.
+        /// Bytes of the file.
+        actual: u64,
+        /// Largest possible size.
         bytes_max: u64,
     },
-    /// A field of a JSON file makes no sense.
+    /// A field of a JSON file is invalid.
     #[error("{problem}")]
     InvalidField {
-        /// The path to the field; `.` is the file itself.
+        /// Path of the field; `.` is the file itself.
         field: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         problem: String,
     },
-    /// Not a checkpoint's file.
-    #[error("{found} is no format of checkpoints")]
+    /// The `format` field is not that of a checkpoint.
+    #[error("{actual} is not the format of a checkpoint")]
     UnknownFormat {
-        /// What stands in the place of the format.
-        found: String,
+        /// Value of the field.
+        actual: String,
     },
-    /// A checkpoint of a later version of this program.
-    #[error("the checkpoint has format {found}, and this program knows {FORMAT_VERSION}")]
+    /// The checkpoint was written by a later version of this program.
+    #[error("the checkpoint has format {actual}, and this program reads {expected}")]
     NewerFormat {
-        /// Its version.
-        found: u64,
-    },
-    /// Another number of bytes than the manifest says.
-    #[error("the file has {found} bytes, and the manifest says {expected}")]
-    LengthMismatch {
-        /// What the manifest says.
+        /// Version that this program reads.
         expected: u64,
-        /// Bytes that are there.
-        found: u64,
+        /// Version of the checkpoint.
+        actual: u64,
     },
-    /// Not the bytes that were written.
-    #[error("the file has SHA-256 {found}, and the manifest says {expected}")]
+    /// The file has another size than the manifest says.
+    #[error("the file has {actual} bytes, and the manifest says {expected}")]
+    LengthMismatch {
+        /// Size in the manifest.
+        expected: u64,
+        /// Size of the file.
+        actual: u64,
+    },
+    /// The file does not have the checksum of the manifest.
+    #[error("the file has SHA-256 {actual}, and the manifest says {expected}")]
     ChecksumMismatch {
-        /// What the manifest says.
+        /// Checksum in the manifest.
         expected: String,
-        /// What the bytes have.
-        found: String,
+        /// Checksum of the file.
+        actual: String,
     },
-    /// Not a safetensors file.
+    /// The file has no valid safetensors header.
     #[error("{problem}")]
     InvalidHeader {
-        /// What is wrong with its header.
+        /// Why the header is invalid.
         problem: String,
     },
-    /// A tensor that is not as the model has it.
+    /// A tensor does not fit the model.
     #[error("{fault}")]
     Tensor {
-        /// Its name in the file, or its logical name when there is no file.
+        /// Name in the file, or logical name when there is no file.
         tensor: String,
-        /// What is wrong with it.
+        /// The problem.
         fault: TensorFault,
     },
-    /// A checkpoint of another model.
+    /// The checkpoint belongs to another model.
     #[error("the checkpoint is of the model {checkpoint}, and this is {model}")]
     ModelMismatch {
-        /// Name and fingerprint in the checkpoint.
+        /// Name and fingerprint of the checkpoint's model.
         checkpoint: String,
-        /// Name and fingerprint of the model at hand.
+        /// Name and fingerprint of the run's model.
         model: String,
     },
 }
 
-/// What is wrong with a tensor.
+/// The problem of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorFault {
-    /// The model has it, the checkpoint does not.
+    /// The checkpoint lacks a tensor of the model.
     #[error("is missing")]
     Missing,
-    /// The checkpoint has it, the model does not.
-    #[error("is none of the model's")]
+    /// The checkpoint has a tensor that the model lacks.
+    #[error("is not a tensor of the model")]
     Unknown,
-    /// Not in single precision.
-    #[error("has elements of type {found}, and not F32")]
+    /// The tensor is not in single precision.
+    #[error("has elements of type {actual}, not F32")]
     NotF32 {
-        /// Its type.
-        found: String,
+        /// Type of the elements.
+        actual: String,
     },
-    /// Not of the model's size.
-    #[error("has the shape {found:?}, and the model's is {expected:?}")]
+    /// The tensor has another shape than the model's.
+    #[error("has the shape {actual:?}, and the model's is {expected:?}")]
     ShapeMismatch {
-        /// The model's.
+        /// Shape of the model's.
         expected: Vec<u64>,
-        /// The checkpoint's.
-        found: Vec<u64>,
+        /// Shape in the checkpoint.
+        actual: Vec<u64>,
     },
-    /// Not of the model's size.
-    #[error("has {found} elements, and the model's has {expected}")]
+    /// The tensor has another number of elements than the model's.
+    #[error("has {actual} elements, and the model's has {expected}")]
     ElementCountMismatch {
-        /// The model's.
+        /// Elements of the model's.
         expected: u64,
-        /// The checkpoint's.
-        found: u64,
+        /// Elements of the checkpoint's.
+        actual: u64,
     },
 }
 
-fn prefix(fault: &CheckpointFault) -> String {
-    fault.location().map_or(String::new(), |place| format!("{place}: "))
+fn location_prefix(fault: &CheckpointFault) -> String {
+    fault.location().map_or(String::new(), |location| format!("{location}: "))
 }
 
 impl CheckpointError {
-    /// A fault of a file or a folder.
+    /// An error of a file or a folder.
     pub fn new(path: &Path, fault: CheckpointFault) -> CheckpointError {
         CheckpointError { path: path.to_path_buf(), fault }
     }
 
-    /// Turns what the system says into an error about `path`.
+    /// Converts an error of the operating system; `action` is a past participle.
     pub(super) fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_path_buf();
+        move |source| CheckpointError { path, fault: CheckpointFault::Io { action, source } }
+    }
+
+    /// Converts an error of reading a file that a checkpoint must have.
+    pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| {
             let fault = match source.kind() {
-                io::ErrorKind::NotFound if action == "read" => CheckpointFault::Missing,
-                _ => CheckpointFault::Io { action, source },
+                io::ErrorKind::NotFound => CheckpointFault::Missing,
+                _ => CheckpointFault::Io { action: "read", source },
             };
             CheckpointError { path, fault }
         }
@@ -170,7 +177,7 @@ impl From<RunError> for CheckpointFault {
 }
 
 impl CheckpointFault {
-    /// Where in the file; `None` for the whole of it.
+    /// Location in the file; `None` for faults of the whole file.
     pub fn location(&self) -> Option<String> {
         match self {
             CheckpointFault::InvalidField { field, .. } if field == "." => None,
@@ -185,7 +192,7 @@ impl CheckpointFault {
         }
     }
 
-    /// Whether the files are not as they were written, so that an older checkpoint may do.
+    /// Whether the checkpoint is damaged, so that an older one may be loaded instead.
     pub fn is_damage(&self) -> bool {
         matches!(
             self,
@@ -203,8 +210,8 @@ impl CheckpointFault {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             CheckpointFault::Missing => Some(
-                "the folder of one checkpoint, such as `step-00000100`; if it is that, the \
-                 checkpoint is incomplete: copy it again, or resume from an older one",
+                "the folder of one checkpoint, such as `step-00000100`; if this is one, it is \
+                 incomplete: copy it again, or resume from an older one",
             ),
             CheckpointFault::NotRegularFile
             | CheckpointFault::TooLong { .. }
@@ -216,7 +223,7 @@ impl CheckpointFault {
                  one",
             ),
             CheckpointFault::Locked => {
-                Some("another folder, or the same one when that run has ended")
+                Some("another folder, or the same one after that run has ended")
             }
             CheckpointFault::UnknownFormat { .. } => {
                 Some("a folder that `narrows run --checkpoint-dir` wrote")

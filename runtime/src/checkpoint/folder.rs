@@ -1,15 +1,15 @@
-//! The folder of a run's checkpoints: what is whole in it, what is not, and how one becomes whole.
+//! The checkpoint folder of a run: complete checkpoints, unfinished ones, and how one is committed.
 //!
-//! | name | what it is |
+//! | name | contents |
 //! |---|---|
-//! | `step-00000123` | a checkpoint; renamed to this when it was whole, so it is, unless damaged since |
-//! | `step-00000123.replaced` | what that was before another run wrote it again |
-//! | `.narrows-checkpoint-….tmp` | being written or being removed; of no use to anybody |
-//! | `.narrows-lock` | what a run holds [locked](super::lock); of no use by itself |
+//! | `step-00000123` | a checkpoint, complete unless it was damaged afterwards |
+//! | `step-00000123.replaced` | the previous checkpoint of that step, while it is being replaced |
+//! | `.narrows-checkpoint-….tmp` | a checkpoint that is being written or removed |
+//! | `.narrows-lock` | the file that a run [locks](super::lock) |
 //!
-//! A checkpoint gets its name by a rename, and loses it by one before its files are removed. Where
-//! the name is taken, what has it steps aside first: for that moment it is found as `.replaced`. So
-//! whenever a process is killed, what was whole before is still found.
+//! A checkpoint is committed by renaming its temporary folder, and renamed again before its files are
+//! removed. An existing checkpoint of the same step is renamed to `.replaced` first. Whenever a process
+//! is killed, every checkpoint that was complete before is still found.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,22 +25,22 @@ const STEP: &str = "step-";
 const REPLACED: &str = ".replaced";
 const TEMPORARY: (&str, &str) = (".narrows-checkpoint-", ".tmp");
 
-/// A folder that is named as a checkpoint is. Whether it is one, its manifest says.
+/// A folder with the name of a checkpoint. Its manifest says whether it is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundCheckpoint {
-    /// The step in its name.
+    /// Step in the name.
     pub step: u64,
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
     replaced: bool,
 }
 
-/// The name of a step's checkpoint in the folder of its run.
+/// Name of a step's checkpoint in the checkpoint folder of its run.
 pub fn folder_name(step: u64) -> String {
     format!("{STEP}{step:08}")
 }
 
-/// All folders named as checkpoints, the last step first; none when there is no such folder.
+/// All folders with names of checkpoints, the last step first; none when `dir` does not exist.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -54,12 +54,12 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
         let entry = entry.map_err(CheckpointError::io(dir, "listed"))?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        let (whole, replaced) = match name.strip_suffix(REPLACED) {
-            Some(whole) => (whole, true),
+        let (base_name, replaced) = match name.strip_suffix(REPLACED) {
+            Some(base_name) => (base_name, true),
             None => (name, false),
         };
-        let step = whole.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
-        if let Some(step) = step.filter(|step| folder_name(*step) == whole) {
+        let step = base_name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
+        if let Some(step) = step.filter(|step| folder_name(*step) == base_name) {
             found.push(FoundCheckpoint { step, path: entry.path(), replaced });
         }
     }
@@ -67,12 +67,11 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
     Ok(found)
 }
 
-/// The last whole checkpoint, if there is any: all files that its manifest lists are there, as
-/// long as they were.
+/// The last complete checkpoint, if there is one: all files of its manifest exist and have their
+/// sizes.
 ///
 /// # Errors
-/// When the folder cannot be read; and when there are checkpoints but none of them is whole, what is
-/// wrong with the last one.
+/// When the folder cannot be read. When no checkpoint is complete, the error of the last one.
 pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     let mut first_error = None;
     for found in list(dir)? {
@@ -84,17 +83,17 @@ pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     first_error.map_or(Ok(None), Err)
 }
 
-/// A new folder for a checkpoint's files, next to what it will be. It vanishes unless it is
-/// [named](name).
+/// Creates a temporary folder for the files of a checkpoint. It is removed when it is dropped before it
+/// is [committed](commit).
 pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
-    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "made"))?;
+    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "created"))?;
     remove_leftovers(dir);
     let mut builder = tempfile::Builder::new();
     builder.prefix(TEMPORARY.0).suffix(TEMPORARY.1);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any program makes folders: the umask takes what the user does not want to give.
+        // The default mode of new folders, which the umask restricts; `tempfile` uses 0700.
         builder.permissions(fs::Permissions::from_mode(0o777));
     }
     builder
@@ -102,30 +101,34 @@ pub(super) fn create_temporary(dir: &Path) -> Result<TempDir, CheckpointError> {
         .map_err(|error| CheckpointError::io(dir, "written into")(io::Error::from(error.kind())))
 }
 
-/// Gives a folder, all of whose files are on the disk, the name of its step.
-pub(super) fn commit(written: TempDir, dir: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
-    sync(written.path())?;
+/// Renames a folder whose files have been flushed to the disk to the name of its step.
+pub(super) fn commit(
+    temporary: TempDir,
+    dir: &Path,
+    step: u64,
+) -> Result<PathBuf, CheckpointError> {
+    sync(temporary.path())?;
     let target = dir.join(folder_name(step));
-    let aside = dir.join(format!("{}{REPLACED}", folder_name(step)));
+    let replaced = dir.join(format!("{}{REPLACED}", folder_name(step)));
     if target.exists() {
-        remove(&aside);
-        fs::rename(&target, &aside).map_err(CheckpointError::io(&target, "replaced"))?;
+        remove(&replaced);
+        fs::rename(&target, &replaced).map_err(CheckpointError::io(&target, "replaced"))?;
     }
-    fs::rename(written.path(), &target).map_err(CheckpointError::io(&target, "named"))?;
-    let _ = written.keep();
+    fs::rename(temporary.path(), &target).map_err(CheckpointError::io(&target, "renamed"))?;
+    let _ = temporary.keep();
     sync(dir)?;
-    remove(&aside);
+    remove(&replaced);
     Ok(target)
 }
 
-/// Removes the oldest checkpoints before `step`, so that `keep` are left with that of the step itself.
-/// Later ones are of another course of training, and damaged ones may be worth a look: both are left.
-/// Failing to remove one is no failure of the new one, and is tried again after the next.
+/// Removes the oldest checkpoints of steps before `step`, so that `keep` remain with that of `step`.
+/// Checkpoints of later steps, which belong to another run, and damaged ones remain. A failure to
+/// remove a checkpoint is ignored, and retried after the next save.
 pub(super) fn prune(dir: &Path, step: u64, keep: NonZeroUsize) {
     let found = list(dir).unwrap_or_default();
-    let before = found.into_iter().filter(|found| found.step < step);
+    let earlier = found.into_iter().filter(|found| found.step < step);
     let mut kept = vec![step];
-    for old in before.filter(|found| Manifest::read(&found.path).is_ok()) {
+    for old in earlier.filter(|found| Manifest::read(&found.path).is_ok()) {
         if kept.len() < keep.get() && !kept.contains(&old.step) {
             kept.push(old.step);
         } else {
@@ -134,38 +137,38 @@ pub(super) fn prune(dir: &Path, step: u64, keep: NonZeroUsize) {
     }
 }
 
-/// Removes what writers and removers that were killed have left.
+/// Removes the temporary folders of processes that were killed.
 fn remove_leftovers(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let left = name
+        let temporary = name
             .to_str()
             .is_some_and(|name| name.starts_with(TEMPORARY.0) && name.ends_with(TEMPORARY.1));
-        if left {
+        if temporary {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Takes its name from a checkpoint, if it is there, and then its files.
+/// Removes a checkpoint, if it exists: first its name, then its files.
 fn remove(path: &Path) {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
     else {
         return;
     };
-    let aside = dir.join(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
-    if fs::rename(path, &aside).is_ok() {
-        let _ = fs::remove_dir_all(&aside);
+    let temporary = dir.join(format!("{}{name}{}", TEMPORARY.0, TEMPORARY.1));
+    if fs::rename(path, &temporary).is_ok() {
+        let _ = fs::remove_dir_all(&temporary);
     }
 }
 
-/// Makes sure that the names in a folder are on the disk.
+/// Flushes the names in a folder to the disk.
 fn sync(folder: &Path) -> Result<(), CheckpointError> {
-    let done = File::open(folder).and_then(|folder| folder.sync_all());
-    match done {
-        // Some file systems cannot, and Windows opens no folders: a kill does no harm there either,
-        // only a power cut might.
+    let result = File::open(folder).and_then(|folder| folder.sync_all());
+    match result {
+        // Some file systems do not support this, and Windows cannot open folders: only a power failure
+        // could then lose the name.
         Err(error)
             if cfg!(windows)
                 || matches!(
@@ -175,6 +178,6 @@ fn sync(folder: &Path) -> Result<(), CheckpointError> {
         {
             Ok(())
         }
-        done => done.map_err(CheckpointError::io(folder, "written to the disk")),
+        result => result.map_err(CheckpointError::io(folder, "flushed to the disk")),
     }
 }

@@ -1,5 +1,5 @@
-//! One run at a time in a folder. The system holds the lock for the process, so it is gone with the
-//! process however that ends; the file it is on stays, and means nothing by itself.
+//! A lock that admits one run at a time to a folder. The operating system releases the lock when the
+//! process ends, however it ends; the lock file stays and means nothing by itself.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -7,23 +7,23 @@ use std::path::Path;
 
 use super::error::{CheckpointError, CheckpointFault};
 
-/// Not named as a checkpoint is, nor as what is left of one.
+/// Distinct from the names of checkpoints and of their temporary folders.
 const NAME: &str = ".narrows-lock";
 
-/// Holds a folder for a run, as long as it lives.
+/// Locks a folder until it is dropped.
 #[derive(Debug)]
 pub struct FolderLock {
-    /// Closing it gives the folder back.
+    /// Closing the file releases the lock.
     _file: File,
 }
 
-/// Holds the folder of a run's checkpoints, which is made if it is not there. On a file system that
-/// has no locks nothing is held.
+/// Locks the checkpoint folder of a run, which is created if necessary. On file systems without locks
+/// this function only creates the folder.
 ///
 /// # Errors
-/// When another run holds it, or nothing can be written to it.
+/// When another run has locked the folder, or it cannot be written to.
 pub fn lock(dir: &Path) -> Result<FolderLock, CheckpointError> {
-    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "made"))?;
+    fs::create_dir_all(dir).map_err(CheckpointError::io(dir, "created"))?;
     let path = dir.join(NAME);
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(CheckpointError::io(&path, "written"))?;

@@ -1,4 +1,4 @@
-//! What a logical parameter is called in a checkpoint, and how it lies there.
+//! Names and shapes of logical parameters in the files of a checkpoint.
 //!
 //! | logical name | name in the file | shape in the file |
 //! |---|---|---|
@@ -15,27 +15,28 @@
 //! | `final_norm` | `model.norm.weight` | hidden |
 //! | `head`, unless tied | `lm_head.weight` | vocab, hidden |
 //!
-//! Likewise for k, v, o (`self_attn`) and gate, up, down (`mlp`). Dense matrices and the head are
-//! (in, out) with us and (out, in) in the file, as torch's `Linear` keeps them; everything else lies
-//! there as it does here. All pairs of factors have CoLA's names, whatever is between the factors.
+//! Likewise for k, v, o (`self_attn`) and gate, up, down (`mlp`). Dense matrices and the head, which
+//! are (in, out) in memory, are (out, in) in the file, as torch's `Linear` has them; all other
+//! parameters have the same layout. All factor pairs have CoLA's names, whatever is between the
+//! factors.
 
 use narrows_plan::model::Model;
 
 use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
 
-/// A parameter as it lies in a checkpoint.
+/// A parameter in the files of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredParameter {
     /// The logical parameter.
     pub parameter: LogicalParameter,
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Whether the file has the transpose.
+    /// Whether the file holds the transpose.
     pub transposed: bool,
 }
 
 impl StoredParameter {
-    /// Its shape in the file.
+    /// Shape in the file.
     pub fn shape(&self) -> Vec<u64> {
         let LogicalParameter { rows, columns, kind: role, .. } = self.parameter;
         match (role, self.transposed) {
@@ -46,21 +47,19 @@ impl StoredParameter {
     }
 }
 
-/// All parameters of a model as they lie in its checkpoints.
-///
-/// # Panics
-/// Never, unless a model had parameters that [`stored_name`] does not know.
+/// All parameters of a model, as its checkpoints hold them.
 pub fn stored_parameters(model: &Model) -> Vec<StoredParameter> {
     let parameters = logical_parameters(model).into_iter();
     let stored = parameters.map(|parameter| {
-        let (name, transposed) = stored_name(&parameter.name).expect("a parameter of a model");
+        let (name, transposed) =
+            stored_name(&parameter.name).expect("`stored_name` knows all parameters of models");
         StoredParameter { parameter, name, transposed }
     });
     stored.collect()
 }
 
-/// The name in a file of a logical parameter, and whether it is transposed there; `None` for what is
-/// no logical name.
+/// Name of a logical parameter in the file, and whether the file holds the transpose; `None` for names
+/// that no parameter has.
 ///
 /// ```
 /// use narrows_runtime::checkpoint::stored_name;
@@ -112,7 +111,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_parameter_has_a_name_of_its_own() {
+    fn stored_names_are_unique() {
         for name in ["llama-60m", "cola-tiny", "cola-1b", "svd-130m", "lax-60m"] {
             let model = presets::find(name).unwrap();
             let stored = stored_parameters(&model);
@@ -127,16 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn shapes_are_those_of_hugging_face() {
+    fn shapes_equal_those_of_hugging_face() {
         let shape = |model: &str, name: &str| {
             let stored = stored_parameters(&presets::find(model).unwrap());
             stored.iter().find(|stored| stored.name == name).map(StoredParameter::shape)
         };
-        let of_llama = |name| shape("llama-60m", name).unwrap();
-        assert_eq!(of_llama("model.embed_tokens.weight"), [32000, 512]);
-        assert_eq!(of_llama("lm_head.weight"), [32000, 512]);
-        assert_eq!(of_llama("model.layers.7.mlp.gate_proj.weight"), [1376, 512]);
-        assert_eq!(of_llama("model.layers.0.input_layernorm.weight"), [512]);
+        let llama_shape = |name| shape("llama-60m", name).unwrap();
+        assert_eq!(llama_shape("model.embed_tokens.weight"), [32000, 512]);
+        assert_eq!(llama_shape("lm_head.weight"), [32000, 512]);
+        assert_eq!(llama_shape("model.layers.7.mlp.gate_proj.weight"), [1376, 512]);
+        assert_eq!(llama_shape("model.layers.0.input_layernorm.weight"), [512]);
         assert_eq!(shape("cola-60m", "model.layers.0.mlp.down_proj.cola_a"), Some(vec![1376, 128]));
         assert_eq!(shape("cola-60m", "model.layers.0.mlp.down_proj.cola_b"), Some(vec![128, 512]));
     }

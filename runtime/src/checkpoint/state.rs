@@ -1,41 +1,16 @@
-//! `state.json`: everything of a checkpoint that is no tensor.
+//! `state.json`: the state of a run without its tensors.
 
-use std::path::Path;
-
-use narrows_plan::json;
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Context, Zero};
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::{CheckpointError, CheckpointFault};
-use super::{Checkpoint, FORMAT_VERSION};
+use super::contents::{Checkpoint, CheckpointOrigin};
+use super::error::CheckpointFault;
+use super::format::format_field;
 use crate::data::Cursor;
 use crate::optimizer::Optimizer;
 
-const FORMAT_PREFIX: &str = "narrows-checkpoint/";
-
-/// What a checkpoint was made under. For people: nothing depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CheckpointOrigin {
-    /// The devices.
-    pub mesh: Mesh,
-    /// The work of a step.
-    pub workload: Workload,
-    /// Whether moments were sharded.
-    pub zero: Zero,
-}
-
-impl From<Context> for CheckpointOrigin {
-    fn from(context: Context) -> CheckpointOrigin {
-        let Context { mesh, workload, zero, .. } = context;
-        CheckpointOrigin { mesh, workload, zero }
-    }
-}
-
-/// The file.
+/// Contents of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunState {
@@ -45,7 +20,8 @@ pub(super) struct RunState {
     pub model: ModelName,
     pub cursor: Cursor,
     pub optimizer: HyperParameters,
-    pub made_under: Option<CheckpointOrigin>,
+    #[serde(rename = "made_under")]
+    pub origin: Option<CheckpointOrigin>,
 }
 
 #[derive(PartialEq, Serialize, Deserialize)]
@@ -58,7 +34,7 @@ pub(super) struct ModelName {
 impl RunState {
     pub fn new(checkpoint: &Checkpoint, model: &Model) -> RunState {
         RunState {
-            format: format(),
+            format: format_field(),
             step: checkpoint.step,
             seed: checkpoint.seed,
             model: ModelName {
@@ -67,11 +43,11 @@ impl RunState {
             },
             cursor: checkpoint.cursor.clone(),
             optimizer: HyperParameters::of(&checkpoint.optimizer),
-            made_under: checkpoint.origin,
+            origin: checkpoint.origin,
         }
     }
 
-    /// That the checkpoint is of this model, whatever the model is called.
+    /// Checks that the checkpoint belongs to this model, regardless of the model's name.
     pub fn check_model(&self, model: &Model) -> Result<(), CheckpointFault> {
         let fingerprint = model.fingerprint();
         if self.model.fingerprint == fingerprint {
@@ -85,7 +61,7 @@ impl RunState {
     }
 }
 
-/// The optimizer's hyper-parameters, under the names they have in [`Optimizer`].
+/// Hyper-parameters, under the names of the fields of [`Optimizer`].
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HyperParameters {
@@ -115,7 +91,7 @@ impl HyperParameters {
         }
     }
 
-    pub fn optimizer(&self) -> Optimizer {
+    pub fn to_optimizer(&self) -> Optimizer {
         Optimizer {
             peak_learning_rate: self.peak_learning_rate.0,
             warm_up_steps: self.warm_up_steps,
@@ -130,8 +106,8 @@ impl HyperParameters {
     }
 }
 
-/// Any f64, bit by bit. JSON has no infinity, and a norm that is never clipped at is one: what is
-/// not finite is written as text.
+/// An f64 that round-trips bit for bit. Infinity, the clipping norm of runs without clipping, is not
+/// valid JSON, so non-finite values are written as strings.
 #[derive(Clone, Copy)]
 struct ExactF64(f64);
 
@@ -161,43 +137,4 @@ impl<'de> Deserialize<'de> for ExactF64 {
                 .map_err(|_| D::Error::custom(format!("`{text}` is not a number"))),
         }
     }
-}
-
-/// The format that is written.
-pub(super) fn format() -> String {
-    format!("{FORMAT_PREFIX}{FORMAT_VERSION}")
-}
-
-/// Reads a JSON file of a checkpoint. Its format is looked at first: in a later one, fields may be
-/// others.
-pub(super) fn read_json<T: DeserializeOwned>(
-    path: &Path,
-    bytes: &[u8],
-) -> Result<T, CheckpointError> {
-    let refuse = |fault| CheckpointError::new(path, fault);
-    let field =
-        |field: String, problem: String| refuse(CheckpointFault::InvalidField { field, problem });
-    let value: serde_json::Value = serde_json::from_slice(bytes)
-        .map_err(|error| field(".".into(), format!("is not JSON: {error}")))?;
-    let written = value.get("format").and_then(|format| format.as_str());
-    let version = written.and_then(|format| format.strip_prefix(FORMAT_PREFIX));
-    match version.and_then(|version| version.parse().ok()) {
-        Some(FORMAT_VERSION) if written == Some(&format()) => {}
-        Some(found) if found > FORMAT_VERSION => {
-            return Err(refuse(CheckpointFault::NewerFormat { found }));
-        }
-        _ => {
-            let found = match value.get("format") {
-                None => "nothing".into(),
-                Some(other) => {
-                    format!("`{}`", other.to_string().chars().take(60).collect::<String>())
-                }
-            };
-            return Err(refuse(CheckpointFault::UnknownFormat { found }));
-        }
-    }
-    json::read_value(&mut serde_json::Deserializer::from_slice(bytes)).map_err(|defect| {
-        let path = if defect.field.is_empty() { ".".into() } else { defect.field };
-        field(path, defect.problem)
-    })
 }

@@ -13,8 +13,6 @@ use narrows_plan::program::Reduction;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::RunError;
-
 pub use error::{ClusterError, ClusterFault};
 
 /// Combines the messages of all processes, in rank order, into the answer that all receive.
@@ -58,8 +56,10 @@ pub trait ProcessGroup: Send + Sync {
     /// process waits for, for the message.
     fn failure(&self, operation: &str) -> Option<ClusterError>;
 
-    /// Ends the run of all processes: those that wait for this one receive the reason.
-    fn abort(&self, error: &RunError);
+    /// Ends the run of all processes: those that wait for this one receive the reason. `origin` is the
+    /// rank that failed first. See [`RunError::abort_run`](crate::RunError::abort_run) for errors of a
+    /// step.
+    fn abort(&self, origin: u64, reason: &str);
 
     /// The communicator of these ranks, in this order; `None` when this process is not one of them or
     /// is not connected with all of the others.

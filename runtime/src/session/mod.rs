@@ -9,7 +9,7 @@
 //! | `engine` | the trait that backends implement |
 //! | `model_program` | a program with the properties of its model's parameters |
 //! | `step_result` | the result of a step, combined over devices and processes |
-//! | `tensors` | whole parameters, gradients and moments, in and out |
+//! | `tensors` | whole parameters, gradients and moments, into and out of the arenas |
 //! | `sharded_parameter` | which elements of which logical parameters a buffer holds |
 //! | `coordinates` | positions on the mesh and members of device groups |
 //! | `token_rows` | the tokens that a device computes on |
@@ -22,13 +22,16 @@ mod step_result;
 mod tensors;
 mod token_rows;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use narrows_plan::model::Model;
 use narrows_plan::program::{Program, Region};
 
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
+use crate::parameters::{LogicalParameter, logical_parameters};
 use crate::process_group::{ProcessGroup, agree};
 use crate::random::fnv1a;
 use crate::report::DeviceId;
@@ -40,6 +43,8 @@ pub use model_program::ModelProgram;
 pub use step_result::{DeviceStep, LocalStepResult, StepResult};
 pub use tensors::{NamedTensors, TensorKind};
 pub use token_rows::TokenRows;
+
+use tensors::{gather_tensors, initial_values, local_tensors, set_tensors};
 
 /// A program with the memory of the devices that this process runs: all of them, or one.
 pub struct Session {
@@ -200,6 +205,59 @@ impl Session {
         Ok(())
     }
 
+    /// Sets every weight to its initial value, in a run with this seed. The values depend on the model
+    /// alone and are equal under every plan.
+    ///
+    /// # Errors
+    /// When a device is lost.
+    pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
+        let parameters = logical_parameters(model);
+        let parameters: HashMap<&str, &LogicalParameter> =
+            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
+        let fill_of = |name: &str| Some(initial_values(parameters.get(name)?, seed));
+        set_tensors(self.program.program(), &mut *self.engine, TensorKind::Weights, fill_of)
+    }
+
+    /// Sets tensors from whole ones, by logical name; tensors that are not in `whole` stay unchanged.
+    ///
+    /// # Errors
+    /// When a device is lost.
+    ///
+    /// # Panics
+    /// When a tensor has fewer elements than its parameter.
+    pub fn load_tensors(&mut self, kind: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
+        let fill_of = |name: &str| {
+            whole.get(name).map(|whole| {
+                |first: u64, target: &mut [f32]| {
+                    target.copy_from_slice(&whole[first as usize..][..target.len()]);
+                }
+            })
+        };
+        set_tensors(self.program.program(), &mut *self.engine, kind, fill_of)
+    }
+
+    /// Whole tensors by logical name, with the shards that the devices of this process hold; other
+    /// elements are zero. Gradients are those of the last
+    /// [`compute_gradients`](Session::compute_gradients).
+    ///
+    /// # Errors
+    /// When a device is lost.
+    pub fn local_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+        local_tensors(&self.program, &*self.engine, kind)
+    }
+
+    /// Whole tensors of all processes, gathered at rank 0; other ranks return none. All processes must
+    /// call this method.
+    ///
+    /// # Errors
+    /// When a device is lost, or a process is gone or late.
+    pub fn gather_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
+        match self.process_group() {
+            None => self.local_tensors(kind),
+            Some(group) => gather_tensors(&self.program, &*self.engine, &**group, kind),
+        }
+    }
+
     fn check_batch(&self, step: &StepRequest) -> Result<(), RunError> {
         let program = self.program();
         let work = program.context.workload;
@@ -226,7 +284,7 @@ impl Session {
         let local = self.run_local(step);
         let Some(group) = &self.process_group else { return Ok(local?.into_result()) };
         let result = local.and_then(|local| local.reduce(&**group, self.program()));
-        result.inspect_err(|error| group.abort(error))
+        result.inspect_err(|error| error.abort_run(&**group))
     }
 
     /// Runs a step on the devices of this process.

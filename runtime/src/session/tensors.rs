@@ -4,18 +4,20 @@
 //! copy and the bf16 copy that GEMMs read.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use narrows_plan::model::Model;
 use narrows_plan::program::{Buffer, Program, Region, StageProgram};
 use narrows_plan::strategy::Zero;
 use rayon::prelude::*;
 
+use super::coordinates::MeshCoordinates;
+use super::engine::Engine;
+use super::model_program::ModelProgram;
 use super::sharded_parameter::ShardedParameter;
-use super::{MeshCoordinates, Session};
 use crate::error::RunError;
-use crate::parameters::{LogicalParameter, logical_parameters};
+use crate::parameters::LogicalParameter;
+use crate::process_group::ProcessGroup;
 use crate::report::DeviceId;
 
 /// Elements that one task of a thread pool sets.
@@ -24,173 +26,145 @@ const CHUNK_ELEMENTS: usize = 1 << 14;
 /// Whole tensors by the logical name of their parameter, row-major.
 pub type NamedTensors = BTreeMap<String, Vec<f32>>;
 
-impl Session {
-    /// Sets every weight to its initial value, in a run with this seed. The values depend on the model
-    /// alone and are equal under every plan.
-    ///
-    /// # Errors
-    /// When a device is lost.
-    pub fn initialise(&mut self, model: &Model, seed: u64) -> Result<(), RunError> {
-        let parameters = logical_parameters(model);
-        let parameters: HashMap<&str, &LogicalParameter> =
-            parameters.iter().map(|parameter| (parameter.name.as_str(), parameter)).collect();
-        self.set_tensors(TensorKind::Weights, |name| {
-            let parameter = parameters.get(name)?;
-            let (value, columns) = (parameter.initial_value(seed), parameter.columns);
-            Some(move |first: u64, target: &mut [f32]| {
-                for (target, element) in target.iter_mut().zip(first..) {
-                    *target = value(element / columns, element % columns) as f32;
-                }
-            })
-        })
-    }
-
-    /// Sets tensors from whole ones, by logical name; tensors that are not in `whole` stay unchanged.
-    ///
-    /// # Errors
-    /// When a device is lost.
-    ///
-    /// # Panics
-    /// When a tensor has fewer elements than its parameter.
-    pub fn load_tensors(&mut self, kind: TensorKind, whole: &NamedTensors) -> Result<(), RunError> {
-        self.set_tensors(kind, |name| {
-            whole.get(name).map(|whole| {
-                |first: u64, target: &mut [f32]| {
-                    target.copy_from_slice(&whole[first as usize..][..target.len()]);
-                }
-            })
-        })
-    }
-
-    /// Sets the shards of this process. `fill_of(name)` returns the function that fills a run of a
-    /// parameter's elements, given the first element; it is called on many threads.
-    fn set_tensors<F>(
-        &mut self,
-        kind: TensorKind,
-        fill_of: impl Fn(&str) -> Option<F>,
-    ) -> Result<(), RunError>
-    where
-        F: Fn(u64, &mut [f32]) + Sync,
-    {
-        let program = self.program.program();
-        let mesh = program.context.mesh;
-        for device in self.engine.devices() {
-            let at = MeshCoordinates::of_device(device, &mesh);
-            for buffer in kind.buffers(&program.stages[at.stage as usize]) {
-                let Some(shards) =
-                    ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
-                else {
-                    continue;
-                };
-                let fills: Vec<(String, F)> = shards
-                    .parameter_names()
-                    .filter_map(|name| fill_of(&name).map(|fill| (name, fill)))
-                    .collect();
-                if fills.is_empty() {
-                    continue;
-                }
-                let window = ReplicaWindow::new(buffer, program, at.data);
-                self.engine.modify_buffer(device, buffer, &mut |buffer_elements| {
-                    let mut runs = vec![];
-                    shards.for_each_run(|name, elements, offset| {
-                        let fill = fills.iter().find(|(filled, _)| filled == name);
-                        if let (Some((_, fill)), Some((elements, range))) =
-                            (fill, window.intersect(elements, offset))
-                        {
-                            runs.push((fill, elements.start, range));
-                        }
-                    });
-                    let chunks = split_into_chunks(runs, buffer_elements);
-                    chunks.into_par_iter().for_each(|(fill, first, chunk)| fill(first, chunk));
-                })?;
-            }
+/// The function that fills a run of a parameter's elements with initial values, given the index of the
+/// first element.
+pub(super) fn initial_values(
+    parameter: &LogicalParameter,
+    seed: u64,
+) -> impl Fn(u64, &mut [f32]) + Sync + use<> {
+    let (value, columns) = (parameter.initial_value(seed), parameter.columns);
+    move |first: u64, target: &mut [f32]| {
+        for (target, element) in target.iter_mut().zip(first..) {
+            *target = value(element / columns, element % columns) as f32;
         }
-        Ok(())
     }
+}
 
-    /// Whole tensors by logical name, with the shards that the devices of this process hold; other
-    /// elements are zero. Gradients are those of the last
-    /// [`compute_gradients`](Session::compute_gradients).
-    ///
-    /// # Errors
-    /// When a device is lost.
-    pub fn local_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
-        let mut whole: NamedTensors = BTreeMap::new();
-        for device in self.devices() {
-            for buffer in kind.master_buffers(self.stage_of(device)) {
-                let elements = self.engine.read_buffer(device, buffer)?;
-                self.copy_to_whole(&mut whole, device, buffer, &elements);
-            }
-        }
-        Ok(whole)
-    }
-
-    /// Whole tensors of all processes, gathered at rank 0; other ranks return none. All processes must
-    /// call this method.
-    ///
-    /// # Errors
-    /// When a device is lost, or a process is gone or late.
-    pub fn gather_tensors(&self, kind: TensorKind) -> Result<NamedTensors, RunError> {
-        let Some(group) = self.process_group() else { return self.local_tensors(kind) };
-        let buffers_of = |device| kind.master_buffers(self.stage_of(device));
-        let mut local: Vec<Cow<'_, [f32]>> = vec![];
-        for device in self.devices() {
-            for buffer in buffers_of(device) {
-                local.push(self.engine.read_buffer(device, buffer)?);
-            }
-        }
-        let local: Vec<&[f32]> = local.iter().map(|elements| &**elements).collect();
-        let mut whole: NamedTensors = BTreeMap::new();
-        let count = |device| buffers_of(device).map(element_count).sum();
-        group.gather(&local, &count, &mut |device, elements| {
-            let mut remaining = elements;
-            for buffer in buffers_of(device) {
-                let (elements, rest) = remaining.split_at(element_count(buffer));
-                remaining = rest;
-                self.copy_to_whole(&mut whole, device, buffer, elements);
-            }
-        })?;
-        Ok(whole)
-    }
-
-    fn stage_of(&self, device: u64) -> &StageProgram {
-        let program = self.program();
-        &program.stages[DeviceId(device).stage(&program.context.mesh)]
-    }
-
-    /// Copies the elements of a device's buffer to their places in whole tensors.
-    fn copy_to_whole(
-        &self,
-        whole: &mut NamedTensors,
-        device: u64,
-        buffer: &Buffer,
-        buffer_elements: &[f32],
-    ) {
-        let program = self.program();
-        let mesh = program.context.mesh;
+/// Sets the shards of an engine's devices. `fill_of(name)` returns the function that fills a run of a
+/// parameter's elements, given the index of the first element; it is called on many threads.
+/// Parameters without such a function stay unchanged.
+pub(super) fn set_tensors<F>(
+    program: &Program,
+    engine: &mut dyn Engine,
+    kind: TensorKind,
+    fill_of: impl Fn(&str) -> Option<F>,
+) -> Result<(), RunError>
+where
+    F: Fn(u64, &mut [f32]) + Sync,
+{
+    let mesh = program.context.mesh;
+    for device in engine.devices() {
         let at = MeshCoordinates::of_device(device, &mesh);
-        let window = ReplicaWindow::new(buffer, program, at.data);
-        let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
-        else {
-            return;
-        };
-        let duplicate =
-            (shards.is_replicated() && at.tensor > 0) || (window.is_whole() && at.data > 0);
-        if duplicate {
-            return;
+        for buffer in kind.buffers(&program.stages[at.stage as usize]) {
+            let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied)
+            else {
+                continue;
+            };
+            let fills: Vec<(String, F)> = shards
+                .parameter_names()
+                .filter_map(|name| fill_of(&name).map(|fill| (name, fill)))
+                .collect();
+            if fills.is_empty() {
+                continue;
+            }
+            let window = ReplicaWindow::new(buffer, program, at.data);
+            engine.modify_buffer(device, buffer, &mut |buffer_elements| {
+                let mut runs = vec![];
+                shards.for_each_run(|name, elements, offset| {
+                    let fill = fills.iter().find(|(filled, _)| filled == name);
+                    if let (Some((_, fill)), Some((elements, range))) =
+                        (fill, window.intersect(elements, offset))
+                    {
+                        runs.push((fill, elements.start, range));
+                    }
+                });
+                let chunks = split_into_chunks(runs, buffer_elements);
+                chunks.into_par_iter().for_each(|(fill, first, chunk)| fill(first, chunk));
+            })?;
         }
-        let parameter_elements = self.model_program().parameter_elements();
-        shards.for_each_run(|name, elements, offset| {
-            let Some((elements, range)) = window.intersect(elements, offset) else { return };
-            if !whole.contains_key(name) {
-                whole.insert(name.to_string(), vec![0.0; parameter_elements[name]]);
-            }
-            let elements = elements.start as usize..elements.end as usize;
-            if let Some(tensor) = whole.get_mut(name) {
-                tensor[elements].copy_from_slice(&buffer_elements[range]);
-            }
-        });
     }
+    Ok(())
+}
+
+/// Whole tensors by logical name, with the shards of an engine's devices; other elements are zero.
+pub(super) fn local_tensors(
+    program: &ModelProgram,
+    engine: &dyn Engine,
+    kind: TensorKind,
+) -> Result<NamedTensors, RunError> {
+    let mut whole: NamedTensors = BTreeMap::new();
+    for device in engine.devices() {
+        for buffer in kind.master_buffers(stage_of(program, device)) {
+            let elements = engine.read_buffer(device, buffer)?;
+            copy_to_whole(&mut whole, program, device, buffer, &elements);
+        }
+    }
+    Ok(whole)
+}
+
+/// Whole tensors of all processes, gathered at rank 0; other ranks return none.
+pub(super) fn gather_tensors(
+    program: &ModelProgram,
+    engine: &dyn Engine,
+    group: &dyn ProcessGroup,
+    kind: TensorKind,
+) -> Result<NamedTensors, RunError> {
+    let buffers_of = |device| kind.master_buffers(stage_of(program, device));
+    let mut local: Vec<Cow<'_, [f32]>> = vec![];
+    for device in engine.devices() {
+        for buffer in buffers_of(device) {
+            local.push(engine.read_buffer(device, buffer)?);
+        }
+    }
+    let local: Vec<&[f32]> = local.iter().map(|elements| &**elements).collect();
+    let mut whole: NamedTensors = BTreeMap::new();
+    let count = |device| buffers_of(device).map(element_count).sum();
+    group.gather(&local, &count, &mut |device, elements| {
+        let mut remaining = elements;
+        for buffer in buffers_of(device) {
+            let (elements, rest) = remaining.split_at(element_count(buffer));
+            remaining = rest;
+            copy_to_whole(&mut whole, program, device, buffer, elements);
+        }
+    })?;
+    Ok(whole)
+}
+
+fn stage_of(program: &ModelProgram, device: u64) -> &StageProgram {
+    let program = program.program();
+    &program.stages[DeviceId(device).stage(&program.context.mesh)]
+}
+
+/// Copies the elements of a device's buffer to their places in whole tensors.
+fn copy_to_whole(
+    whole: &mut NamedTensors,
+    model_program: &ModelProgram,
+    device: u64,
+    buffer: &Buffer,
+    buffer_elements: &[f32],
+) {
+    let program = model_program.program();
+    let mesh = program.context.mesh;
+    let at = MeshCoordinates::of_device(device, &mesh);
+    let window = ReplicaWindow::new(buffer, program, at.data);
+    let Some(shards) = ShardedParameter::new(buffer, at.tensor, mesh.tensor, program.tied) else {
+        return;
+    };
+    let duplicate = (shards.is_replicated() && at.tensor > 0) || (window.is_whole() && at.data > 0);
+    if duplicate {
+        return;
+    }
+    shards.for_each_run(|name, elements, offset| {
+        let Some((elements, range)) = window.intersect(elements, offset) else { return };
+        if !whole.contains_key(name) {
+            let elements = model_program.parameter_elements()[name];
+            whole.insert(name.to_string(), vec![0.0; elements]);
+        }
+        let elements = elements.start as usize..elements.end as usize;
+        if let Some(tensor) = whole.get_mut(name) {
+            tensor[elements].copy_from_slice(&buffer_elements[range]);
+        }
+    });
 }
 
 /// Splits disjoint runs of a buffer, given as (fill, first element, range), into chunks for threads:

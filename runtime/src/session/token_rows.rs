@@ -5,7 +5,7 @@ use std::ops::Range;
 use narrows_plan::Dim;
 use narrows_plan::strategy::Context;
 
-use super::MeshCoordinates;
+use super::coordinates::MeshCoordinates;
 
 /// The tokens of a microbatch that the rows of a buffer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

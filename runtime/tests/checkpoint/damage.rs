@@ -1,4 +1,4 @@
-//! Damaged, foreign and forged checkpoints: each is refused, with a place; none makes a panic.
+//! Damaged, foreign and forged checkpoints are rejected with a location and never cause a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use narrows_test_support::plans::TestRng;
 const FILES: [&str; 4] =
     ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"];
 
-/// A checkpoint to damage.
-struct Saved {
+/// A saved checkpoint that tests damage.
+struct SavedCheckpoint {
     folder: TempDir,
     path: PathBuf,
     checkpoint: Checkpoint,
 }
 
-impl Saved {
-    fn new() -> Saved {
+impl SavedCheckpoint {
+    fn new() -> SavedCheckpoint {
         let folder = tempfile::tempdir().unwrap();
         let model = small_model(false);
         let checkpoint = trained(&model);
         let path = save(folder.path(), &checkpoint, &model, keep(1)).unwrap();
-        Saved { folder, path, checkpoint }
+        SavedCheckpoint { folder, path, checkpoint }
     }
 
     fn load(&self) -> Result<Checkpoint, CheckpointError> {
@@ -41,21 +41,21 @@ impl Saved {
         fs::read(self.path.join(name)).unwrap()
     }
 
-    fn put(&self, name: &str, bytes: &[u8]) {
+    fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.path.join(name), bytes).unwrap();
     }
 
-    /// Writes other bytes and a manifest that agrees with them.
+    /// Writes a file and adapts the manifest to it.
     fn forge(&self, name: &str, bytes: &[u8]) {
-        self.put(name, bytes);
+        self.write(name, bytes);
         let mut manifest: serde_json::Value =
             serde_json::from_slice(&self.bytes("manifest.json")).unwrap();
         manifest["files"][name]["bytes"] = bytes.len().into();
         manifest["files"][name]["sha256"] = hex::encode(sha256(bytes)).into();
-        self.put("manifest.json", manifest.to_string().as_bytes());
+        self.write("manifest.json", manifest.to_string().as_bytes());
     }
 
-    /// What is wrong, which must be with this file.
+    /// The fault of loading, which must be in this file.
     fn fault_of(&self, name: &str) -> CheckpointFault {
         let Err(error) = self.load() else { panic!("{name} is damaged") };
         assert_eq!(error.path, self.path.join(name), "{error}");
@@ -65,56 +65,56 @@ impl Saved {
 }
 
 #[test]
-fn files_cut_off_are_refused() {
-    let saved = Saved::new();
+fn truncated_files_are_rejected() {
+    let saved = SavedCheckpoint::new();
     let mut dice = TestRng(1);
     for name in FILES {
         let bytes = saved.bytes(name);
         let random = (0..20).map(|_| dice.below(bytes.len() - 1));
-        // Without its last byte, a line's end, a manifest says all it did.
+        // Not the last byte, because a manifest is valid without its final newline.
         for length in random.chain([0, 1, 7, 8, 9, bytes.len() - 2]) {
-            saved.put(name, &bytes[..length]);
+            saved.write(name, &bytes[..length]);
             match (name, saved.fault_of(name)) {
                 ("manifest.json", CheckpointFault::InvalidField { .. }) => {}
-                (_, CheckpointFault::LengthMismatch { found, .. }) => {
-                    assert_eq!(found, length as u64)
+                (_, CheckpointFault::LengthMismatch { actual, .. }) => {
+                    assert_eq!(actual, length as u64)
                 }
                 (_, other) => panic!("{name} at {length}: {other}"),
             }
         }
-        saved.put(name, &[&bytes[..], b"x"].concat());
+        saved.write(name, &[&bytes[..], b"x"].concat());
         saved.fault_of(name);
-        saved.put(name, &bytes);
+        saved.write(name, &bytes);
     }
     assert!(saved.load().unwrap() == saved.checkpoint);
 }
 
 #[test]
-fn every_flipped_bit_is_found() {
-    let saved = Saved::new();
+fn every_flipped_bit_is_detected() {
+    let saved = SavedCheckpoint::new();
     let mut dice = TestRng(2);
     for name in FILES {
         let mut bytes = saved.bytes(name);
         let bits = bytes.len() * 8;
-        // Nothing but its own form protects the manifest: a bit of each of its bytes.
+        // The manifest has no checksum: flip one bit of each of its bytes.
         let each = 0..if name == "manifest.json" { bytes.len() } else { 0 };
         let each: Vec<usize> = each.map(|byte| 8 * byte + dice.below(8)).collect();
         for bit in (0..40).map(|_| dice.below(bits)).chain(each) {
             bytes[bit / 8] ^= 1 << (bit % 8);
-            saved.put(name, &bytes);
+            saved.write(name, &bytes);
             let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
             let checksum = matches!(error.fault, CheckpointFault::ChecksumMismatch { .. });
             assert!(checksum || name == "manifest.json", "{error}");
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
-        saved.put(name, &bytes);
+        saved.write(name, &bytes);
     }
     assert!(saved.load().unwrap() == saved.checkpoint);
 }
 
 #[test]
-fn missing_and_exchanged_files_are_named() {
-    let saved = Saved::new();
+fn missing_and_exchanged_files_are_reported() {
+    let saved = SavedCheckpoint::new();
     for name in FILES {
         let (path, aside) = (saved.path.join(name), saved.folder.path().join("aside"));
         fs::rename(&path, &aside).unwrap();
@@ -125,10 +125,10 @@ fn missing_and_exchanged_files_are_named() {
         fs::rename(&aside, &path).unwrap();
     }
     let (model, moments) = (saved.bytes(FILES[1]), saved.bytes(FILES[2]));
-    saved.put(FILES[1], &moments);
-    saved.put(FILES[2], &model);
+    saved.write(FILES[1], &moments);
+    saved.write(FILES[2], &model);
     assert!(matches!(saved.fault_of(FILES[1]), CheckpointFault::LengthMismatch { .. }));
-    // With a manifest that agrees, the tensors are still those of the other file.
+    // With an adapted manifest the tensors are still those of the other file.
     saved.forge(FILES[1], &moments);
     saved.forge(FILES[2], &model);
     let fault = saved.fault_of(FILES[1]);
@@ -136,8 +136,8 @@ fn missing_and_exchanged_files_are_named() {
         matches!(&fault, CheckpointFault::Tensor { fault: TensorFault::Unknown, .. }),
         "{fault}"
     );
-    // Files of another step of the same run, as long as these.
-    let other = Saved::new();
+    // A file of another step of the same run has the same size.
+    let other = SavedCheckpoint::new();
     let mut later = other.checkpoint.clone();
     later.weights.get_mut("head").unwrap()[0] += 1.0;
     later.step += 1;
@@ -147,8 +147,8 @@ fn missing_and_exchanged_files_are_named() {
 }
 
 #[test]
-fn other_models_are_refused() {
-    let saved = Saved::new();
+fn other_models_are_rejected() {
+    let saved = SavedCheckpoint::new();
     let error = load(&saved.path, &small_model(true)).unwrap_err();
     let text = error.to_string();
     assert_eq!(error.path, saved.path.join("state.json"));
@@ -160,16 +160,16 @@ fn other_models_are_refused() {
 }
 
 #[test]
-fn other_formats_are_refused() {
-    let saved = Saved::new();
+fn other_formats_are_rejected() {
+    let saved = SavedCheckpoint::new();
     let format = "\"narrows-checkpoint/1\"";
-    let newer = "this program knows 1";
+    let newer = "this program reads 1";
     for (written, expected) in [
         ("\"narrows-checkpoint/2\"", newer),
         ("\"narrows-checkpoint/18446744073709551615\"", newer),
-        ("\"narrows-checkpoint/01\"", "is no format of checkpoints"),
-        ("\"narrows-model/1\"", "field `format`: `\"narrows-model/1\"` is no format"),
-        ("17", "field `format`: `17` is no format"),
+        ("\"narrows-checkpoint/01\"", "is not the format of a checkpoint"),
+        ("\"narrows-model/1\"", "field `format`: `\"narrows-model/1\"` is not the format"),
+        ("17", "field `format`: `17` is not the format"),
     ] {
         for name in ["manifest.json", "state.json"] {
             let before = saved.bytes(name);
@@ -180,20 +180,20 @@ fn other_formats_are_refused() {
             if name == "state.json" {
                 saved.forge(name, text.as_bytes());
             } else {
-                saved.put(name, text.as_bytes());
+                saved.write(name, text.as_bytes());
             }
             let error = saved.load().unwrap_err();
             assert_eq!(error.path, saved.path.join(name));
             assert!(error.to_string().contains(expected), "{error}");
-            saved.put(name, &before);
-            saved.put("manifest.json", &manifest);
+            saved.write(name, &before);
+            saved.write("manifest.json", &manifest);
         }
     }
 }
 
 #[test]
-fn fields_are_named() {
-    let saved = Saved::new();
+fn invalid_fields_are_reported() {
+    let saved = SavedCheckpoint::new();
     let state: serde_json::Value = serde_json::from_slice(&saved.bytes("state.json")).unwrap();
     let message = |edit: &dyn Fn(&mut serde_json::Value)| {
         let mut state = state.clone();
@@ -212,8 +212,8 @@ fn fields_are_named() {
     assert!(text.starts_with(": missing field `seed`"), "{text}");
 }
 
-/// One tensor of a file, changed.
-fn edited(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)>) -> Vec<u8> {
+/// A file with one tensor replaced or removed.
+fn replace_tensor(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)>) -> Vec<u8> {
     let file = SafeTensors::deserialize(bytes).unwrap();
     let tensors: Vec<(String, TensorView)> = file
         .iter()
@@ -230,12 +230,12 @@ fn edited(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)>) -> Ve
 }
 
 #[test]
-fn tensors_are_named() {
-    let saved = Saved::new();
+fn invalid_tensors_are_reported() {
+    let saved = SavedCheckpoint::new();
     let bytes = saved.bytes("model.safetensors");
     let name = "model.layers.1.self_attn.q_proj.cola_a";
     let fault = |to| {
-        saved.forge("model.safetensors", &edited(&bytes, name, to));
+        saved.forge("model.safetensors", &replace_tensor(&bytes, name, to));
         match saved.fault_of("model.safetensors") {
             CheckpointFault::Tensor { tensor, fault } => (tensor, fault),
             other => panic!("{other}"),
@@ -244,28 +244,27 @@ fn tensors_are_named() {
     assert_eq!(fault(None), (name.into(), TensorFault::Missing));
     let unknown = ("another".to_string(), TensorFault::Unknown);
     assert_eq!(fault(Some(("another", Dtype::F32, vec![32, 16]))), unknown);
-    let dtype = TensorFault::NotF32 { found: "I32".into() };
+    let dtype = TensorFault::NotF32 { actual: "I32".into() };
     assert_eq!(fault(Some((name, Dtype::I32, vec![32, 16]))), (name.into(), dtype));
-    let shape = TensorFault::ShapeMismatch { expected: vec![32, 16], found: vec![16, 32] };
+    let shape = TensorFault::ShapeMismatch { expected: vec![32, 16], actual: vec![16, 32] };
     assert_eq!(fault(Some((name, Dtype::F32, vec![16, 32]))), (name.into(), shape));
-    // As it was, but in another order and without metadata: that is as good.
-    let same = edited(&bytes, name, Some((name, Dtype::F32, vec![32, 16])));
+    // The order of tensors and the metadata do not matter.
+    let same = replace_tensor(&bytes, name, Some((name, Dtype::F32, vec![32, 16])));
     saved.forge("model.safetensors", &same);
     assert!(saved.load().unwrap() == saved.checkpoint);
 }
 
-/// Whatever is in the files, and whether or not the manifest agrees.
 #[test]
-fn no_bytes_make_a_panic() {
-    let saved = Saved::new();
+fn arbitrary_bytes_never_panic() {
+    let saved = SavedCheckpoint::new();
     let originals: Vec<Vec<u8>> = FILES.iter().map(|name| saved.bytes(name)).collect();
     arbtest::arbtest(|u| {
         let at = u.choose_index(FILES.len())?;
         let mut bytes = originals[at].clone();
-        // Where headers and JSON are, not among the numbers.
-        let reach = bytes.len().min(4000);
+        // Headers and JSON, not tensor elements.
+        let header = bytes.len().min(4000);
         for _ in 0..u.int_in_range(1..=6)? {
-            let end = reach.min(bytes.len());
+            let end = header.min(bytes.len());
             let from = u.int_in_range(0..=end)?;
             match u.int_in_range(0..=4)? {
                 0 if from < bytes.len() => bytes[from] = u.arbitrary()?,
@@ -283,7 +282,7 @@ fn no_bytes_make_a_panic() {
         }
         restore(&saved.path, &originals);
         if FILES[at] == "manifest.json" {
-            saved.put(FILES[at], &bytes);
+            saved.write(FILES[at], &bytes);
         } else {
             saved.forge(FILES[at], &bytes);
         }

@@ -1,11 +1,10 @@
-//! What is in the folder of a run's checkpoints, and what is in a checkpoint.
+//! The checkpoint folder of a run, and the files of a checkpoint.
 
 use std::fs;
 use std::path::Path;
 
-use narrows_runtime::checkpoint::stored_parameters;
 use narrows_runtime::checkpoint::{
-    Checkpoint, CheckpointFault, TensorFault, latest, list, load, save,
+    Checkpoint, CheckpointFault, TensorFault, latest, list, load, save, stored_parameters,
 };
 use safetensors::SafeTensors;
 
@@ -23,7 +22,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn files_are_what_other_programs_expect() {
+fn files_have_the_names_and_layouts_of_hugging_face() {
     let model = small_model(false);
     let checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
@@ -37,24 +36,27 @@ fn files_are_what_other_programs_expect() {
     assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
     let file = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(file.len(), stored_parameters(&model).len());
-    let at = |name: &str, index: usize| {
+    let element = |name: &str, index: usize| {
         let data = file.tensor(name).unwrap().data().to_vec();
         f32::from_le_bytes(data[4 * index..][..4].try_into().unwrap())
     };
-    // Dense: (in, out) with us, (out, in) in the file. The head likewise.
+    // Dense matrices and the head are (in, out) in memory and (out, in) in the file.
     let (row, column) = (3, 17);
     let o = &checkpoint.weights["layer 1 o"];
     assert_eq!(
-        at("model.layers.1.self_attn.o_proj.weight", column * 32 + row),
+        element("model.layers.1.self_attn.o_proj.weight", column * 32 + row),
         o[row * 32 + column]
     );
     let head = &checkpoint.weights["head"];
-    assert_eq!(at("lm_head.weight", column * 32 + row), head[row * 64 + column]);
-    // Factors and the embedding lie there as here.
+    assert_eq!(element("lm_head.weight", column * 32 + row), head[row * 64 + column]);
+    // Factors and the embedding have the same layout in both.
     let a = &checkpoint.weights["layer 2 k.a"];
-    assert_eq!(at("model.layers.2.self_attn.k_proj.cola_a", row * 16 + 5), a[row * 16 + 5]);
+    assert_eq!(element("model.layers.2.self_attn.k_proj.cola_a", row * 16 + 5), a[row * 16 + 5]);
     let embedding = &checkpoint.weights["embedding"];
-    assert_eq!(at("model.embed_tokens.weight", column * 32 + row), embedding[column * 32 + row]);
+    assert_eq!(
+        element("model.embed_tokens.weight", column * 32 + row),
+        embedding[column * 32 + row]
+    );
     for name in ["lax_gate_u", "lax_gate_v", "lax_norm.weight", "lax_norm.bias"] {
         file.tensor(&format!("model.layers.1.mlp.down_proj.{name}")).unwrap();
     }
@@ -83,7 +85,7 @@ fn a_tied_head_is_not_in_the_file() {
 }
 
 #[test]
-fn any_number_comes_back() {
+fn extreme_values_round_trip() {
     let model = small_model(false);
     let mut checkpoint = trained(&model);
     checkpoint.optimizer.clip_norm = f64::INFINITY;
@@ -98,7 +100,7 @@ fn any_number_comes_back() {
 }
 
 #[test]
-fn the_last_ones_are_kept() {
+fn the_newest_checkpoints_are_kept() {
     let model = small_model(false);
     let checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +111,7 @@ fn the_last_ones_are_kept() {
         assert_eq!(latest(&dir).unwrap(), Some(path));
     }
     assert_eq!(names(&dir), ["step-00000100", "step-00000101"]);
-    // Later steps are of another course of training: not ours to remove.
+    // Checkpoints of later steps belong to another run and are kept.
     save(&dir, &at_step(&checkpoint, 50), &model, keep(1)).unwrap();
     save(&dir, &at_step(&checkpoint, 51), &model, keep(1)).unwrap();
     assert_eq!(names(&dir), ["step-00000051", "step-00000100", "step-00000101"]);
@@ -118,7 +120,7 @@ fn the_last_ones_are_kept() {
 }
 
 #[test]
-fn a_step_can_be_saved_again() {
+fn the_checkpoint_of_a_step_can_be_replaced() {
     let model = small_model(false);
     let mut checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
@@ -127,12 +129,12 @@ fn a_step_can_be_saved_again() {
     let path = save(dir.path(), &checkpoint, &model, keep(1)).unwrap();
     assert_eq!(load(&path, &model).unwrap().seed, 99);
     assert_eq!(names(dir.path()), ["step-00000002"]);
-    // Killed between the two renames.
-    let aside = dir.path().join("step-00000002.replaced");
-    fs::rename(&path, &aside).unwrap();
+    // As if killed between the two renames.
+    let replaced = dir.path().join("step-00000002.replaced");
+    fs::rename(&path, &replaced).unwrap();
     fs::create_dir(dir.path().join(".narrows-checkpoint-abc.tmp")).unwrap();
-    assert_eq!(latest(dir.path()).unwrap(), Some(aside.clone()));
-    assert!(load(&aside, &model).unwrap() == checkpoint);
+    assert_eq!(latest(dir.path()).unwrap(), Some(replaced.clone()));
+    assert!(load(&replaced, &model).unwrap() == checkpoint);
     save(dir.path(), &at_step(&checkpoint, 3), &model, keep(2)).unwrap();
     assert_eq!(names(dir.path()), ["step-00000002.replaced", "step-00000003"]);
     save(dir.path(), &at_step(&checkpoint, 4), &model, keep(2)).unwrap();
@@ -140,14 +142,14 @@ fn a_step_can_be_saved_again() {
 }
 
 #[test]
-fn leftovers_are_removed_and_other_things_are_not() {
+fn temporary_folders_are_removed_and_other_entries_are_kept() {
     let model = small_model(false);
     let checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     for name in [".narrows-checkpoint-x1Y2.tmp", "step-1", "step-00000001x", "notes", "step-"] {
         fs::create_dir(dir.join(name)).unwrap();
-        fs::write(dir.join(name).join("model.safetensors"), "half of it").unwrap();
+        fs::write(dir.join(name).join("model.safetensors"), "partial").unwrap();
     }
     assert_eq!(latest(dir).unwrap(), None);
     save(dir, &checkpoint, &model, keep(1)).unwrap();
@@ -155,29 +157,29 @@ fn leftovers_are_removed_and_other_things_are_not() {
 }
 
 #[test]
-fn what_is_not_whole_is_passed_over() {
+fn incomplete_checkpoints_are_skipped() {
     let model = small_model(false);
     let checkpoint = trained(&model);
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let whole = save(dir, &at_step(&checkpoint, 1), &model, keep(5)).unwrap();
-    let cut = save(dir, &at_step(&checkpoint, 2), &model, keep(5)).unwrap();
-    let bytes = fs::read(cut.join("optimizer.safetensors")).unwrap();
-    fs::write(cut.join("optimizer.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
+    let complete = save(dir, &at_step(&checkpoint, 1), &model, keep(5)).unwrap();
+    let truncated = save(dir, &at_step(&checkpoint, 2), &model, keep(5)).unwrap();
+    let bytes = fs::read(truncated.join("optimizer.safetensors")).unwrap();
+    fs::write(truncated.join("optimizer.safetensors"), &bytes[..bytes.len() - 1]).unwrap();
     fs::create_dir(dir.join("step-00000003")).unwrap();
-    assert_eq!(latest(dir).unwrap(), Some(whole.clone()));
-    fs::remove_file(whole.join("state.json")).unwrap();
+    assert_eq!(latest(dir).unwrap(), Some(complete.clone()));
+    fs::remove_file(complete.join("state.json")).unwrap();
     let error = latest(dir).unwrap_err();
     assert_eq!(error.path, dir.join("step-00000003/manifest.json"));
     assert!(matches!(error.fault, CheckpointFault::Missing));
 }
 
 #[test]
-fn only_what_is_complete_is_saved() {
+fn incomplete_contents_are_not_saved() {
     let model = small_model(false);
     let whole = trained(&model);
     let dir = tempfile::tempdir().unwrap();
-    let refused = |checkpoint: &Checkpoint| {
+    let rejection = |checkpoint: &Checkpoint| {
         let error = save(dir.path(), checkpoint, &model, keep(1)).unwrap_err();
         assert!(names(dir.path()).is_empty());
         error.fault
@@ -185,11 +187,11 @@ fn only_what_is_complete_is_saved() {
     let mut other = whole.clone();
     other.first_moments.remove("layer 1 o");
     let missing = |fault: &TensorFault| *fault == TensorFault::Missing;
-    assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if missing(&fault)));
+    assert!(matches!(rejection(&other), CheckpointFault::Tensor { fault, .. } if missing(&fault)));
     let mut other = whole.clone();
     other.weights.get_mut("head").unwrap().pop();
-    let short = TensorFault::ElementCountMismatch { expected: 2048, found: 2047 };
-    assert!(matches!(refused(&other), CheckpointFault::Tensor { fault, .. } if fault == short));
+    let short = TensorFault::ElementCountMismatch { expected: 2048, actual: 2047 };
+    assert!(matches!(rejection(&other), CheckpointFault::Tensor { fault, .. } if fault == short));
     let other = Checkpoint { model_fingerprint: "of another".into(), ..whole };
-    assert!(matches!(refused(&other), CheckpointFault::ModelMismatch { .. }));
+    assert!(matches!(rejection(&other), CheckpointFault::ModelMismatch { .. }));
 }

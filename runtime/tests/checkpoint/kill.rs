@@ -1,4 +1,4 @@
-//! A process that saves after every step is killed, a hundred times, whenever it happens to be.
+//! A process that saves after every step is killed a hundred times, at random moments.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,25 +13,25 @@ use narrows_runtime::checkpoint::{latest, load, save};
 use crate::support::*;
 use narrows_test_support::plans::TestRng;
 
-/// Tells the child where to save. It is this test binary again, running [`child`] alone.
+/// Variable with the checkpoint folder of the child, which is this test binary running [`child`] alone.
 const FOLDER: &str = "NARROWS_TEST_CHECKPOINT_FOLDER";
 const SAVED: &str = "saved step ";
 
-/// Trains and saves until it is killed; without a folder there is nothing to do.
+/// Trains and saves until it is killed; without the variable it does nothing.
 #[test]
-#[ignore = "the other side of the test below"]
+#[ignore = "runs as the child process of the test below"]
 fn child() {
     let Some(dir) = env::var_os(FOLDER) else { return };
     let dir = Path::new(&dir);
     let model = small_model(false);
-    let mut session = begun(&model, &plan(&model, 1, mesh(1, 1, 1), Zero::Off));
+    let mut session = initialised_session(&model, &plan(&model, 1, mesh(1, 1, 1), Zero::Off));
     if let Some(path) = latest(dir).unwrap() {
         load(&path, &model).unwrap().restore(&mut session).unwrap();
     }
     loop {
         train(&mut session, 1);
         let checkpoint = checkpoint_of(&session, &model);
-        // The second time, what has the name must step aside.
+        // The second save replaces the checkpoint of the first.
         for _ in 0..2 {
             save(dir, &checkpoint, &model, keep(1)).unwrap();
             println!("{SAVED}{}", session.steps());
@@ -39,8 +39,8 @@ fn child() {
     }
 }
 
-/// Lets the child run for `delay` after its first save (or from its start), kills it, and gives the
-/// last step it said it saved.
+/// Runs the child for `delay` after its first save, or after its start, and kills it. Returns the last
+/// step that it printed as saved.
 fn run_and_kill(dir: &Path, delay: Duration, after_save: bool) -> Option<u64> {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "kill::child", "--ignored", "--nocapture"])
@@ -67,31 +67,31 @@ fn run_and_kill(dir: &Path, delay: Duration, after_save: bool) -> Option<u64> {
 }
 
 #[test]
-fn whenever_it_is_killed_nothing_saved_is_lost() {
+fn saved_steps_survive_kills() {
     const KILLS: u32 = 100;
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let model = small_model(false);
     let mut dice = TestRng(3);
     let (mut reached, mut interrupted) = (0, 0);
-    let begun = Instant::now();
+    let start = Instant::now();
     for kill in 0..KILLS {
         let delay = Duration::from_micros(dice.below(40_000) as u64);
-        // Some before they have done anything, the others in the midst of it.
-        let said = run_and_kill(dir, delay, kill == 0 || dice.below(10) > 0);
-        let least = reached.max(said.unwrap_or(0));
-        let path = latest(dir).unwrap().expect("something was saved before");
+        // One in ten is killed before its first save.
+        let printed = run_and_kill(dir, delay, kill == 0 || dice.below(10) > 0);
+        let saved = reached.max(printed.unwrap_or(0));
+        let path = latest(dir).unwrap().expect("a checkpoint");
         let loaded = load(&path, &model).unwrap_or_else(|error| panic!("kill {kill}: {error}"));
-        assert!(loaded.step >= least, "kill {kill}: {} after {least}", loaded.step);
+        assert!(loaded.step >= saved, "kill {kill}: {} after {saved}", loaded.step);
         reached = loaded.step;
         let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
         interrupted += usize::from(
             names.filter(|name| !name.to_str().unwrap().starts_with("step-")).count() > 0,
         );
     }
-    println!("{KILLS} kills, {interrupted} amid a write, {reached} steps, {:?}", begun.elapsed());
-    assert!(interrupted > 0, "no kill interrupted anything");
+    println!("{KILLS} kills, {interrupted} during a save, {reached} steps, {:?}", start.elapsed());
+    assert!(interrupted > 0, "no kill interrupted a save");
     let loaded = load(&latest(dir).unwrap().unwrap(), &model).unwrap();
     save(dir, &loaded, &model, keep(1)).unwrap();
-    assert_eq!(fs::read_dir(dir).unwrap().count(), 1, "leftovers are left");
+    assert_eq!(fs::read_dir(dir).unwrap().count(), 1, "temporary folders remain");
 }

@@ -1,5 +1,5 @@
-//! Checkpoints: what was saved is loaded, under any plan; what was damaged is refused with a place;
-//! and a process may be killed at any moment.
+//! Checkpoints: saved runs resume under any plan, damaged files are rejected with their location, and a
+//! process may be killed at any moment.
 
 mod damage;
 mod folder;

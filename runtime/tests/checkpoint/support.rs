@@ -1,4 +1,4 @@
-//! Small models, drawn plans, and training on drawn tokens.
+//! Small models, random plans, and training on random tokens.
 
 use std::num::NonZeroUsize;
 
@@ -16,7 +16,7 @@ use narrows_test_support::plans::{TestRng, draw_plan};
 
 pub const SEED: u64 = 5;
 
-/// Factors and dense matrices, crossings with gates of every kind: every name there is.
+/// A model with every kind of parameter: factors, dense matrices, crossings with all kinds of gates.
 pub fn small_model(tied: bool) -> Model {
     let text = format!(
         r#"{{"format": "narrows-model/1", "hidden": 32, "vocab": 64, "heads": 4, "kv_heads": 2,
@@ -29,27 +29,27 @@ pub fn small_model(tied: bool) -> Model {
     model::read("small.json", &text).expect("a valid model")
 }
 
-/// Tensor, pipeline and data axis.
+/// A mesh by its tensor, pipeline and data axes.
 pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
     Mesh { tensor, pipeline, data }
 }
 
-/// A plan drawn for a batch of eight sequences.
+/// A random plan for a batch of eight sequences.
 pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
     let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
     let mut dice = TestRng(seed);
-    (0..1000).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan of this mesh")
+    (0..1000).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan for the mesh")
 }
 
-/// A session under a plan; all weights are zeros.
+/// A session under a plan, with weights of zero.
 pub fn session(model: &Model, plan: &Plan) -> Session {
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
     narrows_cpu::session(model, program, 1).unwrap()
 }
 
-/// A session at its first step.
-pub fn begun(model: &Model, plan: &Plan) -> Session {
+/// A session under a plan, with initial weights.
+pub fn initialised_session(model: &Model, plan: &Plan) -> Session {
     let mut session = session(model, plan);
     session.initialise(model, SEED).unwrap();
     session
@@ -59,17 +59,17 @@ pub fn optimizer() -> Optimizer {
     Optimizer::new(1e-2, 3, 40)
 }
 
-/// Makes steps on tokens that depend on the step's number alone; gives their losses.
+/// Trains on tokens that depend on the step number alone. Returns the losses.
 pub fn train(session: &mut Session, steps: u64) -> Vec<f64> {
-    let one = |_| {
+    let step = |_| {
         let mut dice = TestRng(1000 + session.steps());
         let work = session.program().context.workload;
         let count = work.global_batch * work.sequence_length;
-        // A target that can be learned: the token itself.
+        // Targets equal the tokens, so that the model can learn.
         let tokens: Vec<u32> = (0..count).map(|_| dice.below(64) as u32).collect();
         session.step(&optimizer(), StepInput { tokens: &tokens, targets: &tokens }).unwrap().loss
     };
-    (0..steps).map(one).collect()
+    (0..steps).map(step).collect()
 }
 
 pub fn checkpoint_of(session: &Session, model: &Model) -> Checkpoint {
@@ -84,7 +84,7 @@ pub fn checkpoint_of(session: &Session, model: &Model) -> Checkpoint {
 
 /// A checkpoint after two steps on one device.
 pub fn trained(model: &Model) -> Checkpoint {
-    let mut session = begun(model, &plan(model, 1, mesh(1, 1, 1), Zero::Off));
+    let mut session = initialised_session(model, &plan(model, 1, mesh(1, 1, 1), Zero::Off));
     train(&mut session, 2);
     checkpoint_of(&session, model)
 }

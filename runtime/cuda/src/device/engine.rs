@@ -95,7 +95,7 @@ pub fn session(
     let opened = GpuEngine::open(subject.clone(), device, options, cluster.clone(), warn);
     // The others wait in NCCL or for an agreement, and should learn why nobody comes.
     if let (Err(error), Some(cluster)) = (&opened, &cluster) {
-        cluster.abort(error);
+        error.abort_run(&**cluster);
     }
     Ok(Session::new(subject, Box::new(opened?), cluster))
 }

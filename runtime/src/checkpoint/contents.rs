@@ -1,15 +1,59 @@
-//! Checkpoints of sessions and training runs.
+//! The contents of a checkpoint, taken from and restored into sessions and training runs.
 
+use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
+use narrows_plan::strategy::{Context, Zero};
+use serde::{Deserialize, Serialize};
 
-use super::Checkpoint;
 use super::error::CheckpointFault;
 use super::tensors::check_sizes;
 use crate::data::{Cursor, DataError};
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
-use crate::session::{Session, TensorKind};
+use crate::session::{NamedTensors, Session, TensorKind};
 use crate::train::Trainer;
+
+/// The state of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    /// Number of optimizer steps.
+    pub step: u64,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Position in the tokens.
+    pub cursor: Cursor,
+    /// Hyper-parameters of the run.
+    pub optimizer: Optimizer,
+    /// [`Model::fingerprint`] of the run's model.
+    pub model_fingerprint: String,
+    /// Outline of the plan, for information.
+    pub origin: Option<CheckpointOrigin>,
+    /// Weights, by logical name.
+    pub weights: NamedTensors,
+    /// AdamW's first moments, by the logical name of their parameter.
+    pub first_moments: NamedTensors,
+    /// AdamW's second moments, by the logical name of their parameter.
+    pub second_moments: NamedTensors,
+}
+
+/// Outline of the plan that a checkpoint was made under, for information only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointOrigin {
+    /// Mesh of devices.
+    pub mesh: Mesh,
+    /// Workload of a step.
+    pub workload: Workload,
+    /// ZeRO stage.
+    pub zero: Zero,
+}
+
+impl From<Context> for CheckpointOrigin {
+    fn from(context: Context) -> CheckpointOrigin {
+        let Context { mesh, workload, zero, .. } = context;
+        CheckpointOrigin { mesh, workload, zero }
+    }
+}
 
 /// Why a run cannot resume from a checkpoint.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,58 @@
+//! The version and the file names of checkpoints, and their JSON files.
+
+use std::path::Path;
+
+use narrows_plan::json;
+use serde::de::DeserializeOwned;
+
+use super::error::{CheckpointError, CheckpointFault};
+
+/// The version of the format that is written and read.
+pub const FORMAT_VERSION: u64 = 1;
+
+pub(super) const MODEL: &str = "model.safetensors";
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+pub(super) const STATE: &str = "state.json";
+pub(super) const MANIFEST: &str = "manifest.json";
+
+const FORMAT_PREFIX: &str = "narrows-checkpoint/";
+
+/// The `format` field of the JSON files.
+pub(super) fn format_field() -> String {
+    format!("{FORMAT_PREFIX}{FORMAT_VERSION}")
+}
+
+/// Parses a JSON file of a checkpoint. The format is checked first, because a later version may have
+/// other fields.
+pub(super) fn parse_json<T: DeserializeOwned>(
+    path: &Path,
+    bytes: &[u8],
+) -> Result<T, CheckpointError> {
+    let error = |fault| CheckpointError::new(path, fault);
+    let field_error =
+        |field: String, problem: String| error(CheckpointFault::InvalidField { field, problem });
+    let value: serde_json::Value = serde_json::from_slice(bytes)
+        .map_err(|error| field_error(".".into(), format!("is not JSON: {error}")))?;
+    let format = value.get("format").and_then(|format| format.as_str());
+    let version = format.and_then(|format| format.strip_prefix(FORMAT_PREFIX));
+    match version.and_then(|version| version.parse().ok()) {
+        Some(FORMAT_VERSION) if format == Some(&format_field()) => {}
+        Some(version) if version > FORMAT_VERSION => {
+            let expected = FORMAT_VERSION;
+            return Err(error(CheckpointFault::NewerFormat { expected, actual: version }));
+        }
+        _ => {
+            let actual = match value.get("format") {
+                None => "nothing".into(),
+                Some(other) => {
+                    format!("`{}`", other.to_string().chars().take(60).collect::<String>())
+                }
+            };
+            return Err(error(CheckpointFault::UnknownFormat { actual }));
+        }
+    }
+    json::read_value(&mut serde_json::Deserializer::from_slice(bytes)).map_err(|defect| {
+        let field = if defect.field.is_empty() { ".".into() } else { defect.field };
+        field_error(field, defect.problem)
+    })
+}

@@ -1,0 +1,105 @@
+//! Saving and loading checkpoints.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use narrows_plan::model::Model;
+
+use super::contents::Checkpoint;
+use super::error::CheckpointError;
+use super::folder;
+use super::format::{MANIFEST, MODEL, OPTIMIZER, STATE, parse_json};
+use super::manifest::{FileEntry, Manifest};
+use super::names::stored_parameters;
+use super::state::RunState;
+use super::tensors::{self, HashingWriter, TensorGroup};
+
+/// What follows the name of a parameter in the name of its tensor.
+const WEIGHT_SUFFIX: &str = "";
+const FIRST_MOMENT_SUFFIX: &str = ".first_moment";
+const SECOND_MOMENT_SUFFIX: &str = ".second_moment";
+
+/// Writes a checkpoint into the checkpoint folder of a run, which is created if necessary, and removes
+/// the oldest checkpoints of earlier steps, so that at most `keep` remain with the new one. Only one
+/// run may write to a folder, which must be [locked](super::lock): two writers would remove each
+/// other's unfinished files.
+///
+/// # Errors
+/// When the checkpoint does not belong to the model, or a file cannot be written; existing checkpoints
+/// are then unchanged.
+pub fn save(
+    dir: &Path,
+    checkpoint: &Checkpoint,
+    model: &Model,
+    keep: NonZeroUsize,
+) -> Result<PathBuf, CheckpointError> {
+    let parameters = stored_parameters(model);
+    let state = RunState::new(checkpoint, model);
+    let target = dir.join(folder::folder_name(checkpoint.step));
+    let error = |fault| CheckpointError::new(&target, fault);
+    state.check_model(model).map_err(error)?;
+    for whole in [&checkpoint.weights, &checkpoint.first_moments, &checkpoint.second_moments] {
+        tensors::check(&parameters, whole).map_err(error)?;
+    }
+    let temporary = folder::create_temporary(dir)?;
+    // Errors name the final path, not the temporary one.
+    let failed = |name: &str| CheckpointError::io(&target.join(name), "written");
+    let write_tensors = |name, groups: &[TensorGroup]| {
+        tensors::write(&temporary.path().join(name), &parameters, groups).map_err(failed(name))
+    };
+    let weights = write_tensors(MODEL, &[(WEIGHT_SUFFIX, &checkpoint.weights)])?;
+    let moments = [
+        (FIRST_MOMENT_SUFFIX, &checkpoint.first_moments),
+        (SECOND_MOMENT_SUFFIX, &checkpoint.second_moments),
+    ];
+    let optimizer = write_tensors(OPTIMIZER, &moments)?;
+    let state = write_json(&temporary.path().join(STATE), &state).map_err(failed(STATE))?;
+    let manifest = Manifest::new(weights, optimizer, state);
+    write_json(&temporary.path().join(MANIFEST), &manifest).map_err(failed(MANIFEST))?;
+    let path = folder::commit(temporary, dir, checkpoint.step)?;
+    folder::prune(dir, checkpoint.step, keep);
+    Ok(path)
+}
+
+/// Reads a checkpoint from its own folder, and checks that it is complete, undamaged, and of this
+/// model.
+///
+/// # Errors
+/// The first problem, with the file and the location in it.
+pub fn load(path: &Path, model: &Model) -> Result<Checkpoint, CheckpointError> {
+    let manifest = Manifest::read(path)?;
+    let state_path = path.join(STATE);
+    let state: RunState = parse_json(&state_path, &manifest.read_file(path, STATE)?)?;
+    state.check_model(model).map_err(|fault| CheckpointError::new(&state_path, fault))?;
+    let parameters = stored_parameters(model);
+    let error = |name: &str| {
+        let path = path.join(name);
+        move |fault| CheckpointError::new(&path, fault)
+    };
+    let [weights] = tensors::read(&manifest.read_file(path, MODEL)?, &parameters, [WEIGHT_SUFFIX])
+        .map_err(error(MODEL))?;
+    let suffixes = [FIRST_MOMENT_SUFFIX, SECOND_MOMENT_SUFFIX];
+    let [first_moments, second_moments] =
+        tensors::read(&manifest.read_file(path, OPTIMIZER)?, &parameters, suffixes)
+            .map_err(error(OPTIMIZER))?;
+    Ok(Checkpoint {
+        step: state.step,
+        seed: state.seed,
+        cursor: state.cursor,
+        optimizer: state.optimizer.to_optimizer(),
+        model_fingerprint: state.model.fingerprint,
+        origin: state.origin,
+        weights,
+        first_moments,
+        second_moments,
+    })
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<FileEntry> {
+    let mut file = HashingWriter::create(path)?;
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    file.write(&text)?;
+    file.finish()
+}
