@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one go, and one table of what came out.
+# Runs everything that needs a GPU, and writes one table of the results.
 #
 #     benches/gpu.sh                                  # builds, runs all parts, writes bench-gpu-DATE/table.md
-#     benches/gpu.sh --python VENV/bin/python         # beside the PyTorch of that environment
-#     benches/gpu.sh --only speed,predict --output D  # some parts; the table keeps what D has of others
+#     benches/gpu.sh --python VENV/bin/python         # compares with the PyTorch of that environment
+#     benches/gpu.sh --only speed,predict --output D  # runs some parts; the table keeps the others' results in D
 #
-# Without a usable GPU it says of every part that it was skipped, and why, and ends with 0. A part that fails does not
-# stop the others; the script then ends with 1. Besides bash it needs python3, and cargo unless programs are given.
+# Without a usable GPU every part is skipped with the reason, and the exit code is 0. A part that fails does not stop
+# the others; the exit code is then 1. Requires bash and python3, and cargo unless programs are given.
 #
 # | option                 | default              | meaning |
 # |------------------------|----------------------|---------|
-# | --output DIR           | bench-gpu-DATE       | raw outputs, a folder a part, and table.md |
+# | --output DIR           | bench-gpu-DATE       | raw outputs, one folder per part, and table.md |
 # | --only A,B, --skip A,B | all parts            | which parts run (--list names them) |
 # | --binary FILE          | built by cargo       | the program `narrows` |
 # | --gpu-tests FILE       | built by cargo       | the test program of runtime/cuda/tests/gpu |
 # | --python FILE          | python3              | a Python; with torch, for `speed` |
-# | --peak-flops N         | by the GPU's name    | dense bf16 FLOP/s that MFU is of |
-# | --curve M,B,L,N        | cola-60m,4,256,100   | model, sequences, their length, steps of `curve` |
-# | --calibrate FLAGS      | none: whole          | flags of `narrows calibrate --backend cuda` besides, such as --quick |
-# | --speed M,B,L,N        | cola-1b,4,4096,20    | the same of `speed`, `predict` and `trace` |
-# | --btp M,B,L,N          | cola-60m,4,256,10    | the same of `btp` |
-# | --sanitize M,B,L,N     | cola-60m,1,128,2     | the same of `sanitize` |
+# | --peak-flops N         | by the GPU's name    | dense bf16 FLOP/s that MFU refers to |
+# | --curve M,B,L,N        | cola-60m,4,256,100   | model, sequences, their length and steps of `curve` |
+# | --calibrate FLAGS      | none                 | further flags of `narrows calibrate --backend cuda`, such as --quick |
+# | --speed M,B,L,N        | cola-1b,4,4096,20    | as --curve, for `speed`, `predict` and `trace` |
+# | --btp M,B,L,N          | cola-60m,4,256,10    | as --curve, for `btp` |
+# | --sanitize M,B,L,N     | cola-60m,1,128,2     | as --curve, for `sanitize` |
 # | --warm-up N            | 5                    | first steps of `speed` that are not timed |
-# | --processes N,M        | 2,4                  | of `btp` |
-# | --one-gpu-by WAY       | host                 | how NCCL takes several processes on one GPU: `host` (each says it is another host, and they talk over sockets), or `multi-rank` (NCCL 2.30.3 or newer) |
+# | --processes N,M        | 2,4                  | numbers of processes of `btp` |
+# | --one-gpu-by WAY       | host                 | how NCCL accepts several processes on one GPU: `host` (each claims to be another host, connected by sockets), or `multi-rank` (NCCL 2.30.3 or newer) |
 # | --torch-device D       | cuda                 | where PyTorch runs: `cpu` tests this script |
 # shellcheck disable=SC2329 # parts are called by their names
 set -euo pipefail
@@ -35,10 +35,10 @@ figures=$here/benches/gpu_figures.py
 torch_step=$here/benches/step/torch_step.py
 
 out=bench-gpu-$(date -u +%Y-%m-%dT%H%M)
-only='' skipped='' binary='' gpu_tests='' python=python3 peak=''
+only='' skipped='' binary='' gpu_tests='' python=python3 peak_flops=''
 curve=cola-60m,4,256,100 speed=cola-1b,4,4096,20 btp=cola-60m,4,256,10 sanitize=cola-60m,1,128,2
 calibrate='' warm_up=5 processes=2,4 one_gpu_by=host torch_device=cuda
-asked="benches/gpu.sh $*"
+command_line="benches/gpu.sh $*"
 
 usage() {
     sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
@@ -54,7 +54,7 @@ while (($#)); do
         --help) usage; exit ;;
         --list) printf '%s\n' "${PARTS[@]}"; exit ;;
     esac
-    (($# > 1)) || refuse "$1 is unknown, or wants a value"
+    (($# > 1)) || refuse "$1 is unknown, or needs a value"
     case $1 in
         --output) out=$2 ;;
         --only) only=$2 ;;
@@ -62,7 +62,7 @@ while (($#)); do
         --binary) binary=$2 ;;
         --gpu-tests) gpu_tests=$2 ;;
         --python) python=$2 ;;
-        --peak-flops) peak=$2 ;;
+        --peak-flops) peak_flops=$2 ;;
         --curve) curve=$2 ;;
         --calibrate) calibrate=$2 ;;
         --speed) speed=$2 ;;
@@ -77,14 +77,14 @@ while (($#)); do
     shift 2
 done
 for name in ${only//,/ } ${skipped//,/ }; do
-    [[ " ${PARTS[*]} " == *" $name "* ]] || refuse "$name is no part"
+    [[ " ${PARTS[*]} " == *" $name "* ]] || refuse "there is no part $name"
 done
-[[ $one_gpu_by == host || $one_gpu_by == multi-rank ]] || refuse "--one-gpu-by $one_gpu_by"
+[[ $one_gpu_by == host || $one_gpu_by == multi-rank ]] || refuse "--one-gpu-by takes host or multi-rank, not $one_gpu_by"
 
-# ---- what every part uses
+# ---- Shared by all parts
 
-# Runs a command whose streams go to DIR/NAME.out and .err, and keeps it among the exact commands.
-# Variables may stand before it, as for env.
+# Runs a command with its output in DIR/NAME.out and DIR/NAME.err, and records the exact command. Environment variables
+# can precede the command, as for env.
 logged() {
     local name=$1
     shift
@@ -92,79 +92,79 @@ logged() {
     local code=0
     env "$@" >"$dir/$name.out" 2>"$dir/$name.err" || code=$?
     if ((code)); then
-        echo "$name ended with $code: $(tail -n 3 "$dir/$name.err" | tr '\n' ' ')" >"$dir/why"
+        echo "$name exited with $code: $(tail -n 3 "$dir/$name.err" | tr '\n' ' ')" >"$dir/reason"
         return "$code"
     fi
 }
 
-# Ends a part that has nothing to run with.
+# Ends a part that lacks something it needs, with the reason.
 skip() {
-    echo "$1" >"$dir/why"
+    echo "$1" >"$dir/reason"
     exit 77
 }
 
-# Rows of the table: what figures.py prints. It ends with 1 where one of them does not hold.
+# Appends the rows that gpu_figures.py prints to the table. It exits with 1 if a check fails.
 rows() {
     if ! python3 "$figures" "$@" >>"$dir/rows.tsv" 2>"$dir/figures.err"; then
-        { tail -n 1 "$dir/figures.err" | grep . || echo 'a row does not hold'; } >"$dir/why"
+        { tail -n 1 "$dir/figures.err" | grep . || echo 'a check failed'; } >"$dir/reason"
         return 1
     fi
 }
 
-# The flags of `narrows run` that MODEL,SEQUENCES,LENGTH,STEPS mean.
-flags() {
+# The flags of `narrows run` for MODEL,SEQUENCES,LENGTH,STEPS.
+run_flags() {
     local model sequences length steps
     IFS=, read -r model sequences length steps <<<"$1"
     echo "--model $model --global-batch $sequences --sequence-length $length --steps $steps"
 }
 
-# ---- the parts, each in a process of its own with $dir as its folder
+# ---- The parts, each in a process of its own with $dir as its folder
 
-# Every case that backends are held against the reference in, graphs against single launches, failures: on this GPU.
+# The tests of the CUDA backend on this GPU: conformance with the reference, graphs against eager launches, failures.
 part_conformance() {
     local -a tests=("$gpu_tests")
     if [[ -z $gpu_tests ]]; then
-        command -v cargo >/dev/null || skip 'there is no cargo to build the tests with, and no --gpu-tests'
+        command -v cargo >/dev/null || skip 'cargo is missing, which builds the tests: install it, or pass --gpu-tests'
         tests=(cargo test --release --manifest-path "$here/Cargo.toml" -p narrows-cuda --test gpu --)
     fi
     logged tests NARROWS_TEST_GPU=1 "${tests[@]}" --nocapture --test-threads 1
     rows conformance "$dir/tests.out"
 }
 
-# The loss curve on processors, on the GPU in f32, and in mixed precision.
+# The loss curve on the CPU, on the GPU in f32, and on the GPU in mixed precision.
 part_curve() {
     local -a run
-    read -ra run <<<"run $(flags "$curve") --learning-rate 1e-3 --format json"
+    read -ra run <<<"run $(run_flags "$curve") --learning-rate 1e-3 --format json"
     logged cpu "$binary" "${run[@]}" --hardware cpu-local --metrics "$dir/cpu.jsonl"
-    # A profile of processors plans in f32, whatever runs it.
+    # With a CPU profile the plan is in f32 on every backend.
     logged f32 "$binary" "${run[@]}" --backend cuda --hardware cpu-local --metrics "$dir/f32.jsonl"
     logged bf16 "$binary" "${run[@]}" --backend cuda --metrics "$dir/bf16.jsonl"
     rows curve "$curve" "$dir/cpu.jsonl" "$dir/f32.jsonl" "$dir/bf16.jsonl"
 }
 
-# A profile of this GPU.
+# A hardware profile of this GPU.
 part_calibrate() {
-    local -a besides
-    read -ra besides <<<"$calibrate"
-    logged calibrate "$binary" calibrate --backend cuda "${besides[@]}" --output "$dir/profile.json" --format json
+    local -a extra_flags
+    read -ra extra_flags <<<"$calibrate"
+    logged calibrate "$binary" calibrate --backend cuda "${extra_flags[@]}" --output "$dir/profile.json" --format json
     rows calibrate "$dir/profile.json"
 }
 
-# Tokens a second and MFU, beside PyTorch from the same weights on the same tokens.
+# Tokens a second and MFU, compared with PyTorch from the same weights on the same tokens.
 part_speed() {
     local model sequences length steps
     IFS=, read -r model sequences length steps <<<"$speed"
-    ((steps > warm_up)) || skip "of $steps steps none is left after a warm-up of $warm_up"
-    # One batch: as many windows as a step has sequences. A step sees them in another order, and has the same loss.
+    ((steps > warm_up)) || skip "a warm-up of $warm_up leaves none of $steps steps"
+    # One batch: as many windows as a step has sequences. Every step has the same sequences, in another order.
     rows tokens --model "$model" --count $((sequences * length + 1)) "$dir/batch.tokens"
     local -a run
-    read -ra run <<<"run $(flags "$speed") --data $dir/batch.tokens --learning-rate 1e-3 --format json"
+    read -ra run <<<"run $(run_flags "$speed") --data $dir/batch.tokens --learning-rate 1e-3 --format json"
     logged narrows "$binary" "${run[@]}" --backend cuda \
         --metrics "$dir/narrows.jsonl" --output "$dir/plan.json"
     logged flops "$binary" cost "$dir/plan.json" --format json
-    local -a beside=()
+    local -a torch=()
     if "$python" -c 'import torch' 2>/dev/null; then
-        # Where a run begins: after a step of a rate that moves no weight. It needs no GPU.
+        # The initial weights, as a checkpoint after one step whose learning rate changes no weight. Needs no GPU.
         logged weights "$binary" run --model "$model" --hardware cpu-local --global-batch 1 --sequence-length 8 \
             --steps 1 --learning-rate 1e-30 --weight-decay 0 --checkpoint-dir "$dir/weights"
         rows rates "$dir/narrows.jsonl" "$dir/rates"
@@ -174,20 +174,21 @@ part_speed() {
             if logged "torch-$mode" bash -c '"$@" <"$0"' "$dir/rates" "$python" "$torch_step" "$mode" \
                 --model "$model" --sequences "$sequences" --length "$length" --device "$torch_device" \
                 --dtype bfloat16 --checkpoint "$dir/weights/step-00000001" --tokens "$dir/batch.tokens"; then
-                beside+=("$mode=$dir/torch-$mode.out")
+                torch+=("$mode=$dir/torch-$mode.out")
             else
-                beside+=("$mode=")
+                torch+=("$mode=")
             fi
         done
-        # Three times the weights, in f32.
+        # The checkpoint takes three times the memory of the weights in f32.
         rm -rf "$dir/weights"
     fi
-    rows speed "$speed" --warm-up "$warm_up" --peak "$peak" --cost "$dir/flops.out" "$dir/narrows.jsonl" "${beside[@]}"
+    rows speed "$speed" --warm-up "$warm_up" --peak-flops "$peak_flops" --cost "$dir/flops.out" "$dir/narrows.jsonl" \
+        "${torch[@]}"
 }
 
-# What a step was expected to take on the published profile, and on the one that `calibrate` made.
+# The predicted step time with the published profile, and with the one that `calibrate` measured.
 part_predict() {
-    [[ -s $out/speed/narrows.jsonl ]] || skip 'the part speed left no steps to compare with'
+    [[ -s $out/speed/narrows.jsonl ]] || skip 'the part speed has no steps to compare with'
     local -a predictions=("data sheet=$out/speed/flops.out")
     if [[ -s $out/calibrate/profile.json ]]; then
         logged calibrated "$binary" cost "$out/speed/plan.json" --hardware "$out/calibrate/profile.json" --format json
@@ -196,34 +197,34 @@ part_predict() {
     rows predict --warm-up "$warm_up" "$out/speed/narrows.jsonl" "${predictions[@]}"
 }
 
-# Processes on one GPU that split every layer give the losses of one process.
+# Losses of several processes on one GPU that shard every layer, compared with those of one process.
 part_btp() {
     local -a run
-    read -ra run <<<"run $(flags "$btp") --learning-rate 1e-3 --backend cuda --format json"
+    read -ra run <<<"run $(run_flags "$btp") --learning-rate 1e-3 --backend cuda --format json"
     local precision count
     for precision in f32 bf16; do
-        local -a of=("${run[@]}")
-        # A profile of processors plans in f32.
-        [[ $precision == bf16 ]] || of+=(--hardware cpu-local)
-        logged "$precision-1" CUDA_VISIBLE_DEVICES=0 "$binary" "${of[@]}" --metrics "$dir/$precision-1.jsonl"
+        local -a command=("${run[@]}")
+        # With a CPU profile the plan is in f32.
+        [[ $precision == bf16 ]] || command+=(--hardware cpu-local)
+        logged "$precision-1" CUDA_VISIBLE_DEVICES=0 "$binary" "${command[@]}" --metrics "$dir/$precision-1.jsonl"
         for count in ${processes//,/ }; do
-            together "$precision-$count" "$count" "${of[@]}" --strategy btp --tensor "$count" --pipeline 1 \
+            launch "$precision-$count" "$count" "${command[@]}" --strategy btp --tensor "$count" --pipeline 1 \
                 --metrics "$dir/$precision-$count.jsonl"
             rows btp "$btp" "$precision" "$count" "$dir/$precision-1.jsonl" "$dir/$precision-$count.jsonl"
         done
     done
 }
 
-# So many processes, all of which see GPU 0 alone.
-together() {
+# Runs COUNT processes of narrows, all on GPU 0.
+launch() {
     local name=$1 count=$2 rank port failed=0
     shift 2
     port=$(python3 "$figures" port)
     local -a children=()
     for ((rank = 0; rank < count; rank++)); do
-        local -a says=(NCCL_MULTI_RANK_GPU_ENABLE=1)
-        [[ $one_gpu_by == multi-rank ]] || says=("NCCL_HOSTID=narrows-$rank" NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo)
-        logged "$name-of-$rank" CUDA_VISIBLE_DEVICES=0 "${says[@]}" RANK="$rank" WORLD_SIZE="$count" \
+        local -a nccl=(NCCL_MULTI_RANK_GPU_ENABLE=1)
+        [[ $one_gpu_by == multi-rank ]] || nccl=("NCCL_HOSTID=narrows-$rank" NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo)
+        logged "$name-rank-$rank" CUDA_VISIBLE_DEVICES=0 "${nccl[@]}" RANK="$rank" WORLD_SIZE="$count" \
             LOCAL_RANK="$rank" LOCAL_WORLD_SIZE="$count" MASTER_ADDR=127.0.0.1 MASTER_PORT="$port" \
             "$binary" "$@" --collective-timeout 120 &
         children+=($!)
@@ -234,12 +235,12 @@ together() {
     return "$failed"
 }
 
-# Accesses out of bounds, and races in shared memory, over a few steps of single launches.
+# Memory errors, and races in shared memory, over a few eager steps.
 part_sanitize() {
-    command -v compute-sanitizer >/dev/null || skip 'compute-sanitizer is not installed (it comes with the CUDA toolkit)'
+    command -v compute-sanitizer >/dev/null || skip 'compute-sanitizer is not installed: it is part of the CUDA toolkit'
     local tool
     local -a run
-    read -ra run <<<"run $(flags "$sanitize") --backend cuda --eager"
+    read -ra run <<<"run $(run_flags "$sanitize") --backend cuda --eager"
     for tool in memcheck racecheck; do
         local code=0
         logged "$tool" compute-sanitizer --tool "$tool" --target-processes all --error-exitcode 9 \
@@ -248,21 +249,21 @@ part_sanitize() {
     done
 }
 
-# Where the time of a step goes, instruction by instruction.
+# The time of a step by instruction.
 part_trace() {
     local -a run
-    read -ra run <<<"run $(flags "$speed") --learning-rate 1e-3 --backend cuda --eager --format json"
+    read -ra run <<<"run $(run_flags "$speed") --learning-rate 1e-3 --backend cuda --eager --format json"
     logged eager "$binary" "${run[@]}" --trace "$dir/trace.json" --metrics "$dir/eager.jsonl"
     rows trace "$speed" "$dir/eager.out" "$dir/trace.json"
 }
 
-# ---- all of them
+# ---- Main
 
-command -v python3 >/dev/null || refuse 'python3 is not there'
+command -v python3 >/dev/null || refuse 'python3 is missing'
 mkdir -p "$out/machine"
 out=$(cd "$out" && pwd)
 if [[ -z $binary ]]; then
-    command -v cargo >/dev/null || refuse 'there is no cargo to build narrows with: give --binary'
+    command -v cargo >/dev/null || refuse 'cargo is missing, which builds narrows: install it, or pass --binary'
     cargo build --release --manifest-path "$here/Cargo.toml"
     binary=${CARGO_TARGET_DIR:-$here/target}/release/narrows
 fi
@@ -270,20 +271,20 @@ binary=$(realpath "$binary")
 [[ -z $gpu_tests ]] || gpu_tests=$(realpath "$gpu_tests")
 
 "$binary" doctor --format json >"$out/machine/doctor.json"
-nvidia-smi >"$out/machine/nvidia-smi" 2>&1 || echo 'nvidia-smi does not run' >"$out/machine/nvidia-smi"
+nvidia-smi >"$out/machine/nvidia-smi" 2>&1 || echo 'nvidia-smi failed' >"$out/machine/nvidia-smi"
 { git -C "$here" describe --always --dirty 2>/dev/null || echo unknown; } >"$out/machine/commit"
 "$python" -c 'import torch; print(torch.__version__, torch.version.cuda)' >"$out/machine/torch" 2>/dev/null ||
     echo none >"$out/machine/torch"
-echo "$asked" >"$out/machine/asked"
-# Empty where the GPU can be used; otherwise the reason.
+echo "$command_line" >"$out/machine/command"
+# Why the GPU cannot be used; empty if it can.
 no_gpu=$(python3 "$figures" why-no-gpu "$out/machine/doctor.json")
 
 any_failed=0
 for part in "${PARTS[@]}"; do
     dir=$out/$part
     if [[ -n $only && ",$only," != *",$part,"* || ",$skipped," == *",$part,"* ]]; then
-        # What an earlier call left stays.
-        [[ -e $dir/state ]] || { mkdir -p "$dir"; echo 'skipped: not asked for' >"$dir/state"; }
+        # Results of an earlier call are kept.
+        [[ -e $dir/state ]] || { mkdir -p "$dir"; echo 'skipped: not selected' >"$dir/state"; }
         continue
     fi
     rm -rf "$dir"
@@ -291,17 +292,17 @@ for part in "${PARTS[@]}"; do
     if [[ -n $no_gpu ]]; then
         echo "skipped: $no_gpu" >"$dir/state"
     else
-        echo "$part: begun" >&2
-        # Not in a condition: there `set -e` would mean nothing.
+        echo "$part: started" >&2
+        # Not as a condition, which would disable `set -e`.
         set +e
         (set -e; "part_$part")
         code=$?
         set -e
-        why=$(cat "$dir/why" 2>/dev/null || true)
+        reason=$(cat "$dir/reason" 2>/dev/null || true)
         case $code in
             0) echo 'done' ;;
-            77) echo "skipped: $why" ;;
-            *) echo "failed: ${why:-it ended with $code}" ;;
+            77) echo "skipped: $reason" ;;
+            *) echo "failed: ${reason:-exit code $code}" ;;
         esac >"$dir/state"
     fi
     state=$(<"$dir/state")

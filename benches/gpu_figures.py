@@ -1,9 +1,9 @@
-"""The figures of benches/gpu.sh: what raw outputs say, as rows of a table. Plain Python, without packages.
+"""Figures of benches/gpu.sh: turns raw outputs into rows of a table. Plain Python, without packages.
 
-    python3 benches/gpu_figures.py WHAT …      (WHAT is a function below; benches/gpu.sh calls them)
+    python3 benches/gpu_figures.py COMMAND …      (commands are at the end; benches/gpu.sh calls them)
 
-A row is a line on standard output: what was measured, the value, what it is held against, and whether it holds, apart by
-tabs. The process ends with 1 where a row does not hold. Speeds have aims and no bounds: below one, the row says so.
+A row is a line on standard output with tab-separated cells: quantity, measured value, reference, verdict. The process
+exits with 1 if a check fails. Speeds have targets, not bounds: a value below its target is reported, but does not fail.
 """
 
 import argparse
@@ -22,282 +22,296 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "benches
 
 from sizes import SIZES  # noqa: E402
 
-# Dense bf16, FLOP/s, by what a GPU is called, the more particular first: NVIDIA's data sheets, without sparsity.
-PEAKS = [("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("GH200", 989e12), ("H200", 989e12), ("H100", 989e12), ("A100", 312e12)]
+# Dense bf16 FLOP/s by a part of the GPU's name, the more specific first: NVIDIA's data sheets, without sparsity.
+PEAK_FLOPS = [("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("GH200", 989e12), ("H200", 989e12), ("H100", 989e12), ("A100", 312e12)]
 
-# How far a loss may be from another of the same step, relative. Sums in another order in f32: AdamW makes as large a
-# step of a gradient that is nearly zero as of any other, so that curves part slowly. bf16 has 8 bits, 0.4 % a rounding.
-CURVE_OFF = {"f32": 1e-2, "bf16": 2e-2}
-# The same, of one program on several devices: few steps.
-DEVICES_OFF = {"f32": 1e-4, "bf16": 2e-2}
-# Of PyTorch in bf16, which keeps other things in bf16 than this runtime.
-TORCH_OFF = 2e-2
+# Tolerances: largest relative difference between two losses of the same step. In f32 the order of sums differs, and
+# AdamW makes as large a step for a gradient near zero as for any other, so curves diverge slowly. A bf16 value has 8
+# significant bits: 0.4 % for each rounding.
+CURVE_TOLERANCE = {"f32": 1e-2, "bf16": 2e-2}
+# The same model on several devices, for few steps.
+DEVICES_TOLERANCE = {"f32": 1e-4, "bf16": 2e-2}
+# PyTorch in bf16, which rounds other values to bf16 than this runtime does.
+TORCH_TOLERANCE = 2e-2
 
-# The aims.
-FASTER_THAN_COMPILE = 1.2
-MFU_AIM = 0.40
+SPEEDUP_OVER_COMPILE_TARGET = 1.2
+MFU_TARGET = 0.40
 
-HOLDS, FAILS, ONLY_SAID = "yes", "NO", ""
+PASS, FAIL, INFO = "pass", "FAIL", ""
 
 
 class Rows:
-    """What is printed."""
+    """Prints rows and remembers whether a check failed."""
 
     def __init__(self):
         self.failed = False
 
-    def add(self, what, value, beside="", holds=ONLY_SAID):
-        if holds is True or holds is False:
-            holds = HOLDS if holds else FAILS
-        self.failed |= holds == FAILS
-        print("\t".join([what, value, beside, holds]))
+    def add(self, quantity, value, reference="", verdict=INFO):
+        self.failed |= verdict == FAIL
+        print("\t".join([quantity, value, reference, verdict]))
 
-    def aim(self, what, value, reached, aim):
-        self.add(what, value, f"aim: {aim}", "reached" if reached else "below")
+    def check(self, quantity, value, reference, passed):
+        self.add(quantity, value, reference, PASS if passed else FAIL)
+
+    def target(self, quantity, value, target, reached):
+        self.add(quantity, value, f"target: {target}", "reached" if reached else "below")
 
 
-def lines(path):
+def read_metrics(path):
     """The steps of a metrics file."""
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
-def read(path):
+def read_losses(path):
+    return [step["loss"] for step in read_metrics(path)]
+
+
+def read_json(path):
     return json.loads(pathlib.Path(path).read_text())
 
 
-def torch_steps(path):
-    """(version, parameters, (seconds, loss) of each step) that torch_step.py said."""
+def read_torch_steps(path):
+    """Version, number of parameters, and (seconds, loss) of each step, from the output of torch_step.py."""
     first, *steps = pathlib.Path(path).read_text().splitlines()
     parameters, version = first.split()
     return version, int(parameters), [(float(s.split()[0]), float(s.split()[2])) for s in steps]
 
 
-def furthest(found, wanted):
-    """The largest relative difference of two curves; infinite where one is no number, or they are not as long."""
-    if len(found) != len(wanted) or not found:
+def largest_difference(losses, expected):
+    """The largest relative difference between two loss curves; infinite with a NaN or different lengths."""
+    if len(losses) != len(expected) or not losses:
         return math.inf
-    off = [abs(one / other - 1) for one, other in zip(found, wanted)]
-    return max(math.inf if math.isnan(x) else x for x in off)
+    differences = [abs(loss / other - 1) for loss, other in zip(losses, expected)]
+    return max(math.inf if math.isnan(x) else x for x in differences)
 
 
-def mfu(model, sequences, length, step_time_s, peak):
-    """FLOPs of the model over what the GPU could do in a step."""
-    return SIZES[model].flops_of_sequence(length) * sequences / (step_time_s * peak)
+def mfu(model, sequences, length, step_time_s, peak_flops):
+    """Model FLOPs utilization: FLOPs of a step over those that the GPU could do in its time."""
+    return SIZES[model].flops_of_sequence(length) * sequences / (step_time_s * peak_flops)
 
 
-def work(text):
+def parse_workload(text):
+    """Model, sequences, length and steps of MODEL,SEQUENCES,LENGTH,STEPS."""
     model, sequences, length, steps = text.split(",")
     return model, int(sequences), int(length), int(steps)
 
 
-def shown(text):
-    model, sequences, length, steps = work(text)
+def describe_workload(text):
+    model, sequences, length, steps = parse_workload(text)
     return f"{model}, {sequences} × {length}, {steps} steps"
 
 
-def peak_of(name):
-    return next((peak for part, peak in PEAKS if part in name), None)
+def peak_flops_by_name(gpu):
+    return next((peak for name, peak in PEAK_FLOPS if name in gpu), None)
 
 
-# ---- what benches/gpu.sh asks besides rows
+# ---- Commands that print no rows
 
 
 def why_no_gpu(args, _rows):
-    """Why the GPU cannot be used, by what `narrows doctor` says; nothing where it can."""
-    doctor = read(args.doctor)
-    cuda = doctor["backends"]["cuda"]
+    """Prints why the GPU cannot be used, from the answer of `narrows doctor`; nothing if it can."""
+    cuda = read_json(args.doctor)["backends"]["cuda"]
     if not cuda["usable"]:
         first, *others = cuda["because"]
-        print(f"no GPU can be used here: {first}" + " (`narrows doctor` says what else)" * bool(others))
+        print(f"no usable GPU: {first}" + " (`narrows doctor` lists all reasons)" * bool(others))
 
 
 def port(_args, _rows):
-    """A port that is free."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        # The launch of processes listens here, and at no other.
-        print(found.getsockname()[1])
+    """Prints a free port, for the rendezvous of a launch."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        print(probe.getsockname()[1])
 
 
 def tokens(args, _rows):
-    """A token file (docs/token-files.md) of so many ids, drawn from a model's vocabulary."""
+    """Writes a token file (docs/token-files.md) of random ids from a model's vocabulary."""
     vocabulary = SIZES[args.model].vocabulary
-    dice = random.Random(1)
-    body = b"".join(dice.randrange(vocabulary).to_bytes(2, "little") for _ in range(args.count))
+    generator = random.Random(1)
+    body = b"".join(generator.randrange(vocabulary).to_bytes(2, "little") for _ in range(args.count))
     header = b"NRWTOKEN"
-    for number, size in ((1, 4), (2, 4), (vocabulary, 4), (0xFFFFFFFF, 4), (args.count, 8)):
-        header += number.to_bytes(size, "little")
+    for field, size in ((1, 4), (2, 4), (vocabulary, 4), (0xFFFFFFFF, 4), (args.count, 8)):
+        header += field.to_bytes(size, "little")
     header += hashlib.sha256(body).digest() + bytes(32) + b"drawn".ljust(96, b"\0") + bytes(32)
     pathlib.Path(args.output).write_bytes(header + hashlib.sha256(header).digest() + body)
 
 
 def rates(args, _rows):
-    """The learning rates of a run, one a line."""
-    text = "".join(f"{line['learning_rate']!r}\n" for line in lines(args.metrics))
+    """Writes the learning rates of a run, one a line."""
+    text = "".join(f"{step['learning_rate']!r}\n" for step in read_metrics(args.metrics))
     pathlib.Path(args.output).write_text(text)
 
 
 def flops(args, _rows):
-    """FLOPs of one sequence, forward and backward, and the parameters."""
+    """Prints the FLOPs of one sequence, forward and backward, and the number of parameters."""
     sizes = SIZES[args.model]
     print(sizes.flops_of_sequence(args.length), sizes.parameters())
 
 
-# ---- rows
+# ---- Commands that print rows
 
 
 def conformance(args, rows):
-    said = pathlib.Path(args.output).read_text()
-    passed = sum(int(count) for count in re.findall(r"test result: ok\. (\d+) passed", said))
-    # Some are said once for each seed.
-    skipped = list(dict.fromkeys(re.findall(r"skipped: (.*)", said)))
-    rows.add("conformance suite", f"{passed} tests passed", f"{len(skipped)} skipped", passed > 0)
-    for found in re.findall(r"(\d+ programs: .*)", said):
-        rows.add("against the reference", found)
-    for why in skipped:
-        rows.add("skipped", why)
+    output = pathlib.Path(args.output).read_text()
+    passed = sum(int(count) for count in re.findall(r"test result: ok\. (\d+) passed", output))
+    # Some tests report the same skip once per seed.
+    skipped = list(dict.fromkeys(re.findall(r"skipped: (.*)", output)))
+    rows.check("conformance suite", f"{passed} tests passed", f"{len(skipped)} skipped", passed > 0)
+    for summary in re.findall(r"(\d+ programs: .*)", output):
+        rows.add("compared with the reference", summary)
+    for reason in skipped:
+        rows.add("skipped", reason)
 
 
 def curve(args, rows):
-    cpu = [line["loss"] for line in lines(args.cpu)]
+    cpu = read_losses(args.cpu)
     for precision, path in (("f32", args.f32), ("bf16", args.bf16)):
-        found = [line["loss"] for line in lines(path)]
-        off, may = furthest(found, cpu), CURVE_OFF[precision]
-        value = f"off by at most {off:.1e}; ends at {found[-1]:.4f}"
-        beside = f"processors, f32: ends at {cpu[-1]:.4f}; at most {may:.0e}"
-        rows.add(f"loss curve on the GPU, {precision}: {shown(args.work)}", value, beside, off <= may)
+        losses = read_losses(path)
+        difference, tolerance = largest_difference(losses, cpu), CURVE_TOLERANCE[precision]
+        quantity = f"loss curve on the GPU, {precision}: {describe_workload(args.workload)}"
+        value = f"differs by at most {difference:.1e}; final loss {losses[-1]:.4f}"
+        reference = f"CPU, f32: final loss {cpu[-1]:.4f}; tolerance {tolerance:.0e}"
+        rows.check(quantity, value, reference, difference <= tolerance)
 
 
 def calibrate(args, rows):
-    profile = read(args.profile)
-    points = len((profile.get("measured") or {}).get("points", []))
-    rows.add("profile of this GPU", f"{points} measurements", f"calibrate/{pathlib.Path(args.profile).name}", points > 0)
+    points = len((read_json(args.profile).get("measured") or {}).get("points", []))
+    file = f"calibrate/{pathlib.Path(args.profile).name}"
+    rows.check("profile of this GPU", f"{points} measurements", file, points > 0)
 
 
 def speed(args, rows):
-    model, sequences, length, _ = work(args.work)
-    steps = lines(args.narrows)
-    losses = [line["loss"] for line in steps]
-    took = statistics.median(line["step_time_s"] for line in steps[args.warm_up :])
-    of_step = SIZES[model].flops_of_sequence(length) * sequences
-    rows.add("work", f"{model}, {sequences} sequences of {length}", f"{of_step:.4e} model FLOPs a step")
-    # What the program counts, from what it predicts: another count of the same.
-    priced = read(args.cost)
-    hardware = peak_of_profile(priced)
-    if hardware:
-        counted = priced["prediction"]["mfu"] * hardware * priced["prediction"]["step_time_s"]
-        rows.add("FLOPs as `narrows cost` counts them", f"{counted:.4e}", "the same to 1e-6", abs(counted / of_step - 1) < 1e-6)
-    peak = float(args.peak) if args.peak else peak_of(gpu_name(args.narrows))
+    model, sequences, length, _ = parse_workload(args.workload)
+    steps = read_metrics(args.narrows)
+    losses = [step["loss"] for step in steps]
+    step_time_s = statistics.median(step["step_time_s"] for step in steps[args.warm_up :])
+    step_flops = SIZES[model].flops_of_sequence(length) * sequences
+    rows.add("workload", f"{model}, {sequences} sequences of {length}", f"{step_flops:.4e} model FLOPs a step")
+    # The FLOPs that the program counts, recovered from its prediction: an independent count.
+    cost = read_json(args.cost)
+    profile_peak = profile_peak_flops(cost)
+    if profile_peak:
+        counted = cost["prediction"]["mfu"] * profile_peak * cost["prediction"]["step_time_s"]
+        same = abs(counted / step_flops - 1) < 1e-6
+        rows.check("FLOPs as `narrows cost` counts them", f"{counted:.4e}", "equal to 1e-6", same)
+    peak_flops = float(args.peak_flops) if args.peak_flops else peak_flops_by_name(gpu_name(args.narrows))
 
-    def said(name, step_time_s):
+    def add_speed(name, step_time_s):
         value = f"{sequences * length / step_time_s:,.0f} tokens/s, {1e3 * step_time_s:.2f} ms a step"
-        rows.add(name, value, f"MFU {mfu(model, sequences, length, step_time_s, peak):.1%}" if peak else "MFU unknown")
+        utilization = f"MFU {mfu(model, sequences, length, step_time_s, peak_flops):.1%}" if peak_flops else "MFU unknown"
+        rows.add(name, value, utilization)
 
-    said("narrows, captured graphs", took)
-    if peak:
-        share = mfu(model, sequences, length, took, peak)
-        rows.aim("MFU of narrows", f"{share:.1%}", share >= MFU_AIM, f"{MFU_AIM:.0%} of {peak / 1e12:.0f} TFLOP/s")
+    add_speed("narrows, captured graphs", step_time_s)
+    if peak_flops:
+        utilization = mfu(model, sequences, length, step_time_s, peak_flops)
+        target = f"{MFU_TARGET:.0%} of {peak_flops / 1e12:.0f} TFLOP/s"
+        rows.target("MFU of narrows", f"{utilization:.1%}", target, utilization >= MFU_TARGET)
     else:
-        rows.add("MFU of narrows", "unknown", "no peak is known of this GPU: --peak-flops")
-    if not args.beside:
-        rows.add("PyTorch", "left out", "this Python has no torch: --python")
-    for entry in args.beside:
+        rows.add("MFU of narrows", "unknown", "the peak of this GPU is not known: pass --peak-flops")
+    if not args.torch:
+        rows.add("PyTorch", "left out", "this Python has no torch: pass --python")
+    for entry in args.torch:
         mode, _, path = entry.partition("=")
         if not path:
-            rows.add(f"PyTorch {mode}", "did not run", f"torch-{mode}.err says why", FAILS)
+            rows.add(f"PyTorch {mode}", "failed", f"torch-{mode}.err has the error", FAIL)
             continue
-        version, parameters, other = torch_steps(path)
-        other_took = statistics.median(seconds for seconds, _ in other[args.warm_up :])
-        said(f"PyTorch {version} {mode}", other_took)
-        ratio = other_took / took
+        version, parameters, torch_steps = read_torch_steps(path)
+        torch_step_time_s = statistics.median(seconds for seconds, _ in torch_steps[args.warm_up :])
+        add_speed(f"PyTorch {version} {mode}", torch_step_time_s)
+        speedup = torch_step_time_s / step_time_s
         if mode == "compile":
-            rows.aim("narrows over PyTorch compile", f"{ratio:.2f}×", ratio >= FASTER_THAN_COMPILE, f"{FASTER_THAN_COMPILE}×")
+            target, reached = f"{SPEEDUP_OVER_COMPILE_TARGET}×", speedup >= SPEEDUP_OVER_COMPILE_TARGET
+            rows.target("narrows over PyTorch compile", f"{speedup:.2f}×", target, reached)
         else:
-            rows.add(f"narrows over PyTorch {mode}", f"{ratio:.2f}×")
-        off = furthest([loss for _, loss in other], losses)
-        same = off <= TORCH_OFF and parameters == SIZES[model].parameters()
-        rows.add(f"losses of PyTorch {mode}", f"off by at most {off:.1e}", f"at most {TORCH_OFF:.0e}", same)
+            rows.add(f"narrows over PyTorch {mode}", f"{speedup:.2f}×")
+        difference = largest_difference([loss for _, loss in torch_steps], losses)
+        same = difference <= TORCH_TOLERANCE and parameters == SIZES[model].parameters()
+        value = f"differ by at most {difference:.1e}"
+        rows.check(f"losses of PyTorch {mode}", value, f"tolerance {TORCH_TOLERANCE:.0e}", same)
 
 
-def gpu_name(beside):
-    """What the GPU is called, by the folder in which a part left a file."""
-    doctor = pathlib.Path(beside).parent.parent / "machine" / "doctor.json"
-    devices = read(doctor)["devices"] if doctor.exists() else []
+def gpu_name(metrics):
+    """The name of the GPU, from the answer of `narrows doctor` beside a part's folder."""
+    doctor = pathlib.Path(metrics).parent.parent / "machine" / "doctor.json"
+    devices = read_json(doctor)["devices"] if doctor.exists() else []
     return devices[0]["name"] if devices else ""
 
 
-def peak_of_profile(priced):
-    """FLOP/s that a prediction's MFU is of, where the profile is one that comes with the program."""
-    profile = pathlib.Path(__file__).parent.parent / "profiles" / f"{priced['decisions']['hardware']['name']}.json"
-    if not profile.exists():
+def profile_peak_flops(cost):
+    """Peak FLOP/s that a prediction's MFU refers to; None if its profile is not one of the presets."""
+    name = cost["decisions"]["hardware"]["name"]
+    file = pathlib.Path(__file__).parent.parent / "profiles" / f"{name}.json"
+    if not file.exists():
         return None
-    profile = read(profile)
+    profile = read_json(file)
     compute = {"mixed-bf16": "bf16"}.get(profile["precision"], "f32")
     return profile["device"]["peak_flops_per_s"][compute]
 
 
 def predict(args, rows):
-    took = statistics.median(line["step_time_s"] for line in lines(args.narrows)[args.warm_up :])
+    steps = read_metrics(args.narrows)[args.warm_up :]
+    measured = statistics.median(step["step_time_s"] for step in steps)
     for entry in args.predictions:
         name, _, path = entry.partition("=")
-        prediction = read(path)["prediction"]
+        prediction = read_json(path)["prediction"]
         low, high = prediction["step_time_interval_s"]
-        expected = prediction["step_time_s"]
-        value = f"{1e3 * expected:.2f} ms, in 90 % of cases {1e3 * low:.2f} to {1e3 * high:.2f}"
-        within = "within" if low <= took <= high else "outside"
-        beside = f"measured {1e3 * took:.2f} ms: {within}, predicted : measured = {expected / took:.3f}"
-        rows.add(f"predicted step ({name})", value, beside)
+        predicted = prediction["step_time_s"]
+        value = f"{1e3 * predicted:.2f} ms, 90 % interval {1e3 * low:.2f} to {1e3 * high:.2f}"
+        within = "within" if low <= measured <= high else "outside"
+        reference = f"measured {1e3 * measured:.2f} ms: {within}, predicted / measured = {predicted / measured:.3f}"
+        rows.add(f"predicted step ({name})", value, reference)
 
 
 def btp(args, rows):
-    alone, together = ([line["loss"] for line in lines(path)] for path in (args.alone, args.together))
-    off, may = furthest(together, alone), DEVICES_OFF[args.precision]
-    moved = [sum(sum(axes.values()) for axes in device.values()) for device in lines(args.together)[-1]["collective_bytes"]]
-    what = f"BTP over NCCL, {args.count} processes, {args.precision}: {shown(args.work)}"
-    # Without collectives nothing was split.
-    rows.add(what, f"losses off by at most {off:.1e}", f"one process; at most {may:.0e}", off <= may and min(moved) > 0)
+    difference = largest_difference(read_losses(args.many), read_losses(args.one))
+    tolerance = DEVICES_TOLERANCE[args.precision]
+    last_step = read_metrics(args.many)[-1]
+    moved = [sum(sum(axes.values()) for axes in device.values()) for device in last_step["collective_bytes"]]
+    quantity = f"BTP over NCCL, {args.processes} processes, {args.precision}: {describe_workload(args.workload)}"
+    # A run without collectives has not sharded anything.
+    passed = difference <= tolerance and min(moved) > 0
+    rows.check(quantity, f"losses differ by at most {difference:.1e}", f"one process; tolerance {tolerance:.0e}", passed)
 
 
 def sanitize(args, rows):
-    said = pathlib.Path(args.output).read_text()
-    summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", said)
-    clean = args.code == 0 and bool(summaries) and all(re.search(r"SUMMARY: 0 ", line) for line in summaries)
-    value = summaries[-1] if summaries else f"no summary, and exit code {args.code}"
-    rows.add(f"compute-sanitizer {args.tool}: {shown(args.work)}", value, "none", clean)
+    output = pathlib.Path(args.output).read_text()
+    summaries = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: .*", output)
+    clean = args.exit_code == 0 and bool(summaries) and all(re.search(r"SUMMARY: 0 ", line) for line in summaries)
+    value = summaries[-1] if summaries else f"no summary, exit code {args.exit_code}"
+    rows.check(f"compute-sanitizer {args.tool}: {describe_workload(args.workload)}", value, "no errors", clean)
 
 
 def trace(args, rows):
-    answer = read(args.eager)
-    measured, expected = answer["breakdown_s"], answer["prediction"]["breakdown_s"]
-    whole = sum(measured.values())
-    rows.add(f"a step of single launches: {shown(args.work)}", f"{1e3 * answer['step_time_s']:.2f} ms", "median")
-    for part, seconds in sorted(measured.items(), key=lambda part: -part[1]):
+    answer = read_json(args.eager)
+    measured, predicted = answer["breakdown_s"], answer["prediction"]["breakdown_s"]
+    total = sum(measured.values())
+    rows.add(f"eager step: {describe_workload(args.workload)}", f"{1e3 * answer['step_time_s']:.2f} ms", "median")
+    for category, seconds in sorted(measured.items(), key=lambda item: -item[1]):
         if seconds > 0:
-            value = f"{1e3 * seconds:.3f} ms ({seconds / whole:.1%})"
-            rows.add(f"spent on {part}", value, f"predicted {1e3 * expected.get(part, 0.0):.3f} ms")
-    # Of the traced step, by instruction and pass over the model: what is worth a look first.
+            value = f"{1e3 * seconds:.3f} ms ({seconds / total:.1%})"
+            rows.add(f"time in {category}", value, f"predicted {1e3 * predicted.get(category, 0.0):.3f} ms")
+    # The longest instructions of the traced step, by pass.
     times = {}
-    for event in read(args.trace)["traceEvents"]:
-        about = event.get("args", {})
-        # Devices that were measured come first; stages that were predicted are numbered from a million.
-        if event["ph"] == "X" and "instruction" in about and event["pid"] < 1_000_000:
-            key = (about["op"], about["phase"], about["instruction"])
+    for event in read_json(args.trace)["traceEvents"]:
+        details = event.get("args", {})
+        # Measured devices are numbered from 0, predicted stages from a million.
+        if event["ph"] == "X" and "instruction" in details and event["pid"] < 1_000_000:
+            key = (details["op"], details["phase"], details["instruction"])
             times[key] = times.get(key, 0.0) + event["dur"]
-    for (op, phase, instruction), micros in sorted(times.items(), key=lambda entry: -entry[1])[:8]:
+    for (op, phase, instruction), micros in sorted(times.items(), key=lambda item: -item[1])[:8]:
         rows.add(f"longest: {op}, {phase}", f"{micros / 1e3:.3f} ms", instruction)
 
 
-# ---- the table
+# ---- The table
 
 
 def table(args, _rows):
-    """Markdown: what it was measured on, a row for everything, and the commands."""
+    """Prints Markdown: the machine, all rows, and the commands."""
     out = pathlib.Path(args.folder)
-    machine = {name: (out / "machine" / name).read_text().strip() for name in ("commit", "torch", "asked", "nvidia-smi")}
-    doctor = read(out / "machine" / "doctor.json")
+    machine = {name: (out / "machine" / name).read_text().strip() for name in ("commit", "torch", "command", "nvidia-smi")}
+    doctor = read_json(out / "machine" / "doctor.json")
     gpus = [f"{gpu['name']} ({gpu['memory_bytes'] / 2**30:.0f} GiB, sm_{gpu['compute_capability'].replace('.', '')})" for gpu in doctor["devices"]]
     driver = re.search(r"Driver Version: *([\d.]+)", machine["nvidia-smi"])
-    libraries = [f"{found['name']} {found['version']}" for found in doctor["libraries"] if found["version"]]
+    libraries = [f"{library['name']} {library['version']}" for library in doctor["libraries"] if library["version"]]
     day = datetime.datetime.now(datetime.timezone.utc).date()
     print(f"## On a GPU, {day}\n")
     print(f"- GPU: {', '.join(gpus) or 'none'}")
@@ -305,53 +319,54 @@ def table(args, _rows):
     print(f"- libraries: {', '.join(libraries) or 'none'}; torch {machine['torch']}")
     print(f"- processor: {doctor['machine']['title']}")
     print(f"- narrows {doctor['version']}, commit {machine['commit']}")
-    print(f"- command: `{machine['asked'].strip()}`\n")
-    print("| part | what | measured | held against | holds |")
+    print(f"- command: `{machine['command'].strip()}`\n")
+    print("| part | quantity | measured | reference | verdict |")
     print("|---|---|---|---|---|")
     for part in args.parts:
         state = (out / part / "state").read_text().strip()
-        found = out / part / "rows.tsv"
-        for row in found.read_text().splitlines() if found.exists() else []:
+        rows = out / part / "rows.tsv"
+        for row in rows.read_text().splitlines() if rows.exists() else []:
             print(f"| {part} | " + " | ".join(cell.replace("|", "\\|") for cell in row.split("\t")) + " |")
         if state != "done":
-            verdict = FAILS if state.startswith("failed") else ONLY_SAID
+            verdict = FAIL if state.startswith("failed") else INFO
             print(f"| {part} | {state.replace('|', ' ')} | | | {verdict} |")
     commands = [(out / part / "commands") for part in args.parts]
     text = "".join(path.read_text() for path in commands if path.exists())
     if text:
-        # Where outputs went is nobody's business but this machine's.
+        # The output folder is specific to this machine.
         print("\n```sh\n" + text.replace(str(out), "OUT") + "```")
 
 
-WHAT = {
+# Name: function and arguments. `:int` converts an argument, `*` takes any number of them.
+COMMANDS = {
     "why-no-gpu": (why_no_gpu, ["doctor"]),
     "port": (port, []),
     "tokens": (tokens, ["--model", "--count:int", "output"]),
     "rates": (rates, ["metrics", "output"]),
     "flops": (flops, ["model", "length:int"]),
     "conformance": (conformance, ["output"]),
-    "curve": (curve, ["work", "cpu", "f32", "bf16"]),
+    "curve": (curve, ["workload", "cpu", "f32", "bf16"]),
     "calibrate": (calibrate, ["profile"]),
-    "speed": (speed, ["work", "--warm-up:int", "--peak", "--cost", "narrows", "beside*"]),
+    "speed": (speed, ["workload", "--warm-up:int", "--peak-flops", "--cost", "narrows", "torch*"]),
     "predict": (predict, ["--warm-up:int", "narrows", "predictions*"]),
-    "btp": (btp, ["work", "precision", "count:int", "alone", "together"]),
-    "sanitize": (sanitize, ["work", "tool", "code:int", "output"]),
-    "trace": (trace, ["work", "eager", "trace"]),
+    "btp": (btp, ["workload", "precision", "processes:int", "one", "many"]),
+    "sanitize": (sanitize, ["workload", "tool", "exit_code:int", "output"]),
+    "trace": (trace, ["workload", "eager", "trace"]),
     "table": (table, ["folder", "parts*"]),
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_subparsers(required=True)
-    for name, (function, arguments) in WHAT.items():
-        one = what.add_parser(name, help=function.__doc__)
-        one.set_defaults(function=function)
+    commands = parser.add_subparsers(required=True)
+    for name, (function, arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=function.__doc__)
+        command.set_defaults(function=function)
         for argument in arguments:
             argument, _, kind = argument.partition(":")
             many = {"nargs": "*"} if argument.endswith("*") else {}
-            needed = {"required": True} if argument.startswith("--") else {}
-            one.add_argument(argument.rstrip("*"), type=int if kind else str, **many, **needed)
+            required = {"required": True} if argument.startswith("--") else {}
+            command.add_argument(argument.rstrip("*"), type=int if kind else str, **many, **required)
     args, rows = parser.parse_args(), Rows()
     args.function(args, rows)
     sys.exit(1 if rows.failed else 0)

@@ -1,4 +1,4 @@
-"""Sizes of the CoLA presets, and what a training step of one multiplies: plain Python, without torch."""
+"""Sizes of the CoLA presets, and the FLOPs of a training step. Plain Python, without torch."""
 
 from typing import NamedTuple
 
@@ -14,22 +14,22 @@ class Sizes(NamedTuple):
     # SiLU on the gate as well as in the latents.
     gate_silu: bool = False
 
-    def block_products(self):
-        """Weights of a block's products: q, k, v and o are hidden to hidden; gate, up and down between hidden and d_ff."""
+    def block_gemm_weights(self):
+        """GEMM weights of a block: q, k, v and o map hidden to hidden; gate, up and down between hidden and d_ff."""
         return self.rank * (4 * 2 * self.hidden + 3 * (self.hidden + self.d_ff))
 
     def parameters(self):
-        """All of them: products, two norms a block and the last, embedding, and head unless it is the embedding."""
-        blocks = self.layers * (self.block_products() + 2 * self.hidden)
+        """Number of parameters: GEMM weights, two norms a block and the final norm, embedding, and an untied head."""
+        blocks = self.layers * (self.block_gemm_weights() + 2 * self.hidden)
         return blocks + self.hidden + (1 if self.tied else 2) * self.vocabulary * self.hidden
 
     def flops_of_sequence(self, length):
-        """Of the low-rank model, forward and backward, nothing counted that is computed again.
+        """Model FLOPs of a sequence, forward and backward, without recomputation.
 
-        Six for each weight of a product and token. Of attention, scores and their product with v take 2 * 2 * hidden for
-        each of the length * (length + 1) / 2 causal pairs of tokens forward, and twice that backward.
+        Each GEMM weight takes 6 FLOPs a token. Attention takes 2 * 2 * hidden FLOPs forward for each of the
+        length * (length + 1) / 2 causal pairs of tokens (scores and weighted sum of values), and twice that backward.
         """
-        weights = self.layers * self.block_products() + self.vocabulary * self.hidden
+        weights = self.layers * self.block_gemm_weights() + self.vocabulary * self.hidden
         attention = self.layers * 3 * 2 * length * (length + 1) * self.hidden
         return 6 * weights * length + attention
 

@@ -1,11 +1,11 @@
-"""Training steps of CoLA in PyTorch, one for every line of standard input: a learning rate.
+"""Training steps of CoLA in PyTorch: one for every line of standard input, which holds its learning rate.
 
-First it says how many parameters there are, and the version. Then, for every line read, it makes one step and says the
-seconds by the clock, the seconds of processor time, and the loss. The only batch is that of `--tokens`, or, with
-`--start`, of the ids behind the weights.
+The first line of output is the number of parameters and the version of torch. Then each step prints its wall-clock
+seconds, its CPU seconds and its loss. All steps use the same batch: that of `--tokens` or, with `--start`, the ids that
+follow the weights in the file.
 
-In float32 everything is. In bfloat16 weights, activations and gradients are, without autocast; AdamW keeps a master of
-each weight and the moments in float32, as this runtime does.
+With float32 everything is in float32. With bfloat16, weights, activations and gradients are in bfloat16, without
+autocast, and AdamW keeps float32 master weights and moments, as Narrows does.
 """
 
 import argparse
@@ -16,93 +16,94 @@ import time
 import torch
 from torch import nn
 
-from cola import Cola, InOrder, OfCheckpoint
+from cola import BufferReader, CheckpointReader, Cola
 from sizes import SIZES
 
-# Of a token file: the length of its header, and where that says how wide a token is and how many there are.
-HEADER_BYTES, WIDTH_AT, COUNT_AT = 256, 12, 24
+# Token files (docs/token-files.md): length of the header, and offsets of the bytes per token and of the token count.
+HEADER_BYTES, WIDTH_OFFSET, COUNT_OFFSET = 256, 12, 24
 
 
-def asked():
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mode", choices=["eager", "compile"])
     parser.add_argument("--model", choices=list(SIZES), default="cola-60m")
-    parser.add_argument("--sequences", type=int, required=True, help="of a step")
+    parser.add_argument("--sequences", type=int, required=True, help="sequences of a step")
     parser.add_argument("--length", type=int, required=True, help="tokens of a sequence")
-    parser.add_argument("--micro-batch", type=int, help="sequences at a time [default: all]")
+    parser.add_argument("--micro-batch", type=int, help="sequences of a microbatch [default: all]")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--threads", type=int, help="of processors")
+    parser.add_argument("--threads", type=int, help="CPU threads")
     weights = parser.add_mutually_exclusive_group(required=True)
-    weights.add_argument("--start", help="a file of all weights, f32 in order, and the token ids, i32")
-    weights.add_argument("--checkpoint", help="a checkpoint of `narrows run`")
-    parser.add_argument("--tokens", help="a token file of `narrows`, beside --checkpoint")
+    weights.add_argument("--start", help="a file of all weights, f32 in order, and then the token ids, i32")
+    weights.add_argument("--checkpoint", help="a checkpoint of `narrows run`; requires --tokens")
+    parser.add_argument("--tokens", help="a token file of `narrows data`")
     return parser.parse_args()
 
 
 def token_ids(path):
     data = bytearray(pathlib.Path(path).read_bytes())
-    width, count = (int.from_bytes(data[at : at + size], "little") for at, size in ((WIDTH_AT, 4), (COUNT_AT, 8)))
+    fields = ((WIDTH_OFFSET, 4), (COUNT_OFFSET, 8))
+    width, count = (int.from_bytes(data[offset : offset + size], "little") for offset, size in fields)
     dtype = {2: torch.uint16, 4: torch.int32}[width]
     return torch.frombuffer(data, dtype=dtype, count=count, offset=HEADER_BYTES).long()
 
 
-def begin(args, model):
-    """Loads the weights, and returns the token ids."""
+def load(args, model):
+    """Loads the weights and returns the token ids."""
     if args.checkpoint:
-        weights = OfCheckpoint(args.checkpoint)
+        weights = CheckpointReader(args.checkpoint)
         model.load(weights)
-        if weights.left:
-            raise ValueError(f"the checkpoint has what {args.model} has not: {sorted(weights.left)[:3]}")
+        if weights.unread:
+            raise ValueError(f"the checkpoint has tensors that {args.model} lacks: {sorted(weights.unread)[:3]}")
         return token_ids(args.tokens)
     start = bytearray(pathlib.Path(args.start).read_bytes())
-    weights = InOrder(start)
+    weights = BufferReader(start)
     model.load(weights)
-    return torch.frombuffer(start, dtype=torch.int32, offset=weights.bytes).long()
+    return torch.frombuffer(start, dtype=torch.int32, offset=weights.offset).long()
 
 
-class Masters:
-    """The float32 weights that an optimizer moves, of a model that computes in another format."""
+class MasterWeights:
+    """The float32 weights that the optimizer updates; in float32 they are the model's parameters."""
 
     def __init__(self, model, device, dtype):
-        full = [p.detach().to(device, copy=True) for p in model.parameters()]
+        masters = [p.detach().to(device, copy=True) for p in model.parameters()]
         model.to(device, dtype)
-        self.computed = list(model.parameters())
-        # In float32 they are the model's own.
-        self.same = dtype == torch.float32
-        self.weights = self.computed if self.same else [nn.Parameter(p) for p in full]
+        self.model_weights = list(model.parameters())
+        self.shared = dtype == torch.float32
+        self.weights = self.model_weights if self.shared else [nn.Parameter(p) for p in masters]
 
-    def take_gradients(self):
-        """Adds those of a microbatch."""
-        if self.same:
+    def accumulate_gradients(self):
+        """Adds the gradients of a microbatch to those of the master weights."""
+        if self.shared:
             return
-        found = [p.grad for p in self.computed]
+        gradients = [p.grad for p in self.model_weights]
         if self.weights[0].grad is None:
-            for weight, gradient in zip(self.weights, found):
+            for weight, gradient in zip(self.weights, gradients):
                 weight.grad = gradient.float()
         else:
-            torch._foreach_add_([w.grad for w in self.weights], found)
-        for p in self.computed:
+            torch._foreach_add_([w.grad for w in self.weights], gradients)
+        for p in self.model_weights:
             p.grad = None
 
     @torch.no_grad()
-    def give_weights(self):
-        if not self.same:
-            torch._foreach_copy_(self.computed, self.weights)
+    def update_model(self):
+        """Casts the master weights into the model."""
+        if not self.shared:
+            torch._foreach_copy_(self.model_weights, self.weights)
 
 
 def main():
-    args = asked()
+    args = parse_arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
     if args.device == "cuda":
-        # Flash attention or an error.
+        # Leaves flash attention as the only kernel, so that a fallback is an error; float32 needs the math kernel.
         torch.backends.cuda.enable_mem_efficient_sdp(False)
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.enable_math_sdp(args.dtype == "float32")
     model = Cola(SIZES[args.model], args.length)
-    ids = begin(args, model)
-    masters = Masters(model, args.device, getattr(torch, args.dtype))
+    ids = load(args, model)
+    masters = MasterWeights(model, args.device, getattr(torch, args.dtype))
     matrices = [p for p in masters.weights if p.dim() > 1]
     scales = [p for p in masters.weights if p.dim() <= 1]
     groups = [dict(params=matrices, weight_decay=0.1), dict(params=scales, weight_decay=0.0)]
@@ -110,32 +111,33 @@ def main():
     count = args.sequences * args.length
     if ids.numel() <= count:
         raise ValueError(f"{ids.numel()} token ids are too few for {args.sequences} sequences of {args.length}")
-    tokens, targets = (ids[at : at + count].view(args.sequences, args.length).to(args.device) for at in (0, 1))
+    shape = (args.sequences, args.length)
+    tokens, targets = (ids[start : start + count].view(shape).to(args.device) for start in (0, 1))
     micro_batch = args.micro_batch or args.sequences
-    parts = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
-    loss_of = torch.compile(model, dynamic=False) if args.mode == "compile" else model
+    microbatches = list(zip(tokens.split(micro_batch), targets.split(micro_batch)))
+    mean_loss = torch.compile(model, dynamic=False) if args.mode == "compile" else model
 
-    def step(rate):
-        whole = 0.0
-        for part in parts:
-            loss = loss_of(*part) * (len(part[0]) / args.sequences)
+    def step(learning_rate):
+        step_loss = 0.0
+        for microbatch in microbatches:
+            loss = mean_loss(*microbatch) * (len(microbatch[0]) / args.sequences)
             loss.backward()
-            masters.take_gradients()
-            whole = whole + loss.detach()
+            masters.accumulate_gradients()
+            step_loss = step_loss + loss.detach()
         nn.utils.clip_grad_norm_(masters.weights, 1.0, foreach=True)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        masters.give_weights()
-        # On a GPU this waits for all that was queued, the last copies included.
-        return whole.item()
+        masters.update_model()
+        # On a GPU this waits for everything in the stream, the last copies included.
+        return step_loss.item()
 
     print(sum(p.numel() for p in masters.weights), torch.__version__, flush=True)
     for line in sys.stdin:
-        clock, processor = time.perf_counter(), time.process_time()
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
         loss = step(float(line))
-        print(time.perf_counter() - clock, time.process_time() - processor, loss, flush=True)
+        print(time.perf_counter() - wall_start, time.process_time() - cpu_start, loss, flush=True)
     if args.device == "cuda":
         print(f"peak memory {torch.cuda.max_memory_allocated()} bytes", file=sys.stderr)
 

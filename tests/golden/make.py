@@ -1,11 +1,11 @@
-"""Golden values of small models, by PyTorch's automatic differentiation in float64.
+"""Golden values of small models, from PyTorch's automatic differentiation in float64.
 
-An implementation of LLaMA, CoLA and both forms of LaX that shares nothing with the Rust code but
-what it must: the names of parameters and the generator of weights (README.md). Run it as
+An implementation of LLaMA, CoLA and both forms of LaX that is independent of the Rust code except
+for the names of parameters and the generator of weights (README.md).
 
     python tests/golden/make.py
 
-and it writes one JSON file a case beside itself.
+writes one JSON file per case beside this script.
 """
 
 import json
@@ -19,17 +19,18 @@ import torch.nn.functional as F
 LINEARS = ["q", "k", "v", "o", "gate", "up", "down"]
 
 
-# Weights: a counter-based generator, so that none need be stored.
+# Weights come from a counter-based generator, so that the files need not hold them.
 
 
 def mix(z):
+    """The finalizer of SplitMix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
 
 
 def normal(seed, name, count):
-    """The first `count` standard normal numbers of the stream `name`."""
+    """The first `count` standard normal values of the stream `name`."""
     fnv = 0xCBF29CE484222325
     for byte in name.encode():
         fnv = (fnv ^ byte) * 0x100000001B3 % 2**64
@@ -45,8 +46,7 @@ def normal(seed, name, count):
 
 
 class Weights(dict):
-    """Parameters by name, each its initial value plus noise, so that no gate is an identity and no
-    scale is one."""
+    """Parameters by name: initial values plus noise, so that no gate is an identity and no scale is 1."""
 
     def __init__(self, seed, noise):
         super().__init__()
@@ -68,12 +68,12 @@ class DenseLinear:
     def __init__(self, weights, name, d_in, d_out):
         self.w = weights.make(name, (d_in, d_out), 0.02)
 
-    def __call__(self, x, sent_before):
+    def __call__(self, x, crossing_latent):
         return x @ self.w, None
 
 
 class ColaLinear:
-    """y = phi(x A) B; without phi it is a plain factorised layer."""
+    """y = phi(x A) B; with the identity as phi a plain factorized layer."""
 
     def __init__(self, weights, name, d_in, d_out, spec):
         self.name, self.rank = name, spec["rank"]
@@ -82,33 +82,33 @@ class ColaLinear:
         self.b = weights.make(f"{name}.b", (self.rank, d_out), std)
         self.phi = {"silu": F.silu, "identity": lambda h: h}[spec["activation"]]
 
-    def __call__(self, x, sent_before):
+    def __call__(self, x, crossing_latent):
         h = self.phi(x @ self.a)
         return h @ self.b, h
 
 
 class PaperLaxLinear(ColaLinear):
-    """y = B (h + Gate(h_before)): what crosses is the latent before anything was added to it."""
+    """y = B (h + Gate(h_before)): the latent crosses before the gated latent is added to it."""
 
     def __init__(self, weights, name, d_in, d_out, spec, rank_before):
         super().__init__(weights, name, d_in, d_out, spec)
         self.gate = make_gate(weights, name, spec["crossing"]["gate"], rank_before, self.rank)
 
-    def __call__(self, x, sent_before):
+    def __call__(self, x, crossing_latent):
         h = self.phi(x @ self.a)
-        return (h + self.gate(sent_before)) @ self.b, h
+        return (h + self.gate(crossing_latent)) @ self.b, h
 
 
 class ReleasedLaxLinear(PaperLaxLinear):
-    """y = B phi(LayerNorm(A x + Gate(z_before))): what crosses is what entered the last B."""
+    """y = B phi(LayerNorm(A x + Gate(z_before))): the input of B crosses."""
 
     def __init__(self, weights, name, d_in, d_out, spec, rank_before):
         super().__init__(weights, name, d_in, d_out, spec, rank_before)
         self.scale = weights.make(f"{name}.latent_norm.scale", (1, self.rank), np.ones((1, self.rank)))
         self.bias = weights.make(f"{name}.latent_norm.bias", (1, self.rank), np.zeros((1, self.rank)))
 
-    def __call__(self, x, sent_before):
-        latent = x @ self.a + self.gate(sent_before)
+    def __call__(self, x, crossing_latent):
+        latent = x @ self.a + self.gate(crossing_latent)
         latent = F.layer_norm(latent, (self.rank,), self.scale[0], self.bias[0], eps=1e-5)
         z = self.phi(latent)
         return z @ self.b, z
@@ -150,7 +150,7 @@ def rotate_half(x):
 
 
 def rotary(x, theta):
-    """x: sequences, heads, length, head_dim."""
+    """Rotary position embedding of x, [sequences, heads, length, head_dim]."""
     length, head_dim = x.shape[-2:]
     frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float64), frequencies)
@@ -161,25 +161,26 @@ def rotary(x, theta):
 class Block:
     def __init__(self, weights, index, config):
         spec = config["blocks"][index]
-        before = config["blocks"][index - 1] if index > 0 else {}
+        spec_before = config["blocks"][index - 1] if index > 0 else {}
         hidden, head_dim = config["hidden"], config["head_dim"]
         query, key, d_ff = config["heads"] * head_dim, config["kv_heads"] * head_dim, config["d_ff"]
         widths = dict(q=(hidden, query), k=(hidden, key), v=(hidden, key), o=(query, hidden),
                       gate=(hidden, d_ff), up=(hidden, d_ff), down=(d_ff, hidden))
         self.linears = {
             name: make_linear(weights, f"layer {index} {name}", *widths[name], spec[name],
-                              before.get(name))
+                              spec_before.get(name))
             for name in LINEARS
         }
         self.norm1 = RmsNorm(weights, f"layer {index} norm1", hidden, config["norm_epsilon"])
         self.norm2 = RmsNorm(weights, f"layer {index} norm2", hidden, config["norm_epsilon"])
         self.swiglu, self.config = spec["product"] == "swiglu", config
 
-    def __call__(self, x, sent_before):
+    def __call__(self, x, crossing_latents):
+        """The hidden state, and the latents that cross to the next block, by linear."""
         sent = {}
 
         def linear(name, x):
-            y, sent[name] = self.linears[name](x, sent_before.get(name))
+            y, sent[name] = self.linears[name](x, crossing_latents.get(name))
             return y
 
         n = self.norm1(x)
@@ -207,10 +208,10 @@ class Model:
         self.head = None if config["tied"] else weights.make("head", (hidden, vocab), 0.02)
 
     def logits(self, tokens):
-        """tokens: sequences, length."""
-        x, sent = F.embedding(tokens, self.embedding), {}
+        """Logits of tokens [sequences, length]."""
+        x, crossing_latents = F.embedding(tokens, self.embedding), {}
         for block in self.blocks:
-            x, sent = block(x, sent)
+            x, crossing_latents = block(x, crossing_latents)
         return self.final_norm(x) @ (self.embedding.T if self.head is None else self.head)
 
     def loss(self, microbatches):
@@ -223,14 +224,14 @@ class Model:
 
 
 def learning_rate(step, peak, warm_up, total, final_fraction=0.1):
-    """Of a step counted from 1."""
+    """Learning rate of a step, counted from 1: linear warm-up, then cosine decay."""
     if step < warm_up:
         return peak * step / warm_up
-    done = (step - warm_up) / (total - warm_up)
-    return peak * (final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * done)))
+    progress = (step - warm_up) / (total - warm_up)
+    return peak * (final_fraction + (1 - final_fraction) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def train(model, weights, microbatches, figures, steps):
+def train(model, weights, microbatches, options, steps):
     vectors = ("norm1", "norm2", "final_norm", "latent_norm.scale", "latent_norm.bias")
     groups = [
         dict(params=[w for n, w in weights.items() if not n.endswith(vectors)], weight_decay=0.1),
@@ -239,8 +240,8 @@ def train(model, weights, microbatches, figures, steps):
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     losses, norms = [], []
     for step in range(1, steps + 1):
-        rate = learning_rate(step, figures["peak_learning_rate"], figures["warm_up_steps"],
-                             figures["total_steps"])
+        rate = learning_rate(step, options["peak_learning_rate"], options["warm_up_steps"],
+                             options["total_steps"])
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -248,7 +249,7 @@ def train(model, weights, microbatches, figures, steps):
         loss.backward()
         norm = torch.sqrt(sum(w.grad.pow(2).sum() for w in weights.values()))
         for w in weights.values():
-            w.grad *= min(1.0, figures["clip_norm"] / norm.item())
+            w.grad *= min(1.0, options["clip_norm"] / norm.item())
         optimizer.step()
         losses.append(loss.item())
         norms.append(norm.item())
@@ -268,14 +269,14 @@ def uniform(spec, product):
 
 
 def lax(form, gate, ranks, product="plain", activation="silu"):
-    """Blocks of these ranks, crossed from block 1 on."""
+    """Blocks of these ranks, with latent crossings from block 1 on."""
     crossing = dict(form=form, gate=gate)
     first = uniform(pair(ranks[0], activation), product)
     return [first] + [uniform(pair(rank, activation, crossing), product) for rank in ranks[1:]]
 
 
 def mixed_forms():
-    """Senders and receivers of different forms, a break in the chain, one identity phi."""
+    """Crossings between different forms, a chain that breaks, and linears with the identity as phi."""
     blocks = lax("paper", "dense", [4, 6, 4, 6])
     blocks[2] = uniform(pair(4, "silu", dict(form="released", gate="dense")), "swiglu")
     blocks[1]["q"] = pair(6, "silu", dict(form="released", gate="dense"))
@@ -309,12 +310,14 @@ def cases():
 
 
 def model_file(name, config):
-    """The same model as a narrows-model/1 file: every block said in full."""
-    def say(spec):
+    """The same model as a narrows-model/1 file, with every block written in full."""
+    def with_crossing(spec):
         return spec if spec == "dense" else dict(spec, crossing=spec.get("crossing", "none"))
 
     blocks = {
-        str(index): {key: value if key == "product" else say(value) for key, value in block.items()}
+        str(index): {
+            key: value if key == "product" else with_crossing(value) for key, value in block.items()
+        }
         for index, block in enumerate(config["blocks"])
     }
     shapes = {key: value for key, value in config.items() if key != "blocks"}
@@ -323,7 +326,7 @@ def model_file(name, config):
     return dict(format="narrows-model/1", name=name, **shapes, blocks=layers)
 
 
-# What is written in full; of all other gradients the norm is.
+# Prefixes of the gradients that are written in full; of all others only the norm is written.
 FULL = ("embedding", "final_norm", "layer 0 k", "layer 1 norm2", "layer 1 q", "layer 2 down")
 
 
@@ -342,8 +345,8 @@ def golden(name, config, seed):
     loss = model.loss(microbatches)
     loss.backward()
     gradients = {n: w.grad.clone() for n, w in weights.items()}
-    figures = dict(peak_learning_rate=0.003, warm_up_steps=3, total_steps=10, clip_norm=1.3)
-    losses, norms = train(model, weights, microbatches, figures, 10)
+    options = dict(peak_learning_rate=0.003, warm_up_steps=3, total_steps=10, clip_norm=1.3)
+    losses, norms = train(model, weights, microbatches, options, 10)
     return dict(
         model=model_file(name, config),
         seed=seed,
@@ -357,7 +360,7 @@ def golden(name, config, seed):
         loss=loss.item(),
         gradient_norms={n: g.norm().item() for n, g in gradients.items()},
         gradients={n: g.tolist() for n, g in gradients.items() if n.startswith(FULL)},
-        optimizer=figures,
+        optimizer=options,
         losses=losses,
         step_gradient_norms=norms,
         final_weight_norms={n: w.norm().item() for n, w in weights.items()},
