@@ -1,102 +1,102 @@
-//! The memory of one device, and an instruction's view of it.
+//! The memory of one device, and the operands of an instruction in it.
 //!
-//! An instruction reads some ranges of the arena and writes others. What it writes overlaps nothing
-//! else it touches, or is exactly what it reads: then it works in place, and sees the range on the
-//! written side alone. The check proves this of every program; it is looked at again here, because
-//! the two kinds of slices that are handed out rest on it.
+//! An instruction reads some ranges of the arena and writes others. A written range overlaps no other
+//! operand, or equals a read range: then the instruction works in place, and sees the range as a
+//! written operand only. The check of programs proves this; it is checked again here, because the
+//! soundness of the slices depends on it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
-/// The most operands an instruction has on one side.
+/// The largest number of operands that an instruction reads, and that it writes.
 pub const OPERANDS_MAX: usize = 16;
 
-/// The arena of one device: as many numbers as the program says, and nothing else is allocated for
-/// its buffers.
+/// The memory of all buffers of one device.
 pub struct Arena {
-    numbers: Box<[f32]>,
+    elements: Box<[f32]>,
 }
 
-/// What an instruction sees of the arena.
+/// The operands of an instruction.
 pub struct ArenaOperands<'a> {
     reads: [&'a [f32]; OPERANDS_MAX],
     writes: [Option<&'a mut [f32]>; OPERANDS_MAX],
 }
 
 impl Arena {
-    /// Zeroed memory of so many bytes.
+    /// Allocates zeroed memory.
     pub fn new(bytes: u64) -> Arena {
-        let numbers = usize::try_from(bytes / 4).unwrap_or(usize::MAX);
-        Arena { numbers: vec![0.0; numbers].into_boxed_slice() }
+        let count = usize::try_from(bytes / 4).unwrap_or(usize::MAX);
+        Arena { elements: vec![0.0; count].into_boxed_slice() }
     }
 
-    /// Bytes of it.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
-        self.numbers.len() as u64 * 4
+        self.elements.len() as u64 * 4
     }
 
-    /// Some of it.
+    /// A range of elements.
     pub fn slice(&self, range: Range<usize>) -> &[f32] {
-        &self.numbers[range]
+        &self.elements[range]
     }
 
-    /// Some of it, to write.
+    /// A range of elements, mutable.
     pub fn slice_mut(&mut self, range: Range<usize>) -> &mut [f32] {
-        &mut self.numbers[range]
+        &mut self.elements[range]
     }
 
-    /// The operands of an instruction, in numbers from the beginning. `None` when a written range
-    /// overlaps another operand in part, lies outside, or there are too many.
+    /// The operands of an instruction, given as ranges of elements. `None` when a written range
+    /// partly overlaps another operand, a range is outside the arena, or there are more than
+    /// [`OPERANDS_MAX`].
     pub fn operands(
         &mut self,
         reads: &[Range<usize>],
         writes: &[Range<usize>],
     ) -> Option<ArenaOperands<'_>> {
-        let end = self.numbers.len();
+        let end = self.elements.len();
         let inside = |range: &Range<usize>| range.start <= range.end && range.end <= end;
         let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-        let few = reads.len() <= OPERANDS_MAX && writes.len() <= OPERANDS_MAX;
-        if !few || !reads.iter().chain(writes).all(inside) {
+        let fits = reads.len() <= OPERANDS_MAX && writes.len() <= OPERANDS_MAX;
+        if !fits || !reads.iter().chain(writes).all(inside) {
             return None;
         }
-        for (at, write) in writes.iter().enumerate() {
-            let clash = reads.iter().any(|read| read != write && overlap(read, write))
-                || writes[..at].iter().any(|other| overlap(other, write));
-            if clash {
+        for (index, write) in writes.iter().enumerate() {
+            let conflict = reads.iter().any(|read| read != write && overlap(read, write))
+                || writes[..index].iter().any(|other| overlap(other, write));
+            if conflict {
                 return None;
             }
         }
-        let base = self.numbers.as_mut_ptr();
-        let mut made = ArenaOperands { reads: [&[]; OPERANDS_MAX], writes: Default::default() };
-        for (slot, range) in made.reads.iter_mut().zip(reads) {
+        let base = self.elements.as_mut_ptr();
+        let mut operands = ArenaOperands { reads: [&[]; OPERANDS_MAX], writes: Default::default() };
+        for (read, range) in operands.reads.iter_mut().zip(reads) {
             if !writes.contains(range) {
-                // SAFETY: inside the allocation, and no written range overlaps it. The arena is
-                // borrowed mutably for as long as the slices live.
-                *slot = unsafe {
+                // SAFETY: the range is inside the allocation, and no written range overlaps it. The
+                // arena is borrowed mutably for the lifetime of the slices.
+                *read = unsafe {
                     std::slice::from_raw_parts(base.add(range.start), range.end - range.start)
                 };
             }
         }
-        for (slot, range) in made.writes.iter_mut().zip(writes) {
-            // SAFETY: inside the allocation; it overlaps no other written range, and a read range
-            // only when both are equal, which was left out above.
-            *slot = Some(unsafe {
+        for (write, range) in operands.writes.iter_mut().zip(writes) {
+            // SAFETY: the range is inside the allocation. It overlaps no other written range, and a
+            // read range only when both are equal, for which no slice was made above.
+            *write = Some(unsafe {
                 std::slice::from_raw_parts_mut(base.add(range.start), range.end - range.start)
             });
         }
-        Some(made)
+        Some(operands)
     }
 }
 
 impl<'a> ArenaOperands<'a> {
-    /// A read operand; empty when it is worked on in place.
-    pub fn read(&self, port: usize) -> &'a [f32] {
-        self.reads[port]
+    /// A read operand; empty when the instruction works on it in place.
+    pub fn read(&self, index: usize) -> &'a [f32] {
+        self.reads[index]
     }
 
-    /// A written operand, once.
-    pub fn write(&mut self, port: usize) -> &'a mut [f32] {
-        self.writes[port].take().unwrap_or_default()
+    /// Takes a written operand; empty from the second call on.
+    pub fn write(&mut self, index: usize) -> &'a mut [f32] {
+        self.writes[index].take().unwrap_or_default()
     }
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overlapping_operands_are_not_handed_out() {
+    fn written_ranges_that_overlap_other_operands_are_refused() {
         let mut arena = Arena::new(64);
         assert!(arena.operands(&[0..4, 2..6], &[6..8]).is_some());
         assert!(arena.operands(&[0..4], &[0..4]).is_some());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn in_place_is_seen_once() {
+    fn an_operand_in_place_is_a_written_operand_only() {
         let mut arena = Arena::new(64);
         arena.slice_mut(0..4).fill(2.0);
         let mut operands = arena.operands(&[0..4, 4..8], &[0..4]).unwrap();

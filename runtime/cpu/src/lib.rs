@@ -1,30 +1,34 @@
-//! The processor backend: devices are threads, each with its own arena, and collectives are made
-//! in memory. Or every device is a process of a cluster, with the same bits.
+//! The CPU backend: each device is a group of threads with an arena of its own, and collectives go
+//! through shared memory. Or each device is a process of a cluster, with bitwise equal results.
 //!
-//! | file | what it does |
+//! | file | contents |
 //! |---|---|
-//! | `processors` | the engine: allocates, runs all devices for a step |
-//! | `device` | one device: its turns, its instructions |
-//! | `crew`, `links` | the threads of devices, and what ties them together |
-//! | `clock` | what a device's time is spent on |
-//! | `execute/` | what each instruction computes, by calls of [`kernels`] |
-//! | `arena`, `exchange`, `pipe`, `barrier` | memory, collectives, transfers, waiting |
-//! | `memory` | what will be allocated |
+//! | `engine` | the [`Engine`](narrows_runtime::session::Engine) of a session: allocates memory, runs all devices for a step |
+//! | `device` | one device during a step, and the operands of its instructions |
+//! | `device_threads` | the threads of the devices |
+//! | `device_links` | communicators and peer links of a device |
+//! | `device_clock` | what the time of a device is spent on |
+//! | `execute/` | the instructions, as calls of [`kernels`] |
+//! | `arena` | memory of a device |
+//! | `shared_memory_group`, `stage_pipe`, `barrier`, `abort` | collectives, transfers and waiting within a process |
+//! | `memory`, `stage_traffic` | memory that a session needs |
 
+mod abort;
 mod arena;
 mod barrier;
-mod clock;
-mod crew;
 mod device;
-mod exchange;
+mod device_clock;
+mod device_links;
+mod device_threads;
+mod engine;
 mod execute;
 pub mod kernels;
-mod links;
 mod memory;
-mod pipe;
 #[cfg(test)]
 mod placement_tests;
-mod processors;
+mod shared_memory_group;
+mod stage_pipe;
+mod stage_traffic;
 
+pub use engine::{session, session_of_process};
 pub use memory::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
-pub use processors::{session, session_of_process};

@@ -108,6 +108,9 @@ pub enum ClusterFault {
         /// Seconds since anything was received from the rank.
         silent_s: f64,
     },
+    /// Another device of this process failed.
+    #[error("another device of this process failed")]
+    DeviceFailed,
     /// Another process ended the run.
     #[error("process {rank} aborted the run: {reason}")]
     Aborted {

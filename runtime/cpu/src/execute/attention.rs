@@ -1,58 +1,64 @@
-//! Attention. q, k and v are columns of one, two or three operands, one after the other. With fewer
-//! key heads than devices every device holds all of them and uses the one of its queries.
+//! Attention. The columns of q, k and v follow each other in one, two or three operands. With fewer KV
+//! heads than tensor-parallel devices, every device has all KV heads and uses the one of its queries.
 
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::program::Access;
+use narrows_runtime::ScheduledInstruction;
 
-use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use super::{view, view_mut, with_scratch};
+use super::operands::{view, view_mut, with_scratch};
+use crate::abort::StopReason;
+use crate::device::CpuDevice;
 use crate::kernels::{
     AttentionGradients, AttentionSaved, AttentionShape, MatrixView, MatrixViewMut,
     attention_backward, attention_forward, fill_zero_view,
 };
 
-/// Where queries, keys and values begin, counted over the columns of the operands together.
+/// The columns of queries, keys and values, counted over all operands.
 struct HeadColumns {
     shape: AttentionShape,
-    /// Features of all queries, and of all keys, held.
-    widths: (usize, usize),
-    /// The first feature of the keys that are used.
-    key: usize,
+    /// Columns of all queries.
+    query_width: usize,
+    /// Columns of all keys, including those that this device does not use.
+    key_width: usize,
+    /// First of the key columns that are used.
+    first_key: usize,
 }
 
 pub fn run(
     device: &mut CpuDevice,
-    ready: &ResolvedInstr,
+    scheduled: &ScheduledInstruction,
     attention: &Attention,
-) -> Result<(), Stop> {
+) -> Result<(), StopReason> {
     let parallel = device.parallel;
-    let backwards = attention.direction == Direction::Backward;
-    let inputs = if backwards { ready.instr.writes.len() } else { ready.instr.reads.len() };
-    let accesses = &ready.instr.reads[..inputs];
-    let heads = heads(device, accesses, attention);
+    let backward = attention.direction == Direction::Backward;
+    let inputs = if backward { scheduled.instr.writes.len() } else { scheduled.instr.reads.len() };
+    let accesses = &scheduled.instr.reads[..inputs];
+    let heads = head_columns(device, accesses, attention);
     let shape = heads.shape;
     with_scratch(device, shape.scratch_elements(parallel), |device, scratch| {
-        let mut operands = device.operands(ready)?;
-        let (reads, writes) = (&ready.instr.reads, &ready.instr.writes);
-        let read = [0, 1, 2].map(|port| operands.read(port));
-        let [q, k, v] = heads.split(accesses, &read);
-        if !backwards {
+        let mut operands = device.operands(scheduled)?;
+        let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
+        let qkv = [0, 1, 2].map(|index| operands.read(index));
+        let [q, k, v] = heads.split(accesses, &qkv);
+        if !backward {
             let out = view_mut(operands.write(0), writes[0].extent);
             let lse = view_mut(operands.write(1), writes[1].extent);
             attention_forward(shape, (q, k, v), (out, lse), scratch, parallel);
             return Ok(());
         }
-        let rest = |at: usize| view(operands.read(inputs + at), reads[inputs + at].extent);
-        let saved = AttentionSaved { q, k, v, out: rest(0), lse: rest(1), dout: rest(2) };
-        let made: [Option<&mut [f32]>; 3] =
-            std::array::from_fn(|at| (at < inputs).then(|| operands.write(at)));
-        let [dq, dk, dv] = heads.split_mut(writes, made);
+        let after_qkv =
+            |index: usize| view(operands.read(inputs + index), reads[inputs + index].extent);
+        let (out, lse, dout) = (after_qkv(0), after_qkv(1), after_qkv(2));
+        let saved = AttentionSaved { q, k, v, out, lse, dout };
+        let gradients: [Option<&mut [f32]>; 3] =
+            std::array::from_fn(|index| (index < inputs).then(|| operands.write(index)));
+        let [dq, dk, dv] = heads.split_mut(writes, gradients);
         attention_backward(shape, saved, AttentionGradients { dq, dk, dv }, scratch, parallel);
         Ok(())
     })
 }
 
-fn heads(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> HeadColumns {
+fn head_columns(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> HeadColumns {
     let head_dim = attention.head_dim as usize;
     let shape = AttentionShape {
         sequences: attention.sequences as usize,
@@ -62,75 +68,77 @@ fn heads(device: &CpuDevice, accesses: &[Access], attention: &Attention) -> Head
         head_dim,
     };
     let all: usize = accesses.iter().map(|access| access.extent.columns as usize).sum();
-    let queries = shape.heads * head_dim;
-    let keys = (all - queries) / 2;
-    let held = keys / head_dim;
-    let mut key = 0;
-    if held > shape.kv_heads {
-        let all_queries = shape.heads * device.context.tensor_size() as usize;
-        let first = shape.heads * device.at.tensor as usize;
-        key = first / (all_queries / held) * head_dim;
+    let query_width = shape.heads * head_dim;
+    let key_width = (all - query_width) / 2;
+    let stored_kv_heads = key_width / head_dim;
+    let mut first_key = 0;
+    if stored_kv_heads > shape.kv_heads {
+        let query_heads = shape.heads * device.program.context.tensor_size() as usize;
+        let first_query_head = shape.heads * device.coordinates.tensor as usize;
+        first_key = first_query_head / (query_heads / stored_kv_heads) * head_dim;
     }
-    HeadColumns { shape, widths: (queries, keys), key }
+    HeadColumns { shape, query_width, key_width, first_key }
 }
 
 impl HeadColumns {
-    /// First column and count of q, k and v over all operands.
+    /// First column and number of columns of q, k and v.
     fn columns(&self) -> [(usize, usize); 3] {
-        let (queries, keys) = self.widths;
         let used = self.shape.kv_heads * self.shape.head_dim;
-        [(0, queries), (queries + self.key, used), (queries + keys + self.key, used)]
+        let first_key = self.query_width + self.first_key;
+        [(0, self.query_width), (first_key, used), (first_key + self.key_width, used)]
     }
 
-    fn split<'a>(&self, accesses: &[Access], read: &[&'a [f32]; 3]) -> [MatrixView<'a>; 3] {
+    /// q, k and v.
+    fn split<'a>(&self, accesses: &[Access], operands: &[&'a [f32]; 3]) -> [MatrixView<'a>; 3] {
         self.columns().map(|(first, count)| {
-            let (port, first) = locate(accesses, first);
-            view(read[port], accesses[port].extent).column_range(first, count)
+            let (operand, first) = locate(accesses, first);
+            view(operands[operand], accesses[operand].extent).column_range(first, count)
         })
     }
 
-    /// The gradients; of keys that are not used they are zero.
+    /// The gradients of q, k and v. Zeroes those of the keys and values that are not used.
     fn split_mut<'a>(
         &self,
         accesses: &[Access],
-        made: [Option<&'a mut [f32]>; 3],
+        operands: [Option<&'a mut [f32]>; 3],
     ) -> [MatrixViewMut<'a>; 3] {
         let mut rest: [Option<MatrixViewMut<'a>>; 3] = Default::default();
-        for ((rest, made), access) in rest.iter_mut().zip(made).zip(accesses) {
-            *rest = made.map(|numbers| view_mut(numbers, access.extent));
+        for ((rest, elements), access) in rest.iter_mut().zip(operands).zip(accesses) {
+            *rest = elements.map(|elements| view_mut(elements, access.extent));
         }
-        let mut taken = [0; 3];
+        let mut columns_taken = [0; 3];
         self.columns().map(|(first, count)| {
-            let (port, first) = locate(accesses, first);
-            let width = accesses[port].extent.columns as usize;
-            let last_of_port = first + count + self.unused_after() >= width;
-            let whole = rest[port].take().expect("each operand is written once");
-            let (mut before, after) = whole.split_columns(first - taken[port]);
+            let (operand, first) = locate(accesses, first);
+            let width = accesses[operand].extent.columns as usize;
+            let is_last = first + count + self.unused_after() >= width;
+            let remaining = rest[operand].take().expect("the last columns are taken last");
+            let (mut before, after) = remaining.split_columns(first - columns_taken[operand]);
             fill_zero_view(&mut before);
-            let (mine, mut after) = after.split_columns(count);
-            taken[port] = first + count;
-            if last_of_port {
+            let (gradient, mut after) = after.split_columns(count);
+            columns_taken[operand] = first + count;
+            if is_last {
                 fill_zero_view(&mut after);
             } else {
-                rest[port] = Some(after);
+                rest[operand] = Some(after);
             }
-            mine
+            gradient
         })
     }
 
+    /// Unused key columns after those that are used.
     fn unused_after(&self) -> usize {
-        self.widths.1 - self.key - self.shape.kv_heads * self.shape.head_dim
+        self.key_width - self.first_key - self.shape.kv_heads * self.shape.head_dim
     }
 }
 
-/// The operand that a column is in, and which of its columns that is.
+/// The operand that a column is in, and the index of the column there.
 fn locate(accesses: &[Access], mut column: usize) -> (usize, usize) {
-    for (port, access) in accesses.iter().enumerate() {
+    for (operand, access) in accesses.iter().enumerate() {
         let width = access.extent.columns as usize;
         if column < width {
-            return (port, column);
+            return (operand, column);
         }
         column -= width;
     }
-    unreachable!("the check counts the heads of every attention")
+    unreachable!("checked programs have all columns of q, k and v")
 }

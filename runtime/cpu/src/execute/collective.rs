@@ -1,45 +1,46 @@
-//! Collectives, over any axis. What they move is counted where it is moved.
+//! Collectives along any mesh axis. The bytes that they move are counted where they are moved.
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
 use narrows_plan::program::CollectiveOp;
+use narrows_runtime::{ScheduledInstruction, bytes_sent_per_member};
 
-use super::super::device::{CpuDevice, ResolvedInstr, Stop};
-use narrows_runtime::bytes_sent_per_member;
+use crate::abort::StopReason;
+use crate::device::CpuDevice;
 
 pub fn run(
     device: &mut CpuDevice,
-    ready: &ResolvedInstr,
-    exchange: &CollectiveOp,
-) -> Result<(), Stop> {
+    scheduled: &ScheduledInstruction,
+    op: &CollectiveOp,
+) -> Result<(), StopReason> {
     let links = device.links;
-    let Some(group) = links.group(&device.at, &exchange.group, &device.context.mesh) else {
-        return Err(device.unfit(ready, "names a group that the mesh does not have"));
+    let Some(communicator) = links.communicator(&op.group) else {
+        return Err(device.unsupported(scheduled, "its device group is not connected"));
     };
-    let (kind, reduction) = (exchange.kind, exchange.reduction);
-    let count = ready.instr.writes.len();
-    let in_place = ready.instr.reads.first() == ready.instr.writes.first();
-    let members = group.members();
-    let payload_of = |numbers: usize| Collective {
-        kind: exchange.kind,
-        payload: Bytes(4 * numbers as u64),
-        group: exchange.group,
+    let in_place = scheduled.instr.reads.first() == scheduled.instr.writes.first();
+    let size = communicator.size();
+    let collective = |elements: usize| Collective {
+        kind: op.kind,
+        payload: Bytes(4 * elements as u64),
+        group: op.group,
     };
-    let mut numbers = 0;
-    let mut operands = device.operands(ready)?;
-    for port in 0..count {
-        let made = operands.write(port);
-        let moved = if in_place {
-            group.in_place(made, kind, reduction)?
+    let mut elements = 0;
+    let mut operands = device.operands(scheduled)?;
+    for index in 0..scheduled.instr.writes.len() {
+        let target = operands.write(index);
+        let volume = if in_place {
+            communicator.in_place(target, op.kind, op.reduction)?
         } else {
-            group.between(operands.read(port), made, kind, reduction)?
+            communicator.out_of_place(operands.read(index), target, op.kind, op.reduction)?
         };
-        let equal_parts = moved.whole.is_multiple_of(members * members);
-        let taken = Bytes(4 * moved.received as u64);
-        debug_assert!(!equal_parts || bytes_sent_per_member(&payload_of(moved.whole)) == taken);
-        numbers += moved.whole;
+        let equal_shards = volume.whole.is_multiple_of(size * size);
+        let received = Bytes(4 * volume.received as u64);
+        debug_assert!(
+            !equal_shards || bytes_sent_per_member(&collective(volume.whole)) == received
+        );
+        elements += volume.whole;
     }
-    debug_assert_eq!(exchange.group.size, members as u64);
-    device.report.count_collective(exchange.axis, &payload_of(numbers));
+    debug_assert_eq!(op.group.size, size as u64);
+    device.report.count_collective(op.axis, &collective(elements));
     Ok(())
 }

@@ -1,46 +1,82 @@
-//! What each instruction computes: operands found in the arena, and a call of a kernel.
+//! Execution of a step on one device: for each instruction its operands in the arena, and a call of a
+//! kernel.
 
-pub mod attention;
-pub mod collective;
-mod crossing;
-mod ends;
+mod attention;
+mod collective;
+mod copies;
+mod elementwise;
+mod fused;
+mod gemm;
 mod latent;
-mod norm;
-pub mod pass;
-pub mod product;
-pub mod step;
+mod latent_crossing;
+mod operands;
+mod optimizer;
+mod rms_norm;
+mod transfer;
+mod vocabulary;
 
-use narrows_plan::program::Extent;
+use narrows_plan::program::{Action, Phase};
+use narrows_runtime::{ScheduledInstruction, TimeCategory, microbatch_slot};
 
-use super::device::{CpuDevice, Stop};
-use crate::kernels::{MatrixView, MatrixViewMut, WriteMode};
+use crate::abort::StopReason;
+use crate::device::CpuDevice;
 
-/// A read operand as a matrix of its extent.
-fn view(numbers: &[f32], extent: Extent) -> MatrixView<'_> {
-    MatrixView::new(numbers, extent.rows as usize, extent.columns as usize)
-}
+pub use optimizer::gradient_square_sum;
 
-/// A written one.
-fn view_mut(numbers: &mut [f32], extent: Extent) -> MatrixViewMut<'_> {
-    MatrixViewMut::new(numbers, extent.rows as usize, extent.columns as usize)
-}
-
-/// Whether a result is added to what is there.
-fn write(add: bool) -> WriteMode {
-    if add { WriteMode::Add } else { WriteMode::Replace }
-}
-
-/// Runs with at least so many numbers of the device's scratch memory.
-fn with_scratch(
-    device: &mut CpuDevice,
-    needed: usize,
-    work: impl FnOnce(&mut CpuDevice, &mut [f32]) -> Result<(), Stop>,
-) -> Result<(), Stop> {
-    let mut scratch = std::mem::take(device.scratch);
-    if scratch.len() < needed {
-        scratch.resize(needed, 0.0);
+/// Executes a whole step.
+pub fn run_step(device: &mut CpuDevice) -> Result<(), StopReason> {
+    let stage = device.stage;
+    for pass in &stage.schedule {
+        load_tokens(device, pass.microbatch);
+        device.clock.read(TimeCategory::Other);
+        run_pass(device, pass.phase, pass.microbatch, microbatch_slot(stage, pass.microbatch))?;
     }
-    let done = work(device, &mut scratch);
-    *device.scratch = scratch;
-    done
+    run_pass(device, Phase::Step, 0, 0)
+}
+
+fn run_pass(
+    device: &mut CpuDevice,
+    phase: Phase,
+    microbatch: u64,
+    slot: u64,
+) -> Result<(), StopReason> {
+    let categories = device.categories.phase(phase);
+    for (instr, category) in device.stage.instructions(phase).iter().zip(categories) {
+        let start = device.clock.last_reading();
+        run_instruction(device, &ScheduledInstruction { instr, phase, microbatch, slot })?;
+        device.clock.end_instruction(*category, start);
+    }
+    Ok(())
+}
+
+fn run_instruction(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    let instr = scheduled.instr;
+    match &instr.action {
+        Action::Gemm(gemm) => gemm::run(device, scheduled, gemm)?,
+        Action::Attention(attention) => attention::run(device, scheduled, attention)?,
+        Action::Fused(op) => fused::run(device, scheduled, *op)?,
+        Action::Collective(collective) => collective::run(device, scheduled, collective)?,
+        Action::Send(transfer) => transfer::send(device, scheduled, transfer)?,
+        Action::Receive(transfer) => transfer::receive(device, scheduled, transfer)?,
+    }
+    device.report.count_instruction(instr.action.name());
+    Ok(())
+}
+
+/// Copies the token ids and targets of this device's rows of a microbatch to the input buffers.
+fn load_tokens(device: &mut CpuDevice, microbatch: u64) {
+    for buffer in &device.stage.buffers {
+        let Some(ids) = device.step.input_ids(buffer) else { continue };
+        let rows = device.token_rows(buffer.extent.rows);
+        let start = (buffer.offset / 4) as usize;
+        let target = device.arena.slice_mut(start..start + buffer.extent.rows as usize);
+        let targets = bytemuck::cast_slice_mut(target).chunks_exact_mut(rows.positions);
+        let sources = rows.id_ranges(&device.program.context, &device.coordinates, microbatch);
+        for (target, source) in targets.zip(sources) {
+            target.copy_from_slice(&ids[source]);
+        }
+    }
 }

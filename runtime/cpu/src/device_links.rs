@@ -1,0 +1,121 @@
+//! Communicators and peer links of a device: over shared memory within a process, or over the
+//! connections of a process group.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::program::Program;
+use narrows_runtime::process_group::{Communicator, GroupScope, PeerLink, ProcessGroup};
+use narrows_runtime::session::{MeshCoordinates, group_sizes};
+
+use crate::abort::AbortFlag;
+use crate::shared_memory_group::{SharedMemoryCommunicator, SharedMemoryGroup};
+use crate::stage_pipe::{SharedMemoryLink, StagePipe};
+use crate::stage_traffic::{StageTraffic, stage_traffic};
+
+/// The links of one device to others.
+pub struct DeviceLinks {
+    /// By axis and size of the group.
+    communicators: HashMap<(Axis, u64), Box<dyn Communicator>>,
+    /// By neighbouring pipeline stage.
+    peers: HashMap<u64, Box<dyn PeerLink>>,
+    /// Outgoing pipes within the process.
+    outgoing: Vec<Arc<StagePipe>>,
+    /// Raised when this device fails, for the other devices of the process.
+    pub abort: Arc<AbortFlag>,
+}
+
+impl DeviceLinks {
+    /// Links of all devices of a program, in this process. The result is in device order.
+    pub fn in_memory(program: &Program) -> Vec<DeviceLinks> {
+        let mesh = &program.context.mesh;
+        let abort = Arc::new(AbortFlag::default());
+        let mut groups: HashMap<(Axis, u64, u64), Arc<SharedMemoryGroup>> = HashMap::new();
+        let mut pipes: HashMap<(u64, u64, u64, u64), Arc<StagePipe>> = HashMap::new();
+        let traffic: HashMap<(u64, u64), StageTraffic> =
+            stage_traffic(program).map(|traffic| ((traffic.from, traffic.to), traffic)).collect();
+        let devices = (0..mesh.devices()).map(|device| {
+            let at = MeshCoordinates::of_device(device, mesh);
+            let mut links = DeviceLinks::without_any(abort.clone());
+            for (axis, size) in all_groups(program) {
+                let Some(rank) = at.members(axis, size, mesh).position(|member| member == device)
+                else {
+                    continue;
+                };
+                let group = groups
+                    .entry((axis, at.group_index(axis, mesh), size))
+                    .or_insert_with(|| Arc::new(SharedMemoryGroup::new(size as usize)))
+                    .clone();
+                let communicator = SharedMemoryCommunicator { group, rank, abort: abort.clone() };
+                links.communicators.insert((axis, size), Box::new(communicator));
+            }
+            let mut pipe = |from: u64, to: u64| {
+                let traffic = traffic.get(&(from, to))?;
+                let new = || Arc::new(StagePipe::new(traffic.transfers as usize, traffic.elements));
+                let key = (at.tensor, at.data, from, to);
+                Some(pipes.entry(key).or_insert_with(new).clone())
+            };
+            for peer in [at.stage.wrapping_sub(1), at.stage.wrapping_add(1)] {
+                let pair = (pipe(at.stage, peer), pipe(peer, at.stage));
+                let (Some(outgoing), Some(incoming)) = pair else { continue };
+                links.outgoing.push(outgoing.clone());
+                let link = SharedMemoryLink { outgoing, incoming, abort: abort.clone() };
+                links.peers.insert(peer, Box::new(link));
+            }
+            links
+        });
+        devices.collect()
+    }
+
+    /// Links of the device that a process of a group is. Without a connection to all members of a
+    /// device group its collectives are refused, and likewise transfers with a neighbouring stage.
+    pub fn of_process(program: &Program, group: &dyn ProcessGroup) -> DeviceLinks {
+        let mesh = &program.context.mesh;
+        let at = MeshCoordinates::of_device(group.rank(), mesh);
+        let mut links = DeviceLinks::without_any(Arc::default());
+        for (axis, size) in all_groups(program) {
+            let whole_axis = size == mesh.axis_size(axis);
+            let scope = if whole_axis { GroupScope::Axis(axis) } else { GroupScope::TiedStages };
+            let members: Vec<u64> = at.members(axis, size, mesh).collect();
+            if let Some(communicator) = group.communicator(&members, scope) {
+                links.communicators.insert((axis, size), communicator);
+            }
+        }
+        for traffic in stage_traffic(program).filter(|traffic| traffic.from == at.stage) {
+            let peer = MeshCoordinates { stage: traffic.to, ..at }.device(mesh);
+            if let Some(link) = group.peer_link(peer) {
+                links.peers.insert(traffic.to, link);
+            }
+        }
+        links
+    }
+
+    fn without_any(abort: Arc<AbortFlag>) -> DeviceLinks {
+        let (communicators, peers) = (HashMap::new(), HashMap::new());
+        DeviceLinks { communicators, peers, outgoing: vec![], abort }
+    }
+
+    /// The communicator of the device's group along an axis; `None` if the mesh has no such group, or
+    /// the process is not connected with all members.
+    pub fn communicator(&self, group: &DeviceGroup) -> Option<&dyn Communicator> {
+        self.communicators.get(&(group.axis, group.size)).map(|communicator| &**communicator)
+    }
+
+    /// The link to a neighbouring stage; `None` if it is no neighbour, or not connected.
+    pub fn peer(&self, stage: u64) -> Option<&dyn PeerLink> {
+        self.peers.get(&stage).map(|link| &**link)
+    }
+
+    /// Bytes of the buffers that hold this device's outgoing transfers.
+    pub fn buffer_bytes(&self) -> u64 {
+        self.outgoing.iter().map(|pipe| pipe.buffer_bytes()).sum()
+    }
+}
+
+fn all_groups(program: &Program) -> impl Iterator<Item = (Axis, u64)> {
+    let mesh = program.context.mesh;
+    Axis::ALL.into_iter().flat_map(move |axis| {
+        group_sizes(axis, &mesh).map(move |size| (axis, size)).collect::<Vec<_>>()
+    })
+}

@@ -1,0 +1,243 @@
+//! The engine of the CPU backend: all devices of a program as threads of this process, or the one
+//! device that a process of a cluster is.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use narrows_plan::model::Model;
+use narrows_plan::program::Buffer;
+use narrows_plan::{Bytes, CheckedProgram, Precision};
+use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::session::{
+    Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
+};
+use narrows_runtime::{
+    DeviceId, DeviceReport, InstructionSpan, RunError, TimeCategory, scheduled_instructions,
+};
+
+use crate::arena::Arena;
+use crate::device::{CpuDevice, InstructionCategories};
+use crate::device_clock::DeviceClock;
+use crate::device_links::DeviceLinks;
+use crate::device_threads::{DeviceOutcome, DeviceThreads};
+use crate::kernels::{Parallel, RopeTable};
+
+/// The devices of a process.
+pub struct CpuEngine {
+    model_program: Arc<ModelProgram>,
+    /// Number of the first device of this process.
+    first_device: u64,
+    devices: Vec<DeviceState>,
+    threads: DeviceThreads,
+    rope_table: Option<RopeTable>,
+    /// By pipeline stage.
+    categories: Vec<InstructionCategories>,
+    /// Parallelism of the kernels of one device.
+    parallel: Parallel,
+}
+
+/// The state of a device between steps.
+struct DeviceState {
+    arena: Arena,
+    scratch: Vec<f32>,
+    report: DeviceReport,
+    clock: DeviceClock,
+    links: DeviceLinks,
+}
+
+/// Opens a session whose devices are all threads of this process, each with `threads` threads.
+/// Weights, gradients and moments are zero.
+///
+/// # Errors
+/// When the program is not in f32, or was not lowered from a plan of this model.
+pub fn session(
+    model: &Model,
+    program: CheckedProgram,
+    threads: usize,
+) -> Result<Session, RunError> {
+    let model_program = Arc::new(ModelProgram::new(model, program)?);
+    let engine = CpuEngine::in_memory(model_program.clone(), threads)?;
+    Ok(Session::new(model_program, Box::new(engine), None))
+}
+
+/// Opens a session of the one device whose number is this process's rank. All processes must make
+/// the same calls of their sessions in the same order.
+///
+/// # Errors
+/// As [`session`], and when the number of devices is not the number of processes.
+pub fn session_of_process(
+    model: &Model,
+    program: CheckedProgram,
+    threads: usize,
+    group: Arc<dyn ProcessGroup>,
+) -> Result<Session, RunError> {
+    let model_program = Arc::new(ModelProgram::new(model, program)?);
+    let devices = model_program.program().context.mesh.devices();
+    let processes = group.world_size();
+    if devices != processes {
+        return Err(RunError::ProcessCountMismatch { devices, processes });
+    }
+    let links = DeviceLinks::of_process(model_program.program(), &*group);
+    let engine = CpuEngine::new(model_program.clone(), threads, group.rank(), vec![links])?;
+    Ok(Session::new(model_program, Box::new(engine), Some(group)))
+}
+
+impl CpuEngine {
+    /// An engine whose devices are all in this process.
+    pub fn in_memory(
+        model_program: Arc<ModelProgram>,
+        threads: usize,
+    ) -> Result<CpuEngine, RunError> {
+        let links = DeviceLinks::in_memory(model_program.program());
+        CpuEngine::new(model_program, threads, 0, links)
+    }
+
+    /// An engine for the devices from `first_device`, with the links of each.
+    fn new(
+        model_program: Arc<ModelProgram>,
+        threads: usize,
+        first_device: u64,
+        links: Vec<DeviceLinks>,
+    ) -> Result<CpuEngine, RunError> {
+        let program = model_program.program();
+        if program.context.precision != Precision::Full32 {
+            return Err(RunError::UnsupportedPrecision);
+        }
+        let mesh = program.context.mesh;
+        let devices = (first_device..).zip(links).map(|(device, links)| {
+            let arena = Arena::new(program.stages[DeviceId(device).stage(&mesh)].arena.0);
+            let report = DeviceReport::with_arena(Bytes(arena.bytes()));
+            DeviceState { arena, scratch: vec![], report, clock: DeviceClock::new(), links }
+        });
+        let devices: Vec<DeviceState> = devices.collect();
+        let device_threads = DeviceThreads::new(devices.len(), threads)
+            .map_err(|error| RunError::DeviceThreads { reason: error.to_string() })?;
+        let rope_table = program.head_dim().map(|head_dim| {
+            let positions = program.context.workload.sequence_length as usize;
+            RopeTable::new(positions, head_dim as usize, program.constants.rope_theta)
+        });
+        let categories = program.stages.iter().map(InstructionCategories::new).collect();
+        Ok(CpuEngine {
+            model_program,
+            first_device,
+            devices,
+            threads: device_threads,
+            rope_table,
+            categories,
+            parallel: Parallel::new(threads),
+        })
+    }
+
+    /// The arena of a device.
+    pub fn arena_mut(&mut self, device: u64) -> &mut Arena {
+        let index = self.index(device);
+        &mut self.devices[index].arena
+    }
+
+    /// Index of a device among those of this process.
+    fn index(&self, device: u64) -> usize {
+        (device - self.first_device) as usize
+    }
+}
+
+impl Engine for CpuEngine {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn devices(&self) -> Range<u64> {
+        self.first_device..self.first_device + self.devices.len() as u64
+    }
+
+    fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
+        let start = Instant::now();
+        let program = self.model_program.program();
+        let devices: Vec<CpuDevice> = (self.first_device..)
+            .zip(&mut self.devices)
+            .map(|(device, state)| {
+                let coordinates = MeshCoordinates::of_device(device, &program.context.mesh);
+                let stage = coordinates.stage as usize;
+                state.report.reset_counts();
+                state.clock.start_step(start);
+                CpuDevice {
+                    coordinates,
+                    program,
+                    stage: &program.stages[stage],
+                    arena: &mut state.arena,
+                    scratch: &mut state.scratch,
+                    report: &mut state.report,
+                    clock: &mut state.clock,
+                    links: &state.links,
+                    rope_table: self.rope_table.as_ref(),
+                    weight_decay_applies: self.model_program.weight_decay_applies(stage),
+                    categories: &self.categories[stage],
+                    parallel: self.parallel,
+                    step,
+                    loss: 0.0,
+                }
+            })
+            .collect();
+        let mut outcomes = self.threads.run(devices)?;
+        let end = Instant::now();
+        if let Some(error) = outcomes.iter_mut().find_map(DeviceOutcome::take_failure) {
+            return Err(error);
+        }
+        // Devices that were aborted because another process failed have no result.
+        let complete = outcomes.into_iter().filter(|outcome| outcome.stop_reason.is_none());
+        let steps = complete.map(|outcome| outcome.step);
+        let mut result = LocalStepResult::from_devices(program, steps);
+        let waiting =
+            if self.devices.len() > 1 { TimeCategory::Bubble } else { TimeCategory::Other };
+        for device in &mut self.devices {
+            result.time_breakdown.add_all(&device.clock.end_step(waiting, end));
+        }
+        Ok(result)
+    }
+
+    fn read_buffer(&self, device: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
+        Ok(self.devices[self.index(device)].arena.slice(element_range(buffer)).into())
+    }
+
+    fn modify_buffer(
+        &mut self,
+        device: u64,
+        buffer: &Buffer,
+        modify: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), RunError> {
+        modify(self.arena_mut(device).slice_mut(element_range(buffer)));
+        Ok(())
+    }
+
+    fn allocated_bytes(&self) -> Vec<u64> {
+        self.devices.iter().map(|device| device.arena.bytes()).collect()
+    }
+
+    /// Scratch memory of the kernels, which the first step grows to what they need, and buffers of
+    /// transfers to other stages.
+    fn scratch_bytes(&self) -> Vec<u64> {
+        let bytes = |device: &DeviceState| {
+            4 * device.scratch.capacity() as u64 + device.links.buffer_bytes()
+        };
+        self.devices.iter().map(bytes).collect()
+    }
+
+    fn record_instruction_spans(&mut self) {
+        let program = self.model_program.program();
+        for (device, state) in (self.first_device..).zip(&mut self.devices) {
+            let stage = DeviceId(device).stage(&program.context.mesh);
+            state.clock.record_spans(scheduled_instructions(&program.stages[stage]).count());
+        }
+    }
+
+    fn instruction_spans(&self, device: u64) -> &[InstructionSpan] {
+        self.devices[self.index(device)].clock.spans()
+    }
+}
+
+/// Elements of a resident buffer in its arena.
+pub fn element_range(buffer: &Buffer) -> Range<usize> {
+    let start = (buffer.offset / 4) as usize;
+    start..start + (buffer.extent.bytes().0 / 4) as usize
+}

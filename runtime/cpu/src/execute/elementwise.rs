@@ -1,0 +1,123 @@
+//! Element-wise fused ops: rotary embedding, gated product, additions, zeros.
+
+use std::ops::Range;
+
+use narrows_plan::model::GatedProduct;
+use narrows_runtime::ScheduledInstruction;
+
+use super::operands::{view, view_mut};
+use crate::abort::StopReason;
+use crate::device::CpuDevice;
+use crate::kernels::{self, GatedProductSaved, MatrixViewMut, Parallel, PositionRange, RopeTable};
+
+pub fn rope(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+    run_rope(device, scheduled, kernels::rope_forward)
+}
+
+pub fn rope_backward(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    run_rope(device, scheduled, kernels::rope_backward)
+}
+
+/// The operand is the rotated features, which come first in each row of its buffer.
+fn run_rope(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+    kernel: fn(MatrixViewMut<'_>, &RopeTable, PositionRange, Parallel),
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let rotated = scheduled.instr.writes[0];
+    let buffer = device.stage.buffer(rotated.buffer).extent;
+    let tokens = device.token_rows(rotated.extent.rows);
+    let positions = PositionRange { first: tokens.first_position, count: tokens.positions };
+    let Some(table) = device.rope_table else {
+        return Err(device.unsupported(scheduled, "it rotates heads, but the model has none"));
+    };
+    let range =
+        |device: &CpuDevice, access: &_| -> Range<usize> { device.buffer_range(scheduled, access) };
+    let mut operands = device.operands_at(scheduled, range)?;
+    let columns = rotated.extent.columns as usize;
+    kernel(
+        view_mut(operands.write(0), buffer).column_range(0, columns),
+        table,
+        positions,
+        parallel,
+    );
+    Ok(())
+}
+
+/// Gate and up are two operands, or side by side in one.
+pub fn gated_product(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+    product: GatedProduct,
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let (reads, output) = (&scheduled.instr.reads, scheduled.instr.writes[0].extent);
+    let width = output.columns as usize;
+    let mut operands = device.operands(scheduled)?;
+    let y = view_mut(operands.write(0), output);
+    let first = view(operands.read(0), reads[0].extent);
+    let (gate, up) = match reads.get(1) {
+        Some(up) => (first, view(operands.read(1), up.extent)),
+        None => (first.column_range(0, width), first.column_range(width, width)),
+    };
+    kernels::gated_product_forward(gate, up, product, y, parallel);
+    Ok(())
+}
+
+pub fn gated_product_backward(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+    product: GatedProduct,
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
+    let width = reads[0].extent.columns as usize;
+    let mut operands = device.operands(scheduled)?;
+    let dy = view(operands.read(0), reads[0].extent);
+    let first = view(operands.read(1), reads[1].extent);
+    let first_gradient = view_mut(operands.write(0), writes[0].extent);
+    let (saved, dgate, dup) = match reads.get(2) {
+        Some(up) => {
+            let up = view(operands.read(2), up.extent);
+            let dup = view_mut(operands.write(1), writes[1].extent);
+            (GatedProductSaved { dy, gate: first, up }, first_gradient, dup)
+        }
+        None => {
+            let (gate, up) = (first.column_range(0, width), first.column_range(width, width));
+            let (dgate, dup) = first_gradient.split_columns(width);
+            (GatedProductSaved { dy, gate, up }, dgate, dup)
+        }
+    };
+    kernels::gated_product_backward(saved, product, dgate, dup, parallel);
+    Ok(())
+}
+
+pub fn add(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let mut operands = device.operands(scheduled)?;
+    let sum = operands.write(0);
+    kernels::add(operands.read(0), operands.read(1), sum, parallel);
+    Ok(())
+}
+
+pub fn add_into(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let mut operands = device.operands(scheduled)?;
+    let sum = operands.write(0);
+    kernels::add_into(operands.read(0), sum, parallel);
+    Ok(())
+}
+
+pub fn fill(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let mut operands = device.operands(scheduled)?;
+    kernels::fill_zero(operands.write(0), parallel);
+    Ok(())
+}

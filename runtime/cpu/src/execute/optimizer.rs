@@ -1,0 +1,85 @@
+//! The gradient norm and AdamW.
+
+use narrows_plan::emit::WeightSplit;
+use narrows_plan::program::Region;
+use narrows_plan::strategy::Zero;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::session::OptimizerUpdate;
+
+use crate::abort::StopReason;
+use crate::device::CpuDevice;
+use crate::kernels::{self, AdamWStep, ParameterState, adamw_update};
+
+/// Adds the sum of squares of a gradient to the operand. A gradient that all devices of the tensor
+/// axis have whole is counted by the first of them only.
+pub fn square_sum(
+    device: &mut CpuDevice,
+    scheduled: &ScheduledInstruction,
+) -> Result<(), StopReason> {
+    let parallel = device.parallel;
+    let shard = &device.stage.buffer(scheduled.instr.reads[0].buffer).shard;
+    let is_whole = shard.as_ref().is_some_and(|shard| shard.split == WeightSplit::Whole);
+    if is_whole && device.coordinates.tensor > 0 {
+        return Ok(());
+    }
+    let mut operands = device.operands(scheduled)?;
+    let squares = kernels::gradient_square_sum(operands.read(0), parallel);
+    operands.write(0)[0] += squares as f32;
+    Ok(())
+}
+
+/// Operands read: gradient, moments, weight. Operands written: weight, gradient, moments. The gradient
+/// is zeroed whole; with ZeRO-1, the others are the part of the parameter that this replica updates.
+pub fn adamw(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result<(), StopReason> {
+    let Some(OptimizerUpdate { optimizer, coefficients, step }) = device.step.update else {
+        return Ok(());
+    };
+    let parallel = device.parallel;
+    let square_sum = gradient_square_sum(device);
+    if !square_sum.is_finite() {
+        // All devices have the same sum, so none of them updates anything. The session reports it.
+        return Ok(());
+    }
+    let (reads, writes) = (&scheduled.instr.reads, &scheduled.instr.writes);
+    let (read_gradient, written_gradient) = (reads[0], writes[1]);
+    let decays = device.weight_decay_applies.get(&writes[0].buffer).copied().unwrap_or(false);
+    let adamw = AdamWStep {
+        gradient_factor: optimizer.clip_factor(f64::from(square_sum).sqrt()) as f32,
+        learning_rate: coefficients.learning_rate as f32,
+        beta1: optimizer.beta1 as f32,
+        beta2: optimizer.beta2 as f32,
+        epsilon: optimizer.epsilon as f32,
+        weight_decay: if decays { optimizer.weight_decay as f32 } else { 0.0 },
+        step: u32::try_from(step).unwrap_or(u32::MAX),
+    };
+    let elements = writes[0].extent.columns as usize;
+    let moments_sharded = device.program.context.zero == Zero::One;
+    let start = if moments_sharded { device.coordinates.data as usize * elements } else { 0 };
+    // The kernel reads the gradient through the written operand, which contains the read one.
+    let mut operands = device.operands_at(scheduled, |device, access| {
+        if *access == read_gradient && read_gradient != written_gradient {
+            0..0
+        } else {
+            device.operand_range(scheduled, access)
+        }
+    })?;
+    let weights = operands.write(0);
+    let gradient = operands.write(1);
+    let parameter = ParameterState {
+        weights,
+        first_moment: operands.write(2),
+        second_moment: operands.write(3),
+    };
+    adamw_update(parameter, gradient, start..start + elements, adamw, parallel);
+    Ok(())
+}
+
+/// The sum of squares of all gradients, after its reduction.
+pub fn gradient_square_sum(device: &CpuDevice) -> f32 {
+    let is_square_sum = |buffer: &&narrows_plan::program::Buffer| {
+        buffer.region == Region::Input && buffer.name == "square sum"
+    };
+    let buffer = device.stage.buffers.iter().find(is_square_sum);
+    let start = buffer.map_or(0, |buffer| (buffer.offset / 4) as usize);
+    device.arena.slice(start..start + 1)[0]
+}
