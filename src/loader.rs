@@ -12,8 +12,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use narrows_cuda::libraries::{self, CudaLibrary, FoundLibrary};
-use narrows_cuda::machine;
+use narrows_cuda::{
+    CudaLibrary, FoundLibrary, find_libraries, library_loads, library_search_folders,
+    link_libraries,
+};
 use narrows_runtime::fnv1a;
 
 use crate::calibrate::cache;
@@ -30,7 +32,7 @@ const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// Where each library is, in the folders that are looked in.
 pub fn found() -> BTreeMap<CudaLibrary, FoundLibrary> {
-    libraries::find(&libraries::places(|name| env::var_os(name)))
+    find_libraries(&library_search_folders(|name| env::var_os(name)))
 }
 
 /// Begins the program again, unless all that is there loads already or nothing can be done for it.
@@ -46,13 +48,13 @@ pub fn bring_within_reach() {
     }
     let found = found();
     let of_cuda = |library: &&CudaLibrary| **library != CudaLibrary::Driver;
-    if found.keys().filter(of_cuda).all(|library| machine::loads(*library)) {
+    if found.keys().filter(of_cuda).all(|library| library_loads(*library)) {
         return;
     }
     let Some(folder) = cache::folder().map(|folder| folder.join(folder_name(&found))) else {
         return;
     };
-    if libraries::link(&found, &folder).is_ok() {
+    if link_libraries(&found, &folder).is_ok() {
         begin_again(&folder);
     }
 }

@@ -114,7 +114,7 @@ fn with_stand_ins_every_part_has_its_rows() {
     if !can_run_scripts() {
         return;
     }
-    let libraries = match narrows_fake_cuda::build(&narrows_fake_cuda::target_folder()) {
+    let libraries = match narrows_fake_cuda::build() {
         Ok(libraries) => libraries,
         Err(reason) => return println!("skipped: {reason}"),
     };

@@ -1,8 +1,9 @@
 //! Which GPUs a run may have, before anything is planned for them, and which of them a process uses.
 
 use narrows_cluster::ClusterTimeouts;
-use narrows_cuda::libraries::CudaLibrary;
-use narrows_cuda::{CudaError, GpuOptions, machine};
+use narrows_cuda::{
+    CudaError, CudaLibrary, GpuOptions, gpu_count, gpus, library_loads, outdated_driver,
+};
 use narrows_runtime::RunError;
 
 use super::launch::LaunchedProcess;
@@ -17,17 +18,17 @@ const OTHERWISE: &str = "a100-80gb";
 pub fn admit() -> CommandResult<()> {
     loader::bring_within_reach();
     for library in [CudaLibrary::Driver, CudaLibrary::Nvrtc, CudaLibrary::CublasLt] {
-        if !machine::loads(library) {
-            return Err(Failure::execution(&RunError::from(CudaError::Absent(library))));
+        if !library_loads(library) {
+            return Err(Failure::execution(&RunError::from(CudaError::LibraryMissing(library))));
         }
     }
-    if let Some(outdated) = machine::outdated() {
+    if let Some(outdated) = outdated_driver() {
         let problem = Problem::new("--backend", outdated)
-            .hint(CudaLibrary::Driver.hint())
+            .hint(CudaLibrary::Driver.install_hint())
             .hint("--backend cpu");
         return Err(Failure::failed(vec![problem]));
     }
-    let problem = match machine::gpus() {
+    let problem = match gpus() {
         Ok(gpus) if gpus.is_empty() => "this machine shows no GPU".to_owned(),
         Ok(_) if cache::folder().is_none() => {
             "there is neither a home nor a cache folder to keep compiled kernels in".to_owned()
@@ -50,10 +51,10 @@ pub fn profile() -> &'static str {
 pub fn options(launched: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
     let local = launched.map_or(0, |launched| launched.launch.local_rank);
     // Who shows each process one GPU shows it its own.
-    let ordinal = if machine::count() == Ok(1) { 0 } else { local };
+    let ordinal = if gpu_count() == Ok(1) { 0 } else { local };
     let folder = cache::folder().unwrap_or_default();
-    let (cubins, algorithms) = (folder.join("cubins"), folder.join("algorithms"));
-    let deadline =
+    let (cubin_folder, algorithm_folder) = (folder.join("cubins"), folder.join("algorithms"));
+    let timeout =
         launched.map_or(ClusterTimeouts::default(), |launched| launched.deadlines).collective;
-    GpuOptions { ordinal, eager, cubins, algorithms, deadline }
+    GpuOptions { ordinal, eager, cubin_folder, algorithm_folder, timeout }
 }

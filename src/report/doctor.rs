@@ -4,8 +4,7 @@ use std::env;
 use std::path::PathBuf;
 
 use narrows_cluster::LaunchInfo;
-use narrows_cuda::libraries::CudaLibrary;
-use narrows_cuda::machine::{self as cuda, CAPABILITY_MIN, GpuInfo};
+use narrows_cuda::{COMPUTE_CAPABILITY_MIN, CudaLibrary, GpuInfo};
 use narrows_plan::Bytes;
 use serde::Serialize;
 
@@ -96,17 +95,17 @@ impl DoctorReport {
     pub fn look() -> DoctorReport {
         let found = loader::found();
         let library = |library: CudaLibrary| LibraryReport {
-            name: format!("lib{}", library.stem()),
+            name: format!("lib{}", library.file_stem()),
             purpose: library.purpose(),
-            loads: cuda::loads(library),
-            version: cuda::version(library),
+            loads: narrows_cuda::library_loads(library),
+            version: narrows_cuda::library_version(library),
             // Where links lead: those that this program makes say little.
             path: found.get(&library).map(|file| {
                 std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone())
             }),
         };
         let libraries: Vec<LibraryReport> = CudaLibrary::ALL.into_iter().map(library).collect();
-        let gpus = cuda::gpus();
+        let gpus = narrows_cuda::gpus();
         let usable = cuda_usable(&libraries, &gpus);
         let threads = cores();
         let launch = LaunchInfo::from_environment(|name| env::var(name).ok()).ok().flatten();
@@ -226,7 +225,7 @@ impl DeviceReport {
             compute_capability: format!("{}.{}", gpu.capability.0, gpu.capability.1),
             multiprocessors: gpu.multiprocessors,
             memory_bytes: gpu.memory.0,
-            free_memory_bytes: cuda::free_memory(gpu.ordinal).map(|free| free.0),
+            free_memory_bytes: narrows_cuda::free_gpu_memory(gpu.ordinal).map(|free| free.0),
         }
     }
 }
@@ -237,18 +236,18 @@ fn cuda_usable(libraries: &[LibraryReport], gpus: &Result<Vec<GpuInfo>, String>)
     {
         let is = if found.path.is_some() { "does not load" } else { "is not there" };
         because.push(format!("{} ({}) {is}", found.name, found.purpose));
-        hints.push(library.hint().to_owned());
+        hints.push(library.install_hint().to_owned());
     }
-    if let Some(outdated) = cuda::outdated() {
+    if let Some(outdated) = narrows_cuda::outdated_driver() {
         because.push(outdated);
-        hints.push(CudaLibrary::Driver.hint().to_owned());
+        hints.push(CudaLibrary::Driver.install_hint().to_owned());
     }
     hints.dedup();
     match gpus {
         Err(why) => because.push(format!("the driver does not come up: {why}")),
         Ok(gpus) if gpus.is_empty() => because.push("there is no GPU".into()),
-        Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < CAPABILITY_MIN) => {
-            let (major, minor) = CAPABILITY_MIN;
+        Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < COMPUTE_CAPABILITY_MIN) => {
+            let (major, minor) = COMPUTE_CAPABILITY_MIN;
             because.push(format!("no GPU has compute capability {major}.{minor} or more"));
         }
         Ok(_) => {}

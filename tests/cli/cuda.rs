@@ -13,7 +13,7 @@ use super::{narrows, stdout};
 
 /// Where the stand-ins are; `None`, and a printed reason, where they cannot be made.
 pub fn libraries() -> Option<PathBuf> {
-    match narrows_fake_cuda::build(&narrows_fake_cuda::target_folder()) {
+    match narrows_fake_cuda::build() {
         Ok(libraries) => Some(libraries),
         Err(why) => {
             println!("skipped: {why}");

@@ -1,11 +1,10 @@
-//! Kernels as machine code, compiled when they are first asked for and kept on disk.
+//! Compilation of kernels by NVRTC, and the on-disk cache of cubins.
 //!
-//! NVRTC compiles to a cubin for one compute capability: a newer assembly text would be refused by an older
-//! driver. An entry of the folder is named by the SHA-256 of all that the machine code depends on:
-//! the text, the headers, the options, the version of NVRTC and the capability. It holds the SHA-256 of that
-//! name and of the machine code, so that a file that is cut short, damaged or renamed is known to be,
-//! and compiled again. Files are written whole, under another name first; processes that compile the same
-//! text at once do the work twice and agree.
+//! NVRTC compiles to a cubin for one compute capability, since an older driver would reject a newer PTX. The
+//! name of a cache entry is the SHA-256 of everything the machine code depends on: source, headers, options,
+//! version of NVRTC and capability. The entry contains a SHA-256 over that key and the machine code, so that
+//! truncated, damaged or renamed files are detected and compiled again. Files are written atomically;
+//! processes that compile the same source concurrently write identical entries.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -16,189 +15,201 @@ use std::ptr;
 
 use cudarc::nvrtc::sys;
 
+use super::discovery::{self, COMPUTE_CAPABILITY_MIN};
+use super::kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
 use super::libraries::CudaLibrary;
-use super::machine::{self, CAPABILITY_MIN};
-use super::source::{HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
-use narrows_runtime::{AtomicFile, sha256};
+use narrows_runtime::AtomicFile;
+use narrows_runtime::sha256;
 
-/// What an entry begins with.
+/// First bytes of a cache entry.
 const MAGIC: &[u8] = b"narrows cubin 1\n";
-/// Older NVRTC lacks functions that are called here.
-const VERSION_MIN: u32 = 12;
+/// Earlier versions lack functions that are called here.
+const NVRTC_MAJOR_MIN: u32 = 12;
 
-/// A text to be compiled.
+/// A source file to be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileUnit<'a> {
-    /// What it is called in the compiler's log, without an ending.
+    /// File name without `.cu`, for the compiler's log.
     pub name: &'a str,
-    /// CUDA C++.
-    pub text: &'a str,
-    /// What it may include.
+    /// Contents, CUDA C++.
+    pub source: &'a str,
+    /// Headers that it may include.
     pub headers: &'a [KernelHeader],
 }
 
 impl From<KernelFamily> for CompileUnit<'static> {
     fn from(family: KernelFamily) -> Self {
-        CompileUnit { name: family.name(), text: family.text(), headers: &HEADERS }
+        CompileUnit { name: family.name(), source: family.source(), headers: &KERNEL_HEADERS }
     }
 }
 
-/// Where machine code came from.
+/// How a cubin was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CubinOrigin {
-    /// From an entry of the folder.
-    Kept,
-    /// From the compiler: there was no entry.
+    /// Read from the cache.
+    Cached,
+    /// Compiled: the cache had no entry.
     Compiled,
-    /// From the compiler: there was an entry, and it was damaged.
-    Repaired,
+    /// Compiled: the entry of the cache was damaged, and is replaced.
+    Replaced,
 }
 
-/// Machine code.
+/// Machine code of a source file for one compute capability.
 #[derive(Debug)]
 pub struct Cubin {
-    /// An ELF image, as `cuModuleLoadData` takes it.
+    /// ELF image for `cuModuleLoadData`.
     pub bytes: Vec<u8>,
-    /// Where it came from.
-    pub came: CubinOrigin,
-    /// Why it could not be kept, where it could not: it will be compiled again.
-    pub unkept: Option<io::Error>,
+    /// How it was obtained.
+    pub origin: CubinOrigin,
+    /// Why the cache entry could not be written, if it could not: the next process compiles again.
+    pub cache_error: Option<io::Error>,
 }
 
-/// Why there is no machine code.
+/// Why no cubin can be produced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
     /// NVRTC does not load.
-    #[error("no CUDA kernels can be compiled: NVRTC does not load; {hint}", hint = CudaLibrary::Nvrtc.hint())]
-    Absent,
+    #[error("CUDA kernels cannot be compiled: NVRTC does not load (try: {hint})", hint = CudaLibrary::Nvrtc.install_hint())]
+    NvrtcMissing,
     /// NVRTC is too old.
     #[error(
-        "no CUDA kernels can be compiled by NVRTC {0}: it takes {VERSION_MIN}.0 or newer; {hint}",
-        hint = CudaLibrary::Nvrtc.hint()
+        "CUDA kernels cannot be compiled by NVRTC {0}: version {NVRTC_MAJOR_MIN}.0 or newer is needed \
+         (try: {hint})",
+        hint = CudaLibrary::Nvrtc.install_hint()
     )]
-    Old(String),
-    /// A GPU is too old.
+    NvrtcTooOld(String),
+    /// The GPU is too old.
     #[error(
-        "no CUDA kernels for compute capability {0}.{1}: they need {least} or newer, an A100 or a GPU \
-         of a later generation",
-        least = format_args!("{}.{}", CAPABILITY_MIN.0, CAPABILITY_MIN.1)
+        "the CUDA kernels need compute capability {minimum} or newer (an A100 or a later GPU), and this GPU \
+         has {0}.{1}",
+        minimum = format_args!("{}.{}", COMPUTE_CAPABILITY_MIN.0, COMPUTE_CAPABILITY_MIN.1)
     )]
-    Capability(u32, u32),
-    /// A text that no C function can be given.
-    #[error("{0} has a zero byte, which nothing that is compiled has")]
+    UnsupportedCapability(u32, u32),
+    /// A source, name or option contains a zero byte.
+    #[error("{0} contains a zero byte")]
     ZeroByte(String),
-    /// The compiler refuses the text or the options.
+    /// The compiler rejects the source or the options.
     #[error(
-        "`{name}.cu` does not compile with {options:?} by NVRTC {version}: {said}\n{log}\n\
-         A GPU that is newer than the compiler needs a newer one: {hint}",
-        hint = CudaLibrary::Nvrtc.hint()
+        "`{name}.cu` does not compile with {options:?} by NVRTC {version}: {message}\n{log}\n\
+         A GPU that is newer than the compiler needs a newer compiler (try: {hint})",
+        hint = CudaLibrary::Nvrtc.install_hint()
     )]
-    Refused {
-        /// The text's name.
+    Rejected {
+        /// Name of the source file.
         name: String,
-        /// The options.
+        /// Options of the compilation.
         options: Vec<String>,
-        /// The compiler's version.
+        /// Version of the compiler.
         version: String,
-        /// What kind of error it says it is.
-        said: String,
-        /// The compiler's log.
+        /// Message of the result code.
+        message: String,
+        /// Log of the compiler.
         log: String,
     },
-    /// A function of NVRTC fails that only can when memory does.
-    #[error("`{call}` of NVRTC fails for `{name}.cu`: {said}")]
-    Failed {
+    /// Another NVRTC function fails, for example because memory is exhausted.
+    #[error("{call} fails for `{name}.cu`: {message}")]
+    NvrtcCall {
         /// The function.
         call: &'static str,
-        /// The text's name.
+        /// Name of the source file.
         name: String,
-        /// What it says.
-        said: String,
+        /// Message of the result code.
+        message: String,
     },
 }
 
-/// A compiler, and the folder where machine code is kept.
+/// The NVRTC compiler with a cache of cubins in a folder.
 #[derive(Debug)]
 pub struct CubinCache {
     folder: PathBuf,
-    version: String,
-    compiled: u64,
+    nvrtc_version: String,
+    compilations: u64,
 }
 
 impl CubinCache {
-    /// Looks for NVRTC. The folder is made when something is first kept there.
+    /// Loads NVRTC. The folder is created with the first entry.
     ///
     /// # Errors
     /// [`CompileError::Absent`] where it does not load, [`CompileError::Old`] where it is older than
     /// CUDA 12's.
     pub fn open(folder: impl Into<PathBuf>) -> Result<CubinCache, CompileError> {
-        let version = machine::version(CudaLibrary::Nvrtc).ok_or(CompileError::Absent)?;
+        let version =
+            discovery::library_version(CudaLibrary::Nvrtc).ok_or(CompileError::NvrtcMissing)?;
         let major = version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        if major.is_none_or(|major| major < VERSION_MIN) {
-            return Err(CompileError::Old(version));
+        if major.is_none_or(|major| major < NVRTC_MAJOR_MIN) {
+            return Err(CompileError::NvrtcTooOld(version));
         }
-        Ok(CubinCache { folder: folder.into(), version, compiled: 0 })
+        Ok(CubinCache { folder: folder.into(), nvrtc_version: version, compilations: 0 })
     }
 
-    /// The version of NVRTC.
-    pub fn version(&self) -> &str {
-        &self.version
+    /// Version of NVRTC.
+    pub fn nvrtc_version(&self) -> &str {
+        &self.nvrtc_version
     }
 
-    /// How often the compiler has run.
+    /// Number of compilations by this object.
     pub fn compiled(&self) -> u64 {
-        self.compiled
+        self.compilations
     }
 
-    /// Where the machine code of a text is kept, or would be.
-    pub fn path(&self, unit: &CompileUnit, capability: (u32, u32), options: &[&str]) -> PathBuf {
-        let key = key(unit, &self.version, &all_options(capability, options));
+    /// Path of the cache entry of a source, whether it exists or not.
+    pub fn entry_path(
+        &self,
+        unit: &CompileUnit,
+        capability: (u32, u32),
+        options: &[&str],
+    ) -> PathBuf {
+        let key = cache_key(unit, &self.nvrtc_version, &all_options(capability, options));
         let (major, minor) = capability;
         self.folder.join(format!("{}-sm_{major}{minor}-{}.cubin", unit.name, hex::encode(key)))
     }
 
-    /// The machine code of a text for a compute capability, (9, 0) for sm_90. Options come after
-    /// those that all kernels are compiled with.
+    /// Returns the cubin of a source for a compute capability, such as (9, 0) for sm_90, compiling it if the
+    /// cache has no valid entry. `options` are appended to [`NVRTC_OPTIONS`].
     ///
     /// # Errors
-    /// A [`CompileError`], with the compiler's log where it is the compiler that refuses.
-    pub fn cubin<'u>(
+    /// A [`CompileError`], with the compiler's log where the source does not compile.
+    pub fn load_or_compile<'u>(
         &mut self,
         unit: impl Into<CompileUnit<'u>>,
         capability: (u32, u32),
         options: &[&str],
     ) -> Result<Cubin, CompileError> {
         let unit = unit.into();
-        if capability < CAPABILITY_MIN {
-            return Err(CompileError::Capability(capability.0, capability.1));
+        if capability < COMPUTE_CAPABILITY_MIN {
+            return Err(CompileError::UnsupportedCapability(capability.0, capability.1));
         }
-        let path = self.path(&unit, capability, options);
+        let path = self.entry_path(&unit, capability, options);
         let options = all_options(capability, options);
-        let key = key(&unit, &self.version, &options);
+        let key = cache_key(&unit, &self.nvrtc_version, &options);
         let entry = fs::read(&path);
-        if let Some(bytes) = entry.as_deref().ok().and_then(|entry| unwrapped(entry, &key)) {
-            return Ok(Cubin { bytes: bytes.to_vec(), came: CubinOrigin::Kept, unkept: None });
+        if let Some(bytes) = entry.as_deref().ok().and_then(|entry| verified_cubin(entry, &key)) {
+            return Ok(Cubin {
+                bytes: bytes.to_vec(),
+                origin: CubinOrigin::Cached,
+                cache_error: None,
+            });
         }
-        let came = if entry.is_ok() { CubinOrigin::Repaired } else { CubinOrigin::Compiled };
-        self.compiled += 1;
-        let bytes = compile(&unit, &self.version, &options)?;
-        let unkept = keep(&path, &key, &bytes).err();
-        Ok(Cubin { bytes, came, unkept })
+        let origin = if entry.is_ok() { CubinOrigin::Replaced } else { CubinOrigin::Compiled };
+        self.compilations += 1;
+        let bytes = compile(&unit, &self.nvrtc_version, &options)?;
+        let cache_error = write_entry(&path, &key, &bytes).err();
+        Ok(Cubin { bytes, origin, cache_error })
     }
 }
 
 fn all_options((major, minor): (u32, u32), options: &[&str]) -> Vec<String> {
     let architecture = format!("--gpu-architecture=sm_{major}{minor}");
-    let given = NVRTC_OPTIONS.iter().chain(options).map(|option| option.to_string());
-    [architecture].into_iter().chain(given).collect()
+    let others = NVRTC_OPTIONS.iter().chain(options).map(|option| option.to_string());
+    [architecture].into_iter().chain(others).collect()
 }
 
-/// The hash of all that machine code depends on. Every text comes after its length, so that no two
-/// lists of texts are one.
-fn key(unit: &CompileUnit, version: &str, options: &[String]) -> [u8; 32] {
+/// Hash of everything the machine code depends on. Lists and strings are length-prefixed, so that different
+/// inputs have different encodings.
+fn cache_key(unit: &CompileUnit, version: &str, options: &[String]) -> [u8; 32] {
     let headers = unit.headers.iter().flat_map(|header| [header.name, header.text]);
     let lists: [Vec<&str>; 3] = [
-        vec![unit.name, unit.text, version],
+        vec![unit.name, unit.source, version],
         headers.collect(),
         options.iter().map(String::as_str).collect(),
     ];
@@ -217,13 +228,13 @@ fn checksum(key: &[u8; 32], cubin: &[u8]) -> [u8; 32] {
     sha256(&[key, cubin].concat())
 }
 
-/// The machine code of an entry, if it is whole and of this key.
-fn unwrapped<'e>(entry: &'e [u8], key: &[u8; 32]) -> Option<&'e [u8]> {
+/// The machine code of a cache entry, if the entry is intact and has this key.
+fn verified_cubin<'e>(entry: &'e [u8], key: &[u8; 32]) -> Option<&'e [u8]> {
     let (sum, cubin) = entry.strip_prefix(MAGIC)?.split_at_checked(32)?;
     (sum == checksum(key, cubin)).then_some(cubin)
 }
 
-fn keep(path: &Path, key: &[u8; 32], cubin: &[u8]) -> io::Result<()> {
+fn write_entry(path: &Path, key: &[u8; 32], cubin: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -234,7 +245,7 @@ fn keep(path: &Path, key: &[u8; 32], cubin: &[u8]) -> io::Result<()> {
     file.finish(&[])
 }
 
-/// A program of NVRTC's, which is freed.
+/// An `nvrtcProgram` that is destroyed on drop.
 struct NvrtcProgram<'a> {
     raw: sys::nvrtcProgram,
     name: &'a str,
@@ -242,26 +253,26 @@ struct NvrtcProgram<'a> {
 
 impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
-        // SAFETY: NVRTC made it, and it is not used afterwards.
+        // SAFETY: NVRTC created the program, and it is not used afterwards.
         let _ = unsafe { sys::nvrtcDestroyProgram(&raw mut self.raw) };
     }
 }
 
 impl NvrtcProgram<'_> {
-    fn did(&self, call: &'static str, result: sys::nvrtcResult) -> Result<(), CompileError> {
-        failed_unless_done(self.name, call, result)
+    fn check(&self, call: &'static str, result: sys::nvrtcResult) -> Result<(), CompileError> {
+        check_result(self.name, call, result)
     }
 
-    /// What NVRTC wrote while it compiled; empty where it does not say.
+    /// Log of the compilation; empty where NVRTC does not return it.
     fn log(&self) -> String {
         let mut size = 0;
-        // SAFETY: the program is one of NVRTC's, and the log has as many bytes as it says.
+        // SAFETY: the program is valid, and the buffer has the size that NVRTC reports.
         unsafe {
-            if sys::nvrtcGetProgramLogSize(self.raw, &raw mut size) != DONE {
+            if sys::nvrtcGetProgramLogSize(self.raw, &raw mut size) != SUCCESS {
                 return String::new();
             }
             let mut log = vec![0u8; size.max(1)];
-            if sys::nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) != DONE {
+            if sys::nvrtcGetProgramLog(self.raw, log.as_mut_ptr().cast()) != SUCCESS {
                 return String::new();
             }
             let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
@@ -271,56 +282,56 @@ impl NvrtcProgram<'_> {
 
     fn cubin(&self) -> Result<Vec<u8>, CompileError> {
         let mut size = 0;
-        // SAFETY: the program was compiled, and the machine code has as many bytes as NVRTC says.
+        // SAFETY: the program was compiled, and the buffer has the size that NVRTC reports.
         unsafe {
-            let asked = sys::nvrtcGetCUBINSize(self.raw, &raw mut size);
-            self.did("nvrtcGetCUBINSize", asked)?;
+            let result = sys::nvrtcGetCUBINSize(self.raw, &raw mut size);
+            self.check("nvrtcGetCUBINSize", result)?;
             let mut cubin = vec![0u8; size];
-            let got = sys::nvrtcGetCUBIN(self.raw, cubin.as_mut_ptr().cast::<c_char>());
-            self.did("nvrtcGetCUBIN", got)?;
+            let result = sys::nvrtcGetCUBIN(self.raw, cubin.as_mut_ptr().cast::<c_char>());
+            self.check("nvrtcGetCUBIN", result)?;
             Ok(cubin)
         }
     }
 }
 
-const DONE: sys::nvrtcResult = sys::nvrtcResult::NVRTC_SUCCESS;
+const SUCCESS: sys::nvrtcResult = sys::nvrtcResult::NVRTC_SUCCESS;
 
-fn failed_unless_done(
+fn check_result(
     name: &str,
     call: &'static str,
     result: sys::nvrtcResult,
 ) -> Result<(), CompileError> {
-    if result == DONE {
+    if result == SUCCESS {
         return Ok(());
     }
-    Err(CompileError::Failed { call, name: name.into(), said: said(result) })
+    Err(CompileError::NvrtcCall { call, name: name.into(), message: error_string(result) })
 }
 
-fn said(result: sys::nvrtcResult) -> String {
-    // SAFETY: the text that is given for a result is the library's, and stays.
+fn error_string(result: sys::nvrtcResult) -> String {
+    // SAFETY: NVRTC returns a static string for every result.
     let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
     text.to_string_lossy().into_owned()
 }
 
 fn compile(unit: &CompileUnit, version: &str, options: &[String]) -> Result<Vec<u8>, CompileError> {
-    let text = |what: &str, text: &str| {
+    let c_string = |what: &str, text: &str| {
         CString::new(text).map_err(|_| CompileError::ZeroByte(format!("{what} of `{}`", unit.name)))
     };
-    let all = |what: &str, texts: &mut dyn Iterator<Item = &str>| {
-        texts.map(|of| text(what, of)).collect::<Result<Vec<CString>, CompileError>>()
+    let c_strings = |what: &str, texts: &mut dyn Iterator<Item = &str>| {
+        texts.map(|text| c_string(what, text)).collect::<Result<Vec<CString>, CompileError>>()
     };
-    let names = all("a header's name", &mut unit.headers.iter().map(|header| header.name))?;
-    let texts = all("a header", &mut unit.headers.iter().map(|header| header.text))?;
-    let given = all("an option", &mut options.iter().map(String::as_str))?;
-    let (source, file) = (text("the text", unit.text)?, format!("{}.cu", unit.name));
-    let file = text("the name", &file)?;
-    let pointers = |of: &[CString]| of.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+    let names = c_strings("a header's name", &mut unit.headers.iter().map(|header| header.name))?;
+    let texts = c_strings("a header", &mut unit.headers.iter().map(|header| header.text))?;
+    let options_c = c_strings("an option", &mut options.iter().map(String::as_str))?;
+    let (source, file) = (c_string("the source", unit.source)?, format!("{}.cu", unit.name));
+    let file = c_string("the name", &file)?;
+    let pointers =
+        |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
     let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
-    let option_pointers = pointers(&given);
+    let option_pointers = pointers(&options_c);
 
     let mut raw = ptr::null_mut();
-    // SAFETY: NVRTC loads, since there is a version of it; every pointer is to texts that live until the
-    // end of this function, and there are as many as is said.
+    // SAFETY: NVRTC is loaded, since its version is known. All strings outlive the call, and the counts match.
     let created = unsafe {
         sys::nvrtcCreateProgram(
             &raw mut raw,
@@ -331,25 +342,25 @@ fn compile(unit: &CompileUnit, version: &str, options: &[String]) -> Result<Vec<
             name_pointers.as_ptr(),
         )
     };
-    failed_unless_done(unit.name, "nvrtcCreateProgram", created)?;
+    check_result(unit.name, "nvrtcCreateProgram", created)?;
     let program = NvrtcProgram { raw, name: unit.name };
-    // SAFETY: as above, and the program is one of NVRTC's.
+    // SAFETY: as above, and the program is valid.
     let result = unsafe {
-        sys::nvrtcCompileProgram(program.raw, given.len() as c_int, option_pointers.as_ptr())
+        sys::nvrtcCompileProgram(program.raw, options_c.len() as c_int, option_pointers.as_ptr())
     };
-    let refused = |said: String| CompileError::Refused {
+    let rejected = |message: String| CompileError::Rejected {
         name: unit.name.into(),
         options: options.to_vec(),
         version: version.into(),
-        said,
+        message,
         log: program.log(),
     };
-    if result != DONE {
-        return Err(refused(said(result)));
+    if result != SUCCESS {
+        return Err(rejected(error_string(result)));
     }
     let cubin = program.cubin()?;
     if cubin.is_empty() {
-        return Err(refused("it makes no machine code".into()));
+        return Err(rejected("it produced no machine code".into()));
     }
     Ok(cubin)
 }

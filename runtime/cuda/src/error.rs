@@ -1,4 +1,4 @@
-//! What goes wrong on a GPU, as sentences.
+//! Errors of the CUDA backend.
 
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::DriverError;
@@ -8,102 +8,102 @@ use super::launch::UnsupportedInstr;
 use super::libraries::CudaLibrary;
 use narrows_runtime::{DeviceError, RunError};
 
-/// Why a program does not run on a GPU, or stops there.
+/// Why a program cannot run on a GPU, or stopped there.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CudaError {
     /// A library does not load.
     #[error(
-        "GPUs cannot be used: lib{}, {}, does not load (try: {}; `narrows doctor` says what is where)",
-        .0.stem(), .0.purpose(), .0.hint()
+        "GPUs cannot be used: lib{}, {}, does not load (try: {}; `narrows doctor` lists what is installed)",
+        .0.file_stem(), .0.purpose(), .0.install_hint()
     )]
-    Absent(CudaLibrary),
-    /// There is no GPU of this number.
+    LibraryMissing(CudaLibrary),
+    /// The GPU does not exist.
     #[error(
-        "process wants GPU {ordinal}, and this machine shows {count} (try: as many processes as GPUs on \
-         each machine, or what CUDA_VISIBLE_DEVICES hides)"
+        "GPU {ordinal} does not exist: this machine shows {count} (try: one process for each GPU of the \
+         machine, or another CUDA_VISIBLE_DEVICES)"
     )]
     NoGpu {
-        /// Which, counted from 0.
+        /// Index of the GPU, counted from 0.
         ordinal: u64,
-        /// How many there are.
+        /// GPUs that the process sees.
         count: u64,
     },
-    /// The plan is for several GPUs, and one process has one.
+    /// A plan for several GPUs was started as one process.
     #[error(
-        "the plan is for {devices} GPUs, and a process has one (try: `torchrun --nproc-per-node {devices} \
-         --no-python narrows run …`, srun or mpirun: see docs/clusters.md)"
+        "the plan needs {devices} GPUs, and each process drives one (try: `torchrun --nproc-per-node \
+         {devices} --no-python narrows run …`, srun or mpirun: see docs/clusters.md)"
     )]
-    OneProcess {
+    OneGpuPerProcess {
         /// Devices of the plan.
         devices: u64,
     },
-    /// The program's buffers do not fit.
+    /// An allocation does not fit.
     #[error(
-        "{what} of {wanted} bytes does not fit GPU {ordinal}, of which {free} bytes of {whole} are free \
-         (try: a plan with `--memory-limit`, or nothing else on that GPU)"
+        "{purpose} of {requested_bytes} bytes does not fit on GPU {ordinal}, which has {free_bytes} of \
+         {total_bytes} bytes free (try: a plan with `--memory-limit`, or stop other programs on that GPU)"
     )]
-    Memory {
-        /// What for.
-        what: &'static str,
-        /// Bytes wanted.
-        wanted: u64,
+    OutOfMemory {
+        /// What the memory is for.
+        purpose: &'static str,
+        /// Size of the allocation.
+        requested_bytes: u64,
         /// The GPU.
         ordinal: u64,
-        /// Bytes that are free.
-        free: u64,
-        /// Bytes that it has.
-        whole: u64,
+        /// Free memory.
+        free_bytes: u64,
+        /// Memory of the GPU.
+        total_bytes: u64,
     },
-    /// No kernel does an instruction.
+    /// No kernel implements an instruction.
     #[error(transparent)]
-    Refused(#[from] UnsupportedInstr),
+    Unsupported(#[from] UnsupportedInstr),
     /// Kernels do not compile.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The driver says no.
-    #[error("GPU {ordinal}: {call}: {said}{hint}")]
+    /// The driver returned an error.
+    #[error("GPU {ordinal}: {call}: {message}{hint}")]
     Driver {
         /// The GPU.
         ordinal: u64,
-        /// What was asked for.
+        /// The operation that failed.
         call: String,
-        /// What it says.
-        said: String,
-        /// What may help, after a space; or nothing.
+        /// The driver's message.
+        message: String,
+        /// Advice with a leading space, or empty.
         hint: &'static str,
     },
-    /// cuBLASLt has no way to make a product, or failed.
-    #[error("cuBLASLt, {product}: {said}")]
-    Product {
-        /// The product.
-        product: String,
-        /// What it says.
-        said: String,
+    /// cuBLASLt does not support a matmul, or failed.
+    #[error("cuBLASLt, {matmul}: {message}")]
+    Matmul {
+        /// Shape and formats of the matmul.
+        matmul: String,
+        /// The library's message.
+        message: String,
     },
     /// NCCL failed.
-    #[error("NCCL, {call}: {said} (try: NCCL_DEBUG=INFO, for what it says itself){recent}")]
+    #[error("NCCL, {call}: {message} (try: NCCL_DEBUG=INFO, for NCCL's own log){recent_activity}")]
     Nccl {
-        /// What was asked for.
+        /// The operation that failed.
         call: String,
-        /// What it says.
-        said: String,
-        /// The last pieces of the step, for who looks for the reason; each on a line of its own.
-        recent: String,
+        /// NCCL's message.
+        message: String,
+        /// The last items of the step, each on a line of its own.
+        recent_activity: String,
     },
-    /// Nothing came of a step in time.
+    /// A step made no progress before the timeout.
     #[error(
-        "GPU {ordinal} has come no further in step {step} for {waited_s:.0} s (try: the other processes' \
-         output: who waits for whom; or a longer --collective-timeout){recent}"
+        "GPU {ordinal} has made no progress in step {step} for {waited_s:.0} s (try: the output of the \
+         other processes shows which of them is late; or a longer --collective-timeout){recent_activity}"
     )]
     Stalled {
         /// The GPU.
         ordinal: u64,
         /// The step.
         step: u64,
-        /// How long was waited.
+        /// Seconds since the last progress.
         waited_s: f64,
-        /// What was under way; each on a line of its own.
-        recent: String,
+        /// The last items of the step, each on a line of its own.
+        recent_activity: String,
     },
 }
 
@@ -114,34 +114,35 @@ impl From<CudaError> for RunError {
 }
 
 impl CudaError {
-    /// What a driver's error is.
+    /// Describes an error of the driver in the operation `call`.
     pub(super) fn driver(ordinal: u64, call: &str, error: DriverError) -> CudaError {
         use cudarc::driver::sys::CUresult::*;
         let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
-        let said = text.unwrap_or_else(|_| format!("error {:?}", error.0));
+        let message = text.unwrap_or_else(|_| format!("error {:?}", error.0));
         let hint = match error.0 {
             CUDA_ERROR_ILLEGAL_ADDRESS
             | CUDA_ERROR_LAUNCH_FAILED
             | CUDA_ERROR_MISALIGNED_ADDRESS => {
-                " (a defect of this program: compute-sanitizer names the kernel, with --eager)"
+                " (a bug of this program: compute-sanitizer finds the kernel, with --eager)"
             }
-            CUDA_ERROR_ECC_UNCORRECTABLE => " (the GPU's memory is failing: take another GPU)",
+            CUDA_ERROR_ECC_UNCORRECTABLE => " (the GPU's memory is failing: use another GPU)",
             CUDA_ERROR_NO_BINARY_FOR_GPU => {
-                " (the kernels were compiled for another GPU, or by a compiler that is newer than the driver)"
+                " (the kernels were compiled for another GPU, or by a compiler newer than the driver)"
             }
             _ => "",
         };
-        CudaError::Driver { ordinal, call: call.into(), said, hint }
+        CudaError::Driver { ordinal, call: call.into(), message, hint }
     }
 
-    pub(super) fn product(product: &str, error: CublasError) -> CudaError {
+    /// Describes an error of cuBLASLt.
+    pub(super) fn matmul(matmul: &str, error: CublasError) -> CudaError {
         use cudarc::cublaslt::sys::cublasStatus_t::*;
         let hint = match error.0 {
             CUBLAS_STATUS_NOT_INITIALIZED | CUBLAS_STATUS_ALLOC_FAILED => {
-                " (try: a library that is no newer than the driver, or more free memory on the GPU)"
+                " (try: a library no newer than the driver, or more free memory on the GPU)"
             }
             _ => "",
         };
-        CudaError::Product { product: product.into(), said: format!("{:?}{hint}", error.0) }
+        CudaError::Matmul { matmul: matmul.into(), message: format!("{:?}{hint}", error.0) }
     }
 }

@@ -1,39 +1,58 @@
-//! The CUDA backend: a device of a program on a GPU.
+//! The CUDA backend: executes one device of a program on one GPU.
 //!
-//! | file | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `kernels/` | the kernels, in CUDA C++17, one file a family, for bf16 and f32 |
-//! | [`source`] | the families, and the text that is given to a compiler |
-//! | [`launch`] | a pass and its operands as launches: kernel, grid, shared memory, arguments |
-//! | [`products`] | a product and its operands as what cublasLtMatmul takes, and its fastest algorithm |
-//! | [`compile`] | the kernels as machine code, kept on disk |
-//! | [`tape`] | all that a device does in a step, on which stream and after what |
-//! | [`device`] | a GPU that plays it |
-//! | [`bounds`] | that launches and products touch nothing but the operands of their instruction |
-//! | [`libraries`], [`machine`] | where CUDA's libraries are, which of them load, and the GPUs |
-//! | `shim/` | headers with which a C++ compiler makes the same kernels run on processors |
+//! | `kernels/` | CUDA C++17 kernels for bf16 and f32, one file per family |
+//! | `kernel_source` | the families and their source text |
+//! | `launch` | fused ops and attention as kernel launches: kernel, grid, shared memory, arguments |
+//! | `matmul` | GEMMs as cublasLtMatmul calls, and the store of their fastest algorithms |
+//! | `compile` | compilation by NVRTC, and the cubin cache |
+//! | `schedule` | the work of a device in one step: its streams, graph segments and waits |
+//! | `device` | the GPU that executes a schedule |
+//! | `bounds_check` | verification that launches and matmuls access only the operands of their instruction |
+//! | `libraries`, `discovery` | location of the CUDA libraries, which of them load, and the GPUs |
+//! | `shim/` | headers with which a C++ compiler compiles the same kernels for the CPU |
 //!
-//! Nothing but [`device`] needs a GPU. The launches of an instruction are data: a device executes them, the
-//! shim runs them in tests, where they are held against the kernels of `narrows-cpu`, and
-//! [`bounds`] counts which bytes they touch.
+//! Only `device` needs a GPU. Launches are data: a device executes them; in tests the shim executes them on
+//! the CPU, where the results are compared with the kernels of `narrows-cpu` and [`check_launches`] verifies
+//! which bytes they access.
 //!
-//! A result depends on the shapes alone, never on the device or on what ran first: sums over rows
-//! are made in parts whose number follows from the shape, then added in order, and no kernel adds
-//! floats atomically.
+//! Results depend on shapes alone, not on the device or on scheduling: sums over rows are split into a number
+//! of parts that follows from the shape and added in a fixed order, and no kernel uses atomic additions.
 
-pub mod bounds;
-pub mod compile;
-pub mod device;
-pub mod error;
-pub mod launch;
-pub mod libraries;
-pub mod machine;
-pub mod products;
-pub mod source;
-pub mod tape;
+mod bounds_check;
+mod compile;
+mod device;
+mod discovery;
+mod error;
+mod kernel_source;
+mod launch;
+mod libraries;
+mod matmul;
+mod schedule;
 
+pub use bounds_check::{AccessedBytes, OutOfBounds, check_launches, check_matmul};
+pub use compile::{CompileError, CompileUnit, Cubin, CubinCache, CubinOrigin};
 pub use device::{GpuOptions, session};
+pub use discovery::{
+    COMPUTE_CAPABILITY_MIN, GpuInfo, free_gpu_memory, gpu_count, gpus, library_loads,
+    library_version, outdated_driver,
+};
 pub use error::CudaError;
+pub use kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS, SHIM_HEADERS};
 pub use launch::{
-    Argument, KernelFamily, Launch, LaunchContext, Launches, MemorySpace, UnsupportedInstr,
+    Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
+    OPTIMIZER_COEFFICIENTS, UnsupportedInstr, kernel_launches, optimizer_coefficients,
+    rotary_table,
+};
+pub use libraries::{
+    CudaLibrary, FoundLibrary, find_libraries, library_search_folders, link_libraries,
+};
+pub use matmul::{
+    AlgorithmStore, Matmul, MatmulAlgorithm, MatmulContext, MatmulKey, MatrixAddress, Platform,
+    StoredMatrix, Transpose, UnusableAlgorithmFile, lower_gemm, recommended_workspace,
+};
+pub use schedule::{
+    CollectiveBuffer, DeviceSchedule, GraphNode, GraphSegment, GroupKey, NcclCollective, NodeWork,
+    P2pOp, PipelineDirection, ScheduleItem, SchedulePass, StreamId,
 };

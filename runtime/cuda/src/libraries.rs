@@ -1,9 +1,9 @@
-//! Where the libraries of CUDA are on a machine.
+//! Location of the CUDA libraries on a machine.
 //!
-//! They are loaded when the program runs, by names that `cudarc` knows: of NCCL that is `libnccl.so` and not
-//! the `libnccl.so.2` that is all a package without headers has; of libraries of CUDA 13, no name at
-//! all. So they are looked for here, wherever packages put them, and [`link`]ed under the names that are
-//! asked for, in a folder that a loader can be told of.
+//! `cudarc` loads libraries at run time by fixed names. For NCCL that is `libnccl.so`, while packages without
+//! headers have `libnccl.so.2` only; CUDA 13 libraries match none of its names. So the libraries are searched
+//! for wherever packages install them, and [`link_libraries`] makes a folder of symbolic links under the
+//! expected names, for `LD_LIBRARY_PATH`.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -14,20 +14,20 @@ use std::path::{Path, PathBuf};
 /// A library that the backend loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CudaLibrary {
-    /// The driver; it comes with the system, never with a package of Python.
+    /// The driver; installed with the system, never by a Python package.
     Driver,
-    /// Compiles kernels.
+    /// The kernel compiler.
     Nvrtc,
-    /// Products, as libraries ask for them.
+    /// Matmuls; other libraries load it.
     Cublas,
-    /// Products.
+    /// Matmuls.
     CublasLt,
     /// Collectives.
     Nccl,
 }
 
 impl CudaLibrary {
-    /// All of them.
+    /// All libraries.
     pub const ALL: [CudaLibrary; 5] = [
         CudaLibrary::Driver,
         CudaLibrary::Nvrtc,
@@ -36,8 +36,8 @@ impl CudaLibrary {
         CudaLibrary::Nccl,
     ];
 
-    /// What its files are called: `lib`, this, `.so`, and a version.
-    pub fn stem(self) -> &'static str {
+    /// Stem of the file name `libSTEM.so.VERSION`.
+    pub fn file_stem(self) -> &'static str {
         match self {
             CudaLibrary::Driver => "cuda",
             CudaLibrary::Nvrtc => "nvrtc",
@@ -47,18 +47,18 @@ impl CudaLibrary {
         }
     }
 
-    /// What it is for.
+    /// What the library does, for messages.
     pub fn purpose(self) -> &'static str {
         match self {
             CudaLibrary::Driver => "the driver",
-            CudaLibrary::Nvrtc => "compiles kernels",
-            CudaLibrary::Cublas | CudaLibrary::CublasLt => "products",
+            CudaLibrary::Nvrtc => "the kernel compiler",
+            CudaLibrary::Cublas | CudaLibrary::CublasLt => "matmuls",
             CudaLibrary::Nccl => "collectives",
         }
     }
 
-    /// Where to have it from.
-    pub fn hint(self) -> &'static str {
+    /// How to install it, for messages.
+    pub fn install_hint(self) -> &'static str {
         match self {
             CudaLibrary::Driver => "NVIDIA's driver for this system, 525 or newer",
             CudaLibrary::Nvrtc => "`pip install nvidia-cuda-nvrtc-cu12`, or the CUDA toolkit",
@@ -70,39 +70,39 @@ impl CudaLibrary {
     }
 }
 
-/// A file of a library.
+/// A library file that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// What its name ends in: `2`, `13.2`, or nothing.
+    /// Version suffix of the file name: `2`, `13.2`, or empty.
     pub version: String,
 }
 
-/// The variable that names a folder before all others.
-pub const VARIABLE: &str = "NARROWS_CUDA_LIBRARIES";
+/// Environment variable with folders that are searched first.
+const LIBRARIES_VARIABLE: &str = "NARROWS_CUDA_LIBRARIES";
 
-/// The folders in which libraries are looked for, the first that has one before others: those that
-/// variables name, those of packages of Python in an environment that is active, those of systems, and those of
-/// packages of any other Python that is there. `variable` gives the value of a variable that is set.
-pub fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut places = vec![];
-    for name in [VARIABLE, "LD_LIBRARY_PATH"] {
+/// Folders to search for libraries, in order of precedence: those named by environment variables, those of
+/// packages in an active Python environment, those of the system, and those of packages of any other Python.
+/// `variable` returns the value of an environment variable.
+pub fn library_search_folders(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let mut folders = vec![];
+    for name in [LIBRARIES_VARIABLE, "LD_LIBRARY_PATH"] {
         let named = variable(name).unwrap_or_default();
-        places.extend(std::env::split_paths(&named).filter(|path| !path.as_os_str().is_empty()));
+        folders.extend(std::env::split_paths(&named).filter(|path| !path.as_os_str().is_empty()));
     }
     for name in ["CUDA_HOME", "CUDA_PATH"] {
         let toolkit = variable(name).map(PathBuf::from);
-        places.extend(toolkit.iter().flat_map(|root| [root.join("lib64"), root.join("lib")]));
+        folders.extend(toolkit.iter().flat_map(|root| [root.join("lib64"), root.join("lib")]));
     }
     for name in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
         let Some(root) = variable(name).map(PathBuf::from) else { continue };
-        places.extend(of_python(&root));
-        places.push(root.join("lib"));
+        folders.extend(python_package_folders(&root));
+        folders.push(root.join("lib"));
     }
-    places.push("/usr/local/cuda/lib64".into());
-    places.extend(
-        folders(Path::new("/usr/local"), |name| name.starts_with("cuda-"))
+    folders.push("/usr/local/cuda/lib64".into());
+    folders.extend(
+        subfolders(Path::new("/usr/local"), |name| name.starts_with("cuda-"))
             .map(|toolkit| toolkit.join("lib64")),
     );
     let systems = [
@@ -113,126 +113,130 @@ pub fn places(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
         "/usr/lib/wsl/lib",
         "/opt/cuda/lib64",
     ];
-    places.extend(systems.map(PathBuf::from));
+    folders.extend(systems.map(PathBuf::from));
     let paths = variable("PATH").unwrap_or_default();
     let pythons = std::env::split_paths(&paths).filter(|path| path.join("python3").is_file());
     let mut roots: Vec<PathBuf> =
         pythons.filter_map(|path| path.parent().map(Path::to_owned)).collect();
-    // Where `pip install --user` puts packages, and where Debian's pip does.
+    // Destinations of `pip install --user` and of Debian's pip.
     roots.extend(variable("HOME").map(|home| Path::new(&home).join(".local")));
     roots.push("/usr/local".into());
-    for place in roots.iter().flat_map(|root| of_python(root)) {
-        if !places.contains(&place) {
-            places.push(place);
+    for folder in roots.iter().flat_map(|root| python_package_folders(root)) {
+        if !folders.contains(&folder) {
+            folders.push(folder);
         }
     }
-    places
+    folders
 }
 
-/// Where packages of Python that are installed under a root have libraries.
-fn of_python(root: &Path) -> Vec<PathBuf> {
-    let mut found = vec![];
-    for python in folders(&root.join("lib"), |name| name.starts_with("python3")) {
+/// Library folders of the NVIDIA packages of a Python installation.
+fn python_package_folders(root: &Path) -> Vec<PathBuf> {
+    let mut folders = vec![];
+    for python in subfolders(&root.join("lib"), |name| name.starts_with("python3")) {
         for packages in ["site-packages/nvidia", "dist-packages/nvidia"] {
-            for package in folders(&python.join(packages), |_| true) {
-                found.push(package.join("lib"));
+            for package in subfolders(&python.join(packages), |_| true) {
+                folders.push(package.join("lib"));
             }
         }
     }
-    found
+    folders
 }
 
-/// Folders in a folder, the last in the order of their names first: newer versions before older.
-fn folders(within: &Path, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = PathBuf> {
+/// Subfolders with accepted names, in descending order of names, so that newer versions come first.
+fn subfolders(within: &Path, accepts: impl Fn(&str) -> bool) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(within).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .filter(|entry| entry.file_name().to_str().is_some_and(&wanted))
+    let mut folders: Vec<PathBuf> = entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(&accepts))
         .map(|entry| entry.path())
         .filter(|path| path.is_dir())
         .collect();
-    found.sort();
-    found.into_iter().rev()
+    folders.sort();
+    folders.into_iter().rev()
 }
 
-/// The file of each library that is there, from the first folder that has one.
-pub fn find(places: &[PathBuf]) -> BTreeMap<CudaLibrary, FoundLibrary> {
-    let mut found = BTreeMap::new();
-    for place in places {
+/// For each library, its file in the first folder that contains one.
+pub fn find_libraries(folders: &[PathBuf]) -> BTreeMap<CudaLibrary, FoundLibrary> {
+    let mut libraries = BTreeMap::new();
+    for folder in folders {
         for library in CudaLibrary::ALL {
-            if let Some(file) = newest(place, library) {
-                found.entry(library).or_insert(file);
+            if let Some(file) = newest_file(folder, library) {
+                libraries.entry(library).or_insert(file);
             }
         }
     }
-    found
+    libraries
 }
 
-/// The file of a library with the highest version in a folder.
-fn newest(place: &Path, library: CudaLibrary) -> Option<FoundLibrary> {
-    let entries = fs::read_dir(place).ok()?.flatten();
+/// The file of a library in a folder with the highest version.
+fn newest_file(folder: &Path, library: CudaLibrary) -> Option<FoundLibrary> {
+    let entries = fs::read_dir(folder).ok()?.flatten();
     let files = entries.filter_map(|entry| {
         let name = entry.file_name();
-        let version = version(name.to_str()?, library.stem())?.to_owned();
-        // A link may lead nowhere.
+        let version = file_version(name.to_str()?, library.file_stem())?.to_owned();
+        // Excludes dangling links.
         let path = entry.path();
         path.is_file().then_some(FoundLibrary { path, version })
     });
-    files.max_by_key(|file| numbers(&file.version))
+    files.max_by_key(|file| version_numbers(&file.version))
 }
 
-/// What comes after `libSTEM.so` in a file's name, without the dot.
-fn version<'n>(name: &'n str, stem: &str) -> Option<&'n str> {
+/// The part of a file name after `libSTEM.so.`; empty for `libSTEM.so` itself.
+fn file_version<'n>(name: &'n str, stem: &str) -> Option<&'n str> {
     let rest = name.strip_prefix("lib")?.strip_prefix(stem)?.strip_prefix(".so")?;
     let version = if rest.is_empty() { rest } else { rest.strip_prefix('.')? };
     version.chars().all(|c| c.is_ascii_digit() || c == '.').then_some(version)
 }
 
-fn numbers(version: &str) -> Vec<u64> {
+fn version_numbers(version: &str) -> Vec<u64> {
     version.split('.').filter_map(|part| part.parse().ok()).collect()
 }
 
-/// What is linked with a library, because it loads them by their own names.
-const COMPANIONS: [&str; 5] = ["libnvrtc", "libcublas", "libnccl", "libnvJitLink", "libcudart"];
+/// Prefixes of files that libraries load by their own names, and that are therefore linked too.
+const DEPENDENCY_PREFIXES: [&str; 5] =
+    ["libnvrtc", "libcublas", "libnccl", "libnvJitLink", "libcudart"];
 
-/// Makes a folder of links to these libraries, under the names that they are asked for by, and to what
-/// lies beside them that they load themselves. Of the driver no link is made: that of another system
-/// would be worse than none.
+/// Creates a folder of symbolic links to these libraries under the names that `cudarc` uses, and to their
+/// dependencies in the same folders. The driver is not linked: it must match the system's kernel module.
 ///
 /// # Errors
-/// When the folder cannot be made.
-pub fn link(found: &BTreeMap<CudaLibrary, FoundLibrary>, folder: &Path) -> io::Result<()> {
+/// When the folder or a link cannot be created.
+pub fn link_libraries(
+    libraries: &BTreeMap<CudaLibrary, FoundLibrary>,
+    folder: &Path,
+) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    for (library, file) in found.iter().filter(|(library, _)| **library != CudaLibrary::Driver) {
-        let own = folder.join(format!("lib{}.so", library.stem()));
-        make_link(&file.path, &own)?;
-        let beside = file.path.parent().and_then(|place| fs::read_dir(place).ok());
+    for (library, file) in libraries.iter().filter(|(library, _)| **library != CudaLibrary::Driver)
+    {
+        let own = folder.join(format!("lib{}.so", library.file_stem()));
+        replace_link(&file.path, &own)?;
+        let beside = file.path.parent().and_then(|folder| fs::read_dir(folder).ok());
         for entry in beside.into_iter().flatten().flatten() {
             let name = entry.file_name();
-            if is_companion(&name) {
-                make_link(&entry.path(), &folder.join(name))?;
+            if is_dependency(&name) {
+                replace_link(&entry.path(), &folder.join(name))?;
             }
         }
     }
     Ok(())
 }
 
-fn is_companion(name: &OsStr) -> bool {
+fn is_dependency(name: &OsStr) -> bool {
     let name = name.to_str().unwrap_or_default();
-    name.contains(".so") && COMPANIONS.iter().any(|companion| name.starts_with(companion))
+    name.contains(".so") && DEPENDENCY_PREFIXES.iter().any(|companion| name.starts_with(companion))
 }
 
-/// A link, also where there was one, and where another process makes the same one.
+/// Creates a link atomically, replacing an existing one; concurrent processes may create the same link.
 #[cfg(unix)]
-fn make_link(to: &Path, at: &Path) -> io::Result<()> {
-    let to = fs::canonicalize(to)?;
-    if fs::read_link(at).is_ok_and(|now| now == to) {
+fn replace_link(target: &Path, link: &Path) -> io::Result<()> {
+    let target = fs::canonicalize(target)?;
+    if fs::read_link(link).is_ok_and(|current| current == target) {
         return Ok(());
     }
-    let name = at.file_name().unwrap_or_default().to_string_lossy();
-    let made = at.with_file_name(format!(".{name}.{}", std::process::id()));
-    let _ = fs::remove_file(&made);
-    std::os::unix::fs::symlink(to, &made)?;
-    fs::rename(made, at)
+    let name = link.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = link.with_file_name(format!(".{name}.{}", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    std::os::unix::fs::symlink(target, &temporary)?;
+    fs::rename(temporary, link)
 }
 
 #[cfg(not(unix))]
@@ -244,7 +248,7 @@ fn make_link(_: &Path, _: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn folder(files: &[&str]) -> tempfile::TempDir {
+    fn folder_with(files: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for file in files {
             let path = folder.path().join(file);
@@ -255,44 +259,44 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_read_from_names() {
-        assert_eq!(version("libnccl.so.2", "nccl"), Some("2"));
-        assert_eq!(version("libnvrtc.so", "nvrtc"), Some(""));
-        assert_eq!(version("libcublasLt.so.12.9.1", "cublasLt"), Some("12.9.1"));
+    fn versions_are_parsed_from_file_names() {
+        assert_eq!(file_version("libnccl.so.2", "nccl"), Some("2"));
+        assert_eq!(file_version("libnvrtc.so", "nvrtc"), Some(""));
+        assert_eq!(file_version("libcublasLt.so.12.9.1", "cublasLt"), Some("12.9.1"));
         for other in ["libcublasLt.so.12", "libcublas_static.a", "libcublas.so.alt", "cublas.so"] {
-            assert_eq!(version(other, "cublas"), None, "{other}");
+            assert_eq!(file_version(other, "cublas"), None, "{other}");
         }
     }
 
     #[test]
-    fn packages_of_python_are_found() {
+    fn python_packages_of_the_active_environment_are_found() {
         let packages = "lib/python3.11/site-packages/nvidia";
-        let root = folder(&[
+        let root = folder_with(&[
             &format!("{packages}/nccl/lib/libnccl.so.2"),
             &format!("{packages}/cuda_nvrtc/lib/libnvrtc.so.12"),
             &format!("{packages}/cuda_nvrtc/lib/libnvrtc-builtins.so.12.9"),
             "toolkit/lib64/libnvrtc.so.11",
             "toolkit/lib64/libnvrtc.so.9.2",
         ]);
-        let places = places(|name| match name {
+        let folders = library_search_folders(|name| match name {
             "VIRTUAL_ENV" => Some(root.path().into()),
             "CUDA_HOME" => Some(root.path().join("toolkit").into()),
             _ => None,
         });
-        let found = find(&places);
-        // The toolkit was named, and 11 is more than 9.
-        let nvrtc = &found[&CudaLibrary::Nvrtc];
+        let libraries = find_libraries(&folders);
+        // CUDA_HOME precedes packages, and version 11 precedes 9.
+        let nvrtc = &libraries[&CudaLibrary::Nvrtc];
         assert!(nvrtc.path.ends_with("toolkit/lib64/libnvrtc.so.11"), "{nvrtc:?}");
         assert_eq!(
-            (found[&CudaLibrary::Nccl].version.as_str(), nvrtc.version.as_str()),
+            (libraries[&CudaLibrary::Nccl].version.as_str(), nvrtc.version.as_str()),
             ("2", "11")
         );
     }
 
-    /// A Python without an environment: the system's, a container's, or a user's packages.
+    /// Python without a virtual environment: system, container or user packages.
     #[test]
-    fn packages_of_a_python_that_would_be_started_are_found() {
-        let root = folder(&[
+    fn python_packages_outside_an_environment_are_found() {
+        let root = folder_with(&[
             "opt/bin/python3",
             "opt/lib/python3.12/dist-packages/nvidia/nccl/lib/libnccl.so.2",
             "other/bin/perl",
@@ -300,50 +304,50 @@ mod tests {
             "home/.local/lib/python3.12/site-packages/nvidia/cu13/lib/libcublasLt.so.13",
         ]);
         let at = |name: &str| root.path().join(name);
-        let places = places(|name| match name {
+        let folders = library_search_folders(|name| match name {
             "PATH" => std::env::join_paths([at("other/bin"), at("opt/bin")]).ok(),
             "HOME" => Some(at("home").into()),
             _ => None,
         });
         let within: Vec<PathBuf> =
-            places.into_iter().filter(|place| place.starts_with(root.path())).collect();
-        let found = find(&within);
-        let found: Vec<_> =
-            found.iter().map(|(library, file)| (*library, &*file.version)).collect();
-        assert_eq!(found, [(CudaLibrary::CublasLt, "13"), (CudaLibrary::Nccl, "2")]);
+            folders.into_iter().filter(|folder| folder.starts_with(root.path())).collect();
+        let libraries = find_libraries(&within);
+        let libraries: Vec<_> =
+            libraries.iter().map(|(library, file)| (*library, &*file.version)).collect();
+        assert_eq!(libraries, [(CudaLibrary::CublasLt, "13"), (CudaLibrary::Nccl, "2")]);
     }
 
     #[cfg(unix)]
     #[test]
-    fn links_have_the_names_that_are_asked_for() {
-        let packages = folder(&[
+    fn links_have_the_names_that_are_loaded() {
+        let packages = folder_with(&[
             "a/libnccl.so.2",
             "b/libnvrtc.so.13",
             "b/libnvrtc-builtins.so.13.2",
             "b/other.so",
         ]);
-        let places = ["a", "b"].map(|name| packages.path().join(name));
+        let folders = ["a", "b"].map(|name| packages.path().join(name));
         let links = packages.path().join("links");
         for _ in 0..2 {
-            link(&find(&places), &links).unwrap();
+            link_libraries(&find_libraries(&folders), &links).unwrap();
             let mut names: Vec<String> = fs::read_dir(&links)
                 .unwrap()
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
                 .collect();
             names.sort();
-            let wanted = [
+            let expected = [
                 "libnccl.so",
                 "libnccl.so.2",
                 "libnvrtc-builtins.so.13.2",
                 "libnvrtc.so",
                 "libnvrtc.so.13",
             ];
-            assert_eq!(names, wanted);
+            assert_eq!(names, expected);
         }
         assert_eq!(fs::read_to_string(links.join("libnvrtc.so")).unwrap(), "b/libnvrtc.so.13");
-        // A newer package takes the place of an older one.
+        // A newer package replaces an older one.
         fs::write(packages.path().join("b/libnvrtc.so.14"), "newer").unwrap();
-        link(&find(&places), &links).unwrap();
+        link_libraries(&find_libraries(&folders), &links).unwrap();
         assert_eq!(fs::read_to_string(links.join("libnvrtc.so")).unwrap(), "newer");
     }
 }

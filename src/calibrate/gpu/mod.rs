@@ -9,8 +9,7 @@ use std::sync::Arc;
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep};
 use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_cost_model::{Executor, Prices, Profile, profile};
-use narrows_cuda::libraries::CudaLibrary;
-use narrows_cuda::machine;
+use narrows_cuda::{CudaLibrary, gpus, library_loads, library_version};
 use narrows_plan::Mesh;
 use narrows_planner::kernels;
 use narrows_runtime::process_group::ProcessGroup;
@@ -30,16 +29,16 @@ use crate::report::page::plural;
 /// This machine's first GPU, with its driver and libraries: what tells one measurement from another. `None` where
 /// there is none.
 pub fn title() -> Option<String> {
-    let gpu = machine::gpus().ok()?.into_iter().next()?;
+    let gpu = gpus().ok()?.into_iter().next()?;
     let version = |library: CudaLibrary, name: &str| {
-        format!("{name} {}", machine::version(library).unwrap_or_else(|| "unknown".into()))
+        format!("{name} {}", library_version(library).unwrap_or_else(|| "unknown".into()))
     };
     let mut parts = vec![
         gpu.name,
         version(CudaLibrary::Driver, "driver"),
         version(CudaLibrary::CublasLt, "cuBLASLt"),
     ];
-    if machine::loads(CudaLibrary::Nccl) {
+    if library_loads(CudaLibrary::Nccl) {
         parts.push(version(CudaLibrary::Nccl, "NCCL"));
     }
     Some(parts.join(", "))
@@ -47,7 +46,7 @@ pub fn title() -> Option<String> {
 
 /// This machine's first GPU, as a fit knows it.
 pub fn first(launched: Option<&LaunchedProcess>) -> Option<GpuModel> {
-    let gpus = machine::gpus().ok()?;
+    let gpus = gpus().ok()?;
     let seen = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
     let started = launched.map_or(1, |launched| launched.launch.local_world_size);
     let gpu = gpus.into_iter().next()?;

@@ -1,29 +1,29 @@
-// Streams that are captured, and the graphs that come of it.
+// Stream capture, and graphs.
 //
-// A stream that captures turns calls into nodes. A node comes after the stream's frontier. An event
-// that is recorded there takes the frontier along, and a stream that waits for it joins the capture.
-// What a capture does not allow gives the driver's error and loses what was captured.
+// Calls on a capturing stream become graph nodes, which depend on the stream's frontier. An event recorded on it stores
+// the frontier, and a stream that waits for that event joins the capture. Calls that captures forbid return the
+// driver's error and invalidate the capture.
 #include <algorithm>
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 void push_graph(CUstream stream, CUgraphExec_st& exec);
 
 void invalidate(Capture& capture) { capture.invalid = true; }
 
-CUresult forbidden(Device&) {
+CUresult check_not_capturing() {
     if (thread_mode == CAPTURE_RELAXED) return CUDA_SUCCESS;
-    bool found = false;
+    bool forbidden = false;
     for (CapturePtr& capture : state().captures) {
-        const bool mine = capture->thread == std::this_thread::get_id();
+        const bool own_thread = capture->thread == std::this_thread::get_id();
         const bool counts = capture->mode == CAPTURE_GLOBAL ||
-                            (capture->mode == CAPTURE_THREAD_LOCAL && mine);
+                            (capture->mode == CAPTURE_THREAD_LOCAL && own_thread);
         if (!counts) continue;
         invalidate(*capture);
-        found = true;
+        forbidden = true;
     }
-    return found ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+    return forbidden ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult capture_node(CUstream stream, std::shared_ptr<const Operation> operation) {
@@ -55,11 +55,12 @@ CUresult capture_wait(CUstream stream, CUevent event) {
         return CUDA_SUCCESS;
     }
     if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    say("a stream that is captured waits for an event from outside of the capture");
+    report("a capturing stream waits for an event from outside of the capture");
     invalidate(*stream->capture);
     return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
 }
 
+// Whether the nodes of a frontier precede the end of the capture.
 static bool is_joined(const Graph& graph, const std::set<u32>& frontier, const std::set<u32>& end) {
     std::vector<bool> before(graph.nodes.size());
     for (u32 node : end) before[node] = true;
@@ -70,14 +71,14 @@ static bool is_joined(const Graph& graph, const std::set<u32>& frontier, const s
     return std::all_of(frontier.begin(), frontier.end(), [&](u32 node) { return bool(before[node]); });
 }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     if (!stream->number) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
@@ -97,7 +98,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     Guard guard(lock());
     *graph = nullptr;
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     CapturePtr capture = stream->capture;
     if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
@@ -116,21 +117,22 @@ EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     }
     stream->capture = nullptr;
     capture->ended = true;
-    // Events that were recorded in the capture know that it ended, and keep nothing of what it made.
-    std::shared_ptr<Graph> made = std::move(capture->graph);
+    // Events recorded in the capture keep it alive, but not its graph.
+    std::shared_ptr<Graph> graph_data = std::move(capture->graph);
     auto& captures = state().captures;
     captures.erase(std::find(captures.begin(), captures.end(), capture));
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!joined) return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
-    log("host captures graph=" + std::to_string(made->number) + " nodes=" + std::to_string(made->nodes.size()));
-    *graph = new CUgraph_st{std::move(made)};
+    log("host captures graph=" + std::to_string(graph_data->number) +
+        " nodes=" + std::to_string(graph_data->nodes.size()));
+    *graph = new CUgraph_st{std::move(graph_data)};
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, int* status) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = entered(device)) return result;
+    if (CUresult result = context_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     *status = !stream->capture           ? CAPTURE_NONE
               : stream->capture->invalid ? CAPTURE_INVALIDATED
@@ -148,7 +150,7 @@ EXPORT CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
 
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, void** nodes, size_t* count) {
     Guard guard(lock());
-    // Only how many there are.
+    // Only the count is supported.
     if (nodes) return CUDA_ERROR_NOT_SUPPORTED;
     *count = graph->graph->nodes.size();
     return CUDA_SUCCESS;
@@ -157,8 +159,8 @@ EXPORT CUresult cuGraphGetNodes(CUgraph graph, void** nodes, size_t* count) {
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, u64 flags) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    // Launches from the device exclude all else.
+    if (CUresult result = working_device(device)) return result;
+    // The flag for launches from the device excludes all other flags.
     if ((flags & 4) && flags != 4) return CUDA_ERROR_INVALID_VALUE;
     *exec = new CUgraphExec_st{device->ordinal, graph->graph, nullptr};
     return CUDA_SUCCESS;
@@ -167,14 +169,14 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, u6
 EXPORT CUresult cuGraphUpload(CUgraphExec, CUstream stream) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     return resolve(*device, stream);
 }
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     if (stream->capture) {
         invalidate(*stream->capture);

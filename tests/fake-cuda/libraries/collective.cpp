@@ -1,13 +1,13 @@
-// Collectives, sends and receives, as operations that ask whether the others came.
+// Collectives, sends and receives, as operations that poll for messages of other ranks.
 //
-// The k-th collective of a communicator is a file of each rank, `k.RANK`, with what it is and what it
-// sends. A rank that has seen all of them knows that all have done what came before, and removes its
-// own earlier files. A send is a file that the receiver answers: until then it is not done.
+// In the k-th collective of a communicator each rank writes a file `k.RANK` with the call and the data it sends. A rank
+// that has seen all of these files knows that earlier collectives are complete everywhere, and removes its own earlier
+// files. A send is a file, which is complete when the receiver has answered it.
 #include <algorithm>
 #include <cstring>
 #include "nccl.h"
 
-using stand_in::Step;
+using fake_cuda::Step;
 
 constexpr u32 AVERAGE = 4;
 
@@ -38,30 +38,30 @@ u64 Call::receive_bytes(const Comm& comm) const {
 
 struct CallRun {
     Call call;
-    // Among the communicator's collectives, or the messages to or from the peer.
+    // Index among the communicator's collectives, or among the messages to or from the peer.
     u64 number;
-    bool begun = false, stuck = false;
-    // Ranks whose file was seen.
+    bool started = false, failed = false;
+    // Ranks whose files have been seen.
     int seen = 0;
 
     std::string path(const Comm& comm, int rank) const {
         return comm.file(std::to_string(number) + "." + std::to_string(rank));
     }
 
-    Step stop(Comm& comm, const std::string& why) {
-        comm.fail(call.name() + ": " + why);
-        stuck = true;
+    Step stop(Comm& comm, const std::string& reason) {
+        comm.fail(call.name() + ": " + reason);
+        failed = true;
         return Step::blocked;
     }
 
     Step step(Comm& comm, int device) {
-        if (stuck) return Step::blocked;
-        if (!begun) {
-            using stand_in::inside;
+        if (failed) return Step::blocked;
+        if (!started) {
+            using fake_cuda::check_range;
             const u64 sends = call.send_bytes(comm), receives = call.receive_bytes(comm);
             const std::string name = call.name();
-            if ((sends && !inside(device, call.send, sends, "what is sent by " + name)) ||
-                (receives && !inside(device, call.receive, receives, "what is received by " + name))) {
+            if ((sends && !check_range(device, call.send, sends, "the source of " + name)) ||
+                (receives && !check_range(device, call.receive, receives, "the destination of " + name))) {
                 return Step::done;
             }
         }
@@ -69,35 +69,35 @@ struct CallRun {
     }
 
     Step collective(Comm& comm) {
-        if (!begun) {
-            begun = true;
+        if (!started) {
+            started = true;
             const std::string own = path(comm, comm.rank);
-            if (!put(own, call.header(), call.send, call.send_bytes(comm))) {
+            if (!write_message(own, call.header(), call.send, call.send_bytes(comm))) {
                 return stop(comm, own + " cannot be written");
             }
-            comm.kept[number] = own;
+            comm.own_files[number] = own;
             return Step::moved;
         }
         for (; seen < comm.size; seen++) {
             Header other;
-            if (!get(path(comm, seen), other)) return Step::blocked;
+            if (!read_header(path(comm, seen), other)) return Step::blocked;
             if (!(other == call.header())) {
-                return stop(comm, "rank " + std::to_string(seen) + " calls something else, or with another "
-                                  "count, format or root, as collective " + std::to_string(number));
+                return stop(comm, "rank " + std::to_string(seen) + " makes another call, or with another "
+                                  "count, type or root, as collective " + std::to_string(number));
             }
         }
         const bool whole = finish(comm);
-        return whole ? Step::done : stop(comm, "a message is cut short");
+        return whole ? Step::done : stop(comm, "a message is truncated");
     }
 
     bool finish(Comm& comm) {
         const u64 bytes = call.count * width_of(call.type);
         char* to = static_cast<char*>(call.receive);
         switch (call.kind) {
-            case BROADCAST: return get(path(comm, call.root), 0, to, bytes);
+            case BROADCAST: return read_data(path(comm, call.root), 0, to, bytes);
             case ALL_GATHER:
                 for (int rank = 0; rank < comm.size; rank++) {
-                    if (!get(path(comm, rank), 0, to + u64(rank) * bytes, bytes)) return false;
+                    if (!read_data(path(comm, rank), 0, to + u64(rank) * bytes, bytes)) return false;
                 }
                 return true;
             case REDUCE:
@@ -106,10 +106,10 @@ struct CallRun {
             default: break;
         }
         const u64 from = call.kind == REDUCE_SCATTER ? u64(comm.rank) * bytes : 0;
-        std::string sum(bytes, 0), more(bytes, 0);
+        std::string sum(bytes, 0), other(bytes, 0);
         for (int rank = 0; rank < comm.size; rank++) {
-            if (!get(path(comm, rank), from, rank ? &more[0] : &sum[0], bytes)) return false;
-            if (rank) reduce(&sum[0], more.data(), call.count, call.type, call.operation);
+            if (!read_data(path(comm, rank), from, rank ? &other[0] : &sum[0], bytes)) return false;
+            if (rank) reduce(&sum[0], other.data(), call.count, call.type, call.operation);
         }
         if (call.operation == AVERAGE) divide(&sum[0], call.count, call.type, comm.size);
         memcpy(to, sum.data(), bytes);
@@ -123,37 +123,37 @@ struct CallRun {
 
     Step send(Comm& comm) {
         const std::string path = message(comm, comm.rank, call.root), taken = path + ".taken";
-        if (!begun) {
-            begun = true;
+        if (!started) {
+            started = true;
             const Header header = {SEND, call.type, 0, 0, call.count};
-            if (!put(path, header, call.send, call.send_bytes(comm))) {
+            if (!write_message(path, header, call.send, call.send_bytes(comm))) {
                 return stop(comm, path + " cannot be written");
             }
             return Step::moved;
         }
         Header answer;
-        if (!get(taken, answer)) return Step::blocked;
+        if (!read_header(taken, answer)) return Step::blocked;
         remove_file(path);
         remove_file(taken);
         const bool same = answer.type == call.type && answer.count == call.count;
-        return same ? Step::done : stop(comm, "rank " + std::to_string(call.root) + " receives another count or format");
+        return same ? Step::done : stop(comm, "rank " + std::to_string(call.root) + " receives another count or type");
     }
 
     Step receive(Comm& comm) {
         const std::string path = message(comm, call.root, comm.rank);
         Header sent;
-        begun = true;
-        if (!get(path, sent)) return Step::blocked;
+        started = true;
+        if (!read_header(path, sent)) return Step::blocked;
         const bool same = sent.type == call.type && sent.count == call.count;
-        const bool whole = same && get(path, 0, call.receive, call.receive_bytes(comm));
-        if (!put(path + ".taken", {RECEIVE, call.type, 0, 0, call.count}, nullptr, 0) || !whole) {
-            return stop(comm, "rank " + std::to_string(call.root) + " sends another count or format");
+        const bool whole = same && read_data(path, 0, call.receive, call.receive_bytes(comm));
+        if (!write_message(path + ".taken", {RECEIVE, call.type, 0, 0, call.count}, nullptr, 0) || !whole) {
+            return stop(comm, "rank " + std::to_string(call.root) + " sends another count or type");
         }
         return Step::done;
     }
 };
 
-struct BatchRun : stand_in::Run {
+struct BatchRun : fake_cuda::Run {
     CommPtr comm;
     u64 number, first_collective;
     std::vector<CallRun> calls;
@@ -166,7 +166,7 @@ struct BatchRun : stand_in::Run {
             const Step step = calls[at].step(*comm, device);
             moved = moved || step != Step::blocked;
             if (step == Step::done) {
-                if (calls[at].call.collective()) forget(first_collective);
+                if (calls[at].call.collective()) remove_files(first_collective);
                 calls.erase(calls.begin() + long(at));
             } else {
                 at++;
@@ -177,27 +177,27 @@ struct BatchRun : stand_in::Run {
         return Step::done;
     }
 
-    // All ranks have done what came before a collective.
-    void forget(u64 before) {
-        auto& kept = comm->kept;
-        while (!kept.empty() && kept.begin()->first < before) {
-            remove_file(kept.begin()->second);
-            kept.erase(kept.begin());
+    // Removes this rank's files of collectives before `before`, which are complete on all ranks.
+    void remove_files(u64 before) {
+        auto& files = comm->own_files;
+        while (!files.empty() && files.begin()->first < before) {
+            remove_file(files.begin()->second);
+            files.erase(files.begin());
         }
     }
 };
 
 Batch::Batch(CommPtr comm, std::vector<Call> calls)
     : Operation(""), comm(std::move(comm)), calls(std::move(calls)) {
-    alone = true;
+    exclusive = true;
     for (const Call& call : this->calls) name += (name.empty() ? "" : " + ") + call.name();
     name += " ranks=" + std::to_string(this->comm->size);
-    this->comm->held++;
+    this->comm->live_batches++;
 }
 
-Batch::~Batch() { comm->held--; }
+Batch::~Batch() { comm->live_batches--; }
 
-std::unique_ptr<stand_in::Run> Batch::start() const {
+std::unique_ptr<fake_cuda::Run> Batch::start() const {
     auto run = std::make_unique<BatchRun>();
     run->comm = comm;
     run->number = comm->launched++;
@@ -211,28 +211,28 @@ std::unique_ptr<stand_in::Run> Batch::start() const {
     return run;
 }
 
-void Comm::fail(const std::string& why) {
+void Comm::fail(const std::string& reason) {
     if (error == SUCCESS) error = INVALID_USAGE;
-    stand_in::say("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + why);
+    fake_cuda::report("rank " + std::to_string(rank) + " of " + std::to_string(size) + ": " + reason);
 }
 
 void Comm::leave() {
     if (folder.empty() || rank < 0) return;
-    put(file("gone." + std::to_string(rank)), {}, nullptr, 0);
+    write_message(file("gone." + std::to_string(rank)), {}, nullptr, 0);
     for (int other = 0; other < size; other++) {
-        if (!is_there(file("gone." + std::to_string(other)))) return;
+        if (!exists(file("gone." + std::to_string(other)))) return;
     }
     remove_folder(folder);
 }
 
-static bool split_arrived(Comm& comm) {
+static bool split_joined(Comm& comm) {
     Comm& parent = *comm.parent;
-    // By key, then by the rank before.
+    // Sorted by key, then by rank in the parent.
     std::vector<std::pair<int, int>> members;
     for (int rank = 0; rank < parent.size; rank++) {
         Header of;
         const std::string name = "split." + std::to_string(comm.split) + "." + std::to_string(rank);
-        if (!get(parent.file(name), of)) return false;
+        if (!read_header(parent.file(name), of)) return false;
         if (int(of.kind) == comm.color) members.push_back({of.root, rank});
     }
     if (comm.color < 0) return true;
@@ -245,14 +245,14 @@ static bool split_arrived(Comm& comm) {
     return make_folder(comm.folder);
 }
 
-bool Comm::arrived() {
+bool Comm::all_joined() {
     if (ready) return true;
     if (parent) {
-        if (!split_arrived(*this)) return false;
+        if (!split_joined(*this)) return false;
         parent->splitting = nullptr;
     } else {
         for (int other = 0; other < size; other++) {
-            if (!is_there(file("rank." + std::to_string(other)))) return false;
+            if (!exists(file("rank." + std::to_string(other)))) return false;
         }
     }
     sent.resize(size_t(size));

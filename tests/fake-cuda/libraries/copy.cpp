@@ -1,12 +1,11 @@
-// Copies, and memory that is set.
+// Copies and memsets.
 //
-// What is copied is read when the copy runs, not when it is queued. Only ordinary memory of the
-// host is read at the call, as a driver does that puts it aside first; a graph reads that when it
-// runs too.
+// The source of a copy is read when the copy runs, not when it is queued. Only pageable host memory is read during the
+// call, as by a driver that stages it; in a graph it, too, is read when the copy runs.
 #include <cstring>
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 static bool is_pinned(const void* pointer, u64 bytes) {
     const u64 begin = reinterpret_cast<u64>(pointer);
@@ -16,52 +15,52 @@ static bool is_pinned(const void* pointer, u64 bytes) {
     return begin + bytes <= after->second;
 }
 
-// Rows of bytes on one side of a copy.
+// Source or destination of a copy: rows of bytes.
 struct Side {
-    // Of the host or the device.
+    // Host or device address.
     char* first;
     u64 pitch;
     bool on_device;
     u64 span(u64 width, u64 height) const { return height ? (height - 1) * pitch + width : 0; }
 };
 
-// Pinned memory that is freed before the copy runs is memory no longer.
-struct Kept {
+// A range of host memory that must still be pinned when the copy runs, if it was when it was queued.
+struct HostRange {
     bool pinned;
     const void* pointer;
     u64 bytes;
-    bool still() const { return !pinned || is_pinned(pointer, bytes); }
+    bool is_valid() const { return !pinned || is_pinned(pointer, bytes); }
 };
 
-static CUresult refused(Device& device, const Side& side, u64 bytes) {
-    if (!side.on_device || is_inside(device.ordinal, side.first, bytes)) return CUDA_SUCCESS;
-    say("a copy of " + std::to_string(bytes) + " bytes is refused: they are not in an allocation");
+static CUresult check_side(Device& device, const Side& side, u64 bytes) {
+    if (!side.on_device || is_in_allocation(device.ordinal, side.first, bytes)) return CUDA_SUCCESS;
+    report("a copy of " + std::to_string(bytes) + " bytes is not within an allocation");
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult copy(const char* kind, Side to, Side from, u64 width, u64 height, CUstream stream) {
     Device* found;
-    if (CUresult result = working(found)) return result;
+    if (CUresult result = working_device(found)) return result;
     Device& device = *found;
     if (CUresult result = resolve(device, stream)) return result;
     const u64 to_bytes = to.span(width, height), from_bytes = from.span(width, height);
     if (!to_bytes || !width) return CUDA_SUCCESS;
-    if (CUresult result = refused(device, to, to_bytes)) return result;
-    if (CUresult result = refused(device, from, from_bytes)) return result;
-    std::shared_ptr<std::string> aside;
+    if (CUresult result = check_side(device, to, to_bytes)) return result;
+    if (CUresult result = check_side(device, from, from_bytes)) return result;
+    std::shared_ptr<std::string> staged;
     if (!from.on_device && !stream->capture && !is_pinned(from.first, from_bytes)) {
-        aside = std::make_shared<std::string>(from.first, from_bytes);
+        staged = std::make_shared<std::string>(from.first, from_bytes);
     }
     const std::string name = std::string("copy_") + kind + " " + std::to_string(width * height);
-    const Kept kept = {!from.on_device && is_pinned(from.first, from_bytes), from.first, from_bytes};
-    const Kept filled = {!to.on_device && is_pinned(to.first, to_bytes), to.first, to_bytes};
+    const HostRange source_range = {!from.on_device && is_pinned(from.first, from_bytes), from.first, from_bytes};
+    const HostRange target_range = {!to.on_device && is_pinned(to.first, to_bytes), to.first, to_bytes};
     return queue(stream, at_once(name, [=](int device) {
-        if (to.on_device && !inside(device, to.first, to_bytes, name)) return;
-        if (from.on_device && !inside(device, from.first, from_bytes, name)) return;
-        if (!kept.still() || !filled.still()) {
+        if (to.on_device && !check_range(device, to.first, to_bytes, name)) return;
+        if (from.on_device && !check_range(device, from.first, from_bytes, name)) return;
+        if (!source_range.is_valid() || !target_range.is_valid()) {
             return fail(device, CUDA_ERROR_ILLEGAL_ADDRESS, name + ": its pinned memory was freed");
         }
-        const char* source = aside ? aside->data() : from.first;
+        const char* source = staged ? staged->data() : from.first;
         for (u64 row = 0; row < height; row++) {
             memmove(to.first + row * to.pitch, source + row * from.pitch, width);
         }
@@ -73,12 +72,12 @@ static Side on_host(const void* at) {
     return {const_cast<char*>(static_cast<const char*>(at)), 0, false};
 }
 
-// By the host, which waits for it on the legacy stream.
-static CUresult copy_now(const char* kind, Side to, Side from, u64 bytes, bool wait) {
+// A copy on the legacy stream, for which the host may wait.
+static CUresult copy_sync(const char* kind, Side to, Side from, u64 bytes, bool wait) {
     std::unique_lock<std::mutex> held(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
     if (CUresult result = copy(kind, to, from, bytes, 1, nullptr)) return result;
     if (!wait) return CUDA_SUCCESS;
     CUstream legacy = &device->legacy;
@@ -88,16 +87,16 @@ static CUresult copy_now(const char* kind, Side to, Side from, u64 bytes, bool w
 
 static CUresult set(CUdeviceptr at, std::string pattern, u64 count, CUstream stream) {
     Device* found;
-    if (CUresult result = working(found)) return result;
+    if (CUresult result = working_device(found)) return result;
     if (CUresult result = resolve(*found, stream)) return result;
     const u64 bytes = count * pattern.size();
     if (!bytes) return CUDA_SUCCESS;
     char* const first = reinterpret_cast<char*>(at);
     if (at % pattern.size()) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult result = refused(*found, {first, 0, true}, bytes)) return result;
+    if (CUresult result = check_side(*found, {first, 0, true}, bytes)) return result;
     const std::string name = "set " + std::to_string(bytes);
     return queue(stream, at_once(name, [=](int device) {
-        if (!inside(device, first, bytes, name)) return;
+        if (!check_range(device, first, bytes, name)) return;
         if (pattern.size() == 1) {
             memset(first, pattern[0], bytes);
             return;
@@ -125,9 +124,9 @@ static CUresult rows(const CUDA_MEMCPY2D& of, CUstream stream) {
     return copy("rows", to, from, of.WidthInBytes, of.Height, stream);
 }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
     Guard guard(lock());
@@ -142,14 +141,14 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t by
     return copy("dtod", on_device(to), on_device(from), bytes, 1, stream);
 }
 EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
-    return copy_now("htod", on_device(to), on_host(from), bytes, true);
+    return copy_sync("htod", on_device(to), on_host(from), bytes, true);
 }
 EXPORT CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
-    return copy_now("dtoh", on_host(to), on_device(from), bytes, true);
+    return copy_sync("dtoh", on_host(to), on_device(from), bytes, true);
 }
-// The host does not wait for what stays on the device.
+// The host does not wait for copies within the device.
 EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
-    return copy_now("dtod", on_device(to), on_device(from), bytes, false);
+    return copy_sync("dtod", on_device(to), on_device(from), bytes, false);
 }
 EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* of, CUstream stream) {
     Guard guard(lock());

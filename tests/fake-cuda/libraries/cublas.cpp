@@ -1,4 +1,4 @@
-// Of cuBLAS itself nothing is called; it only has to be there.
-#include "work.h"
+// No function of cuBLAS itself is called; the library only has to load.
+#include "operation.h"
 
 EXPORT size_t cublasGetCudartVersion() { return 12090; }

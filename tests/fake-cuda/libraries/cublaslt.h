@@ -1,6 +1,6 @@
-// What cuBLASLt's stand-in describes products by.
+// Descriptors of the fake cuBLASLt.
 #pragma once
-#include "product.h"
+#include "gemm.h"
 
 enum {
     STATUS_SUCCESS = 0,
@@ -12,7 +12,7 @@ enum { REAL_32 = 0, REAL_BF16 = 14 };
 enum { COMPUTE_32 = 68, COMPUTE_32_PEDANTIC = 69, COMPUTE_32_FAST_BF16 = 75, COMPUTE_32_FAST_TF32 = 77 };
 enum { SCHEME_NONE = 0, SCHEME_COMPUTE_TYPE = 2, SCHEME_OUTPUT_TYPE = 4, SCHEME_MASK = 7 };
 
-// As bindings have it, who may keep one on their stack.
+// cublasLtMatmulAlgo_t: bindings store it by value.
 struct Algorithm {
     u64 data[8];
 };
@@ -34,7 +34,7 @@ struct Layout {
     int64_t stride = 0;
 
     u64 width() const { return type == REAL_BF16 ? 2 : 4; }
-    // From the first number to behind the last.
+    // Bytes from the first element to the end of the last.
     u64 bytes() const {
         return (u64(batch - 1) * u64(stride) + (columns - 1) * u64(leading) + rows) * width();
     }
@@ -50,21 +50,21 @@ struct Description {
 struct Preference {
     u64 workspace_bytes = 0;
     u32 schemes = SCHEME_MASK;
-    // Of A, B, C and D: what is promised where nothing is said.
+    // Guaranteed alignment of A, B, C and D, with cuBLASLt's default.
     u32 alignment[4] = {256, 256, 256, 256};
 };
 
-// What the 64 bytes of an algorithm mean here.
+// Contents of an algorithm's 64 bytes.
 struct Choice {
     int id;
     u32 splits, scheme, alignment;
 
-    static bool read(const Algorithm& from, Choice& to);
-    Algorithm written() const;
-    // What it wants for a product.
+    static bool decode(const Algorithm& from, Choice& to);
+    Algorithm encode() const;
+    // Workspace that it needs for a matmul.
     u64 workspace_bytes(const Layout& d) const;
 };
 
-// Why a product is not done; null where it is.
+// Why a matmul is not supported; null if it is.
 const char* defect(const Description& of, const Layout& a, const Layout& b, const Layout& c,
                    const Layout& d);

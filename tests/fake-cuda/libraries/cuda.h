@@ -1,7 +1,6 @@
-// As much of the driver's interface as is stood in for: results, attributes and structures, with
-// the numbers that its headers give them.
+// The supported part of the driver API: results, attributes and structures with the values of NVIDIA's headers.
 #pragma once
-#include "work.h"
+#include "operation.h"
 
 using CUresult = int;
 using CUdevice = int;
@@ -13,7 +12,7 @@ using CUfunction = struct CUfunc_st*;
 using CUgraph = struct CUgraph_st*;
 using CUgraphExec = struct CUgraphExec_st*;
 
-// The results that are given, each with its sentence.
+// Results with their descriptions.
 #define RESULTS(each)                                                                          \
     each(CUDA_SUCCESS, 0, "no error")                                                          \
     each(CUDA_ERROR_INVALID_VALUE, 1, "invalid argument")                                      \
@@ -42,14 +41,14 @@ using CUgraphExec = struct CUgraphExec_st*;
     each(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, 908, "attempt to terminate a thread-local capture sequence from another thread")
 
 enum : CUresult {
-#define VALUE(name, number, sentence) name = number,
+#define VALUE(name, number, description) name = number,
     RESULTS(VALUE)
 #undef VALUE
 };
 
 enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
-// Of a record or a wait: it becomes a node of the graph, and the event one of outside.
+// A record or wait during a capture becomes a graph node, for an event outside of the graph.
 enum { CU_EVENT_EXTERNAL = 1 };
 enum CaptureMode { CAPTURE_GLOBAL = 0, CAPTURE_THREAD_LOCAL = 1, CAPTURE_RELAXED = 2 };
 enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 };

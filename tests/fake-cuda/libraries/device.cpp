@@ -1,9 +1,9 @@
-// Devices, contexts, and what results are called.
+// Devices, contexts, and names of results.
 #include <cstdio>
 #include <cstring>
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 thread_local CUcontext current = nullptr;
 thread_local CaptureMode thread_mode = CAPTURE_GLOBAL;
@@ -16,7 +16,7 @@ static u32 capability() {
         u32 major = 9, minor = 0;
         const char* text = getenv("NARROWS_FAKE_CUDA_CAPABILITY");
         if (text && *text && sscanf(text, "%u.%u", &major, &minor) != 2) {
-            say(std::string("NARROWS_FAKE_CUDA_CAPABILITY is ") + text + ", not like 9.0");
+            report(std::string("NARROWS_FAKE_CUDA_CAPABILITY is ") + text + ", not of the form 9.0");
         }
         return major * 10 + minor;
     }();
@@ -25,7 +25,7 @@ static u32 capability() {
 
 u32 architecture() { return capability(); }
 
-// The most dynamic shared memory of a block, by NVIDIA's table of compute capabilities.
+// Maximum dynamic shared memory of a block, by NVIDIA's table of compute capabilities.
 u32 shared_bytes_max() {
     switch (capability()) {
         case 80: case 87: return 163 << 10;
@@ -34,7 +34,7 @@ u32 shared_bytes_max() {
     }
 }
 
-CUresult entered(Device*& device) {
+CUresult context_device(Device*& device) {
     state().last_call_ms = u64(now_ms());
     if (!state().initialised) return CUDA_ERROR_NOT_INITIALIZED;
     if (!current) return CUDA_ERROR_INVALID_CONTEXT;
@@ -42,13 +42,13 @@ CUresult entered(Device*& device) {
     return CUDA_SUCCESS;
 }
 
-CUresult working(Device*& device) {
-    if (CUresult result = entered(device)) return result;
+CUresult working_device(Device*& device) {
+    if (CUresult result = context_device(device)) return result;
     return device->error;
 }
 
 CUresult resolve(Device& device, CUstream& stream) {
-    // By number, 1 is the legacy stream too, and 2 is a thread's own.
+    // The handles 1 and 2 are CU_STREAM_LEGACY and CU_STREAM_PER_THREAD.
     if (!stream || stream == reinterpret_cast<CUstream>(1)) {
         stream = &device.legacy;
         return CUDA_SUCCESS;
@@ -56,11 +56,11 @@ CUresult resolve(Device& device, CUstream& stream) {
     if (stream == reinterpret_cast<CUstream>(2)) return CUDA_ERROR_NOT_SUPPORTED;
     if (stream == &device.legacy) return CUDA_SUCCESS;
     if (!state().streams.count(stream) || stream->destroyed) {
-        say("a stream is used that there is none of, or no longer");
+        report("a call uses a stream that does not exist");
         return CUDA_ERROR_INVALID_HANDLE;
     }
     if (stream->device != device.ordinal) {
-        say("a stream of another device than the thread's is used");
+        report("a call uses a stream of another device than the thread's context");
         return CUDA_ERROR_INVALID_HANDLE;
     }
     return CUDA_SUCCESS;
@@ -68,12 +68,12 @@ CUresult resolve(Device& device, CUstream& stream) {
 
 int current_device() {
     Device* device;
-    return entered(device) ? -1 : device->ordinal;
+    return context_device(device) ? -1 : device->ordinal;
 }
 
 int device_of(CUstream stream) {
     Device* device;
-    if (entered(device) || resolve(*device, stream)) return -1;
+    if (context_device(device) || resolve(*device, stream)) return -1;
     return device->ordinal;
 }
 
@@ -111,9 +111,9 @@ static int attribute(int which, CUdevice device) {
     }
 }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 EXPORT CUresult cuInit(u32) {
     Guard guard(lock());
@@ -154,7 +154,7 @@ EXPORT CUresult cuDeviceGet(CUdevice* device, int ordinal) {
 EXPORT CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
     Guard guard(lock());
     if (CUresult result = exists(device)) return result;
-    snprintf(name, size_t(length), "Narrows stand-in");
+    snprintf(name, size_t(length), "Narrows fake GPU");
     return CUDA_SUCCESS;
 }
 
@@ -175,7 +175,7 @@ EXPORT CUresult cuDeviceGetAttribute(int* value, int which, CUdevice device) {
 EXPORT CUresult cuDeviceGetUuid_v2(char* uuid, CUdevice device) {
     Guard guard(lock());
     if (CUresult result = exists(device)) return result;
-    memcpy(uuid, "narrows stand-in", 16);
+    memcpy(uuid, "narrows fake gpu", 16);
     uuid[15] = char(device);
     return CUDA_SUCCESS;
 }
@@ -228,7 +228,7 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
     Guard guard(lock());
     Device* found;
-    if (CUresult result = entered(found)) return result;
+    if (CUresult result = context_device(found)) return result;
     *device = found->ordinal;
     return CUDA_SUCCESS;
 }
@@ -236,7 +236,7 @@ EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
 EXPORT CUresult cuCtxSetFlags(u32) {
     Guard guard(lock());
     Device* device;
-    return entered(device);
+    return context_device(device);
 }
 
 EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -248,8 +248,8 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 EXPORT CUresult cuCtxSynchronize() {
     std::unique_lock<std::mutex> held(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
     for (CapturePtr& capture : state().captures) {
         if (capture->origin->device != device->ordinal) continue;
         invalidate(*capture);

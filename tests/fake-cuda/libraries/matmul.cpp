@@ -1,16 +1,16 @@
-// A product, on its stream.
+// Matmuls as operations on streams.
 //
-// One that splits k takes two steps: parts into the workspace, then their sum. Others may run in
-// between, and what they do to the workspace or the operands is seen in the result. Whatever the
-// algorithm, all of the workspace that is handed over may be written to.
+// An algorithm that splits k takes two steps: parts into the workspace, then their sum. Other operations may run in
+// between, and changes they make to the workspace or the operands show in the result. Every algorithm overwrites the
+// whole workspace it receives.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 #include "cublaslt.h"
 
-using stand_in::Step;
+using fake_cuda::Step;
 
-struct Product {
+struct Matmul {
     Description description;
     Layout a, b, c, d;
     const void *at_a, *at_b, *at_c;
@@ -24,12 +24,12 @@ struct Product {
     u64 depth() const { return description.transpose_a ? a.rows : a.columns; }
 
     bool within(int device) const {
-        using stand_in::inside;
-        return inside(device, at_a, a.bytes(), "A of " + name) &&
-               inside(device, at_b, b.bytes(), "B of " + name) &&
-               (beta == 0 || inside(device, at_c, c.bytes(), "C of " + name)) &&
-               inside(device, at_d, d.bytes(), "D of " + name) &&
-               (!workspace_bytes || inside(device, workspace, workspace_bytes, "workspace of " + name));
+        using fake_cuda::check_range;
+        return check_range(device, at_a, a.bytes(), "A of " + name) &&
+               check_range(device, at_b, b.bytes(), "B of " + name) &&
+               (beta == 0 || check_range(device, at_c, c.bytes(), "C of " + name)) &&
+               check_range(device, at_d, d.bytes(), "D of " + name) &&
+               (!workspace_bytes || check_range(device, workspace, workspace_bytes, "workspace of " + name));
     }
 
     Matrix matrix(const Layout& layout, const void* at, int transposed, u64 member) const {
@@ -37,62 +37,59 @@ struct Product {
         return {first, layout.type == REAL_BF16, transposed != 0, u64(layout.leading)};
     }
 
-    // A part of the sum over k, of one member.
+    // Computes one split of the sum over k for one batch member.
     void part(u64 member, u64 split, float* sums) const {
         const u64 k = depth(), each = (k + choice.splits - 1) / choice.splits;
         const u64 from = split * each < k ? split * each : k, to = from + each < k ? from + each : k;
         std::fill_n(sums, d.rows * d.columns, 0.0f);
-        // op(A) is m×k as it lies unless it is transposed, op(B) k×n likewise.
-        add_product({d.rows, d.columns, from, to}, matrix(a, at_a, description.transpose_a, member),
+        accumulate_gemm({d.rows, d.columns, from, to}, matrix(a, at_a, description.transpose_a, member),
                     matrix(b, at_b, description.transpose_b, member), sums);
     }
 
+    // D = α·sums + β·C for one batch member.
     void finish(u64 member, const float* sums) const {
-        const auto place = [&](const Layout& layout, u64 i, u64 j) {
-            return member * u64(layout.stride) + j * u64(layout.leading) + i;
-        };
         for (u64 j = 0; j < d.columns; j++) {
+            const u64 from = member * u64(c.stride) + j * u64(c.leading);
+            const u64 to = member * u64(d.stride) + j * u64(d.leading);
             for (u64 i = 0; i < d.rows; i++) {
                 float value = alpha * sums[j * d.rows + i];
                 if (beta != 0) {
-                    const u64 from = place(c, i, j);
-                    value += beta * (c.type == REAL_BF16 ? widened(static_cast<const u16*>(at_c)[from])
-                                                         : static_cast<const float*>(at_c)[from]);
+                    value += beta * (c.type == REAL_BF16 ? bf16_to_float(static_cast<const u16*>(at_c)[from + i])
+                                                         : static_cast<const float*>(at_c)[from + i]);
                 }
-                const u64 to = place(d, i, j);
-                if (d.type == REAL_BF16) static_cast<u16*>(at_d)[to] = rounded(value);
-                else static_cast<float*>(at_d)[to] = value;
+                if (d.type == REAL_BF16) static_cast<u16*>(at_d)[to + i] = float_to_bf16(value);
+                else static_cast<float*>(at_d)[to + i] = value;
             }
         }
     }
 
-    // Something everywhere: all of the first pages, then a little of each.
-    void scribble() const {
-        constexpr u64 ALL = 64 << 10, EACH = 64 << 10, LITTLE = 64;
-        for (u64 at = 0; at < workspace_bytes; at += at < ALL ? LITTLE : EACH) {
+    // Overwrites the workspace: its first pages densely, then a little of each.
+    void overwrite_workspace() const {
+        constexpr u64 DENSE = 64 << 10, STRIDE = 64 << 10, PIECE = 64;
+        for (u64 at = 0; at < workspace_bytes; at += at < DENSE ? PIECE : STRIDE) {
             const u64 left = workspace_bytes - at;
-            memset(workspace + at, 0xff, left < LITTLE ? left : LITTLE);
+            memset(workspace + at, 0xff, left < PIECE ? left : PIECE);
         }
         if (workspace_bytes) workspace[workspace_bytes - 1] = char(0xff);
     }
 };
 
-struct ProductRun : stand_in::Run {
-    std::shared_ptr<const Product> product;
+struct MatmulRun : fake_cuda::Run {
+    std::shared_ptr<const Matmul> matmul;
     bool parts_done = false;
 
     float* partial(u64 member, u64 split) {
-        const Product& of = *product;
+        const Matmul& of = *matmul;
         const u64 each = of.d.rows * of.d.columns;
         return reinterpret_cast<float*>(of.workspace) + (member * of.choice.splits + split) * each;
     }
 
     Step step(int device) override {
-        const Product& of = *product;
+        const Matmul& of = *matmul;
         if (!of.within(device)) return Step::done;
         const u64 each = of.d.rows * of.d.columns, members = u64(of.d.batch);
         if (of.choice.splits == 1) {
-            of.scribble();
+            of.overwrite_workspace();
             std::vector<float> sums(each);
             for (u64 member = 0; member < members; member++) {
                 of.part(member, 0, sums.data());
@@ -101,7 +98,7 @@ struct ProductRun : stand_in::Run {
             return Step::done;
         }
         if (!parts_done) {
-            of.scribble();
+            of.overwrite_workspace();
             for (u64 member = 0; member < members; member++) {
                 for (u64 split = 0; split < of.choice.splits; split++) {
                     of.part(member, split, partial(member, split));
@@ -117,30 +114,30 @@ struct ProductRun : stand_in::Run {
             for (u64 split = 0; split < of.choice.splits; split++) {
                 const float* from = partial(member, split);
                 for (u64 at = 0; at < each; at++) {
-                    const float part = narrow ? widened(rounded(from[at])) : from[at];
-                    sums[at] = narrow ? widened(rounded(sums[at] + part)) : sums[at] + part;
+                    const float part = narrow ? bf16_to_float(float_to_bf16(from[at])) : from[at];
+                    sums[at] = narrow ? bf16_to_float(float_to_bf16(sums[at] + part)) : sums[at] + part;
                 }
             }
             of.finish(member, sums.data());
         }
-        of.scribble();
+        of.overwrite_workspace();
         return Step::done;
     }
 };
 
-struct ProductOperation : stand_in::Operation {
-    std::shared_ptr<const Product> product;
-    explicit ProductOperation(std::shared_ptr<const Product> product)
-        : Operation(product->name), product(std::move(product)) {}
-    std::unique_ptr<stand_in::Run> start() const override {
-        auto run = std::make_unique<ProductRun>();
-        run->product = product;
+struct MatmulOperation : fake_cuda::Operation {
+    std::shared_ptr<const Matmul> matmul;
+    explicit MatmulOperation(std::shared_ptr<const Matmul> matmul)
+        : Operation(matmul->name), matmul(std::move(matmul)) {}
+    std::unique_ptr<fake_cuda::Run> start() const override {
+        auto run = std::make_unique<MatmulRun>();
+        run->matmul = matmul;
         return run;
     }
 };
 
-static int refused(const std::string& why) {
-    stand_in::say("a product is refused: " + why);
+static int refused(const std::string& reason) {
+    fake_cuda::report("a matmul is rejected: " + reason);
     return STATUS_INVALID_VALUE;
 }
 
@@ -151,31 +148,31 @@ EXPORT int cublasLtMatmul(void*, Description* description, const float* alpha, c
                           void* at_d, Layout* d, const Algorithm* algorithm, void* workspace,
                           size_t workspace_bytes, CUstream stream) {
     if (const char* why = defect(*description, *a, *b, *c, *d)) return refused(why);
-    // Without an algorithm cuBLASLt chooses one: here, the one that needs nothing.
+    // Without an algorithm cuBLASLt chooses one: here, the one without requirements.
     Choice choice = {23, 1, SCHEME_NONE, 1};
-    if (algorithm && !Choice::read(*algorithm, choice)) return refused("its algorithm is none");
+    if (algorithm && !Choice::decode(*algorithm, choice)) return refused("its algorithm is invalid");
     if (choice.splits > (description->transpose_a ? a->rows : a->columns)) {
-        return refused("its algorithm splits k into more parts than there are");
+        return refused("its algorithm splits k into more parts than k");
     }
     if (choice.workspace_bytes(*d) > workspace_bytes) return refused("its algorithm needs more workspace");
     if (workspace_bytes && !is_aligned(workspace, 256)) {
         return refused("its workspace is not aligned to 256 bytes");
     }
     for (const auto& [at, layout] : {std::pair{at_a, a}, {at_b, b}, {at_c, c}, {(const void*)at_d, d}}) {
-        const u64 wanted = choice.alignment > layout->width() ? choice.alignment : layout->width();
+        const u64 required = choice.alignment > layout->width() ? choice.alignment : layout->width();
         const u64 stride = u64(layout->stride) * layout->width();
-        if (!is_aligned(at, wanted) || (layout->batch > 1 && stride % wanted)) {
-            return refused("an operand is not aligned to the " + std::to_string(wanted) +
+        if (!is_aligned(at, required) || (layout->batch > 1 && stride % required)) {
+            return refused("an operand is not aligned to the " + std::to_string(required) +
                            " bytes that its algorithm needs");
         }
     }
-    auto product = std::make_shared<Product>();
-    *product = {*description, *a, *b, *c, *d, at_a, at_b, at_c, at_d, *alpha, *beta, choice,
+    auto matmul = std::make_shared<Matmul>();
+    *matmul = {*description, *a, *b, *c, *d, at_a, at_b, at_c, at_d, *alpha, *beta, choice,
                 static_cast<char*>(workspace), workspace_bytes, ""};
-    product->name = "product " + std::to_string(d->rows) + "x" + std::to_string(d->columns) + "x" +
-                    std::to_string(product->depth()) + " batch=" + std::to_string(d->batch) +
+    matmul->name = "matmul " + std::to_string(d->rows) + "x" + std::to_string(d->columns) + "x" +
+                    std::to_string(matmul->depth()) + " batch=" + std::to_string(d->batch) +
                     " algorithm=" + std::to_string(choice.id);
-    stand_in::Guard guard(stand_in::lock());
-    const int result = stand_in::queue(stream, std::make_shared<ProductOperation>(product));
+    fake_cuda::Guard guard(fake_cuda::lock());
+    const int result = fake_cuda::queue(stream, std::make_shared<MatmulOperation>(matmul));
     return result ? STATUS_EXECUTION_FAILED : STATUS_SUCCESS;
 }

@@ -1,9 +1,8 @@
-// Memory of devices, and pinned memory of the host.
+// Device memory, and pinned host memory.
 //
-// An allocation ends where a page begins that nobody may touch, to within the 256 bytes that its
-// beginning is aligned to, and no address is given twice: a kernel that leaves its memory, or uses
-// what was freed, stops the process with a sentence. What was never written is 0xff, NaN in every
-// format, and takes no memory: all pages are copies of a few until they are written.
+// An allocation is followed by an inaccessible page, up to the alignment of 256 bytes, and addresses are never reused:
+// a kernel that accesses memory out of bounds or after its release ends the process with a message. Unwritten memory is
+// 0xff, which is NaN in every format, and takes no physical memory: its pages are copy-on-write.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,14 +10,14 @@
 #include <cstring>
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 constexpr u64 PAGE = 4096, ALIGNMENT = 256, CHUNK = 4 << 20;
 
 static u64 rounded(u64 bytes, u64 to) { return (bytes + to - 1) / to * to; }
 
-// A file of 0xff.
-static int unwritten() {
+// A file filled with 0xff.
+static int unwritten_file() {
     static const int file = [] {
         const int file = memfd_create("narrows-unwritten", MFD_CLOEXEC);
         const std::string bytes(CHUNK, '\xff');
@@ -31,18 +30,19 @@ static int unwritten() {
 static void* map(u64 bytes) {
     const u64 whole = bytes + 2 * PAGE;
     void* mapped = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED || unwritten() < 0) return nullptr;
+    if (mapped == MAP_FAILED || unwritten_file() < 0) return nullptr;
     char* const first = static_cast<char*>(mapped) + PAGE;
     for (u64 at = 0; at < bytes; at += CHUNK) {
         const u64 piece = bytes - at < CHUNK ? bytes - at : CHUNK;
-        void* made = mmap(first + at, piece, PROT_READ | PROT_WRITE,
-                          MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, unwritten(), 0);
-        if (made == MAP_FAILED) return nullptr;
+        void* piece_mapping = mmap(first + at, piece, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, unwritten_file(), 0);
+        if (piece_mapping == MAP_FAILED) return nullptr;
     }
     return mapped;
 }
 
-static Allocation* holding(Device& device, u64 address, u64& begin) {
+// The last allocation that begins at or before an address.
+static Allocation* allocation_at(Device& device, u64 address, u64& begin) {
     auto after = device.allocations.upper_bound(address);
     if (after == device.allocations.begin()) return nullptr;
     --after;
@@ -50,63 +50,63 @@ static Allocation* holding(Device& device, u64 address, u64& begin) {
     return &after->second;
 }
 
-bool is_inside(int ordinal, const void* pointer, u64 bytes) {
+bool is_in_allocation(int ordinal, const void* pointer, u64 bytes) {
     u64 begin, address = reinterpret_cast<u64>(pointer);
-    const Allocation* found = holding(*state().devices[ordinal], address, begin);
+    const Allocation* found = allocation_at(*state().devices[ordinal], address, begin);
     if (!found || found->freed) return false;
     return address - begin <= found->bytes && bytes <= found->bytes - (address - begin);
 }
 
-static std::string where(int ordinal, u64 address) {
+static std::string describe_address(int ordinal, u64 address) {
     u64 begin;
-    const Allocation* found = holding(*state().devices[ordinal], address, begin);
-    if (!found) return "which is in no allocation of the device";
+    const Allocation* found = allocation_at(*state().devices[ordinal], address, begin);
+    if (!found) return "an address in no allocation of the device";
     const std::string offset = std::to_string(address - begin);
     const std::string bytes = std::to_string(found->bytes) + " bytes";
     return "byte " + offset + " of " + bytes + (found->freed ? " that were freed" : "");
 }
 
-bool inside(int ordinal, const void* pointer, u64 bytes, const std::string& what) {
-    if (is_inside(ordinal, pointer, bytes)) return true;
+bool check_range(int ordinal, const void* pointer, u64 bytes, const std::string& what) {
+    if (is_in_allocation(ordinal, pointer, bytes)) return true;
     fail(ordinal, CUDA_ERROR_ILLEGAL_ADDRESS,
-         what + " touches " + std::to_string(bytes) + " bytes at " +
-             where(ordinal, reinterpret_cast<u64>(pointer)));
+         what + " accesses " + std::to_string(bytes) + " bytes at " +
+             describe_address(ordinal, reinterpret_cast<u64>(pointer)));
     return false;
 }
 
-// What runs now, for a sentence where it touches what it may not.
-static char running[256];
-static int running_on;
-static struct sigaction before;
+// The kernel that is running, for messages about invalid accesses.
+static char running_kernel[256];
+static int running_device;
+static struct sigaction previous_handler;
 
-static void touched(int signal, siginfo_t* info, void*) {
+static void on_fault(int signal, siginfo_t* info, void*) {
     const u64 address = reinterpret_cast<u64>(info->si_addr);
-    say(std::string(running) + " touches " + where(running_on, address));
-    sigaction(signal, &before, nullptr);
+    report(std::string(running_kernel) + " accesses " + describe_address(running_device, address));
+    sigaction(signal, &previous_handler, nullptr);
 }
 
-void watch(int ordinal, const std::string& name) {
+void watch_faults(int ordinal, const std::string& kernel) {
     struct sigaction action = {};
-    action.sa_sigaction = touched;
+    action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO;
-    snprintf(running, sizeof running, "%s", name.c_str());
-    running_on = ordinal;
-    sigaction(SIGSEGV, &action, &before);
+    snprintf(running_kernel, sizeof running_kernel, "%s", kernel.c_str());
+    running_device = ordinal;
+    sigaction(SIGSEGV, &action, &previous_handler);
 }
 
-void unwatch() { sigaction(SIGSEGV, &before, nullptr); }
+void unwatch_faults() { sigaction(SIGSEGV, &previous_handler, nullptr); }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 static u64 total_bytes() { return setting("NARROWS_FAKE_CUDA_MEMORY", 4ull << 30); }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
     if (!bytes) return CUDA_ERROR_INVALID_VALUE;
     const u64 taken = rounded(bytes, 512);
     if (taken > total_bytes() - device->used_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -119,16 +119,16 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
     return CUDA_SUCCESS;
 }
 
-// What is queued and still uses it is wrong: this does not wait.
+// Does not wait: queued operations that still use the memory are an error.
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
     if (!pointer) return CUDA_SUCCESS;
     auto found = device->allocations.find(pointer);
     if (found == device->allocations.end() || found->second.freed) {
-        say("memory is freed that was not allocated, or was freed before");
+        report("freed memory was not allocated, or was freed before");
         return CUDA_ERROR_INVALID_VALUE;
     }
     Allocation& allocation = found->second;
@@ -142,7 +142,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
 EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     *total = total_bytes();
     *free = *total - device->used_bytes;
     return CUDA_SUCCESS;
@@ -151,8 +151,8 @@ EXPORT CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 EXPORT CUresult cuMemHostAlloc(void** pointer, size_t bytes, u32) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
     if (!bytes) return CUDA_ERROR_INVALID_VALUE;
     *pointer = aligned_alloc(PAGE, rounded(bytes, PAGE));
     if (!*pointer) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -169,7 +169,7 @@ EXPORT CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) {
 EXPORT CUresult cuMemFreeHost(void* pointer) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (!state().pinned.erase(reinterpret_cast<u64>(pointer))) return CUDA_ERROR_INVALID_VALUE;
     free(pointer);
     return CUDA_SUCCESS;

@@ -1,21 +1,21 @@
 // Modules, and launches of kernels.
 //
-// An image names a family of kernels and an architecture. The family's kernels were compiled for
-// processors and lie beside this library; an entry takes a launch as shim.h has it.
+// An image contains the names of a kernel family and an architecture. The library of the family's kernels, compiled for
+// the CPU, lies beside this library; its entries take a launch as shim.h defines it.
 #include <dlfcn.h>
 #include <cstdio>
 #include <cstring>
 #include <tuple>
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 u32 architecture();
 u32 shared_bytes_max();
-void watch(int device, const std::string& name);
-void unwatch();
+void watch_faults(int device, const std::string& kernel);
+void unwatch_faults();
 
-// As in shim.h.
+// The layout of shim.h.
 struct Launch {
     u32 grid[3], block[3];
     u32 shared_bytes, descending;
@@ -35,15 +35,15 @@ static std::string own_folder() {
     return path.substr(0, path.rfind('/'));
 }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
 struct CUfunc_st {
     std::string name;
-    stand_in::Entry entry;
-    // What it takes: for each argument p (pointer), u (32 bits), l (64 bits) or f (float).
+    fake_cuda::Entry entry;
+    // Kind of each parameter: p (pointer), u (32 bits), l (64 bits) or f (float).
     std::string kinds;
     u32 threads_max;
-    u32 shared_max = stand_in::SHARED_BYTES;
+    u32 shared_max = fake_cuda::SHARED_BYTES;
 };
 
 struct CUmod_st {
@@ -52,29 +52,29 @@ struct CUmod_st {
     std::map<std::string, std::unique_ptr<CUfunc_st>> functions;
 };
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
-    if (CUresult result = forbidden(*device)) return result;
-    const std::string text = static_cast<const char*>(image), magic = "\x7f" "ELF narrows stand-in\n";
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = check_not_capturing()) return result;
+    const std::string text = static_cast<const char*>(image), magic = "\x7f" "ELF narrows fake CUDA\n";
     if (text.compare(0, magic.size(), magic)) {
-        say("an image is loaded that the stand-in of NVRTC did not make");
+        report("a loaded image was not produced by the fake NVRTC");
         return CUDA_ERROR_INVALID_IMAGE;
     }
     const size_t end = text.find('\n', magic.size());
     const std::string family = text.substr(magic.size(), end - magic.size());
-    const std::string made_for = text.substr(end + 1);
-    if (made_for != "sm_" + std::to_string(architecture())) {
-        say("an image of " + family + " is for " + made_for + ", not for this device");
+    const std::string target = text.substr(end + 1);
+    if (target != "sm_" + std::to_string(architecture())) {
+        report("an image of " + family + " is for " + target + ", not for this device");
         return CUDA_ERROR_NO_BINARY_FOR_GPU;
     }
     const std::string path = own_folder() + "/kernels-" + family + ".so";
     void* kernels = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!kernels) {
-        say(dlerror());
+        report(dlerror());
         return CUDA_ERROR_INVALID_IMAGE;
     }
     *module = new CUmod_st{kernels, device->ordinal, {}};
@@ -85,13 +85,13 @@ EXPORT CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 EXPORT CUresult cuModuleUnload(CUmodule) {
     Guard guard(lock());
     Device* device;
-    return entered(device);
+    return context_device(device);
 }
 
 EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     auto& found = module->functions[name];
     if (!found) {
         auto entry = reinterpret_cast<Entry>(dlsym(module->kernels, name));
@@ -112,7 +112,7 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const
 EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (attribute != MAX_DYNAMIC_SHARED_BYTES) return attribute == 9 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     if (value < 0 || u32(value) > shared_bytes_max()) return CUDA_ERROR_INVALID_VALUE;
     function->shared_max = u32(value);
@@ -122,7 +122,7 @@ EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value
 EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction function) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     switch (attribute) {
         case 0: *value = int(function->threads_max); break;
         case MAX_DYNAMIC_SHARED_BYTES: *value = int(function->shared_max); break;
@@ -131,7 +131,7 @@ EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, CUfunction functio
     return CUDA_SUCCESS;
 }
 
-// Why a launch is refused; empty when it is not.
+// Why a launch is invalid; empty if it is valid.
 static std::string defect(const CUfunc_st& function, const Launch& launch) {
     const auto& [grid, block] = std::tie(launch.grid, launch.block);
     const u64 threads = u64(block[0]) * block[1] * block[2];
@@ -139,7 +139,7 @@ static std::string defect(const CUfunc_st& function, const Launch& launch) {
     if (grid[0] > 0x7fffffff || grid[1] > 65535 || grid[2] > 65535) return "its grid is too large";
     if (block[0] > 1024 || block[1] > 1024 || block[2] > 64) return "its block is too large";
     if (threads > function.threads_max) {
-        return "a block has " + std::to_string(threads) + " threads, and it is compiled for " +
+        return "a block has " + std::to_string(threads) + " threads, and the kernel is compiled for " +
                std::to_string(function.threads_max);
     }
     if (launch.shared_bytes > function.shared_max) {
@@ -154,7 +154,7 @@ static void run(int device, const CUfunc_st& function, Launch launch, std::vecto
     for (size_t at = 0; at < values.size(); at++) {
         const std::string what = "argument " + std::to_string(at) + " of " + function.name;
         const void* pointer = reinterpret_cast<void*>(values[at]);
-        if (function.kinds[at] == 'p' && pointer && !inside(device, pointer, 1, what)) return;
+        if (function.kinds[at] == 'p' && pointer && !check_range(device, pointer, 1, what)) return;
         arguments.push_back(&values[at]);
     }
     char error[1024] = {};
@@ -162,9 +162,9 @@ static void run(int device, const CUfunc_st& function, Launch launch, std::vecto
     launch.descending = draw(2);
     launch.error = error;
     launch.error_bytes = sizeof error;
-    watch(device, function.name);
+    watch_faults(device, function.name);
     const int failed = function.entry(&launch);
-    unwatch();
+    unwatch_faults();
     if (failed) fail(device, CUDA_ERROR_LAUNCH_FAILED, function.name + ": " + error);
 }
 
@@ -173,7 +173,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, u32 grid_x, u32 grid_y, u32 
                                void** arguments, void** extra) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     if (extra) return CUDA_ERROR_NOT_SUPPORTED;
     Launch launch = {};
@@ -181,7 +181,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, u32 grid_x, u32 grid_y, u32 
     launch.block[0] = block_x, launch.block[1] = block_y, launch.block[2] = block_z;
     launch.shared_bytes = shared_bytes;
     if (const std::string why = defect(*function, launch); !why.empty()) {
-        say("a launch of " + function->name + " is refused: " + why);
+        report("a launch of " + function->name + " is refused: " + why);
         return CUDA_ERROR_INVALID_VALUE;
     }
     std::vector<u64> values;

@@ -1,8 +1,7 @@
-// NCCL's stand-in: communicators, and what is called on them.
+// The fake NCCL: communicators, and calls on them.
 //
-// A communicator that does not block says ncclInProgress wherever NCCL may: until all ranks came, and
-// now and then for what is launched, which is then not on its stream before ncclCommGetAsyncError
-// says that it is.
+// A non-blocking communicator returns ncclInProgress wherever NCCL may: until all ranks have joined, and at random for
+// launches, which are then not on their streams before ncclCommGetAsyncError reports success.
 #include "nccl.h"
 #include <unistd.h>
 #include <algorithm>
@@ -10,22 +9,22 @@
 #include <cstring>
 #include <utility>
 
-using stand_in::Guard;
-using stand_in::lock;
+using fake_cuda::Guard;
+using fake_cuda::lock;
 using Held = std::unique_lock<std::mutex>;
 
 struct UniqueId {
     char text[128];
 };
 
-// As far as it is read.
+// The fields of ncclConfig_t that are read.
 struct Config {
     size_t size;
     u32 magic, version;
     int blocking;
 };
 
-struct Grouped {
+struct GroupedCall {
     CommPtr comm;
     CUstream stream;
     Call call;
@@ -38,30 +37,30 @@ static std::map<Comm*, CommPtr>& comms() {
 }
 
 static thread_local u32 group_depth = 0;
-static thread_local std::vector<Grouped> grouped;
+static thread_local std::vector<GroupedCall> grouped;
 static thread_local std::vector<CommPtr> joining;
 static thread_local std::string last_error;
 
-static Result refused(Result result, const std::string& why) {
-    last_error = why;
-    stand_in::say("NCCL: " + why);
+static Result refused(Result result, const std::string& reason) {
+    last_error = reason;
+    fake_cuda::report("NCCL: " + reason);
     return result;
 }
 
-static CommPtr known(Comm* comm) {
+static CommPtr find_comm(Comm* comm) {
     const auto found = comms().find(comm);
     return found == comms().end() ? nullptr : found->second;
 }
 
-// What is still to come of what was called before.
+// Advances earlier calls on a communicator.
 static Result progress(Comm& comm) {
     if (comm.error) return comm.error;
-    if (!comm.ready && !comm.arrived()) return IN_PROGRESS;
-    if (comm.splitting && !comm.splitting->arrived()) return IN_PROGRESS;
+    if (!comm.ready && !comm.all_joined()) return IN_PROGRESS;
+    if (comm.splitting && !comm.splitting->all_joined()) return IN_PROGRESS;
     if (!comm.deferred.empty()) {
-        if (stand_in::draw(2)) return IN_PROGRESS;
+        if (fake_cuda::draw(2)) return IN_PROGRESS;
         for (Queued& queued : comm.deferred) {
-            if (stand_in::queue(queued.stream, queued.batch)) comm.error = UNHANDLED_CUDA_ERROR;
+            if (fake_cuda::queue(queued.stream, queued.batch)) comm.error = UNHANDLED_CUDA_ERROR;
         }
         comm.deferred.clear();
     }
@@ -69,13 +68,13 @@ static Result progress(Comm& comm) {
 }
 
 static Result usable(Comm* handle, CommPtr& comm) {
-    comm = known(handle);
+    comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
     if (comm->error) return comm->error;
     if (!comm->ready || comm->splitting || !comm->deferred.empty()) {
         return refused(INVALID_ARGUMENT,
-                       "a communicator is used before what was called on it is done "
-                       "(ask ncclCommGetAsyncError until it is)");
+                       "a communicator is used before an earlier call has completed "
+                       "(poll ncclCommGetAsyncError)");
     }
     return SUCCESS;
 }
@@ -90,7 +89,7 @@ static Result wait_for(Held& held, Comm& comm) {
     return result;
 }
 
-// Waits for those that block, at the end of a group if there is one.
+// Waits for a blocking communicator to be ready: now, or at the end of the group.
 static Result join(Held& held, const CommPtr& comm) {
     if (!comm->blocking) return IN_PROGRESS;
     if (group_depth) {
@@ -100,37 +99,37 @@ static Result join(Held& held, const CommPtr& comm) {
     return wait_for(held, *comm);
 }
 
-static bool does_not_block(const Config* config, bool otherwise) {
-    // Of those that say nothing, a number that is none.
-    if (!config || config->blocking == int(0x80000000)) return otherwise;
+static bool is_non_blocking(const Config* config, bool default_value) {
+    // NCCL_CONFIG_UNDEF_INT.
+    if (!config || config->blocking == int(0x80000000)) return default_value;
     return config->blocking == 0;
 }
 
 static Result queue(const CommPtr& comm, CUstream stream, std::vector<Call> calls) {
     auto batch = std::make_shared<Batch>(comm, std::move(calls));
-    if (!comm->blocking && stand_in::draw(4) == 0) {
+    if (!comm->blocking && fake_cuda::draw(4) == 0) {
         comm->deferred.push_back({stream, batch});
         return IN_PROGRESS;
     }
-    return stand_in::queue(stream, batch) ? UNHANDLED_CUDA_ERROR : SUCCESS;
+    return fake_cuda::queue(stream, batch) ? UNHANDLED_CUDA_ERROR : SUCCESS;
 }
 
 static Result call(Comm* handle, CUstream stream, const Call& of) {
     Guard guard(lock());
     CommPtr comm;
     if (const Result result = usable(handle, comm)) return result;
-    if (!width_of(of.type)) return refused(INVALID_ARGUMENT, "there is no such format");
+    if (!width_of(of.type)) return refused(INVALID_ARGUMENT, "the data type is not supported");
     const bool reduces = of.kind == ALL_REDUCE || of.kind == REDUCE_SCATTER || of.kind == REDUCE;
     if (reduces && !can_reduce(of.type, of.operation)) {
-        return refused(INVALID_ARGUMENT, "this reduction in this format is not stood in for");
+        return refused(INVALID_ARGUMENT, "the reduction is not supported for this data type");
     }
-    const bool named = of.kind == BROADCAST || of.kind == REDUCE || !of.collective();
-    if (named && (of.root < 0 || of.root >= comm->size)) {
+    const bool has_root = of.kind == BROADCAST || of.kind == REDUCE || !of.collective();
+    if (has_root && (of.root < 0 || of.root >= comm->size)) {
         return refused(INVALID_ARGUMENT, "there is no rank " + std::to_string(of.root));
     }
-    if (stand_in::device_of(stream) != comm->device) {
-        return refused(INVALID_ARGUMENT, "the stream, or the thread's context, is of another device "
-                                         "than the communicator");
+    if (fake_cuda::device_of(stream) != comm->device) {
+        return refused(INVALID_ARGUMENT, "the stream or the thread's context belongs to another "
+                                         "device than the communicator");
     }
     if (group_depth) {
         grouped.push_back({comm, stream, of});
@@ -161,24 +160,24 @@ EXPORT const char* ncclGetLastError(Comm*) { return last_error.c_str(); }
 EXPORT Result ncclGetUniqueId(UniqueId* id) {
     const std::string folder = new_folder_name();
     if (folder.size() >= sizeof id->text) return refused(SYSTEM_ERROR, "TMPDIR is too long a name");
-    if (!make_folder(folder)) return refused(SYSTEM_ERROR, folder + " cannot be made");
+    if (!make_folder(folder)) return refused(SYSTEM_ERROR, folder + " cannot be created");
     memset(id->text, 0, sizeof id->text);
     memcpy(id->text, folder.c_str(), folder.size());
     return SUCCESS;
 }
 
-// NCCL takes ranks on one device for a mistake, unless their hosts are told apart.
-static Result introduce(Comm& comm) {
+// Announces a rank. NCCL rejects two ranks on one device, unless their hosts differ.
+static Result announce(Comm& comm) {
     const char* host = getenv("NCCL_HOSTID");
     u64 hash = 0xcbf29ce484222325 + u64(comm.device);
     for (const char* at = host ? host : ""; *at; at++) hash = (hash ^ u8(*at)) * 0x100000001b3;
     const std::string own = comm.file("rank." + std::to_string(comm.rank));
-    if (is_there(own)) return refused(INVALID_USAGE, "two are rank " + std::to_string(comm.rank));
-    if (!put(own, {0, 0, 0, 0, hash}, nullptr, 0)) return refused(SYSTEM_ERROR, own + " cannot be written");
+    if (exists(own)) return refused(INVALID_USAGE, "two processes have rank " + std::to_string(comm.rank));
+    if (!write_message(own, {0, 0, 0, 0, hash}, nullptr, 0)) return refused(SYSTEM_ERROR, own + " cannot be written");
     const char* many = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     for (int other = 0; other < comm.size && !(many && *many == '1'); other++) {
         Header of;
-        if (other == comm.rank || !get(comm.file("rank." + std::to_string(other)), of)) continue;
+        if (other == comm.rank || !read_header(comm.file("rank." + std::to_string(other)), of)) continue;
         if (of.count != hash) continue;
         return refused(INVALID_USAGE, "ranks " + std::to_string(other) + " and " +
                                           std::to_string(comm.rank) + " are both on device " +
@@ -187,44 +186,44 @@ static Result introduce(Comm& comm) {
     return SUCCESS;
 }
 
-EXPORT Result ncclCommInitRankConfig(Comm** made, int size, UniqueId id, int rank, Config* config) {
+EXPORT Result ncclCommInitRankConfig(Comm** created, int size, UniqueId id, int rank, Config* config) {
     Held held(lock());
     if (size < 1 || rank < 0 || rank >= size) return refused(INVALID_ARGUMENT, "there is no such rank");
     auto comm = std::make_shared<Comm>();
     comm->folder = id.text;
     comm->rank = rank;
     comm->size = size;
-    comm->device = stand_in::current_device();
-    comm->blocking = !does_not_block(config, false);
+    comm->device = fake_cuda::current_device();
+    comm->blocking = !is_non_blocking(config, false);
     if (comm->device < 0) return refused(UNHANDLED_CUDA_ERROR, "the thread has no context");
-    if (const Result result = introduce(*comm)) return result;
-    *made = comm.get();
+    if (const Result result = announce(*comm)) return result;
+    *created = comm.get();
     comms()[comm.get()] = comm;
     return join(held, comm);
 }
 
-EXPORT Result ncclCommInitRank(Comm** made, int size, UniqueId id, int rank) {
-    return ncclCommInitRankConfig(made, size, id, rank, nullptr);
+EXPORT Result ncclCommInitRank(Comm** created, int size, UniqueId id, int rank) {
+    return ncclCommInitRankConfig(created, size, id, rank, nullptr);
 }
 
-EXPORT Result ncclCommSplit(Comm* handle, int color, int key, Comm** made, Config* config) {
+EXPORT Result ncclCommSplit(Comm* handle, int color, int key, Comm** created, Config* config) {
     Held held(lock());
     CommPtr parent;
     if (const Result result = usable(handle, parent)) return result;
-    *made = nullptr;
+    *created = nullptr;
     auto comm = std::make_shared<Comm>();
     comm->parent = parent;
     comm->split = parent->splits++;
     comm->color = color < 0 ? -1 : color;
     comm->device = parent->device;
-    comm->blocking = !does_not_block(config, !parent->blocking);
+    comm->blocking = !is_non_blocking(config, !parent->blocking);
     const std::string own = "split." + std::to_string(comm->split) + "." + std::to_string(parent->rank);
-    if (!put(parent->file(own), {u32(comm->color), 0, 0, key, 0}, nullptr, 0)) {
+    if (!write_message(parent->file(own), {u32(comm->color), 0, 0, key, 0}, nullptr, 0)) {
         return refused(SYSTEM_ERROR, own + " cannot be written");
     }
     parent->splitting = comm;
     if (color >= 0) {
-        *made = comm.get();
+        *created = comm.get();
         comms()[comm.get()] = comm;
     }
     return join(held, comm);
@@ -232,28 +231,28 @@ EXPORT Result ncclCommSplit(Comm* handle, int color, int key, Comm** made, Confi
 
 EXPORT Result ncclCommGetAsyncError(Comm* handle, Result* error) {
     Guard guard(lock());
-    const CommPtr comm = known(handle);
+    const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
     *error = progress(*comm);
     return SUCCESS;
 }
 
-static Result asked(Comm* handle, int* answer, int Comm::*what) {
+static Result query(Comm* handle, int* value, int Comm::*field) {
     Guard guard(lock());
     CommPtr comm;
     if (const Result result = usable(handle, comm)) return result;
-    *answer = (*comm).*what;
+    *value = (*comm).*field;
     return SUCCESS;
 }
-EXPORT Result ncclCommCount(Comm* comm, int* count) { return asked(comm, count, &Comm::size); }
-EXPORT Result ncclCommUserRank(Comm* comm, int* rank) { return asked(comm, rank, &Comm::rank); }
-EXPORT Result ncclCommCuDevice(Comm* comm, int* device) { return asked(comm, device, &Comm::device); }
+EXPORT Result ncclCommCount(Comm* comm, int* count) { return query(comm, count, &Comm::size); }
+EXPORT Result ncclCommUserRank(Comm* comm, int* rank) { return query(comm, rank, &Comm::rank); }
+EXPORT Result ncclCommCuDevice(Comm* comm, int* device) { return query(comm, device, &Comm::device); }
 
-// Waits until what was launched is done.
-static Result flushed(Held& held, Comm& comm) {
+// Waits until all launched batches are done.
+static Result flush(Held& held, Comm& comm) {
     while (comm.error == SUCCESS && (comm.done < comm.launched || !comm.deferred.empty())) {
         progress(comm);
-        if (stand_in::advance(nullptr)) continue;
+        if (fake_cuda::advance(nullptr)) continue;
         held.unlock();
         usleep(200);
         held.lock();
@@ -263,33 +262,33 @@ static Result flushed(Held& held, Comm& comm) {
 
 EXPORT Result ncclCommFinalize(Comm* handle) {
     Held held(lock());
-    const CommPtr comm = known(handle);
+    const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
-    return flushed(held, *comm);
+    return flush(held, *comm);
 }
 
 EXPORT Result ncclCommDestroy(Comm* handle) {
     Held held(lock());
-    const CommPtr comm = known(handle);
+    const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
-    const Result result = flushed(held, *comm);
+    const Result result = flush(held, *comm);
     comm->aborted = true;
     comm->leave();
     comms().erase(handle);
     return result;
 }
 
-// What is under way ends, and nothing is known of what it leaves. As NCCL's own, it returns when all that
-// was queued has ended and no graph has a part of it: the caller must have destroyed those, and what lies on
-// streams behind other communicators ends when they are aborted too.
+// Ends all batches with undefined results. Like NCCL's, it returns when all queued batches have ended and no graph
+// contains one: the caller must have destroyed such graphs. Batches queued behind those of other communicators end when
+// these are aborted too.
 EXPORT Result ncclCommAbort(Comm* handle) {
     Held held(lock());
-    const CommPtr comm = known(handle);
+    const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
     comm->aborted = true;
     comm->deferred.clear();
-    while (comm->held > 0) {
-        if (stand_in::advance(nullptr)) continue;
+    while (comm->live_batches > 0) {
+        if (fake_cuda::advance(nullptr)) continue;
         held.unlock();
         usleep(200);
         held.lock();
@@ -307,25 +306,25 @@ EXPORT Result ncclGroupStart() {
 
 EXPORT Result ncclGroupEnd() {
     Held held(lock());
-    if (!group_depth) return refused(INVALID_USAGE, "a group ends that did not begin");
+    if (!group_depth) return refused(INVALID_USAGE, "a group ends that has not begun");
     if (--group_depth) return SUCCESS;
     Result result = SUCCESS;
     const auto and_then = [&](Result next) {
         if (result == SUCCESS || (result == IN_PROGRESS && next != SUCCESS)) result = next;
     };
     for (const CommPtr& comm : std::exchange(joining, {})) and_then(wait_for(held, *comm));
-    std::vector<Grouped> calls = std::exchange(grouped, {});
+    std::vector<GroupedCall> calls = std::exchange(grouped, {});
     while (!calls.empty()) {
-        const Grouped first = calls.front();
+        const GroupedCall first = calls.front();
         std::vector<Call> together;
-        for (const Grouped& other : calls) {
+        for (const GroupedCall& other : calls) {
             if (other.comm != first.comm) continue;
             if (other.stream != first.stream) {
-                return refused(INVALID_USAGE, "one communicator on several streams of a group is not stood in for");
+                return refused(INVALID_USAGE, "one communicator on several streams in a group is not supported");
             }
             together.push_back(other.call);
         }
-        const auto same = [&](const Grouped& other) { return other.comm == first.comm; };
+        const auto same = [&](const GroupedCall& other) { return other.comm == first.comm; };
         calls.erase(std::remove_if(calls.begin(), calls.end(), same), calls.end());
         and_then(queue(first.comm, first.stream, std::move(together)));
     }

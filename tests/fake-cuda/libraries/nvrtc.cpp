@@ -1,10 +1,10 @@
-// NVRTC's stand-in: it compiles only the programs that were compiled for processors with it, and
-// its machine code is their name.
+// The fake NVRTC: accepts only the kernel families that were compiled for the CPU together with it. Its machine code is
+// the name of the family.
 #include <cstring>
 #include <map>
 #include <vector>
 #include "programs.h"
-#include "work.h"
+#include "operation.h"
 
 enum {
     NVRTC_SUCCESS = 0,
@@ -16,11 +16,11 @@ enum {
 
 struct Program {
     std::string name, log, image;
-    // Of the text, then of each header's name and text.
+    // Hash of the source, then of each header's name and contents.
     u64 hash;
 };
 
-// FNV-1a; src/lib.rs has the same.
+// FNV-1a, as in src/lib.rs.
 static void mix(u64& hash, const char* text) {
     for (; *text; text++) hash = (hash ^ u8(*text)) * 0x100000001b3;
 }
@@ -61,8 +61,8 @@ EXPORT int nvrtcDestroyProgram(Program** program) {
     return NVRTC_SUCCESS;
 }
 
-static int refused(Program& program, int result, const std::string& why) {
-    program.log = program.name + ": " + why;
+static int refused(Program& program, int result, const std::string& reason) {
+    program.log = program.name + ": " + reason;
     return result;
 }
 
@@ -81,13 +81,13 @@ EXPORT int nvrtcCompileProgram(Program* program, int count, const char* const* o
         if (program->name != std::string(known.name) + ".cu") continue;
         if (program->hash != known.hash) {
             return refused(*program, NVRTC_ERROR_COMPILATION,
-                           "the text or a header is not what the stand-in was built from");
+                           "the source or a header differs from what the fake NVRTC was built from");
         }
-        program->image = "\x7f" "ELF narrows stand-in\n" + std::string(known.name) + "\n" + architecture;
+        program->image = "\x7f" "ELF narrows fake CUDA\n" + std::string(known.name) + "\n" + architecture;
         program->image.push_back('\0');
         return NVRTC_SUCCESS;
     }
-    return refused(*program, NVRTC_ERROR_COMPILATION, "the stand-in has no such program");
+    return refused(*program, NVRTC_ERROR_COMPILATION, "the fake NVRTC has no such program");
 }
 
 EXPORT int nvrtcGetProgramLogSize(Program* program, size_t* bytes) {

@@ -1,5 +1,5 @@
-// Sums and maxima, number by number, in the order of ranks: the same bits on every rank. bf16 is
-// rounded after every addition, as it is where a ring passes it on.
+// Element-wise reductions in the order of ranks, so that every rank obtains the same bits. bf16 is rounded after every
+// addition, as in a ring.
 #include <cstring>
 #include "nccl.h"
 
@@ -36,9 +36,9 @@ bool can_reduce(u32 type, u32 operation) {
 template <class T>
 static void reduce_all(void* to, const void* from, u64 count, u32 operation) {
     T* sum = static_cast<T*>(to);
-    const T* more = static_cast<const T*>(from);
+    const T* other = static_cast<const T*>(from);
     for (u64 at = 0; at < count; at++) {
-        const T a = sum[at], b = more[at];
+        const T a = sum[at], b = other[at];
         switch (operation) {
             case PRODUCT: sum[at] = T(a * b); break;
             case MAXIMUM: sum[at] = a < b || b != b ? b : a; break;
@@ -48,24 +48,24 @@ static void reduce_all(void* to, const void* from, u64 count, u32 operation) {
     }
 }
 
-void reduce(void* sum, const void* more, u64 count, u32 type, u32 operation) {
+void reduce(void* sum, const void* other, u64 count, u32 type, u32 operation) {
     switch (type) {
-        case INT8: return reduce_all<signed char>(sum, more, count, operation);
-        case UINT8: return reduce_all<u8>(sum, more, count, operation);
-        case INT32: return reduce_all<int>(sum, more, count, operation);
-        case UINT32: return reduce_all<u32>(sum, more, count, operation);
-        case INT64: return reduce_all<long long>(sum, more, count, operation);
-        case UINT64: return reduce_all<u64>(sum, more, count, operation);
-        case FLOAT32: return reduce_all<float>(sum, more, count, operation);
-        case FLOAT64: return reduce_all<double>(sum, more, count, operation);
-        case BFLOAT16: return reduce_all<Bf16>(sum, more, count, operation);
+        case INT8: return reduce_all<signed char>(sum, other, count, operation);
+        case UINT8: return reduce_all<u8>(sum, other, count, operation);
+        case INT32: return reduce_all<int>(sum, other, count, operation);
+        case UINT32: return reduce_all<u32>(sum, other, count, operation);
+        case INT64: return reduce_all<long long>(sum, other, count, operation);
+        case UINT64: return reduce_all<u64>(sum, other, count, operation);
+        case FLOAT32: return reduce_all<float>(sum, other, count, operation);
+        case FLOAT64: return reduce_all<double>(sum, other, count, operation);
+        case BFLOAT16: return reduce_all<Bf16>(sum, other, count, operation);
     }
 }
 
 template <class T>
 static void divide_all(void* of, u64 count, int by) {
-    T* numbers = static_cast<T*>(of);
-    for (u64 at = 0; at < count; at++) numbers[at] = T(numbers[at] / T(float(by)));
+    T* elements = static_cast<T*>(of);
+    for (u64 at = 0; at < count; at++) elements[at] = T(elements[at] / T(float(by)));
 }
 
 void divide(void* sum, u64 count, u32 type, int by) {

@@ -1,4 +1,4 @@
-// What the driver's stand-in keeps: devices with their memory, streams, events, captures, graphs.
+// State of the fake driver: devices with their memory, streams, events, captures and graphs.
 #pragma once
 #include <deque>
 #include <map>
@@ -7,17 +7,17 @@
 #include <vector>
 #include "cuda.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
-// Done or not, and since when: what an event records, and what a stream waits for.
+// Completion of an operation, which events record and streams wait for.
 struct Marker {
     bool done = false;
     double milliseconds = 0;
 };
 using MarkerPtr = std::shared_ptr<Marker>;
 
-// An operation in a stream's queue.
-struct Item {
+// An operation in the queue of a stream.
+struct QueuedOperation {
     std::shared_ptr<const Operation> operation;
     std::unique_ptr<Run> run;
     std::vector<MarkerPtr> waits;
@@ -26,7 +26,7 @@ struct Item {
 
 struct Node {
     std::shared_ptr<const Operation> operation;
-    // Earlier nodes, by their numbers.
+    // Indices of the nodes it depends on.
     std::vector<u32> after;
 };
 
@@ -35,7 +35,7 @@ struct Graph {
     std::vector<Node> nodes;
 };
 
-// Several streams whose calls become one graph.
+// A capture of one or more streams into one graph.
 struct Capture {
     std::shared_ptr<Graph> graph;
     CUstream origin;
@@ -48,12 +48,12 @@ using CapturePtr = std::shared_ptr<Capture>;
 struct Allocation {
     u64 bytes;
     bool freed;
-    // What is mapped for it, with pages around that nobody may touch.
+    // The mapping, including inaccessible guard pages.
     void* mapped;
     u64 mapped_bytes;
 };
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
 struct CUstream_st {
     int device;
@@ -61,21 +61,21 @@ struct CUstream_st {
     u32 number;
     bool blocking;
     bool destroyed = false;
-    std::deque<stand_in::Item> queue;
-    // Of the last operation that was queued.
-    stand_in::MarkerPtr tail;
-    stand_in::CapturePtr capture;
-    // What the next node comes after.
+    std::deque<fake_cuda::QueuedOperation> queue;
+    // Marker of the last queued operation.
+    fake_cuda::MarkerPtr tail;
+    fake_cuda::CapturePtr capture;
+    // Nodes that the next captured node depends on.
     std::set<u32> frontier;
 };
 
 struct CUevent_st {
     int device;
     bool timed;
-    // Of the last record; none before the first.
-    stand_in::MarkerPtr marker;
-    // Where it was last recorded in a capture: after these nodes.
-    stand_in::CapturePtr capture;
+    // Marker of the last record; null before the first.
+    fake_cuda::MarkerPtr marker;
+    // If last recorded during a capture: the capture and its frontier.
+    fake_cuda::CapturePtr capture;
     std::set<u32> frontier;
 };
 
@@ -84,29 +84,29 @@ struct CUctx_st {
 };
 
 struct CUgraph_st {
-    std::shared_ptr<stand_in::Graph> graph;
+    std::shared_ptr<fake_cuda::Graph> graph;
 };
 
 struct CUgraphExec_st {
     int device;
-    std::shared_ptr<const stand_in::Graph> graph;
-    // Of its last launch: no two run at once.
-    stand_in::MarkerPtr last;
+    std::shared_ptr<const fake_cuda::Graph> graph;
+    // Marker of its last launch: launches of one graph do not overlap.
+    fake_cuda::MarkerPtr last_launch;
 };
 
-namespace stand_in {
+namespace fake_cuda {
 
 struct Device {
     int ordinal;
     CUctx_st context;
     u32 retained = 0;
-    // Other than success: every call says it.
+    // Sticky error that every call returns.
     CUresult error = CUDA_SUCCESS;
     CUstream_st legacy;
     u64 used_bytes = 0;
     std::map<u64, Allocation> allocations;
-    // Under way, of those that are alone.
-    const Run* alone = nullptr;
+    // The exclusive operation that is in progress.
+    const Run* exclusive = nullptr;
 };
 
 struct State {
@@ -115,11 +115,11 @@ struct State {
     std::set<CUstream> streams;
     std::set<CUevent> events;
     std::vector<CapturePtr> captures;
-    // Host memory of cuMemHostAlloc: its end by its beginning.
+    // Host memory of cuMemHostAlloc: end by begin.
     std::map<u64, u64> pinned;
     u32 last_stream = 0, last_graph = 0;
     u64 last_call_ms = 0;
-    // That this process made a context of.
+    // The first device of which this process retained a context.
     int first_device = -1;
 };
 State& state();
@@ -127,32 +127,32 @@ State& state();
 extern thread_local CUcontext current;
 extern thread_local CaptureMode thread_mode;
 
-// A call that needs a context: its device, or why there is none.
-CUresult entered(Device*& device);
-// Also where the device failed before.
-CUresult working(Device*& device);
-// A stream's handle, of the thread's device.
+// The device of the thread's context.
+CUresult context_device(Device*& device);
+// The same, or the sticky error of a failed device.
+CUresult working_device(Device*& device);
+// Resolves a stream handle, which must belong to the device.
 CUresult resolve(Device& device, CUstream& stream);
-bool known(CUevent event);
+bool is_valid(CUevent event);
 
-// A call that a capture does not allow: what is captured is lost.
-CUresult forbidden(Device& device);
+// Checks a call that is forbidden during captures; invalidates the captures that forbid it.
+CUresult check_not_capturing();
 void invalidate(Capture& capture);
 
-// Puts an operation on a stream that does not capture.
+// Queues an operation on a stream that is not capturing.
 MarkerPtr push(CUstream stream, std::shared_ptr<const Operation> operation, std::unique_ptr<Run> run,
                std::vector<MarkerPtr> waits);
-// Adds a node to what a stream captures.
+// Adds a node to the capture of a stream.
 CUresult capture_node(CUstream stream, std::shared_ptr<const Operation> operation);
 
-// A few steps, as time that passes while somebody asks.
+// Advances by a few steps, as time that passes during a query.
 void advance_a_little(CUstream target);
-// Advances, with the lock released in between, until all of it is done or the device fails.
+// Advances until `done` or the device fails, releasing the lock in between.
 CUresult wait_for(Device& device, CUstream target, const std::function<bool()>& done,
-                  std::unique_lock<std::mutex>& held);
+                  std::unique_lock<std::mutex>& lock);
 bool idle(CUstream stream);
 
-bool is_inside(int device, const void* begin, u64 bytes);
+bool is_in_allocation(int device, const void* begin, u64 bytes);
 double now_ms();
 
-}  // namespace stand_in
+}  // namespace fake_cuda

@@ -1,65 +1,65 @@
 // Streams and events.
 #include "state.h"
 
-namespace stand_in {
+namespace fake_cuda {
 
 CUresult capture_wait(CUstream stream, CUevent event);
 
-bool known(CUevent event) {
+bool is_valid(CUevent event) {
     if (state().events.count(event)) return true;
-    say("an event is used that there is none of, or no longer");
+    report("a call uses an event that does not exist");
     return false;
 }
 
-static CUresult resolved(Device*& device, CUevent event) {
-    if (CUresult result = working(device)) return result;
-    return known(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+static CUresult resolve_event(Device*& device, CUevent event) {
+    if (CUresult result = working_device(device)) return result;
+    return is_valid(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult resolved(Device*& device, CUstream& stream) {
-    if (CUresult result = working(device)) return result;
+static CUresult resolve_stream(Device*& device, CUstream& stream) {
+    if (CUresult result = working_device(device)) return result;
     return resolve(*device, stream);
 }
 
-// A question about a stream that is captured, or one that a capture elsewhere does not allow.
-static CUresult unasked(Device& device, CUstream stream) {
+// Checks a query or synchronisation, which captures forbid.
+static CUresult check_query(CUstream stream) {
     if (stream->capture) {
         invalidate(*stream->capture);
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
-    return forbidden(device);
+    return check_not_capturing();
 }
 
-static CUresult unasked(Device& device, CUevent event) {
+static CUresult check_query(CUevent event) {
     if (event->capture) {
         invalidate(*event->capture);
         return CUDA_ERROR_CAPTURED_EVENT;
     }
-    return forbidden(device);
+    return check_not_capturing();
 }
 
-// Where an event is still queued.
-static CUstream holder(const MarkerPtr& marker) {
+// The stream whose queue contains a marker.
+static CUstream stream_of(const MarkerPtr& marker) {
     for (CUstream stream : state().streams) {
-        for (const Item& item : stream->queue) {
+        for (const QueuedOperation& item : stream->queue) {
             if (item.done == marker) return stream;
         }
     }
     return nullptr;
 }
 
-static std::string named(Device& device, CUstream stream) {
+static std::string stream_name(Device& device, CUstream stream) {
     return "device=" + std::to_string(device.ordinal) + " stream=" + std::to_string(stream->number);
 }
 
-}  // namespace stand_in
+}  // namespace fake_cuda
 
-using namespace stand_in;
+using namespace fake_cuda;
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream* stream, u32 flags, int) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     *stream = new CUstream_st();
     (*stream)->device = device->ordinal;
     (*stream)->number = ++state().last_stream;
@@ -72,11 +72,11 @@ EXPORT CUresult cuStreamCreate(CUstream* stream, u32 flags) {
     return cuStreamCreateWithPriority(stream, flags, 0);
 }
 
-// What is queued still runs.
+// Queued operations still run.
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = entered(device)) return result;
+    if (CUresult result = context_device(device)) return result;
     if (CUresult result = resolve(*device, stream)) return result;
     if (!stream->number) return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture) invalidate(*stream->capture);
@@ -91,10 +91,10 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
 EXPORT CUresult cuStreamSynchronize(CUstream stream) {
     std::unique_lock<std::mutex> held(lock());
     Device* device;
-    if (CUresult result = resolved(device, stream)) return result;
-    if (CUresult result = unasked(*device, stream)) return result;
-    log("host synchronises " + named(*device, stream));
-    // What is queued meanwhile by another thread is not waited for.
+    if (CUresult result = resolve_stream(device, stream)) return result;
+    if (CUresult result = check_query(stream)) return result;
+    log("host synchronises " + stream_name(*device, stream));
+    // Operations that other threads queue meanwhile are not waited for.
     const MarkerPtr tail = stream->tail;
     return wait_for(*device, stream, [&] { return !tail || tail->done; }, held);
 }
@@ -102,8 +102,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
 EXPORT CUresult cuStreamQuery(CUstream stream) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = resolved(device, stream)) return result;
-    if (CUresult result = unasked(*device, stream)) return result;
+    if (CUresult result = resolve_stream(device, stream)) return result;
+    if (CUresult result = check_query(stream)) return result;
     const MarkerPtr tail = stream->tail;
     advance_a_little(stream);
     if (device->error) return device->error;
@@ -113,8 +113,8 @@ EXPORT CUresult cuStreamQuery(CUstream stream) {
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, u32 flags) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = resolved(device, stream)) return result;
-    if (!known(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult result = resolve_stream(device, stream)) return result;
+    if (!is_valid(event)) return CUDA_ERROR_INVALID_HANDLE;
     static const auto wait = at_once("wait", [](int) {});
     if (stream->capture && (flags & CU_EVENT_EXTERNAL)) return CUDA_ERROR_NOT_SUPPORTED;
     if (stream->capture || event->capture) return capture_wait(stream, event);
@@ -126,7 +126,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, u32 flags) {
 EXPORT CUresult cuEventCreate(CUevent* event, u32 flags) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = working(device)) return result;
+    if (CUresult result = working_device(device)) return result;
     *event = new CUevent_st{device->ordinal, !(flags & CU_EVENT_DISABLE_TIMING), nullptr, nullptr, {}};
     state().events.insert(*event);
     return CUDA_SUCCESS;
@@ -135,18 +135,18 @@ EXPORT CUresult cuEventCreate(CUevent* event, u32 flags) {
 EXPORT CUresult cuEventDestroy_v2(CUevent event) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = entered(device)) return result;
-    if (!known(event)) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult result = context_device(device)) return result;
+    if (!is_valid(event)) return CUDA_ERROR_INVALID_HANDLE;
     state().events.erase(event);
     delete event;
     return device->error;
 }
 
-// A node of a graph that records an event for those outside of it.
-struct Recorded : Operation {
+// A graph node that records an event for waits outside of the graph.
+struct RecordNode : Operation {
     CUevent event;
-    explicit Recorded(CUevent event) : Operation("record"), event(event) {}
-    struct Started : Run {
+    explicit RecordNode(CUevent event) : Operation("record"), event(event) {}
+    struct Execution : Run {
         MarkerPtr marker = std::make_shared<Marker>();
         Step step(int) override {
             marker->done = true;
@@ -155,8 +155,8 @@ struct Recorded : Operation {
         }
     };
     std::unique_ptr<Run> start() const override {
-        auto run = std::make_unique<Started>();
-        if (known(event)) event->marker = run->marker;
+        auto run = std::make_unique<Execution>();
+        if (is_valid(event)) event->marker = run->marker;
         return run;
     }
 };
@@ -164,10 +164,10 @@ struct Recorded : Operation {
 EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, u32 flags) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = resolved(device, stream)) return result;
-    if (!known(event) || event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult result = resolve_stream(device, stream)) return result;
+    if (!is_valid(event) || event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture) {
-        if (flags & CU_EVENT_EXTERNAL) return capture_node(stream, std::make_shared<Recorded>(event));
+        if (flags & CU_EVENT_EXTERNAL) return capture_node(stream, std::make_shared<RecordNode>(event));
         if (stream->capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         event->capture = stream->capture;
         event->frontier = stream->frontier;
@@ -188,11 +188,11 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
 EXPORT CUresult cuEventQuery(CUevent event) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = resolved(device, event)) return result;
-    if (CUresult result = unasked(*device, event)) return result;
+    if (CUresult result = resolve_event(device, event)) return result;
+    if (CUresult result = check_query(event)) return result;
     const MarkerPtr marker = event->marker;
     if (!marker) return CUDA_SUCCESS;
-    if (!marker->done) advance_a_little(holder(marker));
+    if (!marker->done) advance_a_little(stream_of(marker));
     if (device->error) return device->error;
     return marker->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -200,19 +200,19 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 EXPORT CUresult cuEventSynchronize(CUevent event) {
     std::unique_lock<std::mutex> held(lock());
     Device* device;
-    if (CUresult result = resolved(device, event)) return result;
-    if (CUresult result = unasked(*device, event)) return result;
+    if (CUresult result = resolve_event(device, event)) return result;
+    if (CUresult result = check_query(event)) return result;
     const MarkerPtr marker = event->marker;
     log("host synchronises device=" + std::to_string(device->ordinal) + " event");
     if (!marker) return CUDA_SUCCESS;
-    return wait_for(*device, holder(marker), [&] { return marker->done; }, held);
+    return wait_for(*device, stream_of(marker), [&] { return marker->done; }, held);
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
     Guard guard(lock());
     Device* device;
-    if (CUresult result = resolved(device, start)) return result;
-    if (!known(end) || !start->timed || !end->timed) return CUDA_ERROR_INVALID_HANDLE;
+    if (CUresult result = resolve_event(device, start)) return result;
+    if (!is_valid(end) || !start->timed || !end->timed) return CUDA_ERROR_INVALID_HANDLE;
     if (!start->marker || !end->marker) return CUDA_ERROR_INVALID_HANDLE;
     if (!start->marker->done || !end->marker->done) return CUDA_ERROR_NOT_READY;
     *milliseconds = float(end->marker->milliseconds - start->marker->milliseconds);

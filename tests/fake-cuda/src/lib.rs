@@ -1,31 +1,32 @@
-//! Libraries that stand in for CUDA's, so that what is written for GPUs runs in tests, on processors.
+//! Fake CUDA libraries, with which code for GPUs runs on the CPU in tests.
 //!
-//! [`build`] compiles them and gives the folder to put on `LD_LIBRARY_PATH` of a process: a loader looks
-//! where it was told to when a process began, so tests run what they test in a child. They are adversaries:
-//! whatever CUDA leaves open they do in the least convenient order.
+//! [`build`] compiles them and returns the folder for `LD_LIBRARY_PATH`. The loader reads that variable when a process
+//! starts, so tests run their bodies in child processes ([`child`]). The libraries are adversarial: wherever CUDA leaves
+//! an order open, they choose the least convenient one.
 //!
-//! | library | what it does |
+//! | library | contents |
 //! |---|---|
-//! | `libcuda` | devices, memory, streams, events, graphs; kernels by `cuda/shim/` of the runtime |
-//! | `libnvrtc` | gives an image that names the program, if it is one of the runtime's |
-//! | `libcublasLt` | products, on their stream, with a workspace that they do use |
-//! | `libnccl` | collectives of processes and threads of one machine, by files |
-//! | `libcublas` | nothing: it is there |
+//! | `libcuda` | devices, memory, streams, events, graphs; kernels through the shim of `narrows-cuda` |
+//! | `libnvrtc` | returns an image that names the kernel family, for the families of `narrows-cuda` |
+//! | `libcublasLt` | matmuls on streams, which overwrite their workspace |
+//! | `libnccl` | collectives among processes and threads of one machine, through files |
+//! | `libcublas` | no functions: it only loads |
 //!
-//! | variable | meaning |
+//! | variable | meaning and default |
 //! |---|---|
-//! | `NARROWS_FAKE_CUDA_SEED` | draws what runs first; its remainder by 4 is a habit (`schedule.cpp`); 0 |
-//! | `NARROWS_FAKE_CUDA_DEVICES` | devices; 1 |
-//! | `NARROWS_FAKE_CUDA_MEMORY` | bytes of each; 4 GiB |
+//! | `NARROWS_FAKE_CUDA_SEED` | draws the order of execution; modulo 4 it is a policy (`scheduler.cpp`); 0 |
+//! | `NARROWS_FAKE_CUDA_DEVICES` | number of devices; 1 |
+//! | `NARROWS_FAKE_CUDA_MEMORY` | bytes of memory per device; 4 GiB |
 //! | `NARROWS_FAKE_CUDA_CAPABILITY` | compute capability; 9.0 |
-//! | `NARROWS_FAKE_CUDA_DRIVER` | the driver's version, as `cuDriverGetVersion` says it; 12090 |
-//! | `NARROWS_FAKE_CUDA_ONE_COLLECTIVE` | 1: a device runs one collective at once, of all communicators |
-//! | `NARROWS_FAKE_CUDA_LOG` | a file that gets a line for everything that runs, and that the host does |
+//! | `NARROWS_FAKE_CUDA_DRIVER` | version that `cuDriverGetVersion` returns; 12090 |
+//! | `NARROWS_FAKE_CUDA_ONE_COLLECTIVE` | 1: a device runs one collective at a time, over all communicators |
+//! | `NARROWS_FAKE_CUDA_LOG` | file that receives a line for every operation and host call |
 //!
-//! A line of the log begins with `process=…`. `run device=0 stream=1 launch norm_bf16_v8` is an operation that is
-//! done; in a graph `graph=3 node=5` stands before its name. `host synchronises`, `host launches graph=3` and
-//! `host captures graph=3 nodes=9` are calls, `failed device=0 result=700` is an error that stays.
+//! A line of the log begins with `process=…`. `run device=0 stream=1 launch norm_bf16_v8` is an operation that has
+//! completed; in a graph `graph=3 node=5` precedes its name. `host synchronises`, `host launches graph=3` and
+//! `host captures graph=3 nodes=9` are host calls; `failed device=0 result=700` is a sticky error.
 
+mod build_unit;
 pub mod child;
 
 use std::path::{Path, PathBuf};
@@ -33,141 +34,118 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::{env, fs, io, thread};
 
-use narrows_cuda::KernelFamily;
-use narrows_cuda::source::{HEADERS, KernelHeader, SHIM};
-use sha2::{Digest, Sha256};
+use narrows_cuda::{KERNEL_HEADERS, KernelFamily, KernelHeader, SHIM_HEADERS};
 
-/// Something that is compiled: a library, or a family of kernels.
-struct SourcePart {
-    /// The file it becomes.
-    name: String,
-    /// Its texts by their names; headers are not compiled by themselves.
-    files: Vec<(String, String)>,
-    flags: Vec<String>,
-    /// Also known by these names.
-    links: &'static [&'static str],
-    /// Whether it calls functions of the driver's stand-in.
-    queues: bool,
-}
+use build_unit::{BuildUnit, digest};
 
-const FLAGS: [&str; 6] = ["-std=c++17", "-fPIC", "-shared", "-Wall", "-Wextra", "-pthread"];
 const DRIVER: &str = "libcuda.so.1";
 
-/// The folder in which all test programs of one target folder share the compiled libraries.
-///
-/// # Panics
-/// When this program is not in a target folder.
-pub fn target_folder() -> PathBuf {
-    let program = env::current_exe().expect("this program");
-    // target/debug/deps/PROGRAM
-    program.ancestors().nth(3).expect("a target folder").to_path_buf()
-}
-
-/// Compiles the libraries and keeps them in a folder, under the hash of their sources: what did not
-/// change is not compiled again. Gives the folder that a loader finds them in.
+/// Compiles the fake libraries and returns the folder that contains them. They are cached in the target folder under a
+/// hash of their sources, so that all test programs of a target folder share them.
 ///
 /// # Errors
-/// When there is no C++ compiler (`$CXX`, or `c++`), or this is not Linux: a reason to skip a test.
+/// The reason to skip a test: there is no C++ compiler (`$CXX`, or `c++`), or the system is not Linux.
 ///
 /// # Panics
-/// When the sources do not compile without a warning, or the folder cannot be written.
-pub fn build(folder: &Path) -> Result<PathBuf, String> {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+/// When the sources do not compile without warnings, the folder cannot be written, or this program is not in a target
+/// folder.
+pub fn build() -> Result<PathBuf, String> {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _guard = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     if !cfg!(target_os = "linux") {
-        return Err("the stand-ins of CUDA's libraries are for Linux".into());
+        return Err("the fake CUDA libraries are for Linux".into());
     }
-    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
-    match Command::new(&compiler).arg("--version").output() {
-        Ok(answer) if answer.status.success() => {}
-        _ => return Err(format!("`{compiler}` is no C++ compiler that runs (set CXX to one)")),
-    }
-    let store = folder.join("fake-cuda");
-    fs::create_dir_all(&store).expect("a folder");
-    let parts = parts();
-    let all = digest(parts.iter().map(|part| part.digest(&compiler)));
+    let compiler = compiler()?;
+    let store = store();
+    let units = library_units();
+    let all = digest(units.iter().map(|unit| unit.digest(&compiler)));
     let libraries = store.join(format!("libraries-{all}"));
     if libraries.exists() {
         return Ok(libraries);
     }
-    let (first, rest) = parts.split_first().expect("the driver");
-    let driver = first.compiled(&compiler, &store, None);
-    let left = Mutex::new(rest.iter());
-    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, |count| count.get().min(4)) {
-            scope.spawn(|| {
-                while let Some(part) = next() {
-                    part.compiled(&compiler, &store, Some(&driver));
-                }
-            });
-        }
-    });
-    // Whole, or not there: another process may look for it.
-    let made = store.join(format!("libraries-{all}-{}", std::process::id()));
-    fs::create_dir_all(&made).expect("a folder");
-    for part in &parts {
-        let file = part.compiled(&compiler, &store, Some(&driver));
-        for name in [part.name.as_str()].iter().chain(part.links) {
-            link(&file, &made.join(name)).expect("a link");
+    let files = compile_all(&compiler, &store, &units);
+    // Renamed when it is complete: another process may look for the folder.
+    let temporary = store.join(format!("libraries-{all}-{}", std::process::id()));
+    fs::create_dir_all(&temporary).expect("a folder");
+    for (unit, file) in units.iter().zip(&files) {
+        for name in [unit.name.as_str()].iter().chain(unit.aliases) {
+            hard_link_or_copy(file, &temporary.join(name)).expect("a link");
         }
     }
-    if fs::rename(&made, &libraries).is_err() {
+    if fs::rename(&temporary, &libraries).is_err() {
         // Another process was faster.
-        fs::remove_dir_all(&made).expect("an own folder");
+        fs::remove_dir_all(&temporary).expect("a temporary folder");
     }
     Ok(libraries)
 }
 
-fn link(file: &Path, at: &Path) -> io::Result<()> {
-    fs::hard_link(file, at).or_else(|_| fs::copy(file, at).map(drop))
+/// Compiles a CUDA source with the shim and returns the shared library of its kernels, whose entry points take the
+/// shim's launches. The kernels of a [`KernelFamily`] share their library with [`build`].
+///
+/// # Errors
+/// As [`build`].
+///
+/// # Panics
+/// As [`build`].
+pub fn compile_kernels(name: &str, source: &str) -> Result<PathBuf, String> {
+    let compiler = compiler()?;
+    Ok(kernel_unit(name, source).compile(&compiler, &store(), None))
 }
 
-fn digest(texts: impl Iterator<Item = impl AsRef<[u8]>>) -> String {
-    let mut hash = Sha256::new();
-    for text in texts {
-        hash.update((text.as_ref().len() as u64).to_le_bytes());
-        hash.update(text);
-    }
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+/// Compiles the kernels of all families.
+///
+/// # Errors
+/// As [`build`].
+///
+/// # Panics
+/// As [`build`].
+pub fn compile_all_kernels() -> Result<(), String> {
+    let units = KernelFamily::ALL.map(|family| kernel_unit(family.name(), family.source()));
+    compile_all(&compiler()?, &store(), &units);
+    Ok(())
 }
 
-impl SourcePart {
-    fn digest(&self, compiler: &str) -> String {
-        let files = self.files.iter().flat_map(|(name, text)| [name.as_str(), text.as_str()]);
-        let flags = FLAGS.into_iter().chain(self.flags.iter().map(String::as_str));
-        digest(files.chain(flags).chain([compiler, self.name.as_str()]))
+fn compiler() -> Result<String, String> {
+    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    match Command::new(&compiler).arg("--version").output() {
+        Ok(answer) if answer.status.success() => Ok(compiler),
+        _ => Err(format!("`{compiler}` is not a working C++ compiler (set CXX to one)")),
     }
+}
 
-    /// The file it becomes, compiled unless it was before.
-    fn compiled(&self, compiler: &str, store: &Path, driver: Option<&Path>) -> PathBuf {
-        let library = store.join(format!("{}-{}", self.digest(compiler), self.name));
-        if library.exists() {
-            return library;
+/// The folder of compiled libraries in the target folder of this program.
+fn store() -> PathBuf {
+    let program = env::current_exe().expect("the path of this program");
+    // target/debug/deps/PROGRAM
+    let target = program.ancestors().nth(3).expect("a target folder");
+    let store = target.join("fake-cuda");
+    fs::create_dir_all(&store).expect("a folder");
+    store
+}
+
+/// Compiles units in parallel, the slowest first, and returns their files in order.
+fn compile_all(compiler: &str, store: &Path, units: &[BuildUnit]) -> Vec<PathBuf> {
+    let driver = units.iter().find(|unit| unit.name == DRIVER);
+    let driver = driver.map(|unit| unit.compile(compiler, store, None));
+    let compile = |unit: &BuildUnit| unit.compile(compiler, store, driver.as_deref());
+    let mut queue: Vec<&BuildUnit> = units.iter().collect();
+    queue.sort_by_key(|unit| unit.bytes());
+    let queue = Mutex::new(queue);
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, |count| count.get().min(4)) {
+            scope.spawn(|| {
+                while let Some(unit) = next() {
+                    compile(unit);
+                }
+            });
         }
-        // In a folder of its own, so that two processes do not meet.
-        let build = store.join(format!("{}-{}", self.name, std::process::id()));
-        fs::create_dir_all(&build).expect("a folder");
-        for (name, text) in &self.files {
-            fs::write(build.join(name), text).expect("a source");
-        }
-        let mut command = Command::new(compiler);
-        command.current_dir(&build).args(FLAGS).args(&self.flags).args(["-o", "made.so"]);
-        let sources = self.files.iter().map(|(name, _)| name);
-        command.args(["-x", "c++"]);
-        command.args(sources.filter(|name| name.ends_with(".cpp") || name.ends_with(".cu")));
-        command.args(["-x", "none", "-ldl"]);
-        if let Some(driver) = driver.filter(|_| self.queues) {
-            command.arg(fs::canonicalize(driver).expect("the driver's library"));
-        }
-        let output = command.output().expect("the compiler runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{compiler} {}: {said}", self.name);
-        assert!(said.is_empty(), "{compiler} warns of {}: {said}", self.name);
-        fs::rename(build.join("made.so"), &library).expect("a library");
-        fs::remove_dir_all(&build).expect("an own folder");
-        library
-    }
+    });
+    units.iter().map(compile).collect()
+}
+
+fn hard_link_or_copy(file: &Path, link: &Path) -> io::Result<()> {
+    fs::hard_link(file, link).or_else(|_| fs::copy(file, link).map(drop))
 }
 
 /// The sources of a library, with the headers it includes.
@@ -177,13 +155,12 @@ macro_rules! files {
     };
 }
 
-/// The driver first: others are linked with it.
-fn parts() -> Vec<SourcePart> {
+fn library_units() -> Vec<BuildUnit> {
     let driver = files!(
-        "work.h",
+        "operation.h",
         "cuda.h",
         "state.h",
-        "schedule.cpp",
+        "scheduler.cpp",
         "device.cpp",
         "memory.cpp",
         "copy.cpp",
@@ -191,62 +168,72 @@ fn parts() -> Vec<SourcePart> {
         "capture.cpp",
         "module.cpp"
     );
-    let mut nvrtc = files!("work.h", "nvrtc.cpp");
-    nvrtc.push(("programs.h".into(), programs()));
+    let mut nvrtc = files!("operation.h", "nvrtc.cpp");
+    nvrtc.push(("programs.h".into(), known_programs()));
     let cublaslt =
-        files!("work.h", "product.h", "product.cpp", "cublaslt.h", "cublaslt.cpp", "matmul.cpp");
+        files!("operation.h", "gemm.h", "gemm.cpp", "cublaslt.h", "cublaslt.cpp", "matmul.cpp");
     let nccl = files!(
-        "work.h",
+        "operation.h",
         "nccl.h",
-        "wire.h",
-        "wire.cpp",
+        "message_files.h",
+        "message_files.cpp",
         "reduce.cpp",
         "collective.cpp",
         "nccl.cpp"
     );
-    let library = |name: &str, files, flags: &[&str], links, queues| {
-        let linked = [&format!("-Wl,-soname,{name}"), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"];
-        let flags = linked.iter().chain(flags).map(|flag| flag.to_string()).collect();
-        SourcePart { name: name.into(), files, flags, links, queues }
+    let library = |name: &str, files, flags: &[&str], aliases, links_driver| {
+        let linker = [&format!("-Wl,-soname,{name}"), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"];
+        let flags = linker.iter().chain(flags).map(|flag| flag.to_string()).collect();
+        BuildUnit { name: name.into(), files, flags, aliases, links_driver }
     };
-    let mut parts = vec![
+    let cublas = files!("operation.h", "cublas.cpp");
+    let mut units = vec![
         library(DRIVER, driver, &["-O2"], &["libcuda.so"], false),
         library("libcublasLt.so.12", cublaslt, &["-O3"], &["libcublasLt.so"], true),
         library("libnccl.so.2", nccl, &["-O2"], &["libnccl.so"], true),
         library("libnvrtc.so.12", nvrtc, &["-O1"], &["libnvrtc.so"], false),
-        library(
-            "libcublas.so.12",
-            files!("work.h", "cublas.cpp"),
-            &["-O1"],
-            &["libcublas.so"],
-            false,
-        ),
+        library("libcublas.so.12", cublas, &["-O1"], &["libcublas.so"], false),
     ];
-    parts.extend(KernelFamily::ALL.map(kernels));
-    parts
+    units.extend(KernelFamily::ALL.map(|family| kernel_unit(family.name(), family.source())));
+    units
 }
 
-fn kernels(family: KernelFamily) -> SourcePart {
-    let headers = HEADERS.into_iter().chain(SHIM);
-    let mut files: Vec<(String, String)> =
-        headers.map(|KernelHeader { name, text }| (name.into(), text.into())).collect();
-    files.push((format!("{}.cu", family.name()), family.text().into()));
-    let flags = ["-O1", "-DNARROWS_SHIM", "-Wno-unknown-pragmas"].map(String::from).into();
-    SourcePart {
-        name: format!("kernels-{}.so", family.name()),
+fn kernel_unit(name: &str, source: &str) -> BuildUnit {
+    let mut files = vec![(format!("{name}.cu"), source.to_owned())];
+    let mut index = 0;
+    while let Some((_, text)) = files.get(index) {
+        for header in included_headers(text) {
+            if files.iter().all(|(name, _)| *name != header.name) {
+                files.push((header.name.into(), header.text.into()));
+            }
+        }
+        index += 1;
+    }
+    let flags = ["-O1", "-fvisibility=hidden", "-DNARROWS_SHIM", "-Wno-unknown-pragmas"];
+    BuildUnit {
+        name: format!("kernels-{name}.so"),
         files,
-        flags,
-        links: &[],
-        queues: false,
+        flags: flags.map(String::from).into(),
+        aliases: &[],
+        links_driver: false,
     }
 }
 
-/// The programs that the stand-in of NVRTC knows, and the hashes of their texts.
-fn programs() -> String {
+/// The kernel and shim headers that a source includes directly.
+fn included_headers(source: &str) -> Vec<KernelHeader> {
+    let lines =
+        source.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'));
+    let names: Vec<&str> = lines.collect();
+    let headers = KERNEL_HEADERS.into_iter().chain(SHIM_HEADERS);
+    headers.filter(|header| names.contains(&header.name)).collect()
+}
+
+/// The header `programs.h`: the programs that the fake NVRTC accepts, with hashes of their sources.
+fn known_programs() -> String {
     let rows = KernelFamily::ALL.map(|family| {
-        let headers = HEADERS.into_iter().flat_map(|header| [header.name, header.text]);
-        // FNV-1a; nvrtc.cpp has the same.
-        let hash = [family.text()]
+        let headers = KERNEL_HEADERS.into_iter().flat_map(|header| [header.name, header.text]);
+        // FNV-1a, as in nvrtc.cpp.
+        let hash = [family.source()]
             .into_iter()
             .chain(headers)
             .flat_map(str::bytes)

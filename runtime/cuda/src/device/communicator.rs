@@ -1,4 +1,4 @@
-//! One of NCCL's communicators, which never blocks.
+//! A non-blocking NCCL communicator.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::ptr;
@@ -12,25 +12,25 @@ use super::super::error::CudaError;
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 
-/// Older NCCL cannot split communicators.
-pub(super) const VERSION_MIN: c_int = 21_800;
+/// The first version that can split communicators.
+pub(super) const NCCL_VERSION_MIN: c_int = 21_800;
 
-/// How often NCCL is asked whether others have come.
-const ASKED_EVERY: Duration = Duration::from_micros(200);
+/// Interval at which the state of NCCL is polled.
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long it is asked without a pause first.
-const SPUN_FOR: Duration = Duration::from_micros(500);
+/// How long the state is polled without pauses at first.
+const SPIN_TIME: Duration = Duration::from_micros(500);
 
-/// What is asked of NCCL when processes meet.
-pub(super) const MEETING: &str = "meeting the others";
+/// The operation of creating the communicator of all processes, in messages.
+pub(super) const JOINING: &str = "joining the other processes";
 
-const SHARED: &str = "; it refuses two processes on one GPU: LOCAL_RANK and CUDA_VISIBLE_DEVICES say which GPU a process \
-    has, and several share one where each is told an NCCL_HOSTID of its own (docs/clusters.md)";
+const SHARED_GPU_HINT: &str = "; it rejects two processes on one GPU: LOCAL_RANK and CUDA_VISIBLE_DEVICES select the GPU of a \
+    process, and processes can share a GPU if each has its own NCCL_HOSTID (docs/clusters.md)";
 
-/// A communicator. It is aborted where it ends before it was given back.
+/// A communicator, aborted on drop.
 pub(super) struct NcclCommunicator {
     pub raw: sys::ncclComm_t,
-    /// What messages call it.
+    /// Name in messages.
     pub title: String,
 }
 
@@ -57,7 +57,7 @@ impl NcclConfig {
         NcclConfig {
             size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
-            version: VERSION_MIN as c_uint,
+            version: NCCL_VERSION_MIN as c_uint,
             blocking: 0,
             cga_cluster_size: undefined,
             min_ctas: undefined,
@@ -68,89 +68,91 @@ impl NcclConfig {
     }
 }
 
-/// What is looked at while NCCL is waited for.
+/// What bounds a wait for NCCL: failures of other processes, and a timeout.
 pub(super) struct WaitContext<'a> {
-    pub cluster: &'a dyn ProcessGroup,
-    pub deadline: Duration,
+    pub processes: &'a dyn ProcessGroup,
+    pub timeout: Duration,
 }
 
 impl NcclCommunicator {
-    pub fn state(&self) -> Result<NcclStatus, NcclError> {
+    pub fn async_state(&self) -> Result<NcclStatus, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator lives, and the state is valid to write.
+        // SAFETY: the communicator is valid, and the state is writable.
         unsafe { sys::ncclCommGetAsyncError(self.raw, &raw mut state) }.result()?;
         state.result()
     }
 
-    /// Waits until NCCL has done what it was asked for.
-    pub fn settle(&self, call: &str, watch: &WaitContext) -> Result<(), RunError> {
-        let begun = Instant::now();
+    /// Waits until NCCL has completed `call`.
+    pub fn wait_until_ready(&self, call: &str, wait_context: &WaitContext) -> Result<(), RunError> {
+        let started = Instant::now();
         loop {
-            match self.state() {
+            match self.async_state() {
                 Ok(NcclStatus::InProgress) => {}
                 Ok(_) => return Ok(()),
-                Err(error) => return Err(self.failed(call, error).into()),
+                Err(error) => return Err(self.error(call, error).into()),
             }
-            // Mostly NCCL only takes a moment to put something on a stream.
-            if begun.elapsed() < SPUN_FOR {
+            // Usually NCCL only needs a moment to enqueue an operation.
+            if started.elapsed() < SPIN_TIME {
                 thread::yield_now();
                 continue;
             }
-            if let Some(gone) = watch.cluster.failure(call) {
-                return Err(gone.into());
+            if let Some(failure) = wait_context.processes.failure(call) {
+                return Err(failure.into());
             }
-            if begun.elapsed() > watch.deadline {
-                let waited = begun.elapsed().as_secs_f64();
-                let said = format!("the other devices did not come within {waited:.0} s");
-                return Err(nccl(&format!("{call}, {}", self.title), said).into());
+            if started.elapsed() > wait_context.timeout {
+                let waited = started.elapsed().as_secs_f64();
+                let message = format!("the other processes did not join within {waited:.0} s");
+                return Err(nccl_error(&format!("{call}, {}", self.title), message).into());
             }
-            thread::sleep(ASKED_EVERY);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    pub fn failed(&self, call: &str, error: NcclError) -> CudaError {
-        // SAFETY: NCCL gives a text that lives until the next error.
+    pub fn error(&self, call: &str, error: NcclError) -> CudaError {
+        // SAFETY: NCCL returns a string that is valid until the next error.
         let last = unsafe {
             let text = sys::ncclGetLastError(self.raw);
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         };
-        let more = last.filter(|text| !text.is_empty()).map(|text| format!(": {text}"));
-        let said = format!("{}{}{}", named(&error), more.unwrap_or_default(), hint(call, &error));
-        nccl(&format!("{call}, {}", self.title), said)
+        let detail = last.filter(|text| !text.is_empty()).map(|text| format!(": {text}"));
+        let message =
+            format!("{}{}{}", error_text(&error), detail.unwrap_or_default(), hint(call, &error));
+        nccl_error(&format!("{call}, {}", self.title), message)
     }
 }
 
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
-        // Destroying would wait for others, who may be gone; when a run ends, nothing is under way.
-        // SAFETY: it lives, and is not used afterwards.
+        // Destroying instead would wait for other processes, which may have failed. At the end of a run no operation
+        // is in flight.
+        // SAFETY: the communicator is valid, and not used afterwards.
         let _ = unsafe { result::comm_abort(self.raw) };
     }
 }
 
-pub(super) fn named(error: &NcclError) -> String {
-    // SAFETY: NCCL gives a text that lives for ever, whatever the number.
+pub(super) fn error_text(error: &NcclError) -> String {
+    // SAFETY: NCCL returns a static string for any value.
     let text = unsafe { sys::ncclGetErrorString(error.0) };
     match text.is_null() {
         true => format!("{:?}", error.0),
-        // SAFETY: it is a text.
+        // SAFETY: the pointer is a C string.
         false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
     }
 }
 
-pub(super) fn failed(call: &str, error: NcclError) -> CudaError {
-    nccl(call, format!("{}{}", named(&error), hint(call, &error)))
+pub(super) fn call_error(call: &str, error: NcclError) -> CudaError {
+    nccl_error(call, format!("{}{}", error_text(&error), hint(call, &error)))
 }
 
-/// What may help, after what NCCL says.
+/// Advice that follows NCCL's message.
 fn hint(call: &str, error: &NcclError) -> &'static str {
     match error.0 {
-        // Where it sees two ranks on one GPU.
-        ncclResult_t::ncclInvalidUsage if call == MEETING => SHARED,
+        // NCCL reports this for two ranks on one GPU.
+        ncclResult_t::ncclInvalidUsage if call == JOINING => SHARED_GPU_HINT,
         _ => "",
     }
 }
 
-pub(super) fn nccl(call: &str, said: String) -> CudaError {
-    CudaError::Nccl { call: call.into(), said, recent: String::new() }
+pub(super) fn nccl_error(call: &str, message: String) -> CudaError {
+    CudaError::Nccl { call: call.into(), message, recent_activity: String::new() }
 }

@@ -1,12 +1,12 @@
-//! NCCL: the communicators of a device, and its collectives and transfers on them.
+//! The NCCL communicators of a device, and its collectives and transfers.
 //!
-//! There is one communicator for each group of the program's collectives, and one for each way of each
-//! border between stages, each split off that of the whole run with streams and buffers of its own: shared
-//! ones would put what is done on one behind what waits on another. A communicator is used on one stream
-//! alone, so what is done on it is done in the order of the calls.
+//! There is one communicator per device group of the program's collectives, and one per direction of each stage
+//! boundary. Each is split off the communicator of all processes with separate streams and buffers: shared ones would
+//! queue the operations of one communicator behind those of another. A communicator is used on one stream only, so
+//! its operations execute in the order of the calls.
 //!
-//! None of them blocks: where NCCL waits for others, it is asked again and again whether they have
-//! come, up to a deadline. Whoever gives up aborts its communicators, so that what the GPU waits for ends.
+//! No call blocks. Where NCCL waits for other processes, its state is polled up to a timeout. A process that gives up
+//! aborts its communicators, which ends the waiting operations on the GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_char, c_int, c_void};
@@ -24,220 +24,238 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program, Reduction};
 
+use super::super::discovery;
 use super::super::error::CudaError;
 use super::super::libraries::CudaLibrary;
-use super::super::machine;
-use super::super::tape::{GroupKey, NcclCollective, P2pOp};
+use super::super::schedule::{GroupKey, NcclCollective, P2pOp, PipelineDirection};
 use super::communicator::{
-    MEETING, NcclCommunicator, NcclConfig, VERSION_MIN, WaitContext, failed, nccl,
+    JOINING, NCCL_VERSION_MIN, NcclCommunicator, NcclConfig, WaitContext, call_error, nccl_error,
 };
 use super::gpu::{DeviceMemory, OpenGpu};
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
 use narrows_runtime::session::MeshCoordinates;
 
-/// Blocks of a GPU that a transfer may take, and a collective. Transfers over different borders must go on
-/// beside each other, and beside a collective, whatever the other devices do first: together they are
-/// fewer than the 108 multiprocessors of an A100, so all are on the GPU at once.
-const BORDER_BLOCKS: c_int = 8;
-const GROUP_BLOCKS: c_int = 32;
+/// Maximum number of thread blocks of a transfer, and of a collective. Transfers over different stage boundaries must
+/// progress concurrently with each other and with a collective, whatever the other devices do first: together they take
+/// fewer blocks than the 108 multiprocessors of an A100, so that all are resident.
+const P2P_BLOCKS_MAX: c_int = 8;
+const COLLECTIVE_BLOCKS_MAX: c_int = 32;
 
-/// How long communicators have to come to their ends.
-const ABORT_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum time for aborting all communicators.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All communicators of a device.
 pub struct NcclCommunicators {
     groups: BTreeMap<GroupKey, NcclCommunicator>,
-    /// By way, onward and back; and by whether this device sends.
-    borders: [[Option<NcclCommunicator>; 2]; 2],
-    whole: NcclCommunicator,
-    deadline: Duration,
+    /// Indexed by direction, then by whether this device sends.
+    stage_links: [[Option<NcclCommunicator>; 2]; 2],
+    world: NcclCommunicator,
+    timeout: Duration,
 }
 
-/// The groups of a program's collectives that have more than one device.
-fn groups(program: &Program) -> BTreeSet<GroupKey> {
+/// The device groups of a program's collectives.
+fn collective_groups(program: &Program) -> BTreeSet<GroupKey> {
     let all = program.instructions();
     all.filter_map(|instr| match &instr.action {
-        Action::Collective(exchange) => {
-            Some(GroupKey { axis: exchange.axis, size: exchange.group.size })
-        }
+        Action::Collective(op) => Some(GroupKey { axis: op.axis, size: op.group.size }),
         _ => None,
     })
     .collect()
 }
 
 impl NcclCommunicators {
-    /// Meets the other processes of a cluster. All must call this at once.
+    /// Creates the communicators. All processes must call this together.
     ///
     /// # Errors
-    /// When NCCL does not load, is too old or fails, or when others do not come before the deadline.
+    /// When NCCL does not load, is too old or fails, or when other processes do not join before the timeout.
     pub fn new(
         gpu: &OpenGpu,
         program: &Program,
-        at: MeshCoordinates,
-        cluster: &dyn ProcessGroup,
-        deadline: Duration,
+        coordinates: MeshCoordinates,
+        processes: &dyn ProcessGroup,
+        timeout: Duration,
     ) -> Result<NcclCommunicators, RunError> {
-        if !machine::loads(CudaLibrary::Nccl) {
-            return Err(CudaError::Absent(CudaLibrary::Nccl).into());
+        if !discovery::library_loads(CudaLibrary::Nccl) {
+            return Err(CudaError::LibraryMissing(CudaLibrary::Nccl).into());
         }
-        let version = result::get_nccl_version().map_err(|e| failed("its version", e))?;
-        if version < VERSION_MIN {
-            let said = format!("version {version} is too old: 2.18 or newer splits communicators");
-            return Err(nccl("its version", said).into());
+        let version = result::get_nccl_version().map_err(|e| call_error("its version", e))?;
+        if version < NCCL_VERSION_MIN {
+            let message = format!("version {version} is too old: splitting needs 2.18 or newer");
+            return Err(nccl_error("its version", message).into());
         }
-        // Whoever fails here tells the others in the agreement.
-        let id = match cluster.rank() {
-            0 => Some(result::get_uniqueid().map_err(|e| failed("a new id", e))?),
+        // A process that fails here tells the others through the agreement.
+        let id = match processes.rank() {
+            0 => Some(result::get_uniqueid().map_err(|e| call_error("creating an id", e))?),
             _ => None,
         };
         let id: Vec<u8> =
             id.map_or(vec![], |id| id.internal.iter().map(|byte| *byte as u8).collect());
-        let id = agree(cluster, id, |mut all| all.swap_remove(0))?;
+        let id = agree(processes, id, |mut all| all.swap_remove(0))?;
         let mut unique = sys::ncclUniqueId { internal: [0; 128] };
         unique.internal.iter_mut().zip(&id).for_each(|(to, byte)| *to = *byte as c_char);
-        gpu.said("its context", gpu.context.bind_to_thread())?;
+        gpu.check("its context", gpu.context.bind_to_thread())?;
         let mesh = program.context.mesh;
         let mut raw = ptr::null_mut();
-        // Nothing is done on it: it is split.
+        // No operation runs on this communicator: it is only split.
         let mut config = NcclConfig::new(1);
-        let (ranks, rank) = (cluster.world_size() as c_int, cluster.rank() as c_int);
-        // SAFETY: all that is pointed to lives, and the config begins with its size.
-        let begun = unsafe {
+        let (ranks, rank) = (processes.world_size() as c_int, processes.rank() as c_int);
+        // SAFETY: all pointers are valid, and the config begins with its size.
+        let started = unsafe {
             let config = (&raw mut config).cast();
             result::comm_init_rank_config(&raw mut raw, ranks, unique, rank, config)
         };
-        begun.map_err(|e| failed(MEETING, e))?;
-        let whole = NcclCommunicator { raw, title: "all devices".into() };
-        let watch = WaitContext { cluster, deadline };
-        whole.settle(MEETING, &watch)?;
-        let mut made = NcclCommunicators {
+        started.map_err(|e| call_error(JOINING, e))?;
+        let world = NcclCommunicator { raw, title: "all devices".into() };
+        let wait_context = WaitContext { processes, timeout };
+        world.wait_until_ready(JOINING, &wait_context)?;
+        let mut communicators = NcclCommunicators {
             groups: BTreeMap::new(),
-            borders: Default::default(),
-            whole,
-            deadline,
+            stage_links: Default::default(),
+            world,
+            timeout,
         };
-        for sharing in groups(program) {
-            let color = in_group(&at, sharing, &mesh).then(|| at.group_index(sharing.axis, &mesh));
-            let title = format!("{} devices over the {} axis", sharing.size, sharing.axis.name());
-            let key = at.position(sharing.axis);
-            let split = made.split((color, key), title, GROUP_BLOCKS, &watch)?;
-            made.groups.extend(split.map(|communicator| (sharing, communicator)));
+        for group_key in collective_groups(program) {
+            let color = is_member(&coordinates, group_key, &mesh)
+                .then(|| coordinates.group_index(group_key.axis, &mesh));
+            let title =
+                format!("{} devices over the {} axis", group_key.size, group_key.axis.name());
+            let key = coordinates.position(group_key.axis);
+            let split =
+                communicators.split((color, key), title, COLLECTIVE_BLOCKS_MAX, &wait_context)?;
+            communicators.groups.extend(split.map(|communicator| (group_key, communicator)));
         }
-        made.meet_neighbours(at, &mesh, &watch)?;
-        Ok(made)
+        communicators.split_stage_links(coordinates, &mesh, &wait_context)?;
+        Ok(communicators)
     }
 
-    /// Splits off a communicator for either way over each border between stages. Borders that share a
-    /// stage are not made at once.
-    fn meet_neighbours(
+    /// Splits off a communicator for each direction of each stage boundary. Boundaries of the same stage are split one
+    /// after the other.
+    fn split_stage_links(
         &mut self,
-        at: MeshCoordinates,
+        coordinates: MeshCoordinates,
         mesh: &Mesh,
-        watch: &WaitContext,
+        wait_context: &WaitContext,
     ) -> Result<(), RunError> {
-        for way in 0..2 {
+        for direction in PipelineDirection::ALL {
             for parity in 0..2.min(mesh.pipeline - 1) {
-                // The border after stage b, for b of this parity.
-                let before = match at.stage % 2 == parity {
-                    true => Some(at.stage),
-                    false => at.stage.checked_sub(1),
+                // The boundary after the stages of this parity.
+                let earlier = match coordinates.stage % 2 == parity {
+                    true => Some(coordinates.stage),
+                    false => coordinates.stage.checked_sub(1),
                 };
-                let before = before.filter(|before| before + 1 < mesh.pipeline);
-                let column = at.group_index(Axis::Pipeline, mesh);
-                let color = before.map(|before| column * mesh.pipeline + before);
-                let title = format!("the way {} over a border", ["onward", "back"][way]);
-                let split = self.split((color, at.stage), title, BORDER_BLOCKS, watch)?;
-                if let (Some(before), Some(communicator)) = (before, split) {
-                    // Onward the earlier stage sends, back the later one.
-                    let sends = (before == at.stage) == (way == 0);
-                    self.borders[way][usize::from(sends)] = Some(communicator);
+                let earlier = earlier.filter(|earlier| earlier + 1 < mesh.pipeline);
+                let column = coordinates.group_index(Axis::Pipeline, mesh);
+                let color = earlier.map(|earlier| column * mesh.pipeline + earlier);
+                let title = match direction {
+                    PipelineDirection::Downstream => "transfers to the next stage",
+                    PipelineDirection::Upstream => "transfers to the previous stage",
+                };
+                let split = self.split(
+                    (color, coordinates.stage),
+                    title.into(),
+                    P2P_BLOCKS_MAX,
+                    wait_context,
+                )?;
+                if let (Some(earlier), Some(communicator)) = (earlier, split) {
+                    // The earlier stage sends downstream, the later one upstream.
+                    let downstream = direction == PipelineDirection::Downstream;
+                    let sends = (earlier == coordinates.stage) == downstream;
+                    self.stage_links[direction.index()][usize::from(sends)] = Some(communicator);
                 }
             }
         }
         Ok(())
     }
 
-    /// Splits off the devices of a colour, in the order of their keys; `None` for those without one.
+    /// Splits off the devices of one colour, ranked by their keys; `None` for devices without a colour.
     fn split(
         &self,
         (color, key): (Option<u64>, u64),
         title: String,
         blocks_max: c_int,
-        watch: &WaitContext,
+        wait_context: &WaitContext,
     ) -> Result<Option<NcclCommunicator>, RunError> {
         /// `NCCL_SPLIT_NOCOLOR`
         const NONE: c_int = -1;
         let mut config = NcclConfig::new(blocks_max);
         let number = color.map_or(NONE, |color| color as c_int);
-        // NCCL writes there when the others have come, which may be after this was given up: it is freed only
-        // where it has settled.
+        // NCCL writes the handle when all processes have joined, possibly after this process has given up. The
+        // memory is therefore freed only once NCCL is ready.
         let slot: *mut sys::ncclComm_t = Box::into_raw(Box::new(ptr::null_mut()));
-        // SAFETY: the communicator lives, as does the place that is written to.
-        let begun = unsafe {
+        // SAFETY: the communicator and the slot are valid.
+        let started = unsafe {
             let config = (&raw mut config).cast();
-            sys::ncclCommSplit(self.whole.raw, number, key as c_int, slot, config)
+            sys::ncclCommSplit(self.world.raw, number, key as c_int, slot, config)
         };
-        begun.result().map_err(|e| failed(&title, e))?;
-        self.whole.settle(&title, watch)?;
-        // SAFETY: it came from a box, and NCCL is done with it.
+        started.result().map_err(|e| call_error(&title, e))?;
+        self.world.wait_until_ready(&title, wait_context)?;
+        // SAFETY: the slot came from a box, and NCCL no longer uses it.
         let raw = *unsafe { Box::from_raw(slot) };
         if color.is_none() || raw.is_null() {
             return Ok(None);
         }
-        let made = NcclCommunicator { raw, title };
-        made.settle("meeting", watch)?;
-        Ok(Some(made))
+        let communicator = NcclCommunicator { raw, title };
+        communicator.wait_until_ready("splitting", wait_context)?;
+        Ok(Some(communicator))
     }
 
-    /// Puts a collective on a stream.
+    /// Enqueues a collective on a stream.
     ///
     /// # Errors
-    /// When NCCL refuses it.
-    pub fn start(
+    /// When NCCL fails.
+    pub fn enqueue_collective(
         &self,
-        joint: &NcclCollective,
+        collective: &NcclCollective,
         arena: &DeviceMemory,
         stream: &CudaStream,
-        cluster: &dyn ProcessGroup,
+        processes: &dyn ProcessGroup,
     ) -> Result<(), RunError> {
-        let Some(communicator) = self.groups.get(&joint.sharing) else {
-            return Err(nccl(joint.kind.name(), "there is no such group".into()).into());
+        let Some(communicator) = self.groups.get(&collective.group_key) else {
+            return Err(nccl_error(
+                collective.kind.name(),
+                "no communicator for its device group".into(),
+            )
+            .into());
         };
         let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
-        let members = joint.sharing.size;
-        let reduction = match joint.reduction {
+        let members = collective.group_key.size;
+        let reduction = match collective.reduction {
             Reduction::Sum => ncclRedOp_t::ncclSum,
             Reduction::Maximum => ncclRedOp_t::ncclMax,
         };
-        let me = self.place(communicator)?;
-        let start = || -> Result<(), NcclError> {
-            for share in &joint.shares {
-                let dtype = match share.dtype {
+        let rank = self.local_rank(communicator)?;
+        let calls = || -> Result<(), NcclError> {
+            for buffer in &collective.buffers {
+                let dtype = match buffer.dtype {
                     DType::Bf16 => ncclDataType_t::ncclBfloat16,
                     DType::U32 => ncclDataType_t::ncclUint32,
                     _ => ncclDataType_t::ncclFloat32,
                 };
-                let width = share.dtype.width();
-                let numbers = (share.bytes() / width) as usize;
-                let part = numbers / members as usize;
+                let width = buffer.dtype.width();
+                let count = (buffer.bytes() / width) as usize;
+                let part = count / members as usize;
                 let part_bytes = part as u64 * width;
-                let (source, target) = (arena.at(share.source.start), arena.at(share.target.start));
-                let own = |base: u64| if share.in_place() { base + me * part_bytes } else { base };
-                // SAFETY: the operands lie in the arena, whose ranges the program was checked for, and
-                // every member has the same program.
+                let (source, target) =
+                    (arena.address(buffer.source.start), arena.address(buffer.target.start));
+                let local_part =
+                    |base: u64| if buffer.in_place() { base + rank * part_bytes } else { base };
+                // SAFETY: the check of the program verified that operands lie within the arena, and all members
+                // execute the same program.
                 unsafe {
-                    match joint.kind {
+                    match collective.kind {
                         CollectiveKind::AllReduce => {
                             let (from, to) = (source as *const c_void, target as *mut c_void);
-                            result::all_reduce(from, to, numbers, dtype, reduction, raw, stream)?;
+                            result::all_reduce(from, to, count, dtype, reduction, raw, stream)?;
                         }
                         CollectiveKind::ReduceScatter => {
-                            let (from, to) = (source as *const c_void, own(target) as *mut c_void);
+                            let (from, to) =
+                                (source as *const c_void, local_part(target) as *mut c_void);
                             result::reduce_scatter(from, to, part, dtype, reduction, raw, stream)?;
                         }
                         CollectiveKind::AllGather => {
-                            let (from, to) = (own(source) as *const c_void, target as *mut c_void);
+                            let (from, to) =
+                                (local_part(source) as *const c_void, target as *mut c_void);
                             result::all_gather(from, to, part, dtype, raw, stream)?;
                         }
                         CollectiveKind::AllToAll => {
@@ -255,108 +273,113 @@ impl NcclCommunicators {
             }
             Ok(())
         };
-        in_group_of_calls(start).map_err(|e| communicator.failed(joint.kind.name(), e))?;
-        communicator.settle(joint.kind.name(), &WaitContext { cluster, deadline: self.deadline })
+        grouped(calls).map_err(|e| communicator.error(collective.kind.name(), e))?;
+        communicator.wait_until_ready(
+            collective.kind.name(),
+            &WaitContext { processes, timeout: self.timeout },
+        )
     }
 
-    /// Puts a transfer on a stream: an operand after the other, from or to these addresses.
+    /// Enqueues a transfer on a stream, with one address per operand.
     ///
     /// # Errors
-    /// When NCCL refuses it.
-    pub fn transfer(
+    /// When NCCL fails.
+    pub fn enqueue_transfer(
         &self,
         transfer: &P2pOp,
         addresses: impl Iterator<Item = u64>,
         stream: &CudaStream,
-        cluster: &dyn ProcessGroup,
+        processes: &dyn ProcessGroup,
     ) -> Result<(), RunError> {
-        let border = &self.borders[transfer.way()][usize::from(transfer.sends)];
-        let Some(communicator) = border else {
-            return Err(nccl(transfer.name(), "there is no such border".into()).into());
+        let link = &self.stage_links[transfer.direction.index()][usize::from(transfer.sends)];
+        let Some(communicator) = link else {
+            return Err(nccl_error(
+                transfer.name(),
+                "no communicator for its stage boundary".into(),
+            )
+            .into());
         };
         let (raw, stream) = (communicator.raw, stream.cu_stream().cast());
-        // Of two stages the other; the earlier is 0.
-        let other = c_int::from(transfer.onward == transfer.sends);
+        // The communicator has two ranks, the earlier stage first.
+        let peer = c_int::from(transfer.peer_is_next_stage());
         let bytes = ncclDataType_t::ncclUint8;
-        let start = || -> Result<(), NcclError> {
+        let calls = || -> Result<(), NcclError> {
             for (address, range) in addresses.zip(&transfer.operands) {
                 let length = (range.end - range.start) as usize;
-                // SAFETY: the callers' memory is as long, and both sides send as much.
+                // SAFETY: the memory at each address has the size of its operand, on both sides.
                 unsafe {
                     if transfer.sends {
                         let from = address as *const c_void;
-                        result::send(from, length, bytes, other, raw, stream)?;
+                        result::send(from, length, bytes, peer, raw, stream)?;
                     } else {
                         let to = address as *mut c_void;
-                        result::recv(to, length, bytes, other, raw, stream)?;
+                        result::recv(to, length, bytes, peer, raw, stream)?;
                     }
                 }
             }
             Ok(())
         };
-        in_group_of_calls(start).map_err(|e| communicator.failed(transfer.name(), e))?;
-        communicator.settle(transfer.name(), &WaitContext { cluster, deadline: self.deadline })
+        grouped(calls).map_err(|e| communicator.error(transfer.name(), e))?;
+        communicator
+            .wait_until_ready(transfer.name(), &WaitContext { processes, timeout: self.timeout })
     }
 
-    /// What any communicator says went wrong since it was asked last.
-    pub fn failure(&self) -> Option<CudaError> {
-        self.all().find_map(|communicator| match communicator.state() {
+    /// An asynchronous error of any communicator.
+    pub fn async_error(&self) -> Option<CudaError> {
+        self.all().find_map(|communicator| match communicator.async_state() {
             Ok(_) => None,
-            Err(error) => Some(communicator.failed("a collective or transfer", error)),
+            Err(error) => Some(communicator.error("a collective or transfer", error)),
         })
     }
 
-    /// Ends all that is under way on any of them; graphs that have parts of it must be destroyed before. All
-    /// are aborted at once, since what one waits for may lie behind another; one that does not come to its end
-    /// is left behind.
+    /// Aborts all operations. Graphs that contain operations must have been destroyed. All communicators are aborted
+    /// concurrently, since one may wait for another; those that do not finish in time are leaked.
     pub fn abort(self) {
-        let NcclCommunicators { groups, borders, whole, .. } = self;
-        let borders = borders.into_iter().flatten().flatten();
-        let all: Vec<NcclCommunicator> =
-            groups.into_values().chain(borders).chain([whole]).collect();
-        let (done, over) = mpsc::channel();
-        let until = Instant::now() + ABORT_WITHIN;
+        let NcclCommunicators { groups, stage_links, world, .. } = self;
+        let links = stage_links.into_iter().flatten().flatten();
+        let all: Vec<NcclCommunicator> = groups.into_values().chain(links).chain([world]).collect();
+        let (sender, aborted) = mpsc::channel();
+        let until = Instant::now() + ABORT_TIMEOUT;
         for communicator in all.into_iter().map(ManuallyDrop::new) {
-            let done = done.clone();
-            let begun = thread::Builder::new().spawn(move || {
+            let sender = sender.clone();
+            let spawned = thread::Builder::new().spawn(move || {
                 drop(ManuallyDrop::into_inner(communicator));
-                let _ = done.send(());
+                let _ = sender.send(());
             });
-            if begun.is_err() {
-                // Without threads nothing is ended that might hang.
+            if spawned.is_err() {
+                // An abort on this thread might hang.
                 return;
             }
         }
-        drop(done);
-        while over.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
+        drop(sender);
+        while aborted.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
     }
 
-    /// One's number in a communicator.
-    fn place(&self, communicator: &NcclCommunicator) -> Result<u64, CudaError> {
-        // SAFETY: the communicator lives.
+    /// Rank of this process in a communicator.
+    fn local_rank(&self, communicator: &NcclCommunicator) -> Result<u64, CudaError> {
+        // SAFETY: the communicator is valid.
         let rank = unsafe { result::comm_user_rank(communicator.raw) };
-        Ok(rank.map_err(|e| communicator.failed("one's place", e))? as u64)
+        Ok(rank.map_err(|e| communicator.error("its rank", e))? as u64)
     }
 
     fn all(&self) -> impl Iterator<Item = &NcclCommunicator> {
-        let borders = self.borders.iter().flatten().flatten();
-        self.groups.values().chain(borders).chain([&self.whole])
+        let links = self.stage_links.iter().flatten().flatten();
+        self.groups.values().chain(links).chain([&self.world])
     }
 }
 
-/// Makes calls in a group, which ends also where one of them fails.
-fn in_group_of_calls(
-    calls: impl FnOnce() -> Result<(), NcclError>,
-) -> Result<NcclStatus, NcclError> {
+/// Makes calls in an NCCL group, which is closed even if one of them fails.
+fn grouped(calls: impl FnOnce() -> Result<(), NcclError>) -> Result<NcclStatus, NcclError> {
     result::group_start()?;
-    let made = calls();
+    let result = calls();
     let ended = result::group_end();
-    made.and(ended)
+    result.and(ended)
 }
 
-/// Whether a device is in a group: of the ends of a pipeline only the first and last stages are.
-fn in_group(at: &MeshCoordinates, sharing: GroupKey, mesh: &Mesh) -> bool {
-    let size = mesh.axis_size(sharing.axis);
-    let along = at.position(sharing.axis);
-    sharing.size == size || along == 0 || along + 1 == size
+/// Whether a device belongs to a group. Groups of two along a longer pipeline axis contain the first and the last
+/// stage.
+fn is_member(coordinates: &MeshCoordinates, group_key: GroupKey, mesh: &Mesh) -> bool {
+    let size = mesh.axis_size(group_key.axis);
+    let position = coordinates.position(group_key.axis);
+    group_key.size == size || position == 0 || position + 1 == size
 }

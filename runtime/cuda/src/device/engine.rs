@@ -1,4 +1,4 @@
-//! A device of a program on a GPU, as a session's engine.
+//! The engine of a session whose device is a GPU.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,166 +15,171 @@ use narrows_plan::program::{Buffer, Program};
 use narrows_plan::{Bytes, CheckedProgram, DType};
 
 use super::super::compile::CubinCache;
+use super::super::discovery;
 use super::super::error::CudaError;
-use super::super::launch::{COEFFICIENTS, LaunchContext, rotary_table};
+use super::super::launch::{LaunchContext, OPTIMIZER_COEFFICIENTS, rotary_table};
 use super::super::libraries::CudaLibrary;
-use super::super::machine;
-use super::super::products::{
-    self, AlgorithmStore, MatmulAlgorithm, MatmulKey, MatmulSetting, Platform,
+use super::super::matmul::{
+    self, AlgorithmStore, MatmulAlgorithm, MatmulContext, MatmulKey, Platform,
 };
-use super::super::tape::{DeviceSchedule, ScheduleItem};
-use super::blas::{CublasLt, MatmulPointers};
+use super::super::schedule::{DeviceSchedule, ScheduleItem};
 use super::communicators::NcclCommunicators;
+use super::cublaslt::{CublasLt, MatmulPointers};
 use super::gpu::{DeviceMemory, OpenGpu};
+use super::graph_executor::{ExecutorResources, GraphExecutor};
 use super::inputs::TokenInputs;
-use super::laps::InstructionTimers;
 use super::modules::{DeviceBuffers, KernelModules};
-use super::player::{ExecutorResources, GraphExecutor};
-use narrows_runtime::DeviceReport;
+use super::timers::InstructionTimers;
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
-use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
+use narrows_runtime::{DeviceReport, InstructionSpan, TimeBreakdown, TimeCategory};
 
 /// How a session uses a GPU.
 #[derive(Clone, Debug)]
 pub struct GpuOptions {
-    /// Which, counted from 0 among those that this process sees.
+    /// Index of the GPU among those that the process sees.
     pub ordinal: u64,
-    /// Whether every step goes instruction by instruction, and no graph is captured.
+    /// Whether instructions are launched one by one in every step, and no graph is captured.
     pub eager: bool,
-    /// Where compiled kernels are kept.
-    pub cubins: PathBuf,
-    /// Where the fastest algorithms of products are kept.
-    pub algorithms: PathBuf,
-    /// How long a GPU that is alone may be at one part of a step before it is given up; of many, the cluster says.
-    pub deadline: Duration,
+    /// Folder of the cubin cache.
+    pub cubin_folder: PathBuf,
+    /// Folder of the files with the fastest matmul algorithms.
+    pub algorithm_folder: PathBuf,
+    /// Maximum time without progress in a step of a single GPU; with several processes, their collective timeout
+    /// applies.
+    pub timeout: Duration,
 }
 
-/// One device, on a GPU.
+/// Executes one device of a program on a GPU.
 struct GpuEngine {
-    subject: Arc<ModelProgram>,
+    model_program: Arc<ModelProgram>,
     device: u64,
-    at: MeshCoordinates,
-    /// Left behind where what is under way on it may never end.
-    player: ManuallyDrop<GraphExecutor>,
+    coordinates: MeshCoordinates,
+    /// Leaked after a failure, since work on the GPU may never end.
+    executor: ManuallyDrop<GraphExecutor>,
     report: DeviceReport,
-    /// Whether somebody wants to see the laps that are taken.
-    keeps_laps: bool,
+    /// Whether spans of instructions are reported.
+    keeps_spans: bool,
 }
 
-/// Allocates a device's arena on a GPU: of a cluster, the device whose number this process has, and
-/// without one the only device of the program. Weights, gradients and moments are zeros. Processes
-/// must make the same calls of the session, in the same order. What the caller may want to be told
-/// is given to `warn`.
+/// Opens a session on a GPU: for the device with the rank of this process or, without a process group, for the
+/// only device of the program. Weights, gradients and moments are zeros. All processes must make the same calls of
+/// the session in the same order. `warn` receives warnings.
 ///
 /// # Errors
-/// When the program is not of this model or for another number of devices, a library does not load, an
+/// When the program belongs to another model or has another number of devices, a library does not load, an
 /// instruction has no kernel, or memory does not suffice.
 pub fn session(
     model: &Model,
     program: CheckedProgram,
     options: &GpuOptions,
-    cluster: Option<Arc<dyn ProcessGroup>>,
+    processes: Option<Arc<dyn ProcessGroup>>,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Session, RunError> {
-    let subject = Arc::new(ModelProgram::new(model, program)?);
-    let devices = subject.program().context.mesh.devices();
-    let device = match &cluster {
-        None if devices > 1 => return Err(CudaError::OneProcess { devices }.into()),
-        Some(cluster) if cluster.world_size() != devices => {
+    let model_program = Arc::new(ModelProgram::new(model, program)?);
+    let devices = model_program.program().context.mesh.devices();
+    let device = match &processes {
+        None if devices > 1 => return Err(CudaError::OneGpuPerProcess { devices }.into()),
+        Some(processes) if processes.world_size() != devices => {
             return Err(RunError::ProcessCountMismatch {
                 devices,
-                processes: cluster.world_size(),
+                processes: processes.world_size(),
             });
         }
-        cluster => cluster.as_ref().map_or(0, |cluster| cluster.rank()),
+        processes => processes.as_ref().map_or(0, |processes| processes.rank()),
     };
-    let opened = GpuEngine::open(subject.clone(), device, options, cluster.clone(), warn);
-    // The others wait in NCCL or for an agreement, and should learn why nobody comes.
-    if let (Err(error), Some(cluster)) = (&opened, &cluster) {
-        error.abort_run(&**cluster);
+    let engine = GpuEngine::open(model_program.clone(), device, options, processes.clone(), warn);
+    // The other processes wait in NCCL or for an agreement; tell them why this one does not join.
+    if let (Err(error), Some(processes)) = (&engine, &processes) {
+        error.abort_run(&**processes);
     }
-    Ok(Session::new(subject, Box::new(opened?), cluster))
+    Ok(Session::new(model_program, Box::new(engine?), processes))
 }
 
 impl GpuEngine {
     fn open(
-        subject: Arc<ModelProgram>,
+        model_program: Arc<ModelProgram>,
         device: u64,
         options: &GpuOptions,
-        cluster: Option<Arc<dyn ProcessGroup>>,
+        processes: Option<Arc<dyn ProcessGroup>>,
         warn: &mut dyn FnMut(&str),
     ) -> Result<GpuEngine, RunError> {
-        let program = subject.program();
-        let at = MeshCoordinates::of_device(device, &program.context.mesh);
-        let stage = &program.stages[at.stage as usize];
+        let program = model_program.program();
+        let coordinates = MeshCoordinates::of_device(device, &program.context.mesh);
+        let stage = &program.stages[coordinates.stage as usize];
         let gpu = OpenGpu::open(options.ordinal)?;
-        let place = LaunchContext {
+        let launch_context = LaunchContext {
             context: &program.context,
             constants: &program.constants,
             stage,
-            tensor: at.tensor,
-            data: at.data,
-            decays: subject.weight_decay_applies(at.stage as usize),
+            tensor: coordinates.tensor,
+            data: coordinates.data,
+            decays: model_program.weight_decay_applies(coordinates.stage as usize),
         };
-        let workspace = products::workspace(gpu.capability);
-        let setting = MatmulSetting { device: &place, tied: program.tied, workspace };
-        let tape = DeviceSchedule::new(&setting, at.stage).map_err(CudaError::from)?;
-        // The largest first: what does not fit is known at once.
+        let workspace = matmul::recommended_workspace(gpu.capability);
+        let matmul_context =
+            MatmulContext { device: &launch_context, tied: program.tied, workspace };
+        let schedule =
+            DeviceSchedule::new(&matmul_context, coordinates.stage).map_err(CudaError::from)?;
+        // The largest allocation first, so that it fails early.
         let arena = DeviceMemory::new(&gpu, "the program's memory", stage.arena.0)?;
-        let memories = memories(&gpu, program, &tape, arena)?;
-        let mut cubins = CubinCache::open(&options.cubins).map_err(CudaError::from)?;
-        let modules = KernelModules::load(&gpu, &tape.kernels(), &mut cubins)?;
-        let mut products = CublasLt::open(&gpu, workspace.0)?;
-        let keys = places(&tape, &memories.arena);
-        let mut store = algorithms(&gpu, &keys, &products, options, warn)?;
-        if let Some(cluster) = &cluster {
-            // Replicas compute the same bits when they use the same algorithms.
-            let found = |key: &MatmulKey| Some((*key, *store.get(key)?));
-            let mine: Vec<_> = keys.keys().filter_map(found).collect();
-            let chosen = agree(&**cluster, mine, first_of_each)?;
+        let buffers = allocate_buffers(&gpu, program, &schedule, arena)?;
+        let mut cubins = CubinCache::open(&options.cubin_folder).map_err(CudaError::from)?;
+        let modules = KernelModules::load(&gpu, &schedule.kernels(), &mut cubins)?;
+        let mut cublaslt = CublasLt::open(&gpu, workspace.0)?;
+        let matmuls = matmul_pointers(&schedule, &buffers.arena);
+        let mut store = select_algorithms(&gpu, &matmuls, &cublaslt, options, warn)?;
+        if let Some(processes) = &processes {
+            // Replicas compute the same bits only with the same algorithms.
+            let stored = |key: &MatmulKey| Some((*key, *store.get(key)?));
+            let local: Vec<_> = matmuls.keys().filter_map(stored).collect();
+            let chosen = agree(&**processes, local, lowest_rank_wins)?;
             chosen.into_iter().for_each(|(key, algorithm)| store.insert(key, algorithm));
         }
-        products.prepare(&gpu, &keys, |key| store.get(key).copied())?;
+        cublaslt.prepare(&gpu, &matmuls, |key| store.get(key).copied())?;
         if let Err(error) = store.save() {
             let path = store.path().display();
-            warn(&format!("{path}: the algorithms of products are not kept: {error}"));
+            warn(&format!("{path}: the algorithms of matmuls cannot be saved: {error}"));
         }
-        let inputs = TokenInputs::new(&gpu, program, at)?;
-        let deadline =
-            cluster.as_ref().map_or(options.deadline, |cluster| cluster.collective_timeout());
-        let others = match cluster {
+        let inputs = TokenInputs::new(&gpu, program, coordinates)?;
+        let timeout =
+            processes.as_ref().map_or(options.timeout, |processes| processes.collective_timeout());
+        let peers = match processes {
             None => None,
-            Some(cluster) => {
-                let met = NcclCommunicators::new(&gpu, program, at, &*cluster, deadline)?;
-                Some((cluster, met))
+            Some(processes) => {
+                let communicators =
+                    NcclCommunicators::new(&gpu, program, coordinates, &*processes, timeout)?;
+                Some((processes, communicators))
             }
         };
-        let set = ExecutorResources { products, memories, inputs, modules, others, deadline };
-        let mut player = GraphExecutor::new(gpu, tape, set, program, at, options.eager)?;
+        let resources = ExecutorResources { cublaslt, buffers, inputs, modules, peers, timeout };
+        let mut executor =
+            GraphExecutor::new(gpu, schedule, resources, program, coordinates, options.eager)?;
         if options.eager {
-            // Beside single launches, events cost little.
-            player.time_instructions()?;
+            // Events add little to the cost of single launches.
+            executor.time_instructions()?;
         }
         let report = DeviceReport::with_arena(Bytes(stage.arena.0));
-        let player = ManuallyDrop::new(player);
-        Ok(GpuEngine { subject, device, at, player, report, keeps_laps: false })
+        let executor = ManuallyDrop::new(executor);
+        Ok(GpuEngine { model_program, device, coordinates, executor, report, keeps_spans: false })
     }
 
-    fn memory(&self) -> &DeviceMemory {
-        &self.player.stage.memories.arena
+    fn arena(&self) -> &DeviceMemory {
+        &self.executor.resources.buffers.arena
     }
 
-    /// Counts what a step did.
-    fn count(&mut self) {
+    /// Counts the instructions and traffic of a step in the report.
+    fn count_step(&mut self) {
         self.report.reset_counts();
-        let tape = &self.player.tape;
-        for leg in tape.turns.iter().flat_map(|turn| &turn.legs) {
-            match leg {
-                ScheduleItem::Piece(piece) => tape.pieces[*piece].count(&mut self.report),
+        let schedule = &self.executor.schedule;
+        for item in schedule.passes.iter().flat_map(|pass| &pass.items) {
+            match item {
+                ScheduleItem::Segment(segment) => {
+                    schedule.segments[*segment].count(&mut self.report)
+                }
                 ScheduleItem::Transfer(transfer) => {
                     self.report.count_instruction(transfer.name());
                     let bytes = Bytes(transfer.bytes());
@@ -188,11 +193,11 @@ impl GpuEngine {
     }
 }
 
-/// What launches point into, besides the arena.
-fn memories(
+/// Allocates the buffers besides the arena.
+fn allocate_buffers(
     gpu: &OpenGpu,
     program: &Program,
-    tape: &DeviceSchedule,
+    schedule: &DeviceSchedule,
     arena: DeviceMemory,
 ) -> Result<DeviceBuffers, CudaError> {
     let rotary = match program.head_dim() {
@@ -203,49 +208,58 @@ fn memories(
         }
     };
     let bytes: &[u8] = bytemuck::cast_slice(&rotary);
-    let memories = DeviceBuffers {
+    let buffers = DeviceBuffers {
         arena,
-        scratch: DeviceMemory::new(gpu, "scratch memory", tape.scratch_bytes)?,
-        rotary: DeviceMemory::new(gpu, "the table of rotations", bytes.len() as u64)?,
-        coefficients: DeviceMemory::new(gpu, "the optimizer's numbers", 4 * COEFFICIENTS)?,
+        scratch: DeviceMemory::new(gpu, "scratch memory", schedule.scratch_bytes)?,
+        rotary: DeviceMemory::new(gpu, "the rotary table", bytes.len() as u64)?,
+        coefficients: DeviceMemory::new(
+            gpu,
+            "the optimizer's coefficients",
+            4 * OPTIMIZER_COEFFICIENTS,
+        )?,
         loss: DeviceMemory::new(gpu, "the loss", 8)?,
     };
-    let written = memories.rotary.write(0..bytes.len() as u64, bytes);
-    gpu.said("the table of rotations", written)?;
-    Ok(memories)
+    let copied = buffers.rotary.write(0..bytes.len() as u64, bytes);
+    gpu.check("the rotary table", copied)?;
+    Ok(buffers)
 }
 
-/// The products of a tape, and a place where each is made.
-fn places(tape: &DeviceSchedule, arena: &DeviceMemory) -> BTreeMap<MatmulKey, MatmulPointers> {
-    let mut keys = BTreeMap::new();
-    for matmul in tape.products() {
-        let places = [matmul.a, matmul.b, matmul.c].map(|at| arena.at(at.offset));
-        keys.entry(matmul.key).or_insert(places);
+/// The matmuls of a schedule, each with the pointers of one occurrence.
+fn matmul_pointers(
+    schedule: &DeviceSchedule,
+    arena: &DeviceMemory,
+) -> BTreeMap<MatmulKey, MatmulPointers> {
+    let mut matmuls = BTreeMap::new();
+    for matmul in schedule.matmuls() {
+        let pointers = [matmul.a, matmul.b, matmul.c].map(|matrix| arena.address(matrix.offset));
+        matmuls.entry(matmul.key).or_insert(pointers);
     }
-    keys
+    matmuls
 }
 
-/// The fastest algorithm of every product: those that are kept, and those that are found now.
-fn algorithms(
+/// The fastest algorithm of every matmul, from the file or selected now.
+fn select_algorithms(
     gpu: &OpenGpu,
-    keys: &BTreeMap<MatmulKey, MatmulPointers>,
-    products: &CublasLt,
+    matmuls: &BTreeMap<MatmulKey, MatmulPointers>,
+    cublaslt: &CublasLt,
     options: &GpuOptions,
     warn: &mut dyn FnMut(&str),
 ) -> Result<AlgorithmStore, CudaError> {
-    let cublaslt = machine::version(CudaLibrary::CublasLt).unwrap_or_default();
-    let platform = Platform { gpu: gpu.name.clone(), cublaslt };
-    let (mut store, unusable) = AlgorithmStore::load(&options.algorithms, platform);
+    let version = discovery::library_version(CudaLibrary::CublasLt).unwrap_or_default();
+    let platform = Platform { gpu: gpu.name.clone(), cublaslt: version };
+    let (mut store, unusable) = AlgorithmStore::load(&options.algorithm_folder, platform);
     if let Some(unusable) = unusable {
         warn(&unusable.to_string());
     }
     let stream = gpu.stream(false)?;
-    products.find(gpu, keys, &mut store, &stream)?;
+    cublaslt.tune(gpu, matmuls, &mut store, &stream)?;
     Ok(store)
 }
 
-/// Of each product the algorithm of the first process that has it.
-fn first_of_each(all: Vec<Vec<(MatmulKey, MatmulAlgorithm)>>) -> Vec<(MatmulKey, MatmulAlgorithm)> {
+/// Merges the algorithms of all processes; for each matmul the lowest rank wins.
+fn lowest_rank_wins(
+    all: Vec<Vec<(MatmulKey, MatmulAlgorithm)>>,
+) -> Vec<(MatmulKey, MatmulAlgorithm)> {
     let mut chosen = BTreeMap::new();
     for (key, algorithm) in all.into_iter().flatten() {
         chosen.entry(key).or_insert(algorithm);
@@ -255,10 +269,10 @@ fn first_of_each(all: Vec<Vec<(MatmulKey, MatmulAlgorithm)>>) -> Vec<(MatmulKey,
 
 impl Drop for GpuEngine {
     fn drop(&mut self) {
-        self.player.let_go();
-        if !self.player.gpu.lost.load(Ordering::Relaxed) {
-            // SAFETY: nothing uses it afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.player) };
+        self.executor.shut_down();
+        if !self.executor.gpu.abandoned.load(Ordering::Relaxed) {
+            // SAFETY: the executor is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.executor) };
         }
     }
 }
@@ -273,30 +287,33 @@ impl Engine for GpuEngine {
     }
 
     fn run_step(&mut self, step: StepRequest) -> Result<LocalStepResult, RunError> {
-        let program = self.subject.program();
-        let played = self.player.play(&step, program, self.at)?;
-        self.count();
-        let program = self.subject.program();
-        let left = DeviceStep {
-            coordinates: self.at,
-            loss: played.loss,
-            gradient_square_sum: played.squares,
+        let program = self.model_program.program();
+        let result = self.executor.run_step(&step, program, self.coordinates)?;
+        self.count_step();
+        let program = self.model_program.program();
+        let device_step = DeviceStep {
+            coordinates: self.coordinates,
+            loss: result.loss,
+            gradient_square_sum: result.squares,
             report: &self.report,
         };
-        let mut share = LocalStepResult::from_devices(program, [left]);
-        let mut parts =
-            self.player.laps.as_ref().map_or(TimeBreakdown::default(), InstructionTimers::parts);
-        // A graph's time is one number.
-        parts.add(TimeCategory::Other, played.time.saturating_sub(parts.total()));
-        share.time_breakdown.add_all(&parts);
-        Ok(share)
+        let mut local = LocalStepResult::from_devices(program, [device_step]);
+        let mut breakdown = self
+            .executor
+            .timers
+            .as_ref()
+            .map_or(TimeBreakdown::default(), InstructionTimers::breakdown);
+        // The time of graphs is not broken down.
+        breakdown.add(TimeCategory::Other, result.time.saturating_sub(breakdown.total()));
+        local.time_breakdown.add_all(&breakdown);
+        Ok(local)
     }
 
     fn read_buffer(&self, _: u64, buffer: &Buffer) -> Result<Cow<'_, [f32]>, RunError> {
         let bytes = buffer.extent.bytes().0;
         let range = buffer.offset..buffer.offset + bytes;
-        let gpu = &self.player.gpu;
-        let read = |into: &mut [u8]| gpu.said("reading weights", self.memory().read(range, into));
+        let gpu = &self.executor.gpu;
+        let read = |into: &mut [u8]| gpu.check("reading weights", self.arena().read(range, into));
         Ok(match buffer.extent.dtype {
             DType::Bf16 => {
                 let mut bits = vec![0_u16; (bytes / 2) as usize];
@@ -304,9 +321,9 @@ impl Engine for GpuEngine {
                 bits.into_iter().map(|bits| bf16::from_bits(bits).to_f32()).collect()
             }
             _ => {
-                let mut numbers = vec![0.0_f32; (bytes / 4) as usize];
-                read(bytemuck::cast_slice_mut(&mut numbers))?;
-                numbers.into()
+                let mut values = vec![0.0_f32; (bytes / 4) as usize];
+                read(bytemuck::cast_slice_mut(&mut values))?;
+                values.into()
             }
         })
     }
@@ -317,45 +334,49 @@ impl Engine for GpuEngine {
         buffer: &Buffer,
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), RunError> {
-        let mut numbers = self.read_buffer(device, buffer)?.into_owned();
-        change(&mut numbers);
+        let mut values = self.read_buffer(device, buffer)?.into_owned();
+        change(&mut values);
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
-        let gpu = &self.player.gpu;
-        let write = |from: &[u8]| gpu.said("writing weights", self.memory().write(range, from));
+        let gpu = &self.executor.gpu;
+        let write = |from: &[u8]| gpu.check("writing weights", self.arena().write(range, from));
         match buffer.extent.dtype {
             DType::Bf16 => {
-                let bits: Vec<u16> = numbers.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
+                let bits: Vec<u16> = values.iter().map(|x| bf16::from_f32(*x).to_bits()).collect();
                 write(bytemuck::cast_slice(&bits))?;
             }
-            _ => write(bytemuck::cast_slice(&numbers))?,
+            _ => write(bytemuck::cast_slice(&values))?,
         }
         Ok(())
     }
 
     fn zero_buffer(&mut self, _: u64, buffer: &Buffer) -> Result<(), RunError> {
         let range = buffer.offset..buffer.offset + buffer.extent.bytes().0;
-        Ok(self.player.gpu.said("zeroing gradients", self.memory().clear(range))?)
+        Ok(self.executor.gpu.check("zeroing gradients", self.arena().zero(range))?)
     }
 
     fn allocated_bytes(&self) -> Vec<u64> {
-        vec![self.memory().bytes()]
+        vec![self.arena().bytes()]
     }
 
     fn scratch_bytes(&self) -> Vec<u64> {
-        vec![self.player.scratch_bytes()]
+        vec![self.executor.scratch_bytes()]
     }
 
     fn record_instruction_spans(&mut self) {
-        // Without events nothing is kept, and steps go on as they did.
-        self.keeps_laps = self.player.time_instructions().is_ok();
+        // Without events there are no spans, and steps run as before.
+        self.keeps_spans = self.executor.time_instructions().is_ok();
     }
 
     fn recording_changes_execution(&self) -> bool {
-        // No graph is replayed while instructions are timed.
-        self.player.laps.is_none()
+        // Graphs are not replayed while instructions are timed.
+        self.executor.timers.is_none()
     }
 
     fn instruction_spans(&self, _: u64) -> &[InstructionSpan] {
-        self.player.laps.as_ref().filter(|_| self.keeps_laps).map_or(&[], InstructionTimers::laps)
+        self.executor
+            .timers
+            .as_ref()
+            .filter(|_| self.keeps_spans)
+            .map_or(&[], InstructionTimers::spans)
     }
 }

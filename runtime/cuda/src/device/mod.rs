@@ -1,25 +1,25 @@
-//! The device itself: a GPU that executes a program.
+//! Execution of a device's schedule on a GPU.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
 //! | `gpu` | a GPU and its memory |
-//! | `modules` | kernels, loaded |
-//! | `blas` | products: descriptors, the fastest algorithms |
-//! | `communicators`, `communicator` | NCCL's groups, collectives, transfers |
-//! | `inputs` | tokens on their way |
-//! | `player` | plays a [`tape`](super::tape), as it is or captured as graphs |
-//! | `laps` | when what ran |
-//! | `engine` | all of it as the engine of a session |
+//! | `modules` | loaded kernels |
+//! | `cublaslt` | matmuls: descriptors and selection of algorithms |
+//! | `communicators`, `communicator` | NCCL communicators, collectives and transfers |
+//! | `inputs` | token ids of a step |
+//! | `graph_executor` | executes a [`schedule`](super::schedule), launch by launch or as captured graphs |
+//! | `timers` | spans of instructions |
+//! | `engine` | the engine of a session |
 #![allow(unsafe_code)]
 
-mod blas;
 mod communicator;
 mod communicators;
+mod cublaslt;
 mod engine;
 mod gpu;
+mod graph_executor;
 mod inputs;
-mod laps;
 mod modules;
-mod player;
+mod timers;
 
 pub use engine::{GpuOptions, session};

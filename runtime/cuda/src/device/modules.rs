@@ -1,4 +1,4 @@
-//! Kernels on a GPU, ready to be launched.
+//! Loaded kernels, and launches with resolved addresses.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -10,18 +10,19 @@ use cudarc::nvrtc::Ptx;
 
 use super::super::compile::CubinCache;
 use super::super::error::CudaError;
-use super::super::launch::{Argument, KernelFamily, Launch, MemorySpace};
+use super::super::kernel_source::KernelFamily;
+use super::super::launch::{Argument, Launch, MemorySpace};
 use super::gpu::{DeviceMemory, OpenGpu};
 
-/// Shared memory that every kernel may have; for more it must be allowed.
-const SHARED_BYTES_ALWAYS: u32 = 48 << 10;
+/// Dynamic shared memory that needs no opt-in, in bytes.
+const SHARED_BYTES_DEFAULT: u32 = 48 << 10;
 
-/// The kernels of a program.
+/// The loaded kernels of a program.
 pub struct KernelModules {
     functions: HashMap<(KernelFamily, String), CudaFunction>,
 }
 
-/// The memories that launches point into.
+/// The GPU memory behind each [`MemorySpace`].
 pub struct DeviceBuffers {
     pub arena: DeviceMemory,
     pub scratch: DeviceMemory,
@@ -31,7 +32,7 @@ pub struct DeviceBuffers {
 }
 
 impl DeviceBuffers {
-    fn of(&self, memory: MemorySpace) -> &DeviceMemory {
+    fn memory(&self, memory: MemorySpace) -> &DeviceMemory {
         match memory {
             MemorySpace::Arena => &self.arena,
             MemorySpace::Scratch => &self.scratch,
@@ -42,27 +43,27 @@ impl DeviceBuffers {
     }
 
     /// Bytes besides the arena.
-    pub fn besides(&self) -> u64 {
+    pub fn auxiliary_bytes(&self) -> u64 {
         let others = [&self.scratch, &self.rotary, &self.coefficients, &self.loss];
         others.iter().map(|memory| memory.bytes()).sum()
     }
 }
 
-/// A launch with its kernel and all addresses.
+/// A launch with a loaded kernel and resolved addresses.
 pub struct ReadyLaunch {
     function: CudaFunction,
     grid: [u32; 3],
     block: [u32; 3],
     shared_bytes: u32,
-    /// The arguments, each in the first bytes of a word of its own.
+    /// Arguments, each in the low bytes of a word.
     arguments: Vec<u64>,
 }
 
 impl KernelModules {
-    /// Compiles and loads kernels, each with the shared memory that it must be allowed.
+    /// Compiles and loads kernels, and opts in to the shared memory that each needs, in bytes.
     ///
     /// # Errors
-    /// When they do not compile, or need more than the GPU has.
+    /// When a kernel does not compile, or needs more shared memory than the GPU has.
     pub fn load(
         gpu: &OpenGpu,
         kernels: &BTreeMap<(KernelFamily, String), u32>,
@@ -74,39 +75,39 @@ impl KernelModules {
             let module = match modules.get(family) {
                 Some(module) => module.clone(),
                 None => {
-                    let cubin = cubins.cubin(*family, gpu.capability, &[])?;
+                    let cubin = cubins.load_or_compile(*family, gpu.capability, &[])?;
                     let loaded = gpu.context.load_module(Ptx::from_binary(cubin.bytes));
-                    let module = gpu.said(&format!("loading {}.cu", family.name()), loaded)?;
+                    let module = gpu.check(&format!("loading {}.cu", family.name()), loaded)?;
                     modules.insert(*family, module.clone());
                     module
                 }
             };
             let call = format!("kernel {name} of {}.cu", family.name());
-            let function = gpu.said(&call, module.load_function(name))?;
+            let function = gpu.check(&call, module.load_function(name))?;
             if *shared_bytes > gpu.shared_bytes_max {
-                let said = format!(
-                    "it takes {shared_bytes} bytes of shared memory, and the GPU has {}",
+                let message = format!(
+                    "it needs {shared_bytes} bytes of shared memory, and the GPU has {}",
                     gpu.shared_bytes_max
                 );
                 let ordinal = gpu.ordinal;
-                return Err(CudaError::Driver { ordinal, call, said, hint: "" });
+                return Err(CudaError::Driver { ordinal, call, message, hint: "" });
             }
-            if *shared_bytes > SHARED_BYTES_ALWAYS {
+            if *shared_bytes > SHARED_BYTES_DEFAULT {
                 let most =
                     CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                gpu.said(&call, function.set_attribute(most, *shared_bytes as i32))?;
+                gpu.check(&call, function.set_attribute(most, *shared_bytes as i32))?;
             }
             functions.insert((*family, name.clone()), function);
         }
         Ok(KernelModules { functions })
     }
 
-    /// A launch, ready; `None` when its kernel was not loaded.
-    pub fn ready(&self, launch: &Launch, memories: &DeviceBuffers) -> Option<ReadyLaunch> {
+    /// Resolves a launch; `None` when its kernel is not loaded.
+    pub fn prepare(&self, launch: &Launch, buffers: &DeviceBuffers) -> Option<ReadyLaunch> {
         let function = self.functions.get(&(launch.family, launch.kernel.clone()))?.clone();
         let argument = |argument: &Argument| match argument {
-            Argument::Memory(span) => memories.of(span.memory).at(span.begin),
-            Argument::Absent => 0,
+            Argument::Pointer(span) => buffers.memory(span.memory).address(span.begin),
+            Argument::Null => 0,
             Argument::U32(value) => u64::from(*value),
             Argument::U64(value) => *value,
             Argument::F32(value) => u64::from(value.to_bits()),
@@ -122,14 +123,14 @@ impl KernelModules {
 }
 
 impl ReadyLaunch {
-    /// Puts it on a stream.
-    pub fn start(&self, stream: CUstream) -> Result<(), DriverError> {
-        // Machines of big ends would need the last bytes; CUDA runs on none.
+    /// Enqueues the launch on a stream.
+    pub fn enqueue(&self, stream: CUstream) -> Result<(), DriverError> {
+        // Assumes little-endian words; CUDA runs on no other hosts.
         let mut arguments: Vec<*mut c_void> =
             self.arguments.iter().map(|word| std::ptr::from_ref(word).cast_mut().cast()).collect();
         let [grid, block] = [self.grid, self.block].map(|[x, y, z]| (x, y, z));
-        // SAFETY: the kernel has these arguments, which tests hold against its declaration, and
-        // touches nothing but the operands, which `bounds` counts. Arguments are copied in the call.
+        // SAFETY: the arguments match the kernel's declaration, which tests verify, and the kernel accesses only
+        // its operands, which `bounds_check` verifies. The call copies the arguments.
         unsafe {
             result::launch_kernel(
                 self.function.cu_function(),

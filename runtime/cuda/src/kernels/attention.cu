@@ -1,23 +1,23 @@
-// Causal flash attention: no matrix of scores is ever in memory. The mathematics are those of
-// cpu/kernels/attention/mod.rs; powers are of two, with scores times scale·log₂e.
+// Causal flash attention: the score matrix is never stored. The formulas are those of
+// cpu/kernels/attention/mod.rs, with powers of two and scores multiplied by scale·log₂e.
 //
-// Kernels for bf16 are on tensor cores with f32 sums, those for f32 are plain sums. A kernel is named
-// for the features of its tiles, and takes heads of as many or fewer; rows of all matrices are tokens,
-// and every head begins at a multiple of 16 bytes. Where that is not so, the kernels named `_v1` access
-// one number at a time, in plain sums also for bf16. A block works on one head of one sequence, blockIdx is (tile, head, sequence), and tiles with the most work
-// come first.
+// bf16 kernels use tensor cores with f32 accumulation, f32 kernels use FMAs. The suffix of a kernel's name
+// is the width of its tiles: it takes heads of as many features or fewer, each aligned to 16 bytes. The
+// kernels named `_v1` take any alignment; they access one element at a time and use FMAs also for bf16.
+// Rows of all matrices are tokens. A block computes one tile of one head of one sequence: blockIdx is
+// (tile, head, sequence), and the tiles with the most work come first.
 //
-// Keys later than a query are masked, and with them all that lie beyond the last token: a query
-// that exists is before them.
+// Keys after a query are masked. That also masks keys beyond the last token, since they come after every
+// query.
 #include "attention_backward.cuh"
 #include "attention_forward.cuh"
-#include "attention_plain.cuh"
+#include "attention_scalar.cuh"
 
-// What backward needs of each query besides: log-sum-exp for powers of two, and D = Σ dout⊙out.
-// They are [sequences, heads, padded, 2], with as many tokens of a sequence as whole tiles have; those
-// that do not exist have a log-sum-exp of ∞, which makes their probabilities zero.
+// Statistics of each query for the backward pass: the log-sum-exp in base 2, and D = Σ dout⊙out. Shape
+// [sequences, heads, padded, 2], where `padded` is the length rounded up to whole tiles. Padding tokens have
+// a log-sum-exp of ∞, so that their probabilities are zero.
 template <class T, int V, int W>
-DEVICE void sum_rows(const T* out, const T* dout, const float* lse, float* sums, u32 length,
+DEVICE void query_statistics(const T* out, const T* dout, const float* lse, float* sums, u32 length,
                      u32 heads, u32 width, u32 stride, u32 padded) {
     constexpr u32 LANES = W / V < 32 ? W / V : 32;
     const u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
@@ -43,8 +43,9 @@ DEVICE void sum_rows(const T* out, const T* dout, const float* lse, float* sums,
     }
 }
 
-// Of the keys that a device holds, those of `heads/group` heads are attended to, the first of them
-// being `used`. q, k and v begin with what is attended to, dk and dv with what is held.
+// `group` query heads share a key head. A device may hold more key heads than its queries attend to: those
+// attended to are `heads/group` heads from head `used` on. q, k and v point to the heads attended to, dk and
+// dv to all heads of the device.
 #define ATTENTION(T, V, Forward, Backward, W, blocks, name)                                    \
     KERNEL(THREADS, blocks, attention_##name, const T* q, const T* k, const T* v, T* out,      \
            float* lse, u32 length, u32 heads, u32 group, u32 width, u32 q_stride,              \
@@ -59,7 +60,7 @@ DEVICE void sum_rows(const T* out, const T* dout, const float* lse, float* sums,
     }                                                                                          \
     KERNEL(256, 4, attention_sums_##name, const T* out, const T* dout, const float* lse,       \
            float* sums, u32 length, u32 heads, u32 width, u32 stride, u32 padded) {            \
-        sum_rows<T, V, W>(out, dout, lse, sums, length, heads, width, stride, padded);         \
+        query_statistics<T, V, W>(out, dout, lse, sums, length, heads, width, stride, padded); \
     }                                                                                          \
     KERNEL(THREADS, blocks, attention_dq_##name, const T* q, const T* k, const T* v,           \
            const T* dout, const float* sums, T* dq, u32 length, u32 heads, u32 group,          \
@@ -76,7 +77,7 @@ DEVICE void sum_rows(const T* out, const T* dout, const float* lse, float* sums,
         head.length = length;                                                                  \
         head.width = width;                                                                    \
         head.scale = scale;                                                                    \
-        head.queries(rows, kv, sums, dq + token * q_stride + query, q_stride);                 \
+        head.query_gradients(rows, kv, sums, dq + token * q_stride + query, q_stride);         \
     }                                                                                          \
     KERNEL(THREADS, blocks, attention_dkv_##name, const T* q, const T* k, const T* v,          \
            const T* dout, const float* sums, T* dk, T* dv, u32 length, u32 heads, u32 group,   \
@@ -95,22 +96,22 @@ DEVICE void sum_rows(const T* out, const T* dout, const float* lse, float* sums,
         head.length = length;                                                                  \
         head.width = width;                                                                    \
         head.scale = scale;                                                                    \
-        head.keys(rows, others, sums, padded, is_used ? group : 0, dk, dv);                    \
+        head.key_value_gradients(rows, others, sums, padded, is_used ? group : 0, dk, dv);     \
     }
 template <int W>
-using PlainF32 = Plain<float, 4, W>;
+using VectorF32 = ScalarAttention<float, 4, W>;
 template <int W>
-using SingleF32 = Plain<float, 1, W>;
+using UnalignedF32 = ScalarAttention<float, 1, W>;
 template <int W>
-using SingleBf16 = Plain<bf16, 1, W>;
+using UnalignedBf16 = ScalarAttention<bf16, 1, W>;
 
 ATTENTION(bf16, 8, Forward, Backward, 32, 3, bf16_w32)
 ATTENTION(bf16, 8, Forward, Backward, 64, 3, bf16_w64)
 ATTENTION(bf16, 8, Forward, Backward, 128, 2, bf16_w128)
-ATTENTION(bf16, 1, SingleBf16, SingleBf16, 32, 4, bf16_w32_v1)
-ATTENTION(bf16, 1, SingleBf16, SingleBf16, 256, 2, bf16_w256_v1)
-ATTENTION(float, 4, PlainF32, PlainF32, 32, 4, f32_w32)
-ATTENTION(float, 4, PlainF32, PlainF32, 64, 4, f32_w64)
-ATTENTION(float, 4, PlainF32, PlainF32, 128, 3, f32_w128)
-ATTENTION(float, 1, SingleF32, SingleF32, 32, 4, f32_w32_v1)
-ATTENTION(float, 1, SingleF32, SingleF32, 256, 2, f32_w256_v1)
+ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 32, 4, bf16_w32_v1)
+ATTENTION(bf16, 1, UnalignedBf16, UnalignedBf16, 256, 2, bf16_w256_v1)
+ATTENTION(float, 4, VectorF32, VectorF32, 32, 4, f32_w32)
+ATTENTION(float, 4, VectorF32, VectorF32, 64, 4, f32_w64)
+ATTENTION(float, 4, VectorF32, VectorF32, 128, 3, f32_w128)
+ATTENTION(float, 1, UnalignedF32, UnalignedF32, 32, 4, f32_w32_v1)
+ATTENTION(float, 1, UnalignedF32, UnalignedF32, 256, 2, f32_w256_v1)

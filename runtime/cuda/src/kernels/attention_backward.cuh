@@ -1,11 +1,11 @@
-// Backward goes twice over the tiles, so that every sum has one order: a block has 64 rows, 16 a warp,
-// and sums over the tiles of the others. For dq the rows are queries, the others keys; for dk and dv the
-// rows are keys, the others the queries of all heads that share them. Then
-// P = 2^(scale·log₂e·q·kᵀ − lse), dS = P⊙(dout·vᵀ − D), or their transposes, stay in registers, and
-// are the left operands of dq = dS·k, dv = Pᵀ·dout and dk = dSᵀ·q. The scale comes last.
+// Flash attention backward on tensor cores. The probabilities are computed twice, in one kernel for dq and
+// in one for dk and dv, so that every sum has one order. A block has 64 rows, 16 per warp, and loops over
+// tiles of the other side. For dq the rows are queries and the others keys; for dk and dv the rows are keys
+// and the others the queries of all heads that share them. P = 2^(scale·log₂e·q·kᵀ − lse) and
+// dS = P⊙(dout·vᵀ − D), or their transposes, stay in registers and are the left operands of dq = dS·k,
+// dv = Pᵀ·dout and dk = dSᵀ·q. The scale is applied last.
 //
-// The rows are in registers; the others' tiles take turns in two places of shared memory, one copied
-// while the other is used.
+// The rows are in registers; the tiles of the others are double-buffered in shared memory.
 #pragma once
 #include "attention.cuh"
 
@@ -13,22 +13,22 @@ constexpr u32 ROWS = 64;
 
 template <int W>
 struct Backward {
-    // Columns of a product that are made at a time: with two sums fewer.
-    static constexpr u32 OF_QUERIES = 64, OF_KEYS = 32;
-    // Numbers of the two matrices' tiles.
+    // Columns of the others per mma pass. The dk/dv kernel has two accumulators, so it takes fewer.
+    static constexpr u32 DQ_COLUMNS = 64, DKV_COLUMNS = 32;
+    // Elements of one buffer: a tile of each of the two matrices.
     static constexpr u32 TILES = 2 * ROWS * W;
 
     u32 length, width;
     float scale;
     u32 a[2][W / 16][4];
 
-    DEVICE void begin_both(bf16* tiles, const Pair<bf16>& of, u32 first, u32 rows) const {
-        begin_tile<W, ROWS>(tiles, of.first, of.first_stride, width, first, rows);
-        begin_tile<W, ROWS>(tiles + ROWS * W, of.second, of.second_stride, width, first, rows);
+    DEVICE void start_both_copies(bf16* tiles, const Pair<bf16>& of, u32 first, u32 rows) const {
+        start_tile_copy<W, ROWS>(tiles, of.first, of.first_stride, width, first, rows);
+        start_tile_copy<W, ROWS>(tiles + ROWS * W, of.second, of.second_stride, width, first, rows);
     }
 
-    // The rows, from the tiles in which they have arrived.
-    DEVICE void take_rows(const bf16* tiles, u32 row) {
+    // Loads the rows into registers from the tiles they were copied to.
+    DEVICE void load_rows(const bf16* tiles, u32 row) {
         const u32 lane = threadIdx.x % 32;
 #pragma unroll
         for (u32 of = 0; of < 2; of++) {
@@ -39,11 +39,11 @@ struct Backward {
         }
     }
 
-    // x and y: the rows' products with COLUMNS others, from `other` on.
+    // x and y: products of the rows of the first and the second matrix with COLUMNS others, from `other` on.
     template <u32 COLUMNS>
     DEVICE void multiply_rows(float (&x)[COLUMNS / 8][4], float (&y)[COLUMNS / 8][4],
                               const bf16* tiles, u32 other) const {
-        const u32 lane = thread_anew() % 32;
+        const u32 lane = opaque_thread_index() % 32;
 #pragma unroll
         for (u32 step = 0; step < u32(W / 16); step++) {
 #pragma unroll
@@ -57,11 +57,11 @@ struct Backward {
         }
     }
 
-    // sums += left·others, the others from `other` on.
+    // sums += left·others for the COLUMNS others from `other` on.
     template <u32 COLUMNS>
-    static DEVICE void add_product(float (&sums)[W / 8][4], const u32 (&left)[COLUMNS / 16][4],
+    static DEVICE void accumulate(float (&sums)[W / 8][4], const u32 (&left)[COLUMNS / 16][4],
                                    const bf16* tile, u32 other) {
-        const u32 lane = thread_anew() % 32;
+        const u32 lane = opaque_thread_index() % 32;
 #pragma unroll
         for (u32 step = 0; step < COLUMNS / 16; step++) {
 #pragma unroll
@@ -73,15 +73,15 @@ struct Backward {
         }
     }
 
-    DEVICE void queries(Pair<bf16> rows, Pair<bf16> others, const float* statistics, bf16* dq,
+    DEVICE void query_gradients(Pair<bf16> rows, Pair<bf16> others, const float* statistics, bf16* dq,
                         u32 stride) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
         const u32 number = gridDim.x - 1 - blockIdx.x, first = number * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-        begin_both(tiles, rows, first, length);
+        start_both_copies(tiles, rows, first, length);
         end_copy_group();
-        begin_both(tiles + TILES, others, 0, length);
+        start_both_copies(tiles + TILES, others, 0, length);
         end_copy_group();
         float lse[2], d[2];
 #pragma unroll
@@ -93,7 +93,7 @@ struct Backward {
         }
         wait_for_copies<1>();
         __syncthreads();
-        take_rows(tiles, row);
+        load_rows(tiles, row);
 
         const float factor = scale * LOG2_E;
         float sums[W / 8][4] = {};
@@ -102,14 +102,14 @@ struct Backward {
             wait_for_copies<0>();
             __syncthreads();
             if (tile < number) {
-                begin_both(tiles + tile % 2 * TILES, others, (tile + 1) * ROWS, length);
+                start_both_copies(tiles + tile % 2 * TILES, others, (tile + 1) * ROWS, length);
             }
             end_copy_group();
-            float x[OF_QUERIES / 8][4] = {}, y[OF_QUERIES / 8][4] = {};
-            multiply_rows<OF_QUERIES>(x, y, here, 0);
-            u32 ds[OF_QUERIES / 16][4];
+            float x[DQ_COLUMNS / 8][4] = {}, y[DQ_COLUMNS / 8][4] = {};
+            multiply_rows<DQ_COLUMNS>(x, y, here, 0);
+            u32 ds[DQ_COLUMNS / 16][4];
 #pragma unroll
-            for (u32 n = 0; n < OF_QUERIES / 8; n++) {
+            for (u32 n = 0; n < DQ_COLUMNS / 8; n++) {
 #pragma unroll
                 for (u32 at = 0; at < 4; at++) {
                     const u32 half = at / 2, key = n * 8 + lane % 4 * 2 + at % 2;
@@ -119,7 +119,7 @@ struct Backward {
                 }
                 if (n % 2 == 1) pack_left(ds[n / 2], x[n - 1], x[n]);
             }
-            add_product<OF_QUERIES>(sums, ds, here, 0);
+            accumulate<DQ_COLUMNS>(sums, ds, here, 0);
         }
         wait_for_copies<0>();
         __syncthreads();
@@ -128,60 +128,59 @@ struct Backward {
         store_rows<W, 16>(dq, stride, width, tiles, row, first, length);
     }
 
-    // The keys of `group` heads; zeros where that is none. Gradients have the
-    // strides of their matrices. A head's queries are `width` columns after those
-    // of the one before.
-    DEVICE void keys(Pair<bf16> rows, Pair<bf16> others, const float* statistics, u32 padded,
-                     u32 group, bf16* dk, bf16* dv) {
+    // dk and dv of the keys that `group` query heads share; zeros where `group` is 0. Gradients have the
+    // strides of their matrices. The queries of consecutive heads are `width` columns apart.
+    DEVICE void key_value_gradients(Pair<bf16> rows, Pair<bf16> others, const float* statistics,
+                                    u32 padded, u32 group, bf16* dk, bf16* dv) {
         DYNAMIC_SHARED(memory);
         bf16* const tiles = reinterpret_cast<bf16*>(memory);
-        float* const of_others = memory + TILES;
+        float* const other_statistics = memory + TILES;
         const u32 number = blockIdx.x, first = number * ROWS;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16;
-        // Which queries are copied next. Counted, not divided from the turn: that takes registers.
-        u32 head = 0, tile = number, begun = 0;
-        const auto begin = [&] {
-            const u32 query = tile * ROWS, place = begun++ % 2;
-            begin_both(tiles + place * TILES, others.further(head * width), query, length);
+        // The next queries to copy. Deriving them from `round` by a division would take registers.
+        u32 head = 0, tile = number, started = 0;
+        const auto start_next_copy = [&] {
+            const u32 query = tile * ROWS, buffer = started++ % 2;
+            start_both_copies(tiles + buffer * TILES, others.advanced_by(head * width), query, length);
             if (threadIdx.x < ROWS / 2) {
                 const float* from = statistics + (u64(head) * padded + query) * 2;
-                begin_copy(of_others + place * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
+                start_copy(other_statistics + buffer * ROWS * 2 + threadIdx.x * 4, from + threadIdx.x * 4, true);
             }
             if (++tile == gridDim.x) {
                 tile = number;
                 head++;
             }
         };
-        begin_both(tiles + TILES, rows, first, group ? length : 0);
+        start_both_copies(tiles + TILES, rows, first, group ? length : 0);
         end_copy_group();
-        if (group) begin();
+        if (group) start_next_copy();
         end_copy_group();
         wait_for_copies<1>();
         __syncthreads();
-        take_rows(tiles + TILES, row);
+        load_rows(tiles + TILES, row);
 
         const float factor = scale * LOG2_E;
         float of_k[W / 8][4] = {}, of_v[W / 8][4] = {};
-        const u32 each = gridDim.x - number;
-        for (u32 turn = 0; turn < each * group; turn++) {
-            const bf16* const here = tiles + turn % 2 * TILES;
-            const float* const numbers = of_others + turn % 2 * ROWS * 2;
-            const bool masked = turn % each == 0;
+        const u32 tiles_per_head = gridDim.x - number;
+        for (u32 round = 0; round < tiles_per_head * group; round++) {
+            const bf16* const here = tiles + round % 2 * TILES;
+            const float* const here_statistics = other_statistics + round % 2 * ROWS * 2;
+            const bool masked = round % tiles_per_head == 0;
             wait_for_copies<0>();
             __syncthreads();
-            if (head < group) begin();
+            if (head < group) start_next_copy();
             end_copy_group();
 #pragma unroll
-            for (u32 query = 0; query < ROWS; query += OF_KEYS) {
-                if (masked && query + OF_KEYS <= row) continue;
-                float x[OF_KEYS / 8][4] = {}, y[OF_KEYS / 8][4] = {};
-                multiply_rows<OF_KEYS>(x, y, here, query);
-                u32 p[OF_KEYS / 16][4], ds[OF_KEYS / 16][4];
+            for (u32 query = 0; query < ROWS; query += DKV_COLUMNS) {
+                if (masked && query + DKV_COLUMNS <= row) continue;
+                float x[DKV_COLUMNS / 8][4] = {}, y[DKV_COLUMNS / 8][4] = {};
+                multiply_rows<DKV_COLUMNS>(x, y, here, query);
+                u32 p[DKV_COLUMNS / 16][4], ds[DKV_COLUMNS / 16][4];
 #pragma unroll
-                for (u32 n = 0; n < OF_KEYS / 8; n++) {
+                for (u32 n = 0; n < DKV_COLUMNS / 8; n++) {
                     const u32 column = query + n * 8 + lane % 4 * 2;
                     float both[4];
-                    load(numbers + column * 2, both);
+                    load(here_statistics + column * 2, both);
 #pragma unroll
                     for (u32 at = 0; at < 4; at++) {
                         const bool later = masked && row + at / 2 * 8 + lane / 4 > column + at % 2;
@@ -194,8 +193,8 @@ struct Backward {
                         pack_left(ds[n / 2], y[n - 1], y[n]);
                     }
                 }
-                add_product<OF_KEYS>(of_v, p, here + ROWS * W, query);
-                add_product<OF_KEYS>(of_k, ds, here, query);
+                accumulate<DKV_COLUMNS>(of_v, p, here + ROWS * W, query);
+                accumulate<DKV_COLUMNS>(of_k, ds, here, query);
             }
         }
         wait_for_copies<0>();

@@ -1,8 +1,8 @@
-// Forward: 128 queries a block, 32 a warp, by tiles of 64 keys.
+// Flash attention forward on tensor cores: 128 queries per block, 32 per warp, over tiles of 64 keys.
 //
-// Keys and values have one tile each in shared memory: values are copied while scores are made, the
-// next keys while probabilities meet the values. A warp has 32 rows and not 16, so that what it loads
-// from shared memory serves two products each.
+// Keys and values have one tile each in shared memory. Values are copied while scores are computed, and the
+// next keys while probabilities are multiplied with the values. A warp has 32 rows instead of 16, so that
+// every load from shared memory serves two mma instructions.
 #pragma once
 #include "attention.cuh"
 
@@ -23,8 +23,8 @@ struct Forward {
         const u32 tiles = (min(first + QUERIES, length) - 1) / KEYS + 1;
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 32;
 
-        begin_tile<W, QUERIES>(queries, q, q_stride, width, first, length);
-        begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, width, 0, length);
+        start_tile_copy<W, QUERIES>(queries, q, q_stride, width, first, length);
+        start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, 0, length);
         end_copy_group();
 
         float sums[2][W / 8][4] = {};
@@ -34,32 +34,32 @@ struct Forward {
 
         for (u32 tile = 0; tile < tiles; tile++) {
             const u32 key = tile * KEYS;
-            // No row of a warp whose last comes before the keys sees any.
-            const bool seen = key <= first + row + 31;
+            // A warp whose last query precedes the tile attends to none of its keys.
+            const bool visible = key <= first + row + 31;
             wait_for_copies<0>();
             __syncthreads();
-            begin_tile<W, KEYS>(values, kv.second, kv.second_stride, width, key, length);
+            start_tile_copy<W, KEYS>(values, kv.second, kv.second_stride, width, key, length);
             end_copy_group();
             float scores[2][KEYS / 8][4] = {};
-            if (seen) multiply_keys(scores, queries, keys, row);
+            if (visible) multiply_keys(scores, queries, keys, row);
             wait_for_copies<0>();
             __syncthreads();
             if (tile + 1 < tiles) {
-                begin_tile<W, KEYS>(keys, kv.first, kv.first_stride, width, key + KEYS, length);
+                start_tile_copy<W, KEYS>(keys, kv.first, kv.first_stride, width, key + KEYS, length);
             }
             end_copy_group();
-            if (!seen) continue;
-            // Packed at once: beside the sums there are no registers for both forms.
+            if (!visible) continue;
+            // Packed immediately: registers do not suffice for both forms beside the accumulators.
             u32 p[2][KEYS / 16][4];
 #pragma unroll
             for (u32 m = 0; m < 2; m++) {
                 const u32 query = first + row + m * 16 + lane / 4;
                 if (key + KEYS - 1 > first + row) {
-                    // A barrier keeps this a branch, which most tiles do not take.
+                    // The barrier keeps this a branch, which most tiles skip.
                     __syncwarp();
                     mask(scores[m], query, key + lane % 4 * 2);
                 }
-                soften(scores[m], sums[m], maxima[m], totals[m]);
+                update_softmax(scores[m], sums[m], maxima[m], totals[m]);
 #pragma unroll
                 for (u32 n = 0; n < KEYS / 16; n++) {
                     pack_left(p[m][n], scores[m][n * 2], scores[m][n * 2 + 1]);
@@ -80,16 +80,16 @@ struct Forward {
                     lse[u64(query) * heads] = maxima[m][half] * scale + logf(total);
                 }
             }
-            // The rows of the queries in shared memory are this warp's alone.
+            // Only this warp uses these rows of the query tile.
             put_rows<W>(queries, row + m * 16, sums[m], inverse);
         }
         store_rows<W, 32>(out, out_stride, width, queries, row, first, length);
     }
 
-    // Scores before their scale.
+    // Unscaled scores q·kᵀ.
     static DEVICE void multiply_keys(float (&scores)[2][KEYS / 8][4], const bf16* queries,
                                      const bf16* keys, u32 row) {
-        const u32 lane = thread_anew() % 32;
+        const u32 lane = opaque_thread_index() % 32;
 #pragma unroll(W > 64 ? 2 : 1)
         for (u32 step = 0; step < u32(W / 16); step++) {
             u32 a[2][4];
@@ -118,10 +118,10 @@ struct Forward {
         }
     }
 
-    // Scores become e^(score − maximum), and what was made of earlier keys is brought to the new
-    // maximum. A row's first tile has a key that it sees, so that no maximum stays −∞.
-    DEVICE void soften(float (&scores)[KEYS / 8][4], float (&sums)[W / 8][4], float (&maxima)[2],
-                       float (&totals)[2]) const {
+    // Online softmax: scores become e^(score − maximum), and the sums over earlier keys are rescaled to the
+    // new maximum. Every row attends to a key of its first tile, so that no maximum stays −∞.
+    DEVICE void update_softmax(float (&scores)[KEYS / 8][4], float (&sums)[W / 8][4],
+                               float (&maxima)[2], float (&totals)[2]) const {
         const float factor = scale * LOG2_E;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
@@ -130,7 +130,7 @@ struct Forward {
             for (u32 n = 0; n < KEYS / 8; n++) {
                 maximum = fmaxf(maximum, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
             }
-            maximum = over_quad<Larger>(maximum);
+            maximum = over_quad<Maximum>(maximum);
             const float shrink = power_of_two((maxima[half] - maximum) * factor);
             const float offset = maximum * factor;
             float total = totals[half] * shrink;
@@ -154,7 +154,7 @@ struct Forward {
 
     static DEVICE void multiply_values(float (&sums)[2][W / 8][4],
                                        const u32 (&p)[2][KEYS / 16][4], const bf16* values) {
-        const u32 lane = thread_anew() % 32;
+        const u32 lane = opaque_thread_index() % 32;
 #pragma unroll
         for (u32 step = 0; step < KEYS / 16; step++) {
 #pragma unroll

@@ -1,16 +1,15 @@
-// What a latent that crosses between blocks passes through: φ of a LayerNorm, and the tensor gate.
-// The closed forms of cpu/kernels/layer_norm.rs and tensor_gate.rs.
+// Latent crossings: LayerNorm with activation φ, and the tensor gate. The formulas are those of
+// cpu/kernels/layer_norm.rs and tensor_gate.rs.
 #include "activation.cuh"
 #include "reduce.cuh"
 
-struct Normal {
-    float mean, inverse;
+struct RowMoments {
+    float mean, inverse_deviation;
 };
 
-// Mean and 1/√(variance + ε) of a row; the variance is that of the centred numbers. All threads of
-// the block call it.
+// Mean and 1/√(variance + ε) of a row, in two passes. All threads of the block must call this.
 template <class T, int V>
-DEVICE Normal normal_of(const T* v, bool live, u32 columns, float epsilon) {
+DEVICE RowMoments row_moments(const T* v, bool live, u32 columns, float epsilon) {
     float sum = 0.0f;
     if (live) {
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
@@ -33,13 +32,13 @@ DEVICE Normal normal_of(const T* v, bool live, u32 columns, float epsilon) {
     return {mean, 1.0f / sqrtf(over_row<Sum>(squares) / float(columns) + epsilon)};
 }
 
-// z = φ(γ⊙x̂ + β); the weights are γ, then β.
+// z = φ(γ⊙x̂ + β), with x̂ the normalised row; `weights` is γ followed by β.
 template <class T, int V>
 DEVICE void layer_norm(const T* v, const T* weights, T* z, u32 rows, u32 columns, float epsilon,
                        u32 phi) {
     const RowTeam team = row_team(rows);
     v += team.row * columns;
-    const Normal by = normal_of<T, V>(v, team.live, columns, epsilon);
+    const RowMoments moments = row_moments<T, V>(v, team.live, columns, epsilon);
     if (!team.live) return;
     z += team.row * columns;
     each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
@@ -50,17 +49,17 @@ DEVICE void layer_norm(const T* v, const T* weights, T* z, u32 rows, u32 columns
         load(weights + columns + column, bias);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const float u = (values[i] - by.mean) * by.inverse * scale[i] + bias[i];
+            const float u = (values[i] - moments.mean) * moments.inverse_deviation * scale[i] + bias[i];
             values[i] = phi ? silu(u) : u;
         }
         store(z + column, values);
     });
 }
 
-// dv = (e − mean(e) − x̂·mean(e⊙x̂))/√…, with e = γ⊙du; this block's summands of dγ and dβ go to
-// `parts`, [blocks, 2·columns]. Block b takes rows b, b + blocks, ….
+// dv = (e − mean(e) − x̂·mean(e⊙x̂))/√(variance + ε), with e = γ⊙du. The block's partial sums of dγ and dβ
+// go to `parts`, [blocks, 2·columns]. Block b takes rows b, b + blocks, ….
 template <class T, int V>
-DEVICE void layer_norm_back(const T* dz, const T* v, const T* weights, T* dv, float* parts,
+DEVICE void layer_norm_backward(const T* dz, const T* v, const T* weights, T* dv, float* parts,
                             u32 rows, u32 columns, float epsilon, u32 phi) {
     DYNAMIC_SHARED(dscale);
     float* const dbias = dscale + columns;
@@ -73,10 +72,10 @@ DEVICE void layer_norm_back(const T* dz, const T* v, const T* weights, T* dv, fl
     for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
         const T *of_v = v + row * columns, *of_dz = dz + row * columns;
         T* const of_dv = dv + row * columns;
-        const Normal by = normal_of<T, V>(of_v, true, columns, epsilon);
+        const RowMoments moments = row_moments<T, V>(of_v, true, columns, epsilon);
         float e_sum = 0.0f, along = 0.0f;
-        // x̂, du and e are made twice: what is kept in dv would be rounded.
-        const auto make = [&](u32 column, auto& x, auto& du, auto& scale) {
+        // x̂, du and e are computed twice: storing them in dv in between would round them.
+        const auto recompute = [&](u32 column, auto& x, auto& du, auto& scale) {
             constexpr int COUNT = sizeof(x) / sizeof(float);
             float bias[COUNT];
             load(of_v + column, x);
@@ -85,14 +84,14 @@ DEVICE void layer_norm_back(const T* dz, const T* v, const T* weights, T* dv, fl
             load(weights + columns + column, bias);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                x[i] = (x[i] - by.mean) * by.inverse;
-                if (phi) du[i] *= silu_slope(x[i] * scale[i] + bias[i]);
+                x[i] = (x[i] - moments.mean) * moments.inverse_deviation;
+                if (phi) du[i] *= silu_derivative(x[i] * scale[i] + bias[i]);
             }
         };
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
             constexpr int COUNT = decltype(number)::value;
             float x[COUNT], du[COUNT], scale[COUNT], sums[COUNT];
-            make(column, x, du, scale);
+            recompute(column, x, du, scale);
             load(dbias + column, sums);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) sums[i] += du[i];
@@ -111,10 +110,10 @@ DEVICE void layer_norm_back(const T* dz, const T* v, const T* weights, T* dv, fl
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto number, u32 column) {
             constexpr int COUNT = decltype(number)::value;
             float x[COUNT], du[COUNT], scale[COUNT];
-            make(column, x, du, scale);
+            recompute(column, x, du, scale);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
-                du[i] = (du[i] * scale[i] - e_mean - x[i] * along) * by.inverse;
+                du[i] = (du[i] * scale[i] - e_mean - x[i] * along) * moments.inverse_deviation;
             }
             store(of_dv + column, du);
         });
@@ -136,19 +135,19 @@ DEVICE void layer_norm_back(const T* dz, const T* v, const T* weights, T* dv, fl
     }                                                                                          \
     KERNEL(256, 4, latent_norm_backward_##ending, const T* dz, const T* v, const T* weights,   \
            T* dv, float* parts, u32 rows, u32 columns, float epsilon, u32 phi) {               \
-        layer_norm_back<T, V>(dz, v, weights, dv, parts, rows, columns, epsilon, phi);         \
+        layer_norm_backward<T, V>(dz, v, weights, dv, parts, rows, columns, epsilon, phi);         \
     }
 EACH_FORMAT(LAYER_NORM)
 
-// The tensor gate takes four tokens at a time: in shared memory each element of a token's matrix is
-// a float4, one number of each token, so that one access serves four products.
-DEVICE float4 plus(float4 sum, float by, float4 x) {
-    return {sum.x + by * x.x, sum.y + by * x.y, sum.z + by * x.z, sum.w + by * x.w};
+// The tensor gate processes four tokens at a time: in shared memory each matrix element is a float4 with one
+// value per token, so that one access serves four multiplications.
+DEVICE float4 multiply_add(float4 sum, float factor, float4 x) {
+    return {sum.x + factor * x.x, sum.y + factor * x.y, sum.z + factor * x.z, sum.w + factor * x.w};
 }
 
 DEVICE float dot(float4 x, float4 y) { return x.x * y.x + x.y * y.y + x.z * y.z + x.w * y.w; }
 
-// Elements [0, count) of four tokens, zeros beyond the last token.
+// Loads elements [0, count) of four tokens; zeros beyond the last token.
 template <class T>
 DEVICE void load_tokens(const T* from, float4* to, u64 first, u32 tokens, u32 count) {
     const u32 left = tokens - u32(first);
@@ -160,13 +159,13 @@ DEVICE void load_tokens(const T* from, float4* to, u64 first, u32 tokens, u32 co
     }
 }
 
-// `made(at)` for the elements of four tokens, to memory; added to what is there with `add`.
-template <class T, class Made>
-DEVICE void store_tokens(T* to, u64 first, u32 tokens, u32 count, u32 add, Made made) {
+// Stores `element(at)` for the elements of four tokens; with `add` it is added to the previous value.
+template <class T, class Element>
+DEVICE void store_tokens(T* to, u64 first, u32 tokens, u32 count, u32 add, Element element) {
     const u32 left = tokens - u32(first);
     to += first * count;
     for (u32 at = threadIdx.x; at < count; at += blockDim.x) {
-        const float4 four = made(at);
+        const float4 four = element(at);
         const float values[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (u32 token = 0; token < 4; token++) {
@@ -183,14 +182,14 @@ DEVICE void times_right(const float4* h, const float* v, float4* t, u32 a, u32 b
     for (u32 at = threadIdx.x; at < a * b; at += blockDim.x) {
         const u32 i = at / b, n = at - i * b;
         float4 sum = {};
-        for (u32 j = 0; j < b; j++) sum = plus(sum, v[j * b + n], h[i * b + j]);
+        for (u32 j = 0; j < b; j++) sum = multiply_add(sum, v[j * b + n], h[i * b + j]);
         t[at] = sum;
     }
 }
 
-// g = Uᵀ·H·V for each token; the weights are U [a, a], then V [b, b].
+// g = Uᵀ·H·V for each token; `weights` is U [a, a] followed by V [b, b].
 template <class T>
-DEVICE void tensor_gates(const T* h, const T* weights, T* g, u32 tokens, u32 a, u32 b) {
+DEVICE void tensor_gate(const T* h, const T* weights, T* g, u32 tokens, u32 a, u32 b) {
     DYNAMIC_SHARED(memory);
     const u32 features = a * b, parameters = a * a + b * b;
     float4* const of_h = reinterpret_cast<float4*>(memory);
@@ -207,17 +206,17 @@ DEVICE void tensor_gates(const T* h, const T* weights, T* g, u32 tokens, u32 a, 
         store_tokens(g, first, tokens, features, 0, [&](u32 at) {
             const u32 m = at / b, n = at - m * b;
             float4 sum = {};
-            for (u32 i = 0; i < a; i++) sum = plus(sum, u[i * a + m], t[i * b + n]);
+            for (u32 i = 0; i < a; i++) sum = multiply_add(sum, u[i * a + m], t[i * b + n]);
             return sum;
         });
     }
 }
 
-// With T = H·V and dT = U·dg: dh (+)= dT·Vᵀ, dU = Σ T·dgᵀ, dV = Σ Hᵀ·dT. This block's summands of
-// dU and dV go to `parts`, [blocks, a² + b²]. Where neighbouring lanes would read the same bank, each
-// begins its sum at another place.
+// With T = H·V and dT = U·dg: dh (+)= dT·Vᵀ, dU = Σ T·dgᵀ, dV = Σ Hᵀ·dT. The block's partial sums of dU and
+// dV go to `parts`, [blocks, a² + b²]. Where neighbouring lanes would read the same bank, each starts its
+// sum at another index.
 template <class T>
-DEVICE void tensor_gates_back(const T* dg, const T* h, const T* weights, T* dh, float* parts,
+DEVICE void tensor_gate_backward(const T* dg, const T* h, const T* weights, T* dh, float* parts,
                               u32 tokens, u32 a, u32 b, u32 add) {
     DYNAMIC_SHARED(memory);
     const u32 features = a * b, parameters = a * a + b * b;
@@ -250,7 +249,7 @@ DEVICE void tensor_gates_back(const T* dg, const T* h, const T* weights, T* dh, 
         for (u32 at = threadIdx.x; at < features; at += blockDim.x) {
             const u32 i = at / b, n = at - i * b;
             float4 sum = {};
-            for (u32 m = 0; m < a; m++) sum = plus(sum, u[i * a + m], of_dg[m * b + n]);
+            for (u32 m = 0; m < a; m++) sum = multiply_add(sum, u[i * a + m], of_dg[m * b + n]);
             t[at] = sum;
         }
         __syncthreads();
@@ -264,7 +263,7 @@ DEVICE void tensor_gates_back(const T* dg, const T* h, const T* weights, T* dh, 
             const u32 i = at / b, j = at - i * b;
             float4 sum = {};
             for (u32 step = 0, n = j; step < b; step++, n = n + 1 < b ? n + 1 : 0) {
-                sum = plus(sum, v[j * b + n], t[i * b + n]);
+                sum = multiply_add(sum, v[j * b + n], t[i * b + n]);
             }
             return sum;
         });
@@ -277,11 +276,11 @@ DEVICE void tensor_gates_back(const T* dg, const T* h, const T* weights, T* dh, 
 #define TENSOR_GATE(T, ending)                                                                 \
     KERNEL(256, 4, tensor_gate_##ending, const T* h, const T* weights, T* g, u32 tokens,       \
            u32 a, u32 b) {                                                                     \
-        tensor_gates<T>(h, weights, g, tokens, a, b);                                          \
+        tensor_gate<T>(h, weights, g, tokens, a, b);                                           \
     }                                                                                          \
     KERNEL(256, 4, tensor_gate_backward_##ending, const T* dg, const T* h, const T* weights,   \
            T* dh, float* parts, u32 tokens, u32 a, u32 b, u32 add) {                           \
-        tensor_gates_back<T>(dg, h, weights, dh, parts, tokens, a, b, add);                    \
+        tensor_gate_backward<T>(dg, h, weights, dh, parts, tokens, a, b, add);                 \
     }
 TENSOR_GATE(bf16, bf16_v1)
 TENSOR_GATE(float, f32_v1)

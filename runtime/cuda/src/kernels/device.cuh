@@ -1,8 +1,7 @@
-// What every kernel is written with: number formats, kernels and shared memory as macros, and
-// memory access in vectors. No header of CUDA is needed, so NVRTC alone compiles the kernels.
+// Definitions that every kernel uses: element formats, macros for kernels and shared memory, and
+// vectorised memory access. No CUDA header is included, so that NVRTC alone compiles the kernels.
 //
-// With NARROWS_SHIM the same sources are compiled by a C++ compiler and run on processors
-// (../shim/shim.h).
+// With NARROWS_SHIM a C++ compiler compiles the same sources to run on the CPU (../shim/shim.h).
 #pragma once
 
 using u16 = unsigned short;
@@ -12,15 +11,15 @@ using u64 = unsigned long long;
 #ifdef NARROWS_SHIM
 #include "shim.h"
 #else
-// A kernel by the name that the launch table calls it. The compiler may use as many registers as
-// let `blocks` blocks of `threads` threads run on a multiprocessor.
+// Declares a kernel under the name by which launch/ refers to it. Registers are limited so that `blocks`
+// blocks of `threads` threads fit on a multiprocessor.
 #define KERNEL(threads, blocks, name, ...) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
-// An array of the block, `SHARED(float[32], parts);`.
+// A statically sized array in shared memory: `SHARED(float[32], parts);`.
 #define SHARED(type, name)     \
     using name##_array = type; \
     __shared__ __align__(16) name##_array name
-// The memory of the block whose size the launch says.
+// The dynamic shared memory of the block; the launch sets its size.
 #define DYNAMIC_SHARED(name)                             \
     extern __shared__ float4 narrows_dynamic_shared[];   \
     float* const name = reinterpret_cast<float*>(narrows_dynamic_shared)
@@ -39,7 +38,7 @@ DEVICE float widen(float x) { return x; }
 #ifdef NARROWS_SHIM
 using shim::round_to_bf16;
 #else
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 DEVICE u16 round_to_bf16(float x) {
     u16 bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
@@ -58,7 +57,7 @@ DEVICE bf16 narrow<bf16>(float x) {
     return bf16{round_to_bf16(x)};
 }
 
-// What one access to memory moves.
+// The integer type that one memory access of BYTES bytes moves.
 template <int BYTES>
 struct Word;
 template <>
@@ -84,7 +83,7 @@ union Packed {
     T of[COUNT];
 };
 
-// COUNT numbers from memory that is aligned to all of them, or to 16 bytes.
+// Loads COUNT elements as f32. `from` is aligned to min(COUNT·sizeof(T), 16) bytes.
 template <class T, int COUNT>
 DEVICE void load(const T* from, float (&to)[COUNT]) {
     constexpr int each = sizeof(T) * COUNT > 16 ? 16 / sizeof(T) : COUNT;
@@ -98,6 +97,7 @@ DEVICE void load(const T* from, float (&to)[COUNT]) {
     }
 }
 
+// Stores COUNT f32 values as T, with the alignment of `load`.
 template <class T, int COUNT>
 DEVICE void store(T* to, const float (&from)[COUNT]) {
     constexpr int each = sizeof(T) * COUNT > 16 ? 16 / sizeof(T) : COUNT;
@@ -111,7 +111,7 @@ DEVICE void store(T* to, const float (&from)[COUNT]) {
     }
 }
 
-// COUNT numbers as they are.
+// Copies COUNT elements unchanged.
 template <class T, int COUNT>
 DEVICE void copy(const T* from, T* to) {
     using Piece = typename Word<sizeof(T) * COUNT>::type;
@@ -123,9 +123,8 @@ struct Count {
     static constexpr int value = COUNT;
 };
 
-// Calls `body(Count<V>, column)` for the vectors of a row that are this lane's, then
-// `body(Count<1>, column)` for what is left where V does not divide the columns. A lane meets the
-// same columns in every call.
+// Calls `body(Count<V>, column)` for this lane's vectors of a row, then `body(Count<1>, column)` for its
+// elements of the tail where V does not divide `columns`. A lane visits the same columns in every call.
 template <int V, class Body>
 DEVICE void each(u32 columns, u32 lane, u32 lanes, Body body) {
     const u32 whole = columns / V * V;
@@ -135,9 +134,9 @@ DEVICE void each(u32 columns, u32 lane, u32 lanes, Body body) {
     }
 }
 
-// The same over memory without rows, whose numbers may exceed 32 bits, for all threads of the grid.
+// The same for a flat array that all threads of the grid share; `elements` may exceed 32 bits.
 template <int V, class Body>
-DEVICE void each_of_all(u64 elements, Body body) {
+DEVICE void each_element(u64 elements, Body body) {
     const u64 first = u64(blockIdx.x) * blockDim.x + threadIdx.x;
     const u64 threads = u64(gridDim.x) * blockDim.x;
     const u64 vectors = elements / V;
@@ -147,8 +146,8 @@ DEVICE void each_of_all(u64 elements, Body body) {
     }
 }
 
-// The row that a thread works on. A block is (lanes of a row, rows); all its threads stay until the
-// end, since they meet at barriers, and `live` says whether there is such a row.
+// The row that a thread works on. A block is (lanes per row, rows). Threads beyond the last row have
+// `live` false and must not return before the last barrier.
 struct RowTeam {
     u64 row;
     bool live;
@@ -160,7 +159,7 @@ DEVICE RowTeam row_team(u32 rows) {
     return {row, row < rows, threadIdx.x, blockDim.x};
 }
 
-// All numbers a macro is called for: a name's ending, the format, and how many in a vector.
+// Instantiates `call(format, vector width, name suffix)` for every format.
 #define EACH_FORMAT(call)   \
     call(bf16, 8, bf16_v8)  \
     call(bf16, 1, bf16_v1)  \

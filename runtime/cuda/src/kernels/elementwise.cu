@@ -1,18 +1,9 @@
-// Sums, zeros and changes of format, over memory without rows; and the sum of what blocks left.
+// Element-wise sums and fills of flat arrays, and the reduction of the partial sums of blocks.
 #include "reduce.cuh"
 
-template <class From, class To, int V>
-DEVICE void cast_all(const From* from, To* to, u64 elements) {
-    each_of_all<V>(elements, [&](auto count, u64 at) {
-        float values[decltype(count)::value];
-        load(from + at, values);
-        store(to + at, values);
-    });
-}
-
 template <class T, int V>
-DEVICE void add_all(const T* x, const T* y, T* sum, u64 elements) {
-    each_of_all<V>(elements, [&](auto count, u64 at) {
+DEVICE void add_elements(const T* x, const T* y, T* sum, u64 elements) {
+    each_element<V>(elements, [&](auto count, u64 at) {
         constexpr int COUNT = decltype(count)::value;
         float of_x[COUNT], of_y[COUNT];
         load(x + at, of_x);
@@ -25,30 +16,20 @@ DEVICE void add_all(const T* x, const T* y, T* sum, u64 elements) {
 
 #define SUMS(T, V, ending)                                                              \
     KERNEL(256, 4, add_##ending, const T* x, const T* y, T* sum, u64 elements) {        \
-        add_all<T, V>(x, y, sum, elements);                                             \
+        add_elements<T, V>(x, y, sum, elements);                                        \
     }                                                                                   \
     KERNEL(256, 4, add_into_##ending, const T* x, T* sum, u64 elements) {               \
-        add_all<T, V>(x, sum, sum, elements);                                           \
+        add_elements<T, V>(x, sum, sum, elements);                                      \
     }                                                                                   \
     KERNEL(256, 4, fill_##ending, T* to, u64 elements) {                                \
-        each_of_all<V>(elements, [&](auto count, u64 at) {                              \
+        each_element<V>(elements, [&](auto count, u64 at) {                              \
             const float zeros[decltype(count)::value] = {};                             \
             store(to + at, zeros);                                                      \
         });                                                                             \
     }
 EACH_FORMAT(SUMS)
 
-#define CASTS(V, ending)                                                                     \
-    KERNEL(256, 4, cast_f32_to_bf16_##ending, const float* from, bf16* to, u64 elements) {   \
-        cast_all<float, bf16, V>(from, to, elements);                                        \
-    }                                                                                        \
-    KERNEL(256, 4, cast_bf16_to_f32_##ending, const bf16* from, float* to, u64 elements) {   \
-        cast_all<bf16, float, V>(from, to, elements);                                        \
-    }
-CASTS(8, v8)
-CASTS(1, v1)
-
-// into[c] += the sum of parts[p, c] over p, in the order of p mod 8, then p. A block is (32, 8).
+// into[c] += Σ_p parts[p, c]. The order of additions is by p mod 8, then p. A block is (32, 8).
 KERNEL(256, 4, sum_parts, const float* parts, float* into, u32 count, u32 columns) {
     SHARED(float[8][32], sums);
     const u32 column = blockIdx.x * 32 + threadIdx.x;

@@ -1,9 +1,9 @@
-// The embedding: rows of the table, and the sum of gradients into them.
+// The embedding: gather of table rows, and scatter-add of their gradients.
 //
-// The table is [table_rows, columns], from token id `first`; other tokens are another device's.
-// Gradients are added token by token in the order of their places, whatever the device does: the
-// tokens are sorted first, and one row of blocks sums all rows of one token. A thread sorts by
-// counting how many tokens belong before its own: tokens² comparisons of a few instructions each.
+// The table is [table_rows, columns] and begins at token id `first`; other tokens belong to another device.
+// The scatter-add is deterministic: tokens are sorted first, and one row of blocks sums all gradient rows of
+// one token in the order of their positions. Each thread finds the rank of its token by counting the tokens
+// before it: tokens² comparisons of a few instructions each.
 #include "reduce.cuh"
 
 template <class T, int V>
@@ -11,7 +11,7 @@ DEVICE void gather_rows(const u32* tokens, const T* table, T* out, u32 rows, u32
                         u32 table_rows) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
-    const u32 at = tokens[team.row] - first;  // Below `first` this is beyond every table.
+    const u32 at = tokens[team.row] - first;  // Wraps around below `first`, beyond every table.
     const T* from = table + u64(at) * columns;
     out += team.row * columns;
     each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
@@ -25,37 +25,37 @@ DEVICE void gather_rows(const u32* tokens, const T* table, T* out, u32 rows, u32
     });
 }
 
-// order[k] is the k-th token's place, sorted by id, then place; runs[k] is how many tokens are equal
-// to it from there on if it is the first of them, else 0.
+// order[k] is the position of the k-th token, sorted by id, then position. runs[k] is the length of the run
+// of equal tokens that begins at k, or 0 where no run begins.
 KERNEL(256, 4, scatter_order, const u32* tokens, u32* order, u32* runs, u32 count) {
-    SHARED(u32[1024], some);
-    const u32 mine = blockIdx.x * blockDim.x + threadIdx.x;
-    const u32 token = mine < count ? tokens[mine] : 0;
+    SHARED(u32[1024], window);
+    const u32 position = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 token = position < count ? tokens[position] : 0;
     u32 before = 0, equal_before = 0, equal_after = 0;
     for (u32 begin = 0; begin < count; begin += 1024) {
         const u32 end = min(count - begin, 1024u);
         __syncthreads();
-        for (u32 at = threadIdx.x; at < end; at += blockDim.x) some[at] = tokens[begin + at];
+        for (u32 at = threadIdx.x; at < end; at += blockDim.x) window[at] = tokens[begin + at];
         __syncthreads();
-        // How many of these come before mine.
-        const u32 earlier = mine > begin ? min(mine - begin, end) : 0;
+        // How many tokens of the window precede this thread's.
+        const u32 earlier = position > begin ? min(position - begin, end) : 0;
         for (u32 at = 0; at < earlier; at++) {
-            before += some[at] < token;
-            equal_before += some[at] == token;
+            before += window[at] < token;
+            equal_before += window[at] == token;
         }
         for (u32 at = earlier; at < end; at++) {
-            before += some[at] < token;
-            equal_after += some[at] == token;
+            before += window[at] < token;
+            equal_after += window[at] == token;
         }
     }
-    if (mine < count) {
-        const u32 place = before + equal_before;
-        order[place] = mine;
-        runs[place] = equal_before == 0 ? equal_after : 0;
+    if (position < count) {
+        const u32 rank = before + equal_before;
+        order[rank] = position;
+        runs[rank] = equal_before == 0 ? equal_after : 0;
     }
 }
 
-// Block (k, y): the y-th piece of the columns for the tokens that are equal to the k-th in order.
+// Block (k, y) sums the y-th slice of the columns for the run of tokens that begins at k.
 template <class T, int V>
 DEVICE void scatter_rows(const u32* tokens, const u32* order, const u32* runs, const T* dy,
                          float* dtable, u32 columns, u32 first, u32 table_rows) {

@@ -1,11 +1,11 @@
-// The product of gate and up: gate⊙up (CoLA), or SiLU(gate)⊙up (SwiGLU).
+// Gated product: gate⊙up (CoLA), or SiLU(gate)⊙up (SwiGLU).
 //
-// All are [rows, columns]; rows of gate, up and their gradients begin a stride apart, since both
-// may be columns of one matrix.
+// All operands are [rows, columns]. Rows of gate, up and their gradients have a stride, since both may be
+// columns of one matrix.
 #include "activation.cuh"
 
 template <class T, int V>
-DEVICE void gated(const T* gate, const T* up, T* y, u32 gate_stride, u32 up_stride, u32 rows,
+DEVICE void gated_forward(const T* gate, const T* up, T* y, u32 gate_stride, u32 up_stride, u32 rows,
                   u32 columns, u32 phi) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
@@ -26,7 +26,7 @@ DEVICE void gated(const T* gate, const T* up, T* y, u32 gate_stride, u32 up_stri
 }
 
 template <class T, int V>
-DEVICE void gated_back(const T* dy, const T* gate, const T* up, T* dgate, T* dup, u32 gate_stride,
+DEVICE void gated_backward(const T* dy, const T* gate, const T* up, T* dgate, T* dup, u32 gate_stride,
                        u32 up_stride, u32 dgate_stride, u32 dup_stride, u32 rows, u32 columns,
                        u32 phi) {
     const RowTeam team = row_team(rows);
@@ -45,7 +45,7 @@ DEVICE void gated_back(const T* dy, const T* gate, const T* up, T* dgate, T* dup
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const float u = of_gate[i];
-            of_gate[i] = of_dy[i] * of_up[i] * (phi ? silu_slope(u) : 1.0f);
+            of_gate[i] = of_dy[i] * of_up[i] * (phi ? silu_derivative(u) : 1.0f);
             of_up[i] = of_dy[i] * (phi ? silu(u) : u);
         }
         store(dgate + column, of_gate);
@@ -56,12 +56,12 @@ DEVICE void gated_back(const T* dy, const T* gate, const T* up, T* dgate, T* dup
 #define GATED(T, V, ending)                                                                     \
     KERNEL(256, 4, gated_product_##ending, const T* gate, const T* up, T* y, u32 gate_stride,   \
            u32 up_stride, u32 rows, u32 columns, u32 phi) {                                     \
-        gated<T, V>(gate, up, y, gate_stride, up_stride, rows, columns, phi);                   \
+        gated_forward<T, V>(gate, up, y, gate_stride, up_stride, rows, columns, phi);                   \
     }                                                                                           \
     KERNEL(256, 4, gated_product_backward_##ending, const T* dy, const T* gate, const T* up,    \
            T* dgate, T* dup, u32 gate_stride, u32 up_stride, u32 dgate_stride, u32 dup_stride,  \
            u32 rows, u32 columns, u32 phi) {                                                    \
-        gated_back<T, V>(dy, gate, up, dgate, dup, gate_stride, up_stride, dgate_stride,        \
+        gated_backward<T, V>(dy, gate, up, dgate, dup, gate_stride, up_stride, dgate_stride,        \
                          dup_stride, rows, columns, phi);                                       \
     }
 EACH_FORMAT(GATED)

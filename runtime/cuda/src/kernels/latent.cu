@@ -1,16 +1,16 @@
-// φ on latents, and the division by the root mean square that an online norm still owes: the closed
-// forms of cpu/kernels/latent.rs.
+// Activation φ on latents, with the deferred scaling by ρ = 1/rms of an online norm. The formulas are those
+// of cpu/kernels/latent.rs.
 //
-// h is [rows, columns] and holds up to four latents side by side; latent i has a result of its own,
-// [rows, w_i]. All is contiguous. Without φ, h → ρ·h; with it, h → SiLU(ρ·h). In place where a result
-// is h itself: a thread reads what it writes, and nothing else.
+// h is [rows, columns] and holds up to four latents side by side; latent i has a separate result
+// [rows, w_i]. All are contiguous. Without φ, h → ρ·h; with it, h → SiLU(ρ·h). A result may be h itself:
+// each thread reads only the elements that it writes.
 #include "activation.cuh"
 #include "reduce.cuh"
 
 constexpr int SECTIONS = 4;
 
 template <class T, int V>
-DEVICE void latents(const T* h, T* const (&z)[SECTIONS], const u32 (&widths)[SECTIONS],
+DEVICE void latent_forward(const T* h, T* const (&z)[SECTIONS], const u32 (&widths)[SECTIONS],
                     const float* s, u32 rows, u32 columns, float width, float epsilon, u32 phi) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
@@ -34,16 +34,16 @@ DEVICE void latents(const T* h, T* const (&z)[SECTIONS], const u32 (&widths)[SEC
     }
 }
 
-// dh = ρ·dz⊙φ'(ρ·h); with OWED also ds (+)= −(ρ²/2d)·Σ dh·h over all latents. Without φ, OWED reads
-// z = ρ·h in h's place, and what is summed is dz·z; without OWED too, nothing is read but dz.
-template <class T, int V, bool OWED>
-DEVICE void latents_back(const T* const (&dz)[SECTIONS], const T* h, const T* const (&z)[SECTIONS],
+// dh = ρ·dz⊙φ'(ρ·h). With DEFERRED also ds (+)= −(ρ²/2d)·Σ dh·h over all latents. Without φ, DEFERRED reads
+// z = ρ·h instead of h and sums dz·z; without φ and DEFERRED, dz is the only input.
+template <class T, int V, bool DEFERRED>
+DEVICE void latent_backward(const T* const (&dz)[SECTIONS], const T* h, const T* const (&z)[SECTIONS],
                          const u32 (&widths)[SECTIONS], const float* s, T* dh, float* ds, u32 rows,
                          u32 columns, float width, float epsilon, u32 phi, u32 add) {
     const RowTeam team = row_team(rows);
     float along = 0.0f, rho = 1.0f;
     if (team.live) {
-        if constexpr (OWED) rho = inverse_rms(s[team.row], width, epsilon);
+        if constexpr (DEFERRED) rho = inverse_rms(s[team.row], width, epsilon);
         u64 first = team.row * columns;
 #pragma unroll
         for (int section = 0; section < SECTIONS; section++) {
@@ -56,15 +56,15 @@ DEVICE void latents_back(const T* const (&dz)[SECTIONS], const T* h, const T* co
                     load(h + first + column, saved);
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
-                        made[i] = rho * of_dz[i] * silu_slope(rho * saved[i]);
-                        if constexpr (OWED) along += made[i] * saved[i];
+                        made[i] = rho * of_dz[i] * silu_derivative(rho * saved[i]);
+                        if constexpr (DEFERRED) along += made[i] * saved[i];
                     }
                 } else {
-                    if constexpr (OWED) load(z[section] + row + column, saved);
+                    if constexpr (DEFERRED) load(z[section] + row + column, saved);
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
                         made[i] = rho * of_dz[i];
-                        if constexpr (OWED) along += of_dz[i] * saved[i];
+                        if constexpr (DEFERRED) along += of_dz[i] * saved[i];
                     }
                 }
                 store(dh + first + column, made);
@@ -72,7 +72,7 @@ DEVICE void latents_back(const T* const (&dz)[SECTIONS], const T* h, const T* co
             first += widths[section];
         }
     }
-    if constexpr (OWED) {
+    if constexpr (DEFERRED) {
         along = over_row<Sum>(along);
         if (team.live && team.lane == 0) {
             const float before = add ? ds[team.row] : 0.0f;
@@ -84,25 +84,25 @@ DEVICE void latents_back(const T* const (&dz)[SECTIONS], const T* h, const T* co
 #define LATENTS(T, V, ending)                                                                      \
     KERNEL(256, 4, latent_##ending, const T* h, T* z0, T* z1, T* z2, T* z3, u32 w0, u32 w1,        \
            u32 w2, u32 w3, u32 rows, u32 columns, u32 phi) {                                       \
-        latents<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, nullptr, rows, columns, 1, 0, phi);   \
+        latent_forward<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, nullptr, rows, columns, 1, 0, phi);   \
     }                                                                                              \
     KERNEL(256, 4, latent_recover_##ending, const T* h, T* z0, T* z1, T* z2, T* z3, u32 w0,        \
            u32 w1, u32 w2, u32 w3, const float* s, u32 rows, u32 columns, u32 phi, float width,    \
            float epsilon) {                                                                        \
-        latents<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s, rows, columns, width, epsilon,     \
+        latent_forward<T, V>(h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s, rows, columns, width, epsilon,     \
                       phi);                                                                        \
     }                                                                                              \
     KERNEL(256, 4, latent_backward_##ending, const T* dz0, const T* dz1, const T* dz2,             \
            const T* dz3, u32 w0, u32 w1, u32 w2, u32 w3, const T* h, T* dh, u32 rows,              \
            u32 columns, u32 phi) {                                                                 \
-        latents_back<T, V, false>({dz0, dz1, dz2, dz3}, h, {h, h, h, h}, {w0, w1, w2, w3},         \
+        latent_backward<T, V, false>({dz0, dz1, dz2, dz3}, h, {h, h, h, h}, {w0, w1, w2, w3},         \
                                   nullptr, dh, nullptr, rows, columns, 1, 0, phi, 0);              \
     }                                                                                              \
     KERNEL(256, 4, latent_recover_backward_##ending, const T* dz0, const T* dz1, const T* dz2,     \
            const T* dz3, u32 w0, u32 w1, u32 w2, u32 w3, const T* h, const T* z0, const T* z1,     \
            const T* z2, const T* z3, const float* s, T* dh, float* ds, u32 rows, u32 columns,      \
            u32 phi, float width, float epsilon, u32 add) {                                         \
-        latents_back<T, V, true>({dz0, dz1, dz2, dz3}, h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s,   \
+        latent_backward<T, V, true>({dz0, dz1, dz2, dz3}, h, {z0, z1, z2, z3}, {w0, w1, w2, w3}, s,   \
                                  dh, ds, rows, columns, width, epsilon, phi, add);                 \
     }
 EACH_FORMAT(LATENTS)

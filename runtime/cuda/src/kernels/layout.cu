@@ -1,14 +1,15 @@
-// The copies around a reshard: the parts of a value, one after the other, from and to their places.
+// Packing and unpacking around a reshard: the parts of a tensor, gathered one after the other or scattered
+// back to their places.
 //
-// A value is rows of sections side by side, and a part of it has an equal share of each section of
-// each row: part p of section s is its columns p·count_s to (p + 1)·count_s. Rows begin `whole_row`
-// apart in the value and `part_row` apart in a part; parts are `part_elements` apart. Block (x, y, z)
-// copies columns z·chunk to (z + 1)·chunk of every share of part first + y in some rows.
+// A tensor is rows of sections side by side, and each part has an equal share of every section of every
+// row: part p of section s is the columns p·count_s to (p + 1)·count_s of s. The row stride is `whole_row` in
+// the tensor and `part_row` in a part; parts are `part_elements` apart. Block (x, y, z) copies columns
+// z·chunk to (z + 1)·chunk of every share of part first + y in some rows.
 #include "device.cuh"
 
 constexpr int SECTIONS = 8;
 
-template <class T, int V, bool OUT>
+template <class T, int V, bool PACK>
 DEVICE void copy_parts(const T* from, T* to, const u32 (&counts)[SECTIONS], u32 rows, u32 parts,
                        u32 first, u32 chunk, u64 whole_row, u64 part_row, u64 part_elements) {
     const RowTeam team = row_team(rows);
@@ -21,8 +22,8 @@ DEVICE void copy_parts(const T* from, T* to, const u32 (&counts)[SECTIONS], u32 
         const u32 count = counts[section];
         if (begin < count) {
             const u64 in_whole = of_whole + u64(part) * count + begin, in_part = of_part + begin;
-            const T* source = from + (OUT ? in_whole : in_part);
-            T* target = to + (OUT ? in_part : in_whole);
+            const T* source = from + (PACK ? in_whole : in_part);
+            T* target = to + (PACK ? in_part : in_whole);
             each<V>(min(count - begin, chunk), team.lane, team.lanes, [&](auto number, u32 column) {
                 copy<T, decltype(number)::value>(source + column, target + column);
             });

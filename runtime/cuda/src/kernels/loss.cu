@@ -1,12 +1,12 @@
 // Cross-entropy over a shard of the vocabulary, in the three passes of cpu/kernels/loss.rs.
 //
-// logits [rows, columns] begin at token id `first`; maximum [rows]; packed [rows, 2]: the sum of
-// exp(logit − maximum) and the target's logit, 0 where another device has it.
+// logits [rows, columns] begin at token id `first`; maximum is [rows]; packed is [rows, 2]: the sum of
+// exp(logit − maximum), and the logit of the target, 0 where another device holds it.
 #include "reduce.cuh"
 
 template <class T, int V>
-DEVICE float largest(const T* logits, u32 columns, const RowTeam& team) {
-    float most = Larger::nothing();
+DEVICE float lane_maximum(const T* logits, u32 columns, const RowTeam& team) {
+    float most = Maximum::identity();
     each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
         float values[decltype(number)::value];
         load(logits + column, values);
@@ -17,7 +17,7 @@ DEVICE float largest(const T* logits, u32 columns, const RowTeam& team) {
 }
 
 template <class T, int V>
-DEVICE float exp_sum(const T* logits, float maximum, u32 columns, const RowTeam& team) {
+DEVICE float lane_exp_sum(const T* logits, float maximum, u32 columns, const RowTeam& team) {
     float sum = 0.0f;
     each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
         float values[decltype(number)::value];
@@ -28,13 +28,13 @@ DEVICE float exp_sum(const T* logits, float maximum, u32 columns, const RowTeam&
     return sum;
 }
 
-// (softmax − onehot)·factor in place of the logits.
+// Replaces the logits with (softmax − onehot)·factor.
 template <class T, int V>
-DEVICE void loss_rows(T* logits, const float* maximum, const float* packed, const u32* targets,
+DEVICE void loss_gradient(T* logits, const float* maximum, const float* packed, const u32* targets,
                       u32 rows, u32 columns, u32 first, float factor) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
-    const u32 target = targets[team.row] - first;  // Another device's is beyond all columns.
+    const u32 target = targets[team.row] - first;  // Beyond all columns where another device holds it.
     const float most = maximum[team.row], share = factor / packed[2 * team.row];
     logits += team.row * columns;
     each<V>(columns, team.lane, team.lanes, [&](auto number, u32 column) {
@@ -49,7 +49,7 @@ DEVICE void loss_rows(T* logits, const float* maximum, const float* packed, cons
     });
 }
 
-// The loss of these rows times the factor, also added to the step's: one block, in f64.
+// The sum of the losses of these rows times `factor`, in f64, in one block. Also added to the loss of the step.
 KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* loss, double* step,
        u32 rows, float factor) {
     double sum = 0.0;
@@ -67,9 +67,9 @@ KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* los
     KERNEL(256, 4, loss_maximum_##ending, const T* logits, float* maximum, u32 rows,              \
            u32 columns) {                                                                         \
         const RowTeam team = row_team(rows);                                                      \
-        float most = Larger::nothing();                                                           \
-        if (team.live) most = largest<T, V>(logits + team.row * columns, columns, team);          \
-        most = over_row<Larger>(most);                                                            \
+        float most = Maximum::identity();                                                           \
+        if (team.live) most = lane_maximum<T, V>(logits + team.row * columns, columns, team);     \
+        most = over_row<Maximum>(most);                                                            \
         if (team.live && team.lane == 0) maximum[team.row] = most;                                \
     }                                                                                             \
     KERNEL(256, 4, loss_sum_##ending, const T* logits, const float* maximum, const u32* targets,  \
@@ -77,7 +77,7 @@ KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* los
         const RowTeam team = row_team(rows);                                                      \
         logits += team.row * columns;                                                             \
         float sum = 0.0f;                                                                         \
-        if (team.live) sum = exp_sum<T, V>(logits, maximum[team.row], columns, team);             \
+        if (team.live) sum = lane_exp_sum<T, V>(logits, maximum[team.row], columns, team);        \
         sum = over_row<Sum>(sum);                                                                 \
         if (team.live && team.lane == 0) {                                                        \
             const u32 target = targets[team.row] - first;                                         \
@@ -87,6 +87,6 @@ KERNEL(256, 1, loss_total, const float* maximum, const float* packed, float* los
     }                                                                                             \
     KERNEL(256, 4, loss_gradient_##ending, T* logits, const float* maximum, const float* packed,  \
            const u32* targets, u32 rows, u32 columns, u32 first, float factor) {                  \
-        loss_rows<T, V>(logits, maximum, packed, targets, rows, columns, first, factor);          \
+        loss_gradient<T, V>(logits, maximum, packed, targets, rows, columns, first, factor);      \
     }
 EACH_FORMAT(LOSS)

@@ -1,10 +1,10 @@
-// The matrix instructions of a warp, for bf16 with f32 sums (sm_80 and later), and copies from
-// global to shared memory that the threads do not wait for. Which lane holds what of a matrix is in
-// the PTX manual, "Matrix fragments for mma.m16n8k16"; the shim does the same on processors.
+// Tensor-core instructions of a warp, bf16 operands with f32 accumulation (sm_80 and later), and
+// asynchronous copies from global to shared memory. The PTX manual, "Matrix fragments for
+// mma.m16n8k16", says which lane holds which elements; the shim implements the same on the CPU.
 #pragma once
 #include "device.cuh"
 
-// Two bf16 of a fragment, the first in the lower half.
+// Packs two values as bf16, the first in the lower half.
 DEVICE u32 pair_of_bf16(float first, float second) {
 #ifdef NARROWS_SHIM
     return u32(round_to_bf16(second)) << 16 | round_to_bf16(first);
@@ -19,7 +19,7 @@ DEVICE u32 pair_of_bf16(float first, float second) {
 #include "shim_mma.h"
 #else
 
-// c += a·b, with a [16, 16] by rows, b [16, 8] by columns, c [16, 8].
+// c += a·b with a [16, 16] row-major, b [16, 8] column-major, c [16, 8].
 DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -28,8 +28,8 @@ DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Four matrices of 8×8 numbers of 16 bits from shared memory: lanes 8i to 8i + 7 say where the rows
-// of matrix i begin, each aligned to 16 bytes.
+// Loads four 8×8 matrices of 16-bit elements from shared memory. Lanes 8i to 8i + 7 pass the addresses
+// of the rows of matrix i, each aligned to 16 bytes.
 DEVICE void load_matrices(u32 (&to)[4], const void* row) {
     const u32 address = u32(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -38,7 +38,7 @@ DEVICE void load_matrices(u32 (&to)[4], const void* row) {
                  : "memory");
 }
 
-// The same, each matrix transposed.
+// The same with each matrix transposed.
 DEVICE void load_matrices_transposed(u32 (&to)[4], const void* row) {
     const u32 address = u32(__cvta_generic_to_shared(row));
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -47,19 +47,19 @@ DEVICE void load_matrices_transposed(u32 (&to)[4], const void* row) {
                  : "memory");
 }
 
-// Begins to copy 16 bytes to shared memory, or zeros where there is nothing to copy.
-DEVICE void begin_copy(void* to, const void* from, bool there) {
+// Starts an asynchronous copy of 16 bytes to shared memory; writes zeros where `in_bounds` is false.
+DEVICE void start_copy(void* to, const void* from, bool in_bounds) {
     const u32 address = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
-                 "r"(there ? 16 : 0)
+                 "r"(in_bounds ? 16 : 0)
                  : "memory");
 }
 
-// What this thread has begun since the last call is one group.
+// Closes the group of copies that this thread has started since the last call.
 DEVICE void end_copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until at most PENDING of this thread's groups, the latest, are still on their way. Other threads
-// see what was copied after a barrier.
+// Waits until at most PENDING of this thread's groups, the latest, are in flight. Other threads see the
+// copied data after a barrier.
 template <int PENDING>
 DEVICE void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

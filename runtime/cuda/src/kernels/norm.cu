@@ -1,12 +1,14 @@
-// RMSNorm in the forms of DESIGN §3.3: the closed forms of cpu/kernels/norm.rs.
+// RMSNorm in the variants of DESIGN §3.3. The formulas are those of cpu/kernels/norm.rs.
 //
 // Shapes: x, y and their gradients [rows, columns], gamma [columns], s, t, ds [rows], all contiguous.
-// A row is read twice, and the second time from cache: it is at most a few KiB.
+// A row is read twice, the second time from cache: it has a few KiB at most.
 #include "reduce.cuh"
 
-template <class T, int V, bool STATISTIC, bool NORMED, bool WRITTEN>
-DEVICE void norm_rows(const T* x, const T* gamma, T* y, const float* given, float* s, u32 rows,
-                      u32 columns, float width, float epsilon) {
+// STATISTIC: s = Σ x². NORMALIZE: y = ρ·x⊙gamma with ρ from s, or from `known_s` without STATISTIC; otherwise
+// y = x⊙gamma. Without OUTPUT there is no y.
+template <class T, int V, bool STATISTIC, bool NORMALIZE, bool OUTPUT>
+DEVICE void norm_forward(const T* x, const T* gamma, T* y, const float* known_s, float* s, u32 rows,
+                         u32 columns, float width, float epsilon) {
     const RowTeam team = row_team(rows);
     x += team.row * columns;
     float squares = 0.0f;
@@ -22,9 +24,9 @@ DEVICE void norm_rows(const T* x, const T* gamma, T* y, const float* given, floa
         squares = over_row<Sum>(squares);
         if (team.live && team.lane == 0) s[team.row] = squares;
     }
-    if (!WRITTEN || !team.live) return;
-    if constexpr (NORMED && !STATISTIC) squares = given[team.row];
-    const float rho = NORMED ? inverse_rms(squares, width, epsilon) : 1.0f;
+    if (!OUTPUT || !team.live) return;
+    if constexpr (NORMALIZE && !STATISTIC) squares = known_s[team.row];
+    const float rho = NORMALIZE ? inverse_rms(squares, width, epsilon) : 1.0f;
     y += team.row * columns;
     each<V>(columns, team.lane, team.lanes, [&](auto count, u32 column) {
         constexpr int COUNT = decltype(count)::value;
@@ -37,9 +39,9 @@ DEVICE void norm_rows(const T* x, const T* gamma, T* y, const float* given, floa
     });
 }
 
-// t = sum of dy·gamma·x over the row.
+// This lane's part of t = Σ dy·gamma·x over the row.
 template <class T, int V>
-DEVICE float along_row(const T* dy, const T* x, const T* gamma, u32 columns) {
+DEVICE float lane_dot(const T* dy, const T* x, const T* gamma, u32 columns) {
     float t = 0.0f;
     each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
         constexpr int COUNT = decltype(count)::value;
@@ -53,12 +55,12 @@ DEVICE float along_row(const T* dy, const T* x, const T* gamma, u32 columns) {
     return t;
 }
 
-enum Back { WHOLE, APPLY, ONLINE };
+enum BackwardVariant { WHOLE, APPLY, ONLINE };
 
-// dx (+)= across·gamma·dy + along·x, and this block's summand of dgamma = sum of across·dy·x.
+// dx (+)= across·gamma·dy + along·x, and the block's partial sum of dgamma = Σ across·dy·x.
 // Block b takes rows b, b + blocks, …; `parts` is [blocks, columns].
-template <class T, int V, Back BACK>
-DEVICE void norm_rows_back(const T* dy, const T* x, const T* gamma, const float* s, const float* t,
+template <class T, int V, BackwardVariant VARIANT>
+DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* s, const float* t,
                            T* dx, float* parts, u32 rows, u32 columns, float width, float epsilon,
                            u32 add) {
     DYNAMIC_SHARED(dgamma);
@@ -70,13 +72,13 @@ DEVICE void norm_rows_back(const T* dy, const T* x, const T* gamma, const float*
         const T *row_dy = dy + row * columns, *row_x = x + row * columns;
         T* row_dx = dx + row * columns;
         float across = 1.0f, along;
-        if constexpr (BACK == ONLINE) {
+        if constexpr (VARIANT == ONLINE) {
             along = 2.0f * s[row];
         } else {
             across = inverse_rms(s[row], width, epsilon);
             float whole;
-            if constexpr (BACK == WHOLE) {
-                whole = over_row<Sum>(along_row<T, V>(row_dy, row_x, gamma, columns));
+            if constexpr (VARIANT == WHOLE) {
+                whole = over_row<Sum>(lane_dot<T, V>(row_dy, row_x, gamma, columns));
             } else {
                 whole = t[row];
             }
@@ -116,45 +118,45 @@ DEVICE void norm_rows_back(const T* dy, const T* x, const T* gamma, const float*
 #define NORMS(T, V, ending)                                                                        \
     KERNEL(256, 4, norm_##ending, const T* x, const T* gamma, T* y, float* s, u32 rows,            \
            u32 columns, float width, float epsilon) {                                              \
-        norm_rows<T, V, true, true, true>(x, gamma, y, nullptr, s, rows, columns, width, epsilon); \
+        norm_forward<T, V, true, true, true>(x, gamma, y, nullptr, s, rows, columns, width, epsilon); \
     }                                                                                              \
     KERNEL(256, 4, norm_statistic_##ending, const T* x, float* s, u32 rows, u32 columns) {         \
-        norm_rows<T, V, true, false, false>(x, x, nullptr, nullptr, s, rows, columns, 1, 0);       \
+        norm_forward<T, V, true, false, false>(x, x, nullptr, nullptr, s, rows, columns, 1, 0);       \
     }                                                                                              \
     KERNEL(256, 4, norm_apply_##ending, const T* x, const T* gamma, const float* s, T* y,          \
            u32 rows, u32 columns, float width, float epsilon) {                                    \
-        norm_rows<T, V, false, true, true>(x, gamma, y, s, nullptr, rows, columns, width, epsilon);\
+        norm_forward<T, V, false, true, true>(x, gamma, y, s, nullptr, rows, columns, width, epsilon);\
     }                                                                                              \
     KERNEL(256, 4, norm_online_##ending, const T* x, const T* gamma, T* y, float* s, u32 rows,     \
            u32 columns) {                                                                          \
-        norm_rows<T, V, true, false, true>(x, gamma, y, nullptr, s, rows, columns, 1, 0);          \
+        norm_forward<T, V, true, false, true>(x, gamma, y, nullptr, s, rows, columns, 1, 0);          \
     }                                                                                              \
     KERNEL(256, 4, norm_scale_##ending, const T* x, const T* gamma, T* y, u32 rows, u32 columns) { \
-        norm_rows<T, V, false, false, true>(x, gamma, y, nullptr, nullptr, rows, columns, 1, 0);   \
+        norm_forward<T, V, false, false, true>(x, gamma, y, nullptr, nullptr, rows, columns, 1, 0);   \
     }                                                                                              \
     KERNEL(256, 4, norm_backward_statistic_##ending, const T* dy, const T* x, const T* gamma,      \
            float* t, u32 rows, u32 columns) {                                                      \
         const RowTeam team = row_team(rows);                                                       \
         const u64 at = team.row * columns;                                                         \
-        float sum = team.live ? along_row<T, V>(dy + at, x + at, gamma, columns) : 0.0f;           \
+        float sum = team.live ? lane_dot<T, V>(dy + at, x + at, gamma, columns) : 0.0f;           \
         sum = over_row<Sum>(sum);                                                                  \
         if (team.live && team.lane == 0) t[team.row] = sum;                                        \
     }                                                                                              \
     KERNEL(256, 4, norm_backward_##ending, const T* dy, const T* x, const T* gamma,                \
            const float* s, T* dx, float* parts, u32 rows, u32 columns, float width, float epsilon, \
            u32 add) {                                                                              \
-        norm_rows_back<T, V, WHOLE>(dy, x, gamma, s, nullptr, dx, parts, rows, columns, width,     \
+        norm_backward<T, V, WHOLE>(dy, x, gamma, s, nullptr, dx, parts, rows, columns, width,     \
                                     epsilon, add);                                                 \
     }                                                                                              \
     KERNEL(256, 4, norm_backward_apply_##ending, const T* dy, const T* x, const T* gamma,          \
            const float* s, const float* t, T* dx, float* parts, u32 rows, u32 columns,             \
            float width, float epsilon, u32 add) {                                                  \
-        norm_rows_back<T, V, APPLY>(dy, x, gamma, s, t, dx, parts, rows, columns, width, epsilon,  \
+        norm_backward<T, V, APPLY>(dy, x, gamma, s, t, dx, parts, rows, columns, width, epsilon,  \
                                     add);                                                          \
     }                                                                                              \
     KERNEL(256, 4, norm_online_backward_##ending, const T* dy, const T* x, const T* gamma,         \
            const float* ds, T* dx, float* parts, u32 rows, u32 columns, u32 add) {                 \
-        norm_rows_back<T, V, ONLINE>(dy, x, gamma, ds, nullptr, dx, parts, rows, columns, 1, 0,    \
+        norm_backward<T, V, ONLINE>(dy, x, gamma, ds, nullptr, dx, parts, rows, columns, 1, 0,    \
                                      add);                                                         \
     }
 EACH_FORMAT(NORMS)

@@ -1,13 +1,13 @@
-// The optimizer: the sum of squared gradients, and AdamW in one pass.
+// The optimizer: the sum of squared gradients, and AdamW fused into one kernel.
 #include "reduce.cuh"
 
-// parts[b] is the sum of the squares of gradient[b·each], …, gradient[(b + 1)·each − 1].
+// parts[b] = Σ gradient[i]² over the `part_elements` elements i from b·part_elements on.
 template <int V>
-DEVICE void square_parts(const float* gradient, float* parts, u64 elements, u32 each_part) {
-    const u64 begin = u64(blockIdx.x) * each_part;
+DEVICE void square_parts(const float* gradient, float* parts, u64 elements, u32 part_elements) {
+    const u64 begin = u64(blockIdx.x) * part_elements;
     const u64 left = elements - begin;
     float sum = 0.0f;
-    each<V>(left < each_part ? u32(left) : each_part, threadIdx.x, blockDim.x,
+    each<V>(left < part_elements ? u32(left) : part_elements, threadIdx.x, blockDim.x,
             [&](auto number, u32 at) {
                 float values[decltype(number)::value];
                 load(gradient + begin + at, values);
@@ -18,15 +18,15 @@ DEVICE void square_parts(const float* gradient, float* parts, u64 elements, u32 
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-KERNEL(256, 4, square_sum_f32_v4, const float* gradient, float* parts, u64 elements, u32 each_part) {
-    square_parts<4>(gradient, parts, elements, each_part);
+KERNEL(256, 4, square_sum_f32_v4, const float* gradient, float* parts, u64 elements, u32 part_elements) {
+    square_parts<4>(gradient, parts, elements, part_elements);
 }
 
-KERNEL(256, 4, square_sum_f32_v1, const float* gradient, float* parts, u64 elements, u32 each_part) {
-    square_parts<1>(gradient, parts, elements, each_part);
+KERNEL(256, 4, square_sum_f32_v1, const float* gradient, float* parts, u64 elements, u32 part_elements) {
+    square_parts<1>(gradient, parts, elements, part_elements);
 }
 
-// One block adds all parts, in f64, to the total.
+// Adds all parts to the total, in f64, in one block.
 KERNEL(256, 1, square_total, const float* parts, float* total, u32 count) {
     double sum = 0.0;
     for (u32 part = threadIdx.x; part < count; part += blockDim.x) sum += double(parts[part]);
@@ -34,25 +34,25 @@ KERNEL(256, 1, square_total, const float* parts, float* total, u32 count) {
     if (threadIdx.x == 0) *total += float(sum);
 }
 
-// The numbers of a step, as launch/step.rs lays them out.
+// Scalars of a step, in the layout of launch/optimizer.rs.
 struct Coefficients {
-    float clip_norm, step_size, root, epsilon, beta1, beta2, keep, unused;
+    float clip_norm, step_size, second_moment_correction, epsilon, beta1, beta2, decay_factor, unused;
 };
 
-// Elements `begin` to `begin + count` of the gradient are this device's: their moments and weights
-// are updated. All of the gradient is zeroed. In bf16 the weights are a copy of `master`, which is
-// updated in f32; in f32 they are their own master. A total that is not finite changes nothing.
+// Updates the moments and weights of elements `begin` to `begin + count` of the gradient, the part of this
+// device, and zeroes the whole gradient. bf16 weights are a rounded copy of the f32 `master`; f32 weights
+// have no master. If the sum of squares is not finite, nothing changes.
 template <class T, int V>
-DEVICE void adamw_all(T* weights, float* gradient, float* first, float* second, float* master,
-                      const float* squares, const float* numbers, u64 begin, u64 count, u64 whole,
-                      u32 decays) {
+DEVICE void adamw_update(T* weights, float* gradient, float* first, float* second, float* master,
+                         const float* squares, const float* coefficients, u64 begin, u64 count,
+                         u64 whole, u32 decays) {
     const float total = *squares;
     if (!(total < __uint_as_float(0x7f800000u))) return;
-    const Coefficients by = *reinterpret_cast<const Coefficients*>(numbers);
+    const Coefficients c = *reinterpret_cast<const Coefficients*>(coefficients);
     const float norm = sqrtf(total);
-    const float clip = norm > by.clip_norm ? by.clip_norm / norm : 1.0f;
-    const float keep = decays ? by.keep : 1.0f;
-    each_of_all<V>(count, [&](auto number, u64 at) {
+    const float clip = norm > c.clip_norm ? c.clip_norm / norm : 1.0f;
+    const float decay = decays ? c.decay_factor : 1.0f;
+    each_element<V>(count, [&](auto number, u64 at) {
         constexpr int COUNT = decltype(number)::value;
         float g[COUNT], m[COUNT], v[COUNT], w[COUNT];
         load(gradient + begin + at, g);
@@ -66,9 +66,9 @@ DEVICE void adamw_all(T* weights, float* gradient, float* first, float* second, 
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const float clipped = clip * g[i];
-            m[i] = by.beta1 * m[i] + (1.0f - by.beta1) * clipped;
-            v[i] = by.beta2 * v[i] + (1.0f - by.beta2) * clipped * clipped;
-            w[i] = keep * w[i] - by.step_size * m[i] / (sqrtf(v[i]) * by.root + by.epsilon);
+            m[i] = c.beta1 * m[i] + (1.0f - c.beta1) * clipped;
+            v[i] = c.beta2 * v[i] + (1.0f - c.beta2) * clipped * clipped;
+            w[i] = decay * w[i] - c.step_size * m[i] / (sqrtf(v[i]) * c.second_moment_correction + c.epsilon);
             g[i] = 0.0f;
         }
         store(gradient + begin + at, g);
@@ -77,17 +77,17 @@ DEVICE void adamw_all(T* weights, float* gradient, float* first, float* second, 
         store(weights + at, w);
         if constexpr (sizeof(T) == 2) store(master + at, w);
     });
-    each_of_all<1>(begin, [&](auto, u64 at) { gradient[at] = 0.0f; });
+    each_element<1>(begin, [&](auto, u64 at) { gradient[at] = 0.0f; });
     float* const after = gradient + begin + count;
-    each_of_all<1>(whole - begin - count, [&](auto, u64 at) { after[at] = 0.0f; });
+    each_element<1>(whole - begin - count, [&](auto, u64 at) { after[at] = 0.0f; });
 }
 
 #define ADAMW(T, V, ending)                                                                      \
     KERNEL(256, 4, adamw_##ending, T* weights, float* gradient, float* first, float* second,     \
-           float* master, const float* squares, const float* numbers, u64 begin, u64 count,      \
+           float* master, const float* squares, const float* coefficients, u64 begin, u64 count, \
            u64 whole, u32 decays) {                                                              \
-        adamw_all<T, V>(weights, gradient, first, second, master, squares, numbers, begin,       \
-                        count, whole, decays);                                                   \
+        adamw_update<T, V>(weights, gradient, first, second, master, squares, coefficients,      \
+                           begin, count, whole, decays);                                         \
     }
 ADAMW(bf16, 4, bf16_v4)
 ADAMW(bf16, 1, bf16_v1)

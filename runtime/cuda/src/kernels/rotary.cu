@@ -1,19 +1,19 @@
-// The rotary embedding on half-rotated pairs, in place: of a head of width w, features i and i + w/2
-// turn by the angle that the table has for the row's position and i.
+// Rotary position embedding, in place. In a head of width w, the pair of features (i, i + w/2) is rotated by
+// the angle of pair i at the position of the row.
 //
-// x is the first `columns` of rows that begin `stride` apart. The table is [positions, w], f32: w/2
-// cosines, then w/2 sines. Row r has position first + r mod count. Backward is sign −1.
+// x is the first `columns` columns of rows with stride `stride`. The table is [positions, w], f32: w/2 cosines
+// followed by w/2 sines. Row r has position first + r mod count. The backward pass has sign −1.
 #include "device.cuh"
 
 template <class T, int V>
-DEVICE void turn_rows(T* x, const float* table, u32 rows, u32 columns, u32 stride, u32 head_dim,
+DEVICE void rotate_rows(T* x, const float* table, u32 rows, u32 columns, u32 stride, u32 head_dim,
                       u32 first, u32 count, float sign) {
     const RowTeam team = row_team(rows);
     if (!team.live) return;
     const u32 half = head_dim / 2;
     const float* cosines = table + u64(first + team.row % count) * head_dim;
     x += team.row * stride;
-    // V divides half, so that a vector of pairs is within a head.
+    // V divides `half`, so that a vector of pairs lies within one head.
     each<V>(columns / 2, team.lane, team.lanes, [&](auto number, u32 pair) {
         constexpr int COUNT = decltype(number)::value;
         const u32 head = pair / half, i = pair - head * half;
@@ -25,9 +25,9 @@ DEVICE void turn_rows(T* x, const float* table, u32 rows, u32 columns, u32 strid
         load(cosines + half + i, sine);
 #pragma unroll
         for (int at = 0; at < COUNT; at++) {
-            const float turned = a[at] * cosine[at] - b[at] * sign * sine[at];
+            const float rotated = a[at] * cosine[at] - b[at] * sign * sine[at];
             b[at] = b[at] * cosine[at] + a[at] * sign * sine[at];
-            a[at] = turned;
+            a[at] = rotated;
         }
         store(lower, a);
         store(lower + half, b);
@@ -37,6 +37,6 @@ DEVICE void turn_rows(T* x, const float* table, u32 rows, u32 columns, u32 strid
 #define ROTARY(T, V, ending)                                                                     \
     KERNEL(256, 4, rope_##ending, T* x, const float* table, u32 rows, u32 columns, u32 stride,   \
            u32 head_dim, u32 first, u32 count, float sign) {                                     \
-        turn_rows<T, V>(x, table, rows, columns, stride, head_dim, first, count, sign);          \
+        rotate_rows<T, V>(x, table, rows, columns, stride, head_dim, first, count, sign);          \
     }
 EACH_FORMAT(ROTARY)

@@ -1,14 +1,16 @@
-//! The product of gate and up, which are two operands, or the two halves of one.
+//! Gated product of gate and up, which are two operands or the halves of one.
 
 use narrows_plan::model::GatedProduct;
 
-use super::norm::shape;
-use super::operand::{MatrixOperand, small};
-use super::shape::{AccessFormat, expect, expect_shape};
-use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches};
+use super::grid::VectorFormat;
+use super::operand::{
+    Argument, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts, to_u32,
+};
+use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use crate::kernel_source::KernelFamily;
 
-/// Two operands, or the halves of the first.
-fn both(
+/// Gate and up, each `width` columns wide: two operands, or the halves of the first.
+fn gate_and_up(
     first: MatrixOperand,
     second: Option<MatrixOperand>,
     width: u64,
@@ -16,44 +18,51 @@ fn both(
     match second {
         Some(second) => Ok([first, second]),
         None if first.columns != 2 * width => {
-            Err(format!("{} features are no two halves of {width}", first.columns))
+            Err(format!("{} features are not two halves of {width}", first.columns))
         }
         None => Ok([first.column_range(0, width)?, first.column_range(width, width)?]),
     }
 }
 
+/// A launch over the rows of `output` (y or dy); `strided` are the operands whose rows have strides.
 fn launch(
-    site: &InstrSite,
-    of: &MatrixOperand,
+    kernel: &str,
+    output: &MatrixOperand,
     mut arguments: Vec<Argument>,
-    apart: &[MatrixOperand],
+    strided: &[MatrixOperand],
     product: GatedProduct,
 ) -> LaunchResult<Launches> {
-    let operands: Vec<&MatrixOperand> = apart.iter().collect();
-    expect(of.dtype, &operands)?;
-    expect_shape((of.rows, of.columns), &operands)?;
-    for operand in apart {
-        arguments.push(Argument::U32(small(operand.stride)?));
+    let operands: Vec<&MatrixOperand> = strided.iter().collect();
+    expect_dtype(output.dtype, &operands)?;
+    expect_shape((output.rows, output.columns), &operands)?;
+    for operand in strided {
+        arguments.push(Argument::U32(to_u32(operand.stride)?));
     }
-    arguments.extend(shape(of)?);
-    arguments.push(Argument::U32(u32::from(product == GatedProduct::SwiGlu)));
-    let format = AccessFormat::of(of.dtype, &[&[*of], apart].concat())?;
-    let launch = Launch::new(KernelFamily::Gated, format.name(site.op.describe().0), arguments);
-    Ok(launch.over_rows(of.rows, of.columns, format)?.into())
+    arguments.extend(row_and_column_counts(output)?);
+    arguments.push(flag(product == GatedProduct::SwiGlu));
+    let format = VectorFormat::common(output.dtype, &[&[*output], strided].concat())?;
+    let launch = Launch::new(KernelFamily::Gated, format.kernel_name(kernel), arguments);
+    Ok(launch.over_rows(output.rows, output.columns, format)?.into())
 }
 
 pub(super) fn forward(site: &InstrSite, product: GatedProduct) -> LaunchResult<Launches> {
-    let y = site.write(0)?;
-    let pair = both(site.read(0)?, site.read(1).ok(), y.columns)?;
-    let arguments = vec![pair[0].read(), pair[1].read(), y.write()];
-    launch(site, &y, arguments, &pair, product)
+    let y = site.output(0)?;
+    let inputs = gate_and_up(site.input(0)?, site.input(1).ok(), y.columns)?;
+    let arguments = vec![inputs[0].read(), inputs[1].read(), y.write()];
+    launch("gated_product", &y, arguments, &inputs, product)
 }
 
 pub(super) fn backward(site: &InstrSite, product: GatedProduct) -> LaunchResult<Launches> {
-    let dy = site.read(0)?;
-    let pair = both(site.read(1)?, site.read(2).ok(), dy.columns)?;
-    let made = both(site.write(0)?, site.write(1).ok(), dy.columns)?;
-    let arguments =
-        vec![dy.read(), pair[0].read(), pair[1].read(), made[0].write(), made[1].write()];
-    launch(site, &dy, arguments, &[pair, made].concat(), product)
+    let dy = site.input(0)?;
+    let inputs = gate_and_up(site.input(1)?, site.input(2).ok(), dy.columns)?;
+    let gradients = gate_and_up(site.output(0)?, site.output(1).ok(), dy.columns)?;
+    let arguments = vec![
+        dy.read(),
+        inputs[0].read(),
+        inputs[1].read(),
+        gradients[0].write(),
+        gradients[1].write(),
+    ];
+    let strided = [inputs, gradients].concat();
+    launch("gated_product_backward", &dy, arguments, &strided, product)
 }

@@ -1,166 +1,187 @@
-//! φ on latents, and the division that an online norm still owes. Several latents lie side by side
-//! in one operand, and each has its own result.
+//! Activation φ of latents, with the deferred scaling of an online norm. Several latents lie side by side in
+//! one operand, and each has a separate result.
 
 use narrows_plan::model::Activation;
 
-use super::norm::{rms, shape, statistic};
-use super::operand::{MatrixOperand, small};
-use super::shape::{AccessFormat, expect, expect_shape};
-use super::{Argument, InstrSite, KernelFamily, Launch, LaunchResult, Launches};
+use super::grid::VectorFormat;
+use super::norm::rms_constants;
+use super::operand::{
+    Argument, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts,
+    row_statistic, to_u32,
+};
+use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use crate::kernel_source::KernelFamily;
 
-/// The most latents that a kernel takes.
-const SECTIONS: usize = 4;
+/// Maximum number of latents that a kernel takes.
+const SECTIONS_MAX: usize = 4;
 
-/// Latents that lie side by side in a whole, or apart.
+/// Latents as separate operands, and as columns of one operand.
 struct LatentSections {
-    /// What each is where it stands alone.
-    apart: Vec<MatrixOperand>,
-    /// Where it is in the whole.
-    within: Vec<MatrixOperand>,
+    /// The separate operand of each latent.
+    separate: Vec<MatrixOperand>,
+    /// The columns of each latent in the joint operand.
+    columns: Vec<MatrixOperand>,
 }
 
 impl LatentSections {
-    fn new(apart: Vec<MatrixOperand>, whole: MatrixOperand) -> LaunchResult<LatentSections> {
-        if apart.len() > SECTIONS {
-            return Err(format!("{} latents side by side: a kernel takes {SECTIONS}", apart.len()));
+    fn new(separate: Vec<MatrixOperand>, joint: MatrixOperand) -> LaunchResult<LatentSections> {
+        if separate.len() > SECTIONS_MAX {
+            let count = separate.len();
+            return Err(format!("{count} latents side by side: a kernel takes {SECTIONS_MAX}"));
         }
-        let (mut within, mut first) = (vec![], 0);
-        for section in &apart {
-            expect(whole.dtype, &[section])?;
-            expect_shape((whole.rows, section.columns), &[section])?;
-            within.push(whole.column_range(first, section.columns)?);
+        let (mut columns, mut first) = (vec![], 0);
+        for section in &separate {
+            expect_dtype(joint.dtype, &[section])?;
+            expect_shape((joint.rows, section.columns), &[section])?;
+            columns.push(joint.column_range(first, section.columns)?);
             first += section.columns;
         }
-        if first != whole.columns {
-            return Err(format!("latents of {first} features together, in {}", whole.columns));
+        if first != joint.columns {
+            return Err(format!(
+                "latents have {first} features together, and their joint operand {}",
+                joint.columns
+            ));
         }
-        Ok(LatentSections { apart, within })
+        Ok(LatentSections { separate, columns })
     }
 
     fn pointers(&self, argument: impl Fn(&MatrixOperand) -> Argument) -> Vec<Argument> {
-        pointers(&self.apart, argument)
+        pointers(&self.separate, argument)
     }
 
     fn widths(&self) -> LaunchResult<Vec<Argument>> {
-        let mut widths = vec![Argument::U32(0); SECTIONS];
-        for (width, section) in widths.iter_mut().zip(&self.apart) {
-            *width = Argument::U32(small(section.columns)?);
+        let mut widths = vec![Argument::U32(0); SECTIONS_MAX];
+        for (width, section) in widths.iter_mut().zip(&self.separate) {
+            *width = Argument::U32(to_u32(section.columns)?);
         }
         Ok(widths)
     }
 
     fn widest(&self) -> u64 {
-        self.apart.iter().map(|section| section.columns).max().unwrap_or(0)
+        self.separate.iter().map(|section| section.columns).max().unwrap_or(0)
+    }
+
+    fn all(&self) -> Vec<MatrixOperand> {
+        [&self.separate[..], &self.columns].concat()
     }
 }
 
-fn pointers(of: &[MatrixOperand], argument: impl Fn(&MatrixOperand) -> Argument) -> Vec<Argument> {
-    let mut made = vec![Argument::Absent; SECTIONS];
-    made.iter_mut().zip(of).for_each(|(made, operand)| *made = argument(operand));
-    made
+/// Arguments for up to [`SECTIONS_MAX`] operands, the rest null.
+fn pointers(
+    operands: &[MatrixOperand],
+    argument: impl Fn(&MatrixOperand) -> Argument,
+) -> Vec<Argument> {
+    let mut arguments = vec![Argument::Null; SECTIONS_MAX];
+    arguments.iter_mut().zip(operands).for_each(|(slot, operand)| *slot = argument(operand));
+    arguments
 }
 
-fn flag(of: bool) -> Argument {
-    Argument::U32(u32::from(of))
-}
-
-/// `LatentForward`, and `LatentRecover` with the statistic after h.
-pub(super) fn forward(site: &InstrSite, phi: Activation, owed: bool) -> LaunchResult<Launches> {
-    let h = site.read(0)?;
-    let writes = site.moment.instr.writes.len();
-    let results = (0..writes).map(|port| site.write(port)).collect::<LaunchResult<_>>()?;
+/// `LatentForward`; with `deferred_norm` `LatentRecover`, which reads the statistic after h.
+pub(super) fn forward(
+    site: &InstrSite,
+    phi: Activation,
+    deferred_norm: bool,
+) -> LaunchResult<Launches> {
+    let h = site.input(0)?;
+    let writes = site.scheduled.instr.writes.len();
+    let results = (0..writes).map(|port| site.output(port)).collect::<LaunchResult<_>>()?;
     let sections = LatentSections::new(results, h)?;
     let mut arguments = vec![h.read()];
     arguments.extend(sections.pointers(MatrixOperand::write));
     arguments.extend(sections.widths()?);
-    if owed {
-        arguments.push(statistic(site.read(1)?, h.rows)?.read());
+    if deferred_norm {
+        arguments.push(row_statistic(site.input(1)?, h.rows)?.read());
     }
-    arguments.extend(shape(&h)?);
+    arguments.extend(row_and_column_counts(&h)?);
     arguments.push(flag(phi == Activation::Silu));
-    if owed {
-        arguments.extend(rms(site));
+    if deferred_norm {
+        arguments.extend(rms_constants(site));
     }
-    let format = AccessFormat::of(h.dtype, &[&sections.apart[..], &sections.within].concat())?;
-    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
+    let format = VectorFormat::common(h.dtype, &sections.all())?;
+    let kernel = format.kernel_name(if deferred_norm { "latent_recover" } else { "latent" });
+    let launch = Launch::new(KernelFamily::Latent, kernel, arguments);
     Ok(launch.over_rows(h.rows, sections.widest(), format)?.into())
 }
 
-/// The latents' gradients, then h where there is φ.
+/// Inputs: the gradients of the latents, then h where there is an activation.
 pub(super) fn backward(site: &InstrSite, phi: Activation) -> LaunchResult<Launches> {
     let silu = phi == Activation::Silu;
-    let dh = site.write(0)?;
-    let count = site.moment.instr.reads.len().saturating_sub(usize::from(silu));
-    let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
+    let dh = site.output(0)?;
+    let count = site.scheduled.instr.reads.len().saturating_sub(usize::from(silu));
+    let (sections, mut all, mut arguments) = gradient_sections(site, count, dh)?;
     if silu {
-        let h = saved_whole(site, count, dh)?;
-        all.extend(LatentSections::new(sections.apart.clone(), h)?.within);
+        let h = saved_input(site, count, dh)?;
+        all.extend(LatentSections::new(sections.separate.clone(), h)?.columns);
         arguments.push(h.read());
     } else {
-        arguments.push(Argument::Absent);
+        arguments.push(Argument::Null);
     }
     arguments.push(dh.write());
-    arguments.extend(shape(&dh)?);
+    arguments.extend(row_and_column_counts(&dh)?);
     arguments.push(flag(silu));
-    let format = AccessFormat::of(dh.dtype, &all)?;
-    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
+    let format = VectorFormat::common(dh.dtype, &all)?;
+    let kernel = format.kernel_name("latent_backward");
+    let launch = Launch::new(KernelFamily::Latent, kernel, arguments);
     Ok(launch.over_rows(dh.rows, sections.widest(), format)?.into())
 }
 
-/// The first `count` operands, the latents' gradients, as the sections of dh: with all operands that they
-/// and dh are, and the arguments that say where they lie.
-fn of_gradients(
+/// The first `count` inputs, gradients of latents, as sections of dh; with all operands involved and the
+/// arguments for them.
+fn gradient_sections(
     site: &InstrSite,
     count: usize,
     dh: MatrixOperand,
 ) -> LaunchResult<(LatentSections, Vec<MatrixOperand>, Vec<Argument>)> {
-    let gradients = (0..count).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
+    let gradients = (0..count).map(|port| site.input(port)).collect::<LaunchResult<_>>()?;
     let sections = LatentSections::new(gradients, dh)?;
-    let all = [&sections.apart[..], &sections.within].concat();
+    let all = sections.all();
     let mut arguments = sections.pointers(MatrixOperand::read);
     arguments.extend(sections.widths()?);
     Ok((sections, all, arguments))
 }
 
-fn saved_whole(site: &InstrSite, port: usize, like: MatrixOperand) -> LaunchResult<MatrixOperand> {
-    let h = site.read(port)?;
-    expect(like.dtype, &[&h])?;
-    expect_shape((like.rows, like.columns), &[&h])?;
+/// The input h of a port, with the format and shape of dh.
+fn saved_input(site: &InstrSite, port: usize, dh: MatrixOperand) -> LaunchResult<MatrixOperand> {
+    let h = site.input(port)?;
+    expect_dtype(dh.dtype, &[&h])?;
+    expect_shape((dh.rows, dh.columns), &[&h])?;
     Ok(h)
 }
 
-/// The latents' gradients, h or every z, s, and the gradient of s when it is added to.
+/// Inputs: the gradients of the latents, h or every z, s, and the gradient of s where it is accumulated into.
 pub(super) fn recover_backward(site: &InstrSite, phi: Activation) -> LaunchResult<Launches> {
     let silu = phi == Activation::Silu;
-    let (reads, writes) = (&site.moment.instr.reads, &site.moment.instr.writes);
-    let add = reads.last() == writes.last();
-    let before_s = reads.len().saturating_sub(1 + usize::from(add));
-    let count = if silu { before_s.saturating_sub(1) } else { before_s / 2 };
-    let (dh, ds) = (site.write(0)?, statistic(site.write(1)?, site.write(0)?.rows)?);
-    let (sections, mut all, mut arguments) = of_gradients(site, count, dh)?;
+    let (reads, writes) = (&site.scheduled.instr.reads, &site.scheduled.instr.writes);
+    let accumulate = reads.last() == writes.last();
+    let statistic_port = reads.len().saturating_sub(1 + usize::from(accumulate));
+    let count = if silu { statistic_port.saturating_sub(1) } else { statistic_port / 2 };
+    let dh = site.output(0)?;
+    let ds = row_statistic(site.output(1)?, dh.rows)?;
+    let (sections, mut all, mut arguments) = gradient_sections(site, count, dh)?;
     if silu {
-        let h = saved_whole(site, count, dh)?;
-        all.extend(LatentSections::new(sections.apart.clone(), h)?.within);
+        let h = saved_input(site, count, dh)?;
+        all.extend(LatentSections::new(sections.separate.clone(), h)?.columns);
         arguments.push(h.read());
-        arguments.extend([Argument::Absent; SECTIONS]);
+        arguments.extend([Argument::Null; SECTIONS_MAX]);
     } else {
         let saved: Vec<MatrixOperand> =
-            (count..2 * count).map(|port| site.read(port)).collect::<LaunchResult<_>>()?;
-        for (z, dz) in saved.iter().zip(&sections.apart) {
-            expect(dh.dtype, &[z])?;
+            (count..2 * count).map(|port| site.input(port)).collect::<LaunchResult<_>>()?;
+        for (z, dz) in saved.iter().zip(&sections.separate) {
+            expect_dtype(dh.dtype, &[z])?;
             expect_shape((dz.rows, dz.columns), &[z])?;
         }
-        arguments.push(Argument::Absent);
+        arguments.push(Argument::Null);
         arguments.extend(pointers(&saved, MatrixOperand::read));
         all.extend(saved);
     }
-    arguments.push(statistic(site.read(before_s)?, dh.rows)?.read());
-    arguments.extend([dh.write(), ds.made(add)]);
-    arguments.extend(shape(&dh)?);
+    arguments.push(row_statistic(site.input(statistic_port)?, dh.rows)?.read());
+    arguments.extend([dh.write(), ds.write_or_update(accumulate)]);
+    arguments.extend(row_and_column_counts(&dh)?);
     arguments.push(flag(silu));
-    arguments.extend(rms(site));
-    arguments.push(flag(add));
-    let format = AccessFormat::of(dh.dtype, &all)?;
-    let launch = Launch::new(KernelFamily::Latent, format.name(site.op.describe().0), arguments);
+    arguments.extend(rms_constants(site));
+    arguments.push(flag(accumulate));
+    let format = VectorFormat::common(dh.dtype, &all)?;
+    let kernel = format.kernel_name("latent_recover_backward");
+    let launch = Launch::new(KernelFamily::Latent, kernel, arguments);
     Ok(launch.over_rows(dh.rows, sections.widest(), format)?.into())
 }

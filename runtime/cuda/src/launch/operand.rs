@@ -1,94 +1,93 @@
-//! Operands as arguments of kernels: where they lie, and which of their bytes a kernel touches.
+//! Operands as kernel arguments: where they lie, and which of their bytes a kernel accesses.
 
 use std::ops::Range;
 
 use narrows_plan::DType;
-use narrows_plan::program::Access;
 
-use super::{InstrSite, LaunchResult};
-use narrows_runtime::replica_operand_range;
+use super::site::LaunchResult;
 
-/// What an argument points into.
+/// Memory that a pointer argument refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemorySpace {
     /// The arena of the program.
     Arena,
-    /// Memory that the launches of one instruction share.
+    /// Scratch memory shared by the launches of one instruction.
     Scratch,
-    /// Cosines and sines of all positions, made once a session:
+    /// Cosines and sines of all positions, computed once per session:
     /// [`rotary_table`](super::rotary_table).
     Rotary,
-    /// The optimizer's numbers of the step: [`coefficients`](super::coefficients).
+    /// Scalars of the optimizer for the step: [`optimizer_coefficients`](super::optimizer_coefficients).
     Coefficients,
-    /// The step's loss as this device has seen it, one f64. Zeroed before a step.
+    /// This device's contribution to the loss of the step, one f64. Zeroed before every step.
     Loss,
 }
 
-/// What a kernel does there.
+/// How a kernel accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryAccess {
-    /// Reads.
+    /// Reads only.
     Read,
-    /// Writes all of it, whatever was there.
+    /// Writes every byte, without reading.
     Write,
     /// Reads and writes.
     Update,
 }
 
-/// The bytes behind a pointer that a kernel touches: rows of equal length, at equal distances.
+/// The bytes that a kernel accesses through one pointer: rows of equal length at a constant stride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRows {
-    /// Where.
+    /// The memory.
     pub memory: MemorySpace,
-    /// The first byte: what the pointer points to.
+    /// Offset of the first byte, which is the value of the pointer.
     pub begin: u64,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: u64,
-    /// Bytes from the beginning of a row to that of the next.
+    /// Bytes from the beginning of one row to the next.
     pub stride_bytes: u64,
-    /// What is done.
-    pub touch: MemoryAccess,
+    /// Kind of access.
+    pub access: MemoryAccess,
 }
 
-/// What a kernel is given.
+/// An argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
-    /// A pointer to memory.
-    Memory(ByteRows),
-    /// A null pointer, where a kernel allows it.
-    Absent,
-    /// 32 bits.
+    /// A pointer.
+    Pointer(ByteRows),
+    /// A null pointer, where the kernel allows it.
+    Null,
+    /// A 32-bit integer.
     U32(u32),
-    /// 64 bits.
+    /// A 64-bit integer.
     U64(u64),
-    /// A number.
+    /// A 32-bit float.
     F32(f32),
 }
 
 impl ByteRows {
-    /// The bytes of a row.
-    pub fn row(&self, row: u64) -> Range<u64> {
+    /// The bytes of one row.
+    pub fn row_range(&self, row: u64) -> Range<u64> {
         let begin = self.begin + row * self.stride_bytes;
         begin..begin + self.row_bytes
     }
 }
 
-/// An operand as a matrix in the arena, or in scratch memory.
+/// A row-major matrix in a memory space.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MatrixOperand {
     pub memory: MemorySpace,
+    /// Offset of the first byte.
     pub begin: u64,
     pub rows: u64,
     pub columns: u64,
-    /// Numbers from the beginning of a row to that of the next.
+    /// Elements from the beginning of one row to the next.
     pub stride: u64,
     pub dtype: DType,
 }
 
 impl MatrixOperand {
-    /// Rows without a gap between them.
+    /// A matrix without gaps between rows.
     pub fn contiguous(
         memory: MemorySpace,
         begin: u64,
@@ -98,7 +97,7 @@ impl MatrixOperand {
         MatrixOperand { memory, begin, rows, columns, stride: columns, dtype }
     }
 
-    /// Some of its columns.
+    /// Columns `first` to `first + count`.
     pub fn column_range(self, first: u64, count: u64) -> LaunchResult<MatrixOperand> {
         if first + count > self.columns {
             return Err(format!("columns {first} to {} of {}", first + count, self.columns));
@@ -106,7 +105,7 @@ impl MatrixOperand {
         Ok(MatrixOperand { begin: self.begin + first * self.dtype.width(), columns: count, ..self })
     }
 
-    /// Its numbers in one row.
+    /// All elements as one row.
     pub fn flat(self) -> MatrixOperand {
         let columns = self.rows * self.columns;
         MatrixOperand { rows: 1, columns, stride: columns, ..self }
@@ -116,71 +115,92 @@ impl MatrixOperand {
         self.rows * self.columns
     }
 
-    /// Whether every row begins where a vector of so many numbers may.
-    pub fn aligned(&self, numbers: u64) -> bool {
-        let bytes = (numbers * self.dtype.width()).min(16);
+    /// Whether every row is aligned for vectors of this many elements.
+    pub fn is_aligned(&self, elements: u64) -> bool {
+        let bytes = (elements * self.dtype.width()).min(16);
         let stride = if self.rows > 1 { self.stride * self.dtype.width() } else { 0 };
         self.begin.is_multiple_of(bytes) && stride.is_multiple_of(bytes)
     }
 
     pub fn read(&self) -> Argument {
-        self.touched(MemoryAccess::Read)
+        self.pointer(MemoryAccess::Read)
     }
 
     pub fn write(&self) -> Argument {
-        self.touched(MemoryAccess::Write)
+        self.pointer(MemoryAccess::Write)
     }
 
     pub fn update(&self) -> Argument {
-        self.touched(MemoryAccess::Update)
+        self.pointer(MemoryAccess::Update)
     }
 
-    /// Written, or added to.
-    pub fn made(&self, add: bool) -> Argument {
-        if add { self.update() } else { self.write() }
+    /// A pointer that is updated with `accumulate`, and written without.
+    pub fn write_or_update(&self, accumulate: bool) -> Argument {
+        if accumulate { self.update() } else { self.write() }
     }
 
-    fn touched(&self, touch: MemoryAccess) -> Argument {
+    fn pointer(&self, access: MemoryAccess) -> Argument {
         let width = self.dtype.width();
-        Argument::Memory(ByteRows {
+        Argument::Pointer(ByteRows {
             memory: self.memory,
             begin: self.begin,
             rows: self.rows,
             row_bytes: self.columns * width,
             stride_bytes: self.stride * width,
-            touch,
+            access,
         })
     }
 }
 
-/// 32 bits of a size, or why not.
-pub(super) fn small(size: u64) -> LaunchResult<u32> {
+/// Converts a size to 32 bits.
+pub(super) fn to_u32(size: u64) -> LaunchResult<u32> {
     u32::try_from(size).map_err(|_| format!("a size of {size} exceeds 32 bits"))
 }
 
-impl<Op> InstrSite<'_, Op> {
-    /// A read operand.
-    pub fn read(&self, port: usize) -> LaunchResult<MatrixOperand> {
-        let reads = &self.moment.instr.reads;
-        let access = reads.get(port).ok_or_else(|| format!("it reads {} operands", reads.len()))?;
-        Ok(self.operand(access))
-    }
+/// A boolean argument.
+pub(super) fn flag(value: bool) -> Argument {
+    Argument::U32(u32::from(value))
+}
 
-    /// A written operand.
-    pub fn write(&self, port: usize) -> LaunchResult<MatrixOperand> {
-        let writes = &self.moment.instr.writes;
-        let access =
-            writes.get(port).ok_or_else(|| format!("it writes {} operands", writes.len()))?;
-        Ok(self.operand(access))
+/// Checks that operands have this format.
+pub(super) fn expect_dtype(dtype: DType, operands: &[&MatrixOperand]) -> LaunchResult<()> {
+    match operands.iter().find(|operand| operand.dtype != dtype) {
+        Some(other) => {
+            Err(format!("an operand is {} where {} is expected", other.dtype.name(), dtype.name()))
+        }
+        None => Ok(()),
     }
+}
 
-    /// An operand where this device has it. Parameters of which this replica updates a part are
-    /// seen as that part.
-    pub fn operand(&self, access: &Access) -> MatrixOperand {
-        let InstrSite { device, moment, .. } = self;
-        let seen = (access, moment.phase, moment.slot);
-        let begin = replica_operand_range(device.stage, (device.context, device.data), seen).start;
-        let shape = (access.extent.rows, access.extent.columns);
-        MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
+/// Checks that operands have this many rows and columns.
+pub(super) fn expect_shape(shape: (u64, u64), operands: &[&MatrixOperand]) -> LaunchResult<()> {
+    match operands.iter().find(|operand| (operand.rows, operand.columns) != shape) {
+        Some(other) => Err(format!(
+            "an operand is [{}, {}] where [{}, {}] is expected",
+            other.rows, other.columns, shape.0, shape.1
+        )),
+        None => Ok(()),
     }
+}
+
+/// Checks that operands have this many elements, in any number of rows.
+pub(super) fn expect_elements(count: u64, operands: &[&MatrixOperand]) -> LaunchResult<()> {
+    match operands.iter().find(|operand| operand.elements() != count) {
+        Some(other) => {
+            Err(format!("an operand has {} elements where {count} are expected", other.elements()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Views an operand as one f32 per row.
+pub(super) fn row_statistic(operand: MatrixOperand, rows: u64) -> LaunchResult<MatrixOperand> {
+    expect_dtype(DType::F32, &[&operand])?;
+    expect_elements(rows, &[&operand])?;
+    Ok(operand.flat())
+}
+
+/// The number of rows and of columns as two arguments.
+pub(super) fn row_and_column_counts(operand: &MatrixOperand) -> LaunchResult<[Argument; 2]> {
+    Ok([Argument::U32(to_u32(operand.rows)?), Argument::U32(to_u32(operand.columns)?)])
 }

@@ -1,5 +1,5 @@
-// A fiber: a stack of its own that is switched to and from by hand. On processors without a switch
-// written here, ucontext does it, with a system call each time.
+// A fiber: a stack that is switched to and from explicitly. Processors without a switch written here use ucontext,
+// which makes a system call on every switch.
 #pragma once
 #include <cstdlib>
 
@@ -21,7 +21,7 @@ struct Fiber {
     Stack stack;
 };
 
-// Saves what a call must keep on this stack, and takes up the other's.
+// Saves the callee-saved registers on the current stack and restores those of the other.
 extern "C" void narrows_switch_stacks(void** from, void* to);
 asm(R"(
     .text
@@ -46,10 +46,10 @@ narrows_switch_stacks:
     .size narrows_switch_stacks, . - narrows_switch_stacks
 )");
 
-inline void start_fiber(Fiber& fiber, void (*begin)()) {
+inline void start_fiber(Fiber& fiber, void (*entry)()) {
     void** top = reinterpret_cast<void**>(fiber.stack.allocated() + FIBER_STACK);
-    *--top = nullptr;  // So that the stack is aligned as after a call.
-    *--top = reinterpret_cast<void*>(begin);
+    *--top = nullptr;  // Aligns the stack as after a call.
+    *--top = reinterpret_cast<void*>(entry);
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
     fiber.top = top;
 }
@@ -64,12 +64,12 @@ struct Fiber {
     Stack stack;
 };
 
-inline void start_fiber(Fiber& fiber, void (*begin)()) {
+inline void start_fiber(Fiber& fiber, void (*entry)()) {
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.allocated();
     fiber.context.uc_stack.ss_size = FIBER_STACK;
     fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, begin, 0);
+    makecontext(&fiber.context, entry, 0);
 }
 
 inline void switch_fiber(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }

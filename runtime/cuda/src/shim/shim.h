@@ -1,12 +1,11 @@
-// Runs kernels on a processor: as much of CUDA C++ as our sources use.
+// Runs kernels on the CPU: the subset of CUDA C++ that the kernels use.
 //
-// The threads of a block are fibers, which give way only at barriers. A warp's exchanges (shuffles,
-// mma, ldmatrix) are barriers of the warp. Blocks run one after the other. What no test on a GPU
-// reports is an error here: threads that wait at different barriers, a thread that ended while
-// others wait for it, lanes left out of a mask, arguments that are not those the kernel declares.
-// Shared memory holds NaNs when a block begins. Fibers and blocks run in either order, one always
-// as far as it can before the next: a kernel that lacks a barrier, or whose blocks depend on each
-// other, differs between the two.
+// The threads of a block are fibers, which yield at barriers only. A warp-wide operation (shuffle, mma, ldmatrix) is a
+// barrier of the warp. Blocks run one after the other. Mistakes that a GPU does not report are errors here: threads
+// that wait at different barriers, a thread that ended while others wait for it, lanes missing from a mask, arguments
+// that differ from the kernel's parameters. Shared memory contains NaNs when a block begins. Fibers and blocks run in
+// ascending or in descending order, each as far as it can before the next: a kernel that lacks a barrier, or whose
+// blocks depend on each other, gives different results in the two orders.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -14,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -43,16 +41,16 @@ static Index3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace shim {
 
-// What a caller hands over; tests/cuda/shim.rs has the same.
+// Parameters of a launch; tests/kernels/shim.rs and the fake driver have the same layout.
 struct Launch {
     u32 grid[3], block[3];
     u32 shared_bytes;
-    // 1 runs blocks and threads from the last to the first.
+    // 1 runs blocks and threads in descending order.
     u32 descending;
-    // Without any, nothing runs: `error` is the most threads of a block, and the kinds it takes.
+    // Null to query the kernel: nothing runs, and `error` receives the maximum threads per block and the kinds of its
+    // parameters.
     void** arguments;
-    // For each argument p (pointer), u (32 bits), l (64 bits) or f (float). Null where the caller
-    // has them from the kernel.
+    // Kind of each argument: p (pointer), u (32 bits), l (64 bits) or f (float). Null where the caller has queried them.
     const char* kinds;
     char* error;
     u32 error_bytes;
@@ -60,21 +58,21 @@ struct Launch {
 
 enum class State { ready, at_block_barrier, at_warp_barrier, done };
 
-// Where a thread waits, and in what.
+// A barrier: the operation and its place in the source.
 struct Barrier {
-    const char* what;
+    const char* operation;
     const char* file;
     int line;
     bool operator==(const Barrier& other) const {
-        return line == other.line && same(what, other.what) && same(file, other.file);
+        return line == other.line && same(operation, other.operation) && same(file, other.file);
     }
     static bool same(const char* a, const char* b) { return a == b || !strcmp(a, b); }
 };
 
-// A copy that was begun and not yet waited for.
+// An asynchronous copy that has not been waited for.
 struct Copy {
     void* to;
-    unsigned char of[16];
+    unsigned char bytes[16];
 };
 
 struct Thread {
@@ -83,15 +81,20 @@ struct Thread {
     Index3 index;
     u32 number;
     Barrier barrier;
-    // Exchanges of the warp so far: two in a row use different slots.
+    // Warp-wide operations so far. Two consecutive ones use different slots.
     u32 exchanges;
+    // Copies in flight, and the number of copies up to the end of each closed group.
     std::vector<Copy> copies;
-    std::deque<std::vector<Copy>> groups;
+    std::vector<size_t> group_ends;
 };
 
 constexpr u32 SLOT = 64;
 struct Warp {
-    alignas(16) unsigned char slots[2][32][SLOT];
+    // Inputs and outputs of each lane in a warp-wide operation.
+    alignas(16) unsigned char inputs[2][32][SLOT];
+    alignas(16) unsigned char outputs[2][32][SLOT];
+    // Lanes that wait at a warp barrier.
+    u32 waiting;
 };
 
 struct Block {
@@ -100,69 +103,89 @@ struct Block {
     Fiber scheduler;
     Thread* current = nullptr;
     std::vector<uint4> dynamic;
-    // Arrays of the block, by their declaration.
+    // Shared arrays, keyed by their declarations.
     std::vector<std::pair<const void*, std::vector<uint4>>> arrays;
     bool failed = false;
-    // Whether the running thread let others of its warp go.
+    // Whether the running thread has released other lanes of its warp.
     bool warp_released = false;
     char error[512];
     void (*body)(void*) = nullptr;
-    void* of = nullptr;
+    void* closure = nullptr;
 };
 static Block block;
 
-inline void give_way() { switch_fiber(block.current->fiber, block.scheduler); }
+inline void yield() { switch_fiber(block.current->fiber, block.scheduler); }
 
-[[noreturn]] inline void fail(const char* what, const char* why, const char* file, int line) {
+[[noreturn]] inline void fail(const char* operation, const char* reason, const char* file, int line) {
     snprintf(block.error, sizeof block.error, "%s at %s:%d in thread %u of block %u,%u,%u: %s",
-             what, file, line, block.current->number, blockIdx.x, blockIdx.y, blockIdx.z, why);
+             operation, file, line, block.current->number, blockIdx.x, blockIdx.y, blockIdx.z, reason);
     block.failed = true;
-    give_way();
+    yield();
     abort();
 }
 
-inline __attribute__((noinline)) void wait_for_block(Barrier at) {
+inline __attribute__((noinline)) void wait_for_block(Barrier barrier) {
     block.current->state = State::at_block_barrier;
-    block.current->barrier = at;
-    give_way();
+    block.current->barrier = barrier;
+    yield();
 }
 
-// Waits until all lanes of the warp are here. The last to arrive lets the others go.
-inline __attribute__((noinline)) void wait_for_warp(Barrier at) {
-    Thread& me = *block.current;
-    me.state = State::at_warp_barrier;
-    me.barrier = at;
-    Thread* first = &block.threads[me.number / 32 * 32];
+// Waits until all lanes of the warp have arrived at the same barrier. The last lane to arrive calls `last` and releases
+// the others.
+template <class Last>
+inline void wait_for_warp(Barrier barrier, Last last) {
+    Thread& self = *block.current;
+    Warp& warp = block.warps[self.number / 32];
+    self.state = State::at_warp_barrier;
+    self.barrier = barrier;
+    if (++warp.waiting < 32) return yield();
+    Thread* lanes = &block.threads[self.number / 32 * 32];
     for (u32 lane = 0; lane < 32; lane++) {
-        if (first[lane].state != State::at_warp_barrier || !(first[lane].barrier == at)) {
-            give_way();
-            return;
-        }
+        if (!(lanes[lane].barrier == barrier)) return yield();
     }
-    for (u32 lane = 0; lane < 32; lane++) first[lane].state = State::ready;
+    last();
+    warp.waiting = 0;
+    for (u32 lane = 0; lane < 32; lane++) lanes[lane].state = State::ready;
     block.warp_released = true;
 }
 
-// Every lane's value, in the order of lanes, `SLOT` bytes apart.
-template <class T>
-const unsigned char* exchange(const T& mine, u32 mask, Barrier at) {
-    static_assert(sizeof(T) <= SLOT, "a lane exchanges at most a slot");
-    if (mask != 0xffffffffu) fail(at.what, "not all lanes are in its mask", at.file, at.line);
-    Thread& me = *block.current;
-    auto& slots = block.warps[me.number / 32].slots[me.exchanges++ % 2];
-    memcpy(slots[me.number % 32], &mine, sizeof(T));
-    wait_for_warp(at);
-    return slots[0];
+// A warp-wide operation: `combine(inputs, outputs)` maps the inputs of the 32 lanes to their outputs.
+template <class Output, class Input, class Combine>
+Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) {
+    static_assert(sizeof(Input) <= SLOT && sizeof(Output) <= SLOT, "a lane exchanges at most a slot");
+    static_assert(std::is_trivially_copyable_v<Input> && std::is_trivially_copyable_v<Output>);
+    if (mask != 0xffffffffu) {
+        fail(barrier.operation, "not all lanes are in its mask", barrier.file, barrier.line);
+    }
+    Thread& self = *block.current;
+    Warp& warp = block.warps[self.number / 32];
+    const u32 lane = self.number % 32, slot = self.exchanges++ % 2;
+    memcpy(warp.inputs[slot][lane], &input, sizeof(Input));
+    wait_for_warp(barrier, [&] {
+        Input inputs[32];
+        Output outputs[32];
+        for (u32 other = 0; other < 32; other++) {
+            memcpy(&inputs[other], warp.inputs[slot][other], sizeof(Input));
+        }
+        combine(inputs, outputs);
+        for (u32 other = 0; other < 32; other++) {
+            memcpy(warp.outputs[slot][other], &outputs[other], sizeof(Output));
+        }
+    });
+    Output output;
+    memcpy(&output, warp.outputs[slot][lane], sizeof(Output));
+    return output;
 }
 
-template <class T>
-T lane_of(const unsigned char* slots, u32 lane) {
-    T value;
-    memcpy(&value, slots + lane * SLOT, sizeof(T));
-    return value;
+// A shuffle: lane i receives the value of lane `source(i)`.
+template <class T, class Source>
+T shuffle(T value, u32 mask, Barrier barrier, Source source) {
+    return exchange<T>(value, mask, barrier, [&](const T* inputs, T* outputs) {
+        for (u32 lane = 0; lane < 32; lane++) outputs[lane] = inputs[source(lane)];
+    });
 }
 
-// Memory of the block for one declaration, full of NaNs when the block begins.
+// A shared array for one declaration, full of NaNs when the block begins.
 inline void* shared_array(const void* declaration, size_t bytes) {
     for (auto& [key, memory] : block.arrays) {
         if (key == declaration) return memory.data();
@@ -172,7 +195,7 @@ inline void* shared_array(const void* declaration, size_t bytes) {
     return block.arrays.back().second.data();
 }
 
-// To the nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline u16 round_to_bf16(float x) {
     u32 bits;
     memcpy(&bits, &x, 4);
@@ -180,7 +203,8 @@ inline u16 round_to_bf16(float x) {
     return u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-inline void describe_stop() {
+// Reports two threads that cannot both go on.
+inline void report_deadlock() {
     const Thread *waiting = nullptr, *other = nullptr;
     for (const Thread& thread : block.threads) {
         const bool waits =
@@ -191,44 +215,45 @@ inline void describe_stop() {
         const bool same = thread.state == waiting->state && thread.barrier == waiting->barrier;
         if (!same && !other) other = &thread;
     }
-    const Barrier& at = waiting->barrier;
-    const int written =
-        snprintf(block.error, sizeof block.error,
-                 "block %u,%u,%u stops: thread %u waits in %s at %s:%d, and thread %u ", blockIdx.x,
-                 blockIdx.y, blockIdx.z, waiting->number, at.what, at.file, at.line, other->number);
+    const Barrier& barrier = waiting->barrier;
+    const int written = snprintf(
+        block.error, sizeof block.error,
+        "block %u,%u,%u stops: thread %u waits in %s at %s:%d, and thread %u ", blockIdx.x, blockIdx.y,
+        blockIdx.z, waiting->number, barrier.operation, barrier.file, barrier.line, other->number);
     char* rest = block.error + written;
     const size_t room = sizeof block.error - written;
     if (other->state == State::done) {
         snprintf(rest, room, "has ended");
     } else {
-        snprintf(rest, room, "waits in %s at %s:%d", other->barrier.what, other->barrier.file,
+        snprintf(rest, room, "waits in %s at %s:%d", other->barrier.operation, other->barrier.file,
                  other->barrier.line);
     }
     block.failed = true;
 }
 
-inline void begin_thread() {
-    block.body(block.of);
+inline void thread_entry() {
+    block.body(block.closure);
     block.current->state = State::done;
-    give_way();
+    yield();
 }
 
-// All threads of a block, until they end or none can go on.
+// Runs all threads of a block until they end or none can go on.
 inline void run_block(bool descending) {
     const u32 count = u32(block.threads.size());
     block.arrays.clear();
-    std::fill(block.dynamic.begin(), block.dynamic.end(), uint4{~0u, ~0u, ~0u, ~0u});
+    for (uint4& word : block.dynamic) word = {~0u, ~0u, ~0u, ~0u};
+    for (Warp& warp : block.warps) warp.waiting = 0;
     for (Thread& thread : block.threads) {
         thread.state = State::ready;
         thread.exchanges = 0;
         thread.copies.clear();
-        thread.groups.clear();
-        start_fiber(thread.fiber, begin_thread);
+        thread.group_ends.clear();
+        start_fiber(thread.fiber, thread_entry);
     }
     for (;;) {
         u32 done = 0, waiting = 0;
-        // The first thread that can go on always does, as far as it can: what others have not read
-        // yet it may overwrite, what they have not written yet it may read.
+        // Always continues the first thread that can go on, as far as it can: it may overwrite what others have not
+        // read yet, and read what they have not written yet.
         for (u32 at = 0; at < count;) {
             Thread& thread = block.threads[descending ? count - 1 - at : at];
             if (thread.state != State::ready) {
@@ -248,7 +273,7 @@ inline void run_block(bool descending) {
             waiting += thread.state == State::at_block_barrier && thread.barrier == first;
         }
         if (done == count) return;
-        if (waiting != count) return describe_stop();
+        if (waiting != count) return report_deadlock();
         for (Thread& thread : block.threads) thread.state = State::ready;
     }
 }
@@ -260,30 +285,21 @@ constexpr char kind_of() {
     return sizeof(T) == 8 ? 'l' : 'u';
 }
 
-template <class... Arguments, size_t... AT>
-int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
-        std::index_sequence<AT...>) {
-    const auto refuse = [&](const char* why) {
-        snprintf(launch->error, launch->error_bytes, "%s", why);
+// Runs a launch whose arguments have been checked.
+inline int run_blocks(const Launch* launch, u32 threads_max, void (*body)(void*), void* closure) {
+    const auto refuse = [&](const char* reason) {
+        snprintf(launch->error, launch->error_bytes, "%s", reason);
         return 1;
     };
-    const char declared[] = {kind_of<Arguments>()..., 0};
-    char why[256];
-    if (!launch->arguments) {
-        snprintf(launch->error, launch->error_bytes, "%u %s", threads_max, declared);
-        return 0;
-    }
-    if (launch->kinds && strcmp(declared, launch->kinds)) {
-        snprintf(why, sizeof why, "the kernel takes %s, it is given %s", declared, launch->kinds);
-        return refuse(why);
-    }
     blockDim = {launch->block[0], launch->block[1], launch->block[2]};
     gridDim = {launch->grid[0], launch->grid[1], launch->grid[2]};
     const u32 count = blockDim.x * blockDim.y * blockDim.z;
     if (count == 0 || count % 32 || count > 1024) return refuse("a block is 1 to 32 whole warps");
     if (count > threads_max) {
-        snprintf(why, sizeof why, "a block has %u threads, it is compiled for %u", count, threads_max);
-        return refuse(why);
+        char reason[256];
+        snprintf(reason, sizeof reason, "a block has %u threads, the kernel is compiled for %u", count,
+                 threads_max);
+        return refuse(reason);
     }
     block.threads.resize(count);
     block.warps.resize(count / 32);
@@ -294,9 +310,8 @@ int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
         block.threads[at].number = at;
         block.threads[at].index = {x, y, at / blockDim.x / blockDim.y};
     }
-    auto call = [&] { kernel(*static_cast<Arguments*>(launch->arguments[AT])...); };
-    block.body = [](void* of) { (*static_cast<decltype(call)*>(of))(); };
-    block.of = &call;
+    block.body = body;
+    block.closure = closure;
     const u64 blocks = u64(gridDim.x) * gridDim.y * gridDim.z;
     for (u64 at = 0; at < blocks && !block.failed; at++) {
         const u64 number = launch->descending ? blocks - 1 - at : at;
@@ -307,6 +322,24 @@ int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
     return block.failed ? refuse(block.error) : 0;
 }
 
+template <class... Arguments, size_t... AT>
+int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max,
+        std::index_sequence<AT...>) {
+    const char declared[] = {kind_of<Arguments>()..., 0};
+    if (!launch->arguments) {
+        snprintf(launch->error, launch->error_bytes, "%u %s", threads_max, declared);
+        return 0;
+    }
+    if (launch->kinds && strcmp(declared, launch->kinds)) {
+        snprintf(launch->error, launch->error_bytes, "the kernel takes %s, and receives %s", declared,
+                 launch->kinds);
+        return 1;
+    }
+    auto call = [&] { kernel(*static_cast<Arguments*>(launch->arguments[AT])...); };
+    const auto body = [](void* closure) { (*static_cast<decltype(call)*>(closure))(); };
+    return run_blocks(launch, threads_max, body, &call);
+}
+
 template <class... Arguments>
 int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max) {
     return run(kernel, launch, threads_max, std::index_sequence_for<Arguments...>());
@@ -314,11 +347,11 @@ int run(void (*kernel)(Arguments...), const Launch* launch, u32 threads_max) {
 
 }  // namespace shim
 
-#define KERNEL(threads, blocks, name, ...)                \
-    static void name##_body(__VA_ARGS__);                 \
-    extern "C" int name(const shim::Launch* launch) {     \
-        return shim::run(name##_body, launch, (threads)); \
-    }                                                     \
+#define KERNEL(threads, blocks, name, ...)                                                       \
+    static void name##_body(__VA_ARGS__);                                                        \
+    extern "C" __attribute__((visibility("default"))) int name(const shim::Launch* launch) {     \
+        return shim::run(name##_body, launch, (threads));                                        \
+    }                                                                                            \
     static void name##_body(__VA_ARGS__)
 #define SHARED(type, name)                  \
     using name##_array = type;              \
@@ -333,35 +366,32 @@ inline void __syncthreads(SHIM_SITE) { shim::wait_for_block({"__syncthreads", fi
 
 inline void __syncwarp(u32 mask = 0xffffffffu, SHIM_SITE) {
     if (mask != 0xffffffffu) shim::fail("__syncwarp", "not all lanes are in its mask", file, line);
-    shim::wait_for_warp({"__syncwarp", file, line});
+    shim::wait_for_warp({"__syncwarp", file, line}, [] {});
 }
 
 template <class T>
-T __shfl_sync(u32 mask, T value, int lane, SHIM_SITE) {
-    const auto slots = shim::exchange(value, mask, {"__shfl_sync", file, line});
-    return shim::lane_of<T>(slots, u32(lane) % 32);
+T __shfl_sync(u32 mask, T value, int source, SHIM_SITE) {
+    const auto from = [&](u32) { return u32(source) % 32; };
+    return shim::shuffle(value, mask, {"__shfl_sync", file, line}, from);
 }
 
 template <class T>
 T __shfl_xor_sync(u32 mask, T value, int with, SHIM_SITE) {
-    const u32 me = shim::block.current->number % 32;
-    const auto slots = shim::exchange(value, mask, {"__shfl_xor_sync", file, line});
-    return shim::lane_of<T>(slots, (me ^ u32(with)) % 32);
+    const auto from = [&](u32 lane) { return (lane ^ u32(with)) % 32; };
+    return shim::shuffle(value, mask, {"__shfl_xor_sync", file, line}, from);
 }
 
 // Lanes without a source keep their own value.
 template <class T>
 T __shfl_down_sync(u32 mask, T value, u32 by, SHIM_SITE) {
-    const u32 me = shim::block.current->number % 32;
-    const auto slots = shim::exchange(value, mask, {"__shfl_down_sync", file, line});
-    return shim::lane_of<T>(slots, me + by < 32 ? me + by : me);
+    const auto from = [&](u32 lane) { return lane + by < 32 ? lane + by : lane; };
+    return shim::shuffle(value, mask, {"__shfl_down_sync", file, line}, from);
 }
 
 template <class T>
 T __shfl_up_sync(u32 mask, T value, u32 by, SHIM_SITE) {
-    const u32 me = shim::block.current->number % 32;
-    const auto slots = shim::exchange(value, mask, {"__shfl_up_sync", file, line});
-    return shim::lane_of<T>(slots, me >= by ? me - by : me);
+    const auto from = [&](u32 lane) { return lane >= by ? lane - by : lane; };
+    return shim::shuffle(value, mask, {"__shfl_up_sync", file, line}, from);
 }
 
 inline float __uint_as_float(u32 bits) {

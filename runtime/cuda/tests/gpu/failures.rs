@@ -1,4 +1,4 @@
-//! What goes wrong is said, in time, by all.
+//! Failures are reported by all processes, before a timeout.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -10,34 +10,40 @@ use narrows_plan::mesh::Mesh;
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, RunError};
 
-use super::support::{each, folder, options, tokens};
-use super::{devices, plans};
+use super::training::{cache_folder, on_each_device, options, tokens};
+use super::{device_choice, plans};
 
-fn along(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
+fn plan_on(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_plan::Plan) {
     let mesh = Mesh { tensor, pipeline, data: 1 };
     plans(mesh, Precision::Full32, 5, 1).pop().unwrap()
 }
 
-/// A device that makes no second step leaves the other in a collective: it gives up at its deadline, and
-/// says what was under way.
+/// Longer than any item of a step takes on a busy machine.
+const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A device that makes no second step leaves the other waiting in a collective, which gives up after the timeout and
+/// reports the last activity.
 #[test]
-fn who_stalls_is_found_at_the_deadline() {
-    devices::seeded("failures::who_stalls_is_found_at_the_deadline", 1, 2, |_| {
-        stalls(false);
-        stalls(true);
-    });
+fn stalled_graphs_are_reported_after_the_timeout() {
+    let test = "failures::stalled_graphs_are_reported_after_the_timeout";
+    device_choice::under_seeds(test, [0], 2, |_| check_stall(false));
 }
 
-fn stalls(eager: bool) {
-    let (model, plan) = along(2, 1);
-    let folder = folder();
-    // Longer than a step takes on the busiest machine.
-    let deadline = Duration::from_secs(20);
+/// The same with single launches.
+#[test]
+fn stalled_launches_are_reported_after_the_timeout() {
+    let test = "failures::stalled_launches_are_reported_after_the_timeout";
+    device_choice::under_seeds(test, [0], 2, |_| check_stall(true));
+}
+
+fn check_stall(eager: bool) {
+    let (model, plan) = plan_on(2, 1);
+    let folder = cache_folder();
     let given_up = AtomicBool::new(false);
-    let ended = each(
+    let results = on_each_device(
         (&model, &plan),
-        deadline,
-        |rank| options(&folder, devices::ordinal(rank), eager),
+        STALL_TIMEOUT,
+        |rank| options(&folder, device_choice::ordinal(rank), eager),
         |session, rank| {
             let mut session = session.unwrap_or_else(|error| panic!("{error}"));
             session.initialise(&model, 1).unwrap();
@@ -51,44 +57,43 @@ fn stalls(eager: bool) {
                 }
                 return None;
             }
-            let begun = Instant::now();
+            let start = Instant::now();
             let error = session.step(&optimizer, input).unwrap_err();
-            let waited = begun.elapsed();
+            let waited = start.elapsed();
             given_up.store(true, Ordering::SeqCst);
-            // Nothing can be done with it any more, and nothing waits for ever.
+            // The session cannot be used any more, and does not block.
             let again = session.step(&optimizer, input).unwrap_err().to_string();
-            assert!(again.contains("it failed before"), "{again}");
+            assert!(again.contains("an earlier step failed"), "{again}");
             Some((error, waited))
         },
     );
-    let (error, waited) = ended.into_iter().flatten().next().unwrap();
+    let (error, waited) = results.into_iter().flatten().next().unwrap();
     let RunError::Device(device) = &error else { panic!("{error}") };
-    let CudaError::Stalled { step: 2, recent, .. } = device.source_as().unwrap() else {
+    let CudaError::Stalled { step: 2, recent_activity, .. } = device.source_as().unwrap() else {
         panic!("{error}")
     };
-    assert!(recent.contains("not over: forward of microbatch 0"), "{error}");
-    assert!(recent.contains("over tensor of"), "{error}");
-    assert!(waited >= deadline, "{waited:?}");
-    // Graphs are over or not, as wholes; of single launches the very collective is named.
-    assert_ne!(recent.contains("try: --eager"), eager, "{error}");
-    let last = recent.lines().last().unwrap();
-    let one = last.contains("not over: ") && !last.contains("instructions");
-    assert_eq!(one, eager, "{error}");
+    assert!(recent_activity.contains("not ended: forward of microbatch 0"), "{error}");
+    assert!(recent_activity.contains("over tensor of"), "{error}");
+    assert!(waited >= STALL_TIMEOUT, "{waited:?}");
+    // A graph has ended or not as a whole; with single launches the very collective is reported.
+    assert_ne!(recent_activity.contains("try: --eager"), eager, "{error}");
+    let last = recent_activity.lines().last().unwrap();
+    let names_collective = last.contains("not ended: ") && !last.contains("instructions");
+    assert_eq!(names_collective, eager, "{error}");
 }
 
-/// A GPU that is alone waits for nobody, and may still never end a step. A stand-in's takes longer than it is first
-/// looked for; a GPU's may not.
+/// A single GPU waits for no other process, but a step may still never end. Every step of a fake GPU exceeds a timeout of
+/// zero; one of a real GPU might not.
 #[test]
-fn who_is_alone_and_stalls_is_found_too() {
-    devices::of_stand_ins("failures::who_is_alone_and_stalls_is_found_too", &[], || {
-        let (model, plan) = along(1, 1);
-        let folder = folder();
-        // A stall is what takes longer than allowed: here, than any step could.
-        let impatient = GpuOptions { deadline: Duration::ZERO, ..options(&folder, 0, false) };
-        let mut ended = each(
+fn a_stalled_single_gpu_is_reported() {
+    device_choice::on_fake_gpus("failures::a_stalled_single_gpu_is_reported", &[], || {
+        let (model, plan) = plan_on(1, 1);
+        let folder = cache_folder();
+        let no_timeout = GpuOptions { timeout: Duration::ZERO, ..options(&folder, 0, false) };
+        let mut results = on_each_device(
             (&model, &plan),
             Duration::ZERO,
-            |_| impatient.clone(),
+            |_| no_timeout.clone(),
             |session, _| {
                 let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                 session.initialise(&model, 1).unwrap();
@@ -97,41 +102,43 @@ fn who_is_alone_and_stalls_is_found_too() {
                 session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err()
             },
         );
-        let error = ended.pop().unwrap();
+        let error = results.pop().unwrap();
         let RunError::Device(device) = &error else { panic!("{error}") };
-        let CudaError::Stalled { step: 1, recent, .. } = device.source_as().unwrap() else {
+        let CudaError::Stalled { step: 1, recent_activity, .. } = device.source_as().unwrap()
+        else {
             panic!("{error}")
         };
-        assert!(recent.contains("not over: "), "{error}");
+        assert!(recent_activity.contains("not ended: "), "{error}");
     });
 }
 
-/// A device that fails tells the others, which wait on their GPUs.
+/// A process that fails tells the others, which wait for their GPUs.
 #[test]
-fn who_fails_tells_those_that_wait_on_a_gpu() {
-    devices::seeded("failures::who_fails_tells_those_that_wait_on_a_gpu", 1, 2, |_| {
+fn a_failure_is_reported_to_processes_that_wait_for_a_gpu() {
+    let test = "failures::a_failure_is_reported_to_processes_that_wait_for_a_gpu";
+    device_choice::under_seeds(test, [0], 2, |_| {
         for (tensor, pipeline) in [(2, 1), (1, 2)] {
-            let (model, plan) = along(tensor, pipeline);
-            let folder = folder();
-            let ended = each(
+            let (model, plan) = plan_on(tensor, pipeline);
+            let folder = cache_folder();
+            let errors = on_each_device(
                 (&model, &plan),
                 Duration::from_secs(300),
-                |rank| options(&folder, devices::ordinal(rank), true),
+                |rank| options(&folder, device_choice::ordinal(rank), true),
                 |session, rank| {
                     let mut session = session.unwrap_or_else(|error| panic!("{error}"));
                     session.initialise(&model, 1).unwrap();
                     let ids = tokens(&plan, 0, model.vocab);
-                    let outside = vec![99_999; ids.len()];
-                    let ids = if rank == 1 { &outside } else { &ids };
+                    let invalid = vec![99_999; ids.len()];
+                    let ids = if rank == 1 { &invalid } else { &ids };
                     let input = StepInput { tokens: ids, targets: ids };
                     session.step(&Optimizer::new(1e-3, 1, 10), input).unwrap_err()
                 },
             );
-            let RunError::TokenOutOfVocabulary { token: 99_999, .. } = &ended[1] else {
-                panic!("{}", ended[1])
+            let RunError::TokenOutOfVocabulary { token: 99_999, .. } = &errors[1] else {
+                panic!("{}", errors[1])
             };
-            let RunError::Cluster(ClusterError { fault, .. }) = &ended[0] else {
-                panic!("{}", ended[0])
+            let RunError::Cluster(ClusterError { fault, .. }) = &errors[0] else {
+                panic!("{}", errors[0])
             };
             let ClusterFault::Aborted { rank: 1, reason } = fault else { panic!("{fault}") };
             assert!(reason.contains("token 99999"), "{reason}");
@@ -139,41 +146,43 @@ fn who_fails_tells_those_that_wait_on_a_gpu() {
     });
 }
 
-/// A program that does not fit is refused with the bytes it wants and those there are.
+/// The error states the requested and the free bytes.
 #[test]
-fn too_little_memory_is_said() {
-    let little = [("NARROWS_FAKE_CUDA_MEMORY", "100000")];
-    devices::of_stand_ins("failures::too_little_memory_is_said", &little, || {
-        let (model, plan) = along(1, 1);
-        let folder = folder();
-        let ended = each(
+fn insufficient_memory_is_reported() {
+    let variables = [("NARROWS_FAKE_CUDA_MEMORY", "100000")];
+    let test = "failures::insufficient_memory_is_reported";
+    device_choice::on_fake_gpus(test, &variables, || {
+        let (model, plan) = plan_on(1, 1);
+        let folder = cache_folder();
+        let errors = on_each_device(
             (&model, &plan),
             Duration::from_secs(60),
-            |rank| options(&folder, devices::ordinal(rank), false),
+            |rank| options(&folder, device_choice::ordinal(rank), false),
             |session, _| session.err().unwrap(),
         );
-        let RunError::Device(device) = &ended[0] else { panic!("{}", ended[0]) };
-        let CudaError::Memory { what, wanted, free, .. } = device.source_as().unwrap() else {
-            panic!("{}", ended[0])
+        let RunError::Device(device) = &errors[0] else { panic!("{}", errors[0]) };
+        let CudaError::OutOfMemory { purpose, requested_bytes, free_bytes, .. } =
+            device.source_as().unwrap()
+        else {
+            panic!("{}", errors[0])
         };
-        assert_eq!(*what, "the program's memory");
-        assert!(*wanted > *free, "{}", ended[0]);
+        assert_eq!(*purpose, "the program's memory");
+        assert!(*requested_bytes > *free_bytes, "{}", errors[0]);
     });
 }
 
-/// There is no second GPU for a second process.
 #[test]
-fn a_missing_gpu_is_said() {
-    devices::seeded("failures::a_missing_gpu_is_said", 1, 1, |_| {
-        let (model, plan) = along(1, 1);
-        let (folder, beyond) = (folder(), devices::count());
-        let ended = each(
+fn a_missing_gpu_is_reported() {
+    device_choice::under_seeds("failures::a_missing_gpu_is_reported", [0], 1, |_| {
+        let (model, plan) = plan_on(1, 1);
+        let (folder, beyond) = (cache_folder(), device_choice::count());
+        let errors = on_each_device(
             (&model, &plan),
             Duration::from_secs(60),
             |_| options(&folder, beyond, false),
             |session, _| session.err().unwrap().to_string(),
         );
-        let said = format!("wants GPU {beyond}, and this machine shows {beyond}");
-        assert!(ended[0].contains(&said), "{}", ended[0]);
+        let message = format!("GPU {beyond} does not exist: this machine shows {beyond}");
+        assert!(errors[0].contains(&message), "{}", errors[0]);
     });
 }

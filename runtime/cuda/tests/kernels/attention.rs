@@ -1,12 +1,11 @@
 //! Attention, forward and backward, on ragged shapes.
 //!
-//! What bf16 may differ by is derived, number by number. Scores, probabilities, sums over keys and
-//! D are f32 on both sides; only what goes into a second product is rounded, by 2⁻⁸ of itself at
-//! most: P before P·v and Pᵀ·dout, dS before dS·k and dSᵀ·q. So each result may differ by 2⁻⁸ of
-//! its sum over absolute values, and by 2⁻⁸ of itself for its own rounding. f32 adds a few 2⁻²⁴ of
-//! those sums, as many more as scores are large, whose errors are in an exponent.
+//! The tolerance of bf16 is derived for each element. Scores, probabilities, sums over keys and D are f32 on both sides.
+//! Only operands of a second matmul are rounded, with a relative error of at most 2⁻⁸: P before P·v and Pᵀ·dout, dS
+//! before dS·k and dSᵀ·q. So each result may differ by 2⁻⁸ of its sum over absolute values, and by 2⁻⁸ of itself for its
+//! own rounding. f32 adds a few 2⁻²⁴ of these sums, in proportion to the scores, whose errors are in an exponent.
 
-mod wanted;
+mod reference;
 
 use std::ops::Range;
 
@@ -16,15 +15,15 @@ use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
 use narrows_plan::program::Action;
 
-use super::case::Case;
-use super::numbers::{random, rounded};
-use wanted::{sums, wanted};
+use super::case::KernelCase;
+use super::formats::{random_values, rounded};
+use reference::{error_terms, reference};
 
 const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
-/// The largest error of rounding to bf16, of the number.
+/// Maximum relative error of rounding to bf16.
 const UNIT: f64 = 1.0 / 256.0;
 
-/// Which of q, k and v lie side by side in one operand.
+/// Which of q, k and v share an operand.
 #[derive(Clone, Copy, Debug)]
 enum Operands {
     All,
@@ -36,18 +35,18 @@ enum Operands {
 const OPERANDS: [Operands; 4] =
     [Operands::All, Operands::KeysAndValues, Operands::None, Operands::QueriesAndKeys];
 
-/// What is attended to, and how it lies in operands.
+/// An attention op and the layout of its operands.
 #[derive(Clone, Debug)]
 struct Problem {
     op: Attention,
-    /// Key heads in the operands; more than the op's where devices share them.
-    held: u64,
-    /// Devices, and this one.
+    /// KV heads in the operands; more than the op's where several devices use the same ones.
+    local_kv_heads: u64,
+    /// Number of devices, and index of this one.
     devices: (u64, u64),
-    /// q, k and v in one, two or three operands.
+    /// Layout of q, k and v.
     operands: Operands,
-    /// Factor on q and k.
-    size: f32,
+    /// Scale of q and k.
+    scale: f32,
 }
 
 fn problem(
@@ -57,11 +56,11 @@ fn problem(
 ) -> Problem {
     let direction = Direction::Forward;
     let op = Attention { direction, sequences, length, heads, kv_heads, head_dim, input };
-    Problem { op, held: kv_heads, devices: (1, 0), operands: Operands::All, size: 3.0 }
+    Problem { op, local_kv_heads: kv_heads, devices: (1, 0), operands: Operands::All, scale: 3.0 }
 }
 
-/// Numbers of q, k and v side by side, and of the gradient of the output.
-struct Numbers {
+/// Values of q, k and v side by side, and of the gradient of the output.
+struct Values {
     all: Vec<f32>,
     dout: Vec<f32>,
 }
@@ -78,23 +77,24 @@ impl Problem {
         AttentionShape { sequences, length, heads, kv_heads, head_dim }
     }
 
-    /// Columns of all queries, and of all keys that are held.
+    /// Columns of all queries, and of all keys.
     fn widths(&self) -> [u64; 2] {
-        [self.op.heads, self.held].map(|heads| heads * self.op.head_dim)
+        [self.op.heads, self.local_kv_heads].map(|heads| heads * self.op.head_dim)
     }
 
-    /// Columns of q, k and v that are attended to.
+    /// Columns of q, and of the k and v that are attended to.
     fn columns(&self) -> [Range<usize>; 3] {
         let [queries, keys] = self.widths();
         let (devices, at) = self.devices;
-        let first = self.op.heads * at * self.held / (self.op.heads * devices);
-        let first = if self.held > self.op.kv_heads { first * self.op.head_dim } else { 0 };
+        let first = self.op.heads * at * self.local_kv_heads / (self.op.heads * devices);
+        let first =
+            if self.local_kv_heads > self.op.kv_heads { first * self.op.head_dim } else { 0 };
         let width = self.op.kv_heads * self.op.head_dim;
         [(0, queries), (queries + first, width), (queries + keys + first, width)]
             .map(|(first, count)| first as usize..(first + count) as usize)
     }
 
-    /// Columns of the operands.
+    /// Width of each operand.
     fn parts(&self) -> Vec<u64> {
         let [queries, keys] = self.widths();
         match self.operands {
@@ -109,116 +109,120 @@ impl Problem {
         self.parts().iter().sum()
     }
 
-    fn numbers(&self) -> Numbers {
-        let mut all = random(self.op.length, self.tokens() * self.width());
+    fn values(&self) -> Values {
+        let mut all = random_values(self.op.length, self.tokens() * self.width());
         let [.., values] = self.columns();
         let keys_end = (self.width() - self.widths()[1]) as usize;
         assert!(values.start >= keys_end);
         for row in all.chunks_mut(self.width() as usize) {
-            row[..keys_end].iter_mut().for_each(|x| *x *= self.size);
+            row[..keys_end].iter_mut().for_each(|x| *x *= self.scale);
         }
-        let dout = random(self.op.length + 1, self.tokens() * self.widths()[0]);
-        let [all, dout] = [all, dout].map(|numbers| rounded(self.op.input, numbers));
-        Numbers { all, dout }
+        let dout = random_values(self.op.length + 1, self.tokens() * self.widths()[0]);
+        let [all, dout] = [all, dout].map(|values| rounded(self.op.input, values));
+        Values { all, dout }
     }
 
-    fn case(&self, direction: Direction) -> Case {
+    fn case(&self, direction: Direction) -> KernelCase {
         let op = Attention { direction, ..self.op.clone() };
         let tokens = (self.op.sequences, self.op.length);
-        let mut case = Case::of(Action::Attention(op), self.devices.0, tokens);
+        let mut case = KernelCase::of(Action::Attention(op), self.devices.0, tokens);
         case.tensor = self.devices.1;
         case
     }
 
-    /// Some columns of a matrix of q, k and v.
-    fn cut(&self, all: &[f32], columns: Range<usize>) -> Vec<f32> {
+    /// Selects columns of a matrix of q, k and v.
+    fn select(&self, all: &[f32], columns: Range<usize>) -> Vec<f32> {
         let rows = all.chunks(self.width() as usize);
         rows.flat_map(|row| row[columns.clone()].to_vec()).collect()
     }
 
-    /// A matrix of q, k and v in operands.
+    /// Splits a matrix of q, k and v into operands.
     fn split(&self, all: &[f32]) -> Vec<Vec<f32>> {
         let mut first = 0;
         let part = |width: u64| {
             let columns = first..first + width as usize;
             first = columns.end;
-            self.cut(all, columns)
+            self.select(all, columns)
         };
         self.parts().into_iter().map(part).collect()
     }
 }
 
 #[track_caller]
-fn assert_within(what: &str, got: &[f32], wanted: &[f32], allowed: impl Fn(usize) -> f64) {
-    assert_eq!(got.len(), wanted.len());
-    for (at, (got, wanted)) in got.iter().zip(wanted).enumerate() {
+fn assert_within(name: &str, actual: &[f32], expected: &[f32], allowed: impl Fn(usize) -> f64) {
+    assert_eq!(actual.len(), expected.len());
+    for (at, (actual, expected)) in actual.iter().zip(expected).enumerate() {
         let allowed = allowed(at);
-        let error = (f64::from(*got) - f64::from(*wanted)).abs();
-        assert!(error <= allowed, "{what}, number {at}: {got}, wanted {wanted} (± {allowed:e})");
+        let error = (f64::from(*actual) - f64::from(*expected)).abs();
+        assert!(
+            error <= allowed,
+            "{name}, element {at}: {actual}, expected {expected} (± {allowed:e})"
+        );
     }
 }
 
-/// Both directions against the processor; `None` where no compiler makes kernels for processors.
+/// Compares both directions with the CPU; `None` where kernels cannot be compiled for the CPU.
 fn check(problem: &Problem) -> Option<()> {
-    let numbers = problem.numbers();
-    let wanted = wanted(problem, &numbers);
-    let sums = sums(problem, &numbers, &wanted);
+    let values = problem.values();
+    let expected = reference(problem, &values);
+    let terms = error_terms(problem, &values, &expected);
     let dtype = problem.op.input;
     let unit = if dtype == DType::Bf16 { UNIT } else { 0.0 };
-    let of_f32 = f64::from(f32::EPSILON) * (16.0 + 4.0 * sums.exponent);
-    let allowed = |rounded: &[f64], summed: &[f64], wanted: &[f32], at: usize| {
-        unit * (rounded[at] + f64::from(wanted[at].abs()))
+    let of_f32 = f64::from(f32::EPSILON) * (16.0 + 4.0 * terms.exponent);
+    let allowed = |rounded: &[f64], summed: &[f64], expected: &[f32], at: usize| {
+        unit * (rounded[at] + f64::from(expected[at].abs()))
             + (of_f32 + unit * unit) * summed[at]
             + 1e-9
     };
     let (tokens, [queries, _]) = (problem.tokens(), problem.widths());
 
     let mut case = problem.case(Direction::Forward);
-    let parts = problem.split(&numbers.all);
+    let parts = problem.split(&values.all);
     let inputs: Vec<_> = problem
         .parts()
         .into_iter()
         .zip(&parts)
-        .map(|(width, numbers)| case.buffer((tokens, width), dtype, Some(numbers)))
+        .map(|(width, values)| case.buffer((tokens, width), dtype, Some(values)))
         .collect();
     let out = case.buffer((tokens, queries), dtype, None);
     let lse = case.buffer((tokens, problem.op.heads), DType::F32, None);
     case.reads(&inputs).writes(&[out, lse]);
     let outcome = case.run()?;
-    assert_within("output", &outcome.numbers(out), &wanted.out, |at| {
-        allowed(&sums.out, &sums.out, &wanted.out, at)
+    assert_within("output", &outcome.elements(out), &expected.out, |at| {
+        allowed(&terms.out, &terms.out, &expected.out, at)
     });
-    assert_within("log-sum-exp", &outcome.numbers(lse), &wanted.lse, |_| of_f32);
+    assert_within("log-sum-exp", &outcome.elements(lse), &expected.lse, |_| of_f32);
 
     let mut case = problem.case(Direction::Backward);
     let mut reads: Vec<_> = problem
         .parts()
         .into_iter()
         .zip(&parts)
-        .map(|(width, numbers)| case.buffer((tokens, width), dtype, Some(numbers)))
+        .map(|(width, values)| case.buffer((tokens, width), dtype, Some(values)))
         .collect();
-    reads.push(case.buffer((tokens, queries), dtype, Some(&wanted.out)));
-    reads.push(case.buffer((tokens, problem.op.heads), DType::F32, Some(&wanted.lse)));
-    reads.push(case.buffer((tokens, queries), dtype, Some(&numbers.dout)));
+    reads.push(case.buffer((tokens, queries), dtype, Some(&expected.out)));
+    reads.push(case.buffer((tokens, problem.op.heads), DType::F32, Some(&expected.lse)));
+    reads.push(case.buffer((tokens, queries), dtype, Some(&values.dout)));
     let parts = problem.parts().into_iter();
-    let made: Vec<_> = parts.map(|width| case.buffer((tokens, width), dtype, None)).collect();
-    case.reads(&reads).writes(&made);
+    let gradients: Vec<_> = parts.map(|width| case.buffer((tokens, width), dtype, None)).collect();
+    case.reads(&reads).writes(&gradients);
     let outcome = case.run()?;
-    let made: Vec<Vec<f32>> = made.iter().map(|buffer| outcome.numbers(*buffer)).collect();
+    let gradients: Vec<Vec<f32>> =
+        gradients.iter().map(|buffer| outcome.elements(*buffer)).collect();
     let rows = (0..tokens as usize).flat_map(|row| {
-        made.iter().zip(problem.parts()).flat_map(move |(part, width)| {
+        gradients.iter().zip(problem.parts()).flat_map(move |(part, width)| {
             part[row * width as usize..][..width as usize].iter().copied()
         })
     });
     let all: Vec<f32> = rows.collect();
     for (at, columns) in problem.columns().into_iter().enumerate() {
         let name = ["gradient of q", "gradient of k", "gradient of v"][at];
-        let wanted = &wanted.gradients[at];
-        assert_within(name, &problem.cut(&all, columns), wanted, |number| {
-            allowed(&sums.rounded[at], &sums.summed[at], wanted, number)
+        let expected = &expected.gradients[at];
+        assert_within(name, &problem.select(&all, columns), expected, |number| {
+            allowed(&terms.rounded[at], &terms.summed[at], expected, number)
         });
     }
-    // Keys that are held but not attended to have no gradient.
+    // KV heads that are not attended to have zero gradients.
     let attended = problem.columns();
     for (at, number) in all.iter().enumerate() {
         let column = at % problem.width() as usize;
@@ -228,12 +232,12 @@ fn check(problem: &Problem) -> Option<()> {
     Some(())
 }
 
-/// Features of the tiles that are copied in pieces.
+/// Widths of the tiles that are copied in vectors.
 const WIDTHS: [u64; 3] = [32, 64, 128];
 
-/// Lengths around every tile: 16, 32, 64 and 128 tokens.
+/// Lengths around every tile size: 16, 32, 64 and 128 tokens.
 #[test]
-fn ragged_lengths_are_the_processors() {
+fn ragged_lengths_match_the_cpu() {
     let lengths = [1, 2, 15, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 177, 200];
     let heads = [(1, 1), (2, 1), (4, 1), (2, 2), (4, 2)];
     for (at, length) in lengths.into_iter().enumerate() {
@@ -249,9 +253,9 @@ fn ragged_lengths_are_the_processors() {
     }
 }
 
-/// Heads that are narrower than their tiles, in pieces of 16 bytes and in single numbers.
+/// Heads narrower than their tiles, in vectors of 16 bytes and in single elements.
 #[test]
-fn heads_of_any_size_are_the_processors() {
+fn heads_of_any_width_match_the_cpu() {
     let sizes = [2, 4, 6, 8, 12, 16, 20, 24, 34, 36, 48, 72, 80, 96, 100, 112, 130, 160, 256];
     let (lengths, heads) = ([33, 70, 9, 129], [(2, 1), (3, 3), (4, 2)]);
     for (at, head_dim) in sizes.into_iter().enumerate() {
@@ -267,9 +271,9 @@ fn heads_of_any_size_are_the_processors() {
     }
 }
 
-/// Which heads are copied in pieces and multiplied on tensor cores, and which are not.
+/// Which heads use vectors and tensor cores, and which do not.
 #[test]
-fn heads_have_the_smallest_tiles_that_hold_them() {
+fn heads_use_the_narrowest_tiles_that_hold_them() {
     let cases = [
         (2, "bf16_w32_v1", "f32_w32_v1"),
         (4, "bf16_w32_v1", "f32_w32"),
@@ -285,8 +289,8 @@ fn heads_have_the_smallest_tiles_that_hold_them() {
         for (dtype, name) in [(DType::Bf16, bf16), (DType::F32, f32)] {
             let problem = problem((1, 8), (2, 1, head_dim), dtype);
             let names = |direction| -> Vec<String> {
-                let made = launches(&problem, direction).unwrap().launches;
-                made.into_iter().map(|launch| launch.kernel).collect()
+                let gradients = launches(&problem, direction).unwrap().launches;
+                gradients.into_iter().map(|launch| launch.kernel).collect()
             };
             assert_eq!(names(Direction::Forward), [format!("attention_{name}")]);
             let backward = ["sums", "dq", "dkv"].map(|of| format!("attention_{of}_{name}"));
@@ -295,12 +299,12 @@ fn heads_have_the_smallest_tiles_that_hold_them() {
     }
 }
 
-/// Four devices with two key heads: each uses the one of its queries, and owes nothing to the other.
+/// Four devices with two KV heads: each uses the one of its queries, and its gradient of the other is zero.
 #[test]
-fn devices_share_keys() {
+fn devices_can_share_kv_heads() {
     for (at, dtype) in (0..4).flat_map(|at| FORMATS.map(|dtype| (at, dtype))) {
         let mut problem = problem((2, 70), (2, 1, 64), dtype);
-        (problem.held, problem.devices) = (2, (4, at));
+        (problem.local_kv_heads, problem.devices) = (2, (4, at));
         problem.operands = OPERANDS[1 + at as usize % 3];
         if check(&problem).is_none() {
             return;
@@ -308,12 +312,12 @@ fn devices_share_keys() {
     }
 }
 
-/// Scores in the thousands: without the running maximum every power would be 0 or ∞.
+/// Scores in the thousands: without the running maximum every exponential would be 0 or ∞.
 #[test]
 fn large_scores_do_not_overflow() {
     for dtype in FORMATS {
         let mut problem = problem((1, 90), (2, 1, 64), dtype);
-        problem.size = 30.0;
+        problem.scale = 30.0;
         if check(&problem).is_none() {
             return;
         }
@@ -325,52 +329,52 @@ fn launches(problem: &Problem, direction: Direction) -> Result<Launches, String>
     let (tokens, dtype) = (problem.tokens(), problem.op.input);
     let [queries, _] = problem.widths();
     let parts = problem.parts();
-    let buffers = |case: &mut Case| -> Vec<_> {
+    let buffers = |case: &mut KernelCase| -> Vec<_> {
         parts.iter().map(|width| case.buffer((tokens, *width), dtype, None)).collect()
     };
-    let (mut reads, made) = (buffers(&mut case), buffers(&mut case));
+    let (mut reads, gradients) = (buffers(&mut case), buffers(&mut case));
     let [out, dout] = [(); 2].map(|()| case.buffer((tokens, queries), dtype, None));
     let lse = case.buffer((tokens, problem.op.heads), DType::F32, None);
     match direction {
         Direction::Forward => case.reads(&reads).writes(&[out, lse]),
         Direction::Backward => {
             reads.extend([out, lse, dout]);
-            case.reads(&reads).writes(&made)
+            case.reads(&reads).writes(&gradients)
         }
     };
     case.launches()
 }
 
-/// A block's shared memory is what GPUs of both generations grant, also those beyond the A100 that
-/// have 99 KiB, if heads have at most 128 features, as nearly all have; and scratch memory is two numbers for each query of whole tiles.
+/// Shared memory per block fits GPUs with 99 KiB, except for heads above 128 features. Scratch memory is two f32 per
+/// query of whole tiles.
 #[test]
-fn memory_is_what_it_is_said_to_be() {
+fn shared_and_scratch_memory_have_the_documented_sizes() {
     let sizes = [6, 32, 64, 128, 256];
     for (dtype, head_dim) in FORMATS.into_iter().flat_map(|f| sizes.map(|w| (f, w))) {
-        let granted = if head_dim > 128 { 163 * 1024 } else { 99 * 1024 };
+        let limit = if head_dim > 128 { 163 * 1024 } else { 99 * 1024 };
         let problem = problem((2, 100), (4, 2, head_dim), dtype);
         let forward = launches(&problem, Direction::Forward).unwrap();
         let backward = launches(&problem, Direction::Backward).unwrap();
         assert_eq!((forward.scratch_bytes, backward.scratch_bytes), (0, 2 * 4 * 128 * 8));
         assert_eq!((forward.launches.len(), backward.launches.len()), (1, 3));
         for launch in forward.launches.iter().chain(&backward.launches) {
-            assert!(launch.shared_bytes <= granted, "{launch:?}");
+            assert!(launch.shared_bytes <= limit, "{launch:?}");
             println!("{}: {} bytes of shared memory", launch.kernel, launch.shared_bytes);
         }
     }
 }
 
 #[test]
-fn what_no_kernel_does_is_refused_by_name() {
-    let refused = |change: fn(&mut Problem), said: &str| {
+fn unsupported_heads_are_reported() {
+    let unsupported = |change: fn(&mut Problem), expected: &str| {
         let mut problem = problem((1, 8), (4, 2, 64), DType::Bf16);
         change(&mut problem);
         for direction in [Direction::Forward, Direction::Backward] {
-            let error = launches(&problem, direction).expect_err(said);
-            assert!(error.contains(said) && error.contains("a test"), "{error}");
+            let error = launches(&problem, direction).expect_err(expected);
+            assert!(error.contains(expected) && error.contains("a test"), "{error}");
         }
     };
-    refused(|p| p.op.head_dim = 258, "heads of 258 features: tiles have at most 256");
-    refused(|p| p.op.kv_heads = 3, "4 query heads of 3 key heads");
-    refused(|p| p.held = 1, "are not those of 4 and 2 heads");
+    unsupported(|p| p.op.head_dim = 258, "heads of 258 features exceed the widest tile, 256");
+    unsupported(|p| p.op.kv_heads = 3, "4 query heads do not share 3 KV heads evenly");
+    unsupported(|p| p.local_kv_heads = 1, "do not fit 4 query and 2 KV heads");
 }

@@ -1,14 +1,15 @@
-//! One instruction on one device: its operands in an arena, its launches run by the shim.
+//! One instruction on one device: its operands in an arena, and its launches run by the shim.
 //!
-//! Around every operand lies memory that is not a number, and must still be afterwards; operands
-//! that are only written are not numbers either. Everything runs twice, with blocks and threads in
-//! opposite orders, and must give the same bits.
+//! Every operand is surrounded by guard bytes that are NaN in every format and must not change; operands that are only
+//! written are NaN before. Everything runs twice, with blocks and threads in opposite orders, and must give the same
+//! bits.
 
 use std::collections::HashMap;
 
-use narrows_cuda::bounds::TouchedBytes;
-use narrows_cuda::launch::COEFFICIENTS;
-use narrows_cuda::{Argument, LaunchContext, Launches, MemorySpace, bounds, launch};
+use narrows_cuda::{
+    AccessedBytes, Argument, LaunchContext, Launches, MemoryAccess, MemorySpace,
+    OPTIMIZER_COEFFICIENTS, check_launches, kernel_launches,
+};
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, Extent, FusedOp, Instr, ModelConstants, Phase, Program,
@@ -18,16 +19,16 @@ use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
-use super::numbers::{bf16_bits, of_bf16};
-use super::shim::{self, Memories, Order};
+use super::formats::{decode, encode};
+use super::shim::{self, ExecutionOrder, ShimMemory};
 
-/// Bytes around every operand.
-const ROOM: u64 = 256;
-/// What is not a number in any format.
-const NOTHING: u8 = 0xff;
+/// Guard bytes around every operand.
+const GUARD_BYTES: u64 = 256;
+/// Value of guard bytes, which is NaN in every format.
+const POISON: u8 = 0xff;
 
-/// An instruction and what it works on.
-pub struct Case {
+/// An instruction with its device and operands.
+pub struct KernelCase {
     pub context: Context,
     pub constants: ModelConstants,
     pub tensor: u64,
@@ -36,30 +37,30 @@ pub struct Case {
     pub decays: HashMap<BufferId, bool>,
     pub stage: StageProgram,
     pub rotary: Vec<f32>,
-    pub coefficients: [f32; COEFFICIENTS as usize],
+    pub coefficients: [f32; OPTIMIZER_COEFFICIENTS as usize],
     action: Action,
     reads: Vec<Access>,
     writes: Vec<Access>,
     arena: Vec<u8>,
 }
 
-/// The arena afterwards.
+/// The arena after the instruction.
 #[derive(PartialEq)]
 pub struct Outcome {
     arena: Vec<u8>,
     buffers: Vec<Buffer>,
-    /// The step's loss, which was 1 before.
+    /// The loss of the step, which was 1 before.
     pub loss: f64,
 }
 
-impl Case {
-    /// On one of `tensor` devices, of microbatches of `sequences` by `length` tokens.
-    pub fn new(op: FusedOp, tensor: u64, tokens: (u64, u64)) -> Case {
-        Case::of(Action::Fused(op), tensor, tokens)
+impl KernelCase {
+    /// A fused op on one of `tensor` devices, with microbatches of `sequences` × `length` tokens.
+    pub fn new(op: FusedOp, tensor: u64, tokens: (u64, u64)) -> KernelCase {
+        KernelCase::of(Action::Fused(op), tensor, tokens)
     }
 
-    /// The same for any instruction.
-    pub fn of(action: Action, tensor: u64, (sequences, length): (u64, u64)) -> Case {
+    /// Any instruction.
+    pub fn of(action: Action, tensor: u64, (sequences, length): (u64, u64)) -> KernelCase {
         let mesh = Mesh { tensor, pipeline: 1, data: 1 };
         let workload =
             Workload { global_batch: sequences, sequence_length: length, micro_batch: sequences };
@@ -76,7 +77,7 @@ impl Case {
             slot_stride: 0,
             arena: Bytes(0),
         };
-        Case {
+        KernelCase {
             context,
             constants,
             tensor: 0,
@@ -85,7 +86,7 @@ impl Case {
             decays: HashMap::new(),
             stage,
             rotary: vec![],
-            coefficients: [f32::NAN; COEFFICIENTS as usize],
+            coefficients: [f32::NAN; OPTIMIZER_COEFFICIENTS as usize],
             action,
             reads: vec![],
             writes: vec![],
@@ -93,17 +94,18 @@ impl Case {
         }
     }
 
-    /// A buffer of so many rows and columns, with these numbers in it, or none.
-    pub fn buffer(&mut self, shape: (u64, u64), dtype: DType, numbers: Option<&[f32]>) -> BufferId {
-        let bytes: Option<Vec<u8>> = numbers.map(|numbers| match dtype {
-            DType::Bf16 => numbers.iter().flat_map(|x| bf16_bits(*x).to_le_bytes()).collect(),
-            _ => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        });
-        self.place(shape, dtype, bytes)
+    /// Adds a buffer with these elements, or NaNs.
+    pub fn buffer(
+        &mut self,
+        shape: (u64, u64),
+        dtype: DType,
+        elements: Option<&[f32]>,
+    ) -> BufferId {
+        self.place(shape, dtype, elements.map(|elements| encode(elements, dtype)))
     }
 
-    /// A buffer of token ids, one a row.
-    pub fn ids(&mut self, ids: &[u32]) -> BufferId {
+    /// Adds a buffer of token ids, one per row.
+    pub fn token_ids(&mut self, ids: &[u32]) -> BufferId {
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.place((ids.len() as u64, 1), DType::U32, Some(bytes))
     }
@@ -116,11 +118,11 @@ impl Case {
     ) -> BufferId {
         let extent = Extent { rows, columns, dtype };
         let size = extent.bytes().0 as usize;
-        let offset = self.stage.arena.0 + ROOM;
-        let end = (offset + extent.bytes().0 + ROOM).next_multiple_of(256);
-        self.arena.resize(end as usize, NOTHING);
+        let offset = self.stage.arena.0 + GUARD_BYTES;
+        let end = (offset + extent.bytes().0 + GUARD_BYTES).next_multiple_of(256);
+        self.arena.resize(end as usize, POISON);
         if let Some(bytes) = bytes {
-            assert_eq!(bytes.len(), size, "as many numbers as the buffer has");
+            assert_eq!(bytes.len(), size, "the number of elements");
             self.arena[offset as usize..][..size].copy_from_slice(&bytes);
         }
         self.stage.arena = Bytes(end);
@@ -137,25 +139,25 @@ impl Case {
         id
     }
 
-    /// All of a buffer.
-    pub fn whole(&self, buffer: BufferId) -> Access {
+    /// An access to a whole buffer.
+    pub fn whole_buffer(&self, buffer: BufferId) -> Access {
         Access { buffer, extent: self.stage.buffer(buffer).extent }
     }
 
-    /// What the instruction reads, each a whole buffer.
-    pub fn reads(&mut self, buffers: &[BufferId]) -> &mut Case {
-        self.reads = buffers.iter().map(|buffer| self.whole(*buffer)).collect();
+    /// Sets the buffers that the instruction reads.
+    pub fn reads(&mut self, buffers: &[BufferId]) -> &mut KernelCase {
+        self.reads = buffers.iter().map(|buffer| self.whole_buffer(*buffer)).collect();
         self
     }
 
-    /// What it writes.
-    pub fn writes(&mut self, buffers: &[BufferId]) -> &mut Case {
-        self.writes = buffers.iter().map(|buffer| self.whole(*buffer)).collect();
+    /// Sets the buffers that the instruction writes.
+    pub fn writes(&mut self, buffers: &[BufferId]) -> &mut KernelCase {
+        self.writes = buffers.iter().map(|buffer| self.whole_buffer(*buffer)).collect();
         self
     }
 
-    /// The same with extents of their own.
-    pub fn accesses(&mut self, reads: Vec<Access>, writes: Vec<Access>) -> &mut Case {
+    /// Sets operands with their own extents.
+    pub fn accesses(&mut self, reads: Vec<Access>, writes: Vec<Access>) -> &mut KernelCase {
         (self.reads, self.writes) = (reads, writes);
         self
     }
@@ -169,10 +171,10 @@ impl Case {
         }
     }
 
-    /// Calls `work` with the instruction on its device.
+    /// Calls `work` with the device and the instruction.
     fn on_device<R>(&self, work: impl FnOnce(&LaunchContext, &ScheduledInstruction) -> R) -> R {
         let instr = self.instr();
-        let moment =
+        let scheduled =
             ScheduledInstruction { instr: &instr, phase: self.phase, microbatch: 0, slot: 0 };
         let device = LaunchContext {
             context: &self.context,
@@ -182,84 +184,88 @@ impl Case {
             data: self.data,
             decays: &self.decays,
         };
-        work(&device, &moment)
+        work(&device, &scheduled)
     }
 
-    /// What launches of this instruction touch.
-    pub fn check(&self, launches: &Launches) -> Result<TouchedBytes, String> {
-        let check = |device: &LaunchContext, moment: &ScheduledInstruction| {
-            bounds::check(device, moment, launches)
+    /// Checks launches of this instruction and counts the bytes they access.
+    pub fn check(&self, launches: &Launches) -> Result<AccessedBytes, String> {
+        let check = |device: &LaunchContext, scheduled: &ScheduledInstruction| {
+            check_launches(device, scheduled, launches)
         };
         self.on_device(check).map_err(|error| error.to_string())
     }
 
-    /// The launches, which are within bounds.
+    /// The launches of the instruction, after a bounds check.
     pub fn launches(&self) -> Result<Launches, String> {
-        let made = self.on_device(launch::pass).map_err(|error| error.to_string())?;
-        self.check(&made).unwrap_or_else(|error| panic!("{error}"));
-        Ok(made)
+        let launches = self.on_device(kernel_launches).map_err(|error| error.to_string())?;
+        self.check(&launches).unwrap_or_else(|error| panic!("{error}"));
+        Ok(launches)
     }
 
-    /// The arena after the instruction; `None` where no compiler makes kernels for processors.
+    /// Runs the instruction; `None` where kernels cannot be compiled for the CPU.
     #[track_caller]
     pub fn run(&self) -> Option<Outcome> {
         let launches = self.launches().unwrap_or_else(|error| panic!("{error}"));
-        let ascending = self.execute(&launches, Order::Ascending)?;
-        let descending = self.execute(&launches, Order::Descending)?;
+        let ascending = self.execute(&launches, ExecutionOrder::Ascending)?;
+        let descending = self.execute(&launches, ExecutionOrder::Descending)?;
         for buffer in &self.stage.buffers {
             let bytes = bytes_of(buffer);
             let same = ascending.arena[bytes.clone()] == descending.arena[bytes];
-            assert!(same, "{} depends on the order of threads", buffer.name);
+            assert!(same, "{} depends on the order of execution", buffer.name);
         }
         assert!(ascending == descending);
         self.assert_untouched(&launches, &ascending.arena);
         Some(ascending)
     }
 
-    fn execute(&self, launches: &Launches, order: Order) -> Option<Outcome> {
-        let mut arena = Aligned::of(&self.arena);
-        let mut scratch = Aligned::of(&vec![NOTHING; (launches.scratch_bytes + ROOM) as usize]);
-        let mut rotary = Aligned::of(bytemuck::cast_slice(&self.rotary));
+    fn execute(&self, launches: &Launches, order: ExecutionOrder) -> Option<Outcome> {
+        let mut arena = AlignedBytes::of(&self.arena);
+        let mut scratch =
+            AlignedBytes::of(&vec![POISON; (launches.scratch_bytes + GUARD_BYTES) as usize]);
+        let mut rotary = AlignedBytes::of(bytemuck::cast_slice(&self.rotary));
         let mut coefficients = self.coefficients;
         let mut loss = [1.0];
         for launch in &launches.launches {
             let kernels = shim::kernels(launch.family)?;
-            let mut memory = Memories {
-                arena: arena.bytes(),
-                scratch: scratch.bytes(),
-                rotary: bytemuck::cast_slice_mut(rotary.bytes()),
+            let mut memory = ShimMemory {
+                arena: arena.as_mut_slice(),
+                scratch: scratch.as_mut_slice(),
+                rotary: bytemuck::cast_slice_mut(rotary.as_mut_slice()),
                 coefficients: &mut coefficients,
                 loss: &mut loss,
             };
-            let done = kernels.run(launch, &mut memory, order);
-            done.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
+            let result = kernels.run(launch, &mut memory, order);
+            result.unwrap_or_else(|error| panic!("{}: {error}", launch.kernel));
         }
-        let beyond = &scratch.bytes()[launches.scratch_bytes as usize..];
-        assert!(beyond.iter().all(|byte| *byte == NOTHING), "more scratch memory is written");
-        let (arena, buffers) = (arena.bytes().to_vec(), self.stage.buffers.clone());
+        let beyond = &scratch.as_mut_slice()[launches.scratch_bytes as usize..];
+        assert!(
+            beyond.iter().all(|byte| *byte == POISON),
+            "a launch writes beyond its scratch memory"
+        );
+        let (arena, buffers) = (arena.as_mut_slice().to_vec(), self.stage.buffers.clone());
         Some(Outcome { arena, buffers, loss: loss[0] })
     }
 
-    /// That nothing changed but what the launches say they write.
+    /// Asserts that nothing changed outside of the accesses that the launches declare.
     fn assert_untouched(&self, launches: &Launches, after: &[u8]) {
-        let mut may = vec![false; after.len()];
+        let mut writable = vec![false; after.len()];
         let arguments = launches.launches.iter().flat_map(|launch| &launch.arguments);
         for argument in arguments {
-            let Argument::Memory(span) = argument else { continue };
-            if span.memory == MemorySpace::Arena && span.touch != launch::MemoryAccess::Read {
+            let Argument::Pointer(span) = argument else { continue };
+            if span.memory == MemorySpace::Arena && span.access != MemoryAccess::Read {
                 for row in 0..span.rows {
-                    let bytes = span.row(row);
-                    may[bytes.start as usize..bytes.end as usize].fill(true);
+                    let bytes = span.row_range(row);
+                    writable[bytes.start as usize..bytes.end as usize].fill(true);
                 }
             }
         }
-        let changed = (0..after.len()).find(|at| !may[*at] && after[*at] != self.arena[*at]);
-        assert_eq!(changed, None, "a byte outside of what is written has changed");
+        let changed = (0..after.len()).find(|at| !writable[*at] && after[*at] != self.arena[*at]);
+        assert_eq!(changed, None, "a byte outside of the declared writes has changed");
     }
 }
 
 /// Calls `visit` with every instruction of a program on every device that executes it.
-pub fn each_moment(
+pub fn for_each_instruction(
     program: &Program,
     mut visit: impl FnMut(&LaunchContext, &ScheduledInstruction),
 ) {
@@ -269,7 +275,7 @@ pub fn each_moment(
         for at in 0..context.tensor_size() * context.mesh.data {
             let (tensor, data) = (at % context.tensor_size(), at / context.tensor_size());
             let device = LaunchContext { context, constants, stage, tensor, data, decays: &decays };
-            scheduled_instructions(stage).for_each(|moment| visit(&device, &moment));
+            scheduled_instructions(stage).for_each(|scheduled| visit(&device, &scheduled));
         }
     }
 }
@@ -279,41 +285,33 @@ fn bytes_of(buffer: &Buffer) -> std::ops::Range<usize> {
     begin..begin + buffer.extent.bytes().0 as usize
 }
 
-/// Memory that begins where device memory does.
-pub struct Aligned {
-    held: Vec<u128>,
+/// Bytes that are aligned as device memory is.
+pub struct AlignedBytes {
+    words: Vec<u128>,
     size: usize,
 }
 
-impl Aligned {
-    pub fn of(bytes: &[u8]) -> Aligned {
-        let mut aligned = Aligned { held: vec![0; bytes.len().div_ceil(16)], size: bytes.len() };
-        aligned.bytes().copy_from_slice(bytes);
+impl AlignedBytes {
+    pub fn of(bytes: &[u8]) -> AlignedBytes {
+        let mut aligned =
+            AlignedBytes { words: vec![0; bytes.len().div_ceil(16)], size: bytes.len() };
+        aligned.as_mut_slice().copy_from_slice(bytes);
         aligned
     }
 
-    pub fn bytes(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.held)[..self.size]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.size]
     }
 
-    pub fn held(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.held)[..self.size]
+    pub fn as_slice(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.size]
     }
 }
 
 impl Outcome {
-    /// The numbers of a buffer.
-    pub fn numbers(&self, buffer: BufferId) -> Vec<f32> {
+    /// Elements of a buffer.
+    pub fn elements(&self, buffer: BufferId) -> Vec<f32> {
         let buffer = &self.buffers[buffer.0 as usize];
-        let bytes = &self.arena[bytes_of(buffer)];
-        match buffer.extent.dtype {
-            DType::Bf16 => {
-                bytes.chunks_exact(2).map(|b| of_bf16(u16::from_le_bytes([b[0], b[1]]))).collect()
-            }
-            _ => {
-                let four = bytes.chunks_exact(4);
-                four.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
-            }
-        }
+        decode(&self.arena[bytes_of(buffer)], buffer.extent.dtype)
     }
 }

@@ -1,4 +1,4 @@
-//! The product of gate and up.
+//! Gated product of gate and up.
 
 use narrows_cpu::kernels::{
     GatedProductSaved, MatrixView, MatrixViewMut, Parallel, gated_product_backward,
@@ -8,30 +8,30 @@ use narrows_plan::DType;
 use narrows_plan::model::GatedProduct;
 use narrows_plan::program::FusedOp;
 
-use super::case::Case;
-use super::numbers::{assert_near, random, rounded};
+use super::case::KernelCase;
+use super::formats::{assert_near, random_values, rounded};
 
 const SHAPES: [(usize, usize); 6] = [(1, 1), (5, 33), (9, 64), (3, 688), (2, 2056), (17, 100)];
 const SERIAL: Parallel = Parallel::SERIAL;
 
 #[test]
-fn products_are_the_processors() {
+fn gated_products_match_the_cpu() {
     let formats = [DType::Bf16, DType::F32];
     let products = [GatedProduct::Plain, GatedProduct::SwiGlu];
     let kinds = || formats.into_iter().flat_map(|dtype| products.map(|product| (dtype, product)));
     for ((rows, width), (dtype, product)) in
         SHAPES.into_iter().flat_map(|shape| kinds().map(move |kind| (shape, kind)))
     {
-        let numbers = |seed, count: usize| {
-            rounded(dtype, random(seed, count as u64).into_iter().map(|x| 4.0 * x).collect())
+        let values = |seed, count: usize| {
+            rounded(dtype, random_values(seed, count as u64).into_iter().map(|x| 4.0 * x).collect())
         };
-        let (both, dy) = (numbers(1, 2 * rows * width), numbers(2, rows * width));
+        let (both, dy) = (values(1, 2 * rows * width), values(2, rows * width));
         let whole = MatrixView::new(&both, rows, 2 * width);
         let (gate, up) = (whole.column_range(0, width), whole.column_range(width, width));
         let mut y = vec![0.0; rows * width];
         gated_product_forward(gate, up, product, MatrixViewMut::new(&mut y, rows, width), SERIAL);
-        let mut made = vec![0.0; both.len()];
-        let (dgate, dup) = MatrixViewMut::new(&mut made, rows, 2 * width).split_columns(width);
+        let mut gradients = vec![0.0; both.len()];
+        let (dgate, dup) = MatrixViewMut::new(&mut gradients, rows, 2 * width).split_columns(width);
         let saved = GatedProductSaved { dy: MatrixView::new(&dy, rows, width), gate, up };
         gated_product_backward(saved, product, dgate, dup, SERIAL);
 
@@ -39,9 +39,9 @@ fn products_are_the_processors() {
             of.chunks(2 * width).flat_map(|row| row[first..first + width].to_vec()).collect()
         };
         let (one, two) = ((rows as u64, width as u64), (rows as u64, 2 * width as u64));
-        for apart in [false, true] {
-            let mut case = Case::new(FusedOp::GatedProduct { product }, 1, (1, one.0));
-            let reads = if apart {
+        for separate in [false, true] {
+            let mut case = KernelCase::new(FusedOp::GatedProduct { product }, 1, (1, one.0));
+            let reads = if separate {
                 let halves = [columns(&both, 0), columns(&both, width)];
                 halves.iter().map(|half| case.buffer(one, dtype, Some(half))).collect()
             } else {
@@ -50,29 +50,29 @@ fn products_are_the_processors() {
             let result = case.buffer(one, dtype, None);
             case.reads(&reads).writes(&[result]);
             let Some(outcome) = case.run() else { return };
-            assert_near(dtype, &outcome.numbers(result), &y, 1e-6);
+            assert_near(dtype, &outcome.elements(result), &y, 1e-6);
 
             let op = FusedOp::GatedProductBackward { product };
-            let mut case = Case::new(op, 1, (1, one.0));
+            let mut case = KernelCase::new(op, 1, (1, one.0));
             let mut reads = vec![case.buffer(one, dtype, Some(&dy))];
-            if apart {
+            if separate {
                 let halves = [columns(&both, 0), columns(&both, width)];
                 reads.extend(halves.iter().map(|half| case.buffer(one, dtype, Some(half))));
             } else {
                 reads.push(case.buffer(two, dtype, Some(&both)));
             }
-            let shapes = if apart { vec![one; 2] } else { vec![two] };
+            let shapes = if separate { vec![one; 2] } else { vec![two] };
             let writes: Vec<_> =
                 shapes.into_iter().map(|shape| case.buffer(shape, dtype, None)).collect();
             case.reads(&reads).writes(&writes);
             let Some(outcome) = case.run() else { return };
-            let wanted = if apart {
-                vec![columns(&made, 0), columns(&made, width)]
+            let expected = if separate {
+                vec![columns(&gradients, 0), columns(&gradients, width)]
             } else {
-                vec![made.clone()]
+                vec![gradients.clone()]
             };
-            for (result, wanted) in writes.iter().zip(&wanted) {
-                assert_near(dtype, &outcome.numbers(*result), wanted, 1e-6);
+            for (result, expected) in writes.iter().zip(&expected) {
+                assert_near(dtype, &outcome.elements(*result), expected, 1e-6);
             }
         }
     }

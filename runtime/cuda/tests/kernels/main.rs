@@ -1,26 +1,28 @@
-//! The CUDA kernels without a GPU: on processors through the shim, held against the processor
-//! backend's kernels; and compiled by NVRTC where there is one.
+//! Tests of the CUDA kernels and their launches without a GPU: the shim runs the kernels on the CPU, where they are
+//! compared with those of the CPU backend; where NVRTC is installed, it compiles them.
 
 mod attention;
-mod bounds;
+mod bounds_check;
 mod case;
 #[cfg(unix)]
 mod compile;
-mod copies;
+mod conformance;
+mod coverage;
 mod crossing;
 mod elementwise;
-mod ends;
+mod embedding;
+mod formats;
 mod gated;
 mod latent;
-mod machine;
-mod matmul;
+mod layout;
+mod loss;
+mod matmul_lowering;
 mod norm;
-mod numbers;
 #[cfg(unix)]
 mod nvrtc;
+mod optimizer;
 mod probes;
-mod products;
-mod programs;
+mod reference_matmul;
+mod rotary;
 mod shim;
-mod step;
-mod whole;
+mod shim_engine;

@@ -1,9 +1,9 @@
-//! Every kernel compiles for the A100 and the H100, without spilling, in few enough registers.
+//! Every kernel compiles for the A100 and the H100 within its register limit and without spilling.
 //!
-//! Needs libnvrtc, of a toolkit or of the Python wheel `nvidia-cuda-nvrtc-cu12`; no driver and no
-//! headers. It is looked for where `NARROWS_NVRTC` says (the library, or a folder above it), then in
-//! `LD_LIBRARY_PATH`, `CUDA_HOME` and `VIRTUAL_ENV`, and in /usr/local/cuda. Each family is compiled in a child
-//! process: a compiler that crashes there fails the test and not the others.
+//! Needs libnvrtc of a toolkit or of the Python wheel `nvidia-cuda-nvrtc-cu12`, but no driver and no headers. It is
+//! searched for at `NARROWS_NVRTC` (the library, or a folder above it), then in `LD_LIBRARY_PATH`, `CUDA_HOME`,
+//! `VIRTUAL_ENV` and /usr/local/cuda. Each family is compiled in a child process, so that a crash of the compiler fails
+//! this test only.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -12,16 +12,16 @@ use std::process::Command;
 use std::{env, fs, ptr};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use narrows_cuda::source::{HEADERS, KernelFamily, NVRTC_OPTIONS};
+use narrows_cuda::{KERNEL_HEADERS, KernelFamily, NVRTC_OPTIONS};
 
 use super::probes;
 
 const ARCHITECTURES: [&str; 2] = ["sm_80", "sm_90"];
-/// Not a processor: the compiler stops before machine code.
-const ASSEMBLY: &str = "compute_80";
-/// With 256 threads a block, four blocks of a multiprocessor have 64 registers a thread.
+/// A virtual architecture, for which the compiler stops at PTX.
+const PTX_ARCHITECTURE: &str = "compute_80";
+/// With 256 threads per block, four blocks per multiprocessor leave 64 registers per thread.
 const REGISTERS_MAX: u32 = 64;
-/// The same for blocks of 128 threads that keep tiles in registers: two, three or four of them.
+/// Limits of the kernels with 128 threads per block and tiles in registers: two to four blocks per multiprocessor.
 const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
     ("bf16_w128", 255),
     ("bf16_w64", 168),
@@ -36,7 +36,7 @@ const TILE_REGISTERS_MAX: [(&str, u32); 10] = [
 ];
 const CHILD: &str = "NARROWS_NVRTC_CHILD";
 
-/// What the assembler says of a kernel.
+/// Resources of a kernel, as the assembler reports them.
 #[derive(Debug)]
 struct Usage {
     kernel: String,
@@ -56,15 +56,15 @@ fn kernels_compile_and_fit() {
     };
     if let Ok(work) = env::var(CHILD) {
         let (name, architecture) = work.split_once(' ').expect("a family and an architecture");
-        println!("{}", compile(&library, text(name), architecture));
+        println!("{}", compile(&library, source(name), architecture));
         return;
     }
     let has_vectors = |kernel: &str| kernel.ends_with("_v8") || kernel.ends_with("_v4");
     for name in KernelFamily::ALL.map(KernelFamily::name).into_iter().chain(["probes"]) {
         for architecture in ARCHITECTURES {
-            let log = in_child(&library, name, architecture);
+            let log = compile_in_child(&library, name, architecture);
             let usages = usages(&log);
-            let declared = text(name).matches("KERNEL(").count();
+            let declared = source(name).matches("KERNEL(").count();
             assert!(usages.len() >= declared, "{name}: {declared} kernels, compiled {usages:?}");
             for usage in usages {
                 println!(
@@ -77,17 +77,16 @@ fn kernels_compile_and_fit() {
                 assert!(fits, "{architecture}: {usage:?}");
             }
         }
-        // What is named for its vectors moves 16 bytes at a time.
-        for kernel in in_child(&library, name, ASSEMBLY).split(".entry ").skip(1) {
+        // Kernels named for vectors access 16 bytes at a time.
+        for kernel in compile_in_child(&library, name, PTX_ARCHITECTURE).split(".entry ").skip(1) {
             let entry = kernel.split('(').next().unwrap_or_default();
-            let missing: Vec<_> =
-                instructions(entry).iter().filter(|name| !kernel.contains(**name)).collect();
+            let missing: Vec<_> = required_instructions(entry)
+                .iter()
+                .filter(|name| !kernel.contains(**name))
+                .collect();
             assert!(missing.is_empty(), "{entry} has no {missing:?}");
             let wide = kernel.contains("ld.global.v4") || kernel.contains("st.global.v4");
-            assert!(
-                wide || !has_vectors(entry),
-                "{entry} accesses memory in small pieces: {kernel}"
-            );
+            assert!(wide || !has_vectors(entry), "{entry} has no 16-byte memory access: {kernel}");
         }
     }
 }
@@ -99,8 +98,8 @@ fn registers_max(kernel: &str) -> u32 {
     found.map_or(REGISTERS_MAX, |(_, most)| most)
 }
 
-/// What a kernel's text must have, so that it is on tensor cores and waits for no copy.
-fn instructions(kernel: &str) -> &'static [&'static str] {
+/// PTX instructions that a kernel must contain: those of tensor cores and asynchronous copies.
+fn required_instructions(kernel: &str) -> &'static [&'static str] {
     let tiles = kernel.contains("_bf16_w") && !kernel.ends_with("_v1");
     let tiles = tiles && !kernel.starts_with("attention_sums");
     if !tiles {
@@ -114,12 +113,12 @@ fn instructions(kernel: &str) -> &'static [&'static str] {
     ]
 }
 
-fn text(name: &str) -> &'static str {
+fn source(name: &str) -> &'static str {
     let family = KernelFamily::ALL.into_iter().find(|family| family.name() == name);
-    family.map_or(probes::TEXT, KernelFamily::text)
+    family.map_or(probes::SOURCE, KernelFamily::source)
 }
 
-fn in_child(library: &Path, name: &str, architecture: &str) -> String {
+fn compile_in_child(library: &Path, name: &str, architecture: &str) -> String {
     let test = concat!(module_path!(), "::kernels_compile_and_fit");
     let test = test.split_once("::").map_or(test, |(_, path)| path);
     let output = Command::new(env::current_exe().expect("this program"))
@@ -128,13 +127,13 @@ fn in_child(library: &Path, name: &str, architecture: &str) -> String {
         .env("NARROWS_NVRTC", library)
         .output()
         .expect("this program runs");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name} for {architecture}: {said}{errors}");
-    said
+    assert!(output.status.success(), "{name} for {architecture}: {text}{errors}");
+    text
 }
 
-/// The assembler's report: a line naming each kernel, then lines with what it uses.
+/// Parses the assembler's report: a line that names a kernel, then lines with its resources.
 fn usages(log: &str) -> Vec<Usage> {
     let mut found = vec![];
     let before = |line: &str, unit: &str| -> Option<u32> {
@@ -161,7 +160,7 @@ fn usages(log: &str) -> Vec<Usage> {
     found
 }
 
-/// The compiler's library, where there is one.
+/// Path of libnvrtc, if it is installed.
 pub fn find() -> Option<PathBuf> {
     let list = |name: &str| env::var_os(name).unwrap_or_default();
     let mut places: Vec<PathBuf> = env::split_paths(&list("NARROWS_NVRTC")).collect();
@@ -171,7 +170,7 @@ pub fn find() -> Option<PathBuf> {
     places.iter().filter(|place| !place.as_os_str().is_empty()).find_map(|place| within(place, 7))
 }
 
-/// A file named like the library, so many folders down at most.
+/// A file of the library at most `depth` folders below a place.
 fn within(place: &Path, depth: u32) -> Option<PathBuf> {
     if place.is_file() {
         let name = place.file_name()?.to_string_lossy().into_owned();
@@ -199,21 +198,21 @@ type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_i
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
-/// Compiles to machine code, and returns the assembler's report; or to PTX, and returns that.
+/// Compiles to machine code and returns the assembler's report, or to PTX and returns it.
 fn compile(library: &Path, text: &str, architecture: &str) -> String {
     let string = |text: &str| CString::new(text).expect("no zero bytes");
     let folder = library.parent().expect("a folder");
     let builtins = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
     let builtins = builtins.filter(|path| path.to_string_lossy().contains("libnvrtc-builtins.so"));
-    // SAFETY: a library of CUDA; loading it runs its constructors, as any program that uses it does.
+    // SAFETY: loading a CUDA library runs its constructors, as in any program that uses it.
     let open = |path: &Path| unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-    // NVRTC looks for its second half only where the loader does.
+    // NVRTC loads its builtins from the loader's path only.
     let _builtins: Vec<_> = builtins.map(|path| open(&path)).collect();
     let nvrtc = open(library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
 
-    let headers: Vec<CString> = HEADERS.iter().map(|header| string(header.text)).collect();
-    let names: Vec<CString> = HEADERS.iter().map(|header| string(header.name)).collect();
-    let assembly = architecture == ASSEMBLY;
+    let headers: Vec<CString> = KERNEL_HEADERS.iter().map(|header| string(header.text)).collect();
+    let names: Vec<CString> = KERNEL_HEADERS.iter().map(|header| string(header.name)).collect();
+    let assembly = architecture == PTX_ARCHITECTURE;
     let architecture = format!("--gpu-architecture={architecture}");
     let options: Vec<CString> = NVRTC_OPTIONS
         .into_iter()
@@ -226,18 +225,18 @@ fn compile(library: &Path, text: &str, architecture: &str) -> String {
     let (header_texts, header_names, options) =
         (pointers(&headers), pointers(&names), pointers(&options));
     let source = string(text);
-    // SAFETY: the functions have these signatures since CUDA 7 (nvrtc.h); every pointer is to
-    // memory that lives until the end of this function, and the log has as many bytes as NVRTC says.
+    // SAFETY: the functions have these signatures since CUDA 7 (nvrtc.h), all pointers outlive the calls, and the
+    // buffers have the sizes that NVRTC reports.
     unsafe {
         let create = nvrtc.get::<Create>(b"nvrtcCreateProgram").expect("a function");
         let compile = nvrtc.get::<Compile>(b"nvrtcCompileProgram").expect("a function");
         let cubin_size = nvrtc.get::<Size>(b"nvrtcGetCUBINSize").expect("a function");
         let mut program = ptr::null_mut();
-        let count = HEADERS.len() as c_int;
+        let count = KERNEL_HEADERS.len() as c_int;
         let (texts, names) = (header_texts.as_ptr(), header_names.as_ptr());
-        let made =
+        let created =
             create(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), count, texts, names);
-        assert_eq!(made, 0, "NVRTC takes the source");
+        assert_eq!(created, 0, "NVRTC takes the source");
         let failed = compile(program, options.len() as c_int, options.as_ptr());
         let text = |size: &[u8], get: &[u8]| -> String {
             let size = nvrtc.get::<Size>(size).expect("a function");

@@ -1,4 +1,4 @@
-// Kernels that show what the shim does: right ones, and ones with a mistake each.
+// Kernels that test the shim: correct ones, and ones with one mistake each.
 #include "mma.cuh"
 #include "reduce.cuh"
 
@@ -26,15 +26,14 @@ KERNEL(256, 1, leaves_lanes_out, u32* out) {
     out[threadIdx.x] = __shfl_xor_sync(0xffffu, threadIdx.x, 1);
 }
 
-// Without a barrier between: a thread reads what its neighbour may not have written.
+// Lacks a barrier: a thread reads a value that its neighbour may not have written.
 KERNEL(256, 1, reads_too_early, u32* out) {
     SHARED(u32[256], values);
     values[threadIdx.x] = threadIdx.x;
     out[threadIdx.x] = values[(threadIdx.x + 1) % blockDim.x];
 }
 
-// With one barrier where two are needed: the second value may replace the first before all have read
-// it.
+// Has one barrier where two are needed: the second value may overwrite the first before all threads have read it.
 KERNEL(256, 1, writes_too_early, u32* out) {
     SHARED(u32[256], values);
     u32 sum = 0;
@@ -46,7 +45,7 @@ KERNEL(256, 1, writes_too_early, u32* out) {
     out[threadIdx.x] = sum;
 }
 
-KERNEL(256, 1, reads_in_time, u32* out) {
+KERNEL(256, 1, reads_after_a_barrier, u32* out) {
     SHARED(u32[256], values);
     values[threadIdx.x] = threadIdx.x;
     __syncthreads();
@@ -63,19 +62,18 @@ KERNEL(256, 1, shuffles, u32* out) {
     mine[3] = __shfl_up_sync(EVERY_LANE, threadIdx.x, 2) + 1000 * lane;
 }
 
-// c [16, 8] = a [16, 16] · b [16, 8], one warp, all row-major; a and b by way of shared memory, into
-// which they are copied without waiting.
-KERNEL(32, 1, product, const bf16* a, const bf16* b, float* c, u32 waits) {
+// c [16, 8] = a [16, 16] · b [16, 8] by one warp, all row-major. a and b are copied asynchronously to shared memory.
+KERNEL(32, 1, matmul, const bf16* a, const bf16* b, float* c, u32 waits) {
     SHARED(bf16[16 * 16], left);
     SHARED(bf16[16 * 8], right);
     const u32 lane = threadIdx.x;
-    begin_copy(left + lane * 8, a + lane * 8, true);
-    begin_copy(right + lane % 16 * 8, b + lane % 16 * 8, true);
+    start_copy(left + lane * 8, a + lane * 8, true);
+    start_copy(right + lane % 16 * 8, b + lane % 16 * 8, true);
     end_copy_group();
     if (waits) wait_for_copies<0>();
     __syncthreads();
     u32 of_a[4], of_b[4];
-    // Lanes 0 to 7 the upper left, then the lower left, the upper right and the lower right quarter.
+    // Lanes 0 to 7 address the upper left quarter, the next ones the lower left, the upper right and the lower right.
     load_matrices(of_a, left + (lane % 16) * 16 + lane / 16 * 8);
     load_matrices_transposed(of_b, right + (lane % 16) * 8);
     const u32 both[2] = {of_b[0], of_b[1]};
@@ -87,3 +85,22 @@ KERNEL(32, 1, product, const bf16* a, const bf16* b, float* c, u32 waits) {
     c[(row + 8) * 8 + column] = sums[2];
     c[(row + 8) * 8 + column + 1] = sums[3];
 }
+
+template <class From, class To, int V>
+DEVICE void cast_elements(const From* from, To* to, u64 elements) {
+    each_element<V>(elements, [&](auto count, u64 at) {
+        float values[decltype(count)::value];
+        load(from + at, values);
+        store(to + at, values);
+    });
+}
+
+#define CASTS(V, ending)                                                                    \
+    KERNEL(256, 4, cast_f32_to_bf16_##ending, const float* from, bf16* to, u64 elements) {  \
+        cast_elements<float, bf16, V>(from, to, elements);                                  \
+    }                                                                                       \
+    KERNEL(256, 4, cast_bf16_to_f32_##ending, const bf16* from, float* to, u64 elements) {  \
+        cast_elements<bf16, float, V>(from, to, elements);                                  \
+    }
+CASTS(8, v8)
+CASTS(1, v1)

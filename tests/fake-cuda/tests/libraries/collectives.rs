@@ -15,20 +15,20 @@ use cudarc::nccl::sys::ncclRedOp_t::*;
 use cudarc::nccl::sys::ncclResult_t::{self, *};
 use cudarc::nccl::sys::{self, ncclComm_t, ncclUniqueId};
 
-use crate::gpu::{self, Numbers};
+use crate::device::{self, DeviceArray};
 use narrows_fake_cuda::child;
 
 const COUNT: usize = 3;
 
-/// A process's communicator, and its streams.
+/// The communicator of a process, and its streams.
 struct Rank {
     rank: usize,
     comm: ncclComm_t,
     streams: [Arc<CudaStream>; 2],
 }
 
-/// The id that rank 0 makes, through the folder.
-fn id(rank: usize, within: &Path) -> ncclUniqueId {
+/// The id that rank 0 creates, shared through a file.
+fn unique_id(rank: usize, within: &Path) -> ncclUniqueId {
     let (file, unfinished) = (within.join("id"), within.join("id.new"));
     if rank == 0 {
         let id = nccl::get_uniqueid().unwrap();
@@ -44,26 +44,26 @@ fn id(rank: usize, within: &Path) -> ncclUniqueId {
     ncclUniqueId { internal: std::array::from_fn(|at| bytes[at] as _) }
 }
 
-/// Settings that say nothing but whether it blocks.
-fn settings(blocking: bool) -> sys::ncclConfig_t {
-    // SAFETY: numbers and pointers, of which none is read before it is set.
-    let mut made: sys::ncclConfig_t = unsafe { MaybeUninit::zeroed().assume_init() };
-    made.size = size_of::<sys::ncclConfig_t>();
-    made.magic = 0xcafe_beef;
-    made.version = 22703;
-    made.blocking = i32::from(blocking);
-    made
+/// A configuration that sets only whether the communicator blocks.
+fn config(blocking: bool) -> sys::ncclConfig_t {
+    // SAFETY: zero is a valid value of every field.
+    let mut config: sys::ncclConfig_t = unsafe { MaybeUninit::zeroed().assume_init() };
+    config.size = size_of::<sys::ncclConfig_t>();
+    config.magic = 0xcafe_beef;
+    config.version = 22703;
+    config.blocking = i32::from(blocking);
+    config
 }
 
 fn state(comm: ncclComm_t) -> ncclResult_t {
     let mut state = ncclNumResults;
-    // SAFETY: the communicator is not destroyed yet.
+    // SAFETY: the communicator is valid.
     unsafe { sys::ncclCommGetAsyncError(comm, &raw mut state) }.result().unwrap();
     state
 }
 
-/// What does not block is asked until it is done.
-fn settled(comm: ncclComm_t, result: ncclResult_t) {
+/// Polls a non-blocking call until it has completed.
+fn wait_until_ready(comm: ncclComm_t, result: ncclResult_t) {
     assert!([ncclSuccess, ncclInProgress].contains(&result), "{result:?}");
     while state(comm) == ncclInProgress {
         std::thread::sleep(std::time::Duration::from_micros(200));
@@ -73,11 +73,12 @@ fn settled(comm: ncclComm_t, result: ncclResult_t) {
 
 impl Rank {
     fn new(rank: usize, within: &Path, blocking: bool) -> Rank {
-        let context = gpu::context(rank);
+        let context = device::context(rank);
         let streams = [(); 2].map(|()| context.new_stream().unwrap());
-        let (id, mut config, mut comm) = (id(rank, within), settings(blocking), ptr::null_mut());
-        // SAFETY: all is valid, and the thread has a context.
-        let begun = unsafe {
+        let (id, mut config, mut comm) =
+            (unique_id(rank, within), config(blocking), ptr::null_mut());
+        // SAFETY: all pointers are valid, and the thread has a context.
+        let result = unsafe {
             sys::ncclCommInitRankConfig(
                 &raw mut comm,
                 COUNT as i32,
@@ -87,11 +88,11 @@ impl Rank {
             )
         };
         if blocking {
-            assert_eq!(begun, ncclSuccess);
+            assert_eq!(result, ncclSuccess);
         } else {
-            assert_eq!(begun, ncclInProgress);
+            assert_eq!(result, ncclInProgress);
         }
-        settled(comm, begun);
+        wait_until_ready(comm, result);
         Rank { rank, comm, streams }
     }
 
@@ -101,38 +102,38 @@ impl Rank {
 
     fn all_reduce(
         &self,
-        from: Numbers,
-        to: Numbers,
+        from: DeviceArray,
+        to: DeviceArray,
         dtype: ncclDataType_t,
         maximum: bool,
     ) -> ncclResult_t {
         let (operation, count) =
             (if maximum { ncclMax } else { ncclSum }, from.count * 4 / width(dtype));
         let (from, to) = (from.pointer(), to.pointer());
-        // SAFETY: the stand-in checks what lies where.
+        // SAFETY: the fake library checks addresses.
         unsafe { sys::ncclAllReduce(from, to, count, dtype, operation, self.comm, self.raw()) }
     }
 
-    fn send(&self, from: Numbers, peer: usize) -> ncclResult_t {
+    fn send(&self, from: DeviceArray, peer: usize) -> ncclResult_t {
         let from: *const c_void = from.pointer();
         // SAFETY: as above.
         unsafe { sys::ncclSend(from, COUNT, ncclFloat32, peer as i32, self.comm, self.raw()) }
     }
 
-    fn receive(&self, to: Numbers, peer: usize) -> ncclResult_t {
+    fn receive(&self, to: DeviceArray, peer: usize) -> ncclResult_t {
         // SAFETY: as above.
         unsafe {
             sys::ncclRecv(to.pointer(), COUNT, ncclFloat32, peer as i32, self.comm, self.raw())
         }
     }
 
-    /// Numbers that tell this rank from the others.
-    fn own(&self, count: usize) -> Numbers {
-        Numbers::of(&(0..count).map(|at| (10 * self.rank + at) as f32).collect::<Vec<_>>())
+    /// An array with values that differ between ranks.
+    fn own(&self, count: usize) -> DeviceArray {
+        DeviceArray::of(&(0..count).map(|at| (10 * self.rank + at) as f32).collect::<Vec<_>>())
     }
 
     fn destroy(self) {
-        // SAFETY: it is not used afterwards.
+        // SAFETY: the communicator is not used afterwards.
         unsafe { nccl::comm_destroy(self.comm) }.unwrap();
     }
 }
@@ -146,15 +147,15 @@ fn width(dtype: ncclDataType_t) -> usize {
 }
 
 #[test]
-fn collectives_do_what_they_are_called() {
-    let test = "collectives::collectives_do_what_they_are_called";
-    each_seed(test, |number, within| {
+fn collectives_are_correct() {
+    let test = "collectives::collectives_are_correct";
+    under_each_policy(test, |number, within| {
         let rank = Rank::new(number, within, true);
         let (comm, stream) = (rank.comm, rank.raw());
         let own = rank.own(6);
-        let (all, some, whole) = (Numbers::new(6), Numbers::new(2), Numbers::new(18));
+        let (all, some, whole) = (DeviceArray::new(6), DeviceArray::new(2), DeviceArray::new(18));
         rank.all_reduce(own, all, ncclFloat32, false).result().unwrap();
-        // SAFETY: the stand-in checks what lies where.
+        // SAFETY: the fake library checks addresses.
         unsafe {
             nccl::reduce_scatter(
                 own.pointer(),
@@ -173,7 +174,7 @@ fn collectives_do_what_they_are_called() {
         assert_eq!(some.read(), [2 * number, 2 * number + 1].map(sum));
         let gathered: Vec<f32> = (0..18).map(|at| (10 * (at / 6) + at % 6) as f32).collect();
         assert_eq!(whole.read(), gathered);
-        // In place, and the largest.
+        // In place, with a maximum.
         rank.all_reduce(own, own, ncclFloat32, true).result().unwrap();
         assert_eq!(own.read(), [20.0, 21.0, 22.0, 23.0, 24.0, 25.0]);
         let other = rank.own(6);
@@ -183,10 +184,10 @@ fn collectives_do_what_they_are_called() {
         }
         .unwrap();
         assert_eq!(other.read(), [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]);
-        // Of other formats: bit patterns of bf16 1 and 2, of an f64 and of an i64.
+        // Other types: bit patterns of bf16 1 and 2, of an f64 and of an i64.
         let pair = f32::from_bits(0x4000_3f80);
         let [bf16, f64, i64] =
-            [vec![pair], halves(1.5f64.to_bits()), halves(7)].map(|of| Numbers::of(&of));
+            [vec![pair], halves(1.5f64.to_bits()), halves(7)].map(|of| DeviceArray::of(&of));
         rank.all_reduce(bf16, bf16, ncclBfloat16, false).result().unwrap();
         rank.all_reduce(f64, f64, ncclFloat64, false).result().unwrap();
         rank.all_reduce(i64, i64, ncclInt64, false).result().unwrap();
@@ -204,53 +205,56 @@ fn bits(halves: &[f32]) -> u64 {
     u64::from(halves[1].to_bits()) << 32 | u64::from(halves[0].to_bits())
 }
 
-/// In three processes, under each habit of the seed.
-fn each_seed(test: &str, body: impl Fn(usize, &Path)) {
+/// Runs a body in three processes under each scheduling policy.
+fn under_each_policy(test: &str, body: impl Fn(usize, &Path)) {
     if child::role().is_some() {
-        child::together(test, COUNT, 0, &[], body);
+        child::as_processes(test, COUNT, 0, &[], body);
         return;
     }
     for seed in 0..4 {
-        child::together(test, COUNT, seed, &[], |_, _| {});
+        child::as_processes(test, COUNT, seed, &[], |_, _| {});
     }
 }
 
-/// Around a ring: everybody sends before anybody receives, unless both are one group.
+/// In a ring where all ranks send before they receive, only grouped calls complete.
 #[test]
 fn sends_wait_for_their_receives() {
-    each_seed("collectives::sends_wait_for_their_receives", |number, within| {
+    under_each_policy("collectives::sends_wait_for_their_receives", |number, within| {
         let rank = Rank::new(number, within, true);
         let (next, before) = ((number + 1) % COUNT, (number + 2) % COUNT);
-        let (own, got) = (rank.own(COUNT), Numbers::new(COUNT));
+        let (own, got) = (rank.own(COUNT), DeviceArray::new(COUNT));
         nccl::group_start().unwrap();
         rank.send(own, next).result().unwrap();
         rank.receive(got, before).result().unwrap();
         nccl::group_end().unwrap();
         assert_eq!(got.read(), [0, 1, 2].map(|at| (10 * before + at) as f32));
-        // Everybody has to be here before anybody gives up.
+        // All ranks must arrive here before any gives up.
         rank.all_reduce(own, own, ncclFloat32, false).result().unwrap();
         rank.streams[0].synchronize().unwrap();
 
         rank.send(own, next).result().unwrap();
         rank.receive(got, before).result().unwrap();
         let event = rank.streams[0].record_event(None).unwrap();
-        assert!(!gpu::comes_true(|| event.try_is_complete().unwrap()), "it hangs, as with NCCL");
-        // Another stream is not held up.
-        let x = Numbers::of(&[1.0]);
-        x.zero(&rank.streams[1]);
+        assert!(
+            !device::becomes_true(|| event.try_is_complete().unwrap()),
+            "it must hang, as with NCCL"
+        );
+        // Other streams are not blocked.
+        let x = DeviceArray::of(&[1.0]);
+        x.fill_zero(&rank.streams[1]);
         rank.streams[1].synchronize().unwrap();
-        // SAFETY: it is not used afterwards.
+        // SAFETY: the communicator is not used afterwards.
         unsafe { nccl::comm_abort(rank.comm) }.unwrap();
         rank.streams[0].synchronize().unwrap();
     });
 }
 
-/// Half of the ranks send first, the others receive first: nothing hangs.
+/// Each rank receives from the previous one before it sends to the next.
 #[test]
-fn messages_in_a_fitting_order_arrive() {
-    each_seed("collectives::messages_in_a_fitting_order_arrive", |number, within| {
+fn messages_in_a_consistent_order_arrive() {
+    under_each_policy("collectives::messages_in_a_consistent_order_arrive", |number, within| {
         let rank = Rank::new(number, within, true);
-        let (own, got) = (rank.own(COUNT), Numbers::new(COUNT));
+        let (own, got) = (rank.own(COUNT), DeviceArray::new(COUNT));
         for _ in 0..3 {
             if number > 0 {
                 rank.receive(got, number - 1).result().unwrap();
@@ -267,19 +271,19 @@ fn messages_in_a_fitting_order_arrive() {
     });
 }
 
-/// A captured collective is a collective at every launch, between others that are not captured.
+/// A captured collective runs at every launch of the graph, interleaved with uncaptured ones.
 #[test]
 fn collectives_can_be_captured() {
-    each_seed("collectives::collectives_can_be_captured", |number, within| {
+    under_each_policy("collectives::collectives_can_be_captured", |number, within| {
         let rank = Rank::new(number, within, true);
         let stream = &rank.streams[0];
-        let (own, sum, most) = (rank.own(4), Numbers::new(4), Numbers::new(4));
+        let (own, sum, most) = (rank.own(4), DeviceArray::new(4), DeviceArray::new(4));
         stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         rank.all_reduce(own, sum, ncclFloat32, false).result().unwrap();
         rank.all_reduce(sum, most, ncclFloat32, true).result().unwrap();
         let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
         for round in 0..3 {
-            own.put(&[(number + round) as f32; 4], stream);
+            own.upload(&[(number + round) as f32; 4], stream);
             graph.launch().unwrap();
             rank.all_reduce(most, most, ncclFloat32, false).result().unwrap();
             stream.synchronize().unwrap();
@@ -289,10 +293,10 @@ fn collectives_can_be_captured() {
     });
 }
 
-/// An abort waits for graphs and for nothing else: not for an event that was recorded in a capture.
+/// An abort waits for graphs that contain collectives, but not for events recorded in their capture.
 #[test]
-fn an_abort_waits_for_graphs_alone() {
-    each_seed("collectives::an_abort_waits_for_graphs_alone", |number, within| {
+fn an_abort_waits_for_graphs_only() {
+    under_each_policy("collectives::an_abort_waits_for_graphs_only", |number, within| {
         let rank = Rank::new(number, within, true);
         let (stream, own) = (&rank.streams[0], rank.own(4));
         stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -302,90 +306,90 @@ fn an_abort_waits_for_graphs_alone() {
         graph.launch().unwrap();
         stream.synchronize().unwrap();
         let comm = rank.comm as usize;
-        // SAFETY: it is not used afterwards.
+        // SAFETY: the communicator is not used afterwards.
         let abort = std::thread::spawn(move || unsafe { nccl::comm_abort(comm as *mut _) }.is_ok());
-        assert!(!gpu::comes_true(|| abort.is_finished()), "a graph has a part of it");
+        assert!(!device::becomes_true(|| abort.is_finished()), "a graph contains a collective");
         drop(graph);
-        assert!(gpu::comes_true(|| abort.is_finished()), "no graph has");
+        assert!(device::becomes_true(|| abort.is_finished()), "no graph contains a collective");
         assert!(abort.join().unwrap());
         drop(event);
     });
 }
 
-/// Ranks that call something else get an error that an abort ends.
+/// Mismatched calls are an error, after which an abort succeeds.
 #[test]
-fn ranks_that_disagree_get_an_error() {
-    each_seed("collectives::ranks_that_disagree_get_an_error", |number, within| {
+fn mismatched_calls_are_an_error() {
+    under_each_policy("collectives::mismatched_calls_are_an_error", |number, within| {
         let rank = Rank::new(number, within, true);
         let own = rank.own(4);
-        let fewer = Numbers { count: if number == 2 { 2 } else { 4 }, ..own };
+        let fewer = DeviceArray { count: if number == 2 { 2 } else { 4 }, ..own };
         rank.all_reduce(fewer, fewer, ncclFloat32, false).result().unwrap();
         let event = rank.streams[0].record_event(None).unwrap();
         let failed = || {
             let _ = event.try_is_complete();
             state(rank.comm) == ncclInvalidUsage
         };
-        // Others may be late.
-        assert!((0..40).any(|_| gpu::comes_true(failed)));
-        // SAFETY: it is not used afterwards.
+        // Other ranks may be late.
+        assert!((0..40).any(|_| device::becomes_true(failed)));
+        // SAFETY: the communicator is not used afterwards.
         unsafe { nccl::comm_abort(rank.comm) }.unwrap();
         rank.streams[0].synchronize().unwrap();
     });
 }
 
-/// A communicator that does not block, and parts of it.
+/// A non-blocking communicator and a split of it.
 #[test]
-fn communicators_split() {
-    each_seed("collectives::communicators_split", |number, within| {
+fn communicators_can_be_split() {
+    under_each_policy("collectives::communicators_can_be_split", |number, within| {
         let rank = Rank::new(number, within, false);
         let mut part = ptr::null_mut();
-        // Ranks 0 and 2 in the opposite order, 1 in none.
+        // Ranks 0 and 2 in the opposite order, without rank 1.
         let (color, key) = if number == 1 { (-1, 0) } else { (7, -(number as i32)) };
         // SAFETY: the communicator is ready.
-        let begun =
+        let result =
             unsafe { sys::ncclCommSplit(rank.comm, color, key, &raw mut part, ptr::null_mut()) };
-        settled(rank.comm, begun);
+        wait_until_ready(rank.comm, result);
         assert_eq!(part.is_null(), number == 1);
         if number != 1 {
-            settled(part, ncclInProgress);
-            // SAFETY: it is ready.
-            let is =
+            wait_until_ready(part, ncclInProgress);
+            // SAFETY: the communicator is ready.
+            let count_and_rank =
                 unsafe { (nccl::comm_count(part).unwrap(), nccl::comm_user_rank(part).unwrap()) };
-            assert_eq!(is, (2, if number == 2 { 0 } else { 1 }));
-            let own = Numbers::of(&[number as f32; 4]);
+            assert_eq!(count_and_rank, (2, if number == 2 { 0 } else { 1 }));
+            let own = DeviceArray::of(&[number as f32; 4]);
             let within = Rank { rank: number, comm: part, streams: rank.streams.clone() };
             for _ in 0..4 {
-                settled(part, within.all_reduce(own, own, ncclFloat32, false));
+                wait_until_ready(part, within.all_reduce(own, own, ncclFloat32, false));
             }
             within.streams[0].synchronize().unwrap();
             assert_eq!(own.read(), [16.0; 4]);
             within.destroy();
         }
-        let own = Numbers::of(&[1.0; 4]);
-        settled(rank.comm, rank.all_reduce(own, own, ncclFloat32, false));
+        let own = DeviceArray::of(&[1.0; 4]);
+        wait_until_ready(rank.comm, rank.all_reduce(own, own, ncclFloat32, false));
         rank.streams[0].synchronize().unwrap();
         assert_eq!(own.read(), [3.0; 4]);
         rank.destroy();
     });
 }
 
-/// On a device with room for one collective at once, ranks that leave open which of two comes first
-/// hang under some seed, and ranks that say it never do.
+/// On devices that run one collective at a time, two unordered collectives deadlock under some seed, and ordered ones
+/// never do.
 #[test]
-fn collectives_without_an_order_are_seen() {
-    let test = "collectives::collectives_without_an_order_are_seen";
+fn unordered_collectives_deadlock() {
+    let test = "collectives::unordered_collectives_deadlock";
     let variables = [("NARROWS_FAKE_CUDA_ONE_COLLECTIVE", "1")];
-    let mut said = vec![];
+    let mut outputs = vec![];
     let seeds = if child::role().is_some() { 0..1 } else { 0..6 };
     for seed in seeds {
-        said.extend(child::together(test, COUNT, seed, &variables, |number, within| {
+        outputs.extend(child::as_processes(test, COUNT, seed, &variables, |number, within| {
             let rank = Rank::new(number, within, true);
             let mut comm = ptr::null_mut();
             // SAFETY: the communicator is ready.
             let split = unsafe {
                 sys::ncclCommSplit(rank.comm, 0, number as i32, &raw mut comm, ptr::null_mut())
             };
-            settled(comm, split);
+            wait_until_ready(comm, split);
             let mut streams = rank.streams.clone();
             streams.reverse();
             let other = Rank { rank: number, comm, streams };
@@ -398,39 +402,39 @@ fn collectives_without_an_order_are_seen() {
                 other.all_reduce(b, b, ncclFloat32, false).result().unwrap();
                 let events = [0, 1].map(|at| rank.streams[at].record_event(None).unwrap());
                 let done = || events.iter().all(|event| event.try_is_complete().unwrap());
-                let done = gpu::comes_true(done);
+                let done = device::becomes_true(done);
                 assert!(done || !ordered);
                 println!("done {done}");
             }
-            // At once: what one waits for may lie behind the other.
+            // Concurrently: each may wait for the other.
             let comms = [other.comm as usize, rank.comm as usize];
             std::thread::scope(|scope| {
                 for comm in comms {
-                    // SAFETY: it is not used afterwards.
+                    // SAFETY: the communicator is not used afterwards.
                     scope.spawn(move || unsafe { nccl::comm_abort(comm as *mut _) }.unwrap());
                 }
             });
         }));
     }
-    if !said.is_empty() {
-        assert!(said.iter().any(|said| said.contains("done false")), "no seed shows it");
+    if !outputs.is_empty() {
+        assert!(outputs.iter().any(|output| output.contains("done false")), "no seed shows it");
     }
 }
 
-/// Two ranks on one device are a mistake, as NCCL takes it.
+/// NCCL rejects two ranks on one device.
 #[test]
-fn a_device_has_one_rank() {
-    child::once("collectives::a_device_has_one_rank", &[], || {
-        let _context = gpu::context(0);
+fn two_ranks_on_one_device_are_rejected() {
+    child::under_one_seed("collectives::two_ranks_on_one_device_are_rejected", &[], || {
+        let _context = device::context(0);
         let id = nccl::get_uniqueid().unwrap();
-        let mut config = settings(false);
+        let mut config = config(false);
         let mut join = |rank| {
             let mut comm = ptr::null_mut();
-            // SAFETY: all is valid, and the thread has a context.
+            // SAFETY: all pointers are valid, and the thread has a context.
             unsafe { sys::ncclCommInitRankConfig(&raw mut comm, 2, id, rank, &raw mut config) }
         };
         assert_eq!((join(0), join(1)), (ncclInProgress, ncclInvalidUsage));
-        // SAFETY: the letters are the id's, which ends with zeros.
+        // SAFETY: the id has 128 bytes, which end with zeros.
         let letters = unsafe { slice::from_raw_parts(id.internal.as_ptr().cast::<u8>(), 128) };
         let folder = std::str::from_utf8(letters).unwrap().trim_end_matches('\0');
         fs::remove_dir_all(folder).unwrap();

@@ -1,10 +1,10 @@
-//! The stand-ins are what they say, and find what they are for.
+//! The fake CUDA libraries compute correctly, return CUDA's errors, and reveal missing synchronisation.
 #![allow(unsafe_code)]
 
 mod collectives;
-mod gpu;
+mod device;
 mod graphs;
 mod kernels;
+mod matmul;
 mod memory;
-mod order;
-mod products;
+mod ordering;

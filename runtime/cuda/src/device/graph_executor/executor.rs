@@ -1,0 +1,397 @@
+//! The executor: enqueues steps on the streams of a GPU.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
+use narrows_plan::program::{Phase, Program, Region};
+use narrows_runtime::RunError;
+use narrows_runtime::process_group::ProcessGroup;
+use narrows_runtime::session::{MeshCoordinates, StepRequest};
+
+use super::segment::{CapturedGraph, ReadySegment, enqueue_node};
+use super::stage_link::StageLink;
+use crate::device::communicators::NcclCommunicators;
+use crate::device::cublaslt::CublasLt;
+use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
+use crate::device::inputs::TokenInputs;
+use crate::device::modules::{DeviceBuffers, KernelModules};
+use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
+use crate::error::CudaError;
+use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
+use crate::schedule::{DeviceSchedule, PipelineDirection, ScheduleItem, SchedulePass, StreamId};
+
+/// Nodes that are enqueued between two waits for the GPU.
+const NODES_PER_PACE: usize = 256;
+
+/// Gives graph nodes the priority of the stream they were captured on
+/// (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
+const USE_NODE_PRIORITY: CUgraphInstantiate_flags = CUgraphInstantiate_flags(8);
+
+/// What a schedule needs for its execution.
+pub struct ExecutorResources {
+    pub cublaslt: CublasLt,
+    pub buffers: DeviceBuffers,
+    pub inputs: TokenInputs,
+    pub modules: KernelModules,
+    /// The other processes and the communicators with them; none for a single device.
+    pub peers: Option<(Arc<dyn ProcessGroup>, NcclCommunicators)>,
+    /// Maximum time without progress in a step.
+    pub timeout: Duration,
+}
+
+/// Executes the schedule of a device.
+pub struct GraphExecutor {
+    pub gpu: OpenGpu,
+    pub schedule: DeviceSchedule,
+    pub resources: ExecutorResources,
+    segments: Vec<ReadySegment>,
+    /// Indexed by [`StreamId`].
+    streams: [Arc<CudaStream>; 2],
+    /// Indexed by direction, then by whether this device sends.
+    pub(super) stage_links: [[Option<StageLink>; 2]; 2],
+    /// Recorded where a segment begins on both streams.
+    fork: CudaEvent,
+    /// Recorded where both streams of a segment have ended.
+    join: CudaEvent,
+    /// Recorded after each item of a step, in their order.
+    pub(super) item_events: Vec<CudaEvent>,
+    /// Recorded alternately after every [`NODES_PER_PACE`] nodes.
+    pub(super) pace_events: [CudaEvent; 2],
+    pub(super) step_end: CudaEvent,
+    /// Offset of the sum of squared gradients in the arena.
+    square_sum_offset: u64,
+    /// Staging memory of the optimizer's coefficients.
+    coefficients: PinnedMemory,
+    /// Staging memory of the loss (f64) and the sum of squares (f32).
+    pub(super) results: PinnedMemory,
+    pub timers: Option<InstructionTimers>,
+    /// Whether graphs are never captured.
+    eager: bool,
+    /// Steps that have begun.
+    steps: u64,
+    pub(super) progress: StepProgress,
+}
+
+/// Results of a step on one device.
+pub struct DeviceStepResult {
+    pub loss: f64,
+    /// Sum of squared gradients.
+    pub squares: f32,
+    pub time: Duration,
+}
+
+/// Progress of the step that is being executed.
+#[derive(Clone, Copy)]
+pub(super) struct StepProgress {
+    pub started: Instant,
+    /// Number of the step, counted from 1.
+    pub step: u64,
+    /// How many pace events were recorded.
+    pub paces: usize,
+    /// Items that are enqueued.
+    pub queued: usize,
+    /// Items that had ended at the last check.
+    pub completed: usize,
+    /// When `completed` last increased.
+    pub last_advance: Instant,
+}
+
+impl StepProgress {
+    fn of_step(step: u64) -> StepProgress {
+        let now = Instant::now();
+        StepProgress { started: now, step, paces: 0, queued: 0, completed: 0, last_advance: now }
+    }
+}
+
+impl GraphExecutor {
+    /// Resolves all addresses and creates streams and events; captures nothing yet.
+    pub fn new(
+        gpu: OpenGpu,
+        schedule: DeviceSchedule,
+        resources: ExecutorResources,
+        program: &Program,
+        coordinates: MeshCoordinates,
+        eager: bool,
+    ) -> Result<GraphExecutor, CudaError> {
+        let streams = [gpu.stream(false)?, gpu.stream(true)?];
+        let event = || gpu.check("an event", gpu.context.new_event(None));
+        let link = |direction: PipelineDirection, sends: bool| {
+            if !schedule.has_transfers(direction, sends) {
+                return Ok(None);
+            }
+            let send_bytes = sends.then_some(schedule.send_bytes_max[direction.index()]);
+            StageLink::new(&gpu, send_bytes).map(Some)
+        };
+        let links =
+            |direction| Ok::<_, CudaError>([link(direction, false)?, link(direction, true)?]);
+        let [downstream, upstream] = PipelineDirection::ALL.map(links);
+        let stage_links = [downstream?, upstream?];
+        let segments = schedule
+            .segments
+            .iter()
+            .map(|segment| ReadySegment::new(&gpu, segment, &resources))
+            .collect::<Result<_, CudaError>>()?;
+        let items = schedule.passes.iter().flat_map(|pass| &pass.items);
+        let item_events = items.map(|_| event()).collect::<Result<_, _>>()?;
+        let buffers = &program.stages[coordinates.stage as usize].buffers;
+        let square_sum_offset = buffers
+            .iter()
+            .find(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
+            .map_or(0, |buffer| buffer.offset);
+        let coefficients = PinnedMemory::new(&gpu, 4 * OPTIMIZER_COEFFICIENTS as usize)?;
+        let results = PinnedMemory::new(&gpu, 16)?;
+        let pace_events = [event()?, event()?];
+        let (fork, join, step_end) = (event()?, event()?, event()?);
+        Ok(GraphExecutor {
+            gpu,
+            schedule,
+            resources,
+            segments,
+            streams,
+            stage_links,
+            fork,
+            join,
+            item_events,
+            pace_events,
+            step_end,
+            square_sum_offset,
+            coefficients,
+            results,
+            timers: None,
+            eager,
+            steps: 0,
+            progress: StepProgress::of_step(0),
+        })
+    }
+
+    /// Times every instruction from now on; graphs are then no longer replayed.
+    pub fn time_instructions(&mut self) -> Result<(), CudaError> {
+        if self.timers.is_none() {
+            let timers = InstructionTimers::new(&self.gpu.context);
+            self.timers = Some(self.gpu.check("events to time instructions", timers)?);
+        }
+        Ok(())
+    }
+
+    /// Bytes on the GPU besides the arena.
+    pub fn scratch_bytes(&self) -> u64 {
+        let links = self.stage_links.iter().flatten().flatten();
+        let send_buffers = links.filter_map(|link| link.send_buffer.as_ref());
+        let ExecutorResources { buffers, inputs, cublaslt, .. } = &self.resources;
+        buffers.auxiliary_bytes()
+            + inputs.bytes()
+            + cublaslt.workspace_bytes()
+            + send_buffers.map(DeviceMemory::bytes).sum::<u64>()
+    }
+
+    /// Executes a step and waits for its end.
+    ///
+    /// # Errors
+    /// When the GPU, NCCL or another process fails, or the step makes no progress before the timeout. The executor
+    /// cannot be used afterwards.
+    pub fn run_step(
+        &mut self,
+        step: &StepRequest,
+        program: &Program,
+        coordinates: MeshCoordinates,
+    ) -> Result<DeviceStepResult, RunError> {
+        if self.gpu.abandoned.load(Ordering::Relaxed) {
+            let (call, message) = ("a step".into(), "an earlier step failed".into());
+            let ordinal = self.gpu.ordinal;
+            return Err(CudaError::Driver { ordinal, call, message, hint: "" }.into());
+        }
+        self.steps += 1;
+        self.progress = StepProgress::of_step(self.steps);
+        let result =
+            self.enqueue_step(step, program, coordinates).and_then(|()| self.wait_for_step());
+        // Work on the streams may never end. `shut_down` aborts it once the other processes have been told.
+        self.gpu.abandoned.fetch_or(result.is_err(), Ordering::Relaxed);
+        result
+    }
+
+    /// Aborts all work of NCCL. Graphs are destroyed first: aborting a communicator waits for the graphs that
+    /// contain its collectives.
+    pub fn shut_down(&mut self) {
+        // Destroying a graph does not bind the context itself.
+        let _ = self.gpu.context.bind_to_thread();
+        self.segments.iter_mut().for_each(|segment| segment.graph = None);
+        if let Some((_, communicators)) = self.resources.peers.take() {
+            communicators.abort();
+        }
+    }
+
+    pub(super) fn compute_stream(&self) -> &Arc<CudaStream> {
+        &self.streams[StreamId::Compute as usize]
+    }
+
+    /// Enqueues a whole step.
+    fn enqueue_step(
+        &mut self,
+        step: &StepRequest,
+        program: &Program,
+        coordinates: MeshCoordinates,
+    ) -> Result<(), RunError> {
+        let gpu = &self.gpu;
+        gpu.check("its context", gpu.context.bind_to_thread())?;
+        let compute = self.compute_stream().clone();
+        if let Some(update) = step.update {
+            let coefficients = optimizer_coefficients(update.optimizer, update.step);
+            self.coefficients.bytes_mut().copy_from_slice(bytemuck::cast_slice(&coefficients));
+        }
+        let buffers = &self.resources.buffers;
+        // SAFETY: the host memory is pinned, and not written before the step has ended.
+        let copied = unsafe {
+            let to = buffers.coefficients.address(0);
+            result::memcpy_htod_async(to, self.coefficients.bytes(), compute.cu_stream())
+        };
+        self.gpu.check("copying the optimizer's coefficients", copied)?;
+        let loss = &buffers.loss;
+        // SAFETY: the range is the whole allocation.
+        let zeroed = unsafe {
+            result::memset_d8_async(loss.address(0), 0, loss.bytes() as usize, compute.cu_stream())
+        };
+        self.gpu.check("zeroing the loss", zeroed)?;
+        let uploaded = self.resources.inputs.upload(step, program, coordinates, &compute);
+        self.gpu.check("copying the tokens", uploaded)?;
+        if let Some(timers) = &mut self.timers {
+            self.gpu.check("timing", timers.start(&compute))?;
+        }
+        // Graphs contain the updates, and the first step is never captured.
+        let use_graphs =
+            !self.eager && self.timers.is_none() && self.steps > 1 && step.update.is_some();
+        let mut queued = 0;
+        for pass in 0..self.schedule.passes.len() {
+            let SchedulePass { phase, microbatch, .. } = self.schedule.passes[pass];
+            if phase != Phase::Step {
+                let arena = &self.resources.buffers.arena;
+                let copied = self.resources.inputs.copy_microbatch(microbatch, arena, &compute);
+                self.gpu.check("copying the tokens of a microbatch", copied)?;
+            }
+            for item in 0..self.schedule.passes[pass].items.len() {
+                self.limit_queued_items(queued)?;
+                match self.schedule.passes[pass].items[item].clone() {
+                    ScheduleItem::Segment(segment) if use_graphs => self.launch_graph(segment)?,
+                    ScheduleItem::Segment(segment) => {
+                        self.enqueue_segment(segment, step.update.is_some(), false)?
+                    }
+                    ScheduleItem::Transfer(transfer) => self.enqueue_transfer(&transfer)?,
+                }
+                self.gpu.check("the end of an item", self.item_events[queued].record(&compute))?;
+                queued += 1;
+                self.progress.queued = queued;
+            }
+        }
+        // The step ends when the last sends have ended.
+        for link in self.stage_links.iter().flatten().flatten() {
+            self.gpu.check("the last transfers", compute.wait(&link.done))?;
+        }
+        self.enqueue_results(&compute)
+    }
+
+    /// Enqueues the copy of the step's results to the host.
+    fn enqueue_results(&mut self, compute: &CudaStream) -> Result<(), RunError> {
+        let buffers = &self.resources.buffers;
+        let (loss, squares) = self.results.bytes_mut().split_at_mut(8);
+        // SAFETY: the host memory is pinned, and not read before the step has ended.
+        let copied = unsafe {
+            result::memcpy_dtoh_async(loss, buffers.loss.address(0), compute.cu_stream()).and_then(
+                |()| {
+                    let from = buffers.arena.address(self.square_sum_offset);
+                    result::memcpy_dtoh_async(&mut squares[..4], from, compute.cu_stream())
+                },
+            )
+        };
+        self.gpu.check("copying the loss", copied)?;
+        self.gpu.check("the end of the step", self.step_end.record(compute))?;
+        Ok(())
+    }
+
+    /// Enqueues the nodes of a segment one by one; with `capturing` they become a graph.
+    fn enqueue_segment(
+        &mut self,
+        segment: usize,
+        updates: bool,
+        capturing: bool,
+    ) -> Result<(), RunError> {
+        let count = self.schedule.segments[segment].nodes.len();
+        let has_collectives = self.schedule.segments[segment].has_collectives();
+        let check = |executor: &GraphExecutor, result| {
+            executor.gpu.check("synchronising the streams", result)
+        };
+        if has_collectives {
+            let [compute, collectives] = &self.streams;
+            let forked = self.fork.record(compute).and_then(|()| collectives.wait(&self.fork));
+            check(self, forked)?;
+        }
+        for first in (0..count).step_by(NODES_PER_PACE) {
+            if !capturing {
+                self.limit_queued_nodes()?;
+            }
+            self.enqueue_nodes(segment, first..count.min(first + NODES_PER_PACE), updates)?;
+        }
+        if has_collectives {
+            let [compute, collectives] = &self.streams;
+            let joined = self.join.record(collectives).and_then(|()| compute.wait(&self.join));
+            check(self, joined)?;
+        }
+        Ok(())
+    }
+
+    fn enqueue_nodes(
+        &mut self,
+        segment: usize,
+        nodes: Range<usize>,
+        updates: bool,
+    ) -> Result<(), RunError> {
+        let GraphExecutor { gpu, schedule, resources, streams, segments, timers, .. } = self;
+        let ready = &segments[segment];
+        let check =
+            |result: Result<(), DriverError>| gpu.check("synchronising the streams", result);
+        for index in nodes {
+            let (node, work) = (&schedule.segments[segment].nodes[index], &ready.nodes[index]);
+            let stream = &streams[node.stream as usize];
+            if let Some(event) = node.waits_for.and_then(|awaited| ready.events[awaited].as_ref()) {
+                check(stream.wait(event))?;
+            }
+            if let Some(timers) = timers {
+                let timed_node = TimedNode { stream: node.stream, segment, index };
+                let instruction =
+                    TimedInstruction { node: Some(timed_node), category: node.category };
+                gpu.check("timing", timers.begin(instruction, stream))?;
+            }
+            if updates || !node.updates_weights {
+                enqueue_node(gpu, resources, (node, work), stream)?;
+            }
+            if let Some(timers) = timers {
+                gpu.check("timing", timers.end(stream))?;
+            }
+            if let Some(event) = &ready.events[index] {
+                check(event.record(stream))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues a segment as one graph, capturing it first if needed.
+    fn launch_graph(&mut self, segment: usize) -> Result<(), RunError> {
+        if self.segments[segment].graph.is_none() {
+            let compute = self.compute_stream().clone();
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            self.gpu.check("beginning a capture", compute.begin_capture(mode))?;
+            let enqueued = self.enqueue_segment(segment, true, true);
+            let captured = compute.end_capture(USE_NODE_PRIORITY);
+            enqueued?;
+            self.segments[segment].graph =
+                self.gpu.check("capturing a graph", captured)?.map(CapturedGraph);
+        }
+        match &self.segments[segment].graph {
+            Some(graph) => Ok(self.gpu.check("launching a graph", graph.0.launch())?),
+            // The capture was empty.
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Waiting for the GPU, and diagnosis of steps that make no progress.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::DriverError;
+use narrows_plan::program::Phase;
+use narrows_runtime::RunError;
+
+use super::executor::{DeviceStepResult, GraphExecutor, StepProgress};
+use crate::device::timers::InstructionTimers;
+use crate::error::CudaError;
+use crate::schedule::{GraphNode, NcclCollective, NodeWork, ScheduleItem, SchedulePass, StreamId};
+
+/// Lines of a diagnosis.
+const ACTIVITY_LINES_MAX: usize = 8;
+
+/// Interval at which an event is polled; a step takes milliseconds at least.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Items that the host may enqueue ahead of the GPU.
+const ITEMS_AHEAD_MAX: usize = 8;
+
+/// Interval at which progress and the other processes are checked.
+const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+impl GraphExecutor {
+    /// Waits for the end of an enqueued step and reads its results.
+    pub(super) fn wait_for_step(&mut self) -> Result<DeviceStepResult, RunError> {
+        self.poll_until(|executor| executor.step_end.try_is_complete())?;
+        if let Some(timers) = &mut self.timers {
+            self.gpu.check("timing", timers.read())?;
+        }
+        let results = self.results.bytes();
+        let mut loss = [0; 8];
+        let mut squares = [0; 4];
+        loss.copy_from_slice(&results[..8]);
+        squares.copy_from_slice(&results[8..12]);
+        Ok(DeviceStepResult {
+            loss: f64::from_le_bytes(loss),
+            squares: f32::from_le_bytes(squares),
+            time: self.progress.started.elapsed(),
+        })
+    }
+
+    /// Waits until the GPU is at most [`ITEMS_AHEAD_MAX`] items behind the item of this index, which is enqueued
+    /// next. Streams hold a limited number of launches: beyond it, enqueuing would block, and failures of other
+    /// processes would go unnoticed.
+    pub(super) fn limit_queued_items(&mut self, item: usize) -> Result<(), RunError> {
+        match item.checked_sub(ITEMS_AHEAD_MAX) {
+            Some(earlier) => {
+                self.poll_until(|executor| executor.item_events[earlier].try_is_complete())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The same limit between instructions that are enqueued one by one.
+    pub(super) fn limit_queued_nodes(&mut self) -> Result<(), RunError> {
+        let next = self.progress.paces % 2;
+        if self.progress.paces > 0 {
+            self.poll_until(|executor| executor.pace_events[1 - next].try_is_complete())?;
+        }
+        let recorded = self.pace_events[next].record(self.compute_stream());
+        self.gpu.check("limiting the queue", recorded)?;
+        self.progress.paces += 1;
+        Ok(())
+    }
+
+    /// Polls a condition, and meanwhile checks progress and the other processes.
+    fn poll_until(
+        &mut self,
+        done: impl Fn(&GraphExecutor) -> Result<bool, DriverError>,
+    ) -> Result<(), RunError> {
+        let mut last_check = Instant::now();
+        let interval = HEALTH_CHECK_INTERVAL.min(self.resources.timeout);
+        while !self.gpu.check("a step", done(self))? {
+            if last_check.elapsed() > interval {
+                last_check = Instant::now();
+                self.check_health()?;
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn check_health(&mut self) -> Result<(), RunError> {
+        // Events of items that are not enqueued yet are still those of the previous step.
+        let queued = self.item_events.iter().take(self.progress.queued);
+        let completed = queued.take_while(|event| event.try_is_complete().unwrap_or(false)).count();
+        if completed > self.progress.completed {
+            (self.progress.completed, self.progress.last_advance) = (completed, Instant::now());
+        }
+        let StepProgress { step, last_advance, .. } = self.progress;
+        if let Some((processes, communicators)) = &self.resources.peers {
+            if let Some(mut failure) = communicators.async_error() {
+                if let CudaError::Nccl { recent_activity, .. } = &mut failure {
+                    *recent_activity = self.recent_activity();
+                }
+                return Err(failure.into());
+            }
+            if let Some(failure) = processes.failure(&format!("step {step}")) {
+                return Err(failure.into());
+            }
+        }
+        let waited = last_advance.elapsed();
+        if waited > self.resources.timeout {
+            let stalled = CudaError::Stalled {
+                ordinal: self.gpu.ordinal,
+                step,
+                waited_s: waited.as_secs_f64(),
+                recent_activity: self.recent_activity(),
+            };
+            return Err(stalled.into());
+        }
+        Ok(())
+    }
+
+    /// The last items that have ended and the first that has not, each on a line of its own. Where instructions are
+    /// timed, which makes their state known, also the last collectives.
+    fn recent_activity(&self) -> String {
+        let collectives = match &self.timers {
+            Some(timers) => self.recent_collectives(timers),
+            None => "\n  (try: --eager, to see single collectives)".into(),
+        };
+        self.recent_items() + &collectives
+    }
+
+    fn recent_collectives(&self, timers: &InstructionTimers) -> String {
+        let nodes = timers.nodes(StreamId::Collectives).filter_map(|(timed, ended)| {
+            let node = &self.schedule.segments[timed.segment].nodes[timed.index];
+            let NodeWork::Collective(collective) = &node.work else { return None };
+            Some((describe_collective(node, collective), ended))
+        });
+        activity_lines(nodes)
+    }
+
+    fn recent_items(&self) -> String {
+        let passes = self.schedule.passes.iter();
+        let items = passes.flat_map(|pass| pass.items.iter().map(move |item| (pass, item)));
+        let items = items.zip(&self.item_events).take(self.progress.queued);
+        activity_lines(items.map(|((pass, item), event)| {
+            (self.describe_item(pass, item), event.try_is_complete().unwrap_or(false))
+        }))
+    }
+
+    fn describe_item(&self, pass: &SchedulePass, item: &ScheduleItem) -> String {
+        let pass = match pass.phase {
+            Phase::Step => "step phase".into(),
+            phase => format!("{phase:?} of microbatch {}", pass.microbatch).to_lowercase(),
+        };
+        match item {
+            ScheduleItem::Transfer(transfer) => {
+                let (name, origin) = (transfer.name(), &transfer.origin);
+                format!("{pass}: {name} of {} bytes ({origin})", transfer.bytes())
+            }
+            ScheduleItem::Segment(segment) => {
+                let nodes = &self.schedule.segments[*segment].nodes;
+                let collectives: Vec<String> = nodes
+                    .iter()
+                    .filter_map(|node| match &node.work {
+                        NodeWork::Collective(collective) => {
+                            Some(describe_collective(node, collective))
+                        }
+                        _ => None,
+                    })
+                    .collect();
+                let collectives = match &collectives[..] {
+                    [] => "no collectives".into(),
+                    [only] => format!("1 collective, {only}"),
+                    [first, .., last] => {
+                        format!("{} collectives, {first} to {last}", collectives.len())
+                    }
+                };
+                format!("{pass}: {} instructions, {collectives}", nodes.len())
+            }
+        }
+    }
+}
+
+/// The last lines up to the first activity that has not ended.
+fn activity_lines(activities: impl Iterator<Item = (String, bool)>) -> String {
+    let mut lines = VecDeque::new();
+    for (activity, ended) in activities {
+        let state = if ended { "ended" } else { "not ended" };
+        if lines.len() == ACTIVITY_LINES_MAX {
+            lines.pop_front();
+        }
+        lines.push_back(format!("\n  {state}: {activity}"));
+        if !ended {
+            break;
+        }
+    }
+    lines.into_iter().collect()
+}
+
+fn describe_collective(node: &GraphNode, collective: &NcclCollective) -> String {
+    let (kind, axis) = (collective.kind.name(), collective.group_key.axis.name());
+    format!("{kind} over {axis} of {} bytes ({})", collective.payload_bytes(), node.origin)
+}

@@ -1,0 +1,185 @@
+//! Spans of instructions, measured by events around each, and the breakdown of a step's time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
+use narrows_runtime::{InstructionSpan, TimeBreakdown, TimeCategory};
+
+use super::super::schedule::StreamId;
+
+/// Times the instructions of a step. Events are created once and reused in every step.
+pub struct InstructionTimers {
+    context: Arc<CudaContext>,
+    step_begin: CudaEvent,
+    /// Before and after each instruction.
+    events: Vec<[CudaEvent; 2]>,
+    /// Instructions of this step, in the order in which they were enqueued.
+    instructions: Vec<TimedInstruction>,
+    /// How many of them are completely enqueued.
+    enqueued: usize,
+    spans: Vec<InstructionSpan>,
+}
+
+/// An instruction whose time is measured.
+#[derive(Clone, Copy)]
+pub struct TimedInstruction {
+    /// Node of the instruction; none for a transfer, which is not in a segment.
+    pub node: Option<TimedNode>,
+    /// Category of its time.
+    pub category: TimeCategory,
+}
+
+/// A node of the schedule.
+#[derive(Clone, Copy)]
+pub struct TimedNode {
+    /// Stream of the node.
+    pub stream: StreamId,
+    /// Index of the segment in the schedule.
+    pub segment: usize,
+    /// Index of the node in the segment.
+    pub index: usize,
+}
+
+impl TimedInstruction {
+    fn is_compute(&self) -> bool {
+        self.node.is_some_and(|node| node.stream == StreamId::Compute)
+    }
+}
+
+fn event(context: &Arc<CudaContext>) -> Result<CudaEvent, DriverError> {
+    context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+}
+
+impl InstructionTimers {
+    /// Timers without events; [`begin`](InstructionTimers::begin) creates them.
+    pub fn new(context: &Arc<CudaContext>) -> Result<InstructionTimers, DriverError> {
+        let (step_begin, context) = (event(context)?, context.clone());
+        Ok(InstructionTimers {
+            context,
+            step_begin,
+            events: vec![],
+            instructions: vec![],
+            enqueued: 0,
+            spans: vec![],
+        })
+    }
+
+    /// Marks the beginning of a step on a stream.
+    pub fn start(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
+        self.instructions.clear();
+        self.enqueued = 0;
+        self.step_begin.record(stream)
+    }
+
+    /// Marks the beginning of an instruction on a stream.
+    pub fn begin(
+        &mut self,
+        instruction: TimedInstruction,
+        stream: &CudaStream,
+    ) -> Result<(), DriverError> {
+        if self.events.len() == self.instructions.len() {
+            self.events.push([event(&self.context)?, event(&self.context)?]);
+        }
+        self.events[self.instructions.len()][0].record(stream)?;
+        self.instructions.push(instruction);
+        Ok(())
+    }
+
+    /// Marks the end of the instruction that began last, on its stream.
+    pub fn end(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
+        if let Some(last) = self.instructions.len().checked_sub(1) {
+            self.events[last][1].record(stream)?;
+        }
+        self.enqueued = self.instructions.len();
+        Ok(())
+    }
+
+    /// Nodes of this step on a stream, in their order, each with whether it has ended.
+    pub fn nodes(&self, stream: StreamId) -> impl Iterator<Item = (TimedNode, bool)> {
+        let all = self.instructions.iter().zip(&self.events).enumerate();
+        all.filter_map(move |(index, (instruction, events))| {
+            let node = instruction.node.filter(|node| node.stream == stream)?;
+            let ended = index < self.enqueued && events[1].try_is_complete().unwrap_or(false);
+            Some((node, ended))
+        })
+    }
+
+    /// Reads the events of a step that has ended.
+    pub fn read(&mut self) -> Result<(), DriverError> {
+        self.spans.clear();
+        for [begin, end] in &self.events[..self.instructions.len()] {
+            let since_step_begin = |event: &CudaEvent| {
+                let ms = self.step_begin.elapsed_ms(event)?;
+                Ok::<_, DriverError>(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
+            };
+            let start = since_step_begin(begin)?;
+            self.spans.push(InstructionSpan { start, end: since_step_begin(end)?.max(start) });
+        }
+        Ok(())
+    }
+
+    /// Spans of the last step.
+    pub fn spans(&self) -> &[InstructionSpan] {
+        &self.spans
+    }
+
+    /// Breakdown of the last step's time: the whole duration of computation, and of collectives and transfers the
+    /// part that no computation overlaps.
+    pub fn breakdown(&self) -> TimeBreakdown {
+        let instructions = self.instructions.iter().copied();
+        time_breakdown(instructions.zip(self.spans.iter().copied()))
+    }
+}
+
+fn time_breakdown(
+    timed: impl Iterator<Item = (TimedInstruction, InstructionSpan)> + Clone,
+) -> TimeBreakdown {
+    let mut breakdown = TimeBreakdown::default();
+    // Computation is one stream, so its spans are sorted and disjoint.
+    let mut compute: Vec<InstructionSpan> = vec![];
+    for (instruction, span) in timed.clone().filter(|(instruction, _)| instruction.is_compute()) {
+        breakdown.add(instruction.category, span.end - span.start);
+        compute.push(span);
+    }
+    for (instruction, span) in timed.filter(|(instruction, _)| !instruction.is_compute()) {
+        let first = compute.partition_point(|other| other.end <= span.start);
+        let overlapping = compute[first..].iter().take_while(|other| other.start < span.end);
+        let hidden: Duration =
+            overlapping.map(|other| other.end.min(span.end) - other.start.max(span.start)).sum();
+        breakdown.add(instruction.category, (span.end - span.start).saturating_sub(hidden));
+    }
+    breakdown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn computation_hides_collectives_that_it_overlaps() {
+        let ms = Duration::from_millis;
+        let timed = |stream: Option<StreamId>, category, begin, end| {
+            let node = stream.map(|stream| TimedNode { stream, segment: 0, index: 0 });
+            let span = InstructionSpan { start: ms(begin), end: ms(end) };
+            (TimedInstruction { node, category }, span)
+        };
+        let (compute, collectives) = (Some(StreamId::Compute), Some(StreamId::Collectives));
+        let all = [
+            timed(compute, TimeCategory::Gemm, 0, 10),
+            timed(collectives, TimeCategory::CollectiveExposed, 5, 18),
+            timed(compute, TimeCategory::Elementwise, 12, 15),
+            timed(compute, TimeCategory::Gemm, 18, 20),
+            timed(collectives, TimeCategory::CollectiveExposed, 18, 20),
+            timed(None, TimeCategory::Bubble, 19, 25),
+        ];
+        let breakdown = time_breakdown(all.into_iter());
+        let milliseconds = |category| breakdown.get(category).as_millis();
+        // Of the first collective, 5–10 and 12–15 are hidden; of the second, everything.
+        assert_eq!(milliseconds(TimeCategory::CollectiveExposed), 5);
+        assert_eq!(milliseconds(TimeCategory::Gemm), 12);
+        assert_eq!(milliseconds(TimeCategory::Elementwise), 3);
+        assert_eq!(milliseconds(TimeCategory::Bubble), 5);
+    }
+}

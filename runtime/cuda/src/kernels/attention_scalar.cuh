@@ -1,0 +1,221 @@
+// Attention with f32 FMAs instead of tensor cores, forward and backward: for f32, and for bf16 heads that
+// are not a multiple of 16 bytes or are wider than 128 features. T is the format in memory, V the vector
+// width of memory accesses; tiles are f32, W features wide, padded with zeros. A block has 16 rows, four
+// per warp, and loops over tiles of 32 others, one per lane: a lane computes the dot products of its other
+// with each row, the warp applies the softmax, and then each lane sums some features of all others.
+// Backward computes the probabilities twice, as in attention_backward.cuh.
+#pragma once
+#include "attention.cuh"
+
+template <class T, int V, int W>
+struct ScalarAttention {
+    static constexpr u32 WARP_ROWS = 4, BLOCK_ROWS = 16, OTHERS = 32;
+    // Elements from one row of a tile to the next: padded so that lanes reading rows hit different banks.
+    static constexpr u32 PITCH = W + 4;
+    // Features that one lane sums.
+    static constexpr u32 LANE_FEATURES = W / 32;
+    using Sums = float[WARP_ROWS][LANE_FEATURES];
+
+    u32 length, width;
+    float scale;
+
+    // Shared memory of the block: rows of two matrices, two tiles of others, and weights of each warp.
+    struct Memory {
+        float *rows, *others, *weights;
+    };
+
+    static DEVICE Memory memory_of(float* memory) {
+        float* const others = memory + 2 * BLOCK_ROWS * PITCH;
+        return {memory, others, others + 2 * OTHERS * PITCH + threadIdx.x / 32 * WARP_ROWS * OTHERS};
+    }
+
+    // Copies rows `first` to `first + COUNT` of a matrix to a tile; rows from `length` on become zeros.
+    template <u32 COUNT>
+    DEVICE void copy_tile(float* tile, const T* from, u32 stride, u32 first) const {
+        constexpr u32 VECTORS = W / V;
+        for (u32 at = threadIdx.x; at < COUNT * VECTORS; at += THREADS) {
+            const u32 row = at / VECTORS, column = at % VECTORS * V;
+            float values[V] = {};
+            if (first + row < length && column < width) {
+                load(from + u64(first + row) * stride + column, values);
+            }
+            store(tile + row * PITCH + column, values);
+        }
+    }
+
+    // x[r]: the dot product of row r of this warp with the other of this lane.
+    static DEVICE void multiply(float (&x)[WARP_ROWS], const float* rows, const float* others) {
+        rows += threadIdx.x / 32 * WARP_ROWS * PITCH;
+        others += threadIdx.x % 32 * PITCH;
+#pragma unroll
+        for (u32 r = 0; r < WARP_ROWS; r++) x[r] = 0.0f;
+#pragma unroll 4
+        for (u32 at = 0; at < u32(W); at += 4) {
+            float a[4], b[4];
+            load(others + at, b);
+#pragma unroll
+            for (u32 r = 0; r < WARP_ROWS; r++) {
+                load(rows + r * PITCH + at, a);
+#pragma unroll
+                for (int i = 0; i < 4; i++) x[r] += a[i] * b[i];
+            }
+        }
+    }
+
+    // sums += weights·others for the rows of this warp; `lane_weights` are the weights of this lane's other.
+    static DEVICE void accumulate(Sums& sums, const float (&lane_weights)[WARP_ROWS], float* weights,
+                           const float* others) {
+        const u32 lane = threadIdx.x % 32;
+        __syncwarp();  // Other lanes may still be reading the previous weights.
+#pragma unroll
+        for (u32 r = 0; r < WARP_ROWS; r++) weights[r * OTHERS + lane] = lane_weights[r];
+        __syncwarp();
+#pragma unroll 4
+        for (u32 other = 0; other < OTHERS; other++) {
+            float x[LANE_FEATURES];
+            load(others + other * PITCH + lane * LANE_FEATURES, x);
+#pragma unroll
+            for (u32 r = 0; r < WARP_ROWS; r++) {
+#pragma unroll
+                for (u32 i = 0; i < LANE_FEATURES; i++) sums[r][i] += weights[r * OTHERS + other] * x[i];
+            }
+        }
+    }
+
+    DEVICE void store_sums(T* to, u32 stride, u32 first, const Sums& sums,
+                           const float (&scales)[WARP_ROWS]) const {
+        constexpr u32 VECTOR = V < int(LANE_FEATURES) ? V : LANE_FEATURES;
+        const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
+#pragma unroll
+        for (u32 r = 0; r < WARP_ROWS; r++) {
+#pragma unroll
+            for (u32 begin = 0; begin < LANE_FEATURES; begin += VECTOR) {
+                const u32 column = lane * LANE_FEATURES + begin;
+                float scaled[VECTOR];
+#pragma unroll
+                for (u32 i = 0; i < VECTOR; i++) scaled[i] = sums[r][begin + i] * scales[r];
+                if (row + r < length && column < width) {
+                    store(to + u64(row + r) * stride + column, scaled);
+                }
+            }
+        }
+    }
+
+    DEVICE void forward(const T* q, Pair<T> kv, T* out, float* lse, u32 q_stride,
+                        u32 out_stride, u32 heads) const {
+        DYNAMIC_SHARED(memory);
+        const Memory at = memory_of(memory);
+        const u32 first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
+        const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
+        copy_tile<BLOCK_ROWS>(at.rows, q, q_stride, first);
+        const float factor = scale * LOG2_E;
+        Sums sums = {};
+        float maxima[WARP_ROWS], totals[WARP_ROWS] = {};
+#pragma unroll
+        for (u32 r = 0; r < WARP_ROWS; r++) maxima[r] = minus_infinity();
+        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += OTHERS) {
+            __syncthreads();
+            copy_both(at.others, kv, key);
+            __syncthreads();
+            float p[WARP_ROWS];
+            multiply(p, at.rows, at.others);
+#pragma unroll
+            for (u32 r = 0; r < WARP_ROWS; r++) {
+                if (key + lane > row + r) p[r] = minus_infinity();
+                // Every row attends to a key of its first tile.
+                const float maximum = fmaxf(maxima[r], over_warp<Maximum>(p[r]));
+                const float shrink = power_of_two((maxima[r] - maximum) * factor);
+                p[r] = power_of_two((p[r] - maximum) * factor);
+                totals[r] = totals[r] * shrink + p[r];
+                maxima[r] = maximum;
+#pragma unroll
+                for (u32 i = 0; i < LANE_FEATURES; i++) sums[r][i] *= shrink;
+            }
+            accumulate(sums, p, at.weights, at.others + OTHERS * PITCH);
+        }
+        float inverse[WARP_ROWS];
+#pragma unroll
+        for (u32 r = 0; r < WARP_ROWS; r++) {
+            const float total = over_warp<Sum>(totals[r]);
+            inverse[r] = 1.0f / total;
+            if (lane == 0 && row + r < length) {
+                lse[u64(row + r) * heads] = maxima[r] * scale + logf(total);
+            }
+        }
+        store_sums(out, out_stride, first, sums, inverse);
+    }
+
+    DEVICE void copy_both(float* tiles, Pair<T> others, u32 first) const {
+        copy_tile<OTHERS>(tiles, others.first, others.first_stride, first);
+        copy_tile<OTHERS>(tiles + OTHERS * PITCH, others.second, others.second_stride, first);
+    }
+
+    DEVICE void copy_rows(float* tiles, Pair<T> rows, u32 first) const {
+        copy_tile<BLOCK_ROWS>(tiles, rows.first, rows.first_stride, first);
+        copy_tile<BLOCK_ROWS>(tiles + BLOCK_ROWS * PITCH, rows.second, rows.second_stride, first);
+    }
+
+    DEVICE void query_gradients(Pair<T> rows, Pair<T> others, const float* statistics, T* dq,
+                                u32 stride) const {
+        DYNAMIC_SHARED(memory);
+        const Memory at = memory_of(memory);
+        const u32 first = (gridDim.x - 1 - blockIdx.x) * BLOCK_ROWS;
+        const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
+        copy_rows(at.rows, rows, first);
+        Sums sums = {};
+        for (u32 key = 0; key < min(first + BLOCK_ROWS, length); key += OTHERS) {
+            __syncthreads();
+            copy_both(at.others, others, key);
+            __syncthreads();
+            float x[WARP_ROWS], y[WARP_ROWS];
+            multiply(x, at.rows, at.others);
+            multiply(y, at.rows + BLOCK_ROWS * PITCH, at.others + OTHERS * PITCH);
+#pragma unroll
+            for (u32 r = 0; r < WARP_ROWS; r++) {
+                float both[2];
+                load(statistics + u64(row + r) * 2, both);
+                const float p = power_of_two(x[r] * (scale * LOG2_E) - both[0]);
+                y[r] = key + lane > row + r ? 0.0f : p * (y[r] - both[1]);
+            }
+            accumulate(sums, y, at.weights, at.others);
+        }
+        const float scales[WARP_ROWS] = {scale, scale, scale, scale};
+        store_sums(dq, stride, first, sums, scales);
+    }
+
+    DEVICE void key_value_gradients(Pair<T> rows, Pair<T> others, const float* statistics,
+                                    u32 padded, u32 group, T* dk, T* dv) const {
+        DYNAMIC_SHARED(memory);
+        const Memory at = memory_of(memory);
+        const u32 first = blockIdx.x * BLOCK_ROWS;
+        const u32 lane = threadIdx.x % 32, row = first + threadIdx.x / 32 * WARP_ROWS;
+        if (group) copy_rows(at.rows, rows, first);
+        Sums of_k = {}, of_v = {};
+        for (u32 head = 0; head < group; head++) {
+            for (u32 query = first / OTHERS * OTHERS; query < length; query += OTHERS) {
+                __syncthreads();
+                copy_both(at.others, others.advanced_by(head * width), query);
+                __syncthreads();
+                float both[2];
+                load(statistics + (u64(head) * padded + query + lane) * 2, both);
+                float x[WARP_ROWS], y[WARP_ROWS];
+                multiply(x, at.rows, at.others);
+                multiply(y, at.rows + BLOCK_ROWS * PITCH, at.others + OTHERS * PITCH);
+#pragma unroll
+                for (u32 r = 0; r < WARP_ROWS; r++) {
+                    const float p = power_of_two(x[r] * (scale * LOG2_E) - both[0]);
+                    x[r] = row + r > query + lane ? 0.0f : p;
+                    y[r] = x[r] * (y[r] - both[1]);
+                }
+                accumulate(of_v, x, at.weights, at.others + OTHERS * PITCH);
+                accumulate(of_k, y, at.weights, at.others);
+            }
+        }
+        const float scales[WARP_ROWS] = {scale, scale, scale, scale};
+        const float ones[WARP_ROWS] = {1.0f, 1.0f, 1.0f, 1.0f};
+        dk = results_of_block(dk, rows.first_stride, length, width);
+        dv = results_of_block(dv, rows.second_stride, length, width);
+        store_sums(dk, rows.first_stride, first, of_k, scales);
+        store_sums(dv, rows.second_stride, first, of_v, ones);
+    }
+};

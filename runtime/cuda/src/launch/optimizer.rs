@@ -1,0 +1,139 @@
+//! The optimizer: the sum of squared gradients, and AdamW.
+
+use narrows_plan::DType;
+use narrows_plan::emit::WeightSplit;
+use narrows_plan::program::Region;
+use narrows_plan::strategy::Zero;
+
+use super::grid::VectorFormat;
+use super::operand::{
+    Argument, MatrixOperand, MemorySpace, expect_dtype, expect_elements, flag, to_u32,
+};
+use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use crate::kernel_source::KernelFamily;
+use narrows_runtime::Optimizer;
+use narrows_runtime::operand_range;
+
+/// Elements whose squares one block sums.
+const SQUARES_PER_BLOCK: u64 = 16_384;
+
+/// Number of f32 values in [`MemorySpace::Coefficients`].
+pub const OPTIMIZER_COEFFICIENTS: u64 = 8;
+
+/// Contents of [`MemorySpace::Coefficients`] in a step, counted from 1: clip norm, η/(1 − β₁ᵗ), (1 − β₂ᵗ)^-½, ε,
+/// β₁, β₂, 1 − ηλ, and a zero. The memory is written before every step, so that captured graphs can be replayed.
+pub fn optimizer_coefficients(
+    optimizer: &Optimizer,
+    step: u64,
+) -> [f32; OPTIMIZER_COEFFICIENTS as usize] {
+    let step_coefficients = optimizer.coefficients(step);
+    [
+        optimizer.clip_norm,
+        step_coefficients.learning_rate / step_coefficients.bias_correction1,
+        1.0 / step_coefficients.bias_correction2.sqrt(),
+        optimizer.epsilon,
+        optimizer.beta1,
+        optimizer.beta2,
+        step_coefficients.decay_factor,
+        0.0,
+    ]
+    .map(|coefficient| coefficient as f32)
+}
+
+/// Adds the squares of a gradient to the total. Of gradients that all devices of the tensor axis hold in full,
+/// only the first device's are counted.
+pub(super) fn square_sum(site: &InstrSite) -> LaunchResult<Launches> {
+    let access = site.scheduled.instr.reads.first().ok_or("it reads nothing")?;
+    let shard = &site.device.stage.buffer(access.buffer).shard;
+    if site.device.tensor > 0 && shard.as_ref().is_some_and(|s| s.split == WeightSplit::Whole) {
+        return Ok(Launches::default());
+    }
+    let (gradient, total) = (site.input(0)?.flat(), site.output(0)?.flat());
+    expect_dtype(DType::F32, &[&gradient, &total])?;
+    expect_elements(1, &[&total])?;
+    let count = gradient.elements().div_ceil(SQUARES_PER_BLOCK);
+    let parts = MatrixOperand::contiguous(MemorySpace::Scratch, 0, (1, count), DType::F32);
+    let format = VectorFormat::common(DType::F32, &[gradient])?;
+    let arguments = vec![
+        gradient.read(),
+        parts.write(),
+        Argument::U64(gradient.elements()),
+        Argument::U32(to_u32(SQUARES_PER_BLOCK)?),
+    ];
+    let squares = Launch::new(KernelFamily::Optimizer, format.kernel_name("square_sum"), arguments)
+        .one_block()
+        .grid([to_u32(count.max(1))?, 1, 1]);
+    let arguments = vec![parts.read(), total.update(), Argument::U32(to_u32(count)?)];
+    let sum = Launch::new(KernelFamily::Optimizer, "square_total", arguments).one_block();
+    Ok(Launches { launches: vec![squares, sum], scratch_bytes: 4 * count })
+}
+
+/// Outputs: the weight, the whole gradient, both moments and, for bf16 weights, the master copy.
+pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
+    let [weight, gradient, first, second] =
+        [0, 1, 2, 3].map(|port| site.output(port).map(MatrixOperand::flat));
+    let (weight, gradient, first, second) = (weight?, gradient?, first?, second?);
+    let count = weight.elements();
+    expect_dtype(DType::F32, &[&gradient, &first, &second])?;
+    expect_elements(count, &[&first, &second])?;
+    let sharded = site.device.context.zero == Zero::One;
+    let begin = if sharded { site.device.data * count } else { 0 };
+    let whole = gradient.elements();
+    if begin + count > whole {
+        return Err(format!(
+            "weights {begin} to {} have a gradient of {whole} elements",
+            begin + count
+        ));
+    }
+    let local_gradient = gradient.column_range(begin, count)?;
+    let mut operands = vec![weight, local_gradient, first, second];
+    let master = match weight.dtype {
+        DType::Bf16 => {
+            let master = site.output(4)?.flat();
+            expect_dtype(DType::F32, &[&master])?;
+            expect_elements(count, &[&master])?;
+            operands.push(master);
+            master.update()
+        }
+        _ => Argument::Null,
+    };
+    let weight_argument = weight.write_or_update(weight.dtype != DType::Bf16);
+    let format = VectorFormat::common_quads(weight.dtype, &operands)?;
+    let buffer = site.scheduled.instr.writes[0].buffer;
+    let decays = site.device.decays.get(&buffer).copied().unwrap_or(false);
+    let coefficients = MatrixOperand::contiguous(
+        MemorySpace::Coefficients,
+        0,
+        (1, OPTIMIZER_COEFFICIENTS),
+        DType::F32,
+    );
+    let arguments = vec![
+        weight_argument,
+        gradient.update(),
+        first.update(),
+        second.update(),
+        master,
+        square_sum_operand(site)?.read(),
+        coefficients.read(),
+        Argument::U64(begin),
+        Argument::U64(count),
+        Argument::U64(whole),
+        flag(decays),
+    ];
+    let launch = Launch::new(KernelFamily::Optimizer, format.kernel_name("adamw"), arguments);
+    Ok(launch.over_elements(whole, format.vector)?.into())
+}
+
+/// The reduced sum of all squared gradients.
+fn square_sum_operand(site: &InstrSite) -> LaunchResult<MatrixOperand> {
+    let stage = site.device.stage;
+    let at = stage
+        .buffers
+        .iter()
+        .position(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
+        .ok_or("the stage has no sum of squared gradients")?;
+    let buffer = narrows_plan::program::BufferId(to_u32(at as u64)?);
+    let access = narrows_plan::program::Access { buffer, extent: stage.buffer(buffer).extent };
+    let begin = operand_range(stage, &access, site.scheduled.slot).start;
+    Ok(MatrixOperand::contiguous(MemorySpace::Arena, begin, (1, 1), DType::F32))
+}

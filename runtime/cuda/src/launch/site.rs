@@ -1,0 +1,152 @@
+//! An instruction on a device, and the launches it becomes.
+
+use std::collections::HashMap;
+
+use narrows_plan::Dim;
+use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
+use narrows_plan::strategy::Context;
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::replica_operand_range;
+
+use super::operand::{Argument, MatrixOperand, MemorySpace};
+use crate::kernel_source::KernelFamily;
+
+/// What launches depend on besides the instruction: the device and its program.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchContext<'a> {
+    /// Mesh, workload and formats.
+    pub context: &'a Context,
+    /// ModelConstants of the model.
+    pub constants: &'a ModelConstants,
+    /// The program of the device's pipeline stage.
+    pub stage: &'a StageProgram,
+    /// Coordinate of the device along the tensor axis.
+    pub tensor: u64,
+    /// Coordinate of the device along the data axis.
+    pub data: u64,
+    /// Whether weight decay applies to a weight; it does not apply to weights that are missing here.
+    pub decays: &'a HashMap<BufferId, bool>,
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch {
+    /// The family that the kernel belongs to.
+    pub family: KernelFamily,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads per block in x, y and z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory per block, in bytes. Above 48 KiB a kernel needs an attribute set first.
+    pub shared_bytes: u32,
+    /// Arguments in the order of the kernel's parameters.
+    pub arguments: Vec<Argument>,
+}
+
+/// The launches that execute one instruction on one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launches {
+    /// Launches in their order on one stream.
+    pub launches: Vec<Launch>,
+    /// Size of the scratch memory that they share, in bytes. It carries nothing between instructions.
+    pub scratch_bytes: u64,
+}
+
+/// A result, or the reason why an instruction is not supported.
+pub(super) type LaunchResult<T> = Result<T, String>;
+
+/// An instruction on a device.
+#[derive(Clone, Copy)]
+pub(super) struct InstrSite<'a, Op = FusedOp> {
+    pub device: &'a LaunchContext<'a>,
+    pub scheduled: &'a ScheduledInstruction<'a>,
+    pub op: Op,
+}
+
+/// The tokens of the microbatch that are rows of an operand on this device.
+pub(super) struct LocalTokens {
+    pub sequences: u64,
+    pub positions: u64,
+    pub first_position: u64,
+}
+
+impl<Op> InstrSite<'_, Op> {
+    /// The read operand of a port.
+    pub fn input(&self, port: usize) -> LaunchResult<MatrixOperand> {
+        let reads = &self.scheduled.instr.reads;
+        let access = reads.get(port).ok_or_else(|| format!("it reads {} operands", reads.len()))?;
+        Ok(self.operand(access))
+    }
+
+    /// The written operand of a port.
+    pub fn output(&self, port: usize) -> LaunchResult<MatrixOperand> {
+        let writes = &self.scheduled.instr.writes;
+        let access =
+            writes.get(port).ok_or_else(|| format!("it writes {} operands", writes.len()))?;
+        Ok(self.operand(access))
+    }
+
+    /// An operand in this device's arena. Of a parameter that this replica updates in part, the operand is that
+    /// part.
+    pub fn operand(&self, access: &Access) -> MatrixOperand {
+        let InstrSite { device, scheduled, .. } = self;
+        let site = (access, scheduled.phase, scheduled.slot);
+        let begin = replica_operand_range(device.stage, (device.context, device.data), site).start;
+        let shape = (access.extent.rows, access.extent.columns);
+        MatrixOperand::contiguous(MemorySpace::Arena, begin, shape, access.extent.dtype)
+    }
+
+    /// The tokens of an operand with this many rows.
+    pub fn local_tokens(&self, rows: u64) -> LocalTokens {
+        let context = self.device.context;
+        let work = &context.workload;
+        let (sequences, positions) = (work.micro_batch, work.sequence_length);
+        let all = LocalTokens { sequences, positions, first_position: 0 };
+        if rows == context.tokens() {
+            return all;
+        }
+        let devices = context.tensor_size();
+        match context.token_dim() {
+            Some(Dim::Position) => {
+                let positions = positions / devices;
+                LocalTokens { positions, first_position: positions * self.device.tensor, ..all }
+            }
+            _ => LocalTokens { sequences: sequences / devices, ..all },
+        }
+    }
+}
+
+impl Launch {
+    /// A launch of one block of one thread, to be enlarged by the other constructors.
+    pub(super) fn new(
+        family: KernelFamily,
+        kernel: impl Into<String>,
+        arguments: Vec<Argument>,
+    ) -> Launch {
+        let one = [1, 1, 1];
+        Launch { family, kernel: kernel.into(), grid: one, block: one, shared_bytes: 0, arguments }
+    }
+
+    pub(super) fn grid(mut self, grid: [u32; 3]) -> Launch {
+        self.grid = grid;
+        self
+    }
+
+    pub(super) fn block(mut self, block: [u32; 3]) -> Launch {
+        self.block = block;
+        self
+    }
+
+    pub(super) fn shared(mut self, bytes: u32) -> Launch {
+        self.shared_bytes = bytes;
+        self
+    }
+}
+
+impl From<Launch> for Launches {
+    fn from(launch: Launch) -> Launches {
+        Launches { launches: vec![launch], scratch_bytes: 0 }
+    }
+}

@@ -1,0 +1,176 @@
+//! Construction of a device's schedule from its program.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
+use narrows_runtime::TimeCategory;
+use narrows_runtime::operand_range;
+use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
+
+use super::access::{AccessedRange, launch_accesses, matmul_accesses};
+use super::collective::NcclCollective;
+use super::graph::{
+    DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
+};
+use super::transfer::{P2pOp, PipelineDirection};
+use super::waits;
+use crate::launch::{self, UnsupportedInstr};
+use crate::matmul::{self, MatmulContext};
+
+impl DeviceSchedule {
+    /// The schedule of a device of a pipeline stage, counted from 0.
+    ///
+    /// # Errors
+    /// The [`UnsupportedInstr`] of the first instruction that has no kernel.
+    pub fn new(context: &MatmulContext, stage: u64) -> Result<DeviceSchedule, UnsupportedInstr> {
+        let device = context.device;
+        let mut builder = ScheduleBuilder { context, stage, scratch_bytes: 0, segments: vec![] };
+        let mut known: HashMap<(Phase, u64), Vec<ScheduleItem>> = HashMap::new();
+        let mut passes = vec![];
+        let mut instructions = scheduled_instructions(device.stage).peekable();
+        while let Some(first) = instructions.peek().copied() {
+            let (phase, microbatch) = (first.phase, first.microbatch);
+            let in_pass = |scheduled: &ScheduledInstruction| {
+                (scheduled.phase, scheduled.microbatch) == (phase, microbatch)
+            };
+            let pass: Vec<ScheduledInstruction> =
+                std::iter::from_fn(|| instructions.next_if(in_pass)).collect();
+            let items = match known.get(&(phase, first.slot)) {
+                Some(items) => items.clone(),
+                None => {
+                    let items = builder.pass_items(&pass)?;
+                    known.insert((phase, first.slot), items.clone());
+                    items
+                }
+            };
+            passes.push(SchedulePass { phase, microbatch, items });
+        }
+        let mut send_bytes_max = [0; 2];
+        for item in known.values().flatten() {
+            if let ScheduleItem::Transfer(transfer) = item
+                && transfer.sends
+            {
+                let most = &mut send_bytes_max[transfer.direction.index()];
+                *most = transfer.bytes().max(*most);
+            }
+        }
+        let ScheduleBuilder { scratch_bytes, segments, .. } = builder;
+        Ok(DeviceSchedule { segments, passes, scratch_bytes, send_bytes_max })
+    }
+}
+
+/// Nodes of an open segment, with the bytes that each accesses.
+type OpenSegment = Vec<(GraphNode, Vec<AccessedRange>)>;
+
+struct ScheduleBuilder<'a> {
+    context: &'a MatmulContext<'a>,
+    stage: u64,
+    scratch_bytes: u64,
+    segments: Vec<GraphSegment>,
+}
+
+impl ScheduleBuilder<'_> {
+    /// Splits a pass at its transfers.
+    fn pass_items(
+        &mut self,
+        pass: &[ScheduledInstruction],
+    ) -> Result<Vec<ScheduleItem>, UnsupportedInstr> {
+        let mut items = vec![];
+        let mut segment = vec![];
+        for scheduled in pass {
+            let transfer = match &scheduled.instr.action {
+                Action::Send(transfer) => self.transfer(scheduled, transfer, true)?,
+                Action::Receive(transfer) => self.transfer(scheduled, transfer, false)?,
+                _ => {
+                    segment.push(self.node(scheduled)?);
+                    continue;
+                }
+            };
+            self.close_segment(&mut segment, &mut items);
+            items.push(ScheduleItem::Transfer(Arc::new(transfer)));
+        }
+        self.close_segment(&mut segment, &mut items);
+        Ok(items)
+    }
+
+    fn close_segment(&mut self, segment: &mut OpenSegment, items: &mut Vec<ScheduleItem>) {
+        if segment.is_empty() {
+            return;
+        }
+        items.push(ScheduleItem::Segment(self.segments.len()));
+        self.segments.push(GraphSegment { nodes: waits::add_waits(std::mem::take(segment)) });
+    }
+
+    fn node(
+        &mut self,
+        scheduled: &ScheduledInstruction,
+    ) -> Result<(GraphNode, Vec<AccessedRange>), UnsupportedInstr> {
+        let instr = scheduled.instr;
+        let device = self.context.device;
+        let (work, accesses) = match &instr.action {
+            Action::Gemm(_) => {
+                let matmul = matmul::lower_gemm(self.context, scheduled)?;
+                let accesses = matmul_accesses(&matmul);
+                (NodeWork::Matmul(Box::new(matmul)), accesses)
+            }
+            Action::Collective(op) => {
+                let collective = NcclCollective::new(device, scheduled, op)?;
+                let accesses = collective.accesses();
+                (NodeWork::Collective(collective), accesses)
+            }
+            _ => {
+                let launches = launch::kernel_launches(device, scheduled)?;
+                self.scratch_bytes = self.scratch_bytes.max(launches.scratch_bytes);
+                let accesses = launch_accesses(&launches.launches);
+                (NodeWork::Launches(launches.launches), accesses)
+            }
+        };
+        let stream = match &work {
+            NodeWork::Collective(_) => StreamId::Collectives,
+            _ => StreamId::Compute,
+        };
+        let node = GraphNode {
+            stream,
+            work,
+            waits_for: None,
+            is_awaited: false,
+            category: TimeCategory::of_instruction(instr),
+            name: instr.action.name(),
+            origin: instr.origin.clone(),
+            updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
+        };
+        Ok((node, accesses))
+    }
+
+    fn transfer(
+        &self,
+        scheduled: &ScheduledInstruction,
+        transfer: &P2pTransfer,
+        sends: bool,
+    ) -> Result<P2pOp, UnsupportedInstr> {
+        let device = self.context.device;
+        let instr = scheduled.instr;
+        let (stage, peer) = (self.stage, u64::from(transfer.peer_stage));
+        if stage.abs_diff(peer) != 1 {
+            let reason = format!("stage {peer} is not a neighbour of stage {stage}");
+            return Err(UnsupportedInstr::new(scheduled, reason));
+        }
+        let accesses = if sends { &instr.reads } else { &instr.writes };
+        let operands = accesses
+            .iter()
+            .map(|access| operand_range(device.stage, access, scheduled.slot))
+            .collect();
+        let direction = match (peer > stage) == sends {
+            true => PipelineDirection::Downstream,
+            false => PipelineDirection::Upstream,
+        };
+        Ok(P2pOp {
+            direction,
+            sends,
+            operands,
+            origin: instr.origin.clone(),
+            category: TimeCategory::of_instruction(instr),
+        })
+    }
+}

@@ -1,0 +1,130 @@
+//! A collective as NCCL executes it on one device.
+
+use std::ops::Range;
+
+use narrows_plan::DType;
+use narrows_plan::kernel::CollectiveKind;
+use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::program::{Access, CollectiveOp, Reduction};
+use narrows_runtime::ScheduledInstruction;
+use narrows_runtime::replica_operand_range;
+
+use super::access::AccessedRange;
+use crate::launch::{LaunchContext, UnsupportedInstr};
+
+/// Identifies the device group of a collective: the axis, and the number of devices along it. Along the pipeline
+/// axis these may be only the first and the last stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupKey {
+    /// The axis.
+    pub axis: Axis,
+    /// Number of devices.
+    pub size: u64,
+}
+
+/// A collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NcclCollective {
+    /// Kind of collective.
+    pub kind: CollectiveKind,
+    /// Reduction, for the kinds that reduce.
+    pub reduction: Reduction,
+    /// Key of the device group.
+    pub group_key: GroupKey,
+    /// The device group, as in the program.
+    pub group: DeviceGroup,
+    /// Operands, all in one NCCL group call.
+    pub buffers: Vec<CollectiveBuffer>,
+}
+
+/// An operand of a collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CollectiveBuffer {
+    /// Format of its elements.
+    pub dtype: DType,
+    /// Bytes of the arena that are read.
+    pub source: Range<u64>,
+    /// Bytes of the arena that are written; equal to `source` in place.
+    pub target: Range<u64>,
+}
+
+impl NcclCollective {
+    pub(super) fn new(
+        device: &LaunchContext,
+        scheduled: &ScheduledInstruction,
+        op: &CollectiveOp,
+    ) -> Result<NcclCollective, UnsupportedInstr> {
+        let instr = scheduled.instr;
+        let unsupported = |reason: &str| UnsupportedInstr::new(scheduled, reason);
+        let in_place = instr.reads.first() == instr.writes.first();
+        if !in_place && instr.reads.len() < instr.writes.len() {
+            return Err(unsupported("it writes more operands than it reads"));
+        }
+        if in_place && op.kind == CollectiveKind::AllToAll {
+            return Err(unsupported("NCCL has no all-to-all in place"));
+        }
+        if !in_place && op.kind == CollectiveKind::AllReduce {
+            return Err(unsupported("its all-reduce is not in place"));
+        }
+        let bytes = |access: &Access| {
+            let site = (access, scheduled.phase, scheduled.slot);
+            replica_operand_range(device.stage, (device.context, device.data), site)
+        };
+        let buffers = instr.writes.iter().enumerate().map(|(port, target)| {
+            let source = if in_place { target } else { &instr.reads[port] };
+            CollectiveBuffer {
+                dtype: target.extent.dtype,
+                source: bytes(source),
+                target: bytes(target),
+            }
+        });
+        let buffers: Vec<CollectiveBuffer> = buffers.collect();
+        let members = op.group.size;
+        for buffer in &buffers {
+            let elements = buffer.bytes() / buffer.dtype.width();
+            let has_parts = op.kind != CollectiveKind::AllReduce;
+            if has_parts && !elements.is_multiple_of(members) {
+                return Err(unsupported("its parts are not equal"));
+            }
+        }
+        Ok(NcclCollective {
+            kind: op.kind,
+            reduction: op.reduction,
+            group_key: GroupKey { axis: op.axis, size: members },
+            group: op.group,
+            buffers,
+        })
+    }
+
+    /// Bytes of the unsharded tensors.
+    pub fn payload_bytes(&self) -> u64 {
+        let local: u64 = self.buffers.iter().map(CollectiveBuffer::bytes).sum();
+        match self.kind {
+            // Every device has a part before and after an all-to-all.
+            CollectiveKind::AllToAll => local * self.group_key.size,
+            _ => local,
+        }
+    }
+
+    pub(super) fn accesses(&self) -> Vec<AccessedRange> {
+        let accesses = self.buffers.iter().flat_map(|buffer| {
+            let read = AccessedRange { bytes: buffer.source.clone(), writes: false };
+            let write = AccessedRange { bytes: buffer.target.clone(), writes: true };
+            [read, write]
+        });
+        accesses.collect()
+    }
+}
+
+impl CollectiveBuffer {
+    /// Size of the source or the target in bytes, whichever is larger.
+    pub fn bytes(&self) -> u64 {
+        let length = |range: &Range<u64>| range.end - range.start;
+        length(&self.source).max(length(&self.target))
+    }
+
+    /// Whether source and target are the same bytes.
+    pub fn in_place(&self) -> bool {
+        self.source == self.target
+    }
+}

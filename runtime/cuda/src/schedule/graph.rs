@@ -1,0 +1,164 @@
+//! Schedules: passes of segments and transfers, and segments of nodes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use narrows_plan::Bytes;
+use narrows_plan::kernel::Collective;
+use narrows_plan::program::Phase;
+use narrows_runtime::DeviceReport;
+use narrows_runtime::TimeCategory;
+
+use super::collective::NcclCollective;
+use super::transfer::{P2pOp, PipelineDirection};
+use crate::kernel_source::KernelFamily;
+use crate::launch::Launch;
+use crate::matmul::Matmul;
+
+/// The work of a device in one step.
+#[derive(Debug)]
+pub struct DeviceSchedule {
+    /// Segments, to which passes refer by index.
+    pub segments: Vec<GraphSegment>,
+    /// Passes of a step in their order, the step phase last.
+    pub passes: Vec<SchedulePass>,
+    /// Scratch memory for the launches of any instruction, in bytes.
+    pub scratch_bytes: u64,
+    /// Bytes of the largest send in each [`PipelineDirection`].
+    pub send_bytes_max: [u64; 2],
+}
+
+/// The forward or backward pass of a microbatch, or the step phase.
+#[derive(Debug)]
+pub struct SchedulePass {
+    /// Phase of the pass.
+    pub phase: Phase,
+    /// Microbatch of the pass; 0 in the step phase.
+    pub microbatch: u64,
+    /// Items in their order. A microbatch's tokens are copied before the first.
+    pub items: Vec<ScheduleItem>,
+}
+
+/// A part of a pass.
+#[derive(Clone, Debug)]
+pub enum ScheduleItem {
+    /// A segment, by its index in the schedule.
+    Segment(usize),
+    /// A transfer.
+    Transfer(Arc<P2pOp>),
+}
+
+/// Instructions without a transfer among them.
+#[derive(Debug, Default)]
+pub struct GraphSegment {
+    /// Nodes in an order in which executing them sequentially is correct.
+    pub nodes: Vec<GraphNode>,
+}
+
+/// An instruction as a device executes it.
+#[derive(Debug)]
+pub struct GraphNode {
+    /// Stream of the node.
+    pub stream: StreamId,
+    /// Work of the node.
+    pub work: NodeWork,
+    /// Index of the node of the other stream that must have ended before.
+    pub waits_for: Option<usize>,
+    /// Whether a node of the other stream waits for this one.
+    pub is_awaited: bool,
+    /// Category of its time.
+    pub category: TimeCategory,
+    /// Name of the instruction.
+    pub name: &'static str,
+    /// Op that the instruction belongs to, for messages.
+    pub origin: String,
+    /// Whether it updates weights; such nodes are skipped where only gradients are computed.
+    pub updates_weights: bool,
+}
+
+/// The work of a node.
+#[derive(Debug)]
+pub enum NodeWork {
+    /// Kernel launches, one after the other.
+    Launches(Vec<Launch>),
+    /// A matmul.
+    Matmul(Box<Matmul>),
+    /// A collective.
+    Collective(NcclCollective),
+}
+
+/// A stream within a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamId {
+    /// Kernels and matmuls.
+    Compute,
+    /// Collectives.
+    Collectives,
+}
+
+impl StreamId {
+    /// Both streams.
+    pub const ALL: [StreamId; 2] = [StreamId::Compute, StreamId::Collectives];
+}
+
+impl DeviceSchedule {
+    /// All kernel launches.
+    pub fn launches(&self) -> impl Iterator<Item = &Launch> {
+        self.node_works().flat_map(|work| match work {
+            NodeWork::Launches(launches) => launches.as_slice(),
+            _ => &[],
+        })
+    }
+
+    /// All matmuls.
+    pub fn matmuls(&self) -> impl Iterator<Item = &Matmul> {
+        self.node_works().filter_map(|work| match work {
+            NodeWork::Matmul(matmul) => Some(&**matmul),
+            _ => None,
+        })
+    }
+
+    /// All kernels, each with the maximum of its dynamic shared memory, in bytes.
+    pub fn kernels(&self) -> BTreeMap<(KernelFamily, String), u32> {
+        let mut kernels = BTreeMap::new();
+        for launch in self.launches() {
+            let most = kernels.entry((launch.family, launch.kernel.clone())).or_insert(0);
+            *most = launch.shared_bytes.max(*most);
+        }
+        kernels
+    }
+
+    /// Whether the device sends, or receives, in this direction.
+    pub fn has_transfers(&self, direction: PipelineDirection, sends: bool) -> bool {
+        let items = self.passes.iter().flat_map(|pass| &pass.items);
+        items.into_iter().any(|item| {
+            matches!(item, ScheduleItem::Transfer(t) if t.direction == direction && t.sends == sends)
+        })
+    }
+
+    fn node_works(&self) -> impl Iterator<Item = &NodeWork> {
+        self.segments.iter().flat_map(|segment| &segment.nodes).map(|node| &node.work)
+    }
+}
+
+impl GraphSegment {
+    /// Adds its instructions and collectives to a report.
+    pub fn count(&self, report: &mut DeviceReport) {
+        for node in &self.nodes {
+            report.count_instruction(node.name);
+            if let NodeWork::Collective(nccl) = &node.work {
+                let collective = Collective {
+                    kind: nccl.kind,
+                    payload: Bytes(nccl.payload_bytes()),
+                    group: nccl.group,
+                };
+                report.count_collective(nccl.group_key.axis, &collective);
+            }
+        }
+    }
+
+    /// Whether it contains collectives.
+    pub fn has_collectives(&self) -> bool {
+        self.nodes.iter().any(|node| node.stream == StreamId::Collectives)
+    }
+}

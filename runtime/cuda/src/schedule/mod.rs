@@ -1,0 +1,27 @@
+//! The work of a device in one step, built once: every instruction as launches, a matmul or a collective, with
+//! its stream and what it waits for.
+//!
+//! A pass of the pipeline schedule is split at its transfers. The instructions between two transfers are a
+//! [`GraphSegment`], which is captured as one CUDA graph. Passes of one phase whose microbatches use the same
+//! buffer slots share their segments, so there are at most two per microbatch in flight, plus those of the step
+//! phase. Transfers stay outside of graphs, on streams of their own: a graph ends when everything in it has
+//! ended, and a stage that waited for its send before receiving would deadlock with a neighbour that does the
+//! same.
+//!
+//! Within a segment, collectives run on a stream beside that of the computation ([`StreamId`]). `waits` derives
+//! the dependencies between the two streams from the bytes that instructions access, and from nothing else.
+//!
+//! Nothing here needs a GPU.
+
+mod access;
+mod builder;
+mod collective;
+mod graph;
+mod transfer;
+mod waits;
+
+pub use collective::{CollectiveBuffer, GroupKey, NcclCollective};
+pub use graph::{
+    DeviceSchedule, GraphNode, GraphSegment, NodeWork, ScheduleItem, SchedulePass, StreamId,
+};
+pub use transfer::{P2pOp, PipelineDirection};

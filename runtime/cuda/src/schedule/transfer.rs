@@ -1,0 +1,57 @@
+//! Transfers between neighbouring pipeline stages.
+
+use std::ops::Range;
+
+use narrows_runtime::TimeCategory;
+
+/// Direction of a transfer along the pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PipelineDirection {
+    /// Towards later stages: activations.
+    Downstream,
+    /// Towards earlier stages: gradients.
+    Upstream,
+}
+
+impl PipelineDirection {
+    /// Both directions, in the order of their [`index`](PipelineDirection::index).
+    pub const ALL: [PipelineDirection; 2] =
+        [PipelineDirection::Downstream, PipelineDirection::Upstream];
+
+    /// Index of the direction in arrays.
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// A send to or a receive from a neighbouring stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct P2pOp {
+    /// Direction of the transfer.
+    pub direction: PipelineDirection,
+    /// Whether this device sends; otherwise it receives.
+    pub sends: bool,
+    /// Ranges of the arena that are sent or received.
+    pub operands: Vec<Range<u64>>,
+    /// Op that the instruction belongs to, for messages.
+    pub origin: String,
+    /// Category of its time.
+    pub category: TimeCategory,
+}
+
+impl P2pOp {
+    /// Bytes of all operands.
+    pub fn bytes(&self) -> u64 {
+        self.operands.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Name of the instruction.
+    pub fn name(&self) -> &'static str {
+        if self.sends { "send" } else { "receive" }
+    }
+
+    /// Whether the peer is the next stage; otherwise it is the previous one.
+    pub fn peer_is_next_stage(&self) -> bool {
+        (self.direction == PipelineDirection::Downstream) == self.sends
+    }
+}

@@ -1,0 +1,109 @@
+//! Waits between the streams of a segment.
+//!
+//! Executing a program's instructions in their order is correct. Executing them on two streams is correct if, of
+//! any two nodes that access the same bytes, at least one of them to write, the later waits for the earlier.
+//! Within a stream that holds by itself.
+//!
+//! A node waits for the last node of the other stream that it conflicts with, and only for that one: all nodes
+//! before it, and those they waited for, have then ended. No wait is added where an earlier node of the same
+//! stream has waited for as much.
+
+use super::access::{AccessedRange, conflict};
+use super::graph::GraphNode;
+
+/// Sets `waits_for` and `is_awaited` of the nodes of a segment.
+pub(super) fn add_waits(segment: Vec<(GraphNode, Vec<AccessedRange>)>) -> Vec<GraphNode> {
+    let (mut nodes, accesses): (Vec<GraphNode>, Vec<Vec<AccessedRange>>) =
+        segment.into_iter().unzip();
+    // Per stream: all nodes before this index had ended when its latest node began.
+    let mut ended = [0; 2];
+    for index in 0..nodes.len() {
+        let stream = nodes[index].stream;
+        let begin = ended[stream as usize];
+        let latest = (begin..index).rev().find(|earlier| {
+            nodes[*earlier].stream != stream && conflict(&accesses[index], &accesses[*earlier])
+        });
+        if let Some(earlier) = latest {
+            nodes[index].waits_for = Some(earlier);
+            nodes[earlier].is_awaited = true;
+            ended[stream as usize] = earlier + 1;
+        }
+    }
+    nodes
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_runtime::TimeCategory;
+
+    use super::super::graph::{NodeWork, StreamId};
+    use super::*;
+
+    fn node(stream: StreamId) -> GraphNode {
+        GraphNode {
+            stream,
+            work: NodeWork::Launches(vec![]),
+            waits_for: None,
+            is_awaited: false,
+            category: TimeCategory::Other,
+            name: "test",
+            origin: String::new(),
+            updates_weights: false,
+        }
+    }
+
+    /// Random segments: waits and streams order every conflict, and no wait is superfluous.
+    #[test]
+    fn conflicts_and_only_conflicts_are_ordered() {
+        let mut state = 7_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % below
+        };
+        for _ in 0..300 {
+            let count = 2 + random(14) as usize;
+            let segment: Vec<(StreamId, Vec<AccessedRange>)> = (0..count)
+                .map(|_| {
+                    let stream = StreamId::ALL[random(2) as usize];
+                    let accesses = (0..1 + random(2))
+                        .map(|_| {
+                            let start = random(12);
+                            let bytes = start..start + 1 + random(4);
+                            AccessedRange { bytes, writes: random(2) == 0 }
+                        })
+                        .collect();
+                    (stream, accesses)
+                })
+                .collect();
+            let nodes = add_waits(segment.iter().map(|(s, a)| (node(*s), a.clone())).collect());
+            let all_ordered = |ignored_wait: Option<usize>| {
+                let mut before = vec![vec![false; count]; count];
+                for index in 0..count {
+                    let wait = nodes[index].waits_for.filter(|_| ignored_wait != Some(index));
+                    let same_stream =
+                        (0..index).filter(|earlier| nodes[*earlier].stream == nodes[index].stream);
+                    let direct: Vec<usize> = wait.into_iter().chain(same_stream).collect();
+                    for earlier in direct {
+                        before[index][earlier] = true;
+                        let transitive = before[earlier].clone();
+                        before[index]
+                            .iter_mut()
+                            .zip(transitive)
+                            .for_each(|(known, more)| *known |= more);
+                    }
+                }
+                (0..count).all(|index| {
+                    (0..index).all(|earlier| {
+                        before[index][earlier] || !conflict(&segment[index].1, &segment[earlier].1)
+                    })
+                })
+            };
+            assert!(all_ordered(None));
+            for index in (0..count).filter(|index| nodes[*index].waits_for.is_some()) {
+                let earlier = nodes[index].waits_for.unwrap();
+                assert!(earlier < index && nodes[earlier].is_awaited);
+                assert!(!all_ordered(Some(index)), "the wait of node {index} is superfluous");
+            }
+        }
+    }
+}

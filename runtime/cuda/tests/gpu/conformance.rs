@@ -1,0 +1,59 @@
+//! The list of cases in which every backend must match the reference interpreter. Fake GPUs run a part of it, since they
+//! compute on the CPU; real GPUs run a case of every model.
+
+use std::time::Duration;
+
+use narrows_plan::Precision;
+use narrows_test_support::conformance::{Case, Deviation, cases_on};
+
+use super::device_choice;
+use super::training::{cache_folder, on_each_device, options};
+
+/// Number of fake GPUs.
+const FAKE_GPUS: u64 = 4;
+
+/// On fake GPUs, every fifth model runs in each precision.
+const STRIDE: usize = 5;
+
+fn deviation(case: &Case) -> Deviation {
+    let folder = cache_folder();
+    let deviations = on_each_device(
+        (&case.model, &case.plan),
+        Duration::from_secs(120),
+        |rank| options(&folder, device_choice::ordinal(rank), false),
+        |session, _| case.hold(&mut session.unwrap_or_else(|error| panic!("{error}"))),
+    );
+    largest(deviations)
+}
+
+fn largest(deviations: impl IntoIterator<Item = Deviation>) -> Deviation {
+    deviations.into_iter().fold(Deviation::default(), |mut largest, deviation| {
+        largest.join(deviation);
+        largest
+    })
+}
+
+fn match_the_reference(test: &str, precision: Precision, first: usize) {
+    // Real GPUs run the cases that fit on them.
+    let devices = if device_choice::uses_real_gpus() { 1 } else { FAKE_GPUS };
+    device_choice::under_seeds(test, [0], devices, |_| {
+        let cases = cases_on(precision, device_choice::devices_max());
+        let (first, stride) =
+            if device_choice::uses_real_gpus() { (0, 1) } else { (first, STRIDE) };
+        let deviations: Vec<Deviation> =
+            cases.iter().skip(first).step_by(stride).map(deviation).collect();
+        assert!(!deviations.is_empty());
+        println!("{} programs: {}", deviations.len(), largest(deviations));
+    });
+}
+
+#[test]
+fn f32_programs_match_the_reference() {
+    match_the_reference("conformance::f32_programs_match_the_reference", Precision::Full32, 0);
+}
+
+#[test]
+fn bf16_programs_match_the_reference() {
+    let test = "conformance::bf16_programs_match_the_reference";
+    match_the_reference(test, Precision::MixedBf16, 2);
+}

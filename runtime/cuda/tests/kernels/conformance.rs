@@ -1,0 +1,19 @@
+//! Whole programs, executed by the schedules of all devices through the shim, compute what the reference interpreter
+//! does.
+//!
+//! The formats alternate: of two models that differ in tying the head only, one runs in f32 and the other in bf16.
+
+use narrows_plan::Precision;
+use narrows_test_support::conformance::{self, CASES};
+
+use super::shim_engine;
+
+#[test]
+fn f32_programs_match_the_reference() {
+    conformance::walk(Precision::Full32, (0..CASES).step_by(2), shim_engine::session);
+}
+
+#[test]
+fn bf16_programs_match_the_reference() {
+    conformance::walk(Precision::MixedBf16, (1..CASES).step_by(2), shim_engine::session);
+}

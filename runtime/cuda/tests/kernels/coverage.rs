@@ -1,0 +1,185 @@
+//! Every fused op of every program has kernels, which stay within their operands.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use narrows_cuda::{KernelFamily, check_launches, kernel_launches};
+use narrows_plan::lower::lower;
+use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::model::{self, Activation, presets};
+use narrows_plan::program::{Action, FusedOp, Program};
+use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Dim, Precision};
+
+use super::case::for_each_instruction;
+use super::shim;
+use narrows_test_support::plans::{TestRng, draw_plan, drawable_models};
+use narrows_test_support::small::{pick_copied, small_context, unusual_model};
+
+/// One fused op of each kind.
+fn fused_ops() -> Vec<FusedOp> {
+    use FusedOp::*;
+    let (activation, product) = (Activation::Silu, model::GatedProduct::Plain);
+    let dim = Dim::Feature;
+    vec![
+        NormForward,
+        NormStatistic,
+        NormApply,
+        NormOnline,
+        NormScale,
+        NormBackward,
+        NormBackwardStatistic,
+        NormBackwardApply,
+        NormOnlineBackward,
+        LatentForward { activation },
+        LatentRecover { activation },
+        LatentBackward { activation },
+        LatentRecoverBackward { activation },
+        LatentNorm { activation },
+        LatentNormBackward { activation },
+        TensorGate { a: 1, b: 1 },
+        TensorGateBackward { a: 1, b: 1 },
+        Rope { head_dim: 2 },
+        RopeBackward { head_dim: 2 },
+        GatedProduct { product },
+        GatedProductBackward { product },
+        Add,
+        AddInto,
+        Fill,
+        Gather,
+        ScatterAdd,
+        LossMaximum,
+        LossSum,
+        LossGradient,
+        Pack { dim },
+        Unpack { dim },
+        Slice { dim },
+        SquareSum,
+        AdamW,
+    ]
+}
+
+fn context(rng: &mut TestRng, precision: Precision) -> Context {
+    let mesh = Mesh {
+        tensor: [1, 2, 4][rng.below(3)],
+        pipeline: 1 + rng.below(2) as u64,
+        data: 1 + rng.below(3) as u64,
+    };
+    let micro_batch = [1, 2, 4][rng.below(3)];
+    let workload = Workload {
+        global_batch: micro_batch * mesh.data * (1 + rng.below(2) as u64),
+        sequence_length: [8, 64][rng.below(2)],
+        micro_batch,
+    };
+    let zero = [Zero::Off, Zero::One][rng.below(2)];
+    Context { mesh, workload, precision, zero }
+}
+
+/// Fused ops and kernels of the programs that were checked.
+#[derive(Default)]
+struct Coverage {
+    fused_ops: BTreeSet<&'static str>,
+    kernels: BTreeMap<KernelFamily, BTreeSet<String>>,
+    attentions: usize,
+    programs: usize,
+}
+
+impl Coverage {
+    /// Adds the launches of all devices of a program.
+    fn add(&mut self, program: &Program) {
+        self.programs += 1;
+        for_each_instruction(program, |device, scheduled| {
+            let action = &scheduled.instr.action;
+            match action {
+                Action::Fused(op) => self.fused_ops.insert(op.describe().0),
+                Action::Attention(_) => {
+                    self.attentions += 1;
+                    self.fused_ops.insert(action.name())
+                }
+                _ => return,
+            };
+            let launches =
+                kernel_launches(device, scheduled).unwrap_or_else(|error| panic!("{error}"));
+            let accessed = check_launches(device, scheduled, &launches);
+            let accessed = accessed.unwrap_or_else(|error| panic!("{error}"));
+            // Every kernel writes. A square sum that another device counts has no launches.
+            assert!(accessed.written > 0 || launches.launches.is_empty());
+            for launch in launches.launches {
+                self.kernels.entry(launch.family).or_default().insert(launch.kernel);
+            }
+        });
+    }
+}
+
+#[test]
+fn random_programs_have_kernels_within_bounds() {
+    let models = drawable_models();
+    let mut coverage = Coverage::default();
+    for seed in 0..160 {
+        let mut rng = TestRng(seed);
+        let model = &models[seed as usize % models.len()];
+        let precision = [Precision::MixedBf16, Precision::Full32][usize::from(seed % 5 == 4)];
+        let context = context(&mut rng, precision);
+        if let Some(plan) = draw_plan(&mut rng, model, context) {
+            coverage.add(&lower(&plan.resolve(model).unwrap()));
+        }
+    }
+    assert!(coverage.programs > 100, "{} programs", coverage.programs);
+    let missing: Vec<_> = fused_ops()
+        .iter()
+        .map(|op| op.describe().0)
+        .filter(|name| !coverage.fused_ops.contains(name))
+        .collect();
+    assert!(missing.is_empty(), "no program has {missing:?}");
+    assert!(coverage.attentions > 100, "{}", coverage.attentions);
+    assert_kernels_exist(&coverage);
+}
+
+/// Odd widths, narrow heads, and ranks without common divisors.
+#[test]
+fn programs_of_unusual_models_have_kernels() {
+    let (mut rng, mut coverage) = (TestRng(61), Coverage::default());
+    while coverage.programs < 80 {
+        let Some(model) = unusual_model(&mut rng) else { continue };
+        let precision = pick_copied(&mut rng, &[Precision::MixedBf16, Precision::Full32]);
+        let mut context = small_context(&mut rng, precision);
+        context.mesh.pipeline = context.mesh.pipeline.min(model.blocks.len() as u64);
+        if let Some(plan) = draw_plan(&mut rng, &model, context) {
+            coverage.add(&lower(&plan.resolve(&model).unwrap()));
+        }
+    }
+    assert_kernels_exist(&coverage);
+}
+
+fn assert_kernels_exist(coverage: &Coverage) {
+    for (family, names) in &coverage.kernels {
+        let Some(kernels) = shim::kernels(*family) else { return };
+        let missing: Vec<_> = names.iter().filter(|name| !kernels.has(name)).collect();
+        assert!(missing.is_empty(), "{family:?} has no {missing:?}");
+    }
+}
+
+/// Shared memory, grids and 32-bit sizes suffice for the largest presets.
+#[test]
+fn programs_of_the_largest_presets_have_kernels() {
+    let mut coverage = Coverage::default();
+    for (seed, name) in [(1, "cola-7b"), (2, "llama-40b"), (3, "lax-7b"), (4, "cola-30b")] {
+        let model = presets::find(name).unwrap();
+        let mesh = Mesh { tensor: 4, pipeline: 1, data: 2 };
+        let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
+        let precision = Precision::MixedBf16;
+        let context = Context { mesh, workload, precision, zero: Zero::One };
+        let mut rng = TestRng(seed);
+        let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));
+        let plan = plan.unwrap_or_else(|| panic!("no plan for {name} was drawn"));
+        coverage.add(&lower(&plan.resolve(&model).unwrap()));
+    }
+    assert!(coverage.attentions > 0);
+    // These operands are aligned, so every kernel with a vectorised instance uses it.
+    let narrow = |name: &&String| name.ends_with("_v1") && !name.starts_with("tensor_gate");
+    let narrow: Vec<_> = coverage.kernels.values().flatten().filter(narrow).collect();
+    let statistics = ["fill_f32_v1", "square_sum_f32_v1", "adamw_bf16_v1"];
+    let others: Vec<_> =
+        narrow.iter().filter(|name| !statistics.contains(&name.as_str())).collect();
+    assert!(others.is_empty(), "{others:?}");
+    assert_kernels_exist(&coverage);
+}

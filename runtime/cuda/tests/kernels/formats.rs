@@ -1,0 +1,78 @@
+//! Random values, rounding to formats, and comparison with a tolerance.
+
+use narrows_plan::DType;
+
+/// Values between −1 and 1 that depend on the seed alone.
+pub fn random_values(seed: u64, count: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    (0..count)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// Bits of the nearest bf16, ties to even.
+pub fn bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
+/// Value of a bf16.
+pub fn bf16_value(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Rounds values to a format.
+pub fn rounded(dtype: DType, values: Vec<f32>) -> Vec<f32> {
+    match dtype {
+        DType::Bf16 => values.into_iter().map(|x| bf16_value(bf16_bits(x))).collect(),
+        _ => values,
+    }
+}
+
+/// Elements of a buffer as f32.
+pub fn decode(bytes: &[u8], dtype: DType) -> Vec<f32> {
+    match dtype {
+        DType::Bf16 => {
+            let halves = bytes.chunks_exact(2);
+            halves.map(|half| bf16_value(u16::from_le_bytes([half[0], half[1]]))).collect()
+        }
+        _ => {
+            let words = bytes.chunks_exact(4);
+            words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
+        }
+    }
+}
+
+/// Bytes of a buffer with these elements.
+pub fn encode(elements: &[f32], dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::Bf16 => elements.iter().flat_map(|x| bf16_bits(*x).to_le_bytes()).collect(),
+        _ => elements.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// Maximum relative error of rounding f32 to a format.
+fn unit(dtype: DType) -> f32 {
+    if dtype == DType::Bf16 { 1.0 / 256.0 } else { 0.0 }
+}
+
+/// Asserts that every value is the expected one rounded to its format, up to `tolerance` of the largest expected value
+/// for f32 sums in another order.
+#[track_caller]
+pub fn assert_near(dtype: DType, actual: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(actual.len(), expected.len());
+    let largest = expected.iter().fold(1e-2f32, |largest, x| largest.max(x.abs()));
+    for (index, (actual, expected)) in actual.iter().zip(expected).enumerate() {
+        let allowed = unit(dtype) * expected.abs() + tolerance * largest;
+        let error = (actual - expected).abs();
+        assert!(error <= allowed, "element {index}: {actual}, expected {expected} (± {allowed:e})");
+    }
+}

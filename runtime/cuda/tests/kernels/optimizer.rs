@@ -1,0 +1,166 @@
+//! The optimizer.
+
+use narrows_cpu::kernels::{
+    AdamWStep, Parallel, ParameterState, adamw_update, gradient_square_sum,
+};
+use narrows_cuda::optimizer_coefficients;
+use narrows_plan::emit::WeightSplit;
+use narrows_plan::program::{Access, Extent, FusedOp, Phase, Region, Shard};
+use narrows_plan::strategy::Zero;
+use narrows_plan::{DType, Precision};
+use narrows_runtime::Optimizer;
+
+use super::case::{KernelCase, Outcome};
+use super::formats::{assert_near, random_values, rounded};
+
+const SERIAL: Parallel = Parallel::SERIAL;
+
+#[test]
+fn square_sums_match_the_cpu() {
+    for count in [1, 30, 4097, 16_384, 70_001] {
+        let gradient = random_values(1, count);
+        for (whole, device) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+            let mut case = KernelCase::new(FusedOp::SquareSum, 2, (1, 1));
+            case.phase = Phase::Step;
+            case.tensor = device;
+            let of = case.buffer((1, count), DType::F32, Some(&gradient));
+            let split = if whole { WeightSplit::Whole } else { WeightSplit::Rows };
+            let shard = Shard { members: vec![], split, offset_stride: vec![] };
+            case.stage.buffers[0].shard = Some(shard);
+            let total = case.buffer((1, 1), DType::F32, Some(&[0.25]));
+            case.reads(&[of, total]).writes(&[total]);
+            let Some(outcome) = case.run() else { return };
+            let counted = !whole || device == 0;
+            let squares = if counted { gradient_square_sum(&gradient, SERIAL) } else { 0.0 };
+            assert_near(DType::F32, &outcome.elements(total), &[0.25 + squares as f32], 1e-6);
+        }
+    }
+}
+
+/// Weights per replica, the replica, and the number of replicas.
+const PARTS: [(u64, u64, u64); 5] =
+    [(1, 0, 1), (1027, 0, 1), (64, 1, 2), (333, 2, 3), (2048, 0, 1)];
+
+struct Updated {
+    outcome: Outcome,
+    weights: Vec<f32>,
+    gradient: Vec<f32>,
+    moments: [Vec<f32>; 2],
+    master: Option<Vec<f32>>,
+}
+
+/// Result of the kernel on random values, in the third step.
+fn update(
+    dtype: DType,
+    (count, replica, replicas): (u64, u64, u64),
+    squares: f32,
+    decays: bool,
+    options: &Optimizer,
+) -> Option<Updated> {
+    let mut case = KernelCase::new(FusedOp::AdamW, 1, (1, 1));
+    case.context.mesh.data = replicas;
+    case.context.zero = if replicas > 1 { Zero::One } else { Zero::Off };
+    if dtype == DType::F32 {
+        case.context.precision = Precision::Full32;
+    }
+    (case.phase, case.data) = (Phase::Step, replica);
+    case.coefficients = optimizer_coefficients(options, 3);
+    let whole = count * replicas;
+    let master = random_values(1, whole);
+    let part = (count * replica) as usize..(count * (replica + 1)) as usize;
+    let weight = case.buffer((1, whole), dtype, Some(&rounded(dtype, master.clone())));
+    let gradient = case.buffer((1, whole), DType::F32, Some(&random_values(2, whole)));
+    let [first, second] = [(3, 0.1), (4, 0.01)].map(|(seed, scale)| {
+        let values: Vec<f32> =
+            random_values(seed, count).iter().map(|x| (scale * x).abs()).collect();
+        case.buffer((1, count), DType::F32, Some(&values))
+    });
+    let copy =
+        (dtype == DType::Bf16).then(|| case.buffer((1, count), DType::F32, Some(&master[part])));
+    let sum = case.buffer((1, 1), DType::F32, Some(&[squares]));
+    for (buffer, region) in
+        [(weight, Region::Weight), (gradient, Region::Gradient), (sum, Region::Input)]
+    {
+        case.stage.buffers[buffer.0 as usize].region = region;
+    }
+    case.stage.buffers[sum.0 as usize].name = "square sum".into();
+    case.decays.insert(weight, decays);
+    let mine = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
+    let states: Vec<_> = [Some(first), Some(second), copy]
+        .into_iter()
+        .flatten()
+        .map(|b| case.whole_buffer(b))
+        .collect();
+    let mut reads = vec![mine(gradient, DType::F32)];
+    reads.extend(&states);
+    reads.extend((dtype == DType::F32).then(|| mine(weight, dtype)));
+    let mut writes = vec![mine(weight, dtype), case.whole_buffer(gradient)];
+    writes.extend(&states);
+    case.accesses(reads, writes);
+    let outcome = case.run()?;
+    let values = |buffer| outcome.elements(buffer);
+    Some(Updated {
+        weights: values(weight),
+        gradient: values(gradient),
+        moments: [values(first), values(second)],
+        master: copy.map(values),
+        outcome,
+    })
+}
+
+#[test]
+fn updates_match_the_cpu() {
+    let options = Optimizer { clip_norm: 0.5, ..Optimizer::new(1e-2, 4, 100) };
+    for (parts, dtype) in PARTS.into_iter().flat_map(|p| [(p, DType::Bf16), (p, DType::F32)]) {
+        let (count, replica, replicas) = parts;
+        for (squares, decays) in [(0.01, true), (4.0, false), (9.0, true)] {
+            let Some(updated) = update(dtype, parts, squares, decays, &options) else { return };
+            let part = (count * replica) as usize..(count * (replica + 1)) as usize;
+            let mut weights = random_values(1, count * replicas)[part.clone()].to_vec();
+            let mut gradient = random_values(2, count * replicas);
+            let mut first: Vec<f32> =
+                random_values(3, count).iter().map(|x| (0.1 * x).abs()).collect();
+            let mut second: Vec<f32> =
+                random_values(4, count).iter().map(|x| (0.01 * x).abs()).collect();
+            let values = AdamWStep {
+                gradient_factor: options.clip_factor(f64::from(squares).sqrt()) as f32,
+                learning_rate: options.coefficients(3).learning_rate as f32,
+                beta1: options.beta1 as f32,
+                beta2: options.beta2 as f32,
+                epsilon: options.epsilon as f32,
+                weight_decay: if decays { options.weight_decay as f32 } else { 0.0 },
+                step: 3,
+            };
+            let parameter = ParameterState {
+                weights: &mut weights,
+                first_moment: &mut first,
+                second_moment: &mut second,
+            };
+            adamw_update(parameter, &mut gradient, part.clone(), values, SERIAL);
+            let mut all = rounded(dtype, random_values(1, count * replicas));
+            all[part].copy_from_slice(&weights);
+            assert_near(dtype, &updated.weights, &all, 1e-6);
+            assert_eq!(updated.gradient, gradient);
+            assert_near(DType::F32, &updated.moments[0], &first, 1e-6);
+            assert_near(DType::F32, &updated.moments[1], &second, 1e-6);
+            if let Some(master) = updated.master {
+                assert_near(DType::F32, &master, &weights, 1e-6);
+            }
+        }
+    }
+}
+
+/// Every device sees the same sum, so that all skip the update.
+#[test]
+fn non_finite_square_sums_skip_the_update() {
+    let options = Optimizer::new(1e-2, 4, 100);
+    for squares in [f32::NAN, f32::INFINITY] {
+        let Some(updated) = update(DType::Bf16, (333, 2, 3), squares, true, &options) else {
+            return;
+        };
+        assert_eq!(updated.weights, rounded(DType::Bf16, random_values(1, 999)));
+        assert_eq!(updated.gradient, random_values(2, 999));
+        assert_eq!(updated.master.unwrap(), random_values(1, 999)[666..]);
+        assert_eq!(updated.outcome.loss, 1.0);
+    }
+}

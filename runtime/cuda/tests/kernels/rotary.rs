@@ -1,0 +1,57 @@
+//! Rotary position embedding.
+
+use narrows_cpu::kernels::{
+    MatrixViewMut, Parallel, PositionRange, RopeTable, rope_backward, rope_forward,
+};
+use narrows_cuda::rotary_table;
+use narrows_plan::DType;
+use narrows_plan::program::{Access, Extent, FusedOp};
+
+use super::case::KernelCase;
+use super::formats::{assert_near, random_values, rounded};
+
+const FORMATS: [DType; 2] = [DType::Bf16, DType::F32];
+const SERIAL: Parallel = Parallel::SERIAL;
+
+/// Heads of several widths in rows with further columns; for all tokens, and for the last positions only.
+#[test]
+fn rotations_match_the_cpu() {
+    let theta = 500.0;
+    for (head_dim, heads, other_columns) in
+        [(2, 1, 0), (6, 3, 5), (16, 2, 16), (64, 4, 8), (128, 20, 128)]
+    {
+        let columns = head_dim * heads;
+        let stride = columns + other_columns;
+        for (devices, sequences, positions) in [(1, 2, 5), (2, 1, 6)] {
+            let count = positions / devices;
+            let rows = sequences * count;
+            for (dtype, forward) in FORMATS.into_iter().flat_map(|d| [(d, true), (d, false)]) {
+                let op = match forward {
+                    true => FusedOp::Rope { head_dim },
+                    false => FusedOp::RopeBackward { head_dim },
+                };
+                let mut case = KernelCase::new(op, devices, (sequences, positions));
+                case.tensor = devices - 1;
+                case.rotary = rotary_table(positions, head_dim, theta);
+                let x = rounded(dtype, random_values(1, rows * stride));
+                let buffer = case.buffer((rows, stride), dtype, Some(&x));
+                let part = Access { buffer, extent: Extent { rows, columns, dtype } };
+                case.accesses(vec![part], vec![part]);
+                let Some(outcome) = case.run() else { return };
+
+                let mut expected = x;
+                let table = RopeTable::new(positions as usize, head_dim as usize, theta);
+                let first = (count * case.tensor) as usize;
+                let at = PositionRange { first, count: count as usize };
+                let rotated_columns =
+                    MatrixViewMut::new(&mut expected, rows as usize, stride as usize)
+                        .column_range(0, columns as usize);
+                match forward {
+                    true => rope_forward(rotated_columns, &table, at, SERIAL),
+                    false => rope_backward(rotated_columns, &table, at, SERIAL),
+                }
+                assert_near(dtype, &outcome.elements(buffer), &expected, 1e-6);
+            }
+        }
+    }
+}
