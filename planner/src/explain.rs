@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use narrows_plan::graph::Op;
+use narrows_plan::model::WeightId;
 use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
 use serde::{Serialize, Serializer};
@@ -410,9 +412,10 @@ pub fn is_btp_placement(fitted: &FeasiblePlan) -> bool {
     fitted.decisions.stages.iter().flatten().all(|block| {
         block.segment.ops.iter().zip(&block.choice.ops).all(|(node, option)| {
             let strategy = option.choice.strategy;
-            match node.name.rsplit_once('.') {
-                Some((_, "a")) => matches!(strategy, Strategy::Row | Strategy::OwedRow),
-                Some((_, "b")) => strategy == Strategy::Column,
+            let Op::Linear(linear) = &node.op else { return true };
+            match linear.members[0].parameter {
+                WeightId::FactorA(_) => matches!(strategy, Strategy::Row | Strategy::OwedRow),
+                WeightId::FactorB(_) => strategy == Strategy::Column,
                 _ => true,
             }
         })

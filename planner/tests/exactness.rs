@@ -5,8 +5,7 @@ use std::sync::Arc;
 use narrows_cost_model::{Prices, profile, simulate};
 use narrows_plan::check::CheckedProgram;
 use narrows_plan::emit::{
-    InstrTemplate, clear_square_sum, gradient_extent, op_parameters, reduce_square_sum,
-    reduce_tied_gradient,
+    InstrTemplate, clear_square_sum, op_parameters, reduce_square_sum, reduce_tied_gradient,
 };
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::lower::lower;
@@ -178,12 +177,10 @@ fn step_phase(
     let mut once: Vec<InstrTemplate> = once.into_iter().chain([clear_square_sum()]).collect();
     if model.tied && (is_first || is_last) {
         let context = &decided.context;
-        let head =
-            decided.head.segment.op_ids().find(|id| decided.head.segment.op(*id).name == "head");
-        let head = head.unwrap();
+        let head = decided.head.segment.vocabulary_op().unwrap();
         let strategy = decided.head.choice.ops[head.0 as usize].choice.strategy;
         let parameter = op_parameters(decided.head.segment.op(head), strategy, context).unwrap();
-        once.push(reduce_tied_gradient(gradient_extent(&parameter, context).unwrap(), context));
+        once.push(reduce_tied_gradient(parameter.gradient(context).extent, context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
     once + segments.iter().map(|solved| solved.time.step.0).sum::<f64>()

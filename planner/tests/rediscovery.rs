@@ -126,8 +126,9 @@ fn tight_memory_keeps_latents_and_redoes_without_collectives() {
     assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
     let mut redone = vec![];
     for block in fitted.decisions.stages.iter().flatten() {
-        for (value, flow) in block.segment.values.iter().zip(&block.choice.flows) {
-            if value.name.starts_with("h.") {
+        for (id, flow) in block.segment.value_ids().zip(&block.choice.flows) {
+            let value = block.segment.value(id);
+            if block.segment.is_factor_output(id) {
                 assert_eq!(flow.saves.last(), Some(&Save::Kept), "{}", value.name);
             }
             if flow.saves.contains(&Save::Recomputed) {

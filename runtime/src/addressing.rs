@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::program::{Access, Phase, Region, StageProgram};
+use narrows_plan::program::{Access, BufferRole, Phase, StageProgram};
 use narrows_plan::strategy::{Context, Zero};
 
 /// The byte range of an operand in the arena. Offsets saturate, so that an impossible range lies
@@ -25,7 +25,7 @@ pub fn replica_operand_range(
     let buffer = stage.buffer(access.buffer);
     let (accessed, stored) = (access.extent.bytes().0, buffer.extent.bytes().0);
     let partitioned = phase == Phase::Step
-        && matches!(buffer.region, Region::Weight | Region::Gradient)
+        && matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient)
         && context.zero == Zero::One
         && accessed < stored;
     let skipped = if partitioned { accessed.saturating_mul(replica) } else { 0 };

@@ -43,9 +43,7 @@ pub use error::{DeviceError, RunError};
 pub use measure::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 pub use null::count_step;
 pub use optimizer::{Optimizer, StepCoefficients};
-pub use parameters::{
-    Initialisation, LogicalParameter, ParameterKind, logical_name, logical_parameters,
-};
+pub use parameters::{Initialisation, LogicalParameter, ParameterKind, logical_parameters};
 pub use random::{CounterRng, fnv1a};
 pub use report::{
     BytesByKindAndAxis, CollectiveCount, DeviceId, DeviceReport, StepReport, bytes_sent_per_member,

@@ -44,7 +44,7 @@ fn execute(program: &Program) -> Result<StepReport, RunError> {
     }
     let waiting = devices.iter().find_map(|device| Some((device.stage_index, device.next?)));
     if let Some((stage, scheduled)) = waiting {
-        return Err(RunError::Deadlock { stage, origin: scheduled.instr.origin.clone() });
+        return Err(RunError::Deadlock { stage, origin: scheduled.instr.origin.to_string() });
     }
     let stages = devices.into_iter().map(|device| device.report).collect();
     Ok(StepReport { mesh: program.context.mesh, stages })
@@ -109,7 +109,7 @@ impl<'a> NullDevice<'a> {
                 let Some(sent) = queue.pop_front() else { return Ok(false) };
                 let received = bytes_of(&instr.writes);
                 if sent != received {
-                    let (stage, origin) = (self.stage_index, instr.origin.clone());
+                    let (stage, origin) = (self.stage_index, instr.origin.to_string());
                     return Err(RunError::TransferSizeMismatch { stage, origin, sent, received });
                 }
                 self.report.received += received;
@@ -133,7 +133,7 @@ impl<'a> NullDevice<'a> {
             stage: self.stage_index,
             phase: scheduled.phase,
             microbatch: scheduled.microbatch,
-            origin: scheduled.instr.origin.clone(),
+            origin: scheduled.instr.origin.to_string(),
             buffer: self.stage.buffer(access.buffer).name.clone(),
             end: range.end,
             arena: self.stage.arena,
@@ -149,8 +149,8 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 mod tests {
     use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
-        Buffer, BufferId, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants, P2pTransfer,
-        Phase, Region, one_forward_one_backward,
+        Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants,
+        P2pTransfer, Phase, one_forward_one_backward,
     };
     use narrows_plan::strategy::{Context, Zero};
     use narrows_plan::{DType, Precision};
@@ -171,7 +171,7 @@ mod tests {
         let buffer = Buffer {
             name: "x".into(),
             extent: EXTENT,
-            region: Region::Activation,
+            role: BufferRole::Activation,
             offset: 256,
             per_microbatch: true,
             shard: None,
@@ -191,7 +191,7 @@ mod tests {
 
     fn transfer(stage: u32) -> P2pTransfer {
         P2pTransfer {
-            carries: vec!["hidden"],
+            carries: vec![narrows_plan::graph::BoundaryTensorId::Hidden],
             peer_stage: stage,
             group: MESH.group(Axis::Pipeline),
         }

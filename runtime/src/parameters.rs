@@ -1,9 +1,9 @@
 //! The logical parameters of a model: names, shapes and initial values.
 //!
-//! A *logical* parameter is a whole, unsharded tensor. Buffers of programs hold shards of them under
-//! the name within the block (`q.a`, `norm1`); the logical name has the block before it:
-//! `layer 3 q.a`. Embedding, final norm and head belong to no block. [`logical_name`] maps a member
-//! of a buffer to its logical parameter.
+//! A *logical* parameter is a whole, unsharded tensor. Buffers of programs hold shards of logical
+//! parameters, identified by [`ParameterId`]. Two kinds of shards have other shapes than their logical
+//! parameters: the head of a tied model, hidden × vocab, is the transpose of `embedding`; and the
+//! square matrices of a tensor gate are one row each, in the same order of elements.
 //!
 //! | name | rows × columns | initial value |
 //! |---|---|---|
@@ -31,7 +31,8 @@
 //! model starts from the same weights.
 
 use narrows_plan::model::{
-    CrossingForm, CrossingGate, FactorPair, LatentCrossing, Linear, Model, Weight,
+    CrossingForm, CrossingGate, FactorPair, LatentCrossing, Linear, LinearKind, Model, ParameterId,
+    Weight, WeightId,
 };
 
 use crate::random::CounterRng;
@@ -42,7 +43,9 @@ const DENSE_STD: f64 = 0.02;
 /// One whole, unsharded parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogicalParameter {
-    /// Unique within the model: `layer 3 q.a`, `embedding`.
+    /// Which parameter of the model.
+    pub id: ParameterId,
+    /// `id` as text, unique within the model: `layer 3 q.a`, `embedding`.
     pub name: String,
     /// Rows; 1 for scales and biases.
     pub rows: u64,
@@ -100,73 +103,76 @@ impl LogicalParameter {
 
 /// All parameters of a model, in the order of the forward pass. A tied head is not among them.
 pub fn logical_parameters(model: &Model) -> Vec<LogicalParameter> {
-    let normal = |name: &str, rows, columns| {
-        matrix(name.into(), rows, columns, Initialisation::Normal { std: DENSE_STD })
+    let outside_blocks = |weight| ParameterId { block: None, weight };
+    let normal = |weight, rows, columns| {
+        let initial = Initialisation::Normal { std: DENSE_STD };
+        matrix(outside_blocks(weight), rows, columns, initial)
     };
-    let mut parameters = vec![normal("embedding", model.vocab, model.hidden)];
+    let mut parameters = vec![normal(WeightId::Embedding, model.vocab, model.hidden)];
     for (index, block) in model.blocks.iter().enumerate() {
         let previous = index.checked_sub(1).map(|previous| model.blocks[previous].linears());
-        for (slot, (name, linear)) in block.linears().into_iter().enumerate() {
-            let norm = match name {
-                "q" => Some("norm1"),
-                "gate" => Some("norm2"),
+        let in_block = |weight| ParameterId { block: Some(index as u64), weight };
+        for (slot, (kind, linear)) in block.linears().into_iter().enumerate() {
+            let norm = match kind {
+                LinearKind::Q => Some(WeightId::Norm1),
+                LinearKind::Gate => Some(WeightId::Norm2),
                 _ => None,
             };
-            parameters
-                .extend(norm.map(|norm| scale(format!("layer {index} {norm}"), model.hidden)));
+            parameters.extend(norm.map(|norm| scale(in_block(norm), model.hidden)));
             let previous_rank = previous.as_ref().and_then(|previous| previous[slot].1.rank());
-            parameters.extend(linear_parameters(
-                &format!("layer {index} {name}"),
-                linear,
-                previous_rank,
-            ));
+            parameters.extend(linear_parameters((index as u64, kind), linear, previous_rank));
         }
     }
-    parameters.push(scale("final_norm".into(), model.hidden));
+    parameters.push(scale(outside_blocks(WeightId::FinalNorm), model.hidden));
     if !model.tied {
-        parameters.push(normal("head", model.hidden, model.vocab));
+        parameters.push(normal(WeightId::Head, model.hidden, model.vocab));
     }
     parameters
 }
 
 /// The parameters of one linear; `previous_rank` is the rank of the same linear in the previous block.
 fn linear_parameters(
-    name: &str,
+    (block, kind): (u64, LinearKind),
     linear: &Linear,
     previous_rank: Option<u64>,
 ) -> Vec<LogicalParameter> {
     let &Linear { d_in, d_out, .. } = linear;
+    let in_block = |weight| ParameterId { block: Some(block), weight };
     let Weight::Pair(FactorPair { rank, crossing, .. }) = &linear.weight else {
-        return vec![matrix(name.into(), d_in, d_out, Initialisation::Normal { std: DENSE_STD })];
+        let initial = Initialisation::Normal { std: DENSE_STD };
+        return vec![matrix(in_block(WeightId::Dense(kind)), d_in, d_out, initial)];
     };
     let initial = Initialisation::Normal { std: factor_std(d_in, d_out, *rank) };
     let mut parameters = vec![
-        matrix(format!("{name}.a"), d_in, *rank, initial),
-        matrix(format!("{name}.b"), *rank, d_out, initial),
+        matrix(in_block(WeightId::FactorA(kind)), d_in, *rank, initial),
+        matrix(in_block(WeightId::FactorB(kind)), *rank, d_out, initial),
     ];
     if let (Some(crossing), Some(previous_rank)) = (crossing, previous_rank) {
-        parameters.extend(crossing_parameters(name, crossing, previous_rank, *rank));
+        parameters.extend(crossing_parameters((block, kind), crossing, previous_rank, *rank));
     }
     parameters
 }
 
 fn crossing_parameters(
-    name: &str,
+    (block, kind): (u64, LinearKind),
     crossing: &LatentCrossing,
     previous_rank: u64,
     rank: u64,
 ) -> Vec<LogicalParameter> {
-    let gate = |part: &str, rows, columns| {
-        matrix(format!("{name}.gate{part}"), rows, columns, Initialisation::Identity)
-    };
+    let in_block = |weight| ParameterId { block: Some(block), weight };
+    let gate =
+        |weight, rows, columns| matrix(in_block(weight), rows, columns, Initialisation::Identity);
     let mut parameters = match crossing.gate {
         CrossingGate::Identity => vec![],
-        CrossingGate::Dense => vec![gate("", previous_rank, rank)],
-        CrossingGate::Tensor { a, b } => vec![gate(".u", a, a), gate(".v", b, b)],
+        CrossingGate::Dense => vec![gate(WeightId::CrossingGate(kind), previous_rank, rank)],
+        CrossingGate::Tensor { a, b } => vec![
+            gate(WeightId::CrossingGateU(kind), a, a),
+            gate(WeightId::CrossingGateV(kind), b, b),
+        ],
     };
     if crossing.form == CrossingForm::Released {
-        parameters.push(scale(format!("{name}.latent_norm.scale"), rank));
-        let bias = scale(format!("{name}.latent_norm.bias"), rank);
+        parameters.push(scale(in_block(WeightId::LatentNormScale(kind)), rank));
+        let bias = scale(in_block(WeightId::LatentNormBias(kind)), rank);
         parameters.push(LogicalParameter { initialisation: Initialisation::Zeros, ..bias });
     }
     parameters
@@ -178,37 +184,20 @@ fn factor_std(d_in: u64, d_out: u64, rank: u64) -> f64 {
     (rank as f64 * (d_in + d_out) as f64).powf(-0.25)
 }
 
-fn matrix(name: String, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
-    LogicalParameter { name, rows, columns, kind: ParameterKind::Matrix, initialisation: initial }
+fn matrix(id: ParameterId, rows: u64, columns: u64, initial: Initialisation) -> LogicalParameter {
+    let name = id.to_string();
+    let kind = ParameterKind::Matrix;
+    LogicalParameter { id, name, rows, columns, kind, initialisation: initial }
 }
 
-fn scale(name: String, width: u64) -> LogicalParameter {
+fn scale(id: ParameterId, width: u64) -> LogicalParameter {
     LogicalParameter {
-        name,
+        id,
+        name: id.to_string(),
         rows: 1,
         columns: width,
         kind: ParameterKind::Vector,
         initialisation: Initialisation::Ones,
-    }
-}
-
-/// Logical name of one member of a program's buffer: `buffer` is the buffer's name, `member` the name
-/// in its [`Shard`](narrows_plan::program::Shard).
-///
-/// Two kinds of members have other shapes than their logical parameters: the member `head` of a tied
-/// model, hidden × vocab, is the transpose of `embedding`; and the square matrices of a tensor gate
-/// are members of one row each, in the same order of elements.
-///
-/// ```
-/// use narrows_runtime::logical_name;
-/// assert_eq!(logical_name("layer 3 qkv.a weight", "k.a"), "layer 3 k.a");
-/// assert_eq!(logical_name("head final_norm gradient", "final_norm"), "final_norm");
-/// ```
-pub fn logical_name(buffer: &str, member: &str) -> String {
-    let block = buffer.strip_prefix("layer ").and_then(|rest| rest.split(' ').next());
-    match block {
-        Some(block) => format!("layer {block} {member}"),
-        None => member.to_owned(),
     }
 }
 
@@ -231,7 +220,7 @@ mod tests {
                     crossing: None,
                 }),
             };
-            let factors = linear_parameters("layer 0 q", &linear, None);
+            let factors = linear_parameters((0, LinearKind::Q), &linear, None);
             let (a, b) = (factors[0].initial_value(1), factors[1].initial_value(1));
             let entry = |i, j| (0..rank).map(|k| a(i, k) * b(k, j)).sum::<f64>();
             let squares = (0..d_in * d_out).map(|n| entry(n / d_out, n % d_out).powi(2));

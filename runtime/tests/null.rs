@@ -102,7 +102,7 @@ fn btp_all_reduces_seven_ranks_per_block_and_token() {
         let of_blocks = pass.iter().filter(|instr| {
             let tensor = |e: &narrows_plan::program::CollectiveOp| e.axis == Axis::Tensor;
             let reduces = matches!(&instr.action, Action::Collective(e) if tensor(e));
-            reduces && !instr.origin.starts_with("head") && !instr.origin.starts_with("embedding")
+            reduces && instr.origin.block.is_some()
         });
         let payload = collective_payload(of_blocks, Axis::Tensor);
         assert_eq!(payload.get("all_reduce"), Some(&Bytes(7 * rank * tokens * blocks * bf16)));

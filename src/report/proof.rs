@@ -82,7 +82,7 @@ impl CheckProblem {
             stage: error.stage,
             phase: at.map(|(phase, ..)| phase_name(*phase)),
             instruction: at.map(|(_, index, _)| *index),
-            origin: at.map(|(.., origin)| origin.clone()),
+            origin: at.map(|(.., origin)| origin.to_string()),
             problem: error.problem.clone(),
             hint: error.hint.clone(),
         }

@@ -169,17 +169,16 @@ impl TraceProcess {
             Action::Collective(_) | Action::Send(_) | Action::Receive(_) => COMMUNICATION,
             _ => COMPUTE,
         };
-        let (block, op) = block_and_op(&instr.origin);
         let args = json!({
             "instruction": instr.action.name(),
-            "block": block,
-            "op": op,
+            "block": instr.origin.block,
+            "op": instr.origin.op,
             "phase": phase_name(phase),
             "microbatch": microbatch,
             "step": self.step,
         });
         self.event(
-            instr.origin.clone(),
+            instr.origin.to_string(),
             TimeCategory::of_instruction(instr).name(),
             thread,
             span,
@@ -196,15 +195,6 @@ impl TraceProcess {
         args: Value,
     ) -> TraceEvent {
         TraceEvent { name, ph: "X", cat, ts: begin, dur: end - begin, pid: self.pid, tid, args }
-    }
-}
-
-/// `layer 3 q.a` is the op `q.a` of block 3; the ends of the model are in no block.
-fn block_and_op(origin: &str) -> (Option<u64>, &str) {
-    let inner = origin.strip_prefix("layer ").and_then(|rest| rest.split_once(' '));
-    match inner.and_then(|(block, op)| Some((block.parse().ok()?, op))) {
-        Some((block, op)) => (Some(block), op),
-        None => (None, origin),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::program::Phase;
+use crate::program::{InstrOrigin, Phase};
 
 /// Faults past this many are not reported: the first few explain the rest.
 const REPORTED: usize = 8;
@@ -13,7 +13,7 @@ pub struct CheckError {
     /// The pipeline stage, when the fault lies in one.
     pub stage: Option<usize>,
     /// The instruction: its phase, its index there and its origin.
-    pub instruction: Option<(Phase, usize, String)>,
+    pub instruction: Option<(Phase, usize, InstrOrigin)>,
     /// What is wrong and why, as one sentence without a full stop.
     pub problem: String,
     /// What to try, when something sensible can be said.

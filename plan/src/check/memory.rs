@@ -6,7 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::program::{ALIGNMENT, Access, Buffer, BufferId, Instr, Phase, Region, StageProgram};
+use crate::DType;
+use crate::program::{
+    ALIGNMENT, Access, Buffer, BufferId, BufferRole, Extent, Instr, Phase, StageProgram,
+};
 
 use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 
@@ -58,7 +61,7 @@ pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut Chec
             }
         }
     }
-    for check in [check_slots, check_disjoint] {
+    for check in [check_slots, check_disjoint, check_roles] {
         if let Err(found) = check(stage) {
             errors.of_stage(index, found);
         }
@@ -124,9 +127,7 @@ fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
 
 fn check_slots(stage: &StageProgram) -> CheckResult {
     let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
-    if let Some(odd) =
-        stage.buffers.iter().find(|b| b.per_microbatch && b.region != Region::Activation)
-    {
+    if let Some(odd) = stage.buffers.iter().find(|b| b.per_microbatch && b.role.is_resident()) {
         return fault(format!("`{}` is no activation but has one copy a microbatch", odd.name));
     }
     ensure(stage.slots <= 1 || end - begin <= stage.slot_stride, || {
@@ -160,7 +161,7 @@ fn check_disjoint(stage: &StageProgram) -> CheckResult {
     let (mut any, mut resident): (Option<&Buffer>, Option<&Buffer>) = (None, None);
     let stop = |buffer: &Buffer| buffer.offset + buffer.extent.bytes().0;
     for buffer in order {
-        let kept = buffer.region != Region::Activation;
+        let kept = buffer.role.is_resident();
         let other = if kept { any } else { resident };
         if let Some(other) = other.filter(|other| stop(other) > buffer.offset) {
             return fault(format!(
@@ -179,17 +180,45 @@ fn check_disjoint(stage: &StageProgram) -> CheckResult {
     Ok(())
 }
 
+/// Every stage has one square sum, and at most one buffer of each kind of microbatch input and loss,
+/// all in the format of their role: executors find them by role.
+fn check_roles(stage: &StageProgram) -> CheckResult {
+    use BufferRole::{Loss, SquareSum, Targets, Tokens};
+    for (role, dtype, what) in [
+        (Tokens, DType::U32, "input token ids"),
+        (Targets, DType::U32, "target token ids"),
+        (Loss, DType::F32, "the loss"),
+        (SquareSum, DType::F32, "the sum of squared gradients"),
+    ] {
+        let mut buffers = stage.buffers.iter().filter(|buffer| buffer.role == role);
+        let first = buffers.next();
+        ensure(first.is_some() || role != SquareSum, || format!("has no buffer for {what}"))?;
+        if let (Some(first), Some(second)) = (first, buffers.next()) {
+            return fault(format!(
+                "has two buffers for {what}: `{}` and `{}`",
+                first.name, second.name
+            ));
+        }
+        if let Some(buffer) = first {
+            let Extent { rows, columns, dtype: found } = buffer.extent;
+            let scalar = matches!(role, Loss | SquareSum);
+            ensure(found == dtype && columns == 1 && (rows == 1 || !scalar), || {
+                format!("keeps {what} in `{}` as {}", buffer.name, buffer.extent)
+            })?;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
-    use crate::program::Extent;
 
     fn buffer(offset: u64, bytes: u64) -> Buffer {
         Buffer {
             name: String::new(),
             extent: Extent::flat(bytes / 4, DType::F32),
-            region: Region::Activation,
+            role: BufferRole::Activation,
             offset,
             per_microbatch: false,
             shard: None,

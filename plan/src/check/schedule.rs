@@ -10,8 +10,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::graph::BoundaryTensorId;
 use crate::mesh::{Axis, Mesh};
-use crate::program::{Action, CollectiveOp, Instr, MicrobatchPass, Phase, Program, StageProgram};
+use crate::program::{
+    Action, CollectiveOp, Extent, Instr, MicrobatchPass, Phase, Program, StageProgram,
+};
 
 use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 use super::step::both_ends;
@@ -78,17 +81,15 @@ struct ScheduledTransfer<'a> {
 }
 
 impl ScheduledTransfer<'_> {
-    /// What goes over: `hidden 4×8 f32, q 4×2 f32`.
-    fn load(&self) -> String {
-        let (side, hop) = match &self.instr.action {
-            Action::Send(hop) => (&self.instr.reads, hop),
-            Action::Receive(hop) => (&self.instr.writes, hop),
-            _ => return String::new(),
+    /// The tensors that the transfer carries, with their extents.
+    fn payload(&self) -> Vec<(BoundaryTensorId, Extent)> {
+        let (side, transfer) = match &self.instr.action {
+            Action::Send(transfer) => (&self.instr.reads, transfer),
+            Action::Receive(transfer) => (&self.instr.writes, transfer),
+            _ => return vec![],
         };
-        let named = hop.carries.iter().zip(side);
-        let list: Vec<String> =
-            named.map(|(name, access)| format!("{name} {}", access.extent)).collect();
-        list.join(", ")
+        let extents = side.iter().map(|access| access.extent);
+        transfer.carries.iter().copied().zip(extents).collect()
     }
 
     fn error(&self, stage: usize, problem: String, hint: Option<&str>) -> CheckError {
@@ -103,6 +104,12 @@ impl ScheduledTransfer<'_> {
     fn name(&self) -> &'static str {
         if self.send { "send" } else { "receive" }
     }
+}
+
+/// For messages: `hidden 4×8 f32, q 4×2 f32`.
+fn payload_text(payload: &[(BoundaryTensorId, Extent)]) -> String {
+    let tensors = payload.iter().map(|(tensor, extent)| format!("{} {extent}", tensor.name()));
+    tensors.collect::<Vec<_>>().join(", ")
 }
 
 fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<ScheduledTransfer<'_>> {
@@ -151,9 +158,13 @@ fn check_pair(
     errors: &mut CheckErrors,
 ) {
     for (send, receive) in sends.iter().zip(receives) {
-        let (sent, expected) = (send.load(), receive.load());
+        let (sent, expected) = (send.payload(), receive.payload());
         if sent != expected {
-            let problem = format!("receives {expected}, but stage {from} sends {sent}");
+            let problem = format!(
+                "receives {}, but stage {from} sends {}",
+                payload_text(&expected),
+                payload_text(&sent)
+            );
             errors.push(receive.error(to, problem, None));
         }
     }

@@ -54,9 +54,9 @@ impl InstrOperands<'_, '_> {
     pub fn product_sections(&self, batch: u64) -> CheckResult {
         let weight = self.check.stage.buffer(self.instr.reads[1].buffer);
         let Some(shard) = &weight.shard else { return Ok(()) };
-        let wanted: Vec<u64> = shard.members.iter().map(|(_, _, columns)| *columns).collect();
+        let wanted: Vec<u64> = shard.members.iter().map(|member| member.columns).collect();
         if batch > 1 {
-            let each: Vec<u64> = shard.members.iter().map(|(_, rows, _)| *rows).collect();
+            let each: Vec<u64> = shard.members.iter().map(|member| member.rows).collect();
             self.operands_are(0..1, &each)?;
         }
         let columns = wanted.iter().sum();

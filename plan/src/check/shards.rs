@@ -1,7 +1,7 @@
 //! Shards of parameters: the members' parts must tile the whole, device by device.
 
-use crate::emit::WeightSplit;
-use crate::program::{Buffer, Region, Shard, StageProgram};
+use crate::emit::{ShardMember, WeightSplit};
+use crate::program::{Buffer, BufferRole, ParameterShard, StageProgram};
 use crate::strategy::{Context, Zero};
 use crate::{DType, Dim};
 
@@ -15,7 +15,7 @@ pub(super) fn check_shards(
     errors: &mut CheckErrors,
 ) {
     for buffer in &stage.buffers {
-        let parameter = !matches!(buffer.region, Region::Activation | Region::Input);
+        let parameter = buffer.role.is_parameter();
         let found = match &buffer.shard {
             Some(shard) if parameter => check_shard(buffer, shard, context),
             None if !parameter => Ok(()),
@@ -29,20 +29,23 @@ pub(super) fn check_shards(
     }
 }
 
-fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult {
+fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> CheckResult {
     let devices = context.tensor_size();
-    let dtype = if buffer.region == Region::Weight { context.compute_dtype() } else { DType::F32 };
+    let dtype =
+        if buffer.role == BufferRole::Weight { context.compute_dtype() } else { DType::F32 };
     ensure(buffer.extent.dtype == dtype, || {
         format!("is kept as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
     })?;
     ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {
         "every member of a shard needs one offset".into()
     })?;
-    let widest = shard.members.iter().flat_map(|(_, rows, columns)| [*rows, *columns]).max();
+    let widest = shard.members.iter().flat_map(|member| [member.rows, member.columns]).max();
     ensure(widest.is_some_and(|side| side <= 1 << 28) && shard.members.len() <= 4, || {
         "has members of more than 2²⁸ rows or columns, or more than four".into()
     })?;
-    for ((name, rows, columns), stride) in shard.members.iter().zip(&shard.offset_stride) {
+    for (ShardMember { weight: name, rows, columns }, stride) in
+        shard.members.iter().zip(&shard.offset_stride)
+    {
         let (size, side) = match shard.split {
             WeightSplit::Whole => (0, "elements"),
             WeightSplit::Rows => (*rows, "rows"),
@@ -60,8 +63,8 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult
                 format!("{}", size / devices),
             );
         }
-        ensure(*rows == shard.members[0].1, || {
-            format!("`{name}` cannot lie beside `{}`: their rows differ", shard.members[0].0)
+        ensure(*rows == shard.members[0].rows, || {
+            format!("`{name}` cannot lie beside `{}`: their rows differ", shard.members[0].weight)
         })?;
     }
     let (rows, columns) = sides(shard, devices);
@@ -70,9 +73,10 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult
         Zero::Off => held,
         Zero::One => held.div_ceil(context.mesh.data),
     };
-    let expected = match (buffer.region, context.zero) {
-        (Region::Optimizer, _) | (_, Zero::Off) => part,
-        (_, Zero::One) => part * context.mesh.data,
+    let expected = if context.zero == Zero::Off || buffer.role.is_optimizer_state() {
+        part
+    } else {
+        part * context.mesh.data
     };
     let elements = buffer.extent.rows * buffer.extent.columns;
     ensure(elements == expected, || {
@@ -81,10 +85,10 @@ fn check_shard(buffer: &Buffer, shard: &Shard, context: &Context) -> CheckResult
 }
 
 /// Rows and columns of the members side by side, and how the tensor axis cuts them.
-pub(super) fn sides(shard: &Shard, devices: u64) -> (ShardedExtent, ShardedExtent) {
+pub(super) fn sides(shard: &ParameterShard, devices: u64) -> (ShardedExtent, ShardedExtent) {
     let cut = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
-    let rows = shard.members.first().map_or(0, |(_, rows, _)| *rows);
-    let columns = shard.members.iter().map(|(_, _, columns)| columns).sum();
+    let rows = shard.members.first().map_or(0, |member| member.rows);
+    let columns = shard.members.iter().map(|member| member.columns).sum();
     (
         ShardedExtent { size: rows, cut: cut(WeightSplit::Rows) },
         ShardedExtent { size: columns, cut: cut(WeightSplit::Columns) },

@@ -1,6 +1,6 @@
 //! One instruction: what its operands hold, and what its transfer function may say of its results.
 
-use crate::program::{Instr, Region};
+use crate::program::{BufferRole, Instr};
 
 use super::error::{CheckResult, ensure, fault};
 use super::lattice::{AbstractState, AbstractValue, PendingSum};
@@ -140,8 +140,8 @@ impl InstrOperands<'_, '_> {
         };
         let held = self.reads[port];
         if held.meaning == AbstractValue::Zero {
-            let parameter =
-                self.check.stage.buffer(self.instr.reads[port].buffer).region == Region::Gradient;
+            let parameter = self.check.stage.buffer(self.instr.reads[port].buffer).role
+                == BufferRole::WeightGradient;
             let fits = held.extent(self.devices()) == made.extent(self.devices());
             let alike = !parameter || (held.rows, held.columns) == (made.rows, made.columns);
             ensure(fits && alike, || format!("adds {made} to {held}"))?;

@@ -2,8 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::DType;
-use crate::program::{Access, Action, BufferId, FusedOp, Instr, Phase, Region, StageProgram};
+use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
 use crate::strategy::Context;
 
 use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
@@ -89,8 +88,8 @@ impl<'a> StageChecker<'a> {
     fn resident(&mut self, id: BufferId) -> BufferContents {
         let buffer = self.stage.buffer(id);
         let dtype = buffer.extent.dtype;
-        match (buffer.region, &buffer.shard) {
-            (Region::Weight, Some(shard)) => {
+        match (buffer.role, &buffer.shard) {
+            (BufferRole::Weight, Some(shard)) => {
                 let (rows, columns) = shards::sides(shard, self.context.tensor_size());
                 let value = self.values.given(&buffer.name);
                 self.weights.insert(value, id);
@@ -102,23 +101,25 @@ impl<'a> StageChecker<'a> {
                 ))
             }
             // What earlier microbatches left has the same form as what this one adds.
-            (Region::Gradient, Some(shard)) => {
+            (BufferRole::WeightGradient, Some(shard)) => {
                 let (rows, columns) = shards::sides(shard, self.context.tensor_size());
                 BufferContents::Holds(AbstractState::new(AbstractValue::Zero, rows, columns, dtype))
             }
-            (Region::Input, _) if dtype == DType::U32 => match self.tokens(buffer.extent.rows) {
-                Some(rows) => {
-                    let value = self.values.given(&buffer.name);
-                    let state = AbstractState::new(
-                        AbstractValue::Value(value),
-                        rows,
-                        ShardedExtent::whole(1),
-                        dtype,
-                    );
-                    BufferContents::Holds(state)
+            (BufferRole::Tokens | BufferRole::Targets, _) => {
+                match self.tokens(buffer.extent.rows) {
+                    Some(rows) => {
+                        let value = self.values.given(&buffer.name);
+                        let state = AbstractState::new(
+                            AbstractValue::Value(value),
+                            rows,
+                            ShardedExtent::whole(1),
+                            dtype,
+                        );
+                        BufferContents::Holds(state)
+                    }
+                    None => BufferContents::Unwritten,
                 }
-                None => BufferContents::Unwritten,
-            },
+            }
             _ => BufferContents::Unwritten,
         }
     }
@@ -157,7 +158,7 @@ impl<'a> StageChecker<'a> {
 
     fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
-            let shared = buffer.region == Region::Activation && !buffer.per_microbatch;
+            let shared = buffer.role == BufferRole::Activation && !buffer.per_microbatch;
             if shared && matches!(content, BufferContents::Holds(_)) {
                 *content = BufferContents::Expired;
             }
@@ -297,7 +298,7 @@ impl<'a> StageChecker<'a> {
                 format!("makes {made}, but writes `{name}` as {seen}")
             })?;
             self.check_region(access.buffer, &state, instr)?;
-            if self.stage.buffer(access.buffer).region == Region::Activation {
+            if self.stage.buffer(access.buffer).role == BufferRole::Activation {
                 self.keep_sections(access.buffer, &state)?;
             }
             let table = self.sees_table_transposed(instr, 1)
@@ -339,7 +340,7 @@ impl<'a> StageChecker<'a> {
     fn store(&mut self, at: usize, id: BufferId, content: BufferContents) -> Vec<BufferId> {
         self.contents[id.0 as usize] = content;
         let buffer = self.stage.buffer(id);
-        if buffer.region != Region::Activation {
+        if buffer.role != BufferRole::Activation {
             return vec![];
         }
         let losers = self.owners.claim(buffer, id);
@@ -361,11 +362,11 @@ impl<'a> StageChecker<'a> {
             _ => false,
         };
         let loss = matches!(instr.action, Action::Fused(FusedOp::LossGradient));
-        let fits = match buffer.region {
-            Region::Activation => !parameter,
-            Region::Gradient => parameter,
-            Region::Input => loss && buffer.extent.dtype == DType::F32,
-            Region::Weight | Region::Optimizer => false,
+        let fits = match buffer.role {
+            BufferRole::Activation => !parameter,
+            BufferRole::WeightGradient => parameter,
+            BufferRole::Loss => loss,
+            _ => false,
         };
         ensure(fits, || {
             format!("writes {} to `{}`", self.values.describe(state.meaning), buffer.name)
@@ -408,7 +409,8 @@ impl<'a> StageChecker<'a> {
     pub fn check_gradients(&mut self) {
         let mut complete = HashSet::new();
         let buffers = self.stage.buffers.iter().zip(&self.contents);
-        for (_, content) in buffers.filter(|(buffer, _)| buffer.region == Region::Gradient) {
+        for (_, content) in buffers.filter(|(buffer, _)| buffer.role == BufferRole::WeightGradient)
+        {
             match content {
                 BufferContents::Holds(state) => {
                     complete.extend(self.values.completed(state.meaning))

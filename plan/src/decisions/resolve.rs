@@ -182,11 +182,12 @@ fn too_long(context: &Context, model: &Model) -> Defect {
 }
 
 fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects) {
-    let weight = |plan: &SegmentPlan, op: &str| {
-        let index = plan.segment.ops.iter().position(|node| node.name == op)?;
-        Some(TiedWeightLayout::of(plan.segment.kind, plan.choice.ops[index].choice.strategy))
+    let weight = |plan: &SegmentPlan| {
+        let op = plan.segment.vocabulary_op()?;
+        let strategy = plan.choice.ops[op.0 as usize].choice.strategy;
+        Some(TiedWeightLayout::of(plan.segment.kind, strategy))
     };
-    if weight(embedding, "embedding") != weight(head, "head") {
+    if weight(embedding) != weight(head) {
         let problem = "embedding and head are one weight but are laid out differently";
         defects.push(
             Defect::new("embedding.ops.embedding", problem)

@@ -16,14 +16,12 @@ pub use flow::{
     gradient_paths,
 };
 pub use op::{op_backward, op_forward, op_recompute};
-pub(crate) use parameters::parameter_extents;
 pub use parameters::{
-    OpParameters, ParameterRole, WeightSplit, op_parameters, reduce_gradient,
+    OpParameters, ParameterRole, ShardMember, WeightSplit, op_parameters, reduce_gradient,
     reduce_owned_gradient, update_parameter,
 };
 pub use reshard::{activation_bytes, gradient_fill, gradient_sum, reshard};
 pub use stage::{
-    StageBoundary, clear_square_sum, gradient_extent, reduce_square_sum, reduce_tied_gradient,
-    stage_transfers,
+    StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient, stage_transfers,
 };
 pub use template::{InstrTemplate, OperandSlot, TemplateOperand};

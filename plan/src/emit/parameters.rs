@@ -7,6 +7,7 @@
 use crate::graph::{Op, OpNode, SegmentKind};
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
+use crate::model::WeightId;
 use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
 use crate::strategy::{Context, Strategy, Zero};
 use crate::{Bytes, DType, Layout, Precision};
@@ -24,6 +25,29 @@ pub enum WeightSplit {
     Columns,
 }
 
+/// One parameter of a buffer, with its whole (unsharded) shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShardMember {
+    /// The parameter within its segment.
+    pub weight: WeightId,
+    /// Rows of the whole parameter.
+    pub rows: u64,
+    /// Columns of the whole parameter.
+    pub columns: u64,
+}
+
+impl ShardMember {
+    /// A parameter of this shape.
+    pub fn new(weight: WeightId, rows: u64, columns: u64) -> ShardMember {
+        ShardMember { weight, rows, columns }
+    }
+
+    /// Elements of the whole parameter.
+    pub fn elements(&self) -> u64 {
+        self.rows * self.columns
+    }
+}
+
 /// What a parameter is, as far as its optimizer must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterRole {
@@ -38,8 +62,8 @@ pub enum ParameterRole {
 pub struct OpParameters {
     /// Matrix or scale.
     pub role: ParameterRole,
-    /// Name, whole rows and whole columns of each member.
-    pub members: Vec<(String, u64, u64)>,
+    /// The parameters side by side in the buffer.
+    pub members: Vec<ShardMember>,
     /// How each member is split over the tensor axis.
     pub split: WeightSplit,
     /// Whether each device only has its own tokens' summand of the gradient.
@@ -49,7 +73,7 @@ pub struct OpParameters {
 impl OpParameters {
     /// Elements one device of the tensor axis holds.
     pub fn elements(&self, context: &Context) -> u64 {
-        let whole: u64 = self.members.iter().map(|(_, rows, columns)| rows * columns).sum();
+        let whole: u64 = self.members.iter().map(ShardMember::elements).sum();
         if self.split == WeightSplit::Whole { whole } else { whole / context.tensor_size() }
     }
 
@@ -62,58 +86,75 @@ impl OpParameters {
         }
     }
 
-    /// Bytes that one device keeps for it between steps: weight, fp32 gradient, fp32 moments and,
-    /// in mixed precision, the fp32 master copy.
-    pub fn resident_bytes(&self, context: &Context) -> Bytes {
-        parameter_extents(self, context).iter().map(|(_, extent)| extent.bytes()).sum()
+    /// Elements of the weight's and the gradient's buffer. With ZeRO-1 the buffer is padded to
+    /// equal parts, because reduce-scatter and all-gather work in place on it.
+    fn padded_elements(&self, context: &Context) -> u64 {
+        match context.zero {
+            Zero::Off => self.elements(context),
+            Zero::One => self.updated_elements(context) * context.mesh.data,
+        }
     }
-}
 
-/// The resident buffers of a parameter.
-pub(crate) fn parameter_extents(
-    parameter: &OpParameters,
-    context: &Context,
-) -> Vec<(OperandSlot, Extent)> {
-    let flat = |elements, dtype| Extent { rows: 1, columns: elements, dtype };
-    let elements = parameter.elements(context);
-    let updated = parameter.updated_elements(context);
-    // Reduce-scatter and all-gather work in place on a buffer of equal parts.
-    let padded = match context.zero {
-        Zero::Off => elements,
-        Zero::One => updated * context.mesh.data,
-    };
-    let mut extents = vec![
-        (OperandSlot::Weight(0), flat(padded, context.compute_dtype())),
-        (OperandSlot::WeightGradient(0), flat(padded, DType::F32)),
-        (OperandSlot::FirstMoment(0), flat(updated, DType::F32)),
-        (OperandSlot::SecondMoment(0), flat(updated, DType::F32)),
-    ];
-    if context.precision == Precision::MixedBf16 {
-        extents.push((OperandSlot::Master(0), flat(updated, DType::F32)));
+    /// The buffer of the weight.
+    fn weight(&self, context: &Context) -> TemplateOperand {
+        let extent = Extent::flat(self.padded_elements(context), context.compute_dtype());
+        TemplateOperand { slot: OperandSlot::Weight(0), extent }
     }
-    extents
+
+    /// The buffer of the fp32 gradient.
+    pub fn gradient(&self, context: &Context) -> TemplateOperand {
+        let extent = Extent::flat(self.padded_elements(context), DType::F32);
+        TemplateOperand { slot: OperandSlot::WeightGradient(0), extent }
+    }
+
+    /// The fp32 buffers of the optimizer: both moments and, in mixed precision, the master copy.
+    fn optimizer_states(&self, context: &Context) -> Vec<TemplateOperand> {
+        let extent = Extent::flat(self.updated_elements(context), DType::F32);
+        let mut slots = vec![OperandSlot::FirstMoment(0), OperandSlot::SecondMoment(0)];
+        if context.precision == Precision::MixedBf16 {
+            slots.push(OperandSlot::Master(0));
+        }
+        slots.into_iter().map(|slot| TemplateOperand { slot, extent }).collect()
+    }
+
+    /// All resident buffers: weight, gradient and optimizer states.
+    pub(crate) fn buffers(&self, context: &Context) -> Vec<TemplateOperand> {
+        let mut buffers = vec![self.weight(context), self.gradient(context)];
+        buffers.extend(self.optimizer_states(context));
+        buffers
+    }
+
+    /// Bytes that one device keeps for the parameter between steps: weight, fp32 gradient, fp32
+    /// moments and, in mixed precision, the fp32 master copy.
+    pub fn resident_bytes(&self, context: &Context) -> Bytes {
+        self.buffers(context).iter().map(|operand| operand.extent.bytes()).sum()
+    }
 }
 
 /// The parameters of an op under a strategy; `None` when it has none.
 pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Option<OpParameters> {
     let (role, members) = match &node.op {
         Op::Embedding { vocab, width } => {
-            (ParameterRole::Matrix, vec![("embedding".to_string(), *vocab, *width)])
+            (ParameterRole::Matrix, vec![ShardMember::new(WeightId::Embedding, *vocab, *width)])
         }
-        Op::Norm { width } => (ParameterRole::Scale, vec![(node.name.clone(), 1, *width)]),
+        Op::Norm { width, scale } => {
+            (ParameterRole::Scale, vec![ShardMember::new(*scale, 1, *width)])
+        }
         Op::Linear(linear) => {
-            let members =
-                linear.members.iter().map(|m| (m.parameter.clone(), m.d_in, m.d_out)).collect();
+            let members = linear.members.iter();
+            let members = members.map(|m| ShardMember::new(m.parameter, m.d_in, m.d_out)).collect();
             (ParameterRole::Matrix, members)
         }
-        Op::LatentNorm { width, .. } => {
-            let member = |part: &str| (format!("{}.{part}", node.name), 1, *width);
-            (ParameterRole::Scale, vec![member("scale"), member("bias")])
+        Op::LatentNorm { linear, width, .. } => {
+            let weights = [WeightId::LatentNormScale(*linear), WeightId::LatentNormBias(*linear)];
+            let members = weights.map(|weight| ShardMember::new(weight, 1, *width));
+            (ParameterRole::Scale, members.into())
         }
         // Two square matrices of different sizes, each as one row.
-        Op::TensorGate { a, b } => {
-            let member = |part: &str, side: u64| (format!("{}.{part}", node.name), 1, side * side);
-            (ParameterRole::Matrix, vec![member("u", *a), member("v", *b)])
+        Op::TensorGate { linear, a, b } => {
+            let u = ShardMember::new(WeightId::CrossingGateU(*linear), 1, a * a);
+            let v = ShardMember::new(WeightId::CrossingGateV(*linear), 1, b * b);
+            (ParameterRole::Matrix, vec![u, v])
         }
         _ => return None,
     };
@@ -130,7 +171,7 @@ pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Op
 
 /// The reductions of a parameter's gradient, and its part of the global norm.
 pub fn reduce_gradient(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
-    let gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
+    let gradient = parameter.gradient(context);
     let mut made = vec![];
     if parameter.gradient_partial {
         made.push(reduce(Axis::Tensor, CollectiveKind::AllReduce, gradient, context));
@@ -172,20 +213,11 @@ pub fn reduce_owned_gradient(
 
 /// AdamW on a parameter, and with ZeRO-1 the gathering of the new weights.
 pub fn update_parameter(parameter: &OpParameters, context: &Context) -> Vec<InstrTemplate> {
-    let whole_gradient = extent_of(parameter, OperandSlot::WeightGradient(0), context);
+    let whole_gradient = parameter.gradient(context);
     let gradient = updated(whole_gradient, parameter, context);
-    let weight = extent_of(parameter, OperandSlot::Weight(0), context);
+    let weight = parameter.weight(context);
     let mine = updated(weight, parameter, context);
-    let mut states: Vec<TemplateOperand> = parameter_extents(parameter, context)
-        .into_iter()
-        .filter(|(slot, _)| {
-            matches!(
-                slot,
-                OperandSlot::FirstMoment(_) | OperandSlot::SecondMoment(_) | OperandSlot::Master(_)
-            )
-        })
-        .map(|(slot, extent)| TemplateOperand { slot, extent })
-        .collect();
+    let mut states = parameter.optimizer_states(context);
     let mut reads = vec![gradient];
     reads.extend(&states);
     if context.precision == Precision::Full32 {
@@ -199,14 +231,6 @@ pub fn update_parameter(parameter: &OpParameters, context: &Context) -> Vec<Inst
         made.push(gather_weights(weight, context));
     }
     made
-}
-
-fn extent_of(parameter: &OpParameters, slot: OperandSlot, context: &Context) -> TemplateOperand {
-    let extent = parameter_extents(parameter, context)
-        .into_iter()
-        .find(|(held, _)| *held == slot)
-        .map_or(Extent { rows: 0, columns: 0, dtype: DType::F32 }, |(_, extent)| extent);
-    TemplateOperand { slot, extent }
 }
 
 /// The part of a padded buffer that this device updates.

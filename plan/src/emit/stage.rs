@@ -35,7 +35,7 @@ impl StageBoundary<'_> {
     }
 
     fn hop(&self, stage: u64, context: &Context) -> P2pTransfer {
-        let carries = self.tensors.iter().map(|tensor| tensor.name).collect();
+        let carries = self.tensors.iter().map(|tensor| tensor.id).collect();
         P2pTransfer { carries, peer_stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
     }
 
@@ -94,14 +94,6 @@ pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
         .filter(|(axis, split)| *split && context.axis_size(*axis) > 1)
         .map(|(axis, _)| all_reduce(axis, square_sum(), context))
         .collect()
-}
-
-/// The gradient buffer of a parameter, as [`tied_reduce`] sees it.
-pub fn gradient_extent(parameter: &super::OpParameters, context: &Context) -> Option<Extent> {
-    super::parameter_extents(parameter, context)
-        .into_iter()
-        .find(|(slot, _)| *slot == OperandSlot::WeightGradient(0))
-        .map(|(_, extent)| extent)
 }
 
 /// Adds the gradients of a tied embedding over the first and last stage, which both hold it.

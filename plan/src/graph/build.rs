@@ -1,6 +1,8 @@
 //! Builds the segments of a model.
 
-use crate::model::{Activation, CrossingForm, CrossingGate, FactorPair, Linear, Model, Weight};
+use crate::model::{
+    Activation, CrossingForm, CrossingGate, FactorPair, Linear, LinearKind, Model, Weight, WeightId,
+};
 
 use super::shape::crossing;
 use super::{
@@ -21,9 +23,9 @@ pub fn embedding_segment(model: &Model) -> Segment {
 pub fn head_segment(model: &Model) -> Segment {
     let mut builder = SegmentBuilder::default();
     let input = builder.entry("x", model.hidden);
-    let norm = Op::Norm { width: model.hidden };
+    let norm = Op::Norm { width: model.hidden, scale: WeightId::FinalNorm };
     let normed = builder.op("final_norm", norm, &[input], &[("n", vec![model.hidden])])[0];
-    let head = LinearOp::single("head", model.hidden, model.vocab);
+    let head = LinearOp::single(WeightId::Head, model.hidden, model.vocab);
     let logits =
         builder.op("head", Op::Linear(head), &[normed], &[("logits", vec![model.vocab])])[0];
     builder.op("loss", Op::Loss { vocab: model.vocab }, &[logits], &[]);
@@ -37,13 +39,15 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     let (block, hidden) = (&shape.block, model.hidden);
     let x = b.entry("x", hidden);
     let ways = LinearSite::all(shape).map(|way| LinearSite {
-        previous: way.entering.map(|rank| b.entry(&format!("previous.{}", way.name), rank)),
+        previous: way.entering.map(|rank| b.entry(&format!("previous.{}", way.kind), rank)),
         ..way
     });
     let [q, k, v, o, gate, up, down] = ways;
 
-    let n1 = b.op("norm1", Op::Norm { width: hidden }, &[x], &[("n1", vec![hidden])])[0];
-    let heads = HeadLayout { head_dim: Some(model.head_dim), rotary: &["q", "k"] };
+    let norm = Op::Norm { width: hidden, scale: WeightId::Norm1 };
+    let n1 = b.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
+    let rotary = &[LinearKind::Q, LinearKind::K];
+    let heads = HeadLayout { head_dim: Some(model.head_dim), rotary };
     let qkv = b.fan(n1, "qkv", &[q, k, v], grouping.qkv, &heads);
     let attention =
         AttentionOp { heads: model.heads, kv_heads: model.kv_heads, head_dim: model.head_dim };
@@ -53,7 +57,8 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     let o = b.fan(attended, "o", &[o], false, &HeadLayout::NONE);
     let x1 = b.op("add1", Op::Add { width: hidden }, &[x, o[0]], &[("x1", vec![hidden])])[0];
 
-    let n2 = b.op("norm2", Op::Norm { width: hidden }, &[x1], &[("n2", vec![hidden])])[0];
+    let norm = Op::Norm { width: hidden, scale: WeightId::Norm2 };
+    let n2 = b.op("norm2", norm, &[x1], &[("n2", vec![hidden])])[0];
     let gate_up = b.fan(n2, "gate_up", &[gate, up], grouping.gate_up, &HeadLayout::NONE);
     let d_ff = block.up.d_out;
     let product = Op::GatedProduct { width: d_ff, product: block.product };
@@ -76,7 +81,7 @@ pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
 /// A linear of a block with the latents that cross into and out of it.
 #[derive(Clone, Copy)]
 struct LinearSite<'a> {
-    name: &'static str,
+    kind: LinearKind,
     linear: &'a Linear,
     /// The rank of the latent that crosses into it.
     entering: Option<u64>,
@@ -90,9 +95,9 @@ impl LinearSite<'_> {
     fn all(shape: &BlockShape) -> [LinearSite<'_>; 7] {
         let linears = shape.block.linears();
         std::array::from_fn(|at| {
-            let (name, linear) = linears[at];
+            let (kind, linear) = linears[at];
             let (entering, leaves) = (shape.entering_ranks[at], shape.leaving[at]);
-            LinearSite { name, linear, entering, previous: None, leaves }
+            LinearSite { kind, linear, entering, previous: None, leaves }
         })
     }
 
@@ -104,7 +109,7 @@ impl LinearSite<'_> {
 /// What is known of linears whose outputs are attention heads.
 struct HeadLayout {
     head_dim: Option<u64>,
-    rotary: &'static [&'static str],
+    rotary: &'static [LinearKind],
 }
 
 impl HeadLayout {
@@ -112,9 +117,9 @@ impl HeadLayout {
 }
 
 impl LinearOp {
-    fn single(parameter: &str, d_in: u64, d_out: u64) -> LinearOp {
+    fn single(parameter: WeightId, d_in: u64, d_out: u64) -> LinearOp {
         LinearOp {
-            members: vec![LinearMember { parameter: parameter.into(), d_in, d_out }],
+            members: vec![LinearMember { parameter, d_in, d_out }],
             form: LinearForm::Concatenated,
             head_dim: None,
             rotary_sections: vec![],
@@ -189,16 +194,23 @@ impl SegmentBuilder {
             self.chain(input, group, ways, heads, norm)
         } else {
             ways.iter()
-                .flat_map(|way| self.chain(input, way.name, std::slice::from_ref(way), heads, norm))
+                .flat_map(|way| {
+                    self.chain(input, way.kind.name(), std::slice::from_ref(way), heads, norm)
+                })
                 .collect()
         };
         if norm.is_some()
-            && let Some(latent) =
-                self.values[first_latent..].iter_mut().find(|v| v.name.starts_with("h."))
+            && let Some(latent) = (first_latent..self.values.len()).find(|at| self.is_latent(*at))
         {
-            latent.carries_statistic_of = norm;
+            self.values[latent].carries_statistic_of = norm;
         }
         outputs
+    }
+
+    /// Whether value number `at` is the output of a first factor.
+    fn is_latent(&self, at: usize) -> bool {
+        let producer = self.values[at].producer.map(|op| &self.ops[op.0 as usize].op);
+        matches!(producer, Some(Op::Linear(linear)) if linear.is_first_factor())
     }
 
     /// One linear, or several as one group.
@@ -211,12 +223,11 @@ impl SegmentBuilder {
         norm: Option<OpId>,
     ) -> Vec<ValueId> {
         let Some(pairs) = factor_pairs(ways) else {
-            let names: Vec<&str> = ways.iter().map(|way| way.name).collect();
-            let op = linear_op(ways, "", |l| (l.d_in, l.d_out), heads);
+            let op = linear_op(ways, WeightId::Dense, |l| (l.d_in, l.d_out), heads);
             let sections = ways.iter().map(|way| way.linear.d_out).collect();
-            return self.op(name, Op::Linear(op), &[input], &[(&names.join("_"), sections)]);
+            return self.op(name, Op::Linear(op), &[input], &[(&run_name(ways), sections)]);
         };
-        let mut a = linear_op(ways, ".a", |l| (l.d_in, rank(l)), &HeadLayout::NONE);
+        let mut a = linear_op(ways, WeightId::FactorA, |l| (l.d_in, rank(l)), &HeadLayout::NONE);
         a.norm = norm;
         let ranks: Vec<u64> = pairs.iter().map(|pair| pair.rank).collect();
         let op_a = format!("{name}.a");
@@ -252,7 +263,7 @@ impl SegmentBuilder {
         }
         let mut made = vec![];
         for (run, z) in runs.iter().zip(z) {
-            let mut op = linear_op(run, ".b", |l| (rank(l), l.d_out), heads);
+            let mut op = linear_op(run, WeightId::FactorB, |l| (rank(l), l.d_out), heads);
             op.form = if run.len() > 1 { LinearForm::Batched } else { LinearForm::Concatenated };
             let sections = run.iter().map(|way| way.linear.d_out).collect();
             let run_name = run_name(run);
@@ -270,15 +281,15 @@ impl SegmentBuilder {
             self.exits.push(u);
             return u;
         };
-        let (name, width) = (way.name, rank(way.linear));
+        let (name, width) = (way.kind.name(), rank(way.linear));
         let section = |kind: &str| format!("{kind}.{name}");
         let gate = match crossing.gate {
             CrossingGate::Identity => None,
             CrossingGate::Dense => {
-                let parameter = format!("{name}.gate");
-                Some(Op::Linear(LinearOp::single(&parameter, entering, width)))
+                let parameter = WeightId::CrossingGate(way.kind);
+                Some(Op::Linear(LinearOp::single(parameter, entering, width)))
             }
-            CrossingGate::Tensor { a, b } => Some(Op::TensorGate { a, b }),
+            CrossingGate::Tensor { a, b } => Some(Op::TensorGate { linear: way.kind, a, b }),
         };
         let gated = gate.map_or(previous, |op| {
             let op_name = format!("{name}.gate");
@@ -294,7 +305,7 @@ impl SegmentBuilder {
                 Weight::Pair(pair) => pair.activation,
                 Weight::Dense => Activation::Identity,
             };
-            let op = Op::LatentNorm { width, activation };
+            let op = Op::LatentNorm { linear: way.kind, width, activation };
             let op_name = format!("{name}.latent_norm");
             z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
         }
@@ -312,7 +323,7 @@ impl SegmentBuilder {
 }
 
 fn run_name(run: &[LinearSite]) -> String {
-    run.iter().map(|way| way.name).collect::<Vec<_>>().join("_")
+    run.iter().map(|way| way.kind.name()).collect::<Vec<_>>().join("_")
 }
 
 fn rank(linear: &Linear) -> u64 {
@@ -354,7 +365,7 @@ fn equal_runs<'a>(ways: &[LinearSite<'a>]) -> Vec<Vec<LinearSite<'a>>> {
 
 fn linear_op(
     ways: &[LinearSite],
-    factor: &str,
+    parameter: impl Fn(LinearKind) -> WeightId,
     shape: impl Fn(&Linear) -> (u64, u64),
     heads: &HeadLayout,
 ) -> LinearOp {
@@ -362,13 +373,13 @@ fn linear_op(
         .iter()
         .map(|way| {
             let (d_in, d_out) = shape(way.linear);
-            LinearMember { parameter: format!("{}{factor}", way.name), d_in, d_out }
+            LinearMember { parameter: parameter(way.kind), d_in, d_out }
         })
         .collect();
     let rotary_sections = ways
         .iter()
         .enumerate()
-        .filter(|(_, way)| heads.rotary.contains(&way.name))
+        .filter(|(_, way)| heads.rotary.contains(&way.kind))
         .map(|(index, _)| index)
         .collect();
     LinearOp {

@@ -9,13 +9,14 @@ mod build;
 mod op;
 mod shape;
 
+use crate::model::WeightId;
 use petgraph::graph::{DiGraph, NodeIndex};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use build::{block_segment, effective_grouping, embedding_segment, head_segment};
 pub use op::{AttentionOp, LatentOp, LinearForm, LinearMember, LinearOp, Op};
-pub use shape::{BlockShape, BoundaryTensor};
+pub use shape::{BlockShape, BoundaryTensor, BoundaryTensorId};
 
 /// Index of an op within its segment, in topological order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,6 +164,22 @@ impl Segment {
     pub fn accumulates(&self, op: OpId, port: usize) -> bool {
         let input = self.op(op).inputs[port];
         self.is_output(input) || self.value(input).consumers.last() != Some(&(op, port))
+    }
+
+    /// The latent that a first factor computes, before any crossing and before φ.
+    pub fn is_factor_output(&self, value: ValueId) -> bool {
+        let producer = self.value(value).producer.map(|op| &self.op(op).op);
+        matches!(producer, Some(Op::Linear(linear)) if linear.is_first_factor())
+    }
+
+    /// The op of the embedding or head segment whose weight is the other's transpose in a tied model;
+    /// `None` in a block.
+    pub fn vocabulary_op(&self) -> Option<OpId> {
+        self.op_ids().find(|id| match &self.op(*id).op {
+            Op::Embedding { .. } => true,
+            Op::Linear(linear) => linear.members[0].parameter == WeightId::Head,
+            _ => false,
+        })
     }
 
     /// Which carried value an entry or exit is: 0 for the hidden state.

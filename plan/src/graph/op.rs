@@ -1,6 +1,6 @@
 //! The ops of a segment. Sizes are those of the whole model, before any sharding.
 
-use crate::model::{Activation, GatedProduct};
+use crate::model::{Activation, GatedProduct, LinearKind, WeightId};
 
 use super::OpId;
 
@@ -18,6 +18,8 @@ pub enum Op {
     Norm {
         /// Width of the hidden state.
         width: u64,
+        /// The scale.
+        scale: WeightId,
     },
     /// One or several products with weights.
     Linear(LinearOp),
@@ -45,6 +47,8 @@ pub enum Op {
     /// A gate of two small matrices on a crossing latent: g = Uᵀ·H·V, the latent seen as an a×b
     /// matrix H.
     TensorGate {
+        /// The linear whose latent crosses.
+        linear: LinearKind,
         /// Rows of H, and of the square U.
         a: u64,
         /// Columns of H, and of the square V.
@@ -52,6 +56,8 @@ pub enum Op {
     },
     /// LayerNorm with scale and bias over a crossed latent, then φ: the released form of LaX.
     LatentNorm {
+        /// The linear whose latent crosses.
+        linear: LinearKind,
         /// Width of the latent.
         width: u64,
         /// φ.
@@ -67,8 +73,8 @@ pub enum Op {
 /// One weight of a [`LinearOp`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearMember {
-    /// The parameter's name within the block, e.g. `q.a` or `down`.
-    pub parameter: String,
+    /// The parameter within the segment.
+    pub parameter: WeightId,
     /// Input features.
     pub d_in: u64,
     /// Output features.
@@ -120,4 +126,11 @@ pub struct AttentionOp {
     pub kv_heads: u64,
     /// Features of a head.
     pub head_dim: u64,
+}
+
+impl LinearOp {
+    /// Whether the op computes latents: the first factors of pairs.
+    pub fn is_first_factor(&self) -> bool {
+        matches!(self.members[0].parameter, WeightId::FactorA(_))
+    }
 }

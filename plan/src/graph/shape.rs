@@ -1,6 +1,6 @@
 //! What decides a block's op graph: its linears, and which latents cross its ends.
 
-use crate::model::{Block, LatentCrossing, Linear, Model, Weight};
+use crate::model::{Block, LatentCrossing, Linear, LinearKind, Model, Weight};
 
 /// A block with its neighbours' part in it. Blocks of equal shape share one op graph and one solve.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,13 +14,32 @@ pub struct BlockShape {
     pub leaving: [bool; 7],
 }
 
-/// A tensor that one block hands to the next.
+/// A tensor that one block passes to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundaryTensor {
-    /// `hidden`, or the linear whose latent it is.
-    pub name: &'static str,
+    /// Which tensor.
+    pub id: BoundaryTensorId,
     /// Features of a token.
     pub width: u64,
+}
+
+/// Identity of a tensor that one block passes to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BoundaryTensorId {
+    /// The hidden state.
+    Hidden,
+    /// The crossing latent of a linear (LaX).
+    Latent(LinearKind),
+}
+
+impl BoundaryTensorId {
+    /// The name in messages and buffer names: `hidden`, or the linear's.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundaryTensorId::Hidden => "hidden",
+            BoundaryTensorId::Latent(linear) => linear.name(),
+        }
+    }
 }
 
 impl BlockShape {
@@ -60,10 +79,10 @@ impl BlockShape {
 
     /// What the block hands to the next, the hidden state of this width first.
     pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
-        let mut made = vec![BoundaryTensor { name: "hidden", width: hidden }];
-        for ((name, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
+        let mut made = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
+        for ((kind, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
             if leaves && let Some(width) = linear.rank() {
-                made.push(BoundaryTensor { name, width });
+                made.push(BoundaryTensor { id: BoundaryTensorId::Latent(kind), width });
             }
         }
         made

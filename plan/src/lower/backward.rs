@@ -65,8 +65,7 @@ impl StageLowering<'_> {
         for (port, value) in place.plan.segment.op(op).inputs.iter().enumerate() {
             let layout = place.plan.choice.input_layout(op, port);
             let flow = &place.plan.choice.flows[value.0 as usize];
-            let copy = flow.copies().iter().position(|l| *l == layout).unwrap_or(0);
-            self.provide_copy(place, *value, copy);
+            self.provide_copy(place, *value, flow.copy_in(layout));
         }
     }
 
@@ -96,7 +95,7 @@ impl StageLowering<'_> {
         let segment = &place.plan.segment;
         let node = segment.value(value);
         let flow = &place.plan.choice.flows[value.0 as usize];
-        let origin = format!("{} d({})", place.name, node.name);
+        let origin = place.origin(&format!("d({})", node.name));
         let mut total: Option<BufferId> = None;
         for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
         {
@@ -107,7 +106,7 @@ impl StageLowering<'_> {
             if let Some(last) = path.reshard.last()
                 && !in_place
             {
-                to = self.value_buffer(&origin, last.writes[0].extent, node);
+                to = self.value_buffer(&origin.to_string(), last.writes[0].extent, node);
             }
             self.push_reshard(path.reshard, &origin, (from, to), None);
             match (total, path.sum) {
@@ -156,7 +155,7 @@ impl StageLowering<'_> {
         let value = place.plan.segment.op(op).inputs[port];
         let flow = &place.plan.choice.flows[value.0 as usize];
         let layout = place.plan.choice.ops[op.0 as usize].choice.inputs[port].backward;
-        flow.gradients().iter().position(|l| *l == layout).unwrap_or(0)
+        flow.gradient_in(layout)
     }
 
     /// The buffer an op's contribution goes to; a sum that no last consumer wrote starts from zeros.
@@ -180,7 +179,8 @@ impl StageLowering<'_> {
             self.held.insert(held, logits);
             return logits;
         }
-        let name = format!("{} d({})", place.name, place.plan.segment.value(value).name);
+        let origin = place.origin(&format!("d({})", place.plan.segment.value(value).name));
+        let name = origin.to_string();
         let made = self.held_or_made(held, |lowering| {
             lowering.value_buffer(&name, operand.extent, place.plan.segment.value(value))
         });
@@ -191,7 +191,6 @@ impl StageLowering<'_> {
                 .into_iter()
                 .nth(group)
                 .and_then(|path| path.fill);
-            let origin = format!("{} d({})", place.name, node.name);
             self.push_reshard(fill.into_iter().collect(), &origin, (made, made), None);
         }
         made

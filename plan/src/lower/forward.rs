@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand, copy_forward, op_forward};
 use crate::graph::{Op, OpId, ValueId};
-use crate::program::{BufferId, Region};
+use crate::program::{BufferId, BufferRole};
 
 use super::{BufferKey, SegmentSite, StageLowering};
 
@@ -80,8 +80,7 @@ impl StageLowering<'_> {
         let value = place.plan.segment.op(op).inputs[port];
         let layout = place.plan.choice.input_layout(op, port);
         let flow = &place.plan.choice.flows[value.0 as usize];
-        let copy = flow.copies().iter().position(|l| *l == layout).unwrap_or(0);
-        self.get(BufferKey::Copy(place.instance, value, copy))
+        self.get(BufferKey::Copy(place.instance, value, flow.copy_in(layout)))
     }
 
     /// Emits an op's templates with every slot bound to what is held, making what is new.
@@ -95,7 +94,7 @@ impl StageLowering<'_> {
                     lowering.buffer(
                         &format!("{origin} partial"),
                         operand.extent,
-                        Region::Activation,
+                        BufferRole::Activation,
                     )
                 }),
                 _ => lowering.bind(place, op, operand),
@@ -150,7 +149,7 @@ impl StageLowering<'_> {
         operand: TemplateOperand,
     ) -> BufferId {
         self.held_or_made(held, |lowering| {
-            lowering.buffer(name, operand.extent, Region::Activation)
+            lowering.buffer(name, operand.extent, BufferRole::Activation)
         })
     }
 

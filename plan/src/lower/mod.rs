@@ -15,8 +15,8 @@ use crate::decisions::{ResolvedPlan, SegmentPlan};
 use crate::emit::{InstrTemplate, OperandSlot, TemplateOperand};
 use crate::graph::{OpId, Value, ValueId};
 use crate::program::{
-    Access, Buffer, BufferId, Extent, Instr, Phase, Program, Region, Shard, StageProgram,
-    microbatches_in_flight, one_forward_one_backward, place_buffers,
+    Access, Buffer, BufferId, BufferRole, Extent, Instr, InstrOrigin, ParameterShard, Phase,
+    Program, StageProgram, microbatches_in_flight, one_forward_one_backward, place_buffers,
 };
 
 pub use stage::lower_stage;
@@ -61,6 +61,9 @@ struct StageLowering<'a> {
 #[derive(Clone, Copy)]
 struct SegmentSite<'a> {
     instance: SegmentInstance,
+    /// The block, for a block's segment.
+    block: Option<u64>,
+    /// `embedding`, `layer 3` or `head`: the first part of buffer names.
     name: &'a str,
     plan: &'a SegmentPlan,
 }
@@ -88,14 +91,14 @@ impl<'a> StageLowering<'a> {
         self.program
     }
 
-    fn buffer(&mut self, name: &str, extent: Extent, region: Region) -> BufferId {
+    fn buffer(&mut self, name: &str, extent: Extent, role: BufferRole) -> BufferId {
         let count = self.names.entry(name.to_string()).or_insert(0);
         *count += 1;
         let name = if *count == 1 { name.to_string() } else { format!("{name}#{count}") };
         self.program.buffers.push(Buffer {
             name,
             extent,
-            region,
+            role,
             offset: 0,
             per_microbatch: false,
             shard: None,
@@ -106,7 +109,7 @@ impl<'a> StageLowering<'a> {
 
     /// A buffer for a value or its gradient.
     fn value_buffer(&mut self, name: &str, extent: Extent, value: &Value) -> BufferId {
-        let id = self.buffer(name, extent, Region::Activation);
+        let id = self.buffer(name, extent, BufferRole::Activation);
         if value.sections.len() > 1 {
             self.program.buffers[id.0 as usize].sections = value.sections.clone();
         }
@@ -118,10 +121,10 @@ impl<'a> StageLowering<'a> {
         held: BufferKey,
         name: &str,
         extent: Extent,
-        region: Region,
-        shard: Option<Shard>,
+        role: BufferRole,
+        shard: Option<ParameterShard>,
     ) {
-        let id = self.buffer(name, extent, region);
+        let id = self.buffer(name, extent, role);
         self.program.buffers[id.0 as usize].shard = shard;
         self.held.insert(held, id);
     }
@@ -136,7 +139,7 @@ impl<'a> StageLowering<'a> {
     fn push(
         &mut self,
         template: InstrTemplate,
-        origin: &str,
+        origin: &InstrOrigin,
         mut bind: impl FnMut(&mut Self, TemplateOperand) -> BufferId,
     ) {
         let reads: Vec<Access> = template
@@ -149,7 +152,7 @@ impl<'a> StageLowering<'a> {
             .iter()
             .map(|operand| Access { buffer: bind(self, *operand), extent: operand.extent })
             .collect();
-        let instr = Instr { action: template.action, reads, writes, origin: origin.to_string() };
+        let instr = Instr { action: template.action, reads, writes, origin: origin.clone() };
         match self.phase {
             Phase::Forward => self.program.forward.push(instr),
             Phase::Backward => self.program.backward.push(instr),
@@ -161,7 +164,7 @@ impl<'a> StageLowering<'a> {
     fn push_reshard(
         &mut self,
         templates: Vec<InstrTemplate>,
-        origin: &str,
+        origin: &InstrOrigin,
         (from, to): (BufferId, BufferId),
         statistic: Option<BufferId>,
     ) {
@@ -174,7 +177,7 @@ impl<'a> StageLowering<'a> {
                 OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
                     let name = format!("{origin} packed");
                     let sections = lowering.program.buffer(from).sections.clone();
-                    let id = lowering.buffer(&name, operand.extent, Region::Activation);
+                    let id = lowering.buffer(&name, operand.extent, BufferRole::Activation);
                     lowering.program.buffers[id.0 as usize].sections = sections;
                     id
                 }),
@@ -185,7 +188,11 @@ impl<'a> StageLowering<'a> {
 }
 
 impl SegmentSite<'_> {
-    fn origin(&self, op: &str) -> String {
-        format!("{} {op}", self.name)
+    /// The origin of instructions of one of the segment's ops or values.
+    fn origin(&self, op: &str) -> InstrOrigin {
+        match self.block {
+            Some(block) => InstrOrigin { block: Some(block), op: op.into() },
+            None => InstrOrigin { block: None, op: format!("{} {op}", self.name) },
+        }
     }
 }

@@ -1,9 +1,11 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
 use crate::decisions::ResolvedPlan;
-use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, parameter_extents, stage_transfers};
+use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, TemplateOperand, stage_transfers};
 use crate::graph::{SegmentKind, ValueId};
-use crate::program::{Action, BufferId, Extent, Phase, Region, Shard, StageProgram};
+use crate::program::{
+    Action, BufferId, BufferRole, Extent, InstrOrigin, ParameterShard, Phase, StageProgram,
+};
 use crate::strategy::owned_parameters;
 use crate::{DType, Layout};
 
@@ -40,17 +42,22 @@ fn names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
 fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<SegmentSite<'a>> {
     let mut segments = vec![];
     if stage == 0 {
-        segments.push(&plan.embedding);
+        segments.push((None, &plan.embedding));
     }
-    segments.extend(plan.stages[stage].iter().map(|block| &*block.plan));
+    segments.extend(plan.stages[stage].iter().map(|block| (Some(block.layer), &*block.plan)));
     if stage + 1 == plan.stages.len() {
-        segments.push(&plan.head);
+        segments.push((None, &plan.head));
     }
     segments
         .into_iter()
         .zip(names)
         .enumerate()
-        .map(|(index, (plan, name))| SegmentSite { instance: index as SegmentInstance, name, plan })
+        .map(|(index, ((block, plan), name))| SegmentSite {
+            instance: index as SegmentInstance,
+            block,
+            name,
+            plan,
+        })
         .collect()
 }
 
@@ -61,7 +68,7 @@ impl StageLowering<'_> {
             BufferKey::Shared(OperandSlot::SquareSum),
             "square sum",
             number,
-            Region::Input,
+            BufferRole::SquareSum,
             None,
         );
         for place in places {
@@ -80,7 +87,7 @@ impl StageLowering<'_> {
                         BufferKey::Shared(OperandSlot::Tokens),
                         "tokens",
                         extent,
-                        Region::Input,
+                        BufferRole::Tokens,
                         None,
                     );
                 }
@@ -89,9 +96,9 @@ impl StageLowering<'_> {
                     let layout = place.plan.choice.ops[loss].choice.inputs[0].forward;
                     let extent = rows(layout);
                     let targets = BufferKey::Shared(OperandSlot::Targets);
-                    self.resident(targets, "targets", extent, Region::Input, None);
+                    self.resident(targets, "targets", extent, BufferRole::Targets, None);
                     let loss = BufferKey::Shared(OperandSlot::Loss);
-                    self.resident(loss, "loss", number, Region::Input, None);
+                    self.resident(loss, "loss", number, BufferRole::Loss, None);
                 }
                 SegmentKind::Block => {}
             }
@@ -107,18 +114,18 @@ impl StageLowering<'_> {
             else {
                 continue;
             };
-            let shard = Shard::of(&parameter, &context);
-            for (slot, extent) in parameter_extents(&parameter, &context) {
-                let (kind, region) = match slot {
-                    OperandSlot::Weight(_) => ("weight", Region::Weight),
-                    OperandSlot::WeightGradient(_) => ("gradient", Region::Gradient),
-                    OperandSlot::FirstMoment(_) => ("first moment", Region::Optimizer),
-                    OperandSlot::SecondMoment(_) => ("second moment", Region::Optimizer),
-                    _ => ("master", Region::Optimizer),
+            let shard = ParameterShard::of(place.block, &parameter, &context);
+            for TemplateOperand { slot, extent } in parameter.buffers(&context) {
+                let (kind, role) = match slot {
+                    OperandSlot::Weight(_) => ("weight", BufferRole::Weight),
+                    OperandSlot::WeightGradient(_) => ("gradient", BufferRole::WeightGradient),
+                    OperandSlot::FirstMoment(_) => ("first moment", BufferRole::FirstMoment),
+                    OperandSlot::SecondMoment(_) => ("second moment", BufferRole::SecondMoment),
+                    _ => ("master", BufferRole::MasterWeight),
                 };
                 let name = format!("{} {} {kind}", place.name, segment.op(op).name);
                 let held = BufferKey::Parameter(place.instance, op, slot);
-                self.resident(held, &name, extent, region, Some(shard.clone()));
+                self.resident(held, &name, extent, role, Some(shard.clone()));
             }
         }
     }
@@ -128,14 +135,11 @@ impl StageLowering<'_> {
         if !self.plan.tied || self.plan.stages.len() > 1 {
             return;
         }
-        let find = |kind: SegmentKind, name: &str| {
+        let find = |kind: SegmentKind| {
             let place = places.iter().find(|place| place.plan.segment.kind == kind)?;
-            let op =
-                place.plan.segment.op_ids().find(|id| place.plan.segment.op(*id).name == name)?;
-            Some((place.instance, op))
+            Some((place.instance, place.plan.segment.vocabulary_op()?))
         };
-        let embedding = find(SegmentKind::Embedding, "embedding");
-        let head = find(SegmentKind::Head, "head");
+        let (embedding, head) = (find(SegmentKind::Embedding), find(SegmentKind::Head));
         if let (Some((to, embedding)), Some((from, head))) = (embedding, head) {
             for slot in [OperandSlot::Weight(0), OperandSlot::WeightGradient(0)] {
                 let shared = self.get(BufferKey::Parameter(from, head, slot));
@@ -163,17 +167,17 @@ impl StageLowering<'_> {
             .carries
             .iter()
             .zip(&hop.writes)
-            .map(|(name, operand)| {
-                let name = format!("received {name}{what}");
-                self.buffer(&name, operand.extent, Region::Activation)
+            .map(|(tensor, operand)| {
+                let name = format!("received {}{what}", tensor.name());
+                self.buffer(&name, operand.extent, BufferRole::Activation)
             })
             .collect();
-        self.push_hop(hop, &format!("receive{what}"), &buffers);
+        self.push_hop(hop, format!("receive{what}").as_str(), &buffers);
         buffers
     }
 
     fn push_hop(&mut self, hop: InstrTemplate, origin: &str, buffers: &[BufferId]) {
-        self.push(hop, origin, |_, operand| match operand.slot {
+        self.push(hop, &InstrOrigin::from(origin), |_, operand| match operand.slot {
             OperandSlot::Carried(at) => buffers[at as usize],
             slot => unreachable!("a transfer has no {slot:?}"),
         });
@@ -213,8 +217,7 @@ impl StageLowering<'_> {
     /// The copy of a value that the segment after reads.
     fn leaving(&self, place: SegmentSite, exit: ValueId) -> BufferId {
         let flow = &place.plan.choice.flows[exit.0 as usize];
-        let copy = flow.copies().iter().position(|layout| *layout == flow.primary.forward);
-        self.get(BufferKey::Copy(place.instance, exit, copy.unwrap_or(0)))
+        self.get(BufferKey::Copy(place.instance, exit, flow.copy_in(flow.primary.forward)))
     }
 
     fn backward(&mut self, places: &[SegmentSite]) {

@@ -4,8 +4,8 @@ use crate::emit::{
     InstrTemplate, OpParameters, OperandSlot, WeightSplit, clear_square_sum, reduce_owned_gradient,
     reduce_square_sum, reduce_tied_gradient, update_parameter,
 };
-use crate::graph::{OpId, SegmentKind};
-use crate::program::{Phase, Shard};
+use crate::graph::OpId;
+use crate::program::{ParameterShard, Phase};
 use crate::strategy::{Context, owned_parameters};
 
 use super::{BufferKey, SegmentSite, StageLowering};
@@ -15,7 +15,7 @@ impl StageLowering<'_> {
         self.phase = Phase::Step;
         let context = self.plan.context;
         let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
-        self.push(clear_square_sum(), "step", |_, _| square_sum);
+        self.push(clear_square_sum(), &"step".into(), |_, _| square_sum);
         self.tied_reduce(places);
         for (place, op, parameter) in self.owned(places) {
             let kind = place.plan.segment.kind;
@@ -23,7 +23,7 @@ impl StageLowering<'_> {
             self.push_parameter(place, op, templates);
         }
         for template in reduce_square_sum(&context) {
-            self.push(template, "step gradient norm", |_, _| square_sum);
+            self.push(template, &"step gradient norm".into(), |_, _| square_sum);
         }
         for (place, op, parameter) in self.owned(places) {
             self.push_parameter(place, op, update_parameter(&parameter, &context));
@@ -62,36 +62,34 @@ impl StageLowering<'_> {
         }
         for place in places {
             let segment = &place.plan.segment;
-            let name = match segment.kind {
-                SegmentKind::Embedding => "embedding",
-                SegmentKind::Head => "head",
-                SegmentKind::Block => continue,
-            };
-            let Some(op) = segment.op_ids().find(|id| segment.op(*id).name == name) else {
-                continue;
-            };
+            let Some(op) = segment.vocabulary_op() else { continue };
             let gradient =
                 self.get(BufferKey::Parameter(place.instance, op, OperandSlot::WeightGradient(0)));
             let extent = self.program.buffer(gradient).extent;
             let template = reduce_tied_gradient(extent, &self.plan.context);
-            self.push(template, &place.origin(name), |_, _| gradient);
+            self.push(template, &place.origin(&segment.op(op).name), |_, _| gradient);
         }
     }
 }
 
-impl Shard {
+impl ParameterShard {
     /// How a parameter lies over the tensor axis.
-    pub(super) fn of(parameter: &OpParameters, context: &Context) -> Shard {
+    pub(super) fn of(
+        block: Option<u64>,
+        parameter: &OpParameters,
+        context: &Context,
+    ) -> ParameterShard {
         let part = |size: u64| size / context.tensor_size();
         let offset_stride = parameter
             .members
             .iter()
-            .map(|(_, rows, columns)| match parameter.split {
+            .map(|member| match parameter.split {
                 WeightSplit::Whole => 0,
-                WeightSplit::Rows => part(*rows),
-                WeightSplit::Columns => part(*columns),
+                WeightSplit::Rows => part(member.rows),
+                WeightSplit::Columns => part(member.columns),
             })
             .collect();
-        Shard { members: parameter.members.clone(), split: parameter.split, offset_stride }
+        let OpParameters { members, split, .. } = parameter.clone();
+        ParameterShard { block, members, split, offset_stride }
     }
 }

@@ -12,6 +12,7 @@ mod file;
 mod fingerprint;
 mod hugging_face;
 mod layers;
+mod parameter;
 pub mod presets;
 mod read;
 mod repeated;
@@ -20,6 +21,7 @@ mod resolve;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
+pub use parameter::{LinearKind, ParameterId, WeightId};
 pub use read::read;
 pub use resolve::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 
@@ -218,17 +220,22 @@ impl LatentCrossing {
 }
 
 impl Block {
-    /// The seven linears with their names, in the order they are computed.
-    pub fn linears(&self) -> [(&'static str, &Linear); 7] {
-        [
-            ("q", &self.q),
-            ("k", &self.k),
-            ("v", &self.v),
-            ("o", &self.o),
-            ("gate", &self.gate),
-            ("up", &self.up),
-            ("down", &self.down),
-        ]
+    /// One of the seven linears.
+    pub fn linear(&self, kind: LinearKind) -> &Linear {
+        match kind {
+            LinearKind::Q => &self.q,
+            LinearKind::K => &self.k,
+            LinearKind::V => &self.v,
+            LinearKind::O => &self.o,
+            LinearKind::Gate => &self.gate,
+            LinearKind::Up => &self.up,
+            LinearKind::Down => &self.down,
+        }
+    }
+
+    /// The seven linears, in the order in which they are computed.
+    pub fn linears(&self) -> [(LinearKind, &Linear); 7] {
+        LinearKind::ALL.map(|kind| (kind, self.linear(kind)))
     }
 
     /// The seven linears to change, in the order of [`Block::linears`].
@@ -294,7 +301,7 @@ impl Model {
                 CrossingGate::Tensor { a, b } => rank * (a + b),
             })
         };
-        let products = |(at, (_, linear)): (usize, &(&str, &Linear))| match linear.rank() {
+        let products = |(at, (_, linear)): (usize, &(LinearKind, &Linear))| match linear.rank() {
             Some(rank) => rank * (linear.d_in + linear.d_out) + gate(at, linear).unwrap_or(0),
             None => linear.d_in * linear.d_out,
         };

@@ -3,8 +3,11 @@
 use std::collections::HashSet;
 
 use super::file::{CrossingFile, LinearFile, ModelFile};
-use super::layers::{BlockDraft, BlockOverride, LINEAR_NAMES, LinearDraft, layers};
-use super::{Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, Model, Weight};
+use super::layers::{BlockDraft, BlockOverride, LinearDraft, layers};
+use super::{
+    Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model,
+    Weight,
+};
 use crate::defect::{Defect, Defects};
 
 /// Largest width of any kind: residual stream, vocabulary, all heads together, MLP, rank.
@@ -181,7 +184,7 @@ impl ModelFile {
             }
             let before = blocks.last();
             let weights = std::array::from_fn(|slot| {
-                let at = LinearLocation { block: index, name: LINEAR_NAMES[slot] };
+                let at = LinearLocation { block: index, name: LinearKind::ALL[slot].name() };
                 let before = before.map(|before| before.weights[slot].as_ref());
                 check_linear(&draft.linears[slot], at, before, report)
             });

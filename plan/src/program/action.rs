@@ -3,6 +3,7 @@
 //! Shapes are those one device sees. An action says what is computed; its operands (slots of a
 //! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
 
+use crate::graph::BoundaryTensorId;
 use crate::kernel::{
     Attention, Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
 };
@@ -220,8 +221,8 @@ pub enum Reduction {
 /// or their gradients, an operand each, in one launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct P2pTransfer {
-    /// What the operands are: `hidden`, and the linears whose latents cross.
-    pub carries: Vec<&'static str>,
+    /// The tensor of each operand.
+    pub carries: Vec<BoundaryTensorId>,
     /// The other stage.
     pub peer_stage: u32,
     /// The pipeline group.

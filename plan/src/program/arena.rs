@@ -6,7 +6,7 @@
 //! lives from forward to backward has one copy a microbatch, and the rest is placed by lifetime
 //! within its pass, in one area that all passes share.
 
-use super::{BufferId, Instr, Region, StageProgram};
+use super::{BufferId, BufferRole, Instr, StageProgram};
 use crate::Bytes;
 
 /// Every buffer begins at a multiple of this many bytes.
@@ -24,7 +24,7 @@ pub fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
     let turnaround = stage.forward.len();
     let mut end = 0;
-    for buffer in stage.buffers.iter_mut().filter(|b| b.region != Region::Activation) {
+    for buffer in stage.buffers.iter_mut().filter(|b| b.role.is_resident()) {
         buffer.offset = end;
         end += aligned(buffer.extent.bytes());
     }
@@ -65,7 +65,7 @@ fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
         for id in touched(instr) {
-            if stage.buffers[id.0 as usize].region == Region::Activation {
+            if stage.buffers[id.0 as usize].role == BufferRole::Activation {
                 let span = spans[id.0 as usize]
                     .get_or_insert(Lifetime { first: position, last: position });
                 span.last = position;

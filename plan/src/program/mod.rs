@@ -22,7 +22,9 @@ pub mod action;
 mod arena;
 mod text;
 
+use crate::emit::{ShardMember, WeightSplit};
 use crate::mesh::Axis;
+use crate::model::WeightId;
 use crate::strategy::Context;
 use crate::{Bytes, DType, Kernel};
 
@@ -33,30 +35,68 @@ pub use arena::{ALIGNMENT, place_buffers};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
 
-/// What a buffer is for, and so how long it lives.
+/// What a buffer holds, which decides how long it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Region {
-    /// Weights.
+pub enum BufferRole {
+    /// A weight in the compute format.
     Weight,
-    /// fp32 gradients of weights.
-    Gradient,
-    /// AdamW's moments and the master copy.
-    Optimizer,
-    /// Token ids of a microbatch, the loss, the square sum.
-    Input,
-    /// Activations, their gradients and statistics: placed by lifetime.
+    /// The fp32 gradient of a weight, accumulated over microbatches.
+    WeightGradient,
+    /// AdamW's first moment of a weight, fp32.
+    FirstMoment,
+    /// AdamW's second moment of a weight, fp32.
+    SecondMoment,
+    /// The fp32 master copy of a weight, in mixed precision.
+    MasterWeight,
+    /// Input token ids of a microbatch. Stages with the embedding have one such buffer.
+    Tokens,
+    /// Token ids to predict. Stages with the head have one such buffer.
+    Targets,
+    /// Loss of the microbatch, one fp32 number. Stages with the head have one such buffer.
+    Loss,
+    /// Sum of all squared gradients, one fp32 number. Every stage has one such buffer.
+    SquareSum,
+    /// An activation, an activation gradient or a statistic, placed by lifetime.
     Activation,
+}
+
+impl BufferRole {
+    /// Whether the buffer holds a parameter, its gradient or its optimizer state, and so has a
+    /// [`ParameterShard`].
+    pub fn is_parameter(self) -> bool {
+        matches!(self, BufferRole::Weight | BufferRole::WeightGradient) || self.is_optimizer_state()
+    }
+
+    /// Whether the buffer holds a moment or a master copy, of which ZeRO-1 keeps a part per replica.
+    pub fn is_optimizer_state(self) -> bool {
+        use BufferRole::{FirstMoment, MasterWeight, SecondMoment};
+        matches!(self, FirstMoment | SecondMoment | MasterWeight)
+    }
+
+    /// Whether the buffer keeps its bytes for the whole step and shares them with no other.
+    pub fn is_resident(self) -> bool {
+        self != BufferRole::Activation
+    }
 }
 
 /// How a parameter's buffer lies over the tensor axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// Names of the parameters side by side in the buffer, with their whole shapes.
-    pub members: Vec<(String, u64, u64)>,
+pub struct ParameterShard {
+    /// The block that the parameter belongs to; `None` for embedding, final norm and head.
+    pub block: Option<u64>,
+    /// The parameters side by side in the buffer, with their whole shapes.
+    pub members: Vec<ShardMember>,
     /// Which dimension is split.
-    pub split: crate::emit::WeightSplit,
+    pub split: WeightSplit,
     /// For the device with tensor index i, the first row or column it holds is i times this.
     pub offset_stride: Vec<u64>,
+}
+
+impl ParameterShard {
+    /// Whether the buffer holds the head, which a tied model stores as the embedding's table.
+    pub fn holds_head(&self) -> bool {
+        self.members.iter().any(|member| member.weight == WeightId::Head)
+    }
 }
 
 /// A piece of a device's memory.
@@ -66,15 +106,15 @@ pub struct Buffer {
     pub name: String,
     /// Rows and columns on this device, and the format.
     pub extent: Extent,
-    /// What it is for.
-    pub region: Region,
+    /// What it holds.
+    pub role: BufferRole,
     /// Where it begins in the arena, in bytes.
     pub offset: u64,
     /// Copies of it, one for each microbatch in flight; copy k begins at
     /// `offset + k·slot_stride` of the stage.
     pub per_microbatch: bool,
     /// For parameters and their gradients.
-    pub shard: Option<Shard>,
+    pub shard: Option<ParameterShard>,
     /// For what holds several tensors side by side: the whole width of each. A part of its features
     /// is a part of each, side by side again. Empty when there is one.
     pub sections: Vec<u64>,
@@ -98,8 +138,17 @@ pub struct Instr {
     pub reads: Vec<Access>,
     /// What is written.
     pub writes: Vec<Access>,
-    /// Where it comes from, for messages: `layer 3 q.a` or `head loss`.
-    pub origin: String,
+    /// The part of the model that the instruction belongs to.
+    pub origin: InstrOrigin,
+}
+
+/// The part of the model that an instruction belongs to, printed as `layer 3 q.a` or `head loss`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstrOrigin {
+    /// The block; `None` for embedding, head, transfers and the step phase.
+    pub block: Option<u64>,
+    /// The op or value, for display.
+    pub op: String,
 }
 
 /// A pass over the stage's blocks.
@@ -223,6 +272,24 @@ impl StageProgram {
     /// The buffer with this id.
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.0 as usize]
+    }
+
+    /// The first buffer with a role, for roles that a stage has at most one buffer of; `None` where
+    /// the stage has none.
+    pub fn buffer_with_role(&self, role: BufferRole) -> Option<BufferId> {
+        let index = self.buffers.iter().position(|buffer| buffer.role == role)?;
+        Some(BufferId(index as u32))
+    }
+
+    /// The buffer of the sum of all squared gradients.
+    ///
+    /// # Panics
+    /// When the stage has none. Every stage of a checked program has exactly one.
+    pub fn square_sum(&self) -> BufferId {
+        match self.buffer_with_role(BufferRole::SquareSum) {
+            Some(id) => id,
+            None => panic!("the stage has no buffer for the sum of squared gradients"),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Access, Action, Extent, Instr, Phase, Program, StageProgram};
+use super::{Access, Action, Extent, Instr, InstrOrigin, Phase, Program, StageProgram};
 
 impl Action {
     /// A short name: `gemm`, `attention`, `all_reduce`, `norm`, …
@@ -21,6 +21,23 @@ impl Action {
 impl fmt::Display for Extent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}×{} {}", self.rows, self.columns, self.dtype.name())
+    }
+}
+
+impl fmt::Display for InstrOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Padding applies to the whole, as for a string.
+        match self.block {
+            Some(block) => f.pad(&format!("layer {block} {}", self.op)),
+            None => f.pad(&self.op),
+        }
+    }
+}
+
+impl From<&str> for InstrOrigin {
+    /// An origin in no block.
+    fn from(op: &str) -> InstrOrigin {
+        InstrOrigin { block: None, op: op.into() }
     }
 }
 

@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{LinearOp, Op, OpNode};
+use crate::model::{LinearKind, WeightId};
 use crate::{Dim, EdgeLayout};
 
 use super::{BoundaryLayout, Strategy};
@@ -85,10 +86,10 @@ impl Baseline {
             (Baseline::Btp, Op::Latent(_)) => &[Replicate, Recover],
             (Baseline::Btp, Op::Add { .. } | Op::GatedProduct { .. }) => &[Feature],
             (_, Op::Norm { .. } | Op::Add { .. }) => &[Replicate],
-            (Baseline::FullrankTp, Op::Linear(_)) => {
-                let reduces = matches!(node.name.as_str(), "o" | "down");
-                if reduces { &[Row] } else { &[Column] }
-            }
+            (Baseline::FullrankTp, Op::Linear(linear)) => match linear.members[0].parameter {
+                WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
+                _ => &[Column],
+            },
             (_, Op::Linear(linear)) => match factor(linear) {
                 FactorRole::First => &[Column],
                 FactorRole::Second => &[Row],
@@ -121,10 +122,10 @@ enum FactorRole {
 }
 
 fn factor(linear: &LinearOp) -> FactorRole {
-    match linear.members[0].parameter.rsplit_once('.') {
-        Some((_, "a")) => FactorRole::First,
-        Some((_, "b")) => FactorRole::Second,
-        Some((_, "gate")) => FactorRole::Gate,
+    match linear.members[0].parameter {
+        WeightId::FactorA(_) => FactorRole::First,
+        WeightId::FactorB(_) => FactorRole::Second,
+        WeightId::CrossingGate(_) => FactorRole::Gate,
         _ => FactorRole::Dense,
     }
 }

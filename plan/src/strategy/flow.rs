@@ -82,6 +82,28 @@ impl Flow {
         gradients
     }
 
+    /// The copy in this layout, by its place in [`Flow::copies`].
+    ///
+    /// # Panics
+    /// When the flow has none: the layouts of all consumers of a legal flow are among its copies.
+    pub fn copy_in(&self, layout: Layout) -> usize {
+        match self.copies().iter().position(|copy| *copy == layout) {
+            Some(copy) => copy,
+            None => unreachable!("no copy of the value is {layout}"),
+        }
+    }
+
+    /// The sum of gradient contributions in this layout, by its place in [`Flow::gradients`].
+    ///
+    /// # Panics
+    /// When no consumer of the flow contributes in this layout.
+    pub fn gradient_in(&self, layout: Layout) -> usize {
+        match self.gradients().iter().position(|gradient| *gradient == layout) {
+            Some(gradient) => gradient,
+            None => unreachable!("no gradient of the value is {layout}"),
+        }
+    }
+
     /// Whether an all-reduce turns the producer's copy into this one in place.
     pub fn in_place(&self, copy: usize) -> bool {
         copy > 0
@@ -206,7 +228,7 @@ struct SaveOptions<'a> {
 impl SaveOptions<'_> {
     fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
         let shares_storage = segment.values.iter().any(|other| other.aliases == Some(id));
-        let keeps = !shares_storage && may_keep(segment, segment.value(id), recompute);
+        let keeps = !shares_storage && may_keep(segment, id, recompute);
         let redoes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
         SaveOptions { segment, id, keeps, redoes }
     }
@@ -250,11 +272,12 @@ impl SaveOptions<'_> {
     }
 }
 
-fn may_keep(segment: &Segment, value: &Value, recompute: Recompute) -> bool {
+fn may_keep(segment: &Segment, id: ValueId, recompute: Recompute) -> bool {
+    let value = segment.value(id);
     match recompute {
         _ if segment.kind != SegmentKind::Block || value.producer.is_none() => true,
         Recompute::Auto | Recompute::None => true,
-        Recompute::Latents => value.name.starts_with("h.") || value.aliases.is_some(),
+        Recompute::Latents => segment.is_factor_output(id) || value.aliases.is_some(),
         Recompute::Block => false,
     }
 }

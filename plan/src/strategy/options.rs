@@ -51,7 +51,7 @@ pub fn op_choices(
             let partial = vec![EdgeLayout::PARTIAL];
             choices.add_if(vocab % devices == 0, Strategy::Vocabulary, vec![], partial);
         }
-        Op::Norm { width } if width % devices == 0 => {
+        Op::Norm { width, .. } if width % devices == 0 => {
             choices.uniform(Strategy::Sync, FEATURES);
             choices.add(Strategy::Online, vec![FEATURES], vec![FEATURES.owed()]);
         }

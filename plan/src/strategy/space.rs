@@ -189,7 +189,7 @@ fn restricted(
         }
     }
     if let Some(wanted) = tied_weight
-        && matches!(node.name.as_str(), "embedding" | "head")
+        && segment.vocabulary_op() == Some(id)
     {
         choices.retain(|choice| TiedWeightLayout::of(segment.kind, choice.strategy) == wanted);
     }
@@ -236,7 +236,7 @@ impl SegmentChoice {
             let option = &self.ops[op.0 as usize];
             if option.recompute || super::backward_reads_input(&segment.op(op).op) {
                 let layout = option.choice.inputs[port].forward;
-                needed[copies.iter().position(|copy| *copy == layout).unwrap_or(0)] = true;
+                needed[flow.copy_in(layout)] = true;
             }
         }
         if let Some(op) = segment.value(id).producer {

@@ -3,9 +3,10 @@
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
 use narrows_plan::emit::{
-    OpParameters, ParameterRole, WeightSplit, reduce_gradient, update_parameter,
+    OpParameters, ParameterRole, ShardMember, WeightSplit, reduce_gradient, update_parameter,
 };
 use narrows_plan::graph::SegmentKind;
+use narrows_plan::model::WeightId;
 use narrows_plan::strategy::{BoundaryLayout, Context};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
@@ -95,7 +96,7 @@ fn average_stage(request: &Request, context: &Context) -> OpParameters {
     let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
     OpParameters {
         role: ParameterRole::Matrix,
-        members: vec![("all".into(), mesh.tensor, elements)],
+        members: vec![ShardMember::new(WeightId::Head, mesh.tensor, elements)],
         split: WeightSplit::Columns,
         gradient_partial: false,
     }

@@ -3,8 +3,8 @@
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
 use narrows_plan::emit::{
-    InstrTemplate, StageBoundary, clear_square_sum, gradient_extent, op_parameters,
-    reduce_square_sum, reduce_tied_gradient, stage_transfers,
+    InstrTemplate, StageBoundary, clear_square_sum, op_parameters, reduce_square_sum,
+    reduce_tied_gradient, stage_transfers,
 };
 use narrows_plan::program::Extent;
 use narrows_plan::strategy::Context;
@@ -98,8 +98,8 @@ impl StageOverhead {
 
 /// The gradient of the weight that the first and the last stage share.
 fn tied_gradient(head: &SolvedSegment, context: &Context) -> Option<Extent> {
-    let op = head.segment.op_ids().find(|id| head.segment.op(*id).name == "head")?;
+    let op = head.segment.vocabulary_op()?;
     let strategy = head.choice.ops[op.0 as usize].choice.strategy;
     let parameters = op_parameters(head.segment.op(op), strategy, context)?;
-    gradient_extent(&parameters, context)
+    Some(parameters.gradient(context).extent)
 }

@@ -121,7 +121,7 @@ impl CpuDevice<'_> {
             stage: self.coordinates.stage as usize,
             phase: scheduled.phase,
             microbatch: scheduled.microbatch,
-            origin: scheduled.instr.origin.clone(),
+            origin: scheduled.instr.origin.to_string(),
             reason,
         }))
     }

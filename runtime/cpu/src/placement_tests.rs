@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use narrows_plan::emit::WeightSplit;
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
-use narrows_plan::program::{Buffer, Program, Region, StageProgram};
+use narrows_plan::model::{ParameterId, WeightId};
+use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::Miniature;
@@ -18,9 +19,7 @@ use narrows_runtime::session::{
     Engine, LocalStepResult, MeshCoordinates, ModelProgram, NamedTensors, Session, StepInput,
     StepRequest, TensorKind,
 };
-use narrows_runtime::{
-    InstructionSpan, LogicalParameter, RunError, logical_name, logical_parameters,
-};
+use narrows_runtime::{InstructionSpan, LogicalParameter, RunError, logical_parameters};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
 use crate::engine::{CpuEngine, element_range};
@@ -161,17 +160,21 @@ fn shard(
 
 /// Layouts of a parameter on a stage, one for each buffer that holds it.
 fn layouts(stage: &StageProgram, program: &Program, name: &str) -> Vec<WeightSplit> {
-    let weights = stage.buffers.iter().filter(|buffer| buffer.region == Region::Weight);
+    let weights = stage.buffers.iter().filter(|buffer| buffer.role == BufferRole::Weight);
     let layout = |buffer: &Buffer| {
         let shard = buffer.shard.as_ref()?;
-        shard.members.iter().find_map(|(member, _, _)| {
+        shard.members.iter().find_map(|member| {
             // A tied head is the transpose of the embedding.
-            let (parameter, split) = match (program.tied && member == "head", shard.split) {
-                (true, WeightSplit::Rows) => ("embedding".to_owned(), WeightSplit::Columns),
-                (true, WeightSplit::Columns) => ("embedding".to_owned(), WeightSplit::Rows),
-                (true, WeightSplit::Whole) => ("embedding".to_owned(), WeightSplit::Whole),
-                (false, split) => (logical_name(&buffer.name, member), split),
-            };
+            let (parameter, split) =
+                match (program.tied && member.weight == WeightId::Head, shard.split) {
+                    (true, WeightSplit::Rows) => ("embedding".to_owned(), WeightSplit::Columns),
+                    (true, WeightSplit::Columns) => ("embedding".to_owned(), WeightSplit::Rows),
+                    (true, WeightSplit::Whole) => ("embedding".to_owned(), WeightSplit::Whole),
+                    (false, split) => {
+                        let id = ParameterId { block: shard.block, weight: member.weight };
+                        (id.to_string(), split)
+                    }
+                };
             (parameter == name).then_some(split)
         })
     };

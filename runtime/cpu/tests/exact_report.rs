@@ -3,6 +3,7 @@
 
 use narrows_plan::lower::lower;
 use narrows_plan::model::{self, Model};
+use narrows_plan::model::{LinearKind, WeightId};
 use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
 use narrows_runtime::RunError;
@@ -104,10 +105,10 @@ fn a_program_with_exchanged_weights_is_told_apart() {
         for stage in &mut program.stages {
             for buffer in &mut stage.buffers {
                 let Some(shard) = &mut buffer.shard else { continue };
-                for (name, _, _) in &mut shard.members {
-                    *name = match name.as_str() {
-                        "up" => "gate".into(),
-                        "gate" => "up".into(),
+                for member in &mut shard.members {
+                    member.weight = match member.weight {
+                        WeightId::Dense(LinearKind::Up) => WeightId::Dense(LinearKind::Gate),
+                        WeightId::Dense(LinearKind::Gate) => WeightId::Dense(LinearKind::Up),
                         _ => continue,
                     };
                 }

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use narrows_plan::program::{Access, Action, FusedOp, Phase, Region};
+use narrows_plan::program::{Access, Action, BufferRole, FusedOp, Phase};
 use narrows_plan::strategy::Zero;
 
 use super::launch::{
@@ -60,7 +60,7 @@ pub fn check_launches(
     for launch in &launches.launches {
         let violation = |reason: String| OutOfBounds {
             kernel: launch.kernel.clone(),
-            origin: scheduled.instr.origin.clone(),
+            origin: scheduled.instr.origin.to_string(),
             reason,
         };
         check_launch_limits(launch).map_err(violation)?;
@@ -126,7 +126,7 @@ pub fn check_matmul(
     let key = &matmul.key;
     let violation = |reason: String| OutOfBounds {
         kernel: "cublasLtMatmul".into(),
-        origin: scheduled.instr.origin.clone(),
+        origin: scheduled.instr.origin.to_string(),
         reason,
     };
     let before = |operation, (rows, columns)| match operation {
@@ -275,7 +275,7 @@ fn within_range(
     // With ZeRO-1 a replica updates its own part, and the operand is as large as that part.
     let sharded = scheduled.phase == Phase::Step
         && device.context.zero == Zero::One
-        && matches!(buffer.region, Region::Weight | Region::Gradient)
+        && matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient)
         && access.extent.bytes() < buffer.extent.bytes();
     let start = if sharded { start + device.data * size } else { start };
     let last = span.row_range(span.rows - 1);
@@ -304,8 +304,7 @@ fn within_rows(
 /// Whether an access is to the sum of all squared gradients, which AdamW reads for clipping.
 fn is_square_sum(device: &LaunchContext, span: &ByteRows) -> bool {
     device.stage.buffers.iter().any(|buffer| {
-        buffer.region == Region::Input
-            && buffer.name == "square sum"
+        buffer.role == BufferRole::SquareSum
             && buffer.offset == span.begin
             && span.rows == 1
             && span.row_bytes == 4

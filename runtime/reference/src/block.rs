@@ -64,9 +64,9 @@ impl<T: Float> BlockContext<'_, T> {
     }
 
     fn linear(&self, slot: usize, x: &Matrix<T>) -> (Matrix<T>, linear::LinearTape<T>) {
-        let (name, linear) = self.block().linears()[slot];
+        let (kind, linear) = self.block().linears()[slot];
         let before = self.before.and_then(|before| before[slot].sent());
-        linear::forward(linear, &self.name(name), self.parameters, x, before)
+        linear::forward(linear, &self.name(kind.name()), self.parameters, x, before)
     }
 
     /// The block's output for the input x.
@@ -138,7 +138,7 @@ impl<T: Float> BlockBackward<'_, T> {
     /// The gradient of a linear's input x.
     fn linear(&mut self, slot: usize, x: &Matrix<T>, dy: &Matrix<T>) -> Matrix<T> {
         let site = self.site;
-        let (name, linear) = site.block().linears()[slot];
+        let (kind, linear) = site.block().linears()[slot];
         let known = LinearGradientInput {
             x,
             before: site.before.and_then(|before| before[slot].sent()),
@@ -146,7 +146,7 @@ impl<T: Float> BlockBackward<'_, T> {
             dy,
             dsent: self.dsent[slot].as_ref(),
         };
-        let name = site.name(name);
+        let name = site.name(kind.name());
         let (dx, dbefore) = linear::backward(linear, &name, site.parameters, self.gradients, known);
         self.dbefore[slot] = dbefore;
         dx

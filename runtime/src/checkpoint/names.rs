@@ -20,7 +20,7 @@
 //! parameters have the same layout. All factor pairs have CoLA's names, whatever is between the
 //! factors.
 
-use narrows_plan::model::Model;
+use narrows_plan::model::{LinearKind, Model, ParameterId, WeightId};
 
 use crate::parameters::{LogicalParameter, ParameterKind, logical_parameters};
 
@@ -51,57 +51,50 @@ impl StoredParameter {
 pub fn stored_parameters(model: &Model) -> Vec<StoredParameter> {
     let parameters = logical_parameters(model).into_iter();
     let stored = parameters.map(|parameter| {
-        let (name, transposed) =
-            stored_name(&parameter.name).expect("`stored_name` knows all parameters of models");
+        let (name, transposed) = stored_name(parameter.id);
         StoredParameter { parameter, name, transposed }
     });
     stored.collect()
 }
 
-/// Name of a logical parameter in the file, and whether the file holds the transpose; `None` for names
-/// that no parameter has.
+/// Name of a parameter in a checkpoint file, and whether the file has its transpose.
 ///
 /// ```
+/// use narrows_plan::model::{LinearKind, ParameterId, WeightId};
 /// use narrows_runtime::checkpoint::stored_name;
-/// let name = |logical| stored_name(logical).unwrap();
-/// assert_eq!(name("layer 3 q.a"), ("model.layers.3.self_attn.q_proj.cola_a".into(), false));
-/// assert_eq!(name("layer 3 down"), ("model.layers.3.mlp.down_proj.weight".into(), true));
-/// assert_eq!(name("head"), ("lm_head.weight".into(), true));
-/// assert_eq!(stored_name("layer 3 z"), None);
+///
+/// let name = |block, weight| stored_name(ParameterId { block, weight });
+/// let factor = name(Some(3), WeightId::FactorA(LinearKind::Q));
+/// assert_eq!(factor, ("model.layers.3.self_attn.q_proj.cola_a".into(), false));
+/// let dense = name(Some(3), WeightId::Dense(LinearKind::Down));
+/// assert_eq!(dense, ("model.layers.3.mlp.down_proj.weight".into(), true));
+/// assert_eq!(name(None, WeightId::Head), ("lm_head.weight".into(), true));
 /// ```
-pub fn stored_name(logical: &str) -> Option<(String, bool)> {
-    match logical {
-        "embedding" => return Some(("model.embed_tokens.weight".into(), false)),
-        "final_norm" => return Some(("model.norm.weight".into(), false)),
-        "head" => return Some(("lm_head.weight".into(), true)),
-        _ => {}
-    }
-    let (layer, member) = logical.strip_prefix("layer ")?.split_once(' ')?;
-    let (within, transposed) = match member {
-        "norm1" => ("input_layernorm.weight".to_string(), false),
-        "norm2" => ("post_attention_layernorm.weight".to_string(), false),
-        _ => {
-            let (linear, part) = member.split_once('.').unwrap_or((member, ""));
-            let part = match part {
-                "" => "weight",
-                "a" => "cola_a",
-                "b" => "cola_b",
-                "gate" => "lax_gate",
-                "gate.u" => "lax_gate_u",
-                "gate.v" => "lax_gate_v",
-                "latent_norm.scale" => "lax_norm.weight",
-                "latent_norm.bias" => "lax_norm.bias",
-                _ => return None,
-            };
-            let half = match linear {
-                "q" | "k" | "v" | "o" => "self_attn",
-                "gate" | "up" | "down" => "mlp",
-                _ => return None,
-            };
-            (format!("{half}.{linear}_proj.{part}"), part == "weight")
-        }
+pub fn stored_name(parameter: ParameterId) -> (String, bool) {
+    let of_linear = |linear: LinearKind, tensor: &str| {
+        let module = if linear.is_attention() { "self_attn" } else { "mlp" };
+        format!("{module}.{linear}_proj.{tensor}")
     };
-    Some((format!("model.layers.{layer}.{within}"), transposed))
+    let name = match parameter.weight {
+        WeightId::Embedding => "embed_tokens.weight".to_owned(),
+        WeightId::FinalNorm => "norm.weight".to_owned(),
+        WeightId::Head => return ("lm_head.weight".to_owned(), true),
+        WeightId::Norm1 => "input_layernorm.weight".to_owned(),
+        WeightId::Norm2 => "post_attention_layernorm.weight".to_owned(),
+        WeightId::Dense(linear) => of_linear(linear, "weight"),
+        WeightId::FactorA(linear) => of_linear(linear, "cola_a"),
+        WeightId::FactorB(linear) => of_linear(linear, "cola_b"),
+        WeightId::CrossingGate(linear) => of_linear(linear, "lax_gate"),
+        WeightId::CrossingGateU(linear) => of_linear(linear, "lax_gate_u"),
+        WeightId::CrossingGateV(linear) => of_linear(linear, "lax_gate_v"),
+        WeightId::LatentNormScale(linear) => of_linear(linear, "lax_norm.weight"),
+        WeightId::LatentNormBias(linear) => of_linear(linear, "lax_norm.bias"),
+    };
+    let transposed = matches!(parameter.weight, WeightId::Dense(_));
+    match parameter.block {
+        Some(block) => (format!("model.layers.{block}.{name}"), transposed),
+        None => (format!("model.{name}"), transposed),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use narrows_plan::program::{Buffer, Region};
+use narrows_plan::program::{Buffer, BufferRole};
 
 use super::step_result::LocalStepResult;
 use crate::error::RunError;
@@ -94,9 +94,9 @@ pub struct OptimizerUpdate<'a> {
 impl<'a> StepRequest<'a> {
     /// The ids that an input buffer is filled from; `None` for other buffers.
     pub fn input_ids(&self, buffer: &Buffer) -> Option<&'a [u32]> {
-        match (buffer.region, buffer.name.as_str()) {
-            (Region::Input, "tokens") => Some(self.tokens),
-            (Region::Input, "targets") => Some(self.targets),
+        match buffer.role {
+            BufferRole::Tokens => Some(self.tokens),
+            BufferRole::Targets => Some(self.targets),
             _ => None,
         }
     }

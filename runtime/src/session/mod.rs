@@ -27,7 +27,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use narrows_plan::model::Model;
-use narrows_plan::program::{Program, Region};
+use narrows_plan::program::{BufferRole, Program};
 
 use crate::error::RunError;
 use crate::optimizer::Optimizer;
@@ -198,7 +198,7 @@ impl Session {
         let mesh = program.context.mesh;
         for device in self.engine.devices() {
             let stage = &program.stages[DeviceId(device).stage(&mesh)];
-            for buffer in stage.buffers.iter().filter(|b| b.region == Region::Gradient) {
+            for buffer in stage.buffers.iter().filter(|b| b.role == BufferRole::WeightGradient) {
                 self.engine.zero_buffer(device, buffer)?;
             }
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use narrows_plan::CheckedProgram;
 use narrows_plan::model::Model;
-use narrows_plan::program::{BufferId, ModelConstants, Program, Region, StageProgram};
+use narrows_plan::program::{BufferId, BufferRole, ModelConstants, Program, StageProgram};
 
 use super::sharded_parameter::ShardedParameter;
 use crate::error::RunError;
@@ -69,7 +69,7 @@ fn weight_decay_by_buffer(
 ) -> Option<HashMap<BufferId, bool>> {
     let mut applies = HashMap::new();
     for (id, buffer) in stage.buffers.iter().enumerate() {
-        if buffer.region != Region::Weight {
+        if buffer.role != BufferRole::Weight {
             continue;
         }
         let shards = ShardedParameter::new(buffer, 0, program.context.tensor_size(), program.tied)?;

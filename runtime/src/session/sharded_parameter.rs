@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use narrows_plan::emit::WeightSplit;
-use narrows_plan::program::{Buffer, Shard};
-
-use crate::parameters::logical_name;
+use narrows_plan::emit::{ShardMember, WeightSplit};
+use narrows_plan::model::{ParameterId, WeightId};
+use narrows_plan::program::{Buffer, ParameterShard};
 
 /// A buffer of one or more parameters on one device of the tensor axis.
 pub struct ShardedParameter<'a> {
-    buffer: &'a Buffer,
-    shard: &'a Shard,
+    shard: &'a ParameterShard,
     /// Position of the device along the tensor axis.
     tensor: u64,
     /// Devices along the tensor axis.
@@ -19,8 +17,8 @@ pub struct ShardedParameter<'a> {
     tied: bool,
 }
 
-/// One parameter in a buffer. Pairs are (rows, columns).
-struct ShardMember {
+/// One parameter's shard in a buffer. Pairs are (rows, columns).
+struct MemberShard {
     /// Logical name.
     name: String,
     /// Shape of the whole parameter.
@@ -43,7 +41,7 @@ impl<'a> ShardedParameter<'a> {
         tied: bool,
     ) -> Option<ShardedParameter<'a>> {
         let shard = buffer.shard.as_ref()?;
-        Some(ShardedParameter { buffer, shard, tensor, devices, tied })
+        Some(ShardedParameter { shard, tensor, devices, tied })
     }
 
     /// Calls `visit(name, elements, offset)` for every contiguous run: the elements of a logical
@@ -71,25 +69,22 @@ impl<'a> ShardedParameter<'a> {
         self.members().into_iter().map(|member| member.name)
     }
 
-    fn members(&self) -> Vec<ShardMember> {
+    fn members(&self) -> Vec<MemberShard> {
         let split = self.shard.split;
         let mut column = 0;
         let members = self.shard.members.iter().zip(&self.shard.offset_stride);
         members
-            .map(|((name, rows, columns), stride)| {
+            .map(|(&ShardMember { weight, rows, columns }, stride)| {
                 let size = |whole: u64, along| {
                     if split == along { whole / self.devices } else { whole }
                 };
                 let first = |along| if split == along { stride * self.tensor } else { 0 };
-                let transposed = self.tied && name == "head";
-                let name = match transposed {
-                    true => "embedding".to_string(),
-                    false => logical_name(&self.buffer.name, name),
-                };
-                let member = ShardMember {
-                    name,
-                    whole: (*rows, *columns),
-                    shape: (size(*rows, WeightSplit::Rows), size(*columns, WeightSplit::Columns)),
+                let transposed = self.tied && weight == WeightId::Head;
+                let weight = if transposed { WeightId::Embedding } else { weight };
+                let member = MemberShard {
+                    name: ParameterId { block: self.shard.block, weight }.to_string(),
+                    whole: (rows, columns),
+                    shape: (size(rows, WeightSplit::Rows), size(columns, WeightSplit::Columns)),
                     first: (first(WeightSplit::Rows), first(WeightSplit::Columns)),
                     column,
                     transposed,

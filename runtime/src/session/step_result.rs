@@ -5,7 +5,7 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::{Axis, Mesh};
-use narrows_plan::program::{Phase, Program};
+use narrows_plan::program::{BufferRole, Phase, Program};
 use serde::{Deserialize, Serialize};
 
 use super::coordinates::MeshCoordinates;
@@ -69,8 +69,10 @@ impl LocalStepResult {
         let last = mesh.pipeline - 1;
         // With sharded tokens, each device of the tensor axis has the loss of its own; otherwise all
         // have the same.
-        let targets = program.stages[last as usize].buffers.iter().find(|b| b.name == "targets");
-        let sharded = targets.is_some_and(|buffer| buffer.extent.rows < program.context.tokens());
+        let stage = &program.stages[last as usize];
+        let targets = stage.buffer_with_role(BufferRole::Targets);
+        let sharded =
+            targets.is_some_and(|id| stage.buffer(id).extent.rows < program.context.tokens());
         for device in devices {
             let MeshCoordinates { tensor, data, stage } = device.coordinates;
             if stage == last && (sharded || tensor == 0) {

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use narrows_plan::program::{Buffer, Program, Region, StageProgram};
+use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
 use narrows_plan::strategy::Zero;
 use rayon::prelude::*;
 
@@ -214,20 +214,19 @@ impl TensorKind {
 
     /// Buffers of a stage that hold the tensors, including copies in another format.
     fn buffers<'a>(self, stage: &'a StageProgram) -> impl Iterator<Item = &'a Buffer> + use<'a> {
-        let (region, suffix) = match self {
-            TensorKind::Weights => (Region::Weight, "weight"),
-            TensorKind::Gradients => (Region::Gradient, "gradient"),
-            TensorKind::FirstMoments => (Region::Optimizer, "first moment"),
-            TensorKind::SecondMoments => (Region::Optimizer, "second moment"),
+        let role = match self {
+            TensorKind::Weights => BufferRole::Weight,
+            TensorKind::Gradients => BufferRole::WeightGradient,
+            TensorKind::FirstMoments => BufferRole::FirstMoment,
+            TensorKind::SecondMoments => BufferRole::SecondMoment,
         };
         stage.buffers.iter().filter(move |buffer| {
-            (buffer.region == region && buffer.name.ends_with(suffix))
-                || (self == TensorKind::Weights && TensorKind::is_master(buffer))
+            buffer.role == role || (self == TensorKind::Weights && TensorKind::is_master(buffer))
         })
     }
 
     fn is_master(buffer: &Buffer) -> bool {
-        buffer.region == Region::Optimizer && buffer.name.ends_with("master")
+        buffer.role == BufferRole::MasterWeight
     }
 }
 
@@ -246,8 +245,8 @@ struct ReplicaWindow {
 
 impl ReplicaWindow {
     fn new(buffer: &Buffer, program: &Program, replica: u64) -> ReplicaWindow {
-        let buffer_is_part = buffer.region == Region::Optimizer;
-        let partitioned = program.context.zero == Zero::One && buffer.region != Region::Weight;
+        let buffer_is_part = buffer.role.is_optimizer_state();
+        let partitioned = program.context.zero == Zero::One && buffer.role != BufferRole::Weight;
         let replicas = if buffer_is_part { 1 } else { program.context.mesh.data };
         let size = element_count(buffer) as u64 / replicas;
         let part = partitioned.then_some(replica * size..(replica + 1) * size);

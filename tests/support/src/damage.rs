@@ -5,7 +5,7 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
-    Access, Action, BufferId, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction, Region,
+    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction,
     StageProgram,
 };
 use narrows_plan::{DType, Dim, Layout};
@@ -233,15 +233,15 @@ fn overlapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let reads = |instr: &Instr| instr.reads.iter().any(|access| access.buffer == victim);
     // The last read, and the last write before it.
     let end = timeline.iter().rposition(|instr| reads(instr))?;
-    let begin = match stage.buffer(victim).region {
-        Region::Activation => timeline[..end].iter().rposition(|instr| writes(instr))?,
+    let begin = match stage.buffer(victim).role {
+        BufferRole::Activation => timeline[..end].iter().rposition(|instr| writes(instr))?,
         _ => 0,
     };
     let during: Vec<BufferId> = timeline[(begin + 1).min(end)..end]
         .iter()
         .flat_map(|instr| &instr.writes)
         .map(|access| access.buffer)
-        .filter(|id| *id != victim && stage.buffer(*id).region == Region::Activation)
+        .filter(|id| *id != victim && stage.buffer(*id).role == BufferRole::Activation)
         .collect();
     let attacker = *dice.pick(&during)?;
     stage.buffers[attacker.0 as usize].offset = stage.buffer(victim).offset;
@@ -429,7 +429,7 @@ fn sections(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let stage = dice.below(program.stages.len());
     let buffers = &mut program.stages[stage].buffers;
     let several: Vec<usize> = (0..buffers.len())
-        .filter(|at| buffers[*at].sections.len() > 1 && buffers[*at].region == Region::Activation)
+        .filter(|at| buffers[*at].sections.len() > 1 && buffers[*at].role == BufferRole::Activation)
         .collect();
     let buffer = &mut buffers[*dice.pick(&several)?];
     match dice.below(3) {

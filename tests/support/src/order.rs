@@ -2,7 +2,7 @@
 
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{
-    Access, Action, BufferId, CollectiveOp, FusedOp, Instr, Reduction, Region, StageProgram,
+    Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Reduction, StageProgram,
 };
 
 fn touches(instr: &Instr, id: BufferId) -> bool {
@@ -22,9 +22,10 @@ fn contested(one: &Instr, two: &Instr) -> Vec<BufferId> {
 pub fn depends(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
     // The optimizer clips by the norm, which the program passes it on the side.
     let clips = |one: &Instr, two: &Instr| {
-        let norm = one.writes.first().is_some_and(|a| {
-            stage.buffer(a.buffer).region == Region::Input && one.action.name() != "loss_gradient"
-        });
+        let norm = one
+            .writes
+            .first()
+            .is_some_and(|a| stage.buffer(a.buffer).role == BufferRole::SquareSum);
         norm && matches!(two.action, Action::Fused(FusedOp::AdamW))
     };
     clips(one, two) || clips(two, one) || !contested(one, two).is_empty()

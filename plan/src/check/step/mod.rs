@@ -11,14 +11,14 @@ mod update;
 
 use std::collections::HashMap;
 
-use crate::emit::WeightSplit;
+use crate::emit::{ShardMember, WeightSplit};
 use crate::kernel::CollectiveKind;
 use crate::mesh::{Axis, DeviceGroup};
 use crate::program::{
-    Action, BufferId, CollectiveOp, FusedOp, Instr, Phase, Reduction, Region, Shard,
+    Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase, Reduction,
 };
 use crate::strategy::Zero;
-use crate::{Bytes, DType, Layout};
+use crate::{Bytes, Layout};
 
 use super::collective::{group_fits, kind_fits};
 use super::error::{CheckFault, CheckResult, ensure, fault};
@@ -111,8 +111,8 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             check.stage.buffers.iter().zip(&check.contents).enumerate()
         {
             let id = BufferId(index as u32);
-            match (buffer.region, content) {
-                (Region::Gradient, BufferContents::Holds(state)) => {
+            match (buffer.role, content) {
+                (BufferRole::WeightGradient, BufferContents::Holds(state)) => {
                     let weight = match state.meaning {
                         AbstractValue::Gradient { of, .. } => Some(of),
                         _ => None,
@@ -128,14 +128,14 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                     };
                     step.gradients.insert(id, gradient);
                 }
-                (Region::Weight, BufferContents::Holds(state)) => {
+                (BufferRole::Weight, BufferContents::Holds(state)) => {
                     if let AbstractValue::Value(value) = state.meaning {
                         let weight =
                             WeightState { value, updated: false, data: DataAxisLayout::Whole };
                         step.weights.insert(id, weight);
                     }
                 }
-                (Region::Optimizer, _) => {
+                (role, _) if role.is_optimizer_state() => {
                     step.states.insert(id, false);
                 }
                 _ => {}
@@ -163,8 +163,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
             return fault("needs no operand and one result");
         };
         let buffer = self.check.stage.buffer(written.buffer);
-        let number = buffer.region == Region::Input
-            && buffer.extent.dtype == DType::F32
+        let number = buffer.role == BufferRole::SquareSum
             && (written.extent.rows, written.extent.columns) == (1, 1);
         ensure(number && self.square_sum.is_none(), || {
             format!("writes zeros to `{}`, not once to the sum of squares", buffer.name)
@@ -184,9 +183,9 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     }
 
     /// What one replica updates: all of its shard, or with ZeRO-1 its part.
-    fn part(&self, shard: &Shard) -> u64 {
+    fn part(&self, shard: &ParameterShard) -> u64 {
         let context = self.check.context;
-        let whole: u64 = shard.members.iter().map(|(_, rows, columns)| rows * columns).sum();
+        let whole: u64 = shard.members.iter().map(ShardMember::elements).sum();
         let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor_size() };
         let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
         (whole / devices).div_ceil(replicas)
@@ -199,7 +198,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         })
     }
 
-    fn shard(&self, id: BufferId) -> CheckResult<&'a Shard> {
+    fn shard(&self, id: BufferId) -> CheckResult<&'a ParameterShard> {
         match &self.check.stage.buffer(id).shard {
             Some(shard) => Ok(shard),
             None => fault(format!("works on {}, which is no parameter's", self.name(id))),
@@ -273,7 +272,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let buffer = self.check.stage.buffer(id);
         let whole = read.extent.bytes();
         let booked = (exchange.payload, exchange.statistic);
-        let sum = buffer.region == Region::Input;
+        let sum = buffer.role == BufferRole::SquareSum;
         let expected = if sum { (Bytes(0), whole) } else { (whole, Bytes(0)) };
         ensure(booked == expected && whole == buffer.extent.bytes(), || {
             format!("is booked as {} bytes of {}, which has {}", booked.0.0, self.name(id), whole.0)

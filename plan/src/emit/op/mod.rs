@@ -34,7 +34,7 @@ pub fn op_forward(
     let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
         Op::Embedding { .. } => embedding::gather(&site),
-        Op::Norm { width } => norm::forward(&site, *width),
+        Op::Norm { width, .. } => norm::forward(&site, *width),
         Op::Linear(linear) => linear::forward(&site, linear),
         Op::Latent(latent) => latent::forward(&site, latent),
         Op::Attention(op) => vec![attention::forward(&site, op)],
@@ -42,8 +42,8 @@ pub fn op_forward(
             vec![elementwise::forward(&site, FusedOp::GatedProduct { product: *product })]
         }
         Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, FusedOp::Add)],
-        Op::LatentNorm { width, activation } => crossing::norm(&site, *width, *activation),
-        Op::TensorGate { a, b } => crossing::gate(&site, *a, *b),
+        Op::LatentNorm { width, activation, .. } => crossing::norm(&site, *width, *activation),
+        Op::TensorGate { a, b, .. } => crossing::gate(&site, *a, *b),
         Op::Loss { .. } => embedding::loss(&site),
     }
 }
@@ -58,7 +58,7 @@ pub fn op_recompute(
 ) -> Vec<InstrTemplate> {
     let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
-        Op::Norm { width } => norm::redo(&site, *width),
+        Op::Norm { width, .. } => norm::redo(&site, *width),
         _ => op_forward(segment, id, choice, context),
     }
 }
@@ -74,7 +74,7 @@ pub fn op_backward(
     let site = OpEmitter::new(segment, id, choice, context);
     match &site.node.op {
         Op::Embedding { .. } => embedding::scatter(&site),
-        Op::Norm { width } => norm::backward(&site, *width),
+        Op::Norm { width, .. } => norm::backward(&site, *width),
         Op::Linear(linear) => linear::backward(&site, linear),
         Op::Latent(latent) => latent::backward(&site, latent),
         Op::Attention(op) => vec![attention::backward(&site, op)],
@@ -82,8 +82,10 @@ pub fn op_backward(
             vec![elementwise::product_backward(&site, *product)]
         }
         Op::Add { .. } | Op::Cross { .. } => elementwise::sum_backward(&site),
-        Op::LatentNorm { width, activation } => crossing::norm_backward(&site, *width, *activation),
-        Op::TensorGate { a, b } => crossing::gate_backward(&site, *a, *b),
+        Op::LatentNorm { width, activation, .. } => {
+            crossing::norm_backward(&site, *width, *activation)
+        }
+        Op::TensorGate { a, b, .. } => crossing::gate_backward(&site, *a, *b),
         // The loss's forward pass has left the gradient in place of the logits.
         Op::Loss { .. } => vec![],
     }

@@ -1,7 +1,6 @@
 //! The gradient norm and AdamW.
 
 use narrows_plan::emit::WeightSplit;
-use narrows_plan::program::Region;
 use narrows_plan::strategy::Zero;
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::session::OptimizerUpdate;
@@ -76,10 +75,7 @@ pub fn adamw(device: &mut CpuDevice, scheduled: &ScheduledInstruction) -> Result
 
 /// The sum of squares of all gradients, after its reduction.
 pub fn gradient_square_sum(device: &CpuDevice) -> f32 {
-    let is_square_sum = |buffer: &&narrows_plan::program::Buffer| {
-        buffer.region == Region::Input && buffer.name == "square sum"
-    };
-    let buffer = device.stage.buffers.iter().find(is_square_sum);
-    let start = buffer.map_or(0, |buffer| (buffer.offset / 4) as usize);
+    let buffer = device.stage.buffer(device.stage.square_sum());
+    let start = (buffer.offset / 4) as usize;
     device.arena.slice(start..start + 1)[0]
 }

@@ -4,7 +4,7 @@
 //! microbatch are copied to the program's buffers.
 
 use cudarc::driver::{CudaStream, DriverError, result};
-use narrows_plan::program::{Program, Region};
+use narrows_plan::program::{BufferRole, Program};
 
 use super::super::error::CudaError;
 use super::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
@@ -45,7 +45,7 @@ impl TokenInputs {
         let mut total = 0;
         let mut buffers = vec![];
         for (index, buffer) in stage.buffers.iter().enumerate() {
-            if buffer.region != Region::Input || !["tokens", "targets"].contains(&&*buffer.name) {
+            if !matches!(buffer.role, BufferRole::Tokens | BufferRole::Targets) {
                 continue;
             }
             let bytes = ID_BYTES * buffer.extent.rows;

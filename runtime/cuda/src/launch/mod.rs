@@ -51,7 +51,7 @@ impl UnsupportedInstr {
     pub(crate) fn new(scheduled: &ScheduledInstruction, reason: impl Into<String>) -> Self {
         UnsupportedInstr {
             instruction: scheduled.instr.action.name(),
-            origin: scheduled.instr.origin.clone(),
+            origin: scheduled.instr.origin.to_string(),
             reason: reason.into(),
         }
     }

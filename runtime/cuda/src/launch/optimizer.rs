@@ -2,7 +2,7 @@
 
 use narrows_plan::DType;
 use narrows_plan::emit::WeightSplit;
-use narrows_plan::program::Region;
+use narrows_plan::program::BufferRole;
 use narrows_plan::strategy::Zero;
 
 use super::grid::VectorFormat;
@@ -127,12 +127,9 @@ pub(super) fn adamw(site: &InstrSite) -> LaunchResult<Launches> {
 /// The reduced sum of all squared gradients.
 fn square_sum_operand(site: &InstrSite) -> LaunchResult<MatrixOperand> {
     let stage = site.device.stage;
-    let at = stage
-        .buffers
-        .iter()
-        .position(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
+    let buffer = stage
+        .buffer_with_role(BufferRole::SquareSum)
         .ok_or("the stage has no sum of squared gradients")?;
-    let buffer = narrows_plan::program::BufferId(to_u32(at as u64)?);
     let access = narrows_plan::program::Access { buffer, extent: stage.buffer(buffer).extent };
     let begin = operand_range(stage, &access, site.scheduled.slot).start;
     Ok(MatrixOperand::contiguous(MemorySpace::Arena, begin, (1, 1), DType::F32))

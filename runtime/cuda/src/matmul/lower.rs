@@ -1,6 +1,6 @@
 //! Lowering of a program's GEMMs to matmuls.
 
-use narrows_plan::program::{Access, Action, GemmOp, GemmRole, Phase, Region};
+use narrows_plan::program::{Access, Action, BufferRole, GemmOp, GemmRole, ParameterShard, Phase};
 use narrows_plan::{Bytes, DType};
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::operand_range;
@@ -195,7 +195,7 @@ fn check_formats(
 /// Whether a weight or a gradient is the embedding table as the weight of a tied head, which stores the transpose.
 fn is_tied_table(context: &MatmulContext, weight: &Access) -> bool {
     let buffer = context.device.stage.buffer(weight.buffer);
-    let is_parameter = matches!(buffer.region, Region::Weight | Region::Gradient);
-    let members = buffer.shard.iter().flat_map(|shard| &shard.members);
-    context.tied && is_parameter && members.into_iter().any(|(name, _, _)| name == "head")
+    let is_parameter = matches!(buffer.role, BufferRole::Weight | BufferRole::WeightGradient);
+    let is_head = buffer.shard.as_ref().is_some_and(ParameterShard::holds_head);
+    context.tied && is_parameter && is_head
 }

@@ -137,7 +137,7 @@ impl ScheduleBuilder<'_> {
             is_awaited: false,
             category: TimeCategory::of_instruction(instr),
             name: instr.action.name(),
-            origin: instr.origin.clone(),
+            origin: instr.origin.to_string(),
             updates_weights: matches!(instr.action, Action::Fused(FusedOp::AdamW)),
         };
         Ok((node, accesses))
@@ -169,7 +169,7 @@ impl ScheduleBuilder<'_> {
             direction,
             sends,
             operands,
-            origin: instr.origin.clone(),
+            origin: instr.origin.to_string(),
             category: TimeCategory::of_instruction(instr),
         })
     }

@@ -12,8 +12,8 @@ use narrows_cuda::{
 };
 use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
-    Access, Action, Buffer, BufferId, Extent, FusedOp, Instr, ModelConstants, Phase, Program,
-    Region, StageProgram,
+    Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, ModelConstants, Phase,
+    Program, StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
@@ -130,7 +130,7 @@ impl KernelCase {
         self.stage.buffers.push(Buffer {
             name: format!("operand {}", id.0),
             extent,
-            region: Region::Activation,
+            role: BufferRole::Activation,
             offset,
             per_microbatch: false,
             shard: None,

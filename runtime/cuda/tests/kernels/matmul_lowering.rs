@@ -11,11 +11,14 @@ use narrows_cuda::{
     LaunchContext, Matmul, MatmulContext, MatmulKey, Transpose, check_matmul, lower_gemm,
     recommended_workspace,
 };
+use narrows_plan::emit::{ShardMember, WeightSplit};
 use narrows_plan::lower::lower;
 use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::model::WeightId;
 use narrows_plan::model::presets;
 use narrows_plan::program::{
-    Access, Action, BufferId, GemmOp, GemmRole, Instr, Phase, Program, Region, Shard, StageProgram,
+    Access, Action, BufferId, BufferRole, GemmOp, GemmRole, Instr, ParameterShard, Phase, Program,
+    StageProgram,
 };
 use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
@@ -38,7 +41,7 @@ fn expected(
     let Action::Gemm(of) = action else { panic!("not a GEMM") };
     let weight = if of.role == GemmRole::WeightGradient { &writes[0] } else { &reads[1] };
     let shard = &stage.buffer(weight.buffer).shard;
-    let head = shard.as_ref().is_some_and(|s| s.members.iter().any(|(name, ..)| name == "head"));
+    let head = shard.as_ref().is_some_and(ParameterShard::holds_head);
     let transposed = tied && head;
     let operand = |access: &Access| {
         let range = operand_range(stage, access, scheduled.slot);
@@ -214,10 +217,15 @@ impl SingleGemm {
             .map(|((rows, columns), dtype)| case.buffer((rows, columns * batch), dtype, None));
         let weight: BufferId = if gradient { result } else { right };
         let weight = &mut case.stage.buffers[weight.0 as usize];
-        weight.region = if gradient { Region::Gradient } else { Region::Weight };
-        weight.shard = Some(Shard {
-            split: narrows_plan::emit::WeightSplit::Whole,
-            members: vec![("head".into(), weight.extent.rows, weight.extent.columns)],
+        weight.role = if gradient { BufferRole::WeightGradient } else { BufferRole::Weight };
+        weight.shard = Some(ParameterShard {
+            block: None,
+            split: WeightSplit::Whole,
+            members: vec![ShardMember::new(
+                WeightId::Head,
+                weight.extent.rows,
+                weight.extent.columns,
+            )],
             offset_stride: vec![0],
         });
         let mut reads = vec![case.whole_buffer(left), case.whole_buffer(right)];

@@ -5,7 +5,7 @@ use narrows_cpu::kernels::{
 };
 use narrows_cuda::optimizer_coefficients;
 use narrows_plan::emit::WeightSplit;
-use narrows_plan::program::{Access, Extent, FusedOp, Phase, Region, Shard};
+use narrows_plan::program::{Access, BufferRole, Extent, FusedOp, ParameterShard, Phase};
 use narrows_plan::strategy::Zero;
 use narrows_plan::{DType, Precision};
 use narrows_runtime::Optimizer;
@@ -25,7 +25,8 @@ fn square_sums_match_the_cpu() {
             case.tensor = device;
             let of = case.buffer((1, count), DType::F32, Some(&gradient));
             let split = if whole { WeightSplit::Whole } else { WeightSplit::Rows };
-            let shard = Shard { members: vec![], split, offset_stride: vec![] };
+            let shard =
+                ParameterShard { block: None, members: vec![], split, offset_stride: vec![] };
             case.stage.buffers[0].shard = Some(shard);
             let total = case.buffer((1, 1), DType::F32, Some(&[0.25]));
             case.reads(&[of, total]).writes(&[total]);
@@ -78,12 +79,13 @@ fn update(
     let copy =
         (dtype == DType::Bf16).then(|| case.buffer((1, count), DType::F32, Some(&master[part])));
     let sum = case.buffer((1, 1), DType::F32, Some(&[squares]));
-    for (buffer, region) in
-        [(weight, Region::Weight), (gradient, Region::Gradient), (sum, Region::Input)]
-    {
-        case.stage.buffers[buffer.0 as usize].region = region;
+    for (buffer, role) in [
+        (weight, BufferRole::Weight),
+        (gradient, BufferRole::WeightGradient),
+        (sum, BufferRole::SquareSum),
+    ] {
+        case.stage.buffers[buffer.0 as usize].role = role;
     }
-    case.stage.buffers[sum.0 as usize].name = "square sum".into();
     case.decays.insert(weight, decays);
     let mine = |buffer, dtype| Access { buffer, extent: Extent::flat(count, dtype) };
     let states: Vec<_> = [Some(first), Some(second), copy]

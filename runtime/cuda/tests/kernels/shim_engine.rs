@@ -347,9 +347,8 @@ impl Engine for ShimEngine {
             .map(|device| {
                 let passes = device.schedule.passes.len();
                 assert_eq!(device.position.pass, passes, "{:?} waits", device.coordinates);
-                let buffers = &program.stages[device.coordinates.stage as usize].buffers;
-                let sum = buffers.iter().find(|buffer| buffer.name == "square sum");
-                let bytes = range_of(sum.expect("a sum of squares"));
+                let stage = &program.stages[device.coordinates.stage as usize];
+                let bytes = range_of(stage.buffer(stage.square_sum()));
                 let squares = decode(&device.arena.as_mut_slice()[bytes], DType::F32)[0];
                 (device.coordinates, device.loss[0], squares)
             })
@@ -400,8 +399,7 @@ impl Engine for ShimEngine {
 
 /// Whether a buffer is a weight, a gradient or a moment, which are zero at the beginning of a session.
 fn is_state(buffer: &Buffer) -> bool {
-    use narrows_plan::program::Region::{Gradient, Optimizer, Weight};
-    matches!(buffer.region, Weight | Gradient | Optimizer)
+    buffer.role.is_parameter()
 }
 
 fn range_of(buffer: &Buffer) -> Range<usize> {

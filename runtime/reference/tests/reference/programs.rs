@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use narrows_plan::emit::ShardMember;
 use narrows_plan::emit::op_parameters;
 use narrows_plan::graph::{
     BlockShape, Grouping, Segment, block_segment, embedding_segment, head_segment,
 };
 use narrows_plan::lower::lower;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::program::Region;
+use narrows_plan::model::{ParameterId, WeightId};
+use narrows_plan::program::BufferRole;
 use narrows_plan::strategy::{Context, Strategy, Zero};
 use narrows_plan::{Mesh, Plan, Precision, Workload};
-use narrows_runtime::{logical_name, logical_parameters};
+use narrows_runtime::logical_parameters;
 
 use super::cases::Case;
 
@@ -29,12 +31,10 @@ fn weights_of_programs_are_logical_parameters() {
         let model = presets::find(&plan.model.name).expect("a preset");
         let program = lower(&plan.resolve(&model).expect("it resolves"));
         let buffers = program.stages.iter().flat_map(|stage| &stage.buffers);
-        let weights = buffers.filter(|buffer| buffer.region == Region::Weight);
+        let weights = buffers.filter(|buffer| buffer.role == BufferRole::Weight);
         let members = weights.flat_map(|buffer| {
             let shard = buffer.shard.as_ref().expect("a weight has a shard");
-            shard.members.iter().map(|(member, rows, columns)| {
-                (logical_name(&buffer.name, member), (*rows, *columns))
-            })
+            shard.members.iter().map(|member| (shard.block, *member))
         });
         check(&model, members);
     }
@@ -52,22 +52,18 @@ fn parameters_of_op_graphs_are_logical_parameters() {
         for grouping in Grouping::ALL {
             let blocks = BlockShape::all(&case.model);
             let blocks = blocks.iter().map(|shape| block_segment(&case.model, shape, grouping));
-            let mut places: Vec<(String, Segment)> = blocks
-                .enumerate()
-                .map(|(index, segment)| (format!("layer {index}"), segment))
-                .collect();
-            places.push(("embedding".into(), embedding_segment(&case.model)));
-            places.push(("head".into(), head_segment(&case.model)));
-            let members = places.iter().flat_map(|(place, segment)| {
+            let mut segments: Vec<(Option<u64>, Segment)> =
+                blocks.enumerate().map(|(index, segment)| (Some(index as u64), segment)).collect();
+            segments.push((None, embedding_segment(&case.model)));
+            segments.push((None, head_segment(&case.model)));
+            let members = segments.iter().flat_map(|(block, segment)| {
                 let parameters = segment
                     .ops
                     .iter()
                     .filter_map(|op| op_parameters(op, Strategy::Replicate, &context));
-                parameters.flat_map(|parameter| parameter.members).map(
-                    move |(member, rows, columns)| {
-                        (logical_name(&format!("{place} weight"), &member), (rows, columns))
-                    },
-                )
+                parameters
+                    .flat_map(|parameter| parameter.members)
+                    .map(move |member| (*block, member))
             });
             check(&case.model, members);
         }
@@ -75,20 +71,21 @@ fn parameters_of_op_graphs_are_logical_parameters() {
 }
 
 /// Every member is a logical parameter of its shape, and every logical parameter is a member.
-fn check(model: &Model, members: impl Iterator<Item = (String, (u64, u64))>) {
+fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, ShardMember)>) {
     let shapes: BTreeMap<String, (u64, u64)> = logical_parameters(model)
         .into_iter()
         .map(|parameter| (parameter.name, (parameter.rows, parameter.columns)))
         .collect();
     let mut found = BTreeSet::new();
-    for (name, (rows, columns)) in members {
-        let (name, shape) = match name.as_str() {
-            "head" if model.tied => ("embedding".to_owned(), (columns, rows)),
-            _ => (name, (rows, columns)),
+    for (block, ShardMember { weight, rows, columns }) in members {
+        let (weight, shape) = match weight {
+            WeightId::Head if model.tied => (WeightId::Embedding, (columns, rows)),
+            _ => (weight, (rows, columns)),
         };
+        let name = ParameterId { block, weight }.to_string();
         let expected = shapes.get(&name).copied().map(|(rows, columns)| {
             // Programs see the two matrices of a tensor gate as one row each.
-            let flat = name.ends_with(".gate.u") || name.ends_with(".gate.v");
+            let flat = matches!(weight, WeightId::CrossingGateU(_) | WeightId::CrossingGateV(_));
             if flat { (1, rows * columns) } else { (rows, columns) }
         });
         assert_eq!(expected, Some(shape), "{}: {name}", model.name);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
-use narrows_plan::program::{Phase, Program, Region};
+use narrows_plan::program::{Phase, Program};
 use narrows_runtime::RunError;
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
@@ -137,11 +137,8 @@ impl GraphExecutor {
             .collect::<Result<_, CudaError>>()?;
         let items = schedule.passes.iter().flat_map(|pass| &pass.items);
         let item_events = items.map(|_| event()).collect::<Result<_, _>>()?;
-        let buffers = &program.stages[coordinates.stage as usize].buffers;
-        let square_sum_offset = buffers
-            .iter()
-            .find(|buffer| buffer.region == Region::Input && buffer.name == "square sum")
-            .map_or(0, |buffer| buffer.offset);
+        let program_stage = &program.stages[coordinates.stage as usize];
+        let square_sum_offset = program_stage.buffer(program_stage.square_sum()).offset;
         let coefficients = PinnedMemory::new(&gpu, 4 * OPTIMIZER_COEFFICIENTS as usize)?;
         let results = PinnedMemory::new(&gpu, 16)?;
         let pace_events = [event()?, event()?];
