@@ -1,6 +1,7 @@
-//! What is told to somebody whose command cannot be carried out: what, where, why, what to try.
+//! Failures of commands: what is wrong, where, why, and what to try.
 
 use std::fmt;
+use std::process::ExitCode;
 
 use narrows_plan::{Defect, Defects};
 use narrows_runtime::RunError;
@@ -8,28 +9,45 @@ use narrows_runtime::checkpoint::CheckpointError;
 use narrows_runtime::data::DataError;
 use narrows_runtime::train::TrainError;
 
-/// How a command ends when it does not end well.
+/// How a command ends when it does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
-    /// There is no plan, or a check failed: exit code 1.
+    /// No plan exists, or a check or a step failed.
     Failed,
-    /// What was asked makes no sense: exit code 2.
+    /// A flag or a file is invalid.
     BadInput,
-    /// Somebody wanted it to end before it was done: exit code 130.
+    /// A signal stopped the run.
     Stopped,
+}
+
+impl ExitStatus {
+    /// The exit code that scripts rely on. 130 is what shells report for a program that Ctrl-C ended.
+    pub fn code(self) -> u8 {
+        match self {
+            ExitStatus::Failed => 1,
+            ExitStatus::BadInput => 2,
+            ExitStatus::Stopped => 130,
+        }
+    }
+}
+
+impl From<ExitStatus> for ExitCode {
+    fn from(status: ExitStatus) -> ExitCode {
+        status.code().into()
+    }
 }
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// A file's name, or a flag.
-    pub place: String,
-    /// Where in it; empty for the whole of it.
+    /// A file name or a flag; empty when neither applies.
+    pub location: String,
+    /// The place within the file; empty for the whole of it.
     pub field: String,
-    /// What is wrong, as a sentence without a full stop.
-    pub problem: String,
-    /// Why: a chain of clauses, each beginning with its own conjunction.
-    pub because: Vec<String>,
+    /// What is wrong, without a full stop.
+    pub message: String,
+    /// Causes, each a clause that begins with its own conjunction.
+    pub causes: Vec<String>,
     /// What to try.
     pub hints: Vec<String>,
 }
@@ -37,23 +55,23 @@ pub struct Problem {
 /// Why a command ends without its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// How it ends.
-    pub ending: ExitStatus,
-    /// Everything that is wrong, at least one thing.
+    /// The exit status of the command.
+    pub status: ExitStatus,
+    /// Everything that is wrong. Empty only for a run that was stopped.
     pub problems: Vec<Problem>,
 }
 
-/// A result, or why there is none.
+/// The result of a command, or of a part of it.
 pub type CommandResult<T> = Result<T, Failure>;
 
 impl Problem {
-    /// A problem with something named by `place`.
-    pub fn new(place: impl Into<String>, problem: impl Into<String>) -> Problem {
+    /// A problem at `location`.
+    pub fn new(location: impl Into<String>, message: impl Into<String>) -> Problem {
         Problem {
-            place: place.into(),
+            location: location.into(),
             field: String::new(),
-            problem: problem.into(),
-            because: vec![],
+            message: message.into(),
+            causes: vec![],
             hints: vec![],
         }
     }
@@ -64,25 +82,31 @@ impl Problem {
         Problem { field, hints: hint.into_iter().collect(), ..Problem::new(file, problem) }
     }
 
-    /// A defect whose field is the flag it belongs to, or a place in the model.
+    /// A defect of a request. Its field is the name of a flag, or a path within the model.
     pub fn in_flag(defect: Defect) -> Problem {
         if defect.field.contains(['.', '[']) {
             return Problem::in_file("--model", defect);
         }
-        let place = if defect.field.is_empty() { String::new() } else { flag(&defect.field) };
+        let location = if defect.field.is_empty() { String::new() } else { flag(&defect.field) };
         let hints = defect.hint.into_iter().collect();
-        Problem { hints, ..Problem::new(place, defect.problem) }
+        Problem { hints, ..Problem::new(location, defect.problem) }
     }
 
-    /// Adds what to try.
+    /// Sets the place within the file.
+    pub fn field(mut self, field: impl Into<String>) -> Problem {
+        self.field = field.into();
+        self
+    }
+
+    /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Problem {
         self.hints.push(hint.into());
         self
     }
 
-    /// Adds a chain of reasons.
+    /// Adds causes.
     pub fn because(mut self, causes: impl IntoIterator<Item = String>) -> Problem {
-        self.because.extend(causes);
+        self.causes.extend(causes);
         self
     }
 }
@@ -94,19 +118,19 @@ fn flag(name: &str) -> String {
 impl Failure {
     /// Bad input: one problem.
     pub fn input(problem: Problem) -> Failure {
-        Failure { ending: ExitStatus::BadInput, problems: vec![problem] }
+        Failure { status: ExitStatus::BadInput, problems: vec![problem] }
     }
 
     /// Bad input: every defect of a file.
     pub fn file(name: &str, defects: Defects) -> Failure {
         let problems = defects.0.into_iter().map(|d| Problem::in_file(name, d)).collect();
-        Failure { ending: ExitStatus::BadInput, problems }
+        Failure { status: ExitStatus::BadInput, problems }
     }
 
     /// Bad input: every defect of the flags.
     pub fn flags(defects: Defects) -> Failure {
         let problems = defects.0.into_iter().map(Problem::in_flag).collect();
-        Failure { ending: ExitStatus::BadInput, problems }
+        Failure { status: ExitStatus::BadInput, problems }
     }
 
     /// Bad input: a token file that cannot be read or written.
@@ -129,14 +153,14 @@ impl Failure {
         })
     }
 
-    /// A program that could not be executed.
+    /// A step that could not be executed.
     pub fn execution(error: &RunError) -> Failure {
         let problem = match error {
             RunError::NonFiniteGradients { step, loss } => {
-                let problem = format!(
+                let message = format!(
                     "the loss is {loss} and the gradients are not finite; no weight was changed"
                 );
-                Problem::new(format!("step {step}"), problem)
+                Problem::new(format!("step {step}"), message)
                     .hint("a smaller --learning-rate, or more --warm-up-steps")
             }
             RunError::Cluster(error) => {
@@ -147,16 +171,16 @@ impl Failure {
         Failure::failed(vec![problem])
     }
 
-    /// No plan, or a check that failed.
+    /// No plan exists, or a check failed.
     pub fn failed(problems: Vec<Problem>) -> Failure {
-        Failure { ending: ExitStatus::Failed, problems }
+        Failure { status: ExitStatus::Failed, problems }
     }
 }
 
-/// What a process did last, as a chain of reasons.
+/// The last collectives and transfers of this process, as causes.
 fn journal(recent: &[String]) -> impl Iterator<Item = String> {
-    let head = (!recent.is_empty()).then(|| "after its last collectives and transfers:".to_owned());
-    head.into_iter().chain(recent.iter().map(|done| format!("  {done}")))
+    let head = (!recent.is_empty()).then(|| "last collectives and transfers:".to_owned());
+    head.into_iter().chain(recent.iter().map(|operation| format!("  {operation}")))
 }
 
 impl From<TrainError> for Failure {
@@ -171,29 +195,31 @@ impl From<TrainError> for Failure {
     }
 }
 
-/// Gathers the problems of several results, so that all of them are told at once.
+/// Collects the problems of several results, so that all of them are reported at once.
 #[derive(Default)]
 pub struct Problems(Vec<Problem>);
 
 impl Problems {
-    /// The value, or its problems noted.
-    pub fn take<T>(&mut self, outcome: CommandResult<T>) -> Option<T> {
-        outcome.map_err(|failure| self.0.extend(failure.problems)).ok()
+    /// The value of a result; its problems are collected.
+    pub fn take<T>(&mut self, result: CommandResult<T>) -> Option<T> {
+        result.map_err(|failure| self.0.extend(failure.problems)).ok()
     }
 
-    /// Notes one more.
+    /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
         self.0.push(problem);
     }
 
-    /// The failure they amount to; `None` when nothing was noted.
-    pub fn failure(&mut self) -> Option<Failure> {
-        let problems = std::mem::take(&mut self.0);
-        (!problems.is_empty()).then_some(Failure { ending: ExitStatus::BadInput, problems })
+    /// Bad input if any problem was collected.
+    pub fn into_result(self) -> CommandResult<()> {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => Err(Failure { status: ExitStatus::BadInput, problems: self.0 }),
+        }
     }
 }
 
-/// The styles of messages; [`anstream`] drops them where nobody sees colours.
+/// Styles of messages and reports; [`anstream`] drops them where the output is no terminal.
 pub mod style {
     use anstyle::{AnsiColor, Style};
 
@@ -211,24 +237,24 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (error, hint) = (style::ERROR, style::HINT);
         write!(f, "{error}error:{error:#} ")?;
-        for place in [&self.place, &self.field] {
+        for place in [&self.location, &self.field] {
             if !place.is_empty() {
-                write!(f, "{}: ", visible(place))?;
+                write!(f, "{}: ", printable(place))?;
             }
         }
-        writeln!(f, "{}", visible(&self.problem))?;
-        for cause in &self.because {
-            writeln!(f, "  {}", visible(cause))?;
+        writeln!(f, "{}", printable(&self.message))?;
+        for cause in &self.causes {
+            writeln!(f, "  {}", printable(cause))?;
         }
         for text in &self.hints {
-            writeln!(f, "  {hint}hint:{hint:#} {}", visible(text))?;
+            writeln!(f, "  {hint}hint:{hint:#} {}", printable(text))?;
         }
         Ok(())
     }
 }
 
-/// Control characters of hostile files must not reach a terminal.
-fn visible(text: &str) -> String {
+/// Escapes control characters, which an input file could smuggle into the terminal.
+fn printable(text: &str) -> String {
     let escape = |c: char| match c {
         '\n' => "\n    ".to_owned(),
         c if c.is_control() => c.escape_default().to_string(),
@@ -252,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_says_what_where_why_and_what_to_try() {
+    fn a_problem_prints_location_message_causes_and_hints() {
         let defect = Defect::new("blocks[3].q.rank", "0 is not a rank").hint("a positive number");
         let problem =
             Problem::in_file("m.json", defect).because(["because nothing passes".to_owned()]);
@@ -262,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn defects_of_requests_name_their_flags() {
+    fn a_defect_of_a_request_names_its_flag() {
         let problem = Problem::in_flag(Defect::new("global-batch", "0 is too few"));
         assert_eq!(plain(&problem), "error: --global-batch: 0 is too few\n");
     }

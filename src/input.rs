@@ -1,4 +1,4 @@
-//! Reads what the user names: presets, files, standard input.
+//! Reads inputs that flags name: presets, files, standard input.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use narrows_plan::{Defect, Plan};
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
-/// Nothing that is read here is larger; whoever gives us an endless file hears about it.
+/// Largest file that is read into memory; a device such as `/dev/zero` would never end.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Where a text comes from.
+/// A file or standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum InputSource {
     Stdin,
@@ -27,7 +27,7 @@ impl InputSource {
         if is_stdin(argument) { InputSource::Stdin } else { InputSource::File(argument.into()) }
     }
 
-    /// For messages, and to name models after.
+    /// The name in messages, also used to name models.
     fn name(&self) -> String {
         match self {
             InputSource::Stdin => "<stdin>".into(),
@@ -42,16 +42,16 @@ impl InputSource {
         };
         let bytes = read.map_err(|error| self.failure(&format!("cannot be read: {error}")))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(self.failure("is larger than 64 MiB: this cannot be the right file"));
+            return Err(self.failure("is larger than 64 MiB, which no model, plan or profile is"));
         }
         String::from_utf8(bytes).map_err(|error| {
-            let place = error.utf8_error().valid_up_to();
-            self.failure(&format!("is not text: byte {place} is not UTF-8"))
+            let offset = error.utf8_error().valid_up_to();
+            self.failure(&format!("is not text: byte {offset} is not UTF-8"))
         })
     }
 
-    fn failure(&self, problem: &str) -> Failure {
-        Failure::input(Problem::new(self.name(), problem))
+    fn failure(&self, message: &str) -> Failure {
+        Failure::input(Problem::new(self.name(), message))
     }
 }
 
@@ -61,7 +61,7 @@ pub fn text(argument: &OsStr) -> CommandResult<(String, String)> {
     Ok((source.name(), source.text()?))
 }
 
-/// A text of any size, which is read as a stream.
+/// A text of any size, read as a stream.
 #[derive(Debug)]
 pub struct TextDocument {
     source: InputSource,
@@ -70,8 +70,8 @@ pub struct TextDocument {
 }
 
 impl TextDocument {
-    /// A file that is there, or standard input. It is opened only when it is its turn: there may be
-    /// more files than a process may have open.
+    /// Finds a file, or standard input. It is opened only by [`open`](TextDocument::open), since there may be more
+    /// files than a process may have open.
     pub fn find(argument: &OsStr) -> CommandResult<TextDocument> {
         let source = InputSource::of(argument);
         let name = source.name();
@@ -81,7 +81,7 @@ impl TextDocument {
                 let metadata = fs::metadata(path)
                     .map_err(|error| source.failure(&format!("cannot be read: {error}")))?;
                 if metadata.is_dir() {
-                    return Err(source.failure("is a folder: name the files in it"));
+                    return Err(source.failure("is a folder: pass the files in it"));
                 }
                 metadata.is_file().then_some(metadata.len())
             }
@@ -89,17 +89,17 @@ impl TextDocument {
         Ok(TextDocument { source, name, bytes })
     }
 
-    /// For messages.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How long it is, where that is known beforehand.
+    /// Size in bytes; `None` for streams.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
     }
 
-    /// Begins to read it.
+    /// Opens the document.
     pub fn open(&self) -> CommandResult<Box<dyn Read>> {
         match &self.source {
             InputSource::Stdin => Ok(Box::new(std::io::stdin().lock())),
@@ -122,21 +122,21 @@ fn limited(reader: impl Read) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether an argument that is no preset is meant as a path.
+/// Whether an argument that names no preset looks like a path.
 fn looks_like_path(argument: &OsStr) -> bool {
     let path = Path::new(argument);
     let separated = path.components().count() > 1 || argument.to_string_lossy().ends_with('/');
     is_stdin(argument) || separated || path.extension().is_some() || path.exists()
 }
 
-/// The model of a preset's name, a file, a checkpoint's folder, or `-`.
+/// Reads the model of a preset, a file, a folder with a `config.json`, or `-`.
 pub fn model(argument: &OsStr) -> CommandResult<Model> {
     let name = argument.to_string_lossy();
     let preset = presets::find(&name);
     match preset {
         Ok(model) => Ok(model),
         Err(defect) if !looks_like_path(argument) => {
-            let hint = "or the path of a model file or of a Hugging Face config.json";
+            let hint = "or the path of a model file or a Hugging Face config.json";
             Err(Failure::input(Problem::in_flag(defect).hint(hint)))
         }
         Err(_) => {
@@ -154,12 +154,12 @@ pub fn model(argument: &OsStr) -> CommandResult<Model> {
     }
 }
 
-/// The hardware profile of a preset's name, a file, or `-`.
+/// Reads the hardware profile of a preset, a file, or `-`.
 pub fn profile(argument: &OsStr) -> CommandResult<Profile> {
     let name = argument.to_string_lossy();
     if profile::preset_names().any(|known| known == name) || !looks_like_path(argument) {
         if Path::new(argument).is_file() {
-            output::warn(&format!("`{name}` is taken as the preset; the file is `./{name}`"));
+            output::warn(&format!("`{name}` is taken as the preset; for the file pass `./{name}`"));
         }
         return profile::preset(&name).map_err(Failure::flags);
     }
@@ -169,7 +169,7 @@ pub fn profile(argument: &OsStr) -> CommandResult<Profile> {
     profile::read(&name, &text).map_err(|defects| Failure::file(&name, defects))
 }
 
-/// The plan in a file or on standard input: a plan, or what `plan --format json` printed.
+/// Reads a plan file, or the output of `plan --format json`. Returns the name of the input too.
 pub fn plan(argument: &OsString) -> CommandResult<(String, Plan)> {
     let source = InputSource::of(argument);
     let name = source.name();
@@ -184,7 +184,7 @@ fn read_plan(text: &str) -> Result<Plan, narrows_plan::Defects> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let value: serde_json::Value = serde_json::from_str(text).map_err(|error| {
         Defect::new("", format!("is not JSON: {error}"))
-            .hint("a plan that `narrows plan --output` wrote")
+            .hint("a plan written by `narrows plan --output`")
     })?;
     match value.get("decisions") {
         Some(decisions) if value.get("format").is_none() => Plan::read(&decisions.to_string()),
@@ -196,7 +196,7 @@ fn read_plan(text: &str) -> Result<Plan, narrows_plan::Defects> {
 mod tests {
     use super::*;
 
-    /// Truncated, spliced and otherwise damaged texts are refused or read, but never panic.
+    /// Truncated, spliced and otherwise damaged texts are accepted or rejected without a panic.
     #[test]
     fn damaged_texts_never_panic() {
         let seed = include_str!("../models/mixed-ranks.json");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_presets_are_told_apart() {
+    fn paths_and_presets_are_distinguished() {
         for path in ["-", "a/b", "m.json", "./m", "/"] {
             assert!(looks_like_path(OsStr::new(path)), "{path}");
         }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn text_after_the_plan_is_refused() {
+    fn text_after_a_plan_is_rejected() {
         let defects = read_plan("{} {}").unwrap_err();
         assert!(defects.to_string().contains("trailing"), "{defects}");
     }

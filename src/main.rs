@@ -1,20 +1,26 @@
-//! `narrows`: plans, prices and checks the training of low-rank language models on many devices.
+//! `narrows`: plans, prices, checks and runs the training of low-rank language models on many devices.
 //!
-//! What was typed ([`args::low`]) is resolved in one place ([`args::resolve`]); each command is one
-//! file under [`commands`]; what it found is printed by [`report`]; texts become tokens
-//! in [`tokenize`]; this machine is measured by [`calibrate`]. Nothing here prices or searches.
+//! [`args`] parses the command line and resolves it into settings, [`commands`] has one file per
+//! command, [`report`] prints results as text or JSON. [`tokenize`] turns texts into tokens,
+//! [`calibrate`] measures this machine and [`validate`] predicts published measurements. Prices and
+//! search are in other crates.
 
 mod args;
+mod cache_dir;
 mod calibrate;
+mod cluster;
 mod commands;
+mod cuda_loader;
+mod defaults;
 mod errors;
+mod gpu;
+mod host;
 mod input;
-mod lines;
-mod loader;
-mod memory;
+mod metrics_file;
 mod output;
-mod processes;
+mod progress;
 mod report;
+mod text;
 mod tokenize;
 
 fn main() -> std::process::ExitCode {

@@ -1,4 +1,4 @@
-//! The flags of `calibrate`, and what they mean.
+//! Flags of `calibrate`.
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
@@ -6,183 +6,195 @@ use std::num::NonZeroU64;
 use clap::{Args, ValueEnum};
 use narrows_plan::model::Model;
 
-use super::gpu;
-use super::launch::{LaunchArgs, LaunchedProcess};
-use super::low::OutputFormat;
-use super::run::cores;
 use crate::calibrate::works::BenchmarkExtent;
+use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::gpu;
+use crate::host::cores;
 use crate::input;
 use crate::output;
 
-/// Devices that are measured together, of who does not say.
+use super::launch::LaunchArgs;
+use super::output::{Detail, DetailArgs, FormatArgs, OutputFormat};
+
+/// Default limit of the devices that are measured together.
 const DEVICES_MAX: u64 = 8;
 
 /// Flags of `calibrate`.
 #[derive(Debug, Args)]
 pub struct CalibrateArgs {
-    /// Write the profile to this file, or `-` [default: where `run` looks for it]
+    /// Write the profile to this file, or `-` [default: the cache, where `run` looks for it]
     #[arg(long, value_name = "FILE")]
     pub output: Option<OsString>,
     /// What is measured
-    #[arg(long, value_enum, default_value_t = MeasuredBackend::Cpu)]
-    pub backend: MeasuredBackend,
-    /// Measure the shapes of this model's plans too: a preset, or a model file
+    #[arg(long, value_enum, default_value_t = CalibrateBackendArg::Cpu)]
+    pub backend: CalibrateBackendArg,
+    /// Measure the shapes of this model too: a preset, or a model file
     #[arg(long, value_name = "NAME|FILE")]
     pub model: Option<OsString>,
-    /// Threads that the devices share [default: the machine's cores]
+    /// CPU: threads that the devices share [default: the cores of the machine]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
-    /// Most devices that are measured together [default: one a thread, at most 8]; of GPUs, as many as there
-    /// are processes
+    /// CPU: most devices that are measured together [default: one per thread, at most 8]
     #[arg(long, value_name = "N")]
     pub devices: Option<NonZeroU64>,
-    /// Sequences of a step on one GPU [default: those of the models that are measured]
+    /// GPUs: sequences in a step on one GPU [default: as suits each model]
     #[arg(long, value_name = "N")]
     pub global_batch: Option<NonZeroU64>,
-    /// Tokens of a sequence on GPUs [default: as many as the models that are measured have]
+    /// GPUs: tokens in a sequence [default: as suits each model]
     #[arg(long, value_name = "N")]
     pub sequence_length: Option<NonZeroU64>,
     /// Measure for a few seconds, and only what cola-tiny needs
     #[arg(long)]
     pub quick: bool,
-    /// Run other plans in between, and compare their steps with what the profile says of them
+    /// Also time steps under other plans, and compare them with the predictions of the profile
     #[arg(long)]
     pub compare: bool,
-    /// Who else measures.
+    /// Other processes.
     #[command(flatten)]
     pub launch: LaunchArgs,
-    /// Form of the answer
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
+    /// Form of the answer.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Detail of the report.
+    #[command(flatten)]
+    pub detail: DetailArgs,
 }
 
-/// What is measured.
+/// `--backend` of `calibrate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum MeasuredBackend {
+pub enum CalibrateBackendArg {
     /// Processors: devices are threads
     Cpu,
-    /// NVIDIA GPUs, one a process: torchrun, srun or mpirun starts several
+    /// NVIDIA GPUs, one per process: torchrun, srun or mpirun starts several
     Cuda,
 }
 
-/// What the devices are.
+/// What is measured.
 #[derive(Debug)]
 pub enum CalibrateTarget {
     /// Threads of this process.
     Processors {
-        /// How many threads they share.
+        /// Number of threads that the devices share.
         threads: u64,
     },
-    /// GPUs, one a process; this process alone, or one of many.
+    /// GPUs, one per process.
     Gpus {
-        /// Which of them.
-        launched: Option<LaunchedProcess>,
-        /// Sequences of a step on one GPU.
+        /// This process among others, if there are any.
+        process: Option<LaunchedProcess>,
+        /// Sequences in a step on one GPU.
         global_batch: Option<u64>,
-        /// Tokens of a sequence.
+        /// Tokens in a sequence.
         sequence_length: Option<u64>,
     },
 }
 
-/// Everything that `calibrate` depends on.
+/// Settings of `calibrate`.
 #[derive(Debug)]
 pub struct CalibrateSettings {
-    /// Where the profile goes; `None` for where `run` looks for it.
+    /// The profile to write; `None` for the cache.
     pub output: Option<OsString>,
-    /// A model of which plans are measured too.
+    /// A model whose shapes are measured too.
     pub model: Option<Model>,
     /// What is measured.
-    pub on: CalibrateTarget,
-    /// Most devices.
+    pub target: CalibrateTarget,
+    /// Most devices that are measured together.
     pub devices: u64,
     /// How much is measured.
-    pub amount: BenchmarkExtent,
-    /// Whether other plans are compared.
+    pub extent: BenchmarkExtent,
+    /// Whether other plans are compared with the profile.
     pub compare: bool,
     /// Form of the answer.
     pub format: OutputFormat,
+    /// Detail of the report.
+    pub detail: Detail,
 }
 
 impl CalibrateSettings {
-    /// Whether this process speaks and writes: it does so for all, if there are others.
-    pub fn leads(&self) -> bool {
-        match &self.on {
+    /// Whether this process prints and writes files for all.
+    pub fn is_leader(&self) -> bool {
+        match &self.target {
             CalibrateTarget::Processors { .. } => true,
-            CalibrateTarget::Gpus { launched, .. } => {
-                launched.as_ref().is_none_or(LaunchedProcess::leads)
+            CalibrateTarget::Gpus { process, .. } => {
+                process.as_ref().is_none_or(LaunchedProcess::is_leader)
             }
         }
     }
 }
 
-/// What is asked of `calibrate`.
-pub fn calibrate(args: &CalibrateArgs) -> CommandResult<CalibrateSettings> {
-    if args.format == OutputFormat::Json && args.output.as_deref().is_some_and(output::is_stdout) {
-        let problem = "the profile and the JSON answer would both go to standard output";
-        return Err(Failure::input(Problem::new("--output", problem).hint("the name of a file")));
+impl CalibrateArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read, flags that contradict each other, and a missing GPU.
+    pub fn resolve(&self) -> CommandResult<CalibrateSettings> {
+        let format = self.format.format;
+        if format == OutputFormat::Json && self.output.as_deref().is_some_and(output::is_stdout) {
+            let message = "the profile and the JSON answer would both go to standard output";
+            let problem = Problem::new("--output", message);
+            return Err(Failure::input(problem.hint("the name of a file")));
+        }
+        let (target, devices) = match self.backend {
+            CalibrateBackendArg::Cpu => self.processors()?,
+            CalibrateBackendArg::Cuda => self.gpus()?,
+        };
+        Ok(CalibrateSettings {
+            output: self.output.clone(),
+            model: self.model.as_deref().map(input::model).transpose()?,
+            target,
+            devices,
+            extent: if self.quick { BenchmarkExtent::Quick } else { BenchmarkExtent::Whole },
+            compare: self.compare,
+            format,
+            detail: self.detail.resolve(),
+        })
     }
-    let (on, devices) = match args.backend {
-        MeasuredBackend::Cpu => processors(args)?,
-        MeasuredBackend::Cuda => gpus(args)?,
-    };
-    let model = args.model.as_deref().map(input::model).transpose()?;
-    Ok(CalibrateSettings {
-        output: args.output.clone(),
-        model,
-        on,
-        devices,
-        amount: if args.quick { BenchmarkExtent::Quick } else { BenchmarkExtent::Whole },
-        compare: args.compare,
-        format: args.format,
-    })
+
+    fn processors(&self) -> CommandResult<(CalibrateTarget, u64)> {
+        let gpu_flags = [
+            ("--global-batch", self.global_batch.is_some()),
+            ("--sequence-length", self.sequence_length.is_some()),
+        ];
+        reject_given(gpu_flags, "cuda", "--model measures other shapes")?;
+        let threads = self.threads.map_or(cores(), NonZeroU64::get);
+        if threads > cores() {
+            let message = format!("{threads} threads are too many for {} cores", cores());
+            let problem = Problem::new("--threads", message);
+            return Err(Failure::input(problem.hint("the number of cores, or less")));
+        }
+        let devices = self.devices.map_or(threads.min(DEVICES_MAX), NonZeroU64::get);
+        if devices > threads {
+            let message = format!("{devices} devices are too many for --threads {threads}");
+            let problem = Problem::new("--devices", message);
+            return Err(Failure::input(problem.hint("the number of threads, or less")));
+        }
+        Ok((CalibrateTarget::Processors { threads }, devices))
+    }
+
+    fn gpus(&self) -> CommandResult<(CalibrateTarget, u64)> {
+        let cpu_flags =
+            [("--threads", self.threads.is_some()), ("--devices", self.devices.is_some())];
+        reject_given(
+            cpu_flags,
+            "cpu",
+            "for several GPUs start a process each by torchrun, srun or mpirun",
+        )?;
+        gpu::require_cuda()?;
+        let process = self.launch.resolve()?;
+        let devices = process.as_ref().map_or(1, |process| process.launch.world_size);
+        let [global_batch, sequence_length] =
+            [self.global_batch, self.sequence_length].map(|size| size.map(NonZeroU64::get));
+        Ok((CalibrateTarget::Gpus { process, global_batch, sequence_length }, devices))
+    }
 }
 
-fn processors(args: &CalibrateArgs) -> CommandResult<(CalibrateTarget, u64)> {
-    says_nothing(
-        [
-            ("--global-batch", args.global_batch.is_some()),
-            ("--sequence-length", args.sequence_length.is_some()),
-        ],
-        ("processors, whose works are fixed", "--model measures other shapes"),
-    )?;
-    let threads = args.threads.map_or(cores(), NonZeroU64::get);
-    if threads > cores() {
-        let problem = format!("{threads} threads would take turns on {} cores", cores());
-        let problem =
-            Problem::new("--threads", problem).hint("as many as there are cores, or fewer");
-        return Err(Failure::input(problem));
-    }
-    let devices = args.devices.map_or(threads.min(DEVICES_MAX), NonZeroU64::get);
-    if devices > threads {
-        let problem = format!("{devices} devices would take turns on so few threads ({threads})");
-        let problem =
-            Problem::new("--devices", problem).hint("as many as there are threads, or fewer");
-        return Err(Failure::input(problem));
-    }
-    Ok((CalibrateTarget::Processors { threads }, devices))
-}
-
-fn gpus(args: &CalibrateArgs) -> CommandResult<(CalibrateTarget, u64)> {
-    says_nothing(
-        [("--threads", args.threads.is_some()), ("--devices", args.devices.is_some())],
-        ("GPUs, which are one a process", "torchrun, srun or mpirun starts several processes"),
-    )?;
-    gpu::admit()?;
-    let launched = args.launch.resolve()?;
-    let devices = launched.as_ref().map_or(1, |launched| launched.launch.world_size);
-    let (global_batch, sequence_length) = (args.global_batch, args.sequence_length);
-    let [global_batch, sequence_length] =
-        [global_batch, sequence_length].map(|given| given.map(NonZeroU64::get));
-    Ok((CalibrateTarget::Gpus { launched, global_batch, sequence_length }, devices))
-}
-
-fn says_nothing(flags: [(&str, bool); 2], (of, hint): (&str, &str)) -> CommandResult<()> {
+/// Rejects flags that apply to another backend only.
+fn reject_given(flags: [(&str, bool); 2], backend: &str, hint: &str) -> CommandResult<()> {
     match flags.into_iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((flag, _)) => {
-            let problem = Problem::new(flag, format!("says nothing about {of}"));
-            Err(Failure::input(problem.hint(format!("without it; {hint}"))))
+            let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
+            Err(Failure::input(problem.hint(format!("omit it; {hint}"))))
         }
     }
 }

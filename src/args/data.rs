@@ -1,67 +1,93 @@
-//! What the flags of `data` mean.
+//! Flags of `data`.
 
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use clap::Args;
 
 use crate::errors::{CommandResult, Problem, Problems};
 use crate::input::{self, TextDocument};
 use crate::output;
 use crate::tokenize::{HuggingFace, Tokenizer};
 
-use super::low::DataArgs;
-use super::resolve::only_one_stdin;
+use super::output::FormatArgs;
+use super::request::at_most_one_stdin;
 
-/// What is asked of `data`.
+/// Flags of `data`.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Text files, or `-`
+    #[arg(value_name = "TEXT", required_unless_present = "inspect")]
+    pub texts: Vec<OsString>,
+    /// Write the token file here
+    #[arg(long, value_name = "FILE", required_unless_present = "inspect")]
+    pub output: Option<OsString>,
+    /// A Hugging Face tokenizer.json, or `-` [default: every byte is a token]
+    ///
+    /// If it has an end-of-text token, one is put between two texts.
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<OsString>,
+    /// Print the header of a token file (of this program or of llm.c) and verify its contents
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["texts", "output", "tokenizer"])]
+    pub inspect: Option<OsString>,
+    /// Form of the answer.
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+/// What `data` does.
 #[derive(Debug)]
 pub enum DataTask {
-    /// Make a token file.
-    Make(DataSettings),
-    /// Say what one holds.
+    /// Makes a token file.
+    Make(TokenFileSettings),
+    /// Inspects one.
     Inspect(PathBuf),
 }
 
-/// A token file that is to be made.
+/// A token file to make.
 #[derive(Debug)]
-pub struct DataSettings {
-    /// Its texts, in order.
+pub struct TokenFileSettings {
+    /// The texts, in order.
     pub documents: Vec<TextDocument>,
-    /// What turns them into tokens.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Where it goes.
+    /// The token file.
     pub output: PathBuf,
 }
 
-/// Everything that `data` depends on. All inputs are looked at before anything is written.
-pub fn data(args: &DataArgs) -> CommandResult<DataTask> {
-    let mut problems = Problems::default();
-    if let Some(file) = &args.inspect {
-        if input::is_stdin(file) {
-            let problem = "a token file is mapped into memory, and a stream cannot be";
-            problems.push(Problem::new("--inspect", problem).hint("the name of a file"));
+impl DataArgs {
+    /// The task. All inputs are checked before anything is written.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read, streams where a file is required, and an output that is an input too.
+    pub fn resolve(&self) -> CommandResult<DataTask> {
+        let mut problems = Problems::default();
+        if let Some(file) = &self.inspect {
+            if input::is_stdin(file) {
+                problems.push(stream_of_tokens("--inspect"));
+            }
+            return problems.into_result().map(|()| DataTask::Inspect(file.into()));
         }
-        return problems.failure().map_or(Ok(DataTask::Inspect(file.into())), Err);
-    }
-    let inputs = args.texts.iter().chain(&args.tokenizer);
-    only_one_stdin(inputs.clone())?;
-    let found: Vec<_> =
-        args.texts.iter().map(|text| problems.take(TextDocument::find(text))).collect();
-    let documents: Vec<TextDocument> = found.into_iter().flatten().collect();
-    let tokenizer = problems.take(tokenizer(args.tokenizer.as_ref()));
-    let output = args.output.clone().unwrap_or_default();
-    if output::is_stdout(&output) {
-        let problem = "a token file cannot go to a stream: its header is known last";
-        problems.push(Problem::new("--output", problem).hint("the name of a file"));
-    }
-    if let Some(input) = inputs.into_iter().find(|input| same_file(input, Path::new(&output))) {
-        let problem = format!("`{}` is an input too", input.display());
-        problems.push(Problem::new("--output", problem).hint("another name"));
-    }
-    match (problems.failure(), tokenizer) {
-        (None, Some(tokenizer)) => {
-            Ok(DataTask::Make(DataSettings { documents, tokenizer, output: output.into() }))
+        let inputs = self.texts.iter().chain(&self.tokenizer);
+        at_most_one_stdin(inputs.clone())?;
+        let found: Vec<_> =
+            self.texts.iter().map(|text| problems.take(TextDocument::find(text))).collect();
+        let documents: Vec<TextDocument> = found.into_iter().flatten().collect();
+        let tokenizer = problems.take(tokenizer(self.tokenizer.as_ref()));
+        let output = self.output.clone().unwrap_or_default();
+        if output::is_stdout(&output) {
+            let message = "a token file cannot go to a stream, because its header is written last";
+            problems.push(Problem::new("--output", message).hint("the name of a file"));
         }
-        (failure, _) => Err(failure.unwrap_or_else(|| crate::errors::Failure::failed(vec![]))),
+        if let Some(input) =
+            inputs.into_iter().find(|input| is_same_file(input, Path::new(&output)))
+        {
+            problems.push(output_is_input("--output", input));
+        }
+        problems.into_result()?;
+        let tokenizer = tokenizer.unwrap_or(Tokenizer::Bytes);
+        Ok(DataTask::Make(TokenFileSettings { documents, tokenizer, output: output.into() }))
     }
 }
 
@@ -71,8 +97,20 @@ fn tokenizer(argument: Option<&OsString>) -> CommandResult<Tokenizer> {
     Ok(Tokenizer::HuggingFace(Box::new(HuggingFace::read(&name, &text)?)))
 }
 
-/// Whether an input is the file that will be replaced, also by another name of it.
-pub fn same_file(input: &OsString, output: &Path) -> bool {
+/// A stream where a token file is required.
+pub fn stream_of_tokens(flag: &str) -> Problem {
+    let message = "a token file is memory-mapped, which a stream cannot be";
+    Problem::new(flag, message).hint("the name of a file")
+}
+
+/// An output that is an input too.
+pub fn output_is_input(flag: &str, input: &OsString) -> Problem {
+    let message = format!("`{}` is an input too", input.display());
+    Problem::new(flag, message).hint("another file name")
+}
+
+/// Whether an input is the file that the output would replace, also under another name.
+pub fn is_same_file(input: &OsString, output: &Path) -> bool {
     let input = if input::is_stdin(input) { Path::new("/dev/stdin") } else { Path::new(input) };
     match (fs::canonicalize(input), fs::canonicalize(output)) {
         (Ok(input), Ok(output)) => input == output && output.is_file(),

@@ -1,13 +1,13 @@
-//! The flags of `doctor`.
+//! Flags of `doctor`.
 
 use clap::Args;
 
-use super::low::OutputFormat;
+use super::output::FormatArgs;
 
 /// Flags of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// How the answer is printed
-    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
-    pub format: OutputFormat,
+    /// Form of the answer.
+    #[command(flatten)]
+    pub format: FormatArgs,
 }

@@ -1,16 +1,158 @@
-//! The command line, in two steps: [`low`] is what was typed, [`resolve`] is what it means,
-//! [`calibrate`], [`data`] and [`run`] what the flags of the commands of that name mean, and [`checkpoint`] and
-//! [`trace`] those of checkpoints and traces. [`gpu`] says which GPUs there are for a run.
+//! The command line: flags as they are typed (`…Args`), and their resolution into the settings that commands use.
+//!
+//! One module per command, or per group of flags that commands share. `resolve` reads files, fills in defaults and
+//! reports everything that is wrong; commands see settings only.
 
-pub mod calibrate;
-pub mod checkpoint;
-pub mod data;
-pub mod doctor;
-pub mod gpu;
-pub mod launch;
-pub mod low;
-pub mod resolve;
-pub mod run;
-pub mod trace;
-pub mod units;
-pub mod validate;
+mod calibrate;
+mod check;
+mod checkpoint;
+mod convert;
+mod data;
+mod doctor;
+mod launch;
+mod output;
+mod plan;
+mod plan_file;
+mod request;
+mod run;
+mod schema;
+mod trace;
+mod units;
+mod validate;
+mod values;
+
+use clap::{Parser, Subcommand};
+
+pub use calibrate::{CalibrateArgs, CalibrateSettings, CalibrateTarget};
+pub use check::{CheckArgs, CheckSettings};
+pub use checkpoint::{CheckpointSettings, RunOrigin};
+pub use convert::ConvertArgs;
+pub use data::{DataArgs, DataTask, TokenFileSettings};
+pub use doctor::DoctorArgs;
+pub use output::{Detail, OutputFormat, OutputSettings};
+pub use plan::{
+    CostSettings, ExplainSettings, PlanArgs, PlanFileArgs, PlanSelection, PlanSettings,
+};
+pub use plan_file::PlanFile;
+pub use run::{ExecutionTarget, RunArgs, RunSettings, RunTask, TokenSource, TrainSettings};
+pub use schema::{SchemaArgs, SchemaKind};
+pub use trace::TraceSettings;
+pub use validate::{MeasurementInput, ValidateArgs, ValidateSettings};
+
+/// Plans the training of low-rank language models on many devices.
+///
+/// From a model and a hardware profile, narrows finds the fastest way of splitting the work, proves
+/// that no plan in its search space is faster, and writes the plan to a file. Exit codes: 0 success,
+/// 1 no plan exists or a check or a run failed, 2 bad input.
+#[derive(Debug, Parser)]
+#[command(name = "narrows", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct CommandLine {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A command; each is a file under `commands`.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Find the fastest plan
+    Plan(PlanArgs),
+    /// Predict the step time and the memory of a plan
+    ///
+    /// With PLAN, the flags for batch, sequence length, microbatch, mesh and ZeRO replace the values of
+    /// the plan before it is priced. Without PLAN, the fastest plan is searched and priced.
+    Cost(PlanFileArgs),
+    /// Explain why a plan is the fastest, what limits it, and how the baselines compare
+    ///
+    /// With PLAN, the search runs for the model, hardware and batch of the plan, and PLAN is compared
+    /// with the plan that it finds.
+    Explain(PlanFileArgs),
+    /// Prove that a plan is correct: layouts, collectives, transfers, buffer lifetimes, memory
+    Check(CheckArgs),
+    /// Train a model under a plan, or count what a plan executes
+    ///
+    /// Without PLAN, the fastest plan is searched and run. By default that is cola-tiny on one device
+    /// that uses all cores, in steps of 8 sequences of 128 tokens. This machine is measured for some
+    /// seconds first, unless `calibrate` did so before. After Ctrl-C or SIGTERM the run finishes its
+    /// step, reports, and exits with code 130.
+    #[command(
+        mut_arg("hardware", |arg| arg.long_help(HARDWARE_OF_RUN)),
+        mut_arg("global_batch", |arg| arg.help(GLOBAL_BATCH_OF_RUN)),
+        mut_arg("sequence_length", |arg| arg.help(SEQUENCE_LENGTH_OF_RUN)),
+    )]
+    Run(Box<RunArgs>),
+    /// Make a token file from texts, or inspect one
+    ///
+    /// Texts are joined in the order given. Without --tokenizer every byte is a token.
+    Data(DataArgs),
+    /// Compare predictions with measurements
+    ///
+    /// Without --measurements, with the published measurements that are built in.
+    Validate(ValidateArgs),
+    /// Convert CSV rows of GPT step times into a measurements file
+    ///
+    /// The first line names the columns: global batch, micro batch, hidden size, attention heads,
+    /// # layers, sequence length, tensor parallelism, data parallelism, pipeline parallelism, iteration
+    /// time (ms). The flags give what the rows do not.
+    Convert(ConvertArgs),
+    /// Measure this machine and write its hardware profile
+    ///
+    /// Times the instructions of training steps of small models under plans of every kind; on GPUs
+    /// (--backend cuda, one process each) also whole steps. Other programs that run meanwhile distort
+    /// the measurement. `run` predicts with the profile.
+    Calibrate(CalibrateArgs),
+    /// Report what this machine can run, and what is missing
+    ///
+    /// The CUDA libraries are searched in NARROWS_CUDA_LIBRARIES, LD_LIBRARY_PATH, CUDA_HOME,
+    /// VIRTUAL_ENV and CONDA_PREFIX, in the usual system folders, and in the packages of the Python on
+    /// the PATH.
+    Doctor(DoctorArgs),
+    /// Print the JSON Schema of a file format
+    Schema(SchemaArgs),
+}
+
+const HARDWARE_OF_RUN: &str = "Hardware to plan for: a preset such as cpu-local, a profile file, or `-` [default: \
+    this machine as measured; with --backend cuda the profile that `calibrate --backend cuda` cached for these GPUs, \
+    or the preset nearest to them; cpu-local with --backend null]\n\n\
+    With a plan file: the profile that the plan names.";
+const GLOBAL_BATCH_OF_RUN: &str = "Sequences in one optimizer step, over all devices [default: 8, \
+    rounded up to a multiple of the devices]";
+const SEQUENCE_LENGTH_OF_RUN: &str =
+    "Tokens in a sequence [default: 128, or the model's longest if that is less]";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn any_words_are_parsed_or_rejected() {
+        let words = [
+            "plan",
+            "run",
+            "--steps",
+            "--model",
+            "-",
+            "--zero",
+            "one",
+            "--devices",
+            "9e9",
+            "=",
+            "§",
+        ];
+        arbtest::arbtest(|u| {
+            let mut line = vec!["narrows".to_owned()];
+            for _ in 0..u.int_in_range(0..=8)? {
+                line.push(u.choose(&words)?.to_string());
+            }
+            let _ = CommandLine::try_parse_from(line);
+            Ok(())
+        })
+        .budget_ms(200);
+    }
+}

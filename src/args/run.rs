@@ -1,53 +1,38 @@
-//! The flags of `run`, and what they mean.
+//! Flags of `run`.
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::thread::available_parallelism;
 
 use clap::{Args, ValueEnum};
-use narrows_planner::Request;
 use narrows_runtime::Optimizer;
 
+use crate::cluster::LaunchedProcess;
+use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::gpu;
+use crate::host::cores;
 use crate::input;
 use crate::output;
 
 use super::checkpoint::{CheckpointArgs, CheckpointSettings};
-use super::data::same_file;
-use super::gpu;
-use super::launch::{LaunchArgs, LaunchedProcess};
-use super::low::{OutputArgs, OutputFormat, RequestArgs};
-use super::resolve::{self, ModelDefaults, OutputSettings, PlanFile};
+use super::data::{is_same_file, output_is_input, stream_of_tokens};
+use super::launch::LaunchArgs;
+use super::output::{OutputArgs, OutputFormat, OutputSettings};
+use super::plan::PlanSelection;
+use super::plan_file::PlanFile;
+use super::request::RequestArgs;
 use super::trace::{TraceArgs, TraceSettings};
 use super::units;
 
-/// What is planned for who does not say: small enough to learn something on a processor in minutes.
-/// One device on all cores, because its threads read one memory, and a device for each core would add
-/// collectives and move parameters about: on two cores its steps took 0.142 s at best, those of two
-/// devices 0.189 s.
-const DEFAULTS: ModelDefaults = ModelDefaults {
-    model: Some("cola-tiny"),
-    hardware: "cpu-local",
-    devices: 1,
-    global_batch: GLOBAL_BATCH,
-    sequence_length: SEQUENCE_LENGTH,
-};
-
-/// Sequences of a step, rounded up to a multiple of the devices.
-pub const GLOBAL_BATCH: u64 = 8;
-
-/// Tokens of a sequence.
-pub const SEQUENCE_LENGTH: u64 = 128;
-
-/// Steps of a schedule, over those of the warm-up of who does not say.
-const STEPS_PER_WARM_UP: u64 = 10;
-
-/// Threads of a device that are allowed whatever the machine: a test may want some. Many more would only
-/// wait for each other.
+/// Most threads of a device, whatever the number of cores: tests may use several per core, while many more would
+/// only wait for each other.
 const THREADS_MAX: u64 = 64;
 
-/// The longest warm-up of who does not say.
+/// Steps of the learning-rate schedule per step of the default warm-up.
+const STEPS_PER_WARM_UP: u64 = 10;
+
+/// Longest default warm-up.
 const WARM_UP_STEPS_MAX: u64 = 100;
 
 /// Flags of `run`.
@@ -56,50 +41,50 @@ pub struct RunArgs {
     /// A plan file, or `-` [default: the fastest plan is searched]
     #[arg(value_name = "PLAN")]
     pub plan: Option<OsString>,
-    /// Token file to train on, as `narrows data` makes [default: a book that comes with the program]
+    /// Token file to train on, as `narrows data` makes it [default: a built-in book]
     #[arg(long, value_name = "FILE")]
     pub data: Option<OsString>,
-    /// Optimizer steps, those before a checkpoint that is resumed included
+    /// Optimizer steps, including those before a checkpoint that is resumed
     #[arg(long, value_name = "N", default_value = "200")]
     pub steps: NonZeroU64,
-    /// Steps until the learning rate has fallen to its last [default: --steps]
+    /// Steps until the learning rate has decayed to its minimum [default: --steps]
     #[arg(long, value_name = "N")]
     pub decay_steps: Option<NonZeroU64>,
-    /// Where weights begin and in which order sequences come
+    /// Seed of the initial weights and of the order of sequences
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub seed: u64,
-    /// Write one JSON object a step to this file, or `-`
+    /// Write one JSON object per step to this file, or `-`
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<OsString>,
-    /// Where a run is kept.
+    /// Checkpoints.
     #[command(flatten)]
     pub checkpoints: CheckpointArgs,
-    /// What is traced.
+    /// Traces.
     #[command(flatten)]
     pub trace: TraceArgs,
     /// What executes the plan
-    #[arg(long, value_enum, default_value_t = BackendName::Cpu)]
-    pub backend: BackendName,
-    /// Start every kernel by itself instead of capturing graphs; the results are the same bits (GPUs)
+    #[arg(long, value_enum, default_value_t = BackendArg::Cpu)]
+    pub backend: BackendArg,
+    /// GPUs: launch kernels one by one instead of capturing graphs; the results are bitwise equal
     #[arg(long)]
     pub eager: bool,
-    /// Threads a device uses [default: the machine's cores, divided among the devices]
+    /// Threads per device [default: the cores of the machine, divided among its devices]
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroU64>,
-    /// Largest learning rate
+    /// Peak learning rate
     #[arg(long, value_name = "RATE", default_value_t = 3e-3, value_parser = units::positive)]
     pub learning_rate: f64,
-    /// Steps until the learning rate is at its largest; from there it falls to a tenth of that
+    /// Steps until the learning rate peaks; from there it decays to a tenth of the peak
     /// [default: a tenth of --decay-steps, at most 100]
     #[arg(long, value_name = "N")]
     pub warm_up_steps: Option<u64>,
     /// Decoupled weight decay of matrices
-    #[arg(long, value_name = "LAMBDA", default_value_t = 0.1, value_parser = units::not_negative)]
+    #[arg(long, value_name = "LAMBDA", default_value_t = 0.1, value_parser = units::non_negative)]
     pub weight_decay: f64,
-    /// Largest norm of all gradients together
+    /// Global norm to which gradients are clipped
     #[arg(long, value_name = "NORM", default_value_t = 1.0, value_parser = units::positive)]
     pub clip_norm: f64,
-    /// Who else runs it.
+    /// Other processes.
     #[command(flatten)]
     pub launch: LaunchArgs,
     /// What is planned.
@@ -110,261 +95,288 @@ pub struct RunArgs {
     pub output: OutputArgs,
 }
 
-/// What executes a plan.
+/// `--backend` of `run`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BackendName {
+pub enum BackendArg {
     /// Processors: devices are threads
     Cpu,
     /// NVIDIA GPUs
     Cuda,
-    /// Nothing is computed: what each device would do is counted
+    /// None: counts what each device would do
     Null,
 }
 
 /// Where the tokens of a run come from.
 #[derive(Debug)]
 pub enum TokenSource {
-    /// The text within the program, every byte a token.
+    /// The built-in text; every byte is a token.
     Shipped,
     /// A token file.
     File(PathBuf),
 }
 
-/// What a run does with a plan.
+/// What a run does with its plan.
 #[derive(Debug)]
 pub enum RunTask {
-    /// Counts what it would do.
+    /// Counts what devices would do.
     Count,
     /// Trains.
     Train(Box<TrainSettings>),
 }
 
-/// What a run's devices are.
+/// Where training executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionTarget {
-    /// Threads of this process, or processes.
+    /// On threads of this process, or one process per device.
     Processors,
-    /// GPUs, one a process.
+    /// On GPUs, one per process.
     Gpus {
-        /// Whether no graph is captured.
+        /// Whether kernels are launched one by one.
         eager: bool,
     },
 }
 
-/// Everything that training depends on, besides the plan.
+/// Everything that training depends on besides the plan.
 #[derive(Debug)]
 pub struct TrainSettings {
-    /// What the devices are.
-    pub on: ExecutionTarget,
+    /// Where it executes.
+    pub target: ExecutionTarget,
     /// Where the tokens come from.
     pub tokens: TokenSource,
     /// Steps of the whole run.
     pub steps: u64,
-    /// The seed of weights and of sequences.
+    /// Seed of the initial weights and of the order of sequences.
     pub seed: u64,
-    /// Where a line for each step goes.
+    /// The metrics file.
     pub metrics: Option<OsString>,
-    /// Threads of a device, if that was said.
+    /// Threads per device, if given.
     pub threads: Option<u64>,
-    /// How weights change.
+    /// The optimizer and its schedule.
     pub optimizer: Optimizer,
-    /// Where checkpoints go, if anywhere.
+    /// Checkpoints, if any.
     pub checkpoints: Option<CheckpointSettings>,
-    /// What is traced, if anything.
-    pub tracing: Option<TraceSettings>,
-    /// Which of many processes this is, if there are others.
-    pub launched: Option<LaunchedProcess>,
+    /// The trace, if any.
+    pub trace: Option<TraceSettings>,
+    /// This process among others, if there are any.
+    pub process: Option<LaunchedProcess>,
+}
+
+/// Settings of `run`.
+#[derive(Debug)]
+pub struct RunSettings {
+    /// The plan.
+    pub selection: PlanSelection,
+    /// Whether `--hardware` was given.
+    pub hardware_given: bool,
+    /// What is done with the plan.
+    pub task: RunTask,
+    /// Where the answer goes.
+    pub output: OutputSettings,
 }
 
 impl TrainSettings {
-    /// Whether this process speaks and writes: it does so for all, if there are others.
-    pub fn leads(&self) -> bool {
-        self.launched.as_ref().is_none_or(LaunchedProcess::leads)
-    }
-
-    /// The name of the process, for messages; empty when it is alone.
-    pub fn process(&self) -> String {
-        self.launched.as_ref().map_or(String::new(), LaunchedProcess::process)
+    /// Whether this process prints and writes files for all.
+    pub fn is_leader(&self) -> bool {
+        self.process.as_ref().is_none_or(LaunchedProcess::is_leader)
     }
 }
 
-/// Which plan is run.
-#[derive(Debug)]
-pub enum PlanSelection {
-    /// One that was read.
-    File(Box<PlanFile>),
-    /// The fastest.
-    Search(Box<Request>),
-}
-
-/// Everything that `run` depends on.
-#[derive(Debug)]
-pub struct RunSettings {
-    /// Which plan.
-    pub subject: PlanSelection,
-    /// What is done with it.
-    pub task: RunTask,
-    /// Where the answer goes.
-    pub answer: OutputSettings,
-}
-
-/// What is asked of `run`.
-pub fn run(args: &RunArgs) -> CommandResult<RunSettings> {
-    let answer = resolve::answer(&args.output)?;
-    let task = task(args)?;
-    one_document_on_stdout(args, &answer)?;
-    no_input_is_overwritten(args)?;
-    let subject = match &args.plan {
-        Some(argument) => {
-            let mut file = resolve::plan_file(argument, &args.request.subject)?;
-            resolve::replace(&mut file, &args.request)?;
-            PlanSelection::File(Box::new(file))
+impl RunTask {
+    /// Whether this process prints and writes files for all.
+    pub fn is_leader(&self) -> bool {
+        match self {
+            RunTask::Count => true,
+            RunTask::Train(training) => training.is_leader(),
         }
-        None => {
-            let processes = match &task {
-                RunTask::Train(training) => training.launched.as_ref(),
-                RunTask::Count => None,
-            };
-            let devices = processes.map_or(DEFAULTS.devices, |launched| launched.launch.world_size);
-            let hardware = match &task {
-                RunTask::Train(training) if training.on != ExecutionTarget::Processors => {
-                    gpu::profile()
-                }
-                _ => DEFAULTS.hardware,
-            };
-            let defaults = ModelDefaults { devices, hardware, ..DEFAULTS };
-            PlanSelection::Search(Box::new(resolve::request_with(&args.request, &defaults)?))
+    }
+
+    /// The settings of training on processors, if that is the task.
+    pub fn on_processors(&self) -> Option<&TrainSettings> {
+        match self {
+            RunTask::Train(training) if training.target == ExecutionTarget::Processors => {
+                Some(training)
+            }
+            _ => None,
         }
-    };
-    Ok(RunSettings { subject, task, answer })
+    }
 }
 
-fn task(args: &RunArgs) -> CommandResult<RunTask> {
-    match args.backend {
-        BackendName::Cpu => training(args, ExecutionTarget::Processors)
-            .map(|training| RunTask::Train(Box::new(training))),
-        BackendName::Null => {
-            let measured = [
-                ("--metrics", args.metrics.is_some()),
-                ("--data", args.data.is_some()),
-                ("--trace", args.trace.trace.is_some()),
-                ("--checkpoint-dir", args.checkpoints.checkpoint_dir.is_some()),
-            ];
-            match measured.into_iter().find(|(_, given)| *given) {
-                None => Ok(RunTask::Count),
-                Some((flag, _)) => {
-                    let problem = "the null backend computes nothing: it reads no tokens and has \
-                        nothing to measure or to keep";
-                    Err(Failure::input(Problem::new(flag, problem).hint("--backend cpu")))
-                }
+impl RunArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// Inputs that cannot be read, flags that contradict each other, and a missing GPU.
+    pub fn resolve(&self) -> CommandResult<RunSettings> {
+        let output = self.output.resolve()?;
+        let task = self.task()?;
+        self.reject_two_documents_on_stdout(&output)?;
+        self.reject_overwritten_inputs()?;
+        let selection = match &self.plan {
+            Some(argument) => {
+                let mut file = PlanFile::read(argument, &self.request.model)?;
+                file.override_sizes(&self.request)?;
+                file.override_executor(&self.request);
+                PlanSelection::File(Box::new(file))
+            }
+            None => {
+                let defaults = match &task {
+                    RunTask::Count => RequestDefaults::RUN,
+                    RunTask::Train(training) => request_defaults(training),
+                };
+                PlanSelection::Search(Box::new(self.request.resolve(&defaults)?))
+            }
+        };
+        let hardware_given = self.request.model.hardware.is_some();
+        Ok(RunSettings { selection, hardware_given, task, output })
+    }
+
+    fn task(&self) -> CommandResult<RunTask> {
+        let target = match self.backend {
+            BackendArg::Cpu => ExecutionTarget::Processors,
+            BackendArg::Cuda => {
+                gpu::require_cuda()?;
+                ExecutionTarget::Gpus { eager: self.eager }
+            }
+            BackendArg::Null => {
+                self.reject_flags_of_training()?;
+                return Ok(RunTask::Count);
+            }
+        };
+        Ok(RunTask::Train(Box::new(self.training(target)?)))
+    }
+
+    fn reject_flags_of_training(&self) -> CommandResult<()> {
+        let flags = [
+            ("--metrics", self.metrics.is_some()),
+            ("--data", self.data.is_some()),
+            ("--trace", self.trace.trace.is_some()),
+            ("--checkpoint-dir", self.checkpoints.checkpoint_dir.is_some()),
+        ];
+        match flags.into_iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((flag, _)) => {
+                let message = "the null backend computes nothing: it reads no tokens, and has \
+                    nothing to measure or to save";
+                Err(Failure::input(Problem::new(flag, message).hint("--backend cpu")))
             }
         }
-        BackendName::Cuda => {
-            gpu::admit()?;
-            let on = ExecutionTarget::Gpus { eager: args.eager };
-            training(args, on).map(|training| RunTask::Train(Box::new(training)))
+    }
+
+    fn training(&self, target: ExecutionTarget) -> CommandResult<TrainSettings> {
+        let tokens = match &self.data {
+            None => TokenSource::Shipped,
+            Some(file) if input::is_stdin(file) => {
+                return Err(Failure::input(stream_of_tokens("--data")));
+            }
+            Some(file) => TokenSource::File(file.into()),
+        };
+        let threads = self.threads.map(NonZeroU64::get);
+        self.reject_flags_of_other_targets(target)?;
+        if let Some(threads) = threads.filter(|threads| *threads > cores().max(THREADS_MAX)) {
+            let message =
+                format!("{threads} threads per device are too many for {} cores", cores());
+            let hint = "the number of cores, divided among the devices";
+            return Err(Failure::input(Problem::new("--threads", message).hint(hint)));
         }
+        let steps = self.steps.get();
+        let decay_steps = self.decay_steps.map_or(steps, NonZeroU64::get);
+        let warm_up_steps = self
+            .warm_up_steps
+            .unwrap_or((decay_steps / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX));
+        let process = self.launch.resolve()?;
+        // One process writes for all.
+        let is_leader = process.as_ref().is_none_or(LaunchedProcess::is_leader);
+        let optimizer = Optimizer {
+            weight_decay: self.weight_decay,
+            clip_norm: self.clip_norm,
+            ..Optimizer::new(self.learning_rate, warm_up_steps, decay_steps)
+        };
+        Ok(TrainSettings {
+            target,
+            tokens,
+            steps,
+            seed: self.seed,
+            metrics: self.metrics.clone().filter(|_| is_leader),
+            threads,
+            optimizer,
+            checkpoints: self.checkpoints.resolve(),
+            trace: self.trace.resolve(steps)?.filter(|_| is_leader),
+            process,
+        })
+    }
+
+    fn reject_flags_of_other_targets(&self, target: ExecutionTarget) -> CommandResult<()> {
+        let on_processors = target == ExecutionTarget::Processors;
+        for (flag, given, backend, applies) in [
+            ("--threads", self.threads.is_some(), "cpu", on_processors),
+            ("--eager", self.eager, "cuda", !on_processors),
+        ] {
+            if given && !applies {
+                let problem = Problem::new(flag, format!("applies to --backend {backend} only"));
+                let hint = format!("omit it, or use --backend {backend}");
+                return Err(Failure::input(problem.hint(hint)));
+            }
+        }
+        Ok(())
+    }
+
+    fn reject_two_documents_on_stdout(&self, output: &OutputSettings) -> CommandResult<()> {
+        if !self.metrics.as_deref().is_some_and(output::is_stdout) {
+            return Ok(());
+        }
+        let other = match output.format {
+            OutputFormat::Json => "JSON answer",
+            OutputFormat::Text if output.plan_on_stdout() => "plan",
+            OutputFormat::Text => return Ok(()),
+        };
+        let message = format!("the metrics and the {other} would both go to standard output");
+        Err(Failure::input(Problem::new("--metrics", message).hint("the name of a file")))
+    }
+
+    /// Rejects outputs that are inputs or other outputs too: truncating a token file that is memory-mapped would
+    /// kill the program.
+    fn reject_overwritten_inputs(&self) -> CommandResult<()> {
+        let model = &self.request.model;
+        let inputs =
+            || self.data.iter().chain(&self.plan).chain(&model.model).chain(&model.hardware);
+        let outputs = [
+            ("--metrics", &self.metrics),
+            ("--output", &self.output.output),
+            ("--trace", &self.trace.trace),
+        ];
+        for (index, (flag, output)) in outputs.iter().enumerate() {
+            let Some(output) = output else { continue };
+            let same = outputs[..index].iter().find(|(_, other)| {
+                other.as_ref().is_some_and(|other| {
+                    let device = Path::new(other).exists() && !Path::new(other).is_file();
+                    let same = other == output || is_same_file(other, Path::new(output));
+                    same && !device && !output::is_stdout(other)
+                })
+            });
+            if let Some((other, _)) = same {
+                let message = format!("{other} writes to `{}` too", output.display());
+                return Err(Failure::input(Problem::new(*flag, message).hint("another file name")));
+            }
+            if let Some(input) = inputs().find(|input| is_same_file(input, Path::new(output))) {
+                return Err(Failure::input(output_is_input(flag, input)));
+            }
+        }
+        Ok(())
     }
 }
 
-fn training(args: &RunArgs, on: ExecutionTarget) -> CommandResult<TrainSettings> {
-    let tokens = match &args.data {
-        None => TokenSource::Shipped,
-        Some(file) if input::is_stdin(file) => {
-            let problem = "a token file is mapped into memory, and a stream cannot be";
-            let hint = "the name of a file";
-            return Err(Failure::input(Problem::new("--data", problem).hint(hint)));
-        }
-        Some(file) => TokenSource::File(file.into()),
-    };
-    let threads = args.threads.map(NonZeroU64::get);
-    for (flag, given, on_gpus) in
-        [("--threads", threads.is_some(), false), ("--eager", args.eager, true)]
-    {
-        if given && on_gpus != (on != ExecutionTarget::Processors) {
-            let (backend, other) = if on_gpus { ("processors", "cuda") } else { ("GPUs", "cpu") };
-            let problem = format!("says nothing about {backend}");
-            let hint = format!("without it, or --backend {other}");
-            return Err(Failure::input(Problem::new(flag, problem).hint(hint)));
-        }
+/// The defaults of a training run: a device per process, and the hardware that it executes on.
+fn request_defaults(training: &TrainSettings) -> RequestDefaults {
+    let defaults = RequestDefaults::RUN;
+    RequestDefaults {
+        devices: training
+            .process
+            .as_ref()
+            .map_or(defaults.devices, |process| process.launch.world_size),
+        hardware: match training.target {
+            ExecutionTarget::Processors => defaults.hardware,
+            ExecutionTarget::Gpus { .. } => gpu::nearest_preset(),
+        },
+        ..defaults
     }
-    if let Some(threads) = threads.filter(|threads| *threads > cores().max(THREADS_MAX)) {
-        let problem =
-            format!("{threads} threads of each device would take turns on {} cores", cores());
-        let hint = "as many as there are cores, divided among the devices";
-        return Err(Failure::input(Problem::new("--threads", problem).hint(hint)));
-    }
-    let steps = args.steps.get();
-    let decay = args.decay_steps.map_or(steps, NonZeroU64::get);
-    let warm_up = (decay / STEPS_PER_WARM_UP).clamp(1, WARM_UP_STEPS_MAX);
-    let schedule = (args.warm_up_steps.unwrap_or(warm_up), decay);
-    let launched = args.launch.resolve()?;
-    // One writes for all.
-    let leads = launched.as_ref().is_none_or(LaunchedProcess::leads);
-    let optimizer = Optimizer {
-        weight_decay: args.weight_decay,
-        clip_norm: args.clip_norm,
-        ..Optimizer::new(args.learning_rate, schedule.0, schedule.1)
-    };
-    Ok(TrainSettings {
-        on,
-        tokens,
-        steps,
-        seed: args.seed,
-        metrics: args.metrics.clone().filter(|_| leads),
-        threads,
-        optimizer,
-        checkpoints: args.checkpoints.resolve(),
-        tracing: args.trace.resolve(steps)?.filter(|_| leads),
-        launched,
-    })
-}
-
-fn one_document_on_stdout(args: &RunArgs, answer: &OutputSettings) -> CommandResult<()> {
-    if !args.metrics.as_deref().is_some_and(output::is_stdout) {
-        return Ok(());
-    }
-    let other = match answer.format {
-        OutputFormat::Json => "JSON answer",
-        OutputFormat::Text if answer.plan_on_stdout() => "plan",
-        OutputFormat::Text => return Ok(()),
-    };
-    let problem = format!("the metrics and the {other} would both go to standard output");
-    Err(Failure::input(Problem::new("--metrics", problem).hint("the name of a file")))
-}
-
-/// A token file that is cut off while it is mapped would end the program.
-fn no_input_is_overwritten(args: &RunArgs) -> CommandResult<()> {
-    let subject = &args.request.subject;
-    let inputs =
-        || args.data.iter().chain(&args.plan).chain(&subject.model).chain(&subject.hardware);
-    let outputs = [
-        ("--metrics", &args.metrics),
-        ("--output", &args.output.output),
-        ("--trace", &args.trace.trace),
-    ];
-    for (place, (flag, output)) in outputs.iter().enumerate() {
-        let Some(output) = output else { continue };
-        let before = outputs[..place].iter().find(|(_, other)| {
-            other.as_ref().is_some_and(|other| {
-                let device = Path::new(other).exists() && !Path::new(other).is_file();
-                let same = other == output || same_file(other, Path::new(output));
-                same && !device && !output::is_stdout(other)
-            })
-        });
-        if let Some((other, _)) = before {
-            let problem = format!("`{}` is what {other} writes to", output.display());
-            return Err(Failure::input(Problem::new(*flag, problem).hint("another name")));
-        }
-        if let Some(input) = inputs().find(|input| same_file(input, Path::new(output))) {
-            let problem = format!("`{}` is an input too", input.display());
-            return Err(Failure::input(Problem::new(*flag, problem).hint("another name")));
-        }
-    }
-    Ok(())
-}
-
-/// The cores that this program may use.
-pub fn cores() -> u64 {
-    available_parallelism().map_or(1, |cores| cores.get() as u64)
 }

@@ -1,4 +1,4 @@
-//! The flags of traces, and what they mean.
+//! Flags for traces.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -9,17 +9,17 @@ use clap::Args;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::output;
 
-/// Steps that a trace may have: with more of them, viewers take no pleasure in it.
+/// Most steps in a trace: viewers become slow with more.
 const STEPS_MAX: u64 = 100;
 
-/// Flags of traces.
+/// Flags for traces.
 #[derive(Debug, Args)]
 pub struct TraceArgs {
-    /// Write when every instruction was executed, and when it was expected to be, to this file: for
-    /// Perfetto or chrome://tracing
+    /// Write the measured and the predicted time of every instruction to this file, for Perfetto or
+    /// chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub trace: Option<OsString>,
-    /// Which steps are traced, such as `5` or `5-7` [default: the last that is made]
+    /// Steps to trace, such as `5` or `5-7` [default: the last step of the run]
     #[arg(long, value_name = "A-B", requires = "trace", value_parser = steps)]
     pub trace_steps: Option<RangeInclusive<u64>>,
 }
@@ -27,29 +27,32 @@ pub struct TraceArgs {
 /// What is traced.
 #[derive(Debug)]
 pub struct TraceSettings {
-    /// Where it is written.
+    /// The trace file.
     pub file: PathBuf,
-    /// Which steps, if not the last.
+    /// The steps; `None` for the last one.
     pub steps: Option<RangeInclusive<u64>>,
 }
 
 impl TraceArgs {
-    /// What they mean in a run of so many steps; `None` when no trace is asked for.
+    /// The settings for a run of `steps` steps; `None` without `--trace`.
+    ///
+    /// # Errors
+    /// A stream instead of a file, and steps beyond the end of the run.
     pub fn resolve(&self, steps: u64) -> CommandResult<Option<TraceSettings>> {
         let Some(file) = &self.trace else { return Ok(None) };
         if output::is_stdout(file) {
-            let problem = Problem::new("--trace", "a trace is written to a file of its own");
+            let problem = Problem::new("--trace", "a trace cannot go to standard output");
             return Err(Failure::input(problem.hint("the name of a file")));
         }
-        if let Some(asked) = self.trace_steps.as_ref().filter(|asked| *asked.end() > steps) {
-            let problem = format!("the run has {steps} steps, and no step {}", asked.end());
-            return Err(Failure::input(Problem::new("--trace-steps", problem)));
+        if let Some(range) = self.trace_steps.as_ref().filter(|range| *range.end() > steps) {
+            let message = format!("the run has {steps} steps, and no step {}", range.end());
+            return Err(Failure::input(Problem::new("--trace-steps", message)));
         }
         Ok(Some(TraceSettings { file: file.into(), steps: self.trace_steps.clone() }))
     }
 }
 
-/// `5` or `5-7`.
+/// Parses `5` or `5-7`.
 fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0);
@@ -59,7 +62,7 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
             Err(format!("a trace has at most {STEPS_MAX} steps"))
         }
         (Some(first), Some(last)) => Ok(first..=last),
-        _ => Err("not a step, counted from 1, or two with a dash between them".into()),
+        _ => Err("expected a step, counted from 1, or a range such as 5-7".into()),
     }
 }
 
@@ -68,11 +71,11 @@ mod tests {
     use super::steps;
 
     #[test]
-    fn steps_are_one_or_two_numbers() {
+    fn steps_are_a_number_or_a_range() {
         assert_eq!(steps("5"), Ok(5..=5));
         assert_eq!(steps("5-7"), Ok(5..=7));
-        for wrong in ["", "0", "7-5", "1-2-3", "-5", "5-", "1-101", "a"] {
-            assert!(steps(wrong).is_err(), "{wrong}");
+        for invalid in ["", "0", "7-5", "1-2-3", "-5", "5-", "1-101", "a"] {
+            assert!(steps(invalid).is_err(), "{invalid}");
         }
     }
 }

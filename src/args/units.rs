@@ -5,7 +5,7 @@ use std::time::Duration;
 use narrows_plan::Bytes;
 use narrows_planner::MemoryLimit;
 
-/// Suffixes and what they stand for. A bare letter is binary, as memory is sold.
+/// Unit suffixes in bytes. A bare letter is binary, as in memory sizes.
 const UNITS: [(&str, u64); 17] = [
     ("", 1),
     ("b", 1),
@@ -26,7 +26,7 @@ const UNITS: [(&str, u64); 17] = [
     ("pib", 1 << 50),
 ];
 
-/// `auto`, `none`, or a number of bytes such as `68719476736`, `64GiB` or `1.5 GB`.
+/// Parses `auto`, `none`, or a number of bytes such as `68719476736`, `64GiB` or `1.5 GB`.
 pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
     match text {
         "auto" => Ok(MemoryLimit::Auto),
@@ -36,57 +36,59 @@ pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
 }
 
 fn bytes(text: &str) -> Result<Bytes, String> {
-    let refused = || "not `auto`, `none` or a number of bytes such as 64GiB".to_owned();
+    let invalid = || "expected `auto`, `none` or a number of bytes such as 64GiB".to_owned();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim().to_ascii_lowercase();
-    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(refused)?;
-    let too_large = || format!("{text} is more than any device has");
+    let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(invalid)?;
+    let too_large = || format!("{text} is more than 16 EiB");
     let bytes = match number.parse::<u64>() {
         Ok(number) => number.checked_mul(*factor).ok_or_else(too_large)?,
         Err(_) => {
-            let bytes = number.parse::<f64>().map_err(|_| refused())? * *factor as f64;
+            let bytes = number.parse::<f64>().map_err(|_| invalid())? * *factor as f64;
             if bytes >= u64::MAX as f64 {
                 return Err(too_large());
             }
             bytes as u64
         }
     };
-    if bytes == 0 { Err("0 bytes hold nothing".into()) } else { Ok(Bytes(bytes)) }
+    if bytes == 0 { Err("expected more than 0 bytes".into()) } else { Ok(Bytes(bytes)) }
 }
 
-/// A number above zero.
+/// Parses a number above zero.
 pub fn positive(text: &str) -> Result<f64, String> {
-    finite(text).filter(|number| *number > 0.0).ok_or_else(|| "not a number above 0".into())
+    finite(text).filter(|number| *number > 0.0).ok_or_else(|| "expected a number above 0".into())
 }
 
-/// Zero or a number above it.
-pub fn not_negative(text: &str) -> Result<f64, String> {
-    finite(text).filter(|number| *number >= 0.0).ok_or_else(|| "not 0 or a number above".into())
+/// Parses zero or a number above it.
+pub fn non_negative(text: &str) -> Result<f64, String> {
+    finite(text)
+        .filter(|number| *number >= 0.0)
+        .ok_or_else(|| "expected 0 or a number above".into())
 }
 
 fn finite(text: &str) -> Option<f64> {
     text.parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// Longest time limit: what no clock overflows on.
+/// Longest time limit, which added to any clock does not overflow.
 const SECONDS_MAX: f64 = 1e9;
 
-/// A time limit in seconds.
+/// Parses a time limit in seconds.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     if (0.0..=SECONDS_MAX).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(format!("not between 0 and {SECONDS_MAX:e} seconds"))
+        Err(format!("expected between 0 and {SECONDS_MAX:e} seconds"))
     }
 }
 
-/// How long something is waited for, in seconds.
-pub fn wait(text: &str) -> Result<Duration, String> {
-    seconds(text).and_then(|wait| match wait.is_zero() {
-        true => Err("nothing comes within 0 seconds".into()),
-        false => Ok(wait),
+/// Parses a timeout in seconds, above zero.
+pub fn timeout(text: &str) -> Result<Duration, String> {
+    seconds(text).and_then(|timeout| match timeout.is_zero() {
+        true => Err("expected more than 0 seconds".into()),
+        false => Ok(timeout),
     })
 }
 
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_read_in_the_units_people_write() {
+    fn bytes_are_parsed_with_units() {
         let read = |text| match memory_limit(text) {
             Ok(MemoryLimit::Bytes(bytes)) => bytes.0,
             other => panic!("{text}: {other:?}"),
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn other_texts_are_rejected() {
         for text in ["", "GiB", "-1", "1e9", "64 parsecs", "1.2.3", "0", "99999999PiB", ".", "∞"]
         {
             assert!(memory_limit(text).is_err(), "{text}");

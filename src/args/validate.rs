@@ -1,5 +1,8 @@
-//! What the flags of `validate` mean.
+//! Flags of `validate`.
 
+use std::ffi::OsString;
+
+use clap::Args;
 use narrows_calibration::measurements::{self, MeasurementsFile};
 use narrows_cost_model::Profile;
 use narrows_cost_model::profile::preset_names;
@@ -8,78 +11,99 @@ use crate::errors::{CommandResult, Failure, Problem, Problems};
 use crate::input;
 use crate::output;
 
-use super::low::ValidateArgs;
-use super::resolve::only_one_stdin;
+use super::output::{DetailArgs, FormatArgs};
+use super::request::at_most_one_stdin;
 
-/// What is predicted, and on what.
+/// Flags of `validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// A measurements file, or `-`; may be repeated [default: the published measurements]
+    #[arg(long, value_name = "FILE")]
+    pub measurements: Vec<OsString>,
+    /// A profile that measurements name, besides the presets, as `calibrate` writes it; may be repeated
+    ///
+    /// A profile with the name of a preset replaces it, and the report says so.
+    #[arg(long, value_name = "FILE")]
+    pub hardware: Vec<OsString>,
+    /// Form of the answer.
+    #[command(flatten)]
+    pub format: FormatArgs,
+    /// Detail of the report.
+    #[command(flatten)]
+    pub detail: DetailArgs,
+}
+
+/// Measurements to predict, and the hardware that they name.
 #[derive(Debug)]
 pub struct ValidateSettings {
-    /// The measurements that are asked for: the files given, or those that come with the program.
+    /// The files of `--measurements`, or the built-in ones.
     pub files: Vec<MeasurementInput<MeasurementsFile>>,
-    /// Profiles that measurements may name besides the presets; no two of one name.
+    /// The profiles of `--hardware`, with distinct names.
     pub profiles: Vec<MeasurementInput<Profile>>,
 }
 
-/// What was read, and where.
+/// An input file and its contents.
 #[derive(Debug)]
 pub struct MeasurementInput<T> {
-    /// The file's path, for messages.
+    /// The path of the file, for messages.
     pub path: String,
-    /// What it holds.
+    /// The contents.
     pub read: T,
 }
 
-/// What is asked of `validate`.
-pub fn validate(args: &ValidateArgs) -> CommandResult<ValidateSettings> {
-    only_one_stdin(args.measurements.iter().chain(&args.hardware))?;
-    let mut problems = Problems::default();
-    let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
-    for argument in &args.hardware {
-        if let Some(read) = problems.take(input::profile(argument)) {
-            let path = argument.to_string_lossy().into_owned();
-            profiles.push(MeasurementInput { path, read });
+impl ValidateArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and two files of one name.
+    pub fn resolve(&self) -> CommandResult<ValidateSettings> {
+        at_most_one_stdin(self.measurements.iter().chain(&self.hardware))?;
+        let mut problems = Problems::default();
+        let mut profiles: Vec<MeasurementInput<Profile>> = vec![];
+        for argument in &self.hardware {
+            if let Some(read) = problems.take(input::profile(argument)) {
+                let path = argument.to_string_lossy().into_owned();
+                profiles.push(MeasurementInput { path, read });
+            }
         }
+        let names = profiles.iter().map(|input| (input.read.name(), input.path.as_str()));
+        require_distinct("--hardware", names.collect(), &mut problems);
+        let mut files: Vec<MeasurementInput<MeasurementsFile>> = vec![];
+        if self.measurements.is_empty() {
+            let shipped = measurements::shipped()
+                .map_err(|defects| Failure::file("the built-in measurements", defects));
+            let shipped = problems.take(shipped).unwrap_or_default().into_iter();
+            files.extend(shipped.map(|read| MeasurementInput { path: read.name.clone(), read }));
+        }
+        for argument in &self.measurements {
+            let read = input::text(argument).and_then(|(path, text)| {
+                let read = measurements::read(&path, &text);
+                let read = read.map_err(|defects| Failure::file(&path, defects))?;
+                Ok(MeasurementInput { path, read })
+            });
+            files.extend(problems.take(read));
+        }
+        let names = files.iter().map(|input| (input.read.name.as_str(), input.path.as_str()));
+        require_distinct("--measurements", names.collect(), &mut problems);
+        problems.into_result()?;
+        warn_of_unused_profiles(&files, &profiles);
+        Ok(ValidateSettings { files, profiles })
     }
-    let names = profiles.iter().map(|given| (given.read.name(), given.path.as_str()));
-    once("--hardware", names.collect(), &mut problems);
-    let mut files: Vec<MeasurementInput<MeasurementsFile>> = vec![];
-    if args.measurements.is_empty() {
-        let shipped =
-            measurements::shipped().map_err(|found| Failure::file("the program's figures", found));
-        let shipped = problems.take(shipped).unwrap_or_default().into_iter();
-        files.extend(shipped.map(|read| MeasurementInput { path: read.name.clone(), read }));
-    }
-    for argument in &args.measurements {
-        let read = input::text(argument).and_then(|(path, text)| {
-            let read = measurements::read(&path, &text);
-            let read = read.map_err(|defects| Failure::file(&path, defects))?;
-            Ok(MeasurementInput { path, read })
-        });
-        files.extend(problems.take(read));
-    }
-    let names = files.iter().map(|given| (given.read.name.as_str(), given.path.as_str()));
-    once("--measurements", names.collect(), &mut problems);
-    if let Some(failure) = problems.failure() {
-        return Err(failure);
-    }
-    warn_of_unused(&files, &profiles);
-    Ok(ValidateSettings { files, profiles })
 }
 
-/// No two of the names, which stand beside paths, may be one.
-fn once(flag: &str, names: Vec<(&str, &str)>, problems: &mut Problems) {
+/// Reports every name that two files share. `names` holds names and paths.
+fn require_distinct(flag: &str, names: Vec<(&str, &str)>, problems: &mut Problems) {
     for (index, (name, path)) in names.iter().enumerate() {
         if let Some((_, other)) = names[..index].iter().find(|(known, _)| known == name) {
-            let problem = format!("two files call themselves `{name}`: {other} and {path}");
-            let problem = Problem::new(flag, problem)
-                .hint("another `name` in one of them: figures are told apart by it");
+            let message = format!("two files are named `{name}`: {other} and {path}");
+            let problem = Problem::new(flag, message)
+                .hint("another `name` in one of them: the report tells figures apart by it");
             problems.push(problem);
         }
     }
 }
 
-/// Nothing would show that a profile was given for nothing.
-fn warn_of_unused(
+fn warn_of_unused_profiles(
     files: &[MeasurementInput<MeasurementsFile>],
     profiles: &[MeasurementInput<Profile>],
 ) {
@@ -88,21 +112,21 @@ fn warn_of_unused(
         if !figures.any(|figure| figure.hardware == profile.name()) {
             let name = profile.name();
             output::warn(&format!(
-                "no measurement is of `{name}`: --hardware {path} changes nothing"
+                "--hardware {path} has no effect: no measurement names `{name}`"
             ));
         }
     }
 }
 
 impl ValidateSettings {
-    /// Where the profile of this name comes from, where it was given.
-    pub fn given(&self, name: &str) -> Option<&MeasurementInput<Profile>> {
-        self.profiles.iter().find(|given| given.read.name() == name)
+    /// The profile of this name, if `--hardware` gave one.
+    pub fn profile(&self, name: &str) -> Option<&MeasurementInput<Profile>> {
+        self.profiles.iter().find(|input| input.read.name() == name)
     }
 }
 
 impl MeasurementInput<Profile> {
-    /// Whether it stands in the place of the preset of its name.
+    /// Whether it replaces the preset of the same name.
     pub fn hides_preset(&self) -> bool {
         preset_names().any(|known| known == self.read.name() && known != self.path)
     }

@@ -5,7 +5,6 @@
 //! measured in a few seconds is kept beside what was measured wholly, which is preferred. The
 //! files may be deleted at any time.
 
-use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,15 +14,9 @@ use narrows_runtime::fnv1a;
 
 use super::machine;
 use super::works::BenchmarkExtent;
+use crate::cache_dir::cache_dir;
 use crate::errors::CommandResult;
 use crate::output;
-
-/// The folder of what may be made anew at any time, where there is a place for it.
-pub fn folder() -> Option<PathBuf> {
-    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    let folder = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(folder.join("narrows"))
-}
 
 /// What a profile is one of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +40,7 @@ impl CachedProfileKey {
             BenchmarkExtent::Whole => "",
             BenchmarkExtent::Quick => "-quick",
         };
-        Some(folder()?.join(format!("{stem}{suffix}.json")))
+        Some(cache_dir()?.join(format!("{stem}{suffix}.json")))
     }
 
     /// Where one may lie, the preferred one first.
@@ -76,7 +69,7 @@ impl CachedProfileKey {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        output::write_whole(&path, &text(profile)?)?;
+        output::write_atomically(&path, &text(profile)?)?;
         Ok(path)
     }
 
@@ -86,7 +79,7 @@ impl CachedProfileKey {
     /// When it cannot.
     pub fn writable(&self, amount: BenchmarkExtent) -> CommandResult<()> {
         let hinted = |place: &str, error: &io::Error| {
-            let mut failure = output::unwritable(place, error);
+            let mut failure = output::write_failure(place, error);
             let problems = failure.problems.iter_mut();
             problems.for_each(|of| of.hints.push("--output FILE, to write it elsewhere".into()));
             failure
@@ -97,7 +90,7 @@ impl CachedProfileKey {
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)
             .map_err(|error| hinted(&folder.display().to_string(), &error))?;
-        output::writable(&path)
+        output::check_writable(&path)
     }
 }
 
@@ -111,7 +104,7 @@ pub fn of_gpus_with(fingerprint: &str) -> Option<Profile> {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
         name.is_some_and(|name| name.starts_with("gpu-") && name.ends_with(".json"))
     };
-    let files = fs::read_dir(folder()?).ok()?.flatten().map(|entry| entry.path());
+    let files = fs::read_dir(cache_dir()?).ok()?.flatten().map(|entry| entry.path());
     let profiles = files.filter(is_gpus).filter_map(|path| read(&path));
     profiles.into_iter().find(|profile| profile.fingerprint() == fingerprint)
 }

@@ -7,9 +7,9 @@ use narrows_calibration::fit::CpuMachine;
 use narrows_cost_model::Profile;
 use narrows_plan::Bytes;
 
-use super::gpu;
-use crate::memory;
-use crate::report::page::plural;
+use crate::gpu;
+use crate::host::total_memory;
+use crate::text::plural;
 
 /// The name of a measured profile.
 pub const NAME: &str = "cpu-measured";
@@ -44,7 +44,7 @@ pub fn describe(threads: u64, command: &str) -> CpuMachine {
              each of D has 1/D of it."
         ),
         title: title.clone(),
-        memory: memory::total().unwrap_or(MEMORY),
+        memory: total_memory().unwrap_or(MEMORY),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         source: format!("{command}, on {title}"),
         date: today(),
@@ -80,7 +80,7 @@ pub fn other(profile: &Profile, threads: u64) -> Option<String> {
 pub fn other_gpus(profile: &Profile) -> Option<String> {
     let measured =
         profile.file().measured.as_ref().filter(|measured| !measured.devices_share_machine())?;
-    let (there, here) = (measured.machine.as_deref()?, gpu::title()?);
+    let (there, here) = (measured.machine.as_deref()?, gpu::description()?);
     let name = profile.name();
     (there != here).then(|| {
         format!(

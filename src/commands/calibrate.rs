@@ -1,37 +1,36 @@
-//! `narrows calibrate`: measures this machine, and writes its profile.
+//! `narrows calibrate`: measures this machine and writes its profile.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use narrows_calibration::fit::{GpuModel, fit_cpu_profile, fit_gpu_profile};
 use narrows_calibration::validation::preset_coverage;
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
 
-use crate::args::calibrate::{
-    CalibrateArgs, CalibrateSettings, CalibrateTarget, calibrate as resolve,
-};
-use crate::args::low::OutputFormat;
-use crate::args::run::{GLOBAL_BATCH, SEQUENCE_LENGTH};
+use crate::args::{CalibrateArgs, CalibrateSettings, CalibrateTarget, Detail, OutputFormat};
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
-use crate::calibrate::gpu::{self, GpuProcesses};
+use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
 use crate::calibrate::works::{Benchmark, BenchmarkExtent, to_compare, to_measure};
 use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, machine};
 use crate::calibrate::{points, repeatability, run as run_rounds};
+use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::gpu;
 use crate::output;
-use crate::report::calibration::CalibrationReport;
+use crate::progress;
+use crate::report::{self, CalibrationReport};
 
-/// What plans to measure processors are searched on: the shapes are what matters.
+/// The profile that plans of processors are searched with: only their shapes matter.
 const BASE: &str = "cpu-local";
 
-/// A few seconds.
+/// A few seconds of measurement.
 const QUICK: MeasurementRounds = MeasurementRounds { rounds: 2, effort: effort(1, 250) };
-/// Some minutes.
+/// Some minutes of measurement.
 const WHOLE: MeasurementRounds = MeasurementRounds { rounds: 4, effort: effort(2, 400) };
 
 const fn effort(least: usize, milliseconds: u64) -> MeasurementEffort {
@@ -43,210 +42,216 @@ const fn effort(least: usize, milliseconds: u64) -> MeasurementEffort {
     }
 }
 
-/// Measures, writes, reports.
+/// Measures, writes the profile, reports.
 pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
-    let asked = resolve(args)?;
-    match &asked.on {
-        CalibrateTarget::Processors { threads } => on_processors(&asked, *threads),
-        CalibrateTarget::Gpus { .. } => on_gpus(&asked),
+    let settings = args.resolve()?;
+    match &settings.target {
+        CalibrateTarget::Processors { threads } => on_processors(&settings, *threads),
+        CalibrateTarget::Gpus { .. } => on_gpus(&settings),
     }
 }
 
-fn on_processors(asked: &CalibrateSettings, threads: u64) -> CommandResult<()> {
-    let kept = CachedProfileKey::of_processors(threads);
-    admit(asked, &kept)?;
+fn on_processors(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
+    let key = CachedProfileKey::of_processors(threads);
+    check_output(settings, &key)?;
     let base = profile::preset(BASE).map_err(Failure::flags)?;
-    let works = to_measure(asked.amount, asked.model.as_ref(), asked.devices, &base)?;
-    let others =
-        if asked.compare { to_compare(asked.amount, asked.devices, &base)? } else { vec![] };
-    let (mut subjects, count) = planned(works, others);
-    measure(asked, &mut subjects, |subject| subject.on_processors(threads))?;
-    let compared = subjects.split_off(count);
-    let command = command(asked);
-    let profile = fitted(threads, &command, &subjects)?;
-    deliver(asked, &kept, profile, &subjects, &compared)
+    let measured = to_measure(settings.extent, settings.model.as_ref(), settings.devices, &base)?;
+    let compared = match settings.compare {
+        true => to_compare(settings.extent, settings.devices, &base)?,
+        false => vec![],
+    };
+    let (mut benchmarks, count) = plan_all(measured, compared);
+    measure(settings, &mut benchmarks, |benchmark| benchmark.on_processors(threads))?;
+    let compared = benchmarks.split_off(count);
+    let profile = fit_processors(threads, &command_line(settings), &benchmarks)?;
+    deliver(settings, &key, profile, &benchmarks, &compared)
 }
 
-/// Every process measures; the first one fits, writes and speaks.
-fn on_gpus(asked: &CalibrateSettings) -> CommandResult<()> {
-    let CalibrateTarget::Gpus { launched, global_batch, sequence_length } = &asked.on else {
+/// Measures in every process; the first one fits, writes and prints.
+fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
+    let CalibrateTarget::Gpus { process, global_batch, sequence_length } = &settings.target else {
         return Ok(());
     };
-    let Some(gpu) = gpu::first(launched.as_ref()) else {
-        let problem = Problem::new("--backend", "this machine shows no GPU");
-        return Err(Failure::failed(vec![problem.hint("`narrows doctor` says what is there")]));
+    let Some(gpu_model) = gpu::first(process.as_ref()) else {
+        let problem = Problem::new("--backend", "this machine has no GPU");
+        let hint = "`narrows doctor` reports what is missing";
+        return Err(Failure::failed(vec![problem.hint(hint)]));
     };
-    let kept = CachedProfileKey::of_gpus(&gpu::title().unwrap_or_default(), asked.devices);
-    if launched.is_none() {
-        admit(asked, &kept)?;
+    let description = gpu::description().unwrap_or_default();
+    let key = CachedProfileKey::of_gpus(&description, settings.devices);
+    if process.is_none() {
+        check_output(settings, &key)?;
     }
-    let base = gpu::base(&gpu)?;
-    let works = gpu::works::BenchmarkSelection {
-        amount: asked.amount,
-        also: asked.model.as_ref(),
-        devices: asked.devices,
+    let base = gpu_calibration::base(&gpu_model)?;
+    let selection = gpu_calibration::works::BenchmarkSelection {
+        amount: settings.extent,
+        also: settings.model.as_ref(),
+        devices: settings.devices,
         global_batch: *global_batch,
         sequence_length: *sequence_length,
         profile: &base,
     };
-    let others = if asked.compare { works.compared()? } else { vec![] };
-    let (mut subjects, count) = planned(works.measured()?, others);
-    let party = GpuProcesses::join(launched.clone(), &subjects, &command(asked))?;
-    let mut measured = || {
-        if launched.is_some() && asked.leads() {
-            admit(asked, &kept)?;
+    let compared = if settings.compare { selection.compared()? } else { vec![] };
+    let (mut benchmarks, count) = plan_all(selection.measured()?, compared);
+    let processes = GpuProcesses::join(process.clone(), &benchmarks, &command_line(settings))?;
+    let mut measure_and_deliver = || {
+        if process.is_some() && settings.is_leader() {
+            check_output(settings, &key)?;
         }
-        measure(asked, &mut subjects, |subject| party.open(subject))?;
-        if !asked.leads() {
+        measure(settings, &mut benchmarks, |benchmark| processes.open(benchmark))?;
+        if !settings.is_leader() {
             return Ok(());
         }
-        let compared = subjects.split_off(count);
-        let profile = fitted_to_gpus(asked, gpu.clone(), &base, &subjects)?;
-        deliver(asked, &kept, profile, &subjects, &compared)
+        let compared = benchmarks.split_off(count);
+        let profile = fit_gpus(settings, gpu_model.clone(), &base, &benchmarks)?;
+        deliver(settings, &key, profile, &benchmarks, &compared)
     };
-    party.part(measured())
+    processes.leave(measure_and_deliver())
 }
 
-/// What is measured takes its time, so it is found out first whether it can be written.
-fn admit(asked: &CalibrateSettings, kept: &CachedProfileKey) -> CommandResult<()> {
-    match asked.output.as_deref() {
+/// Checks that the profile can be written, before a measurement that takes long.
+fn check_output(settings: &CalibrateSettings, key: &CachedProfileKey) -> CommandResult<()> {
+    match settings.output.as_deref() {
         Some(file) if output::is_stdout(file) => Ok(()),
-        Some(file) => output::writable(Path::new(file)),
-        None => kept.writable(asked.amount),
+        Some(file) => output::check_writable(Path::new(file)),
+        None => key.writable(settings.extent),
     }
 }
 
-/// Holds the profile against other plans, where that was asked for, writes it and reports.
+/// Compares the profile with other plans if requested, writes it and reports.
 fn deliver(
-    asked: &CalibrateSettings,
-    kept: &CachedProfileKey,
+    settings: &CalibrateSettings,
+    key: &CachedProfileKey,
     mut profile: Profile,
     measured: &[PlannedBenchmark],
     compared: &[PlannedBenchmark],
 ) -> CommandResult<()> {
-    let comparison = asked.compare.then(|| compare(&profile, compared, &command(asked)));
+    let comparison = settings.compare.then(|| compare(&profile, compared, &command_line(settings)));
     if let Some(comparison) = &comparison {
         profile = comparison.apply_to(profile).map_err(|d| Failure::file("the profile", d))?;
     }
-    let written = write(asked, kept, &profile)?;
-    let presets = super::waiting("planning the presets", asked.format, || {
-        preset_coverage(&profile, asked.devices, GLOBAL_BATCH, SEQUENCE_LENGTH)
+    let written = write_profile(settings, key, &profile)?;
+    let visible = settings.format == OutputFormat::Text;
+    let presets = progress::spin("planning the presets", visible, || {
+        let RequestDefaults { global_batch, sequence_length, .. } = RequestDefaults::RUN;
+        preset_coverage(&profile, settings.devices, global_batch, sequence_length)
     });
-    let findings = CalibrationReport::of(&profile, measured.len(), presets, comparison, written);
+    let report = CalibrationReport::new(&profile, measured.len(), presets, comparison, written);
     if let Some(warning) = profile.warning() {
         output::warn(&warning);
     }
-    match asked.format {
-        OutputFormat::Json => output::print_json(&findings),
-        OutputFormat::Text if asked.output.as_deref().is_some_and(output::is_stdout) => {
-            output::tell(&findings.text());
-            Ok(())
-        }
-        OutputFormat::Text => output::print(&findings.text()),
-    }
+    let taken = settings.output.as_deref().is_some_and(output::is_stdout);
+    report::print(&report, settings.format, settings.detail, taken)
 }
 
-/// A profile of this machine for who did not name one: the one that is kept, or one measured in a few
-/// seconds, and kept where that can be.
-pub fn of_this_machine(threads: u64, format: OutputFormat) -> CommandResult<Profile> {
-    let kept = CachedProfileKey::of_processors(threads);
-    if let Some(profile) = kept.load() {
+/// The cached profile of this machine, or one that is measured in a few seconds and cached where possible.
+pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandResult<Profile> {
+    let key = CachedProfileKey::of_processors(threads);
+    if let Some(profile) = key.load() {
         return Ok(profile);
     }
     let base = profile::preset(BASE).map_err(Failure::flags)?;
     if format == OutputFormat::Text {
-        output::tell(
-            "Measuring this machine, once, for some seconds: `narrows calibrate` does it better\n",
+        output::eprint(
+            "Measuring this machine once, for some seconds; `narrows calibrate` measures it better\n",
         );
     }
-    let asked = CalibrateSettings {
+    let settings = CalibrateSettings {
         output: None,
         model: None,
-        on: CalibrateTarget::Processors { threads },
+        target: CalibrateTarget::Processors { threads },
         devices: threads.min(2),
-        amount: BenchmarkExtent::Quick,
+        extent: BenchmarkExtent::Quick,
         compare: false,
         format,
+        detail: Detail::Summary,
     };
-    let (mut subjects, _) = planned(to_measure(asked.amount, None, asked.devices, &base)?, vec![]);
-    measure(&asked, &mut subjects, |subject| subject.on_processors(threads))?;
-    let profile = fitted(threads, "a quick measurement by `narrows run`", &subjects)?;
-    match kept.store(asked.amount, &profile) {
+    let measured = to_measure(settings.extent, None, settings.devices, &base)?;
+    let (mut benchmarks, _) = plan_all(measured, vec![]);
+    measure(&settings, &mut benchmarks, |benchmark| benchmark.on_processors(threads))?;
+    let source = "a quick measurement by `narrows run`";
+    let profile = fit_processors(threads, source, &benchmarks)?;
+    match key.store(settings.extent, &profile) {
         Ok(path) if format == OutputFormat::Text => {
-            output::tell(&format!("Kept in {}\n", path.display()));
+            output::eprint(&format!("Profile cached in {}\n", path.display()));
         }
         Ok(_) => {}
         Err(error) => {
-            output::warn(&format!("the measurement is not kept for the next run: {error}"));
+            output::warn(&format!("the profile is not cached for the next run: {error}"));
         }
     }
     Ok(profile)
 }
 
-/// Plans what is measured and what is compared. How many there are of the former, which come first.
-fn planned(works: Vec<Benchmark>, others: Vec<Benchmark>) -> (Vec<PlannedBenchmark>, usize) {
-    let mut subjects: Vec<PlannedBenchmark> =
-        works.into_iter().filter_map(PlannedBenchmark::plan).collect();
-    let count = subjects.len();
-    subjects.extend(others.into_iter().filter_map(PlannedBenchmark::plan));
-    (subjects, count)
+/// Plans what is measured and what is compared. Returns the plans, the measured ones first, and how many these are.
+fn plan_all(measured: Vec<Benchmark>, compared: Vec<Benchmark>) -> (Vec<PlannedBenchmark>, usize) {
+    let mut benchmarks: Vec<PlannedBenchmark> =
+        measured.into_iter().filter_map(PlannedBenchmark::plan).collect();
+    let count = benchmarks.len();
+    benchmarks.extend(compared.into_iter().filter_map(PlannedBenchmark::plan));
+    (benchmarks, count)
 }
 
-/// Runs the plans to measure and the others in the same rounds.
+/// Runs all plans in the same rounds.
 fn measure(
-    asked: &CalibrateSettings,
-    subjects: &mut [PlannedBenchmark],
+    settings: &CalibrateSettings,
+    benchmarks: &mut [PlannedBenchmark],
     open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
 ) -> CommandResult<()> {
-    let rounds = match asked.amount {
+    let rounds = match settings.extent {
         BenchmarkExtent::Quick => QUICK,
         BenchmarkExtent::Whole => WHOLE,
     };
-    let progress = progress(subjects.len() * rounds.rounds, asked);
-    let done = run_rounds(subjects, rounds, open, |subject| {
-        progress.set_message(subject.work.name.clone());
+    let progress = progress_bar(benchmarks.len() * rounds.rounds, settings);
+    let result = run_rounds(benchmarks, rounds, open, |benchmark| {
+        progress.set_message(benchmark.work.name.clone());
         progress.inc(1);
     });
     progress.finish_and_clear();
-    done
+    result
 }
 
-fn fitted(threads: u64, command: &str, measured: &[PlannedBenchmark]) -> CommandResult<Profile> {
-    let machine = machine::describe(threads, command);
+fn fit_processors(
+    threads: u64,
+    source: &str,
+    measured: &[PlannedBenchmark],
+) -> CommandResult<Profile> {
+    let machine = machine::describe(threads, source);
     let points = points(measured, DeviceSharing::Shared);
     let repeatability = repeatability(measured, &points);
     fit_cpu_profile(&machine, points, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
-fn fitted_to_gpus(
-    asked: &CalibrateSettings,
-    gpu: GpuModel,
+fn fit_gpus(
+    settings: &CalibrateSettings,
+    gpu_model: GpuModel,
     base: &Profile,
     measured: &[PlannedBenchmark],
 ) -> CommandResult<Profile> {
-    let machine = gpu::describe(gpu, asked.devices, &command(asked));
+    let machine = gpu_calibration::describe(gpu_model, settings.devices, &command_line(settings));
     let points = points(measured, DeviceSharing::Whole);
     let repeatability = repeatability(measured, &points);
-    fit_gpu_profile(&machine, points, &gpu::steps(measured, base), Some(repeatability))
+    let steps = gpu_calibration::steps(measured, base);
+    fit_gpu_profile(&machine, points, &steps, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
 
-/// The command that makes such a profile again.
-fn command(asked: &CalibrateSettings) -> String {
+/// The command that repeats the measurement, for the provenance of the profile.
+fn command_line(settings: &CalibrateSettings) -> String {
     let mut words = vec!["`narrows calibrate".to_owned()];
-    if asked.amount == BenchmarkExtent::Quick {
+    if settings.extent == BenchmarkExtent::Quick {
         words.push("--quick".into());
     }
-    if let Some(model) = &asked.model {
+    if let Some(model) = &settings.model {
         words.push(format!("--model {}", model.name));
     }
-    if asked.compare {
+    if settings.compare {
         words.push("--compare".into());
     }
-    match &asked.on {
+    match &settings.target {
         CalibrateTarget::Processors { threads } => {
-            words.push(format!("--threads {threads} --devices {}", asked.devices));
+            words.push(format!("--threads {threads} --devices {}", settings.devices));
         }
         CalibrateTarget::Gpus { global_batch, sequence_length, .. } => {
             words.push("--backend cuda".into());
@@ -258,50 +263,44 @@ fn command(asked: &CalibrateSettings) -> String {
     format!("{}`", words.join(" "))
 }
 
-/// Says where it was written.
-fn write(
-    asked: &CalibrateSettings,
-    kept: &CachedProfileKey,
+/// Writes the profile. Returns the name of its file.
+fn write_profile(
+    settings: &CalibrateSettings,
+    key: &CachedProfileKey,
     profile: &Profile,
 ) -> CommandResult<String> {
-    let Some(file) = &asked.output else {
-        let stored = kept.store(asked.amount, profile);
-        let path = stored.map_err(|error| unkept(kept.path(asked.amount), &error))?;
-        if let Some(preferred) = kept.found().filter(|found| *found != path) {
+    let Some(file) = &settings.output else {
+        let stored = key.store(settings.extent, profile);
+        let path = stored.map_err(|error| cache_failure(key.path(settings.extent), &error))?;
+        if let Some(preferred) = key.found().filter(|found| *found != path) {
             output::warn(&format!(
-                "{} is of a whole calibration, and stays what `run` predicts with: this quick one is beside it; \
-                 --output FILE writes it elsewhere, and without that file `run` takes it",
+                "{} is of a whole calibration, so `run` keeps predicting with it; this quick one is beside it. \
+                 --output FILE writes elsewhere; without the whole one `run` takes the quick one",
                 preferred.display()
             ));
         }
         return Ok(path.display().to_string());
     };
     let name = file.to_string_lossy().into_owned();
-    let text = cache::text(profile).map_err(|error| output::unwritable(&name, &error))?;
+    let text = cache::text(profile).map_err(|error| output::write_failure(&name, &error))?;
     if output::is_stdout(file) {
         output::print(&text)?;
     } else {
-        output::write_whole(Path::new(file), &text)
-            .map_err(|error| output::unwritable(&name, &error))?;
+        output::write_atomically(Path::new(file), &text)
+            .map_err(|error| output::write_failure(&name, &error))?;
     }
     Ok(name)
 }
 
-fn unkept(path: Option<PathBuf>, error: &io::Error) -> Failure {
-    let place = path.map_or("the cache folder".into(), |path| path.display().to_string());
-    output::unwritable(&place, error)
+fn cache_failure(path: Option<PathBuf>, error: &io::Error) -> Failure {
+    let location = path.map_or("the cache folder".into(), |path| path.display().to_string());
+    output::write_failure(&location, error)
 }
 
-/// A bar, drawn on standard error, and only when that is a terminal.
-fn progress(runs: usize, asked: &CalibrateSettings) -> ProgressBar {
-    if asked.format == OutputFormat::Json || !asked.leads() {
+fn progress_bar(runs: usize, settings: &CalibrateSettings) -> ProgressBar {
+    if settings.format == OutputFormat::Json || !settings.is_leader() {
         return ProgressBar::hidden();
     }
-    let progress = ProgressBar::new(runs as u64);
-    let template = "{spinner} {wide_bar} run {pos} of {len}, {msg}, {eta} to go";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        progress.set_style(style);
-    }
-    progress.enable_steady_tick(super::TICK);
-    progress
+    let template = "{spinner} {wide_bar} run {pos} of {len}, {msg}, {eta} left";
+    progress::styled(ProgressBar::new(runs as u64), template)
 }

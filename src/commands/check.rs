@@ -1,74 +1,50 @@
-//! `narrows check`: a proof that a plan runs, or what is wrong with it.
+//! `narrows check`: proves a plan, or reports what is wrong with it.
 
 use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_reference::Miniature;
-use serde::Serialize;
 
-use crate::args::low::{CheckArgs, OutputFormat};
-use crate::args::resolve::{self, PlanFile};
+use super::cost::warn_of_other_profile;
+use crate::args::{CheckArgs, CheckSettings, Detail, OutputFormat, PlanFile};
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::output;
-use crate::report::numeric::NumericReport;
-use crate::report::proof::{self, CheckReport};
+use crate::report::{self, CheckReport, NumericReport};
 
-/// Of the twin's weights and tokens.
+/// Seed of the miniature's weights and tokens.
 const SEED: u64 = 1;
 
-/// Reads, resolves, lowers, checks.
+/// Resolves, lowers and checks a plan, and runs its miniature if requested.
 pub fn run(args: &CheckArgs) -> CommandResult<()> {
-    let file = resolve::plan_file(&args.plan, &args.subject)?;
-    resolve::sensible(&file)?;
-    super::cost::warn_of_other_profile(&file, "checked");
+    let CheckSettings { file, memory_limit, numeric, format } = args.resolve()?;
+    warn_of_other_profile(&file, "checked");
     let resolved =
         file.plan.resolve(&file.model).map_err(|defects| Failure::file(&file.name, defects))?;
-    let limit = super::cost::memory_bytes(args.memory_limit, file.profile.usable_memory());
-    let proof = CheckReport::of(lower(&resolved), limit);
-    let mut problems = proof.problems(&file.name);
-    let numeric = match args.numeric && problems.is_empty() {
-        true => Some(numeric(&file)?),
-        false => None,
-    };
-    problems.extend(numeric.as_ref().and_then(|numeric| numeric.problem(&file.name)));
-    match args.format {
-        OutputFormat::Json => {
-            output::print_json(&CheckOutput { proof: &proof, numeric: numeric.as_ref() })?
-        }
-        OutputFormat::Text if problems.is_empty() => {
-            output::print(&proof::text(&proof, &file))?;
-            numeric.as_ref().map_or(Ok(()), |numeric| output::print(&numeric.text()))?;
-        }
-        OutputFormat::Text => {}
+    let mut report = CheckReport::new(&file, lower(&resolved), memory_limit);
+    if numeric && report.is_proven() {
+        report = report.with_numeric(compare_miniature(&file)?);
+    }
+    let problems = report.problems();
+    if problems.is_empty() || format == OutputFormat::Json {
+        report::print(&report, format, Detail::Summary, false)?;
     }
     if problems.is_empty() { Ok(()) } else { Err(Failure::failed(problems)) }
 }
 
-/// What `--format json` prints.
-#[derive(Serialize)]
-struct CheckOutput<'a> {
-    #[serde(flatten)]
-    proof: &'a CheckReport,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    numeric: Option<&'a NumericReport>,
-}
-
-/// Runs the plan's twin.
-fn numeric(file: &PlanFile) -> CommandResult<NumericReport> {
-    let cannot = |why: String| {
-        Failure::failed(vec![Problem::new(&file.name, format!("its twin cannot be run: {why}"))])
+/// Runs the miniature of a plan and compares it with the reference.
+fn compare_miniature(file: &PlanFile) -> CommandResult<NumericReport> {
+    let failed = |error: String| {
+        let message = format!("its miniature cannot be run: {error}");
+        Failure::failed(vec![Problem::new(&file.name, message)])
     };
-    let twin =
-        Miniature::new(&file.plan, &file.model).map_err(|defects| cannot(defects.to_string()))?;
+    let miniature =
+        Miniature::new(&file.plan, &file.model).map_err(|defects| failed(defects.to_string()))?;
     let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
-    let compared = twin.compare(&open, SEED).map_err(|error| cannot(error.to_string()))?;
-    Ok(NumericReport::of(&twin, &compared))
+    let comparison = miniature.compare(&open, SEED).map_err(|error| failed(error.to_string()))?;
+    Ok(NumericReport::new(&miniature, &comparison))
 }
 
 #[cfg(test)]
 mod tests {
-
     use narrows_plan::model::presets;
-
     use narrows_plan::{Bytes, Plan};
     use narrows_planner::Request;
     use serde_json::Value;
@@ -91,7 +67,7 @@ mod tests {
         }
     }
 
-    /// Every value of a document, with the way to it.
+    /// JSON pointers of all values in a document.
     fn pointers(value: &Value, path: String, found: &mut Vec<String>) {
         match value {
             Value::Object(fields) => {
@@ -110,7 +86,7 @@ mod tests {
         found.push(path);
     }
 
-    /// Whatever is edited, the plan is refused or proven.
+    /// An edited plan is rejected or proven.
     #[test]
     fn edited_plans_never_panic() {
         let request = request();
@@ -136,8 +112,9 @@ mod tests {
             if let Ok(plan) = Plan::read(&edited.to_string())
                 && let Ok(resolved) = plan.resolve(&request.model)
             {
-                let proof = CheckReport::of(lower(&resolved), Bytes(1 << 40));
-                let _ = proof.problems("fuzz");
+                let Request { model, profile, .. } = request.clone();
+                let file = PlanFile { name: "fuzz".into(), plan, model, profile };
+                let _ = CheckReport::new(&file, lower(&resolved), Bytes(1 << 40)).problems();
             }
             Ok(())
         })

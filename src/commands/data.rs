@@ -1,113 +1,100 @@
-//! `narrows data`: texts into a token file, and what a token file holds.
+//! `narrows data`: makes token files from texts, and inspects them.
 
 use std::path::Path;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use narrows_runtime::data::{DataError, DataFault, TokenFile, TokenWriter};
 
-use crate::args::data::{DataSettings, DataTask, data};
-use crate::args::low::{DataArgs, OutputFormat};
+use crate::args::{DataArgs, DataTask, Detail, OutputFormat, TokenFileSettings};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
 use crate::input::TextDocument;
-use crate::output;
-use crate::report::tokens::{NewTokenFileReport, TokenFileReport};
+use crate::progress;
+use crate::report::{self, NewTokenFileReport, TokenFileReport};
 use crate::tokenize::TokenizeError;
 
 /// Makes a token file, or inspects one.
 pub fn run(args: &DataArgs) -> CommandResult<()> {
-    match data(args)? {
-        DataTask::Make(making) => make(&making, args.format),
-        DataTask::Inspect(file) => inspect(&file, args.format),
+    match args.resolve()? {
+        DataTask::Make(settings) => make(&settings, args.format.format),
+        DataTask::Inspect(file) => inspect(&file, args.format.format),
     }
 }
 
-fn make(making: &DataSettings, format: OutputFormat) -> CommandResult<()> {
-    let DataSettings { documents, tokenizer, output } = making;
+fn make(settings: &TokenFileSettings, format: OutputFormat) -> CommandResult<()> {
+    let TokenFileSettings { documents, tokenizer, output } = settings;
     let mut writer =
         TokenWriter::create(output, tokenizer.description()).map_err(Failure::token_file)?;
-    let progress = progress(documents, format);
+    let progress = progress_bar(documents, format);
     let end_of_text = tokenizer.description().end_of_text;
     let mut text_bytes = 0;
     for (index, document) in documents.iter().enumerate() {
         if let Some(end_of_text) = end_of_text.filter(|_| index > 0) {
             writer.push(&[end_of_text]).map_err(Failure::token_file)?;
         }
-        let done = |bytes| {
+        let on_progress = |bytes| {
             text_bytes += bytes;
             progress.inc(bytes);
         };
         tokenizer
-            .tokenize(document.open()?, &mut writer, done)
-            .map_err(|trouble| failure(document, trouble))?;
+            .tokenize(document.open()?, &mut writer, on_progress)
+            .map_err(|error| failure(document, error))?;
     }
     progress.finish_and_clear();
     if text_bytes == 0 || writer.token_count() == 0 {
         let names: Vec<&str> = documents.iter().map(TextDocument::name).collect();
-        let problem = if text_bytes == 0 { "there is no text" } else { "has no tokens" };
-        return Err(Failure::input(Problem::new(names.join(", "), problem)));
+        let message = if text_bytes == 0 { "there is no text" } else { "has no tokens" };
+        return Err(Failure::input(Problem::new(names.join(", "), message)));
     }
     let header = writer.finish().map_err(Failure::token_file)?;
-    let contents = TokenFileReport::of(output, &header);
-    let made = NewTokenFileReport::of(
-        contents,
+    let report = NewTokenFileReport::new(
+        TokenFileReport::new(output, &header),
         documents.len() as u64,
         text_bytes,
         tokenizer.end_of_text(),
     );
-    match format {
-        OutputFormat::Json => output::print_json(&made),
-        OutputFormat::Text => output::print(&made.text()),
-    }
+    report::print(&report, format, Detail::Summary, false)
 }
 
 fn inspect(file: &Path, format: OutputFormat) -> CommandResult<()> {
     let tokens = TokenFile::open(file).map_err(Failure::token_file)?;
-    let damaged = |error: DataError| match error.fault {
+    // Contents that contradict the header fail the check; anything else is bad input.
+    let invalid = |error: DataError| match error.fault {
         DataFault::ChecksumMismatch { .. } | DataFault::OutOfVocabulary { .. } => {
-            Failure { ending: ExitStatus::Failed, ..Failure::token_file(error) }
+            Failure { status: ExitStatus::Failed, ..Failure::token_file(error) }
         }
         _ => Failure::token_file(error),
     };
-    tokens.verify_checksum().map_err(damaged)?;
-    let largest_id = tokens.validate_tokens(u32::MAX).map_err(damaged)?;
-    let contents = TokenFileReport::of(file, tokens.header()).verified(largest_id);
-    match format {
-        OutputFormat::Json => output::print_json(&contents),
-        OutputFormat::Text => output::print(&contents.text()),
-    }
+    tokens.verify_checksum().map_err(invalid)?;
+    let largest_id = tokens.validate_tokens(u32::MAX).map_err(invalid)?;
+    let report = TokenFileReport::new(file, tokens.header()).verified(largest_id);
+    report::print(&report, format, Detail::Summary, false)
 }
 
-/// A bar where the sizes are known. It is drawn on standard error, and only when that is a terminal.
-fn progress(documents: &[TextDocument], format: OutputFormat) -> ProgressBar {
+/// A bar if all sizes are known, or else a spinner.
+fn progress_bar(documents: &[TextDocument], format: OutputFormat) -> ProgressBar {
     let total: Option<u64> = documents.iter().map(TextDocument::bytes).sum();
-    let (progress, template) = match (format, total) {
-        (OutputFormat::Json, _) => return ProgressBar::hidden(),
-        (_, Some(total)) => (
+    match (format, total) {
+        (OutputFormat::Json, _) => ProgressBar::hidden(),
+        (OutputFormat::Text, Some(total)) => progress::styled(
             ProgressBar::new(total),
-            "{spinner} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} to go",
+            "{spinner} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
         ),
-        (_, None) => (ProgressBar::new_spinner(), "{spinner} {bytes}, {bytes_per_sec}"),
-    };
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        progress.set_style(style);
+        (OutputFormat::Text, None) => {
+            progress::styled(ProgressBar::new_spinner(), "{spinner} {bytes}, {bytes_per_sec}")
+        }
     }
-    progress.enable_steady_tick(super::TICK);
-    progress
 }
 
-fn failure(document: &TextDocument, trouble: TokenizeError) -> Failure {
+fn failure(document: &TextDocument, error: TokenizeError) -> Failure {
     let name = document.name();
-    let at = |byte: u64, problem: String| Problem {
-        field: format!("byte {byte}"),
-        ..Problem::new(name, problem)
-    };
-    Failure::input(match trouble {
+    let at = |byte: u64, message: String| Problem::new(name, message).field(format!("byte {byte}"));
+    Failure::input(match error {
         TokenizeError::Unreadable(error) => Problem::new(name, format!("cannot be read: {error}")),
         TokenizeError::NotText(byte) => at(byte, "is not UTF-8".into())
-            .hint("text in UTF-8, or no --tokenizer: then every byte is a token"),
-        TokenizeError::Refused { first_byte, problem } => at(first_byte, problem)
-            .because(["because the tokenizer does not take the text from there on".into()])
-            .hint("a tokenizer with a token for what is unknown to it"),
+            .hint("text in UTF-8, or no --tokenizer, so that every byte is a token"),
+        TokenizeError::Rejected { first_byte, message } => at(first_byte, message)
+            .because(["because the tokenizer rejects the text that begins there".into()])
+            .hint("a tokenizer with a token for unknown text"),
         TokenizeError::Unwritable(error) => return Failure::token_file(error),
     })
 }

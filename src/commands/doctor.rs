@@ -1,18 +1,12 @@
-//! `narrows doctor`: says what this machine can run, and what it lacks.
+//! `narrows doctor`: reports what this machine can run, and what is missing.
 
-use crate::args::doctor::DoctorArgs;
-use crate::args::low::OutputFormat;
+use crate::args::{Detail, DoctorArgs};
+use crate::cuda_loader;
 use crate::errors::CommandResult;
-use crate::loader;
-use crate::output;
-use crate::report::doctor::DoctorReport;
+use crate::report::{self, DoctorReport};
 
-/// Looks, and reports.
+/// Inspects the machine and reports.
 pub fn run(args: &DoctorArgs) -> CommandResult<()> {
-    loader::bring_within_reach();
-    let finding = DoctorReport::look();
-    match args.format {
-        OutputFormat::Json => output::print_json(&finding),
-        OutputFormat::Text => output::print(&finding.text()),
-    }
+    cuda_loader::make_libraries_loadable();
+    report::print(&DoctorReport::inspect(), args.format.format, Detail::Summary, false)
 }

@@ -1,56 +1,35 @@
-//! `narrows explain`: why the plan is what it is, and what else there was.
+//! `narrows explain`: explains why a plan is the fastest, and what the alternatives cost.
 
-use narrows_planner::{Prediction, Request, explain};
+use narrows_planner::explain;
 
-use crate::args::low::{OutputFormat, PlanFileArgs};
-use crate::args::resolve;
+use super::cost::price;
+use super::search::search;
+use crate::args::{ExplainSettings, OutputFormat, PlanFileArgs};
 use crate::errors::CommandResult;
 use crate::output;
-use crate::report::{infeasible, json, rivals};
+use crate::progress::spin;
+use crate::report::{self, ExplainReport, InfeasibleReport, PricedFile};
 
-/// A plan that was given, to compare with what the search finds.
-pub struct GivenPlan {
-    /// The file's name.
-    pub name: String,
-    /// What it is expected to do.
-    pub prediction: Prediction,
-}
-
-/// Searches, prices what else there was, explains.
+/// Searches, prices the alternatives, explains.
 pub fn run(args: &PlanFileArgs) -> CommandResult<()> {
-    let answer = resolve::answer(&args.output)?;
-    let (request, given) = match &args.plan {
-        None => (resolve::request(&args.request)?, None),
-        Some(_) => with_plan(args)?,
+    let ExplainSettings { request, compared, output, detail } = args.resolve_explain()?;
+    let compared = match compared {
+        None => None,
+        Some(file) => {
+            let prediction = price(&file)?.prediction;
+            Some(PricedFile { name: file.name, prediction })
+        }
     };
-    let searched = super::searched(&request, answer.format);
-    if let (Some(file), Some(best)) = (&answer.output, &searched.best) {
+    let found = search(&request, output.format);
+    if let (Some(file), Some(best)) = (&output.plan_file, &found.best) {
         output::write_plan(file, &best.plan)?;
     }
-    let explanation =
-        super::waiting("pricing the alternatives", answer.format, || explain(&request, &searched));
-    match answer.format {
-        OutputFormat::Json => {
-            output::print_json(&json::explained(&explanation, given.as_ref(), &searched.report))?;
-        }
-        OutputFormat::Text => {
-            let text = rivals::text(&request, &searched, &explanation, given.as_ref());
-            if answer.plan_on_stdout() { output::tell(&text) } else { output::print(&text)? }
-        }
-    }
-    match searched.best {
+    let visible = output.format == OutputFormat::Text;
+    let explanation = spin("pricing the alternatives", visible, || explain(&request, &found));
+    let report = ExplainReport::new(&request, &explanation, compared.as_ref(), &found.report);
+    report::print(&report, output.format, detail, output.plan_on_stdout())?;
+    match found.best {
         Some(_) => Ok(()),
-        None => Err(infeasible::failure(&request, &searched.report)),
+        None => Err(InfeasibleReport::new(&request, &found.report).into_failure()),
     }
-}
-
-/// The request that a plan answers, with the plan's own price.
-fn with_plan(args: &PlanFileArgs) -> CommandResult<(Request, Option<GivenPlan>)> {
-    let Some(argument) = &args.plan else { return Ok((resolve::request(&args.request)?, None)) };
-    let mut file = resolve::plan_file(argument, &args.request.subject)?;
-    resolve::launch(&mut file, &args.request);
-    let request = resolve::request_of_plan(&args.request, &file)?;
-    let priced = super::cost::price(&file)?;
-    let given = GivenPlan { name: file.name, prediction: priced.prediction };
-    Ok((request, Some(given)))
 }

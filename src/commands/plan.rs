@@ -1,93 +1,79 @@
-//! `narrows plan`: the fastest plan.
+//! `narrows plan`: finds the fastest plan.
 
 use narrows_plan::Mesh;
 use narrows_plan::strategy::{Baseline, Zero};
-use narrows_planner::{Request, SearchResult, predict_program};
+use narrows_planner::Request;
+use narrows_planner::SearchResult;
+use narrows_planner::predict_program;
 
-use crate::args::low::{OutputFormat, PlanArgs};
-use crate::args::resolve::{self, OutputSettings};
+use super::search::search;
+use crate::args::{Detail, OutputFormat, OutputSettings, PlanArgs, PlanSettings};
 use crate::errors::{CommandResult, Failure};
 use crate::output;
-use crate::report::{PlanReport, infeasible, json, text};
+use crate::report::{self, InfeasibleReport, PlanReport};
 
-/// Where defects of the planner's own plans are: a bug, but no reason to panic.
-const OURS: &str = "the plan found";
+/// Location of defects in plans of the planner itself, which would be a bug.
+const FOUND_PLAN: &str = "the plan found";
 
 /// Searches, writes the plan, reports.
 pub fn run(args: &PlanArgs) -> CommandResult<()> {
-    let answer = resolve::answer(&args.output)?;
-    let request = resolve::request(&args.request)?;
-    let searched = super::searched(&request, answer.format);
-    present(&request, &searched, &answer)
+    let PlanSettings { request, output, detail } = args.resolve()?;
+    let found = search(&request, output.format);
+    deliver_search(&request, &found, &output, detail)
 }
 
-/// Writes and reports what a search found.
-pub fn present(
+/// Writes and reports the plan that a search found.
+pub fn deliver_search(
     request: &Request,
-    searched: &SearchResult,
-    answer: &OutputSettings,
+    found: &SearchResult,
+    output: &OutputSettings,
+    detail: Detail,
 ) -> CommandResult<()> {
-    let Some(fitted) = &searched.best else {
-        if answer.format == OutputFormat::Json {
-            output::print_json(&json::nothing_found(request, &searched.report))?;
+    let Some(best) = &found.best else {
+        let report = InfeasibleReport::new(request, &found.report);
+        if output.format == OutputFormat::Json {
+            output::print_json(&report)?;
         }
-        return Err(infeasible::failure(request, &searched.report));
+        return Err(report.into_failure());
     };
     let Request { model, profile, executor, .. } = request;
-    let resolved = fitted.plan.resolve(model).map_err(|found| Failure::file(OURS, found))?;
-    warn_of_idle_strategy(request, fitted.plan.mesh);
-    warn_of_idle_zero(request, fitted.plan.mesh);
-    let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
-    let findings = PlanReport {
-        model,
-        profile,
-        executor: *executor,
-        memory_limit: request.arena_limit(),
-        plan: &fitted.plan,
-        resolved: &resolved,
-        prediction: &prediction,
-        search: Some(&searched.report),
-    };
-    deliver(&findings, answer)
+    let plan = &best.plan;
+    let resolved = plan.resolve(model).map_err(|defects| Failure::file(FOUND_PLAN, defects))?;
+    warn_of_ineffective_strategy(request, plan.mesh);
+    warn_of_ineffective_zero(request, plan.mesh);
+    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
+    let report = PlanReport::new(model, (plan, &resolved), &prediction, request.arena_limit());
+    deliver(report.with_search(&found.report), output, detail)
 }
 
-/// A baseline says how to use a tensor axis. Where the fastest mesh has none, its plan is everybody's,
-/// and must not be taken for what the baseline is worth.
-fn warn_of_idle_strategy(request: &Request, mesh: Mesh) {
+/// A baseline says how to use the tensor axis. On a mesh without one its plan is the same as any other's, and must not
+/// be taken for a measure of the baseline.
+fn warn_of_ineffective_strategy(request: &Request, mesh: Mesh) {
     let baseline = request.rules.baseline;
     if baseline != Baseline::Auto && mesh.tensor == 1 && request.tensor.is_none() {
         let name = baseline.name();
         output::warn(&format!(
-            "`{name}` decides nothing in this plan: the fastest mesh has no tensor axis, and there all \
-             strategies are one; --tensor fixes its size"
+            "`--strategy {name}` has no effect on this plan: the fastest mesh has no tensor axis, on which \
+             strategies differ; --tensor sets its size"
         ));
     }
 }
 
-/// ZeRO-1 shards over the replicas: with one, nothing is.
-fn warn_of_idle_zero(request: &Request, mesh: Mesh) {
+/// ZeRO-1 shards over replicas, so with one replica it changes nothing.
+fn warn_of_ineffective_zero(request: &Request, mesh: Mesh) {
     if request.zero == Some(Zero::One) && mesh.data == 1 {
         output::warn(
-            "`--zero 1` decides nothing in this plan: there is one replica, and optimizer states are \
-             sharded over replicas; --data-parallel asks for more",
+            "`--zero 1` has no effect on this plan: optimizer states are sharded over replicas, and there is \
+             one; --data-parallel sets their number",
         );
     }
 }
 
-/// Writes the plan where it was asked for, then reports.
-pub fn deliver(findings: &PlanReport, answer: &OutputSettings) -> CommandResult<()> {
-    if let Some(file) = &answer.output {
-        output::write_plan(file, findings.plan)?;
+/// Writes the plan if requested, and reports it.
+pub fn deliver(report: PlanReport, output: &OutputSettings, detail: Detail) -> CommandResult<()> {
+    if let Some(file) = &output.plan_file {
+        output::write_plan(file, report.plan())?;
     }
-    match answer.format {
-        OutputFormat::Json => output::print_json(&json::found(findings)),
-        OutputFormat::Text => {
-            let report = text::found(findings, answer.output.as_deref());
-            if answer.plan_on_stdout() {
-                output::tell(&report);
-                return Ok(());
-            }
-            output::print(&report)
-        }
-    }
+    let report = report.with_file(output.plan_file.as_deref());
+    report::print(&report, output.format, detail, output.plan_on_stdout())
 }

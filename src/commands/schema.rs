@@ -1,10 +1,10 @@
-//! `narrows schema`: the JSON Schema of a kind of file.
+//! `narrows schema`: prints the JSON Schema of a file format.
 
 use narrows_calibration::measurements;
 use narrows_cost_model::profile;
 use narrows_plan::{Plan, model};
 
-use crate::args::low::{SchemaArgs, SchemaKind};
+use crate::args::{SchemaArgs, SchemaKind};
 use crate::errors::CommandResult;
 use crate::output;
 

@@ -1,21 +1,19 @@
-//! `narrows validate`: predicted beside measured.
+//! `narrows validate`: compares predictions with measurements.
 
 use narrows_calibration::validation::{self, ComparedFigure};
 
-use crate::args::low::{OutputFormat, ValidateArgs};
-use crate::args::validate::{ValidateSettings, validate};
+use crate::args::{OutputFormat, ValidateArgs, ValidateSettings};
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::output;
-use crate::report::validation as report;
+use crate::progress::spin;
+use crate::report::{self, ValidationReport};
 
-/// Predicts every figure and prints both.
+/// Predicts every figure and reports both.
 pub fn run(args: &ValidateArgs) -> CommandResult<()> {
-    let asked = validate(args)?;
-    let compared = super::waiting("predicting", args.format, || compare(&asked))?;
-    match args.format {
-        OutputFormat::Json => output::print_json(&report::json(&asked, &compared)),
-        OutputFormat::Text => output::print(&report::text(&asked, &compared)),
-    }
+    let settings = args.resolve()?;
+    let format = args.format.format;
+    let compared = spin("predicting", format == OutputFormat::Text, || compare(&settings))?;
+    let report = ValidationReport::new(&settings, &compared);
+    report::print(&report, format, args.detail.resolve(), false)
 }
 
 /// Predicts every figure, on the presets and on the given profiles.

@@ -1,68 +1,89 @@
-//! What a calibration found: coverage, repeatability, intervals, provenance, and the closed loop.
+//! The report of a calibration: coverage, repeatability, provenance, and the comparison with measured steps.
 
-use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage};
+use narrows_calibration::validation::{ClosedLoop, ClosedLoopPlan, PresetCoverage, StepInterval};
 use narrows_cost_model::profile::{MeasuredPoint, Provenance, Repeatability};
 use narrows_cost_model::{KernelClass, Profile};
 use narrows_plan::Seconds;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::page::{Align, TextPage, half_width, percent, plural};
+use super::Report;
+use super::page::{Align, TextPage};
+use crate::args::Detail;
+use crate::text::{half_width, percent, plural, signed_percents};
 
-/// Beyond this share of the time, what was measured says little of a plan.
+/// Share of the time below which a preset counts as not covered.
 const COVERED_MIN: f64 = 0.5;
+
+/// What `calibrate` prints.
+#[derive(Debug, Serialize)]
+pub struct CalibrationReport {
+    /// The file of the profile.
+    output: String,
+    /// Description of the machine.
+    machine: String,
+    /// Number of plans that were timed.
+    plans: usize,
+    coverage: Vec<ClassCoverage>,
+    /// Share of the presets' kernels that were measured.
+    presets: Vec<PresetCoverage>,
+    repeatability: Option<Repeatability>,
+    /// Why the measurement is not reliable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<String>,
+    /// Source of every group of numbers in the profile.
+    provenance: Vec<ProfileGroup>,
+    /// Parts of the profile that were not measured.
+    assumed: Vec<String>,
+    /// Comparison with other plans, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comparison: Option<ClosedLoop>,
+}
 
 /// What was measured of one class of kernels.
 #[derive(Debug, Serialize)]
-pub struct ClassCoverage {
-    /// What people call it.
-    pub kernels: &'static str,
-    /// Shapes, each on so many devices once.
-    pub measured: usize,
-    /// Middle of how far two rounds lay apart, relative to the shorter.
-    pub spread_median: f64,
-    /// Nine measurements in ten lie this close to what the others make of them.
-    pub half_width_90: f64,
+struct ClassCoverage {
+    #[serde(rename = "kernels", serialize_with = "class_name")]
+    class: KernelClass,
+    /// Number of shapes, counted once for each number of devices.
+    measured: usize,
+    /// Median relative difference between the slowest and the fastest round.
+    spread_median: f64,
+    /// Half width of the 90 % interval around a price.
+    half_width_90: f64,
 }
 
-/// A group of a profile's numbers.
+/// A group of numbers in a profile.
 #[derive(Debug, Serialize)]
-pub struct ProfileGroup {
-    /// Its path in the file.
-    pub field: String,
+struct ProfileGroup {
+    /// Path in the file.
+    field: String,
     #[serde(flatten)]
     provenance: Provenance,
 }
 
-/// What a calibration found.
-#[derive(Debug, Serialize)]
-pub struct CalibrationReport {
-    /// Where the profile was written.
-    pub output: String,
-    /// The machine.
-    pub machine: String,
-    /// Plans that were run to measure.
-    pub plans: usize,
-    /// What was measured.
-    pub coverage: Vec<ClassCoverage>,
-    /// What of it the presets' plans need.
-    pub presets: Vec<PresetCoverage>,
-    /// How well it repeats.
-    pub repeatability: Option<Repeatability>,
-    /// Why it is not to be trusted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warning: Option<String>,
-    /// Where every group of the profile's numbers comes from.
-    pub provenance: Vec<ProfileGroup>,
-    /// Parts of the profile that were not measured.
-    pub assumed: Vec<String>,
-    /// The closed loop, where it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub comparison: Option<ClosedLoop>,
+/// The name of a class in JSON.
+fn class_name<S: Serializer>(class: &KernelClass, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match class {
+        KernelClass::Gemm => "products",
+        KernelClass::Attention => "attention",
+        KernelClass::Fused => "element-wise and optimizer",
+        KernelClass::Link => "collectives and transfers",
+    })
+}
+
+/// The name of a class in text.
+fn class_title(class: KernelClass) -> &'static str {
+    match class {
+        KernelClass::Gemm => "GEMMs",
+        KernelClass::Attention => "attention",
+        KernelClass::Fused => "fused ops and optimizer",
+        KernelClass::Link => "collectives and transfers",
+    }
 }
 
 impl CalibrationReport {
-    /// Of a fitted profile and what it was fitted to.
-    pub fn of(
+    /// The report on a fitted profile that was written to `output`.
+    pub fn new(
         profile: &Profile,
         plans: usize,
         presets: Vec<PresetCoverage>,
@@ -71,17 +92,17 @@ impl CalibrationReport {
     ) -> CalibrationReport {
         let file = profile.file();
         let points = file.measured.as_ref().map_or(&[][..], |measured| &measured.points);
-        let width = |class| match class {
+        let half_width_90 = |class| match class {
             KernelClass::Gemm => file.gemm.relative_error.half_width_90,
             KernelClass::Attention => file.attention.relative_error.half_width_90,
             KernelClass::Fused => file.fused.relative_error.half_width_90,
             KernelClass::Link => file.links.relative_error.half_width_90,
         };
         let coverage = KernelClass::ALL.into_iter().map(|class| ClassCoverage {
-            kernels: title(class),
+            class,
             measured: of_class(points, class).count(),
             spread_median: median(of_class(points, class).map(|point| point.spread).collect()),
-            half_width_90: width(class),
+            half_width_90: half_width_90(class),
         });
         let group = |(field, provenance)| ProfileGroup { field, provenance };
         CalibrationReport {
@@ -98,189 +119,232 @@ impl CalibrationReport {
         }
     }
 
-    /// For people.
-    pub fn text(&self) -> String {
-        let mut page = TextPage::default();
-        page.heading("Calibration");
-        page.paragraph(&self.machine);
+    fn summary(&self, page: &mut TextPage) {
         let mut fields = vec![
             ("profile", self.output.clone()),
-            ("measured in", format!("the steps of {} plans", self.plans)),
+            ("machine", self.machine.clone()),
+            ("measured in", format!("steps of {}", plural(self.plans as u64, "plan"))),
         ];
-        if let Some(found) = self.repeatability {
-            let share = percent(found.undisturbed);
-            fields.push(("undisturbed", format!("{share} of the shortest steps by the clock")));
-            let [half, tenth] = [found.rounds_apart_median, found.rounds_apart_90].map(percent);
-            let text =
-                format!("half of the time repeats within {half}, nine tenths within {tenth}");
-            fields.push(("rounds", text));
+        if let Some(repeatability) = self.repeatability {
+            let share = percent(repeatability.undisturbed);
+            let [median, tenth] =
+                [repeatability.rounds_apart_median, repeatability.rounds_apart_90].map(percent);
+            fields.push((
+                "repeats",
+                format!("half of the time within {median} between rounds, 90 % within {tenth}"),
+            ));
+            fields.push(("undisturbed", format!("{share} of the shortest wall-clock steps")));
         }
         page.fields(&fields);
-        let rows = self.coverage.iter().map(|of| {
-            let count = of.measured.to_string();
-            vec![of.kernels.into(), count, percent(of.spread_median), half_width(of.half_width_90)]
-        });
+    }
+
+    fn coverage(&self, page: &mut TextPage) {
+        page.heading("Measured kernels");
+        let row = |coverage: &ClassCoverage| {
+            vec![
+                class_title(coverage.class).into(),
+                coverage.measured.to_string(),
+                percent(coverage.spread_median),
+                half_width(coverage.half_width_90),
+            ]
+        };
         page.table(
             &[
                 ("kernels", Align::Left),
                 ("shapes", Align::Right),
                 ("rounds apart", Align::Right),
-                ("interval", Align::Right),
+                ("90 % interval", Align::Right),
             ],
-            &rows.collect::<Vec<_>>(),
+            &self.coverage.iter().map(row).collect::<Vec<_>>(),
         );
-        if self.coverage.iter().any(|of| of.half_width_90 > 1.0) {
+        if self.coverage.iter().any(|coverage| coverage.half_width_90 > 1.0) {
             page.paragraph(
-                "Beyond ±100 %, the factor that nine measurements in ten lie within, either way, of what the \
-                 others make of them: of such kernels the profile says nothing. Most often the machine was busy: \
-                 measure it again.",
+                "Intervals beyond ±100 % are factors either way. Such prices are worth little: most often \
+                 the machine was busy, so measure again.",
             );
         }
-        presets(&mut page, &self.presets);
-        provenance(&mut page, &self.provenance);
+    }
+
+    /// A row for each model size, a column for each model family.
+    fn presets(&self, page: &mut TextPage) {
+        let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
+        for (family, size) in self.presets.iter().filter_map(|preset| preset.model.split_once('-'))
+        {
+            if !families.contains(&family) {
+                families.push(family);
+            }
+            if !sizes.contains(&size) {
+                sizes.push(size);
+            }
+        }
+        let Some(devices) = self.presets.first().map(|preset| preset.devices) else { return };
+        page.heading("Share of the presets' step time in kernels like those measured");
+        let cell = |size: &str, family: &str| {
+            let model = format!("{family}-{size}");
+            let preset = self.presets.iter().find(|preset| preset.model == model)?;
+            let PresetCoverage { measured_share, measured, kernels, .. } = preset;
+            Some(format!("{} ({measured}/{kernels})", percent(*measured_share)))
+        };
+        let rows: Vec<Vec<String>> = sizes
+            .iter()
+            .map(|size| {
+                let cells = families.iter().map(|family| cell(size, family).unwrap_or_default());
+                std::iter::once(size.to_string()).chain(cells).collect()
+            })
+            .collect();
+        let columns = families.iter().map(|family| (*family, Align::Right));
+        let columns: Vec<_> = std::iter::once(("", Align::Left)).chain(columns).collect();
+        page.table(&columns, &rows);
+        let uncovered =
+            self.presets.iter().filter(|preset| preset.measured_share < COVERED_MIN).count();
+        if uncovered > 0 {
+            page.paragraph(&format!(
+                "In brackets: measured kernels of those that the plan for {} needs. For {uncovered} of {} \
+                 presets less than half of the time is covered, which widens their intervals. --model \
+                 NAME measures the kernels of a model too.",
+                plural(devices, "device"),
+                self.presets.len()
+            ));
+        }
+    }
+
+    /// A paragraph for each source, which most groups share.
+    fn provenance(&self, page: &mut TextPage) {
+        page.heading("Sources of the profile's numbers");
+        let mut sources: Vec<(String, Vec<String>)> = vec![];
+        for ProfileGroup { field, provenance } in &self.provenance {
+            let Provenance { kind, source, date, assumed } = provenance;
+            let source = format!("{}, {date}, {source}", format!("{kind:?}").to_lowercase());
+            let except = match assumed.len() {
+                0 => String::new(),
+                _ => format!(" (assumed: {})", assumed.join(", ")),
+            };
+            let field = format!("{field}{except}");
+            match sources.iter_mut().find(|(known, _)| *known == source) {
+                Some((_, fields)) => fields.push(field),
+                None => sources.push((source, vec![field])),
+            }
+        }
+        for (source, fields) in sources {
+            page.paragraph(&format!("{}: {source}.", fields.join(", ")));
+        }
+    }
+}
+
+impl Report for CalibrationReport {
+    fn render(&self, detail: Detail) -> String {
+        let mut page = TextPage::default();
+        page.heading("Calibration");
+        self.summary(&mut page);
         if let Some(comparison) = &self.comparison {
-            compared(&mut page, comparison);
+            compared_plans(&mut page, comparison, detail);
+        }
+        self.coverage(&mut page);
+        super::prediction::assumed(&mut page, &self.assumed, Detail::Summary);
+        self.presets(&mut page);
+        if detail == Detail::Full {
+            self.provenance(&mut page);
         }
         page.finish()
     }
 }
 
-/// A row for each size, a column for each family.
-fn presets(page: &mut TextPage, presets: &[PresetCoverage]) {
-    let (mut families, mut sizes): (Vec<&str>, Vec<&str>) = (vec![], vec![]);
-    for (family, size) in presets.iter().filter_map(|one| one.model.split_once('-')) {
-        if !families.contains(&family) {
-            families.push(family);
-        }
-        if !sizes.contains(&size) {
-            sizes.push(size);
-        }
-    }
-    let Some(devices) = presets.first().map(|one| one.devices) else { return };
-    page.heading("Time of the presets' plans that is of kernels like those measured");
-    let cell = |size: &str, family: &str| {
-        let own = presets.iter().find(|one| one.model == format!("{family}-{size}"));
-        own.map(|own| format!("{} ({}/{})", percent(own.measured_share), own.measured, own.kernels))
-    };
-    let rows: Vec<Vec<String>> = sizes
-        .iter()
-        .map(|size| {
-            let cells = families.iter().map(|family| cell(size, family).unwrap_or_default());
-            std::iter::once(size.to_string()).chain(cells).collect()
-        })
-        .collect();
-    let columns = families.iter().map(|family| (*family, Align::Right));
-    let columns: Vec<_> = std::iter::once(("", Align::Left)).chain(columns).collect();
-    page.table(&columns, &rows);
-    let short = presets.iter().filter(|one| one.measured_share < COVERED_MIN).count();
-    if short > 0 {
-        page.paragraph(&format!(
-            "Planned for {} as `narrows run` does; in brackets, kernels measured of those needed. {short} of {} \
-             have less than half: their intervals are wider, and `plan` names what is missing. --model NAME \
-             measures a model's kernels too.",
-            plural(devices, "device"),
-            presets.len()
-        ));
-    }
-}
-
-/// A paragraph for each source: most groups share one.
-fn provenance(page: &mut TextPage, groups: &[ProfileGroup]) {
-    page.heading("Where the profile's numbers come from");
-    let mut sources: Vec<(String, Vec<String>)> = vec![];
-    for ProfileGroup { field, provenance } in groups {
-        let Provenance { kind, source, date, assumed } = provenance;
-        let from = format!("{}, {date}, {source}", format!("{kind:?}").to_lowercase());
-        let except = match assumed.len() {
-            0 => String::new(),
-            _ => format!(" (assumed: {})", assumed.join(", ")),
-        };
-        let field = format!("{field}{except}");
-        match sources.iter_mut().find(|(known, _)| *known == from) {
-            Some((_, fields)) => fields.push(field),
-            None => sources.push((from, vec![field])),
-        }
-    }
-    for (from, fields) in sources {
-        page.paragraph(&format!("{}: {from}.", fields.join(", ")));
-    }
-}
-
-fn between(plan: &ClosedLoopPlan) -> String {
-    let Some(interval) = plan.interval_s else { return "-".into() };
-    let [low, high] = interval.map(Seconds);
-    let within = (interval[0]..=interval[1]).contains(&plan.measured_step_time_s);
-    format!("{low} to {high}{}", if within { "" } else { ", OUTSIDE" })
-}
-
-fn compared(page: &mut TextPage, comparison: &ClosedLoop) {
-    page.heading("Predicted and measured");
-    let seconds = |time: f64| format!("{:.1} ms", time * 1e3);
-    let rows = comparison.plans.iter().map(|plan| {
-        let other = if plan.familiar { "" } else { "other widths" };
+fn compared_plans(page: &mut TextPage, comparison: &ClosedLoop, detail: Detail) {
+    page.heading("Predicted and measured steps");
+    let row = |plan: &ClosedLoopPlan| {
+        let other_widths = if plan.familiar { "" } else { " †" };
         vec![
-            plan.name.clone(),
-            seconds(plan.undisturbed_step_time_s),
-            seconds(plan.measured_step_time_s),
-            seconds(plan.predicted_step_time_s),
-            format!("{:+.1} %", plan.error * 100.0),
-            between(plan),
-            percent(plan.spread),
-            if plan.memory_exact { "exact".into() } else { "DIFFERS".into() },
-            other.into(),
+            format!("{}{other_widths}", plan.name),
+            Seconds(plan.measured_step_time_s).to_string(),
+            Seconds(plan.predicted_step_time_s).to_string(),
+            signed_percents(plan.error * 100.0, 1),
+            inside(plan).into(),
         ]
-    });
-    page.table(
-        &[
-            ("plan", Align::Left),
-            ("undisturbed", Align::Right),
-            ("by the clock", Align::Right),
-            ("predicted", Align::Right),
-            ("error", Align::Right),
-            ("90 % by the other groups", Align::Left),
-            ("rounds apart", Align::Right),
-            ("memory", Align::Left),
-            ("", Align::Left),
-        ],
-        &rows.collect::<Vec<_>>(),
-    );
+    };
+    let columns = [
+        ("plan", Align::Left),
+        ("measured", Align::Right),
+        ("predicted", Align::Right),
+        ("error", Align::Right),
+        ("in the interval", Align::Left),
+    ];
+    page.table(&columns, &comparison.plans.iter().map(row).collect::<Vec<_>>());
+    if comparison.plans.iter().any(|plan| !plan.familiar) {
+        page.line("† a model whose widths were not measured");
+    }
+    if detail == Detail::Full {
+        compared_plan_details(page, comparison);
+    }
+    let ClosedLoop { plans, pairs, pairs_wrong, pairs_of_one_task, .. } = comparison;
     let unfamiliar = comparison.mean_absolute_error_unfamiliar;
-    page.fields(&[
+    let mut fields = vec![
         ("mean error", percent(comparison.mean_absolute_error)),
-        ("of other widths", unfamiliar.map_or("-".into(), percent)),
-        ("worst", percent(comparison.worst_error)),
+        ("worst error", percent(comparison.worst_error)),
         (
-            "of instructions",
+            "instructions",
             format!(
-                "{}, without what a step takes beyond them",
+                "mean error {}, without the overhead of a step",
                 percent(comparison.mean_absolute_error_of_instructions)
             ),
         ),
         (
             "order",
             format!(
-                "{} of {} pairs more than 10 % apart are predicted the wrong way round, {} of {} \
-                 among plans for the same task",
-                comparison.pairs_wrong,
-                comparison.pairs,
+                "{pairs_wrong} of {pairs} pairs more than 10 % apart are predicted the wrong way round, {} of \
+                 {pairs_of_one_task} among plans of one model, batch and length",
                 comparison.pairs_of_one_task_wrong,
-                comparison.pairs_of_one_task
             ),
         ),
-        ("memory", format!("{} of {} exact", comparison.memory_exact, comparison.plans.len())),
+        ("memory", format!("{} of {} exact", comparison.memory_exact, plans.len())),
         ("interval", interval(comparison)),
-    ]);
+    ];
+    if let Some(unfamiliar) = unfamiliar {
+        fields.insert(1, ("other widths", format!("mean error {}", percent(unfamiliar))));
+    }
+    page.fields(&fields);
+}
+
+/// Whether the measured step lies in the interval that the other groups of plans give.
+fn inside(plan: &ClosedLoopPlan) -> &'static str {
+    match plan.interval_s {
+        None => "",
+        Some([low, high]) if (low..=high).contains(&plan.measured_step_time_s) => "yes",
+        Some(_) => "NO",
+    }
+}
+
+/// The sum of the shortest instructions, the interval, the difference between rounds, and memory.
+fn compared_plan_details(page: &mut TextPage, comparison: &ClosedLoop) {
+    let row = |plan: &ClosedLoopPlan| {
+        let interval = plan.interval_s.map(|interval| interval.map(Seconds));
+        vec![
+            plan.name.clone(),
+            Seconds(plan.undisturbed_step_time_s).to_string(),
+            interval.map_or(String::new(), |[low, high]| format!("{low} to {high}")),
+            percent(plan.spread),
+            if plan.memory_exact { "exact" } else { "DIFFERS" }.into(),
+        ]
+    };
+    let columns = [
+        ("plan", Align::Left),
+        ("undisturbed", Align::Right),
+        ("90 % interval", Align::Left),
+        ("rounds apart", Align::Right),
+        ("memory", Align::Left),
+    ];
+    page.heading("Details of the steps");
+    page.table(&columns, &comparison.plans.iter().map(row).collect::<Vec<_>>());
 }
 
 fn interval(comparison: &ClosedLoop) -> String {
     let plans = comparison.plans.len();
     match &comparison.interval {
-        Some(found) => format!(
-            "{} of a step from now on; {} of {plans} plans ({}) lie within what the other {} groups say",
-            half_width(found.half_width_90),
-            found.inside,
-            percent(found.inside as f64 / plans.max(1) as f64),
-            found.groups - 1
+        Some(StepInterval { half_width_90, inside, groups, .. }) => format!(
+            "{} around a predicted step; {inside} of {plans} plans ({}) lie within the interval that the other \
+             {} groups give",
+            half_width(*half_width_90),
+            percent(*inside as f64 / plans.max(1) as f64),
+            groups - 1
         ),
         None => "as assumed: too few groups of plans were compared".into(),
     }
@@ -290,16 +354,7 @@ fn of_class(points: &[MeasuredPoint], class: KernelClass) -> impl Iterator<Item 
     points.iter().filter(move |point| KernelClass::of(&point.kernel) == class)
 }
 
-fn title(class: KernelClass) -> &'static str {
-    match class {
-        KernelClass::Gemm => "products",
-        KernelClass::Attention => "attention",
-        KernelClass::Fused => "element-wise and optimizer",
-        KernelClass::Link => "collectives and transfers",
-    }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -1,4 +1,5 @@
-//! The decisions of a plan as tables: one row an op.
+//! The decisions of a plan: for every op its strategy, its layouts, its collectives, and what is stored for the
+//! backward pass.
 
 use std::collections::BTreeMap;
 
@@ -7,27 +8,46 @@ use narrows_plan::emit::{
     InstrTemplate, WeightSplit, copy_forward, flow_backward, op_backward, op_forward, op_parameters,
 };
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
+use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::mesh::Axis;
 use narrows_plan::program::Action;
 use narrows_plan::strategy::{Context, Save};
 use narrows_plan::{Bytes, Plan};
 
 use super::page::{Align, TextPage};
+use crate::args::Detail;
 
-const COLUMNS: [(&str, Align); 7] = [
+const COLUMNS: [(&str, Align); 5] = [
     ("op", Align::Left),
     ("strategy", Align::Left),
-    ("weight", Align::Left),
-    ("result", Align::Left),
+    ("output layout", Align::Left),
     ("forward", Align::Left),
     ("backward", Align::Left),
-    ("for backward", Align::Left),
 ];
 
-/// The tables of embedding, blocks and head.
-pub fn tables(page: &mut TextPage, plan: &Plan, resolved: &ResolvedPlan) {
+const LEGEND: &str = "* stored for the backward pass, + recomputed in it. Collectives over the \
+    tensor axis, per microbatch: AR all-reduce, RS reduce-scatter, AG all-gather, A2A all-to-all.";
+
+/// One op, or an input of a block.
+struct OpRow {
+    name: String,
+    strategy: &'static str,
+    weight: Option<WeightSplit>,
+    /// Layouts of the outputs, with marks for copies that are stored or recomputed.
+    layouts: String,
+    forward: String,
+    backward: String,
+    stored: bool,
+    recomputed: bool,
+}
+
+/// The decisions for the embedding, the head and each kind of block.
+pub fn tables(page: &mut TextPage, plan: &Plan, resolved: &ResolvedPlan, detail: Detail) {
     let context = &resolved.context;
-    ends(page, resolved);
+    page.heading("Embedding and head");
+    let mut rows = op_rows(&resolved.embedding, context);
+    rows.extend(op_rows(&resolved.head, context));
+    table(page, &rows, context, detail);
     for (name, decisions) in &plan.blocks {
         let layers = layers_of(plan, name);
         let Some(first) = layers.first().map(|(first, _)| *first) else { continue };
@@ -40,18 +60,14 @@ pub fn tables(page: &mut TextPage, plan: &Plan, resolved: &ResolvedPlan) {
         let ranges: Vec<String> = layers.into_iter().map(range).collect();
         page.heading(format!("{blocks} {} (`{name}`)", ranges.join(", ")));
         page.line(grouping(decisions.grouping));
-        page.table(&COLUMNS, &rows(&block.plan, context));
+        table(page, &op_rows(&block.plan, context), context, detail);
+    }
+    if context.tensor_size() > 1 {
+        page.paragraph(LEGEND);
     }
 }
 
-fn ends(page: &mut TextPage, resolved: &ResolvedPlan) {
-    page.heading("Embedding and head");
-    let mut made = rows(&resolved.embedding, &resolved.context);
-    made.extend(rows(&resolved.head, &resolved.context));
-    page.table(&COLUMNS, &made);
-}
-
-/// Runs of blocks, by stage, joined where they meet.
+/// Ranges of the blocks with these decisions, joined across stages.
 fn layers_of(plan: &Plan, name: &str) -> Vec<(u64, u64)> {
     let mut layers: Vec<(u64, u64)> = vec![];
     for run in plan.stages.iter().flat_map(|stage| &stage.runs) {
@@ -71,98 +87,113 @@ fn range((first, end): (u64, u64)) -> String {
 }
 
 fn grouping(grouping: Grouping) -> String {
-    let together = |on, names| format!("{names} {}", if on { "as one product" } else { "apart" });
-    [together(grouping.qkv, "q, k, v"), together(grouping.gate_up, "gate, up")].join("; ")
+    let phrase = |grouped, names| {
+        format!("{names} {}", if grouped { "grouped into one GEMM" } else { "separate" })
+    };
+    [phrase(grouping.qkv, "q, k, v"), phrase(grouping.gate_up, "gate, up")].join("; ")
 }
 
-fn rows(plan: &SegmentPlan, context: &Context) -> Vec<Vec<String>> {
-    let block = plan.segment.kind == SegmentKind::Block;
-    let entries = plan.segment.inputs.iter().filter(|_| block);
+/// A table where ops are split over the tensor axis; without one, what is stored and recomputed.
+fn table(page: &mut TextPage, rows: &[OpRow], context: &Context, detail: Detail) {
+    if context.tensor_size() == 1 {
+        names(page, "Stored for the backward pass", rows, |row| row.stored);
+        names(page, "Recomputed in the backward pass", rows, |row| row.recomputed);
+        return;
+    }
+    let cells = |row: &OpRow| {
+        let OpRow { name, strategy, layouts, forward, backward, .. } = row;
+        [name, *strategy, layouts, forward, backward].map(str::to_owned).to_vec()
+    };
+    page.table(&COLUMNS, &rows.iter().map(cells).collect::<Vec<_>>());
+    if detail == Detail::Full {
+        let by = |split| move |row: &OpRow| row.weight == Some(split);
+        names(page, "Weights split by rows", rows, by(WeightSplit::Rows));
+        names(page, "Weights split by columns", rows, by(WeightSplit::Columns));
+        names(page, "Weights replicated", rows, by(WeightSplit::Whole));
+    }
+}
+
+/// The names of some ops, if there are any.
+fn names(page: &mut TextPage, title: &str, rows: &[OpRow], of: impl Fn(&OpRow) -> bool) {
+    let names: Vec<&str> = rows.iter().filter(|row| of(row)).map(|row| &*row.name).collect();
+    if !names.is_empty() {
+        page.paragraph(&format!("{title}: {}.", names.join(", ")));
+    }
+}
+
+fn op_rows(plan: &SegmentPlan, context: &Context) -> Vec<OpRow> {
+    let is_block = plan.segment.kind == SegmentKind::Block;
+    let entries = plan.segment.inputs.iter().filter(|_| is_block);
     let entries = entries.map(|id| entry_row(plan, *id, context));
-    entries.chain(plan.segment.op_ids().map(|id| row(plan, id, context))).collect()
+    entries.chain(plan.segment.op_ids().map(|id| op_row(plan, id, context))).collect()
 }
 
-/// What is kept of the hidden state, or of a crossing latent, that comes in.
-fn entry_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<String> {
-    let forward = exchanges(&value_forward(plan, id, context));
-    let backward = exchanges(&value_backward(plan, id, context));
+/// The hidden state or a crossing latent that a block receives.
+fn entry_row(plan: &SegmentPlan, id: ValueId, context: &Context) -> OpRow {
     let name = match plan.segment.carried(id) {
         Some(0) | None => "(input)".to_string(),
         Some(_) => format!("({})", plan.segment.value(id).name),
     };
-    let cells = [&name, "", "", &layouts(plan, id, context), &forward, &backward, &saved(plan, id)];
-    cells.map(str::to_owned).to_vec()
+    OpRow {
+        name,
+        strategy: "",
+        weight: None,
+        layouts: layouts(plan, id),
+        forward: collectives(&value_forward(plan, id, context)),
+        backward: collectives(&value_backward(plan, id, context)),
+        stored: is_saved(plan, id, Save::Kept),
+        recomputed: is_saved(plan, id, Save::Recomputed),
+    }
 }
 
-fn row(plan: &SegmentPlan, id: OpId, context: &Context) -> Vec<String> {
+fn op_row(plan: &SegmentPlan, id: OpId, context: &Context) -> OpRow {
     let node = plan.segment.op(id);
     let choice = &plan.choice.ops[id.0 as usize].choice;
-    let split = context.tensor_size() > 1;
     let mut forward = op_forward(&plan.segment, id, choice, context);
     let mut backward = op_backward(&plan.segment, id, choice, context);
-    let (mut result, mut kept) = (vec![], vec![]);
+    let mut outputs = vec![];
     for &output in &node.outputs {
         forward.extend(value_forward(plan, output, context));
         backward.extend(value_backward(plan, output, context));
-        result.push(layouts(plan, output, context));
-        kept.push(saved(plan, output));
+        outputs.push(layouts(plan, output));
     }
-    let strategy = if split { choice.strategy.name() } else { "" };
-    vec![
-        node.name.clone(),
-        strategy.to_owned(),
-        if split { weight(plan, id, context) } else { String::new() },
-        joined(result),
-        exchanges(&forward),
-        exchanges(&backward),
-        joined(kept),
-    ]
-}
-
-/// Several outputs that agree are told once.
-fn joined(mut parts: Vec<String>) -> String {
-    parts.retain(|part| !part.is_empty());
-    parts.dedup();
-    parts.join("; ")
-}
-
-fn weight(plan: &SegmentPlan, id: OpId, context: &Context) -> String {
-    let strategy = plan.choice.ops[id.0 as usize].choice.strategy;
-    let Some(parameter) = op_parameters(plan.segment.op(id), strategy, context) else {
-        return String::new();
-    };
-    match parameter.split {
-        WeightSplit::Whole => "whole".into(),
-        WeightSplit::Rows => format!("rows ÷ {}", context.tensor_size()),
-        WeightSplit::Columns => format!("columns ÷ {}", context.tensor_size()),
+    // Outputs that agree are shown once.
+    outputs.dedup();
+    let any = |save| node.outputs.iter().any(|output| is_saved(plan, *output, save));
+    OpRow {
+        name: node.name.clone(),
+        strategy: choice.strategy.name(),
+        weight: op_parameters(node, choice.strategy, context).map(|parameter| parameter.split),
+        layouts: outputs.join("; "),
+        forward: collectives(&forward),
+        backward: collectives(&backward),
+        stored: any(Save::Kept),
+        recomputed: any(Save::Recomputed),
     }
 }
 
-/// The layouts a value takes on its way, the producer's first.
-fn layouts(plan: &SegmentPlan, id: ValueId, context: &Context) -> String {
-    if context.tensor_size() == 1 {
-        return String::new();
-    }
-    let copies = plan.choice.flows[id.0 as usize].copies();
-    let mut names = copies.iter().map(|layout| layout.to_string());
-    let made = names.next().unwrap_or_default();
-    let turned: Vec<String> = names.collect();
-    if turned.is_empty() { made } else { format!("{made} → {}", turned.join(", ")) }
-}
-
-fn saved(plan: &SegmentPlan, id: ValueId) -> String {
+/// The layouts that a value takes, the producer's first, with a mark for each copy that is stored or recomputed.
+fn layouts(plan: &SegmentPlan, id: ValueId) -> String {
     let flow = &plan.choice.flows[id.0 as usize];
-    let copies = flow.copies();
-    let told = |(index, save): (usize, &Save)| {
-        let what = match save {
-            Save::Dropped => return None,
-            Save::Kept => "keep",
-            Save::Recomputed => "redo",
-        };
-        let layout = copies.get(index).filter(|_| copies.len() > 1);
-        Some(layout.map_or(what.to_owned(), |layout| format!("{what} {layout}")))
+    let mark = |index: usize| match flow.saves.get(index) {
+        Some(Save::Kept) => "*",
+        Some(Save::Recomputed) => "+",
+        Some(Save::Dropped) | None => "",
     };
-    flow.saves.iter().enumerate().filter_map(told).collect::<Vec<_>>().join(", ")
+    let copies = flow.copies();
+    let mut names =
+        copies.iter().enumerate().map(|(index, layout)| format!("{layout}{}", mark(index)));
+    let produced = names.next().unwrap_or_default();
+    let resharded: Vec<String> = names.collect();
+    match resharded.is_empty() {
+        true => produced,
+        false => format!("{produced} → {}", resharded.join(", ")),
+    }
+}
+
+/// Whether any copy of a value is saved so.
+fn is_saved(plan: &SegmentPlan, id: ValueId, save: Save) -> bool {
+    plan.choice.flows[id.0 as usize].saves.contains(&save)
 }
 
 fn value_forward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<InstrTemplate> {
@@ -175,19 +206,29 @@ fn value_backward(plan: &SegmentPlan, id: ValueId, context: &Context) -> Vec<Ins
     flow_backward(plan.segment.value(id), &plan.choice.flows[id.0 as usize], context)
 }
 
-/// The tensor-axis collectives of some instructions: `all_reduce 96.0 MiB`.
-fn exchanges(templates: &[InstrTemplate]) -> String {
+/// The tensor-axis collectives of some instructions: `AR 96.0 MiB`.
+fn collectives(templates: &[InstrTemplate]) -> String {
     let mut kinds: BTreeMap<&str, Bytes> = BTreeMap::new();
     for template in templates {
-        if let Action::Collective(exchange) = &template.action
-            && exchange.axis == Axis::Tensor
+        if let Action::Collective(collective) = &template.action
+            && collective.axis == Axis::Tensor
         {
-            // What rides along with a payload is told in the table of volumes.
-            let alone = exchange.payload == Bytes(0);
-            *kinds.entry(exchange.kind.name()).or_default() +=
-                if alone { exchange.statistic } else { exchange.payload };
+            // A statistic that rides along with a payload is in the table of payloads.
+            let alone = collective.payload == Bytes(0);
+            *kinds.entry(abbreviation(collective.kind)).or_default() +=
+                if alone { collective.statistic } else { collective.payload };
         }
     }
-    let told = |(kind, bytes): (&str, Bytes)| format!("{kind} {bytes}");
-    kinds.into_iter().map(told).collect::<Vec<_>>().join(", ")
+    let phrases: Vec<String> =
+        kinds.into_iter().map(|(kind, bytes)| format!("{kind} {bytes}")).collect();
+    phrases.join(", ")
+}
+
+fn abbreviation(kind: CollectiveKind) -> &'static str {
+    match kind {
+        CollectiveKind::AllReduce => "AR",
+        CollectiveKind::ReduceScatter => "RS",
+        CollectiveKind::AllGather => "AG",
+        CollectiveKind::AllToAll => "A2A",
+    }
 }

@@ -1,4 +1,4 @@
-//! What this machine can run.
+//! The report of `doctor`: what this machine can run.
 
 use std::env;
 use std::path::PathBuf;
@@ -8,14 +8,17 @@ use narrows_cuda::{COMPUTE_CAPABILITY_MIN, CudaLibrary, GpuInfo};
 use narrows_plan::Bytes;
 use serde::Serialize;
 
-use crate::args::run::cores;
+use super::Report;
+use super::page::{Align, TextPage};
+use crate::args::Detail;
 use crate::calibrate::cache::CachedProfileKey;
-use crate::calibrate::{gpu, machine};
-use crate::loader;
-use crate::memory;
-use crate::report::page::{Align, TextPage};
+use crate::calibrate::gpu::cached_profile;
+use crate::calibrate::machine;
+use crate::cuda_loader;
+use crate::gpu;
+use crate::host::{available_memory, cores, total_memory};
 
-/// The finding; its JSON form is the answer of `doctor --format json`.
+/// What `doctor` prints.
 #[derive(Debug, Serialize)]
 pub struct DoctorReport {
     version: &'static str,
@@ -24,9 +27,9 @@ pub struct DoctorReport {
     driver_version: Option<String>,
     libraries: Vec<LibraryReport>,
     devices: Vec<DeviceReport>,
-    /// What is kept of the GPUs; `null` where there are none.
+    /// The GPUs as calibration identifies them; `null` without any.
     gpus: Option<ProfileReport>,
-    /// Which process of how many this is; `null` when nobody started several.
+    /// This process among those that a launcher started; `null` when it is alone.
     launch: Option<ProcessReport>,
 }
 
@@ -36,7 +39,7 @@ struct MachineReport {
     cores: u64,
     memory_bytes: Option<u64>,
     free_memory_bytes: Option<u64>,
-    /// The profile that `run` predicts with, once this machine was measured.
+    /// The cached profile that `run` predicts with; `null` before this machine is measured.
     profile: Option<PathBuf>,
 }
 
@@ -73,12 +76,12 @@ struct DeviceReport {
     free_memory_bytes: Option<u64>,
 }
 
-/// The profile of the GPUs.
+/// The GPUs and their profile.
 #[derive(Debug, Serialize)]
 struct ProfileReport {
-    /// Which they are, with their driver and libraries.
+    /// Name, driver and libraries.
     title: String,
-    /// The profile that `run --backend cuda` predicts with, once they were measured.
+    /// The cached profile that `run --backend cuda` predicts with; `null` before they are measured.
     profile: Option<PathBuf>,
 }
 
@@ -91,22 +94,22 @@ struct ProcessReport {
 }
 
 impl DoctorReport {
-    /// Looks at this machine.
-    pub fn look() -> DoctorReport {
-        let found = loader::found();
+    /// Inspects this machine.
+    pub fn inspect() -> DoctorReport {
+        let found = cuda_loader::find_libraries();
         let library = |library: CudaLibrary| LibraryReport {
             name: format!("lib{}", library.file_stem()),
             purpose: library.purpose(),
             loads: narrows_cuda::library_loads(library),
             version: narrows_cuda::library_version(library),
-            // Where links lead: those that this program makes say little.
+            // The target of a link, since this program makes links itself.
             path: found.get(&library).map(|file| {
                 std::fs::canonicalize(&file.path).unwrap_or_else(|_| file.path.clone())
             }),
         };
         let libraries: Vec<LibraryReport> = CudaLibrary::ALL.into_iter().map(library).collect();
         let gpus = narrows_cuda::gpus();
-        let usable = cuda_usable(&libraries, &gpus);
+        let cuda = cuda_availability(&libraries, &gpus);
         let threads = cores();
         let launch = LaunchInfo::from_environment(|name| env::var(name).ok()).ok().flatten();
         DoctorReport {
@@ -114,18 +117,19 @@ impl DoctorReport {
             machine: MachineReport {
                 title: machine::title(threads),
                 cores: threads,
-                memory_bytes: memory::total().map(|bytes| bytes.0),
-                free_memory_bytes: memory::available().map(|bytes| bytes.0),
+                memory_bytes: total_memory().map(|bytes| bytes.0),
+                free_memory_bytes: available_memory().map(|bytes| bytes.0),
                 profile: CachedProfileKey::of_processors(threads).found(),
             },
             backends: BackendReports {
                 cpu: Availability { usable: true, because: vec![], hints: vec![] },
-                cuda: usable,
+                cuda,
             },
             driver_version: libraries.first().and_then(|driver| driver.version.clone()),
             libraries,
             devices: gpus.unwrap_or_default().into_iter().map(DeviceReport::of).collect(),
-            gpus: gpu::title().map(|title| ProfileReport { title, profile: gpu::kept(1) }),
+            gpus: gpu::description()
+                .map(|title| ProfileReport { title, profile: cached_profile(1) }),
             launch: launch.map(|launch| ProcessReport {
                 launcher: launch.launcher.name(),
                 rank: launch.rank,
@@ -134,87 +138,106 @@ impl DoctorReport {
             }),
         }
     }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
-        let DoctorReport { machine, backends, .. } = self;
+impl Report for DoctorReport {
+    fn render(&self, _: Detail) -> String {
         let mut page = TextPage::default();
-        page.heading(format!("narrows {} on this machine", self.version));
-        let size = |bytes: Option<u64>| bytes.map_or("unknown".into(), |b| Bytes(b).to_string());
+        page.heading("Backends");
+        for (name, backend) in [("cpu", &self.backends.cpu), ("cuda", &self.backends.cuda)] {
+            let verdict = if backend.usable { "available" } else { "not available" };
+            page.line(format!("{name:5} {verdict}"));
+            backend.because.iter().for_each(|cause| page.line(format!("      because {cause}")));
+            backend.hints.iter().for_each(|hint| page.line(format!("      hint: {hint}")));
+        }
+        self.machine(&mut page);
+        self.libraries(&mut page);
+        self.gpus(&mut page);
+        page.finish()
+    }
+}
+
+impl DoctorReport {
+    fn machine(&self, page: &mut TextPage) {
+        let DoctorReport { version, machine, launch, .. } = self;
+        page.heading("Machine");
+        let profile = machine.profile.as_ref().map(|path| path.display().to_string());
+        let unmeasured = "not measured yet: `narrows calibrate`, or the first `narrows run`";
         let mut fields = vec![
+            ("narrows", (*version).to_owned()),
             ("processor", machine.title.clone()),
             ("memory", size(machine.memory_bytes)),
             ("free", size(machine.free_memory_bytes)),
+            ("profile", profile.unwrap_or_else(|| unmeasured.into())),
         ];
-        let profile = machine.profile.as_ref().map(|path| path.display().to_string());
-        let unmeasured = "not measured yet: `narrows calibrate`, or the first `narrows run`";
-        fields.push(("profile", profile.unwrap_or_else(|| unmeasured.into())));
-        if let Some(ProcessReport { launcher, rank, processes, meeting }) = &self.launch {
+        if let Some(ProcessReport { launcher, rank, processes, meeting }) = launch {
             let process =
-                format!("{rank} of {processes}, started by {launcher}, meeting at {meeting}");
+                format!("{rank} of {processes}, started by {launcher}, rendezvous at {meeting}");
             fields.push(("process", process));
         }
         page.fields(&fields);
-        page.heading("Backends");
-        for (name, backend) in [("cpu", &backends.cpu), ("cuda", &backends.cuda)] {
-            page.line(format!(
-                "{name:5} {}",
-                if backend.usable { "can run" } else { "cannot run" }
-            ));
-            backend.because.iter().for_each(|why| page.line(format!("      because {why}")));
-            backend.hints.iter().for_each(|hint| page.line(format!("      hint: {hint}")));
-        }
-        page.heading("Libraries of CUDA");
+    }
+
+    fn libraries(&self, page: &mut TextPage) {
+        page.heading("CUDA libraries");
         let columns = [
             ("library", Align::Left),
-            ("for", Align::Left),
+            ("purpose", Align::Left),
             ("loads", Align::Left),
             ("version", Align::Left),
-            ("found", Align::Left),
         ];
         let row = |library: &LibraryReport| {
-            let path = library.path.as_ref().map(|path| path.display().to_string());
             vec![
                 library.name.clone(),
                 library.purpose.into(),
                 if library.loads { "yes" } else { "no" }.into(),
                 library.version.clone().unwrap_or_default(),
-                path.unwrap_or_else(|| {
-                    if library.loads { "by the loader" } else { "nowhere" }.into()
-                }),
             ]
         };
         page.table(&columns, &self.libraries.iter().map(row).collect::<Vec<_>>());
-        if !self.devices.is_empty() {
-            page.heading("GPUs");
-            let columns = [
-                ("", Align::Right),
-                ("name", Align::Left),
-                ("capability", Align::Left),
-                ("multiprocessors", Align::Right),
-                ("memory", Align::Right),
-                ("free", Align::Right),
-            ];
-            let row = |device: &DeviceReport| {
-                vec![
-                    device.ordinal.to_string(),
-                    device.name.clone(),
-                    device.compute_capability.clone(),
-                    device.multiprocessors.to_string(),
-                    Bytes(device.memory_bytes).to_string(),
-                    size(device.free_memory_bytes),
-                ]
-            };
-            page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
-            if let Some(ProfileReport { title, profile }) = &self.gpus {
-                let profile = profile.as_ref().map(|path| path.display().to_string());
-                let unmeasured = "not measured yet: `narrows calibrate --backend cuda`";
-                let profile = profile.unwrap_or_else(|| unmeasured.into());
-                page.fields(&[("measured as", title.clone()), ("profile", profile)]);
+        // Paths have lines of their own, since they may be long.
+        for LibraryReport { name, path, .. } in &self.libraries {
+            if let Some(path) = path {
+                page.line(format!("{name}: {}", path.display()));
             }
         }
-        page.finish()
     }
+
+    fn gpus(&self, page: &mut TextPage) {
+        if self.devices.is_empty() {
+            return;
+        }
+        page.heading("GPUs");
+        let columns = [
+            ("", Align::Right),
+            ("name", Align::Left),
+            ("capability", Align::Left),
+            ("SMs", Align::Right),
+            ("memory", Align::Right),
+            ("free", Align::Right),
+        ];
+        let row = |device: &DeviceReport| {
+            vec![
+                device.ordinal.to_string(),
+                device.name.clone(),
+                device.compute_capability.clone(),
+                device.multiprocessors.to_string(),
+                Bytes(device.memory_bytes).to_string(),
+                size(device.free_memory_bytes),
+            ]
+        };
+        page.table(&columns, &self.devices.iter().map(row).collect::<Vec<_>>());
+        if let Some(ProfileReport { title, profile }) = &self.gpus {
+            let profile = profile.as_ref().map(|path| path.display().to_string());
+            let unmeasured = "not measured yet: `narrows calibrate --backend cuda`";
+            let profile = profile.unwrap_or_else(|| unmeasured.into());
+            page.fields(&[("measured as", title.clone()), ("profile", profile)]);
+        }
+    }
+}
+
+fn size(bytes: Option<u64>) -> String {
+    bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string())
 }
 
 impl DeviceReport {
@@ -230,31 +253,36 @@ impl DeviceReport {
     }
 }
 
-fn cuda_usable(libraries: &[LibraryReport], gpus: &Result<Vec<GpuInfo>, String>) -> Availability {
+/// Whether the CUDA backend can run. NCCL is for several GPUs, and cuBLAS only comes with cuBLASLt.
+fn cuda_availability(
+    libraries: &[LibraryReport],
+    gpus: &Result<Vec<GpuInfo>, String>,
+) -> Availability {
     let (mut because, mut hints) = (vec![], vec![]);
+    let mut usable = true;
     for (library, found) in CudaLibrary::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads)
     {
-        let is = if found.path.is_some() { "does not load" } else { "is not there" };
-        because.push(format!("{} ({}) {is}", found.name, found.purpose));
+        let state = if found.path.is_some() { "does not load" } else { "is not there" };
+        because.push(format!("{} ({}) {state}", found.name, found.purpose));
         hints.push(library.install_hint().to_owned());
+        usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cublas);
     }
     if let Some(outdated) = narrows_cuda::outdated_driver() {
         because.push(outdated);
         hints.push(CudaLibrary::Driver.install_hint().to_owned());
+        usable = false;
     }
     hints.dedup();
-    match gpus {
-        Err(why) => because.push(format!("the driver does not come up: {why}")),
-        Ok(gpus) if gpus.is_empty() => because.push("there is no GPU".into()),
+    let problem = match gpus {
+        Err(error) => Some(format!("the driver does not come up: {error}")),
+        Ok(gpus) if gpus.is_empty() => Some("there is no GPU".into()),
         Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < COMPUTE_CAPABILITY_MIN) => {
             let (major, minor) = COMPUTE_CAPABILITY_MIN;
-            because.push(format!("no GPU has compute capability {major}.{minor} or more"));
+            Some(format!("no GPU has compute capability {major}.{minor} or more"))
         }
-        Ok(_) => {}
-    }
-    // NCCL is for several GPUs, and products are cuBLASLt's alone.
-    let done_without =
-        |because: &String| ["libnccl ", "libcublas "].iter().any(|name| because.starts_with(name));
-    let usable = because.iter().all(done_without);
+        Ok(_) => None,
+    };
+    usable &= problem.is_none();
+    because.extend(problem);
     Availability { usable, because, hints }
 }

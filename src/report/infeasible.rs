@@ -1,29 +1,53 @@
-//! Why there is no plan.
+//! The report of a search that found no plan.
 
-use narrows_planner::{Request, SearchReport, SearchStatus};
+use narrows_planner::Request;
+use narrows_planner::{SearchReport, SearchStatus};
+use serde::Serialize;
 
-use super::page::plural;
+use super::search::SearchSummary;
 use crate::errors::{Failure, Problem};
+use crate::text::plural;
 
-/// The failure of a search that found nothing.
-pub fn failure(request: &Request, report: &SearchReport) -> Failure {
-    let Request { model, devices, profile, .. } = request;
-    let devices = plural(*devices, "device");
-    let subject = format!("for {} on {devices} of {}", model.name, profile.name());
-    let problem = match report.status {
-        SearchStatus::TimeLimit => format!("no plan was found in time {subject}"),
-        SearchStatus::Infeasible => format!("no plan exists {subject}"),
-        _ => format!("no plan was found that fits, {subject}"),
-    };
-    let (mut causes, hints) = causes(request, report);
-    // The headline is the conclusion.
-    causes.retain(|cause| !cause.starts_with("no plan"));
-    let problem = Problem { hints, ..Problem::new("", problem).because(causes) };
-    Failure::failed(vec![problem])
+/// What `plan` and `cost` print without a plan.
+#[derive(Serialize)]
+pub struct InfeasibleReport {
+    decisions: Option<()>,
+    prediction: Option<()>,
+    search: SearchSummary,
+    /// A chain of causes, each explained by the one before.
+    causes: Vec<String>,
+    hints: Vec<String>,
+    #[serde(skip)]
+    headline: String,
 }
 
-/// The chain of reasons, and what to try.
-pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
+impl InfeasibleReport {
+    /// The report of a search without a plan.
+    pub fn new(request: &Request, report: &SearchReport) -> InfeasibleReport {
+        let Request { model, devices, profile, .. } = request;
+        let devices = plural(*devices, "device");
+        let subject = format!("for {} on {devices} of {}", model.name, profile.name());
+        let headline = match report.status {
+            SearchStatus::TimeLimit => format!("no plan was found in time {subject}"),
+            SearchStatus::Infeasible => format!("no plan exists {subject}"),
+            _ => format!("no plan that fits was found {subject}"),
+        };
+        let (causes, hints) = causes(request, report);
+        let search = SearchSummary::without_plan(report);
+        InfeasibleReport { decisions: None, prediction: None, search, causes, hints, headline }
+    }
+
+    /// The failure of the command, which is the text for people.
+    pub fn into_failure(self) -> Failure {
+        let InfeasibleReport { mut causes, hints, headline, .. } = self;
+        // The headline says what the last cause concludes.
+        causes.retain(|cause| !cause.starts_with("no plan"));
+        Failure::failed(vec![Problem { hints, ..Problem::new("", headline).because(causes) }])
+    }
+}
+
+/// The chain of causes, and what to try.
+fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<String>) {
     if report.status != SearchStatus::TimeLimit {
         return narrows_planner::causes(request, report);
     }

@@ -1,50 +1,72 @@
-//! What is printed: for people ([`text`]) and for programs ([`json`]).
+//! Reports of commands.
+//!
+//! A report is one struct. Serialized it is the answer of `--format json`, whose keys carry their units and do not
+//! change; [`Report::render`] makes the text for people from the same values. Fields that are not serialized hold the
+//! names and the resolved plan that the text needs beside them.
 
-pub mod calibration;
-pub mod decisions;
-pub mod doctor;
-pub mod infeasible;
-pub mod json;
-pub mod numeric;
-pub mod page;
-pub mod parts;
-pub mod proof;
-pub mod rivals;
-pub mod run;
-pub mod text;
-pub mod tokens;
-pub mod trace;
-pub mod unmeasured;
-pub mod validation;
+mod assumptions;
+mod breakdown;
+mod calibration;
+mod check;
+mod decisions;
+mod doctor;
+mod explain;
+mod infeasible;
+mod kernels;
+mod numeric;
+mod page;
+mod plan;
+mod prediction;
+mod run;
+mod search;
+mod token_file;
+mod trace;
+mod validation;
 
-use narrows_cost_model::{Executor, Profile};
-use narrows_plan::decisions::ResolvedPlan;
-use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Plan};
-use narrows_planner::{Prediction, SearchReport};
+pub use breakdown::seconds_by_category;
+pub use calibration::CalibrationReport;
+pub use check::{CheckReport, check_problems};
+pub use doctor::DoctorReport;
+pub use explain::{ExplainReport, PricedFile};
+pub use infeasible::InfeasibleReport;
+pub use numeric::NumericReport;
+pub use plan::PlanReport;
+pub use run::{NullRunReport, RunHeader, RunHistory, RunReport, progress_line};
+pub use token_file::{NewTokenFileReport, TokenFileReport};
+pub use trace::{MeasuredTrace, TraceEvent, measured_events, predicted_events};
+pub use validation::ValidationReport;
 
-/// Everything there is to say about a priced plan.
-#[derive(Clone, Copy)]
-pub struct PlanReport<'a> {
-    /// What is trained.
-    pub model: &'a Model,
-    /// On what.
-    pub profile: &'a Profile,
-    /// How kernels are launched.
-    pub executor: Executor,
-    /// What a device may hold.
-    pub memory_limit: Bytes,
-    /// The decisions.
-    pub plan: &'a Plan,
-    /// The decisions, resolved against the model.
-    pub resolved: &'a ResolvedPlan,
-    /// What they are expected to do.
-    pub prediction: &'a Prediction,
-    /// How they were found, if they were.
-    pub search: Option<&'a SearchReport>,
+use narrows_plan::Bytes;
+use serde::Serialize;
+
+use crate::args::{Detail, OutputFormat};
+use crate::errors::CommandResult;
+use crate::output;
+
+/// The result of a command.
+pub trait Report: Serialize {
+    /// The text for people, at most 80 columns wide.
+    fn render(&self, detail: Detail) -> String;
 }
 
-/// A limit for people and JSON: `None` when there is none.
-pub fn limited(limit: Bytes) -> Option<Bytes> {
-    (limit != Bytes(u64::MAX)).then_some(limit)
+/// Prints a report on standard output, or as text on standard error where standard output is `taken` by a file.
+pub fn print(
+    report: &impl Report,
+    format: OutputFormat,
+    detail: Detail,
+    taken: bool,
+) -> CommandResult<()> {
+    match format {
+        OutputFormat::Json => output::print_json(report),
+        OutputFormat::Text if taken => {
+            output::eprint(&report.render(detail));
+            Ok(())
+        }
+        OutputFormat::Text => output::print(&report.render(detail)),
+    }
+}
+
+/// A memory limit in bytes; `None` for `Bytes(u64::MAX)`, which stands for no limit.
+fn finite_limit(limit: Bytes) -> Option<u64> {
+    (limit != Bytes(u64::MAX)).then_some(limit.0)
 }

@@ -1,15 +1,18 @@
-//! How far the small twin of a plan is from unsharded training.
+//! How far the miniature of a plan is from unsharded training.
 
 use narrows_reference::{Comparison, GRADIENT_TOLERANCE, LOSS_TOLERANCE, Miniature};
 use serde::Serialize;
 
-use super::page::{TextPage, plural};
+use super::Report;
+use super::page::TextPage;
+use crate::args::Detail;
 use crate::errors::Problem;
+use crate::text::plural;
 
 /// Gradients that are reported, the furthest first.
 const REPORTED: usize = 5;
 
-/// The outcome; its JSON form is `numeric` of `check --numeric --format json`.
+/// The field `numeric` of `check --numeric`.
 #[derive(Serialize)]
 pub struct NumericReport {
     equal: bool,
@@ -21,7 +24,7 @@ pub struct NumericReport {
     loss_relative_difference: f64,
     loss_tolerance: f64,
     gradients_compared: u64,
-    /// ‖a−b‖/‖b‖ of those that are furthest.
+    /// ‖a − b‖ / ‖b‖ of the gradients that are furthest.
     gradient_relative_differences: Vec<GradientDifference>,
     gradient_tolerance: f64,
 }
@@ -30,59 +33,59 @@ pub struct NumericReport {
 struct GradientDifference {
     name: String,
     relative_difference: f64,
-    /// More than `gradient_tolerance` where the gradient is ill-conditioned.
+    /// Larger than `gradient_tolerance` where the gradient is ill-conditioned.
     tolerance: f64,
 }
 
 impl NumericReport {
-    /// Of a twin that was compared.
-    pub fn of(twin: &Miniature, found: &Comparison) -> NumericReport {
-        let largest = found.gradient_errors.iter().take(REPORTED);
-        let difference = |(name, off): &(String, f64)| GradientDifference {
+    /// The comparison of a miniature with the reference.
+    pub fn new(miniature: &Miniature, comparison: &Comparison) -> NumericReport {
+        let furthest = comparison.gradient_errors.iter().take(REPORTED);
+        let difference = |(name, relative_difference): &(String, f64)| GradientDifference {
             name: name.clone(),
-            relative_difference: *off,
-            tolerance: found.tolerance(name),
+            relative_difference: *relative_difference,
+            tolerance: comparison.tolerance(name),
         };
         NumericReport {
-            equal: found.agrees(),
-            devices: twin.plan.mesh.devices(),
-            blocks: twin.model.blocks.len() as u64,
-            hidden: twin.model.hidden,
-            loss: found.loss,
-            reference_loss: found.reference_loss,
-            loss_relative_difference: found.loss_error(),
+            equal: comparison.agrees(),
+            devices: miniature.plan.mesh.devices(),
+            blocks: miniature.model.blocks.len() as u64,
+            hidden: miniature.model.hidden,
+            loss: comparison.loss,
+            reference_loss: comparison.reference_loss,
+            loss_relative_difference: comparison.loss_error(),
             loss_tolerance: LOSS_TOLERANCE,
-            gradients_compared: found.gradient_errors.len() as u64,
-            gradient_relative_differences: largest.map(difference).collect(),
+            gradients_compared: comparison.gradient_errors.len() as u64,
+            gradient_relative_differences: furthest.map(difference).collect(),
             gradient_tolerance: GRADIENT_TOLERANCE,
         }
     }
 
-    /// That the plan is another function, when it is.
-    pub fn problem(&self, name: &str) -> Option<Problem> {
-        let problem = "the plan does not compute its model";
-        let because = [format!("because {}", self.differences())];
-        (!self.equal).then(|| Problem::new(name, problem).because(because))
+    /// The problem of a plan that computes another function than its model.
+    pub fn problem(&self, file: &str) -> Option<Problem> {
+        let because = [format!("because in its miniature {}", self.differences())];
+        let problem = Problem::new(file, "the plan does not compute its model").because(because);
+        (!self.equal).then_some(problem)
     }
 
     fn differences(&self) -> String {
-        let gradient = self.gradient_relative_differences.first();
-        let gradient = gradient.map_or(
-            String::new(),
-            |GradientDifference { name, relative_difference, .. }| {
-                format!(", and no gradient by more than {relative_difference:.1e} ({name})")
-            },
-        );
-        format!("its twin's loss is off by {:.1e}{gradient}", self.loss_relative_difference)
+        let loss = format!("the loss differs by {:.1e}", self.loss_relative_difference);
+        match self.gradient_relative_differences.first() {
+            None => loss,
+            Some(GradientDifference { name, relative_difference, .. }) => {
+                format!("{loss}, and no gradient by more than {relative_difference:.1e} ({name})")
+            }
+        }
     }
+}
 
-    /// For people, when they are equal.
-    pub fn text(&self) -> String {
+impl Report for NumericReport {
+    fn render(&self, _: Detail) -> String {
         let mut page = TextPage::default();
-        page.heading("It computes its model");
+        page.heading("The plan computes its model");
         page.paragraph(&format!(
-            "A twin of {} and width {} was run on {} as threads, and held against unsharded training \
-             in f64: {}, of {} compared.",
+            "Its miniature, {} of width {}, ran on {} as threads. Compared with unsharded training in \
+             f64, {}, of {}.",
             plural(self.blocks, "block"),
             self.hidden,
             plural(self.devices, "device"),
@@ -101,17 +104,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_of_another_function_is_a_problem() {
+    fn a_plan_that_computes_another_function_is_a_problem() {
         let model = presets::find("cola-tiny").unwrap();
         let profile = narrows_cost_model::profile::preset("a100-80gb").unwrap();
         let request = Request::new(model.clone(), profile, 2, 4, 64);
         let plan = narrows_planner::search(&request).best.unwrap().plan;
-        let twin = Miniature::new(&plan, &model).unwrap();
+        let miniature = Miniature::new(&plan, &model).unwrap();
         let open = |model: &Model, program| narrows_cpu::session(model, program, 1);
-        let same = NumericReport::of(&twin, &twin.compare(&open, 1).unwrap());
+        let same = NumericReport::new(&miniature, &miniature.compare(&open, 1).unwrap());
         assert!(same.problem("plan.json").is_none());
-        let other = Model { rope_theta: 100.0, ..twin.model.clone() };
-        let numeric = NumericReport::of(&twin, &twin.compare_with(&open, &other, 1).unwrap());
+        let other = Model { rope_theta: 100.0, ..miniature.model.clone() };
+        let numeric =
+            NumericReport::new(&miniature, &miniature.compare_with(&open, &other, 1).unwrap());
         assert!(numeric.problem("plan.json").is_some());
         assert!(!numeric.equal && numeric.gradient_relative_differences[0].tolerance < 1e-3);
     }

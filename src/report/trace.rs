@@ -1,9 +1,8 @@
-//! Events of a trace, in the form that Perfetto and chrome://tracing read.
+//! Trace events in the format of Perfetto and chrome://tracing.
 //!
-//! A process is a device, or, of what was expected, a stage: its devices do the same. It has three
-//! threads: the passes of the step, one within the other, and under them the instructions, what is computed
-//! apart from what is communicated. Times are microseconds from the beginning of the first step that was
-//! traced; the step that was expected begins there too.
+//! A process of the trace is a device, or a stage of the predicted step, whose devices do the same. It has three
+//! threads: the step and its passes, compute instructions, and communication. Times are microseconds from the start of
+//! the first traced step; the predicted step starts there too.
 
 use std::time::Duration;
 
@@ -20,14 +19,14 @@ const PASSES: u64 = 0;
 const COMPUTE: u64 = 1;
 const COMMUNICATION: u64 = 2;
 
-/// Where processes of what was expected begin to be numbered.
-const EXPECTED: u64 = 1_000_000;
+/// Number of the first process of the predicted step.
+const PREDICTED: u64 = 1_000_000;
 
-/// An event, under the names of the format.
+/// An event, with the field names of the format.
 #[derive(Debug, Serialize)]
 pub struct TraceEvent {
     name: String,
-    /// What kind of event: `X` has a length, `M` names something.
+    /// Kind of event: `X` has a duration, `M` is metadata.
     ph: &'static str,
     #[serde(skip_serializing_if = "str::is_empty")]
     cat: &'static str,
@@ -38,13 +37,14 @@ pub struct TraceEvent {
     args: Value,
 }
 
-/// A step that was measured: laps by device.
+/// The measured times of a step.
 pub struct MeasuredTrace {
     step: u64,
-    laps: Vec<Vec<InstructionSpan>>,
+    /// Spans of the instructions, by device.
+    spans: Vec<Vec<InstructionSpan>>,
 }
 
-/// Where events are put.
+/// The process and the step that events belong to.
 #[derive(Clone, Copy)]
 struct TraceProcess {
     pid: u64,
@@ -52,93 +52,98 @@ struct TraceProcess {
 }
 
 impl MeasuredTrace {
-    /// The last step of a run.
+    /// The last step that a run has made.
     pub fn of(trainer: &Trainer, step: u64) -> MeasuredTrace {
         let session = trainer.session();
         let devices = (0..session.program().context.mesh.devices()).map(DeviceId);
         MeasuredTrace {
             step,
-            laps: devices.map(|device| session.instruction_spans(device).to_vec()).collect(),
+            spans: devices.map(|device| session.instruction_spans(device).to_vec()).collect(),
         }
     }
 
-    /// When its last device was done.
+    /// When the last device finished the step.
     fn end(&self) -> Duration {
-        let ends = self.laps.iter().filter_map(|laps| laps.last());
-        ends.map(|lap| lap.end).max().unwrap_or_default()
+        let last = self.spans.iter().filter_map(|spans| spans.last());
+        last.map(|span| span.end).max().unwrap_or_default()
     }
 }
 
 /// The events of measured steps, one after the other.
-pub fn measured(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceEvent> {
+pub fn measured_events(program: &Program, steps: &[MeasuredTrace]) -> Vec<TraceEvent> {
     let mesh = program.context.mesh;
     let mut events = vec![];
     for device in (0..mesh.devices()).map(DeviceId) {
         let stage = device.stage(&mesh);
         let name = format!("measured: device {} (stage {stage})", device.0);
-        events.extend(named(device.0, &name));
+        events.extend(metadata(device.0, &name));
         let mut begin = Duration::ZERO;
         for measured in steps {
             let process = TraceProcess { pid: device.0, step: measured.step };
-            let spans = measured.laps[device.0 as usize]
+            let spans = measured.spans[device.0 as usize]
                 .iter()
-                .map(|lap| (micros(begin + lap.start), micros(begin + lap.end)));
-            let moments = scheduled_instructions(&program.stages[stage]).zip(spans);
+                .map(|span| (micros(begin + span.start), micros(begin + span.end)));
+            let scheduled = scheduled_instructions(&program.stages[stage]).zip(spans);
             let end = micros(begin + measured.end());
-            process.step(moments, (micros(begin), end), &mut events);
+            process.step(scheduled, (micros(begin), end), &mut events);
             begin += measured.end();
         }
     }
     events
 }
 
-/// The events of the step that was expected.
-pub fn expected(program: &Program, timeline: &Timeline, price: KernelPrice) -> Vec<TraceEvent> {
+/// The events of the predicted step.
+pub fn predicted_events(
+    program: &Program,
+    timeline: &Timeline,
+    price: KernelPrice,
+) -> Vec<TraceEvent> {
     let mut events = vec![];
     for (stage, stage_program) in program.stages.iter().enumerate() {
-        let process = TraceProcess { pid: EXPECTED + stage as u64, step: 0 };
-        events.extend(named(process.pid, &format!("predicted: each device of stage {stage}")));
-        let mut moments = vec![];
-        // Where stages meet, a stage is in the collective from its arrival on, as a measured one is.
-        let mut meetings = timeline.stage_syncs.iter().filter(|meeting| meeting.stage == stage);
+        let process = TraceProcess { pid: PREDICTED + stage as u64, step: 0 };
+        events.extend(metadata(process.pid, &format!("predicted: each device of stage {stage}")));
+        let mut scheduled = vec![];
+        // A stage is in a collective of several stages from its arrival on, as in a measured step.
+        let mut syncs = timeline.stage_syncs.iter().filter(|sync| sync.stage == stage);
         for span in timeline.spans.iter().filter(|span| span.stage == stage) {
             let mut begin = span.begin.0;
             for instr in stage_program.instructions(span.phase) {
-                let met = stage_sync_group(instr).and_then(|_| meetings.next());
-                let end = met.map_or_else(|| begin + price(&instr.kernel()).0, |met| met.end.0);
+                let shared = stage_sync_group(instr).and_then(|_| syncs.next());
+                let end =
+                    shared.map_or_else(|| begin + price(&instr.kernel()).0, |shared| shared.end.0);
                 let (phase, microbatch) = (span.phase, span.microbatch);
                 let slot = microbatch_slot(stage_program, microbatch);
-                moments.push((
+                scheduled.push((
                     ScheduledInstruction { instr, phase, microbatch, slot },
                     (1e6 * begin, 1e6 * end),
                 ));
                 begin = end;
             }
         }
-        process.step(moments.into_iter(), (0.0, 1e6 * timeline.step_time.0), &mut events);
+        process.step(scheduled.into_iter(), (0.0, 1e6 * timeline.step_time.0), &mut events);
     }
     events
 }
 
 impl TraceProcess {
-    /// A step: itself, its passes, its instructions.
+    /// Adds the events of a step: itself, its passes, its instructions.
     fn step<'a>(
         self,
-        moments: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
+        scheduled: impl Iterator<Item = (ScheduledInstruction<'a>, (f64, f64))>,
         whole: (f64, f64),
         events: &mut Vec<TraceEvent>,
     ) {
         let name = if self.step > 0 { format!("step {}", self.step) } else { "step".into() };
         events.push(self.event(name, "step", PASSES, whole, json!({ "step": self.step })));
         let mut pass: Option<(Phase, u64, (f64, f64))> = None;
-        for (moment, span) in moments {
-            let ScheduledInstruction { instr, phase, microbatch, .. } = moment;
+        for (instruction, span) in scheduled {
+            let ScheduledInstruction { instr, phase, microbatch, .. } = instruction;
             pass = match pass {
-                Some((before, of, (begin, _))) if (before, of) == (phase, microbatch) => {
+                Some((current, of, (begin, _))) if (current, of) == (phase, microbatch) => {
                     Some((phase, microbatch, (begin, span.1)))
                 }
-                done => {
-                    events.extend(done.map(|done| self.pass(done)));
+                finished => {
+                    events.extend(finished.map(|pass| self.pass(pass)));
                     Some((phase, microbatch, span))
                 }
             };
@@ -207,7 +212,7 @@ fn phase_name(phase: Phase) -> &'static str {
 }
 
 /// The names of a process and of its threads.
-fn named(pid: u64, name: &str) -> [TraceEvent; 5] {
+fn metadata(pid: u64, name: &str) -> [TraceEvent; 5] {
     let meta = |what: &str, tid: u64, args: Value| {
         let (name, ph, cat) = (what.to_owned(), "M", "");
         TraceEvent { name, ph, cat, ts: 0.0, dur: 0.0, pid, tid, args }

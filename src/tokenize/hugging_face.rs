@@ -1,4 +1,4 @@
-//! Tokenizers as Hugging Face's `tokenizer.json` describes them.
+//! Tokenizers from a Hugging Face `tokenizer.json`.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Component, Path};
@@ -11,8 +11,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::errors::{CommandResult, Failure, Problem};
 
-/// What the token at the end of a text is called. The file does not say which it is, so the first
-/// of these that it has is taken.
+/// Names of the end-of-text token. The file does not mark it, so the first of these in its vocabulary is taken.
 const END_OF_TEXT: [&str; 7] = [
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -34,32 +33,32 @@ pub struct HuggingFace {
 impl HuggingFace {
     /// Reads the text of a `tokenizer.json`.
     pub fn read(name: &str, text: &str) -> CommandResult<HuggingFace> {
-        let refused = |problem: String| {
-            let hint = "a tokenizer.json as Hugging Face's tokenizers write it";
-            Failure::input(Problem::new(name, problem).hint(hint))
+        let rejected = |message: String| {
+            let hint = "a tokenizer.json written by Hugging Face's tokenizers";
+            Failure::input(Problem::new(name, message).hint(hint))
         };
-        let read = guarded(|| Tokenizer::from_bytes(text)).map_err(refused)?;
-        let mut tokenizer = read.map_err(|error| refused(format!("is no tokenizer: {error}")))?;
+        let read = catch_panic(|| Tokenizer::from_bytes(text)).map_err(rejected)?;
+        let mut tokenizer =
+            read.map_err(|error| rejected(format!("is not a tokenizer: {error}")))?;
         if let ModelWrapper::BPE(model) = tokenizer.get_model()
             && model.dropout.is_some_and(|dropout| dropout > 0.0)
         {
-            let problem = Problem {
-                field: "model.dropout".into(),
-                ..Problem::new(name, "merges at random: no two runs would get the same tokens")
-            };
-            return Err(Failure::input(problem.hint("\"dropout\": null")));
+            let problem =
+                Problem::new(name, "merges at random, so runs would get different tokens");
+            let problem = problem.field("model.dropout").hint("\"dropout\": null");
+            return Err(Failure::input(problem));
         }
-        // These are for batches of sentences. A text is neither cut off nor filled up.
+        // Both are for batches of sentences; a text is neither truncated nor padded.
         tokenizer.with_padding(None);
-        tokenizer.with_truncation(None).map_err(|error| refused(error.to_string()))?;
+        tokenizer.with_truncation(None).map_err(|error| rejected(error.to_string()))?;
         let largest = tokenizer.get_vocab(true).into_values().max();
         let vocabulary = largest.map_or(Some(0), |id| id.checked_add(1)).unwrap_or(0);
         if vocabulary == 0 {
-            let problem = match largest {
+            let message = match largest {
                 Some(id) => format!("has a token with id {id}, which is too large"),
                 None => "has no tokens".into(),
             };
-            return Err(refused(problem));
+            return Err(rejected(message));
         }
         let end_of_text =
             END_OF_TEXT.into_iter().find(|name| tokenizer.token_to_id(name).is_some());
@@ -71,26 +70,28 @@ impl HuggingFace {
         Ok(HuggingFace { tokenizer, description, end_of_text })
     }
 
-    /// What its tokens are.
+    /// Vocabulary and name, as a token file states them.
     pub fn description(&self) -> &TokenFileInfo {
         &self.description
     }
 
-    /// The token between documents.
+    /// The text of the token between documents, if there is one.
     pub fn end_of_text(&self) -> Option<&'static str> {
         self.end_of_text
     }
 
-    /// The tokens of each text, without the special ones that begin or end a text.
+    /// The tokens of each text, without special tokens at its start or end.
+    ///
+    /// # Errors
+    /// The message of the tokenizer.
     pub fn encode(&self, texts: Vec<String>) -> Result<Vec<Vec<u32>>, String> {
-        let encoded = guarded(|| self.tokenizer.encode_batch_fast(texts, false))?;
+        let encoded = catch_panic(|| self.tokenizer.encode_batch_fast(texts, false))?;
         let encoded = encoded.map_err(|error| error.to_string())?;
         Ok(encoded.into_iter().map(|encoding| encoding.get_ids().to_vec()).collect())
     }
 }
 
-/// The last two parts of a path: the folder says which model it is, and the rest is nobody's
-/// business.
+/// The last two components of a path: the folder names the model, and the rest is private.
 fn short_name(path: &str) -> String {
     let parts: Vec<String> = Path::new(path)
         .components()
@@ -102,28 +103,28 @@ fn short_name(path: &str) -> String {
     parts[parts.len().saturating_sub(2)..].join("/")
 }
 
-/// Tasks that are guarded now.
-static GUARDED: AtomicUsize = AtomicUsize::new(0);
+/// Number of calls of [`catch_panic`] in progress.
+static CATCHING: AtomicUsize = AtomicUsize::new(0);
 
-/// Does something with a file that comes from anywhere, in a library that panics on some of them.
-fn guarded<T>(task: impl FnOnce() -> T) -> Result<T, String> {
+/// Runs code of a library that panics on some malformed files, and returns the panic as a message.
+fn catch_panic<T>(task: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let hook = panic::take_hook();
         panic::set_hook(Box::new(move |panic| {
-            if GUARDED.load(Ordering::SeqCst) == 0 {
+            if CATCHING.load(Ordering::SeqCst) == 0 {
                 hook(panic);
             }
         }));
     });
-    GUARDED.fetch_add(1, Ordering::SeqCst);
-    // What the task saw is dropped where it fails.
-    let done = panic::catch_unwind(AssertUnwindSafe(task));
-    GUARDED.fetch_sub(1, Ordering::SeqCst);
-    done.map_err(|panic| {
+    CATCHING.fetch_add(1, Ordering::SeqCst);
+    // State that the task leaves broken is dropped with it.
+    let result = panic::catch_unwind(AssertUnwindSafe(task));
+    CATCHING.fetch_sub(1, Ordering::SeqCst);
+    result.map_err(|panic| {
         let words = panic.downcast_ref::<&str>().map(ToString::to_string);
         let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
-        format!("the tokenizer failed: {}", words.unwrap_or_else(|| "it does not say why".into()))
+        format!("the tokenizer failed: {}", words.unwrap_or_else(|| "no message".into()))
     })
 }
 
@@ -136,7 +137,7 @@ mod tests {
     use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
     use tokenizers::{PreTokenizerWrapper, SplitDelimiterBehavior};
 
-    use super::super::pieces::TextPieces;
+    use super::super::chunks::TextChunks;
     use super::*;
 
     /// The published rules of LLaMA 3.
@@ -144,8 +145,8 @@ mod tests {
 
     const TEXT: &str = include_str!("../../data/moby-dick.txt");
 
-    /// A tokenizer.json whose merges are learnt from the beginning of a book, with runs of blanks
-    /// and of line ends among them.
+    /// A tokenizer whose merges are learnt from the beginning of a book, with runs of blanks and of line ends among
+    /// them.
     fn learnt(words: PreTokenizerWrapper) -> HuggingFace {
         let mut tokenizer = Tokenizer::new(BPE::default());
         tokenizer.with_pre_tokenizer(Some(words));
@@ -162,7 +163,7 @@ mod tests {
         let texts =
             TEXT[..100_000].lines().map(str::to_owned).chain(blanks.into_iter().map(str::to_owned));
         tokenizer.train(&mut trainer, texts).unwrap();
-        // What differs where pieces are cut badly: these are one token each, if words allow it.
+        // Tokens that would be split by chunks that end within words.
         for blanks in ["ĊĊ", "čĊ", "ĠĊ"] {
             assert!(tokenizer.token_to_id(blanks).is_some(), "{blanks}");
         }
@@ -176,26 +177,26 @@ mod tests {
         [learnt(ByteLevel::new(false, true, true).into()), learnt(llama3.into())]
     }
 
-    fn in_pieces(tokenizer: &HuggingFace, text: &str, piece_bytes: usize) -> Vec<u32> {
-        let mut pieces = TextPieces::of_sizes(text.as_bytes(), piece_bytes, usize::MAX / 2);
+    fn in_chunks(tokenizer: &HuggingFace, text: &str, chunk_bytes: usize) -> Vec<u32> {
+        let mut chunks = TextChunks::with_sizes(text.as_bytes(), chunk_bytes, usize::MAX / 2);
         let mut texts = vec![];
-        while let Some(piece) = pieces.next_piece().unwrap() {
-            texts.push(piece);
+        while let Some(chunk) = chunks.next_chunk().unwrap() {
+            texts.push(chunk);
         }
         tokenizer.encode(texts).unwrap().concat()
     }
 
     #[test]
-    fn pieces_have_the_tokens_of_the_whole() {
+    fn chunks_have_the_tokens_of_the_whole_text() {
         let tokenizers = tokenizers();
         let whole = |tokenizer: &HuggingFace, text: &str| {
             tokenizer.encode(vec![text.to_owned()]).unwrap().concat()
         };
         for tokenizer in &tokenizers {
             let text = &TEXT[..60_000];
-            assert_eq!(in_pieces(tokenizer, text, 500), whole(tokenizer, text));
+            assert_eq!(in_chunks(tokenizer, text, 500), whole(tokenizer, text));
             let dos = text.replace('\n', "\r\n");
-            assert_eq!(in_pieces(tokenizer, &dos, 500), whole(tokenizer, &dos));
+            assert_eq!(in_chunks(tokenizer, &dos, 500), whole(tokenizer, &dos));
         }
         let parts = ["a", "whale", " ", "  ", "\n", "\n\n", "\r\n", ".", "'s", "é", "7", "—", "\t"];
         arbtest::arbtest(|u| {
@@ -203,17 +204,17 @@ mod tests {
             for _ in 0..u.int_in_range(0..=40)? {
                 text.push_str(u.choose(&parts)?);
             }
-            let piece_bytes = u.int_in_range(4..=30)?;
+            let chunk_bytes = u.int_in_range(4..=30)?;
             for tokenizer in &tokenizers {
-                let tokens = in_pieces(tokenizer, &text, piece_bytes);
-                assert_eq!(tokens, whole(tokenizer, &text), "{text:?} by {piece_bytes}");
+                let tokens = in_chunks(tokenizer, &text, chunk_bytes);
+                assert_eq!(tokens, whole(tokenizer, &text), "{text:?} by {chunk_bytes}");
             }
             Ok(())
         })
         .budget_ms(400);
     }
 
-    /// Whatever a tokenizer.json holds, it is refused, or tokenizes or refuses a text.
+    /// A damaged tokenizer.json is rejected, or tokenizes or rejects a text.
     #[test]
     fn damaged_tokenizers_never_panic() {
         let seed = r###"{"version": "1.0", "added_tokens": [{"id": 3, "content": "</s>",
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_the_model_and_not_the_machine() {
+    fn names_hold_the_model_and_not_the_path() {
         assert_eq!(short_name("/somewhere/models/llama/tokenizer.json"), "llama/tokenizer.json");
         assert_eq!(short_name("../tokenizer.json"), "tokenizer.json");
     }

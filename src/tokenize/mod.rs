@@ -1,59 +1,38 @@
-//! From texts to tokens: bytes as they are, or a Hugging Face tokenizer.
+//! Turns texts into tokens: every byte is one, or a Hugging Face tokenizer decides.
 //!
-//! A document is read in pieces, so that its size does not matter. For bytes a piece is anything;
-//! for a tokenizer it ends where tokenizers end a token as well ([`mod@pieces`]).
+//! Documents of any size are streamed. A tokenizer gets chunks that end where a token ends in the whole text too
+//! ([`chunks`]).
 
+mod chunks;
+mod error;
 mod hugging_face;
-mod pieces;
 
 use std::io::{self, Read};
 
-use narrows_runtime::data::{DataError, TokenFileInfo, TokenWriter};
+use narrows_runtime::data::{TokenFileInfo, TokenWriter};
 
+pub use error::TokenizeError;
 pub use hugging_face::HuggingFace;
-use pieces::TextPieces;
 
-/// Bytes that are read in one go where every byte is a token.
-const BYTES_AT_ONCE: usize = 64 << 10;
+use chunks::TextChunks;
 
-/// Pieces that are tokenized side by side.
-const PIECES_AT_ONCE: usize = 8;
+/// Bytes per read where every byte is a token.
+const READ_BYTES: usize = 64 << 10;
 
-/// What turns texts into tokens.
+/// Chunks that are tokenized in parallel.
+const CHUNKS_IN_PARALLEL: usize = 8;
+
+/// A tokenizer.
 #[derive(Debug)]
 pub enum Tokenizer {
     /// Every byte is a token.
     Bytes,
-    /// A `tokenizer.json`.
+    /// A Hugging Face `tokenizer.json`.
     HuggingFace(Box<HuggingFace>),
 }
 
-/// Why a document has no tokens.
-#[derive(Debug)]
-pub enum TokenizeError {
-    /// It cannot be read.
-    Unreadable(io::Error),
-    /// A tokenizer needs text, and the byte at this place is not UTF-8.
-    NotText(u64),
-    /// The tokenizer refuses a piece, said with its words.
-    Refused {
-        /// Where the pieces begin that were given to it.
-        first_byte: u64,
-        /// What it says.
-        problem: String,
-    },
-    /// The token file cannot be written.
-    Unwritable(DataError),
-}
-
-impl From<DataError> for TokenizeError {
-    fn from(error: DataError) -> TokenizeError {
-        TokenizeError::Unwritable(error)
-    }
-}
-
 impl Tokenizer {
-    /// What its tokens are.
+    /// Vocabulary and name, as a token file states them.
     pub fn description(&self) -> TokenFileInfo {
         match self {
             Tokenizer::Bytes => TokenFileInfo::bytes(),
@@ -61,7 +40,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of the token between documents.
+    /// The text of the token between documents, if there is one.
     pub fn end_of_text(&self) -> Option<&'static str> {
         match self {
             Tokenizer::Bytes => None,
@@ -69,27 +48,32 @@ impl Tokenizer {
         }
     }
 
-    /// Writes the tokens of one document, and tells of the bytes that are done.
+    /// Writes the tokens of one document. `progress` is called with the size of each part that is written.
+    ///
+    /// # Errors
+    /// A document that cannot be read or tokenized, and a token file that cannot be written.
     pub fn tokenize(
         &self,
         document: impl Read,
         writer: &mut TokenWriter,
-        done: impl FnMut(u64),
+        progress: impl FnMut(u64),
     ) -> Result<(), TokenizeError> {
         match self {
-            Tokenizer::Bytes => bytes(document, writer, done),
-            Tokenizer::HuggingFace(tokenizer) => pieces(tokenizer, document, writer, done),
+            Tokenizer::Bytes => write_bytes(document, writer, progress),
+            Tokenizer::HuggingFace(tokenizer) => {
+                write_tokens(tokenizer, document, writer, progress)
+            }
         }
     }
 }
 
-fn bytes(
+fn write_bytes(
     mut document: impl Read,
     writer: &mut TokenWriter,
-    mut done: impl FnMut(u64),
+    mut progress: impl FnMut(u64),
 ) -> Result<(), TokenizeError> {
-    let mut buffer = vec![0; BYTES_AT_ONCE];
-    let mut tokens = Vec::with_capacity(BYTES_AT_ONCE);
+    let mut buffer = vec![0; READ_BYTES];
+    let mut tokens = Vec::with_capacity(READ_BYTES);
     loop {
         let read = match document.read(&mut buffer) {
             Ok(0) => return Ok(()),
@@ -100,22 +84,22 @@ fn bytes(
         tokens.clear();
         tokens.extend(buffer[..read].iter().map(|byte| u32::from(*byte)));
         writer.push(&tokens)?;
-        done(read as u64);
+        progress(read as u64);
     }
 }
 
-fn pieces(
+fn write_tokens(
     tokenizer: &HuggingFace,
     document: impl Read,
     writer: &mut TokenWriter,
-    mut done: impl FnMut(u64),
+    mut progress: impl FnMut(u64),
 ) -> Result<(), TokenizeError> {
-    let mut pieces = TextPieces::new(document);
+    let mut chunks = TextChunks::new(document);
     let mut first_byte = 0;
     loop {
         let mut texts = vec![];
-        while texts.len() < PIECES_AT_ONCE
-            && let Some(text) = pieces.next_piece()?
+        while texts.len() < CHUNKS_IN_PARALLEL
+            && let Some(text) = chunks.next_chunk()?
         {
             texts.push(text);
         }
@@ -123,11 +107,11 @@ fn pieces(
             return Ok(());
         }
         let length: usize = texts.iter().map(String::len).sum();
-        let refused = |problem| TokenizeError::Refused { first_byte, problem };
-        for tokens in tokenizer.encode(texts).map_err(refused)? {
+        let rejected = |message| TokenizeError::Rejected { first_byte, message };
+        for tokens in tokenizer.encode(texts).map_err(rejected)? {
             writer.push(&tokens)?;
         }
         first_byte += length as u64;
-        done(length as u64);
+        progress(length as u64);
     }
 }

@@ -36,7 +36,7 @@ fn what_is_measured_is_a_profile_that_plans() {
     // What was computed from measurements is not one, and what nobody measured is named.
     let gap = &profile["executors"]["captured"]["provenance"];
     assert_eq!(gap["kind"], "derived");
-    assert!(gap["source"].as_str().unwrap().contains("half of the shortest pass"), "{gap}");
+    assert!(gap["source"].as_str().unwrap().contains("half of the shortest fused op"), "{gap}");
     let unmeasured = profile["device"]["provenance"]["assumed"].to_string();
     assert!(unmeasured.contains("peak_flops_per_s.bf16"), "{unmeasured}");
     for group in ["gemm", "attention", "passes"] {
@@ -197,13 +197,13 @@ fn what_cannot_be_done_is_said_before_anything_is_measured() {
         (format!("calibrate --output {here}/missing/p.json"), "p.json: cannot be written"),
         (format!("calibrate --output {here}"), "cannot be written"),
         ("calibrate --threads 0".into(), "--threads"),
-        ("calibrate --threads 100000".into(), "--threads: 100000 threads would take turns"),
-        ("calibrate --threads 1 --devices 2".into(), "--devices: 2 devices would take turns"),
+        ("calibrate --threads 100000".into(), "--threads: 100000 threads are too many"),
+        ("calibrate --threads 1 --devices 2".into(), "--devices: 2 devices are too many"),
         ("calibrate --output - --format json".into(), "--output: the profile and the JSON"),
         ("calibrate --model nowhere.json".into(), "nowhere.json: cannot be read"),
-        ("calibrate --global-batch 2".into(), "--global-batch: says nothing about processors"),
-        ("calibrate --backend cuda --threads 1".into(), "--threads: says nothing about GPUs"),
-        ("calibrate --backend cuda --devices 1".into(), "--devices: says nothing about GPUs"),
+        ("calibrate --global-batch 2".into(), "--global-batch: applies to --backend cuda only"),
+        ("calibrate --backend cuda --threads 1".into(), "--threads: applies to --backend cpu only"),
+        ("calibrate --backend cuda --devices 1".into(), "--devices: applies to --backend cpu only"),
     ] {
         let message = refusal(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
@@ -240,7 +240,7 @@ fn a_quick_calibration_leaves_a_whole_one() {
         (kept, String::from_utf8(output.stderr.clone()).unwrap())
     };
     let (quick, said) = measure("");
-    assert!(!said.contains("stays"), "nothing was kept before: {said}");
+    assert!(!said.contains("keeps predicting"), "nothing was kept before: {said}");
     // As a whole calibration would be, which takes minutes.
     let whole = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
     let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-whole");
@@ -264,12 +264,15 @@ fn a_run_keeps_what_it_measured_where_it_can() {
         String::from_utf8(output.get_output().stderr.clone()).unwrap()
     };
     let first = run(folder.path());
-    assert!(first.contains("Measuring this machine") && first.contains("Kept in"), "{first}");
+    assert!(
+        first.contains("Measuring this machine") && first.contains("Profile cached in"),
+        "{first}"
+    );
     // It may have been measured on a busy machine, and then that is all there is to say.
     let again = run(folder.path());
-    assert!(!again.contains("Measuring") && !again.contains("Kept in"), "measured once: {again}");
+    assert!(!again.contains("Measuring") && !again.contains("cached in"), "measured once: {again}");
     assert!(again.lines().all(|line| line.contains("busy machine")), "{again}");
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(run(&file).contains("not kept for the next run"), "a cache that is no folder");
+    assert!(run(&file).contains("not cached for the next run"), "a cache that is no folder");
 }

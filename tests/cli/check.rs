@@ -21,7 +21,7 @@ fn plans_of_large_models_are_run_small() {
         assert_eq!((&numeric["equal"], &numeric["devices"]), (&true.into(), &4.into()), "{model}");
         assert!(numeric["loss_relative_difference"].as_f64().expect("a number") < 1e-6);
         let text = stdout(&format!("check {file} --memory-limit none --numeric"));
-        assert!(text.contains("It computes its model"), "{text}");
+        assert!(text.contains("The plan computes its model"), "{text}");
         let plain = json(&format!("check {file} --memory-limit none"));
         assert!(plain.get("numeric").is_none());
     }

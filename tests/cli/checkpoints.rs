@@ -78,7 +78,7 @@ fn a_resumed_run_is_one_run() {
     fs::remove_dir_all(files.step(10)).unwrap();
     let split = "--devices 2 --tensor 2 --strategy btp --resume";
     let report = stdout(&format!("{} {split}", files.kept(10)));
-    assert!(report.contains("begins     after step 8: "), "{report}");
+    assert!(report.contains("starts     after step 8: "), "{report}");
     for (found, expected) in files.curve().iter().zip(&whole) {
         let [found, expected] = [found, expected].map(|step| f64::from_bits(step[1]));
         assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
@@ -100,7 +100,7 @@ fn a_run_in_two_pieces_is_one_run() {
     let resume = format!("{} {decay} --resume", files.kept(2 * STEPS));
     let output = narrows(&resume).assert().success();
     let warned = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(!warned.contains("the curve is not that of one run"), "{warned}");
+    assert!(!warned.contains("the loss curve is not that of a single run"), "{warned}");
     assert_eq!(files.curve(), expected, "bit by bit");
     let weights = |files: &Files| fs::read(files.step(2 * STEPS).join("model.safetensors"));
     let whole = Files::new();
@@ -116,8 +116,8 @@ fn a_run_in_two_pieces_is_one_run() {
 fn an_empty_folder_is_resumed_at_the_first_step() {
     let files = Files::new();
     let report = stdout(&format!("{} --resume", files.kept(1)));
-    assert!(report.contains("with the first step: there is no checkpoint in "), "{report}");
-    assert!(report.contains("The last checkpoint is "), "{report}");
+    assert!(report.contains("at the first step: there is no checkpoint in "), "{report}");
+    assert!(report.contains("Last checkpoint: "), "{report}");
     assert!(files.step(1).exists());
 }
 
@@ -126,8 +126,8 @@ fn what_is_not_the_runs_is_refused() {
     let files = Files::new();
     stdout(&files.kept(2));
     let message = refusal(&files.kept(2), 2);
-    assert!(message.contains("kept: holds checkpoints already, the last of step 2"), "{message}");
-    assert!(message.contains("hint: --resume to go on"), "{message}");
+    assert!(message.contains("kept: already holds checkpoints, the last of step 2"), "{message}");
+    assert!(message.contains("hint: --resume, to continue"), "{message}");
     fs::write(files.at("other.txt"), "another text ".repeat(100)).unwrap();
     let tokens = files.at("other.tokens").display().to_string();
     stdout(&format!("data {} --output {tokens}", files.at("other.txt").display()));
@@ -144,7 +144,7 @@ fn what_is_not_the_runs_is_refused() {
             format!("{kept} --resume --model cola-60m"),
             "state.json: field `model`: the checkpoint is of",
         ),
-        (files.kept(1) + " --resume", "--steps counts all steps: 2 or more"),
+        (files.kept(1) + " --resume", "2 or more, since --steps counts all steps"),
         (kept.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
         ("run --resume".into(), "--checkpoint-dir"),
         ("run --keep 0 --checkpoint-dir x".into(), "--keep"),
@@ -172,13 +172,13 @@ fn damage_is_located() {
     fs::write(&optimizer, flipped).unwrap();
     let resume = files.kept(4) + " --resume";
     let message = refusal(&resume, 2);
-    for part in ["optimizer.safetensors: the file has SHA-256", "moved out of the folder"] {
+    for part in ["optimizer.safetensors: the file has SHA-256", "move it out of the folder"] {
         assert!(message.contains(part), "{part} in {message}");
     }
     fs::write(&optimizer, &whole[..whole.len() / 2]).unwrap();
     let output = narrows(&resume).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("step-00000003 is not whole: the run goes on from"), "{message}");
+    assert!(message.contains("step-00000003 is incomplete: the run resumes from"), "{message}");
     for step in [1, 2, 4] {
         let _ = fs::remove_dir_all(files.step(step));
     }
@@ -195,7 +195,8 @@ fn a_step_that_fails_says_what_is_kept() {
     let files = Files::new();
     let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
     let message = refusal(&format!("{} {hot} --checkpoint-every 1", files.kept(5)), 1);
-    for part in ["step 2: the loss is ", "the checkpoint of step 1 is ", "--resume goes on from it"]
+    for part in
+        ["step 2: the loss is ", "the checkpoint of step 1 is ", "--resume continues from it"]
     {
         assert!(message.contains(part), "{part} in {message}");
     }
@@ -253,7 +254,7 @@ mod signals {
             let made = files.curve().len() as u64;
             assert!((1..STEPS).contains(&made), "{made}");
             for part in [
-                format!("stopped after step {made} of {STEPS}, as asked; the checkpoint of step"),
+                format!("stopped after step {made} of {STEPS}; the checkpoint of step"),
                 format!("{}: the same command with --resume", files.step(made).display()),
             ] {
                 assert!(message.contains(&part), "{part} in {message}");

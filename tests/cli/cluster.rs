@@ -251,7 +251,7 @@ fn a_process_that_dies_ends_the_run() {
         texts.iter().all(|text| text.contains("lost the connection to process 1")),
         "{texts:#?}"
     );
-    assert!(texts.iter().any(|text| text.contains("after its last collectives")), "{texts:#?}");
+    assert!(texts.iter().any(|text| text.contains("last collectives")), "{texts:#?}");
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn every_byte_is_a_token() {
     assert_eq!(inspected["tokens_sha256"], made["tokens_sha256"]);
     assert_eq!(inspected["verified"], json!({"checksum": true, "largest_id": 116}));
     let report = stdout(&within(folder.path(), "data @a.txt @b.txt --output @t.tokens"));
-    for part in ["22 bytes, 1.00 a token; 2 documents, joined as they are", "256 ids, bytes"] {
+    for part in ["22 bytes, 1.00 per token; 2 documents, joined without", "256 ids, bytes"] {
         assert!(report.contains(part), "{part} in {report}");
     }
 }
@@ -108,10 +108,10 @@ fn a_tokenizer_makes_tokens_of_words() {
     assert!(name.ends_with("/tokenizer.json") && name.matches('/').count() == 1, "{name}");
     assert_eq!(made["tokenizer"]["sha256"].as_str().map(str::len), Some(64));
     let report = stdout(&within(folder.path(), line));
-    assert!(report.contains("3.67 a token; 2 documents, `</s>` between them"), "{report}");
+    assert!(report.contains("3.67 per token; 2 documents, `</s>` between them"), "{report}");
     let report = stdout(&within(folder.path(), "data --inspect @t.tokens"));
     assert!(report.contains("id 4 between documents"), "{report}");
-    assert!(report.contains("checksum and every id, of which 4 is the largest"), "{report}");
+    assert!(report.contains("checksum and all token ids, the largest of which is 4"), "{report}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn files_of_llm_c_are_inspected() {
     assert_eq!(inspected["vocabulary_size"], Value::Null);
     assert_eq!(inspected["verified"], json!({"checksum": null, "largest_id": 50_256}));
     let report = stdout(&line);
-    assert!(report.contains("length and every id, of which 50256 is the largest"), "{report}");
+    assert!(report.contains("length and all token ids, the largest of which is 50256"), "{report}");
 }
 
 #[test]
@@ -190,13 +190,13 @@ fn bad_input_is_located_and_leaves_nothing() {
             "byte 13: is not UTF-8",
         ),
         ("data @a.txt --tokenizer @no.json --output @t", "no.json: cannot be read"),
-        ("data @a.txt --tokenizer @broken.json --output @t", "broken.json: is no tokenizer: "),
-        ("data @a.txt --tokenizer @a.txt --output @t", "a.txt: is no tokenizer: "),
+        ("data @a.txt --tokenizer @broken.json --output @t", "broken.json: is not a tokenizer: "),
+        ("data @a.txt --tokenizer @a.txt --output @t", "a.txt: is not a tokenizer: "),
         ("data @a.txt --tokenizer @latin1.txt --output @t", "is not text: byte 13"),
-        ("data --inspect @a.txt", "a.txt: byte 0 (magic): \"call me\\n\" is not how"),
+        ("data --inspect @a.txt", "a.txt: byte 0 (magic): \"call me\\n\" is not the magic number"),
         ("data --inspect @", "is not a regular file"),
         ("data --inspect @no", "no: cannot be read"),
-        ("data --inspect -", "--inspect: a token file is mapped"),
+        ("data --inspect -", "--inspect: a token file is memory-mapped"),
     ] {
         let message = refusal(&within(path, arguments), 2);
         assert!(message.contains(part), "{arguments}: {message}");

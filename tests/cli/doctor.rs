@@ -17,7 +17,7 @@ fn it_says_what_can_run() {
     let cuda = &found["backends"]["cuda"];
     assert!(cuda["usable"] == true || !cuda["because"].as_array().unwrap().is_empty(), "{cuda}");
     let text = stdout("doctor");
-    assert!(text.contains("cpu   can run") && text.contains("Libraries of CUDA"), "{text}");
+    assert!(text.contains("cpu   available") && text.contains("CUDA libraries"), "{text}");
 }
 
 /// A package of Python has a library under a name that nobody asks for.
@@ -58,5 +58,5 @@ fn it_says_which_process_it_is() {
         .assert()
         .success();
     let text = String::from_utf8(output.get_output().stdout.clone()).unwrap();
-    assert!(text.contains("3 of 8, started by torchrun, meeting at node1:7"), "{text}");
+    assert!(text.contains("3 of 8, started by torchrun, rendezvous at node1:7"), "{text}");
 }

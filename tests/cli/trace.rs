@@ -143,7 +143,7 @@ fn steps_are_chosen() {
         (format!("{line} --trace-steps 4-5"), "--trace-steps: the run has 4 steps, and no step 5"),
         (format!("{line} --trace-steps 3-2"), "the first step is after the last"),
         ("run --trace-steps 1".into(), "--trace"),
-        ("run --trace -".into(), "--trace: a trace is written to a file of its own"),
+        ("run --trace -".into(), "--trace: a trace cannot go to standard output"),
         ("run --backend null --trace t.json".into(), "--trace: the null backend"),
     ] {
         let message = refusal(&arguments, 2);

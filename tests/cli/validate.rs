@@ -32,8 +32,8 @@ fn published_figures_are_predicted() {
         assert!(low < predicted && predicted < high, "{figure}");
     }
     let text = stdout("validate");
-    assert!(text.contains("in the 90 % interval") && text.contains("fitted to it"), "{text}");
-    assert!(text.contains(" a GB"), "what recomputation frees has a time: {text}");
+    assert!(text.contains("in interval") && text.contains("* fitted: a price"), "{text}");
+    assert!(text.contains("/GB"), "what recomputation frees has a time: {text}");
     let held = &document["overall"][1];
     let predicted = figures.iter().filter(|figure| figure["fitted"] == false).count();
     assert_eq!((&held["figures"], &held["fitted"]), (&predicted.into(), &0.into()));
@@ -64,38 +64,46 @@ fn damaged_measurements_are_refused_with_their_place() {
     let text = include_str!("../../calibration/data/measurements/boost-a100.json");
     for (pointer, value, part) in [
         ("/measurements/0/value", json!(-1.0), "measurements[0].value"),
-        ("/measurements/0/value", json!(1e-320), "measurements[0].value: 1e-320 is no time"),
-        ("/measurements/6/value", json!(101.0), "measurements[6].value: 101 is no share"),
+        ("/measurements/0/value", json!(1e-320), "measurements[0].value: 1e-320 is not a time"),
+        ("/measurements/6/value", json!(101.0), "measurements[6].value: 101 is not a percentage"),
         ("/measurements/60/value", json!(1e300), "measurements[60].value"),
         ("/measurements/60/unit", json!("ms"), "measurements[60].unit"),
-        ("/measurements/60/measured/recomputation/recompute", json!("none"), "recompute: say what"),
+        (
+            "/measurements/60/measured/recomputation/recompute",
+            json!("none"),
+            "recompute: must name",
+        ),
         ("/measurements/58/measured/kernels/0/norm/norm", json!("auto"), "norm.norm: `auto`"),
         ("/measurements/58/mesh/tensor", json!(1), "kernels[0].norm: runs among the devices"),
         ("/measurements/30/mesh/tensor", json!(1), "measured.kernels[0].all_reduce: runs among"),
         (
             "/measurements/53/measured/step/strategy",
             json!("fullrank-tp"),
-            "measurements[53].measured.step.strategy: `fullrank-tp` is a way of sharding dense",
+            "measurements[53].measured.step.strategy: `fullrank-tp` shards dense linears",
         ),
         (
             "/measurements/50/measured/step/workload/sequence_length",
             json!(1 << 20),
-            "measured.step.workload.sequence_length: 1048576 tokens are more than",
+            "measured.step.workload.sequence_length: 1048576 tokens exceed",
         ),
         (
             "/measurements/52/measured/step/workload/global_batch",
             json!(5),
             "measurements[52].measured.step.workload.global_batch: 5 sequences do not divide",
         ),
-        ("/measurements/58/measured/kernels/0/norm/features", json!(4098), "4098 does not divide"),
-        ("/measurements/0/table", json!(" "), "measurements[0].table: says nothing"),
-        ("/measurements/0/name", json!("\u{1b}[31m"), "measurements[0].name: holds a control"),
+        ("/measurements/58/measured/kernels/0/norm/features", json!(4098), "4098 is not divisible"),
+        ("/measurements/0/table", json!(" "), "measurements[0].table: is empty"),
+        ("/measurements/0/name", json!("\u{1b}[31m"), "measurements[0].name: contains a control"),
         ("/measurements/0/mesh/data", json!(1 << 24), "measurements[0].mesh: more than"),
         ("/measurements/50/measured/step/workload/global_batch", json!(1 << 24), "microbatches"),
         ("/measurements/0/source", json!("nobody"), "measurements[0].source"),
         ("/measurements/0/hardware", json!("b200"), "measurements[0].hardware"),
         ("/measurements/0/unit", json!("hours"), "measurements[0].unit"),
-        ("/measurements/1/name", json!("fullrank_attn, 4 sequences"), "taken by measurements[0]"),
+        (
+            "/measurements/1/name",
+            json!("fullrank_attn, 4 sequences"),
+            "already the name of measurements[0]",
+        ),
         ("/measurements/0/mesh/tensor", json!(0), "measurements[0].mesh.tensor"),
         (
             "/measurements/50/measured/step/model",
@@ -117,7 +125,7 @@ fn damaged_measurements_are_refused_with_their_place() {
     assert_ne!(twice, text);
     fs::write(&path, twice).unwrap();
     let message = refusal(&format!("validate --measurements {}", path.display()), 2);
-    assert!(message.contains("`boost-products` is there twice"), "{message}");
+    assert!(message.contains("duplicate key `boost-products`"), "{message}");
 }
 
 /// What a GPT's fields may say and its price does not know.
@@ -129,13 +137,23 @@ fn steps_of_gpts_that_have_no_price_are_refused_by_path() {
     let good = answer_of_convert(&rows);
     let line = format!("validate --measurements {}", path.display());
     for (field, value, problem, hint) in [
-        ("recompute", "auto", "recomputes nothing, or whole blocks", "none, block"),
-        ("recompute", "latents", "recomputes nothing, or whole blocks", "none, block"),
-        ("norm", "sync", "LayerNorms are whole", "leave it out"),
-        ("norm", "online", "LayerNorms are whole", "leave it out"),
-        ("weights", "sharded", "how a GPT's weights lie", "leave it out"),
+        (
+            "recompute",
+            "auto",
+            "predicted without recomputation or with that of whole blocks",
+            "none, block",
+        ),
+        (
+            "recompute",
+            "latents",
+            "predicted without recomputation or with that of whole blocks",
+            "none, block",
+        ),
+        ("norm", "sync", "LayerNorms of a GPT are replicated", "leave it out"),
+        ("norm", "online", "LayerNorms of a GPT are replicated", "leave it out"),
+        ("weights", "sharded", "sharding of a GPT's weights is fixed", "leave it out"),
         ("zero", "one", "without ZeRO", "off"),
-        ("strategy", "btp", "full rank, not `btp`", "fullrank-tp"),
+        ("strategy", "btp", "`fullrank-tp`, not `btp`", "fullrank-tp"),
     ] {
         let mut file = good.clone();
         file["measurements"][0]["measured"]["step"][field] = json!(value);
@@ -187,20 +205,23 @@ fn rows_that_are_wrong_are_refused_with_their_line() {
     let header = ROWS.lines().next().unwrap();
     for (rows, part) in [
         (ROWS.replace(",400", ",soon"), "line 2, column `iteration time (ms)`: is not a number"),
-        (ROWS.replace(",400", ",nan"), "line 2, value: NaN is no time"),
-        (ROWS.replace(",400", ",-1"), "line 2, value: -1 is no time"),
+        (ROWS.replace(",400", ",nan"), "line 2, value: NaN is not a time"),
+        (ROWS.replace(",400", ",-1"), "line 2, value: -1 is not a time"),
         (ROWS.replace(",400", ""), "line 2, column `iteration time (ms)`: is missing"),
-        (ROWS.replace(",400", ",1,400"), "line 2: 12 cells, where there are 11 columns"),
+        (ROWS.replace(",400", ",1,400"), "line 2: 12 cells for 11 columns"),
         (
             ROWS.replace(",24,", ",25,"),
-            "line 2, measured.step.model.gpt.layers: 25 does not divide",
+            "line 2, measured.step.model.gpt.layers: 25 is not divisible",
         ),
         (ROWS.replace(",24,", ",2.5,"), "line 2, column `# layers`: 2.5 is not a count"),
-        (ROWS.replace("8,16", "9,16"), "line 2, column `# gpus`: 9 devices"),
-        (ROWS.replace("2,2,2,", "999999999,999999999,999999999,"), "are not those of the mesh"),
+        (ROWS.replace("8,16", "9,16"), "line 2, column `# gpus`: 9 is not the product"),
+        (
+            ROWS.replace("2,2,2,", "999999999,999999999,999999999,"),
+            "is not the product of the mesh",
+        ),
         (
             ROWS.replace("micro batch", "global batch"),
-            "line 1: two columns are named `global batch`",
+            "line 1: more than one column is named `global batch`",
         ),
         (ROWS.replace(',', ";"), "line 1: there is no column `hidden size`"),
         (header.to_owned(), "there are no rows"),
@@ -259,7 +280,7 @@ fn rows_that_constants_were_fitted_to_are_no_predictions() {
     assert_eq!(document["overall"][0]["fitted"], 240, "rounding makes no predictions");
     assert_eq!(document["figures"][0]["terms_of_fit"], json!(["a100-80gb-8", "none", "51200"]));
     let text = stdout(&line);
-    assert!(text.contains("240 figures the fit of GPTs has seen on other terms"), "{text}");
+    assert!(text.contains("GPT prices were fitted to 240 figures"), "{text}");
 }
 
 /// Anyone's figures of anyone's machine.
@@ -280,10 +301,10 @@ fn figures_are_predicted_on_a_profile_of_ones_own() {
     let document = answer(&format!("{line} --hardware {}", hardware.display()));
     assert_eq!(document["figures"][0]["hardware"], "mine");
     let message = refusal(&format!("{line} --measurements {}", path.display()), 2);
-    assert!(message.contains("two files call themselves `boost-a100`"), "{message}");
+    assert!(message.contains("two files are named `boost-a100`"), "{message}");
     let again = hardware.display();
     let message = refusal(&format!("{line} --hardware {again} --hardware {again}"), 2);
-    assert!(message.contains("two files call themselves `mine`"), "{message}");
+    assert!(message.contains("two files are named `mine`"), "{message}");
 }
 
 /// Which one of a preset and a file of its name was taken is told.
@@ -301,17 +322,17 @@ fn profiles_that_are_called_like_a_preset_are_told_from_it() {
     assert_eq!(hardware["from"], path.to_str().unwrap());
     assert_eq!(document["left_out"], json!([]), "its factor was not fitted to these steps");
     let text = stdout(&format!("validate --hardware {}", path.display()));
-    assert!(text.contains("in the place of the preset of that name"), "{text}");
+    assert!(text.contains("which replaces the preset of that name"), "{text}");
     fs::write(folder.path().join("a100-80gb"), profile.to_string()).unwrap();
     let line = "validate --hardware a100-80gb";
     let mut command = narrows(line);
     let output = command.current_dir(folder.path()).assert().success().get_output().clone();
     let warning = String::from_utf8_lossy(&output.stderr);
-    assert!(warning.contains("taken as the preset; the file is `./a100-80gb`"), "{warning}");
+    assert!(warning.contains("taken as the preset; for the file pass `./a100-80gb`"), "{warning}");
     let mut command = narrows("validate --hardware h100-sxm");
     let output = command.assert().success().get_output().clone();
     let warning = String::from_utf8_lossy(&output.stderr);
-    assert!(warning.contains("no measurement is of `h100-sxm`"), "{warning}");
+    assert!(warning.contains("no measurement names `h100-sxm`"), "{warning}");
 }
 
 /// What a step adds to its kernels is in every time that is reported.

@@ -80,6 +80,14 @@ pub enum Executor {
 }
 
 impl Executor {
+    /// The name in plans and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Executor::Captured => "captured",
+            Executor::Eager => "eager",
+        }
+    }
+
     fn is_captured(&self) -> bool {
         *self == Executor::Captured
     }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use narrows_calibration::fit::{GpuMachine, GpuModel, MeasuredStep};
 use narrows_cluster::{RunFact, TcpProcessGroup};
 use narrows_cost_model::{Executor, Prices, Profile, profile};
-use narrows_cuda::{CudaLibrary, gpus, library_loads, library_version};
 use narrows_plan::Mesh;
 use narrows_planner::kernels;
 use narrows_runtime::process_group::ProcessGroup;
@@ -19,46 +18,11 @@ use narrows_runtime::sha256;
 use super::PlannedBenchmark;
 use super::cache::CachedProfileKey;
 use super::works::BenchmarkExtent;
-use crate::args::gpu as args;
-use crate::args::launch::LaunchedProcess;
+use crate::cluster::{self, LaunchedProcess};
 use crate::errors::{CommandResult, Failure};
+use crate::gpu;
 use crate::output;
-use crate::processes;
-use crate::report::page::plural;
-
-/// This machine's first GPU, with its driver and libraries: what tells one measurement from another. `None` where
-/// there is none.
-pub fn title() -> Option<String> {
-    let gpu = gpus().ok()?.into_iter().next()?;
-    let version = |library: CudaLibrary, name: &str| {
-        format!("{name} {}", library_version(library).unwrap_or_else(|| "unknown".into()))
-    };
-    let mut parts = vec![
-        gpu.name,
-        version(CudaLibrary::Driver, "driver"),
-        version(CudaLibrary::CublasLt, "cuBLASLt"),
-    ];
-    if library_loads(CudaLibrary::Nccl) {
-        parts.push(version(CudaLibrary::Nccl, "NCCL"));
-    }
-    Some(parts.join(", "))
-}
-
-/// This machine's first GPU, as a fit knows it.
-pub fn first(launched: Option<&LaunchedProcess>) -> Option<GpuModel> {
-    let gpus = gpus().ok()?;
-    let seen = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let started = launched.map_or(1, |launched| launched.launch.local_world_size);
-    let gpu = gpus.into_iter().next()?;
-    Some(GpuModel {
-        name: gpu.name,
-        capability: gpu.capability,
-        multiprocessors: gpu.multiprocessors,
-        memory: gpu.memory,
-        // Launchers may show each process its own alone.
-        devices_per_node: seen.max(u32::try_from(started).unwrap_or(u32::MAX)),
-    })
-}
+use crate::text::plural;
 
 /// What plans are searched on before anything is measured: the preset, with this GPU's memory.
 pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
@@ -70,7 +34,7 @@ pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
 
 /// Everything a profile says of this machine.
 pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
-    let title = title().unwrap_or_else(|| gpu.name.clone());
+    let title = gpu::description().unwrap_or_else(|| gpu.name.clone());
     let name = gpu.name.trim_start_matches("NVIDIA ").to_ascii_lowercase();
     let legal = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name = format!("{}-measured", name.chars().map(legal).collect::<String>());
@@ -125,7 +89,7 @@ impl GpuProcesses {
         let Some(of_many) = &launched else { return Ok(GpuProcesses { launched, cluster: None }) };
         let launch = &of_many.launch;
         let others: Vec<u64> = (0..launch.world_size).filter(|rank| *rank != launch.rank).collect();
-        let joined = processes::join(of_many, facts(subjects, asked), &others)?;
+        let joined = cluster::join(of_many, facts(subjects, asked), &others)?;
         Ok(GpuProcesses { cluster: Some(joined), launched })
     }
 
@@ -135,7 +99,7 @@ impl GpuProcesses {
     /// When it cannot be executed.
     pub fn open(&self, subject: &PlannedBenchmark) -> CommandResult<Session> {
         let cluster = self.cluster.clone().filter(|_| subject.work.request.devices > 1);
-        let options = args::options(self.launched.as_ref(), false);
+        let options = gpu::session_options(self.launched.as_ref(), false);
         let (model, program) = (&subject.work.request.model, subject.program.clone());
         let opened = narrows_cuda::session(
             model,
@@ -151,9 +115,9 @@ impl GpuProcesses {
     ///
     /// # Errors
     /// That of this process, or that another failed.
-    pub fn part(&self, done: CommandResult<()>) -> CommandResult<()> {
+    pub fn leave(&self, done: CommandResult<()>) -> CommandResult<()> {
         match (&self.cluster, &self.launched) {
-            (Some(cluster), Some(launched)) => processes::part(cluster, done, &launched.process()),
+            (Some(group), Some(launched)) => cluster::leave(group, done, &launched.label()),
             _ => done,
         }
     }
@@ -167,7 +131,7 @@ fn facts(subjects: &[PlannedBenchmark], asked: &str) -> Vec<RunFact> {
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
         fact("calibration", asked.into()),
-        fact("GPU, driver and libraries", title().unwrap_or_default()),
+        fact("GPU, driver and libraries", gpu::description().unwrap_or_default()),
         fact("plans", hex::encode(sha256(plans.as_bytes()))),
     ]
 }
@@ -177,8 +141,8 @@ const TOGETHER_MAX: u64 = 64;
 
 /// What is kept of this machine's GPUs, for so many of them: the profile of as many or of a few more, which has
 /// their links, then that of fewer; and what was measured wholly before what was measured in seconds.
-pub fn kept(devices: u64) -> Option<PathBuf> {
-    let title = title()?;
+pub fn cached_profile(devices: u64) -> Option<PathBuf> {
+    let title = gpu::description()?;
     let counts = (devices..=TOGETHER_MAX.max(devices)).chain((1..devices).rev());
     let kept: Vec<CachedProfileKey> =
         counts.map(|count| CachedProfileKey::of_gpus(&title, count)).collect();

@@ -1,31 +1,30 @@
-//! `narrows run`: trains a model under a plan, or counts what the plan does.
+//! `narrows run`: trains a model under a plan, or counts what the plan executes.
 
 mod checkpoints;
 mod processes;
 mod trace;
 mod train;
 
+use std::ffi::OsStr;
+
 use narrows_cost_model::{Prices, Profile};
-use narrows_plan::lower::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan, Precision};
 use narrows_planner::{Prediction, Request, predict_program};
 use narrows_runtime::count_step;
 
-use super::calibrate;
+use super::calibrate::profile_of_this_machine;
 use super::cost::{PricedPlan, price};
-use crate::args::low::OutputFormat;
-use crate::args::resolve::{OutputSettings, PlanFile, launch};
-use crate::args::run::{
-    ExecutionTarget, PlanSelection, RunArgs, RunSettings, RunTask, TrainSettings, cores,
-    run as resolve,
+use super::search::search;
+use crate::args::{
+    Detail, ExecutionTarget, OutputFormat, OutputSettings, PlanFile, PlanSelection, RunArgs,
+    RunSettings, RunTask, TrainSettings,
 };
 use crate::calibrate::{cache, gpu, machine};
 use crate::errors::{CommandResult, Failure, Problem};
+use crate::host::cores;
 use crate::output;
-use crate::report::run::NullRunReport;
-use crate::report::{infeasible, proof};
-pub use checkpoints::SavedCheckpoint;
+use crate::report::{self, InfeasibleReport, NullRunReport};
 
 /// A plan that is about to be run.
 struct PlannedRun {
@@ -36,98 +35,97 @@ struct PlannedRun {
     prices: Prices,
 }
 
-/// Where the words for people go.
+/// Where the text of a run goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TextOutput {
     Stdout,
     /// Standard output belongs to a plan or to metrics.
     Stderr,
-    /// One JSON document is all that is said.
+    /// Nowhere: a JSON document is the only output.
+    Json,
+    /// Nowhere: another process prints.
     Silent,
-    /// Another process speaks.
-    Mute,
 }
 
-/// Plans, unless a plan was given, and runs the plan.
+/// Plans unless a plan was given, and runs the plan.
 pub fn run(args: &RunArgs) -> CommandResult<()> {
-    let RunSettings { subject, task, answer } = resolve(args)?;
-    let _held_until_the_end = match &task {
-        RunTask::Train(training) if training.leads() => {
-            checkpoints::admit(training.checkpoints.as_ref())?
+    let RunSettings { selection, hardware_given, task, output } = args.resolve()?;
+    let _lock = match &task {
+        RunTask::Train(training) if training.is_leader() => {
+            checkpoints::lock_folder(training.checkpoints.as_ref())?
         }
         _ => None,
     };
-    let leads = !matches!(&task, RunTask::Train(training) if !training.leads());
-    let planned = match subject {
-        PlanSelection::File(file) => read(*file, &task, args)?,
+    let planned = match selection {
+        PlanSelection::File(file) => price_file(*file, &task)?,
         PlanSelection::Search(mut request) => {
-            if let RunTask::Train(training) = &task
-                && args.request.subject.hardware.is_none()
-            {
-                match training.on {
-                    // Many would measure at the same time, and each plan something else.
-                    ExecutionTarget::Processors if training.launched.is_none() => {
-                        request.profile = this_machine(training, request.devices, &answer)?;
-                    }
-                    ExecutionTarget::Processors => {}
-                    ExecutionTarget::Gpus { .. } => these_gpus(training, &mut request, &answer),
-                }
+            if let (RunTask::Train(training), false) = (&task, hardware_given) {
+                use_measured_profile(training, &mut request, output.format)?;
             }
-            searched(&request, &task, &answer)?
+            search_plan(&request, &task, &output)?
         }
     };
-    if let Some(file) = answer.output.as_ref().filter(|_| leads) {
+    if let Some(file) = output.plan_file.as_ref().filter(|_| task.is_leader()) {
         output::write_plan(file, &planned.plan)?;
     }
     match task {
-        RunTask::Count => count(&planned, &answer),
-        RunTask::Train(training) => train::train(planned, &training, &answer),
+        RunTask::Count => count(&planned, &output),
+        RunTask::Train(training) => train::train(planned, &training, &output),
     }
 }
 
-/// What nobody named is measured: this machine, with the threads that its devices will have.
-fn this_machine(
+/// Replaces the profile of a request by what was measured of this machine, where all processes would find the same.
+fn use_measured_profile(
     training: &TrainSettings,
-    devices: u64,
-    answer: &OutputSettings,
-) -> CommandResult<Profile> {
-    calibrate::of_this_machine(threads(training, devices), answer.format)
+    request: &mut Request,
+    format: OutputFormat,
+) -> CommandResult<()> {
+    match training.target {
+        // Processes that measure at the same time would get different profiles, and so different plans.
+        ExecutionTarget::Processors if training.process.is_none() => {
+            let threads = threads_of_all(training, request.devices);
+            request.profile = profile_of_this_machine(threads, format)?;
+        }
+        ExecutionTarget::Processors => {}
+        ExecutionTarget::Gpus { .. } => use_profile_of_gpus(training, request, format),
+    }
+    Ok(())
 }
 
-/// What was measured of these GPUs, where that is kept; otherwise the preset stays, and that is said.
-fn these_gpus(training: &TrainSettings, request: &mut Request, answer: &OutputSettings) {
-    let launch = training.launched.as_ref().map(|launched| &launched.launch);
-    // Other nodes may have kept something else, and all must plan the same.
+/// Replaces the profile of a request by the cached profile of these GPUs, or else says that the preset stays.
+fn use_profile_of_gpus(training: &TrainSettings, request: &mut Request, format: OutputFormat) {
+    let launch = training.process.as_ref().map(|process| &process.launch);
+    // Nodes may have cached different profiles, and all processes must plan the same.
     let one_node = launch.is_none_or(|launch| launch.local_world_size == launch.world_size);
-    let kept = gpu::kept(request.devices).filter(|_| one_node);
-    if let Some(profile) = kept.and_then(|path| cache::read(&path)) {
+    let cached = gpu::cached_profile(request.devices).filter(|_| one_node);
+    if let Some(profile) = cached.and_then(|path| cache::read(&path)) {
         request.profile = profile;
-    } else if training.leads() && answer.format == OutputFormat::Text {
+    } else if training.is_leader() && format == OutputFormat::Text {
         let name = request.profile.name();
-        let why = if one_node {
-            "nothing that was measured of these GPUs is kept"
-        } else {
-            "nodes may have kept different measurements"
+        let reason = match one_node {
+            true => "there is no measured profile of these GPUs",
+            false => "nodes may have different measured profiles",
         };
-        let measure =
-            "`narrows calibrate --backend cuda` measures, and --hardware names what it wrote";
-        output::tell(&format!("Predicting with the preset `{name}`: {why}; {measure}\n"));
+        output::eprint(&format!(
+            "Predicting with the preset `{name}`: {reason}. `narrows calibrate --backend cuda` measures one, \
+             and --hardware selects it\n"
+        ));
     }
 }
 
 /// Threads that all devices of this machine share.
-fn threads(training: &TrainSettings, devices: u64) -> u64 {
-    training.threads.map_or(cores(), |each| each.saturating_mul(devices).min(cores()))
+fn threads_of_all(training: &TrainSettings, devices: u64) -> u64 {
+    training.threads.map_or(cores(), |threads| threads.saturating_mul(devices).min(cores()))
 }
 
-/// Says where the profile was measured on something else than what is about to train.
+/// Warns about a profile that was measured on other hardware than what is about to train.
 fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
     let RunTask::Train(training) = task else { return };
-    let warning = match training.on {
-        ExecutionTarget::Processors if training.launched.is_none() => {
-            machine::other(profile, threads(training, devices))
+    let warning = match training.target {
+        ExecutionTarget::Processors if training.process.is_none() => {
+            machine::other(profile, threads_of_all(training, devices))
         }
-        ExecutionTarget::Gpus { .. } if training.leads() => machine::other_gpus(profile),
+        ExecutionTarget::Gpus { .. } if training.is_leader() => machine::other_gpus(profile),
         _ => None,
     };
     if let Some(warning) = warning {
@@ -135,78 +133,67 @@ fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
     }
 }
 
-fn is_on_processors(task: &RunTask) -> bool {
-    matches!(task, RunTask::Train(training) if training.on == ExecutionTarget::Processors)
-}
-
-fn read(mut file: PlanFile, task: &RunTask, args: &RunArgs) -> CommandResult<PlannedRun> {
-    if is_on_processors(task) && file.plan.precision != Precision::Full32 {
-        let problem = "the plan computes in mixed bf16, and processors compute in f32 alone";
-        let problem = Problem { field: "precision".into(), ..Problem::new(&file.name, problem) };
-        let hint = "a plan that `narrows plan --hardware cpu-local` makes";
+fn price_file(file: PlanFile, task: &RunTask) -> CommandResult<PlannedRun> {
+    if task.on_processors().is_some() && file.plan.precision != Precision::Full32 {
+        let message = "the plan computes in mixed bf16, and the cpu backend in f32 only";
+        let problem = Problem::new(&file.name, message).field("precision");
+        let hint = "a plan made with `narrows plan --hardware cpu-local`";
         return Err(Failure::input(problem.hint(hint)));
     }
-    launch(&mut file, &args.request);
     warn_of_other_machine(&file.profile, task, file.plan.mesh.devices());
-    let PricedPlan { plan, resolved, prediction } = price(&file)?;
-    let program = CheckedProgram::check(lower(&resolved))
-        .map_err(|errors| Failure::failed(proof::problems(&file.name, &errors)))?;
+    let PricedPlan { plan, program, prediction, .. } = price(&file)?;
     let prices = Prices::new(&file.profile, plan.executor, &plan.mesh);
     Ok(PlannedRun { model: file.model, plan, program, prediction, prices })
 }
 
-fn searched(
+fn search_plan(
     request: &Request,
     task: &RunTask,
-    answer: &OutputSettings,
+    output: &OutputSettings,
 ) -> CommandResult<PlannedRun> {
     let Request { model, profile, executor, .. } = request;
-    if is_on_processors(task) && profile.precision() != Precision::Full32 {
+    if task.on_processors().is_some() && profile.precision() != Precision::Full32 {
         let name = profile.name();
-        let problem =
-            format!("plans for `{name}` compute in mixed bf16, and processors in f32 alone");
-        let problem = Problem::new("--hardware", problem).hint("--hardware cpu-local");
+        let message =
+            format!("plans for `{name}` compute in mixed bf16, and the cpu backend in f32 only");
+        let problem = Problem::new("--hardware", message).hint("--hardware cpu-local");
         return Err(Failure::input(problem));
     }
     warn_of_other_machine(profile, task, request.devices);
-    let found = super::searched(request, answer.format);
-    let Some(fitted) = found.best else {
-        return Err(infeasible::failure(request, &found.report));
+    let found = search(request, output.format);
+    let Some(best) = found.best else {
+        return Err(InfeasibleReport::new(request, &found.report).into_failure());
     };
     let resolved =
-        fitted.plan.resolve(model).map_err(|defects| Failure::file("the plan found", defects))?;
-    let prediction = predict_program(model, profile, *executor, &resolved, &fitted.program);
-    let (plan, program) = (fitted.plan, fitted.program);
+        best.plan.resolve(model).map_err(|defects| Failure::file("the plan found", defects))?;
+    let prediction = predict_program(model, profile, *executor, &resolved, &best.program);
+    let (plan, program) = (best.plan, best.program);
     let prices = Prices::new(profile, *executor, &plan.mesh);
     Ok(PlannedRun { model: model.clone(), plan, program, prediction, prices })
 }
 
-fn count(planned: &PlannedRun, answer: &OutputSettings) -> CommandResult<()> {
-    let report = count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
-    let counts = NullRunReport::of("null", &planned.model, &report);
-    match voice(answer, None, true) {
-        TextOutput::Silent => output::print_json(&counts),
-        voice => voice.say(&counts.text()),
-    }
-}
-
-fn voice(answer: &OutputSettings, metrics: Option<&std::ffi::OsStr>, leads: bool) -> TextOutput {
-    match answer.format {
-        _ if !leads => TextOutput::Mute,
-        OutputFormat::Json => TextOutput::Silent,
-        OutputFormat::Text if answer.plan_on_stdout() || metrics.is_some_and(output::is_stdout) => {
-            TextOutput::Stderr
-        }
-        OutputFormat::Text => TextOutput::Stdout,
-    }
+fn count(planned: &PlannedRun, output: &OutputSettings) -> CommandResult<()> {
+    let step = count_step(&planned.program).map_err(|error| Failure::execution(&error))?;
+    let report = NullRunReport::new("null", &planned.model, &step);
+    report::print(&report, output.format, Detail::Summary, output.plan_on_stdout())
 }
 
 impl TextOutput {
-    fn say(self, text: &str) -> CommandResult<()> {
+    fn new(output: &OutputSettings, metrics: Option<&OsStr>, is_leader: bool) -> TextOutput {
+        let taken = output.plan_on_stdout() || metrics.is_some_and(output::is_stdout);
+        match output.format {
+            _ if !is_leader => TextOutput::Silent,
+            OutputFormat::Json => TextOutput::Json,
+            OutputFormat::Text if taken => TextOutput::Stderr,
+            OutputFormat::Text => TextOutput::Stdout,
+        }
+    }
+
+    fn print(self, text: &str) -> CommandResult<()> {
         match self {
             TextOutput::Stdout => output::print(text)?,
-            TextOutput::Stderr => output::tell(text),
-            TextOutput::Silent | TextOutput::Mute => {}
+            TextOutput::Stderr => output::eprint(text),
+            TextOutput::Json | TextOutput::Silent => {}
         }
         Ok(())
     }

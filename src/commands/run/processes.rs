@@ -1,4 +1,4 @@
-//! A run of many processes, each of which is a device: what they must mean alike, and where they stand.
+//! A run of several processes, one per device: the facts that all of them must share.
 
 use std::sync::Arc;
 
@@ -9,35 +9,34 @@ use narrows_runtime::session::Session;
 use narrows_runtime::sha256;
 
 use super::PlannedRun;
-use crate::args::checkpoint::CheckpointSettings;
-use crate::args::run::{ExecutionTarget, TokenSource, TrainSettings};
+use crate::args::{CheckpointSettings, ExecutionTarget, RunOrigin, TokenSource, TrainSettings};
+use crate::cluster::{self, cluster_failure, with_label};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::processes::{self, failed, of_process};
 
-/// Meets the other processes, if there are any: all must be there, and mean the same.
+/// Joins the process group of the run, if there are other processes.
 pub fn join(
     planned: &PlannedRun,
     training: &TrainSettings,
 ) -> CommandResult<Option<Arc<TcpProcessGroup>>> {
-    let Some(launched) = &training.launched else { return Ok(None) };
-    let (devices, processes) = (planned.plan.mesh.devices(), launched.launch.world_size);
+    let Some(process) = &training.process else { return Ok(None) };
+    let (devices, processes) = (planned.plan.mesh.devices(), process.launch.world_size);
     if devices != processes {
         let mut failure =
             Failure::execution(&RunError::ProcessCountMismatch { devices, processes });
-        failure.ending = ExitStatus::BadInput;
-        return Err(of_process(failure, &launched.process()));
+        failure.status = ExitStatus::BadInput;
+        return Err(with_label(failure, &process.label()));
     }
-    let neighbours = Session::peers(planned.program.program(), launched.launch.rank);
-    Ok(Some(processes::join(launched, facts(planned, training), &neighbours)?))
+    let neighbours = Session::peers(planned.program.program(), process.launch.rank);
+    Ok(Some(cluster::join(process, facts(planned, training), &neighbours)?))
 }
 
-/// That all stand at the same step of the same tokens: each process reads the files for itself.
-pub fn all_stand_at(
-    cluster: &TcpProcessGroup,
+/// Checks that all processes start at the same step with the same tokens, since each reads the files itself.
+pub fn require_same_start(
+    group: &TcpProcessGroup,
     step: u64,
     tokens_sha256: String,
 ) -> CommandResult<()> {
-    let all = agree(cluster, (step, tokens_sha256), |all| all).map_err(failed)?;
+    let all = agree(group, (step, tokens_sha256), |all| all).map_err(cluster_failure)?;
     let (first_step, first_tokens) = &all[0];
     let mut others = all.iter().enumerate();
     let Some((rank, (step, tokens))) = others.find(|(_, other)| **other != all[0]) else {
@@ -47,30 +46,33 @@ pub fn all_stand_at(
         false => {
             Problem::new("--data", format!("process {rank} reads other tokens than process 0"))
         }
-        true => {
-            let problem =
-                format!("process {rank} goes on from step {step}, and process 0 from {first_step}");
-            Problem::new("--checkpoint-dir", problem)
-        }
+        true => Problem::new(
+            "--checkpoint-dir",
+            format!("process {rank} resumes from step {step}, and process 0 from {first_step}"),
+        ),
     };
-    Err(Failure::failed(vec![problem.hint("files that are the same for all processes")]))
+    Err(Failure::failed(vec![problem.hint("the same files for all processes")]))
 }
 
-/// What must be the same for all processes.
+/// What must be the same in all processes.
 fn facts(planned: &PlannedRun, training: &TrainSettings) -> Vec<RunFact> {
     let PlannedRun { model, plan, .. } = planned;
     let plan = serde_json::to_vec(plan).unwrap_or_default();
     let tokens = match &training.tokens {
-        TokenSource::Shipped => "those within the program".into(),
+        TokenSource::Shipped => "the built-in text".into(),
         TokenSource::File(path) => path.display().to_string(),
     };
     let checkpoints = match &training.checkpoints {
         None => "none".into(),
         Some(CheckpointSettings { dir, every, origin, .. }) => {
-            format!("every {every} steps in {}, from {origin:?}", dir.display())
+            let origin = match origin {
+                RunOrigin::FirstStep => "the first step",
+                RunOrigin::LastCheckpoint => "the last checkpoint",
+            };
+            format!("every {every} steps in {}, starting at {origin}", dir.display())
         }
     };
-    let backend = match training.on {
+    let backend = match training.target {
         ExecutionTarget::Processors => "cpu",
         ExecutionTarget::Gpus { .. } => "cuda",
     };

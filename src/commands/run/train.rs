@@ -1,16 +1,17 @@
-//! Trains under a plan, and says how it goes.
+//! The training run: prepares a session, trains, and reports.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use narrows_cluster::TcpProcessGroup;
 use narrows_cpu::{GatheredTensors, memory_lower_bound, node_memory_lower_bound};
 use narrows_plan::model::Model;
 use narrows_plan::program::Program;
 use narrows_plan::{Bytes, CheckedProgram, Plan};
+use narrows_planner::Prediction;
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::Session;
@@ -19,75 +20,62 @@ use narrows_runtime::train::{
 };
 use narrows_runtime::{DeviceId, RunError, Trainer};
 
-use super::checkpoints::CheckpointKeeper;
+use super::checkpoints::{CheckpointKeeper, SavedCheckpoint};
 use super::processes;
 use super::trace::Tracer;
-use super::{PlannedRun, TextOutput, voice};
-use crate::args::gpu;
-use crate::args::resolve::OutputSettings;
-use crate::args::run::{ExecutionTarget, TokenSource, TrainSettings, cores};
-use crate::commands::{STOPPED, TICK};
+use super::{PlannedRun, TextOutput};
+use crate::args::{Detail, ExecutionTarget, OutputSettings, TokenSource, TrainSettings};
+use crate::cluster::{LaunchedProcess, leave};
 use crate::errors::{CommandResult, ExitStatus, Failure, Problem};
-use crate::lines::LineFile;
-use crate::memory;
+use crate::gpu;
+use crate::host::{available_memory, cores};
+use crate::metrics_file::MetricsFile;
 use crate::output;
-use crate::processes::part;
-use crate::report::page::plural;
-use crate::report::parts;
-use crate::report::run::{RunHeader, RunHistory, RunReport, progress_line};
+use crate::progress;
+use crate::report::{Report, RunHeader, RunHistory, RunReport, progress_line, seconds_by_category};
+use crate::text::plural;
 
-/// The text that a run without a token file reads.
+/// The built-in text.
 const SHIPPED: &[u8] = include_bytes!("../../../data/moby-dick.txt");
 
-/// What reports call it.
+/// The name of the built-in text in reports.
 const SHIPPED_NAME: &str = "moby-dick.txt (within the program)";
 
-/// How often a run in text form says where it is.
-const LINES_OF_PROGRESS: u64 = 10;
+/// Number of progress lines in a run.
+const PROGRESS_LINES: u64 = 10;
 
-/// Trains the model of a plan. Where this is one process of many, all of them end with it.
+/// Trains the model of a plan. If this is one process of several, all of them end together.
 pub fn train(
     planned: PlannedRun,
     training: &TrainSettings,
-    answer: &OutputSettings,
+    output: &OutputSettings,
 ) -> CommandResult<()> {
-    let cluster = processes::join(&planned, training)?;
-    let trained = train_in(cluster.clone(), planned, training, answer);
-    match cluster {
-        None => trained,
-        Some(cluster) => part(&cluster, trained, &training.process()),
+    let group = processes::join(&planned, training)?;
+    let outcome = train_in_group(group.clone(), planned, training, output);
+    match (group, &training.process) {
+        (Some(group), Some(process)) => leave(&group, outcome, &process.label()),
+        _ => outcome,
     }
 }
 
-fn train_in(
-    cluster: Option<Arc<TcpProcessGroup>>,
+fn train_in_group(
+    group: Option<Arc<TcpProcessGroup>>,
     planned: PlannedRun,
     training: &TrainSettings,
-    answer: &OutputSettings,
+    output: &OutputSettings,
 ) -> CommandResult<()> {
     let PlannedRun { model, plan, program, prediction, prices } = planned;
-    let mesh = plan.mesh;
-    let devices = mesh.devices();
-    let launch = training.launched.as_ref().map(|launched| &launched.launch);
-    let devices_here = launch.map_or(devices, |launch| launch.local_world_size);
-    let threads = training.threads.unwrap_or((cores() / devices_here).max(1));
-    if training.leads() && training.on == ExecutionTarget::Processors {
-        warn_of_cores(devices_here, threads);
-    }
+    let threads = threads_per_device(&plan, training);
     let sampler = sampler(&model, &plan, training)?;
-    let voice = voice(answer, training.metrics.as_deref(), training.leads());
-    if training.on == ExecutionTarget::Processors {
-        enough_memory(&model, program.program(), training)?;
+    let text = TextOutput::new(output, training.metrics.as_deref(), training.is_leader());
+    if training.target == ExecutionTarget::Processors {
+        require_memory(&model, program.program(), training)?;
     }
-    let asked = training.tracing.as_ref();
-    let mut tracer = asked.map(|asked| Tracer::new(asked, &program, &prices));
-    let mut session = session(
-        &model,
-        program,
-        (training, threads),
-        cluster.clone().map(|cluster| cluster as Arc<dyn ProcessGroup>),
-    )
-    .map_err(|error| Failure::execution(&error))?;
+    let mut tracer =
+        training.trace.as_ref().map(|settings| Tracer::new(settings, &program, &prices));
+    let process_group = group.clone().map(|group| group as Arc<dyn ProcessGroup>);
+    let mut session = session(&model, program, (training, threads), process_group)
+        .map_err(|error| Failure::execution(&error))?;
     session.initialise(&model, training.seed).map_err(|error| Failure::execution(&error))?;
     if tracer.is_some() {
         session.record_instruction_spans();
@@ -95,37 +83,36 @@ fn train_in(
     let mut trainer = Trainer::new(session, sampler, training.optimizer)?;
     let mut keeper = CheckpointKeeper::new(training.checkpoints.as_ref(), &model, training.seed);
     keeper.resume(&mut trainer, training.steps)?;
-    let begun_at = trainer.session().steps();
-    if let Some(cluster) = &cluster {
-        processes::all_stand_at(cluster, begun_at, trainer.cursor().tokens_sha256)?;
+    let first_step = trainer.session().steps();
+    if let Some(group) = &group {
+        processes::require_same_start(group, first_step, trainer.cursor().tokens_sha256)?;
     }
-    let mut metrics = training.metrics.as_deref().map(|file| lines(file, &keeper)).transpose()?;
-    let stage_bytes = &prediction.peak_memory_bytes;
-    let allocated = (0..devices).map(|id| Bytes(stage_bytes[DeviceId(id).stage(&mesh)])).collect();
-    let breakdown_s = parts::by_name(&prediction.breakdown_s);
-    let predicted = StepPrediction { step_time_s: prediction.step_time_s, breakdown_s, allocated };
-    let beginning =
+    let mut metrics =
+        training.metrics.as_deref().map(|file| metrics_file(file, &keeper)).transpose()?;
+    let predicted = step_prediction(&plan, &prediction);
+    let header =
         RunHeader { model: &model, plan: &plan, prediction: &prediction, threads, training };
-    voice.say(&beginning.text(trainer.sampler(), keeper.resumed()))?;
+    let resumed = keeper.resumed().map(|checkpoint| (checkpoint.step, checkpoint.path.as_path()));
+    text.print(&header.text(trainer.sampler(), resumed))?;
     let stop = stop_on_signals();
-    let progress = progress(begun_at, training.steps, voice);
-    let every = (training.steps / LINES_OF_PROGRESS).max(1);
-    let mut course = RunHistory::default();
-    let watch = |trainer: &Trainer, trained: &TrainedStep| {
-        if let Some(lines) = &mut metrics {
-            lines.write(&MetricsRecord::new(trained, Some(&predicted)))?;
+    let progress = progress_bar(first_step, training.steps, text);
+    let line_every = (training.steps / PROGRESS_LINES).max(1);
+    let mut history = RunHistory::default();
+    let after_step = |trainer: &Trainer, trained: &TrainedStep| {
+        if let Some(metrics) = &mut metrics {
+            metrics.write(&MetricsRecord::new(trained, Some(&predicted)))?;
         }
-        course.add(trained);
+        history.push(trained);
         if let Some(tracer) = &mut tracer {
-            tracer.after(trainer, trained);
+            tracer.record(trainer, trained);
         }
         progress.set_message(format!("loss {:.4}", trained.loss));
         progress.inc(1);
-        if trained.step == begun_at + 1 || trained.step.is_multiple_of(every) {
+        if trained.step == first_step + 1 || trained.step.is_multiple_of(line_every) {
             let line = progress_line(trained, training.steps);
-            progress.suspend(|| voice.say(&line))?;
+            progress.suspend(|| text.print(&line))?;
         }
-        // Processes save together, so they must agree first whether they go on.
+        // Processes write checkpoints together, so they agree first whether to continue.
         let stop = trainer
             .session()
             .any_process(stop.load(Ordering::Relaxed))
@@ -133,69 +120,96 @@ fn train_in(
         if stop {
             return Ok(TrainControl::Stop);
         }
-        keeper.on_the_way(trainer, training.steps)?;
+        keeper.save_if_due(trainer, training.steps)?;
         Ok::<_, Failure>(TrainControl::Continue)
     };
-    let ended = trainer.train(training.steps, watch);
+    let result = trainer.train(training.steps, after_step);
     progress.finish_and_clear();
-    let ended = ended.and_then(|ended| keeper.save(&trainer).map(|()| ended));
-    let ended = match ended {
-        Ok(ended) => ended,
+    let result = result.and_then(|end| keeper.save(&trainer).map(|()| end));
+    let end = match result {
+        Ok(end) => end,
         Err(failure) => {
-            let traced = tracer.map(|tracer| tracer.rescue(&trainer));
-            return Err(with_what_is_kept(failure, metrics.as_ref(), traced, &keeper, &course));
+            let trace = tracer.map(|tracer| tracer.rescue(&trainer));
+            return Err(with_leftovers(failure, metrics.as_ref(), trace, &keeper, &history));
         }
     };
-    let summary = RunReport::of(&beginning, &trainer, &course, ended).with_files(
-        metrics.as_ref(),
-        keeper.resumed(),
-        keeper.last(),
-        asked,
-    );
+    let report = RunReport::new(&header, &trainer, &history, end)
+        .with_files(
+            metrics.as_ref().map(MetricsFile::name),
+            training.trace.as_ref().map(|trace| trace.file.as_path()),
+        )
+        .with_checkpoints(
+            keeper.resumed().map(|checkpoint| checkpoint.step),
+            keeper.last().map(|SavedCheckpoint { path, .. }| path.as_path()),
+        );
     if let Some(tracer) = tracer {
-        tracer.finish(&trainer)?;
+        tracer.write(&trainer)?;
     }
-    match voice {
-        TextOutput::Silent => output::print_json(&summary)?,
-        voice => voice.say(&summary.text())?,
+    match text {
+        TextOutput::Json => output::print_json(&report)?,
+        _ => text.print(&report.render(Detail::Summary))?,
     }
-    if ended == TrainEnd::Stopped {
-        let (made, asked) = (trainer.session().steps(), training.steps);
-        let way_on = keeper.way_on().map_or(String::new(), |way_on| format!("; {way_on}"));
-        if training.leads() {
-            output::tell(&format!("stopped after step {made} of {asked}, as asked{way_on}\n"));
-        }
-        return Err(Failure { ending: ExitStatus::Stopped, problems: vec![] });
+    match end {
+        TrainEnd::Completed => Ok(()),
+        TrainEnd::Stopped => Err(stopped(&trainer, &keeper, training)),
     }
-    Ok(())
 }
 
-/// The memory of the devices of this process.
+/// Threads per device, with a warning if all devices of this machine together have more than its cores.
+fn threads_per_device(plan: &Plan, training: &TrainSettings) -> u64 {
+    let devices = match &training.process {
+        Some(LaunchedProcess { launch, .. }) => launch.local_world_size,
+        None => plan.mesh.devices(),
+    };
+    let cores = cores();
+    let threads = training.threads.unwrap_or((cores / devices).max(1));
+    let on_processors = training.target == ExecutionTarget::Processors;
+    if on_processors && training.is_leader() && devices.saturating_mul(threads) > cores {
+        let each = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
+        output::warn(&format!(
+            "{devices} devices{each} share {cores} cores, so steps take longer than predicted"
+        ));
+    }
+    threads
+}
+
+/// Step time, breakdown and the arena of every device, for the metrics.
+fn step_prediction(plan: &Plan, prediction: &Prediction) -> StepPrediction {
+    let stage_bytes = &prediction.peak_memory_bytes;
+    let arena = |id| Bytes(stage_bytes[DeviceId(id).stage(&plan.mesh)]);
+    StepPrediction {
+        step_time_s: prediction.step_time_s,
+        breakdown_s: seconds_by_category(&prediction.breakdown_s),
+        allocated: (0..plan.mesh.devices()).map(arena).collect(),
+    }
+}
+
+/// Allocates the memory of the devices of this process.
 fn session(
     model: &Model,
     program: CheckedProgram,
     (training, threads): (&TrainSettings, u64),
-    cluster: Option<Arc<dyn ProcessGroup>>,
+    group: Option<Arc<dyn ProcessGroup>>,
 ) -> Result<Session, RunError> {
-    let eager = match training.on {
+    let eager = match training.target {
         ExecutionTarget::Gpus { eager } => eager,
         ExecutionTarget::Processors => {
             let threads = usize::try_from(threads).unwrap_or(usize::MAX);
-            return match cluster {
+            return match group {
                 None => narrows_cpu::session(model, program, threads),
-                Some(cluster) => narrows_cpu::session_of_process(model, program, threads, cluster),
+                Some(group) => narrows_cpu::session_of_process(model, program, threads, group),
             };
         }
     };
-    let options = gpu::options(training.launched.as_ref(), eager);
-    narrows_cuda::session(model, program, &options, cluster, &mut |warning| output::warn(warning))
+    let options = gpu::session_options(training.process.as_ref(), eager);
+    narrows_cuda::session(model, program, &options, group, &mut |warning| output::warn(warning))
 }
 
-/// A file of metrics: a new one, unless the run goes on.
-fn lines(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<LineFile> {
+/// A new metrics file, or that of the run that is resumed.
+fn metrics_file(file: &OsStr, keeper: &CheckpointKeeper) -> CommandResult<MetricsFile> {
     match keeper.resumed() {
-        Some(kept) => LineFile::resume(file, kept.step),
-        None => LineFile::create(file),
+        Some(checkpoint) => MetricsFile::resume(file, checkpoint.step),
+        None => MetricsFile::create(file),
     }
 }
 
@@ -213,101 +227,91 @@ fn sampler(model: &Model, plan: &Plan, training: &TrainSettings) -> CommandResul
     Sampler::new(Arc::new(file), sampling).map_err(|error| TrainError::from(error).into())
 }
 
-/// Says what is left of a run that ended in an error.
-fn with_what_is_kept(
+/// The failure of a run, with the files that it leaves.
+fn with_leftovers(
     mut failure: Failure,
-    metrics: Option<&LineFile>,
-    traced: Option<CommandResult<Option<String>>>,
+    metrics: Option<&MetricsFile>,
+    trace: Option<CommandResult<Option<String>>>,
     keeper: &CheckpointKeeper,
-    course: &RunHistory,
+    history: &RunHistory,
 ) -> Failure {
-    let (traced, untraced) = match traced.transpose() {
-        Ok(traced) => (traced.flatten(), vec![]),
+    let (trace, trace_problems) = match trace.transpose() {
+        Ok(trace) => (trace.flatten(), vec![]),
         Err(failure) => (None, failure.problems),
     };
     if let Some(problem) = failure.problems.first_mut() {
-        if let Some(lines) = metrics {
-            let (steps, file) = (plural(course.steps(), "step"), lines.name());
-            problem.because.push(format!("the metrics of the {steps} before it are in {file}"));
+        if let Some(metrics) = metrics {
+            let (steps, file) = (plural(history.steps(), "step"), metrics.name());
+            problem.causes.push(format!("the metrics of the {steps} before it are in {file}"));
         }
-        problem.because.extend(traced);
-        problem.because.extend(keeper.way_on());
+        problem.causes.extend(trace);
+        problem.causes.extend(keeper.resumption());
     }
-    failure.problems.extend(untraced);
+    failure.problems.extend(trace_problems);
     failure
 }
 
-/// A machine out of memory ends programs without a word, so it is asked first.
-fn enough_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
+/// Prints that the run was stopped, and what it can resume from. Returns the failure without problems.
+fn stopped(trainer: &Trainer, keeper: &CheckpointKeeper, training: &TrainSettings) -> Failure {
+    if training.is_leader() {
+        let (step, steps) = (trainer.session().steps(), training.steps);
+        let resumption = keeper.resumption().map_or(String::new(), |clause| format!("; {clause}"));
+        output::eprint(&format!("stopped after step {step} of {steps}{resumption}\n"));
+    }
+    Failure { status: ExitStatus::Stopped, problems: vec![] }
+}
+
+/// Checks that the machine has the memory for a run: one that exceeds it is killed without a message.
+fn require_memory(model: &Model, program: &Program, training: &TrainSettings) -> CommandResult<()> {
     let gathered = match training.checkpoints {
         Some(_) => GatheredTensors::WeightsAndMoments,
         None => GatheredTensors::Weights,
     };
-    let needed = match &training.launched {
+    let needed = match &training.process {
         None => memory_lower_bound(model, program, gathered),
-        Some(launched) => {
-            node_memory_lower_bound(model, program, gathered, launched.launch.node_ranks())
+        Some(LaunchedProcess { launch, .. }) => {
+            node_memory_lower_bound(model, program, gathered, launch.node_ranks())
         }
     };
-    let Some(available) = memory::available().filter(|available| needed > *available) else {
+    let Some(available) = available_memory().filter(|available| needed > *available) else {
         return Ok(());
     };
-    let largest = program.stages.iter().map(|stage| stage.arena.0).max().unwrap_or(0);
-    let problem = format!("training {} takes {needed}, and {available} are free", model.name);
-    let buffers = match program.context.mesh.devices() {
-        1 => format!("because its buffers take {}", Bytes(largest)),
-        devices => {
-            let largest = Bytes(largest);
-            format!("because the buffers of each of {devices} devices take up to {largest}")
-        }
+    let largest = Bytes(program.stages.iter().map(|stage| stage.arena.0).max().unwrap_or(0));
+    let message = format!("training {} needs {needed}, and {available} are free", model.name);
+    let cause = match program.context.mesh.devices() {
+        1 => format!("because its buffers take {largest}"),
+        devices => format!("because the buffers of each of {devices} devices take up to {largest}"),
     };
-    let problem = Problem::new("memory", problem)
-        .because([buffers])
+    let problem = Problem::new("memory", message)
+        .because([cause])
         .hint("a smaller model, --global-batch, --micro-batch or --sequence-length")
-        .hint("--backend null counts what the devices would do, and allocates nothing");
+        .hint("--backend null, which counts what the devices would do and allocates nothing");
     Err(Failure::failed(vec![problem]))
 }
 
-fn warn_of_cores(devices: u64, threads: u64) {
-    let cores = cores();
-    if devices.saturating_mul(threads) <= cores {
-        return;
-    }
-    let each = if threads == 1 { String::new() } else { format!(" of {threads} threads") };
-    output::warn(&format!(
-        "{devices} devices{each} share {cores} cores: they take turns, and steps take longer than \
-         predicted"
-    ));
-}
-
-/// Whether somebody wants the run to end. It ends after its step; who asks twice does not wait.
+/// A flag that the first signal sets, after which the run ends with its step. The second signal ends the program at once.
 fn stop_on_signals() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
+    let flag = Arc::clone(&stop);
     let handler = move || {
-        if asked.swap(true, Ordering::Relaxed) {
-            // A checkpoint that is being written has no name yet, so the folder stays whole.
-            std::process::exit(STOPPED.into());
+        if flag.swap(true, Ordering::Relaxed) {
+            // A checkpoint that is being written has a temporary name, so the folder stays valid.
+            std::process::exit(ExitStatus::Stopped.code().into());
         }
     };
     if let Err(error) = ctrlc::set_handler(handler) {
-        output::warn(&format!("Ctrl-C will not wait for the end of a step: {error}"));
+        output::warn(&format!("Ctrl-C will end the run without finishing its step: {error}"));
     }
     stop
 }
 
-/// A bar, drawn on standard error, and only when that is a terminal.
-fn progress(begun_at: u64, steps: u64, voice: TextOutput) -> ProgressBar {
-    if matches!(voice, TextOutput::Silent | TextOutput::Mute) {
+fn progress_bar(first_step: u64, steps: u64, text: TextOutput) -> ProgressBar {
+    if matches!(text, TextOutput::Json | TextOutput::Silent) {
         return ProgressBar::hidden();
     }
-    let progress = ProgressBar::new(steps).with_position(begun_at);
-    // The steps before were not made in this run's time.
+    let progress = ProgressBar::new(steps).with_position(first_step);
+    // Steps before the resumed checkpoint took none of this run's time.
     progress.reset_eta();
-    let template = "{spinner} {wide_bar} step {pos} of {len}, {msg}, {eta} to go";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        progress.set_style(style);
-    }
-    progress.enable_steady_tick(TICK);
-    progress
+    let template = "{spinner} {wide_bar} step {pos} of {len}, {msg}, {eta} left";
+    progress::styled(progress, template)
 }

@@ -1,7 +1,9 @@
-//! What a run does, did, or would do.
+//! Reports of runs.
 
-mod counts;
-mod course;
+mod history;
+mod null;
+
+use std::path::Path;
 
 use narrows_cost_model::Breakdown;
 use narrows_plan::mesh::Mesh;
@@ -14,47 +16,47 @@ use narrows_runtime::train::{TrainEnd, TrainedStep};
 use narrows_runtime::{TimeBreakdown, TimeCategory};
 use serde::Serialize;
 
-use super::page::{Align, TextPage, plural, thousands};
-use super::parts;
-use crate::args::checkpoint::RunOrigin;
-use crate::args::run::{ExecutionTarget, TrainSettings};
-use crate::args::trace::TraceSettings;
-use crate::commands::run::SavedCheckpoint;
-use crate::lines::LineFile;
+use super::Report;
+use super::breakdown;
+use super::page::{Align, TextPage};
+use crate::args::{Detail, ExecutionTarget, RunOrigin, TrainSettings};
+use crate::text::{plural, thousands};
 
-pub use counts::NullRunReport;
-pub use course::RunHistory;
-use course::curve;
+pub use history::RunHistory;
+pub use null::NullRunReport;
 
-/// What is known before the first step.
+use history::curve;
+
+/// What is known about a run before its first step.
 #[derive(Clone, Copy)]
 pub struct RunHeader<'a> {
-    /// What is trained.
+    /// The model.
     pub model: &'a Model,
-    /// Under which plan.
+    /// The plan.
     pub plan: &'a Plan,
-    /// What is expected of a step.
+    /// The prediction for a step.
     pub prediction: &'a Prediction,
-    /// Threads of a device.
+    /// Threads per device.
     pub threads: u64,
-    /// How it is trained.
+    /// The settings of the run.
     pub training: &'a TrainSettings,
 }
 
 impl RunHeader<'_> {
-    /// For people.
-    pub fn text(&self, sampler: &Sampler, resumed: Option<&SavedCheckpoint>) -> String {
+    /// The lines before the first step. `resumed` is the step and the folder of the checkpoint that the run resumes
+    /// from.
+    pub fn text(&self, sampler: &Sampler, resumed: Option<(u64, &Path)>) -> String {
         let RunHeader { model, plan, prediction, threads, training } = self;
         let mut page = TextPage::default();
         let mesh = plan.mesh;
-        let on = match training.on {
+        let devices = match training.target {
             ExecutionTarget::Gpus { .. } => plural(mesh.devices(), "GPU"),
             ExecutionTarget::Processors => {
                 let devices = plural(mesh.devices(), "device");
                 format!("{devices} of {}", plural(*threads, "thread"))
             }
         };
-        page.heading(format!("Training {} on {on}", model.name));
+        page.heading(format!("Training {} on {devices}", model.name));
         let work = plan.workload;
         let (file, tokens) = (sampler.file().path().display(), sampler.file().token_count());
         let step_time = Seconds(prediction.step_time_s);
@@ -64,47 +66,45 @@ impl RunHeader<'_> {
             (
                 "steps",
                 format!(
-                    "{} of {}, each of {} tokens",
+                    "{} of {} of {} tokens",
                     thousands(training.steps),
                     plural(work.global_batch, "sequence"),
                     thousands(work.sequence_length)
                 ),
             ),
-            ("predicted", format!("{step_time} a step on `{}`", plan.hardware.name)),
+            ("predicted", format!("{step_time} per step on `{}`", plan.hardware.name)),
         ];
-        fields.extend(self.begins_at(resumed).map(|at| ("begins", at)));
+        fields.extend(self.origin(resumed).map(|origin| ("starts", origin)));
         page.fields(&fields);
         page.heading("Loss");
         page.finish()
     }
 
-    /// Where a run that may be resumed begins.
-    fn begins_at(&self, resumed: Option<&SavedCheckpoint>) -> Option<String> {
+    /// Where a run with checkpoints starts.
+    fn origin(&self, resumed: Option<(u64, &Path)>) -> Option<String> {
         let checkpoints = self.training.checkpoints.as_ref()?;
         match (checkpoints.origin, resumed) {
-            (_, Some(SavedCheckpoint { step, path })) => {
-                Some(format!("after step {step}: {}", path.display()))
-            }
+            (_, Some((step, path))) => Some(format!("after step {step}: {}", path.display())),
             (RunOrigin::LastCheckpoint, None) => {
                 let dir = checkpoints.dir.display();
-                Some(format!("with the first step: there is no checkpoint in {dir}"))
+                Some(format!("at the first step: there is no checkpoint in {dir}"))
             }
             (RunOrigin::FirstStep, None) => None,
         }
     }
 }
 
-/// Where a run is.
+/// The progress line of a step.
 pub fn progress_line(trained: &TrainedStep, steps: u64) -> String {
     let width = steps.to_string().len();
     let TrainedStep { step, loss, gradient_norm, step_time: time, tokens, .. } = trained;
     let speed = thousands((*tokens as f64 / time.as_secs_f64()) as u64);
     format!(
-        "  step {step:>width$}  loss {loss:.4}  gradient {gradient_norm:.3}  {speed} tokens/s\n"
+        "  step {step:>width$}  loss {loss:.4}  gradient norm {gradient_norm:.3}  {speed} tokens/s\n"
     )
 }
 
-/// How a run went; its JSON form is what `run --format json` prints.
+/// What `run` prints.
 #[derive(Serialize)]
 pub struct RunReport {
     status: &'static str,
@@ -115,80 +115,81 @@ pub struct RunReport {
     threads_per_device: Option<u64>,
     seed: u64,
     data: String,
-    /// Made in this run.
+    /// Steps made in this run.
     steps: u64,
     steps_asked: u64,
     tokens: u64,
     loss_first: Option<f64>,
     loss_last: Option<f64>,
     tokens_per_s: f64,
-    /// The median of the measured ones.
+    /// The median of the measured step times.
     step_time_s: f64,
     /// What the time of that step was spent on.
     breakdown_s: TimeBreakdown,
     wall_time_s: f64,
     prediction: ExpectedStep,
-    /// By device.
+    /// Bytes of each device's arena.
     allocated_bytes: Vec<u64>,
-    /// Besides, by device.
+    /// Bytes that each device held besides.
     scratch_bytes: Vec<u64>,
-    /// Where a line for each step is.
+    /// The metrics file.
     metrics: Option<String>,
-    /// The step that the run went on from; `null` when it began at its first.
+    /// The step that the run resumed from; `null` for a run from its first step.
     resumed_step: Option<u64>,
-    /// The last checkpoint that is there.
+    /// The last checkpoint.
     checkpoint: Option<String>,
-    /// Where the instructions of steps are traced.
+    /// The trace file.
     trace: Option<String>,
     #[serde(skip)]
-    curve: Vec<f64>,
+    losses: Vec<f64>,
 }
 
-/// What was expected of a step.
+/// The prediction for a step.
 #[derive(Serialize)]
 struct ExpectedStep {
     step_time_s: f64,
     step_time_interval_s: [f64; 2],
     breakdown_s: Breakdown,
     tokens_per_s: f64,
-    /// By stage.
+    /// Bytes of the arena of each stage.
     peak_memory_bytes: Vec<u64>,
 }
 
 impl RunReport {
-    /// That of a run that ended.
-    pub fn of(
-        beginning: &RunHeader,
+    /// The report of a run that ended.
+    pub fn new(
+        header: &RunHeader,
         trainer: &Trainer,
-        course: &RunHistory,
-        ended: TrainEnd,
+        history: &RunHistory,
+        end: TrainEnd,
     ) -> RunReport {
-        let RunHeader { model, plan, prediction, threads, training } = beginning;
-        let (time, breakdown_s) = course.median();
-        let (allocated_bytes, scratch_bytes) = match course.steps() {
+        let RunHeader { model, plan, prediction, threads, training } = header;
+        let (time, breakdown_s) = history.median();
+        let (allocated_bytes, scratch_bytes) = match history.steps() {
             0 => (trainer.session().allocated_bytes(), trainer.session().scratch_bytes()),
-            _ => course.held.clone(),
+            _ => (history.allocated.clone(), history.scratch.clone()),
         };
         RunReport {
-            status: match ended {
+            status: match end {
                 TrainEnd::Completed => "done",
                 TrainEnd::Stopped => "stopped",
             },
             backend: trainer.session().backend(),
             model: model.name.clone(),
             mesh: plan.mesh,
-            threads_per_device: (training.on == ExecutionTarget::Processors).then_some(*threads),
+            threads_per_device: (training.target == ExecutionTarget::Processors)
+                .then_some(*threads),
             seed: training.seed,
             data: trainer.sampler().file().path().display().to_string(),
-            steps: course.steps(),
+            steps: history.steps(),
             steps_asked: training.steps,
-            tokens: course.tokens,
-            loss_first: course.losses.first().copied(),
-            loss_last: course.losses.last().copied(),
-            tokens_per_s: course.tokens_per_s(),
+            tokens: history.tokens,
+            loss_first: history.losses.first().copied(),
+            loss_last: history.losses.last().copied(),
+            tokens_per_s: history.tokens_per_s(),
             step_time_s: time.as_secs_f64(),
             breakdown_s,
-            wall_time_s: course.time().as_secs_f64(),
+            wall_time_s: history.time().as_secs_f64(),
             prediction: ExpectedStep {
                 step_time_s: prediction.step_time_s,
                 step_time_interval_s: prediction.step_time_interval_s,
@@ -202,94 +203,97 @@ impl RunReport {
             resumed_step: None,
             checkpoint: None,
             trace: None,
-            curve: course.losses.clone(),
+            losses: history.losses.clone(),
         }
     }
 
-    /// With the files it left, and the one it began with.
-    pub fn with_files(
-        mut self,
-        metrics: Option<&LineFile>,
-        resumed: Option<&SavedCheckpoint>,
-        last: Option<&SavedCheckpoint>,
-        tracing: Option<&TraceSettings>,
-    ) -> RunReport {
-        self.metrics = metrics.map(|lines| lines.name().to_owned());
-        self.resumed_step = resumed.map(|kept| kept.step);
-        self.trace = tracing.map(|tracing| tracing.file.display().to_string());
-        self.checkpoint = last.map(|kept| kept.path.display().to_string());
-        self
+    /// Adds the metrics file and the trace file.
+    pub fn with_files(self, metrics: Option<&str>, trace: Option<&Path>) -> RunReport {
+        RunReport {
+            metrics: metrics.map(str::to_owned),
+            trace: trace.map(|file| file.display().to_string()),
+            ..self
+        }
     }
 
-    /// For people.
-    pub fn text(&self) -> String {
-        let mut page = TextPage::default();
-        if !self.curve.is_empty() {
-            page.line(curve(&self.curve));
-        }
-        page.heading(format!("{} in {}", plural(self.steps, "step"), Seconds(self.wall_time_s)));
-        let first_and_last = match (self.loss_first, self.loss_last) {
-            (Some(first), Some(last)) => format!("{first:.4} at first, {last:.4} at last"),
-            _ => "no step was made".into(),
-        };
-        page.fields(&[("loss", first_and_last)]);
+    /// Adds the step that the run resumed from, and its last checkpoint.
+    pub fn with_checkpoints(self, resumed: Option<u64>, last: Option<&Path>) -> RunReport {
+        let checkpoint = last.map(|path| path.display().to_string());
+        RunReport { resumed_step: resumed, checkpoint, ..self }
+    }
+
+    /// Predicted and measured times and memory.
+    fn comparison(&self, page: &mut TextPage) {
+        let predicted = &self.prediction;
         let speed = |tokens_per_s: f64| thousands(tokens_per_s.round() as u64);
-        let (expected, memory) = (&self.prediction, |bytes: &[u64]| {
-            Bytes(bytes.iter().copied().max().unwrap_or(0)).to_string()
-        });
+        let largest = |bytes: &[u64]| Bytes(bytes.iter().copied().max().unwrap_or(0)).to_string();
         let row = |name: &str, predicted: String, measured: String| {
             vec![name.to_owned(), predicted, measured]
         };
-        if self.steps == 0 {
-            page.line("All steps were made before.");
-            return self.files(page).finish();
-        }
-        page.heading("Predicted and measured");
         let mut rows = vec![row(
             "step time",
-            Seconds(expected.step_time_s).to_string(),
+            Seconds(predicted.step_time_s).to_string(),
             Seconds(self.step_time_s).to_string(),
         )];
-        let measured = |part: TimeCategory| self.breakdown_s.get(part).as_secs_f64();
-        let told_apart = TimeCategory::ALL
+        let measured_s = |category| self.breakdown_s.get(category).as_secs_f64();
+        let is_broken_down = TimeCategory::ALL
             .iter()
-            .any(|part| *part != TimeCategory::Other && measured(*part) > 0.0);
-        rows.extend(TimeCategory::ALL.into_iter().filter_map(|part| {
-            let predicted = parts::predicted(&expected.breakdown_s, part);
-            let measured = if told_apart { measured(part) } else { 0.0 };
-            (predicted > 0.0 || measured > 0.0).then(|| {
-                let name = format!("  {}", parts::title(part));
-                let measured = if told_apart { Seconds(measured).to_string() } else { "".into() };
-                row(&name, Seconds(predicted).to_string(), measured)
-            })
-        }));
-        rows.push(row("tokens/s", speed(expected.tokens_per_s), speed(self.tokens_per_s)));
+            .any(|category| *category != TimeCategory::Other && measured_s(*category) > 0.0);
+        for category in TimeCategory::ALL {
+            let predicted_s = breakdown::predicted_s(&predicted.breakdown_s, category);
+            let measured = is_broken_down.then(|| Seconds(measured_s(category)));
+            if predicted_s > 0.0 || measured.is_some_and(|time| time.0 > 0.0) {
+                rows.push(row(
+                    &format!("  {}", breakdown::title(category)),
+                    Seconds(predicted_s).to_string(),
+                    measured.map_or(String::new(), |time| time.to_string()),
+                ));
+            }
+        }
+        rows.push(row("tokens/s", speed(predicted.tokens_per_s), speed(self.tokens_per_s)));
         rows.push(row(
-            "memory of a device",
-            memory(&expected.peak_memory_bytes),
-            memory(&self.allocated_bytes),
+            "memory per device",
+            largest(&predicted.peak_memory_bytes),
+            largest(&self.allocated_bytes),
         ));
+        page.heading("Predicted and measured");
         page.table(
             &[("", Align::Left), ("predicted", Align::Right), ("measured", Align::Right)],
             &rows,
         );
-        if !told_apart {
-            page.line("What the time of captured graphs is spent on, --eager or --trace measures.");
+        if !is_broken_down {
+            page.line("Captured graphs are timed as a whole: --eager or --trace breaks them down.");
         }
-        self.files(page).finish()
     }
 
-    /// Which files there are.
-    fn files(&self, mut page: TextPage) -> TextPage {
+    fn files(&self, page: &mut TextPage) {
         if let Some(file) = self.metrics.as_ref().filter(|file| *file != "-") {
-            page.line(format!("A line for each step is in {file}."));
+            page.line(format!("Metrics: {file}"));
         }
         if let Some(file) = &self.trace {
-            page.line(format!("A trace for Perfetto is in {file}."));
+            page.line(format!("Trace for Perfetto: {file}"));
         }
         if let Some(path) = &self.checkpoint {
-            page.line(format!("The last checkpoint is {path}."));
+            page.line(format!("Last checkpoint: {path}"));
         }
-        page
+    }
+}
+
+impl Report for RunReport {
+    fn render(&self, _: Detail) -> String {
+        let mut page = TextPage::default();
+        if !self.losses.is_empty() {
+            page.line(curve(&self.losses));
+        }
+        page.heading(format!("{} in {}", plural(self.steps, "step"), Seconds(self.wall_time_s)));
+        match (self.loss_first, self.loss_last) {
+            (Some(first), Some(last)) => {
+                page.fields(&[("loss", format!("from {first:.4} to {last:.4}"))]);
+                self.comparison(&mut page);
+            }
+            _ => page.line("All steps were made before."),
+        }
+        self.files(&mut page);
+        page.finish()
     }
 }

@@ -1,4 +1,4 @@
-//! What the devices of a run would do.
+//! What the devices would do in a step: the report of the null backend.
 
 use narrows_plan::Bytes;
 use narrows_plan::mesh::Mesh;
@@ -8,19 +8,22 @@ use narrows_runtime::DeviceReport;
 use narrows_runtime::StepReport;
 use serde::Serialize;
 
-use crate::report::page::{Align, TextPage, plural, thousands};
+use crate::args::Detail;
+use crate::report::Report;
+use crate::report::page::{Align, TextPage};
+use crate::text::{plural, thousands};
 
-/// What the devices would do; its JSON form is what `run --backend null --format json` prints.
+/// What `run --backend null` prints.
 #[derive(Serialize)]
 pub struct NullRunReport {
     backend: &'static str,
     model: String,
     mesh: Mesh,
-    /// All devices of a stage do the same amount of everything.
+    /// All devices of a stage do the same amounts of work.
     stages: Vec<StageActivity>,
 }
 
-/// What each device of a stage would do in a step.
+/// The work of each device of a stage in a step.
 #[derive(Serialize)]
 struct StageActivity {
     instructions: std::collections::BTreeMap<&'static str, u64>,
@@ -33,8 +36,8 @@ struct StageActivity {
 }
 
 impl NullRunReport {
-    /// Those of a report.
-    pub fn of(backend: &'static str, model: &Model, report: &StepReport) -> NullRunReport {
+    /// The report of a counted step.
+    pub fn new(backend: &'static str, model: &Model, report: &StepReport) -> NullRunReport {
         let stage = |device: &DeviceReport| StageActivity {
             instructions: device.instructions.clone(),
             collectives: device.collectives.values().map(|count| count.calls).sum(),
@@ -47,14 +50,15 @@ impl NullRunReport {
         let stages = report.stages.iter().map(stage).collect();
         NullRunReport { backend, model: model.name.clone(), mesh: report.mesh, stages }
     }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
+impl Report for NullRunReport {
+    fn render(&self, _: Detail) -> String {
         let mut page = TextPage::default();
         let devices = plural(self.mesh.devices(), "device");
-        page.heading(format!("A step of {} on {devices}, counted", self.model));
+        page.heading(format!("One step of {} on {devices}, counted", self.model));
         page.line(self.mesh);
-        page.heading("Each device of a stage");
+        page.heading("Per device");
         let row = |(index, stage): (usize, &StageActivity)| {
             let sent = stage.collective_sent_bytes.values().flat_map(|axes| axes.values()).sum();
             vec![
@@ -68,7 +72,7 @@ impl NullRunReport {
         };
         let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
         let columns =
-            ["stage", "instructions", "collectives", "sent in them", "sent to stages", "memory"];
+            ["stage", "instructions", "collectives", "sent in them", "sent by P2P", "memory"];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
         page.finish()
     }

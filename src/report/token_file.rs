@@ -1,62 +1,70 @@
-//! What a token file holds, and what it was made of.
+//! Reports on token files: what one holds, and what one was made from.
 
 use std::path::Path;
 
 use narrows_plan::Bytes;
 use narrows_runtime::Sha256Digest;
 use narrows_runtime::data::{TokenFileHeader, TokenFileLayout};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::page::{TextPage, plural, thousands};
+use super::Report;
+use super::page::TextPage;
+use crate::args::Detail;
+use crate::text::{plural, thousands};
 
-/// What a token file says of itself; its JSON form is what `data --inspect --format json` prints.
+/// What `data --inspect` prints.
 #[derive(Serialize)]
 pub struct TokenFileReport {
     file: String,
-    layout: &'static str,
+    #[serde(serialize_with = "layout_name")]
+    layout: TokenFileLayout,
     token_count: u64,
     token_width_bytes: u64,
     file_bytes: u64,
-    /// `null` where the file does not say.
+    /// `null` where the header has none.
     vocabulary_size: Option<u32>,
     end_of_text_id: Option<u32>,
     tokenizer: Option<TokenizerReport>,
-    /// Of the tokens; `null` where the file does not say.
+    /// SHA-256 of the tokens; `null` where the header has none.
     tokens_sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<VerificationReport>,
 }
 
+fn layout_name<S: Serializer>(layout: &TokenFileLayout, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(layout.name())
+}
+
 #[derive(Serialize)]
 struct TokenizerReport {
     name: String,
-    /// Of its file; `null` for bytes.
+    /// SHA-256 of its file; `null` for bytes.
     sha256: Option<String>,
 }
 
-/// What was found by reading all of it.
+/// The result of reading the whole file.
 #[derive(Serialize)]
 struct VerificationReport {
-    /// `null` where there is none.
+    /// `null` where the header has none.
     checksum: Option<bool>,
     largest_id: Option<u32>,
 }
 
-/// A token file that was made; its JSON form is what `data --format json` prints.
+/// What `data` prints after making a token file.
 #[derive(Serialize)]
 pub struct NewTokenFileReport {
     #[serde(flatten)]
     contents: TokenFileReport,
     document_count: u64,
-    /// The token between documents; `null` where they are joined as they are.
+    /// The token between documents; `null` without one.
     document_separator: Option<&'static str>,
     text_bytes: u64,
     bytes_per_token: f64,
 }
 
 impl TokenFileReport {
-    /// Those of a file with this header.
-    pub fn of(file: &Path, header: &TokenFileHeader) -> TokenFileReport {
+    /// The report on a file with this header.
+    pub fn new(file: &Path, header: &TokenFileHeader) -> TokenFileReport {
         let tokenizer = header.tokenizer.as_ref().map(|tokenizer| TokenizerReport {
             name: tokenizer.name.clone(),
             sha256: (tokenizer.fingerprint != Sha256Digest::default())
@@ -64,7 +72,7 @@ impl TokenFileReport {
         });
         TokenFileReport {
             file: file.display().to_string(),
-            layout: header.layout.name(),
+            layout: header.layout,
             token_count: header.token_count,
             token_width_bytes: header.width.bytes(),
             file_bytes: header.file_bytes().unwrap_or(u64::MAX),
@@ -76,38 +84,41 @@ impl TokenFileReport {
         }
     }
 
-    /// The same, read through and found right.
+    /// Adds that the whole file was read and is valid.
     pub fn verified(mut self, largest_id: Option<u32>) -> TokenFileReport {
         let checksum = self.tokens_sha256.is_some().then_some(true);
         self.verified = Some(VerificationReport { checksum, largest_id });
         self
     }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
+impl Report for TokenFileReport {
+    fn render(&self, _: Detail) -> String {
         let mut page = TextPage::default();
         page.heading(&self.file);
         let mut fields = self.fields();
-        fields.push(("layout", self.layout.into()));
+        fields.push(("layout", self.layout.name().into()));
         let end_of_text = match self.end_of_text_id {
             Some(id) => format!("id {id} between documents"),
-            None if self.layout == TokenFileLayout::Narrows.name() => "none".into(),
-            None => "not stated".into(),
+            None if self.layout == TokenFileLayout::Narrows => "none".into(),
+            None => "not in the header".into(),
         };
         fields.push(("end of text", end_of_text));
-        fields.push(("SHA-256", self.tokens_sha256.clone().unwrap_or("not stated".into())));
+        fields.push(("SHA-256", self.tokens_sha256.clone().unwrap_or("not in the header".into())));
         if let Some(verified) = &self.verified {
             let checksum = if verified.checksum.is_some() { "checksum" } else { "length" };
             let ids = match verified.largest_id {
-                Some(id) => format!("every id, of which {id} is the largest"),
-                None => "no ids".into(),
+                Some(id) => format!("all token ids, the largest of which is {id}"),
+                None => "no token ids".into(),
             };
             fields.push(("verified", format!("{checksum} and {ids}")));
         }
         page.fields(&fields);
         page.finish()
     }
+}
 
+impl TokenFileReport {
     fn fields(&self) -> Vec<(&'static str, String)> {
         let TokenFileReport { token_count, token_width_bytes, .. } = self;
         let size = Bytes(self.file_bytes);
@@ -117,18 +128,18 @@ impl TokenFileReport {
                 format!("{} ids, {}", thousands((*size).into()), tokenizer.name)
             }
             (Some(size), None) => format!("{} ids", thousands((*size).into())),
-            (None, _) => "not stated".into(),
+            (None, _) => "not in the header".into(),
         };
         vec![
-            ("tokens", format!("{tokens} of {token_width_bytes} bytes, {size} in all")),
+            ("tokens", format!("{tokens} of {token_width_bytes} bytes each; file size {size}")),
             ("vocabulary", vocabulary),
         ]
     }
 }
 
 impl NewTokenFileReport {
-    /// What was made of some documents.
-    pub fn of(
+    /// The report on a file made from documents.
+    pub fn new(
         contents: TokenFileReport,
         document_count: u64,
         text_bytes: u64,
@@ -143,23 +154,21 @@ impl NewTokenFileReport {
             bytes_per_token,
         }
     }
+}
 
-    /// For people.
-    pub fn text(&self) -> String {
+impl Report for NewTokenFileReport {
+    fn render(&self, _: Detail) -> String {
         let mut page = TextPage::default();
         page.heading(&self.contents.file);
         let documents = match (self.document_count, self.document_separator) {
             (1, _) => "1 document".into(),
             (count, Some(name)) => format!("{}, `{name}` between them", plural(count, "document")),
             (count, None) => {
-                format!(
-                    "{}, joined as they are: there is no end-of-text token",
-                    plural(count, "document")
-                )
+                format!("{}, joined without an end-of-text token", plural(count, "document"))
             }
         };
         let bytes = plural(self.text_bytes, "byte");
-        let text = format!("{bytes}, {:.2} a token; {documents}", self.bytes_per_token);
+        let text = format!("{bytes}, {:.2} per token; {documents}", self.bytes_per_token);
         let mut fields = self.contents.fields();
         fields.insert(0, ("text", text));
         page.fields(&fields);

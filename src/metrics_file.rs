@@ -1,4 +1,4 @@
-//! Files of lines, each a JSON document, that grow while a run goes on.
+//! Metrics files: one JSON object per line, appended while a run goes on.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,70 +7,71 @@ use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use serde::Deserialize;
 
 use crate::errors::{CommandResult, Failure, Problem};
-use crate::output::{is_stdout, unwritable};
+use crate::output::{is_stdout, write_failure};
 
-/// A file of lines, each of which is there as soon as it is written.
-pub struct LineFile {
+/// A metrics file that is flushed after every line.
+pub struct MetricsFile {
     name: String,
     file: Box<dyn Write>,
 }
 
-/// What is looked for in a line that is there already.
+/// The field of an existing line that is read.
 #[derive(Deserialize)]
 struct StepNumber {
     step: u64,
 }
 
-impl LineFile {
-    /// Begins a file, or standard output. What is there under its name is lost.
-    pub fn create(output: &OsStr) -> CommandResult<LineFile> {
+impl MetricsFile {
+    /// Creates a file, or opens standard output. An existing file is truncated.
+    pub fn create(output: &OsStr) -> CommandResult<MetricsFile> {
         let name = output.to_string_lossy().into_owned();
         let file: Box<dyn Write> = if is_stdout(output) {
             Box::new(io::stdout())
         } else {
-            Box::new(fs::File::create(output).map_err(|error| unwritable(&name, &error))?)
+            Box::new(fs::File::create(output).map_err(|error| write_failure(&name, &error))?)
         };
-        Ok(LineFile { name, file })
+        Ok(MetricsFile { name, file })
     }
 
-    /// Goes on with a file after the line of `step`. Lines of later steps, and the piece of one that
-    /// was being written, are cut off: their steps are made again.
+    /// Continues a file after the line of `step`. Lines of later steps, and a line that was not finished, are
+    /// removed, since their steps are repeated.
     ///
     /// # Errors
-    /// When a line is not one of metrics: then the file stays as it is.
-    pub fn resume(output: &OsStr, step: u64) -> CommandResult<LineFile> {
-        let plain = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
-        if is_stdout(output) || !plain {
-            return LineFile::create(output);
+    /// When a line is not one of metrics; the file is then left unchanged.
+    pub fn resume(output: &OsStr, step: u64) -> CommandResult<MetricsFile> {
+        let regular = fs::metadata(output).is_ok_and(|metadata| metadata.is_file());
+        if is_stdout(output) || !regular {
+            return MetricsFile::create(output);
         }
         let name = output.to_string_lossy().into_owned();
-        let failed = |error: io::Error| unwritable(&name, &error);
+        let failed = |error: io::Error| write_failure(&name, &error);
         let mut options = fs::OpenOptions::new();
         let mut file = options.read(true).write(true).open(output).map_err(failed)?;
         let kept = length_until(&name, &file, step)?;
         file.set_len(kept).and_then(|()| file.seek(SeekFrom::Start(kept))).map_err(failed)?;
-        Ok(LineFile { name, file: Box::new(file) })
+        Ok(MetricsFile { name, file: Box::new(file) })
     }
 
-    /// What messages call it.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Writes a JSON document as a line.
+    /// Appends a JSON object as a line.
     pub fn write(&mut self, value: &impl serde::Serialize) -> CommandResult<()> {
-        let mut line = serde_json::to_vec(value).map_err(|e| unwritable(&self.name, &e.into()))?;
+        let mut line =
+            serde_json::to_vec(value).map_err(|e| write_failure(&self.name, &e.into()))?;
         line.push(b'\n');
         match self.file.write_all(&line).and_then(|()| self.file.flush()) {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Err(unwritable(&self.name, &error))
+                Err(write_failure(&self.name, &error))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Bytes of the lines up to that of a step.
+/// Length in bytes of the lines up to that of `step`.
 fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
     let (mut reader, mut line) = (BufReader::new(file), vec![]);
     let (mut kept, mut number) = (0, 0);
@@ -80,26 +81,25 @@ fn length_until(name: &str, file: &fs::File, step: u64) -> CommandResult<u64> {
         let read = reader.read_until(b'\n', &mut line).map_err(|error| {
             Failure::input(Problem::new(name, format!("cannot be read: {error}")))
         })?;
-        if line.last() != Some(&b'\n') && is_piece(&line) {
+        if line.last() != Some(&b'\n') && is_truncated_record(&line) {
             return Ok(kept);
         }
-        let found: StepNumber = serde_json::from_slice(&line).map_err(|error| {
-            let problem = format!("is not a line of metrics: {error}");
-            let problem =
-                Problem { field: format!("line {number}"), ..Problem::new(name, problem) };
-            Failure::input(problem.hint("another name, or the file that the run began"))
+        let record: StepNumber = serde_json::from_slice(&line).map_err(|error| {
+            let problem = Problem::new(name, format!("is not a line of metrics: {error}"));
+            let hint = "another file name, or the metrics file of this run";
+            Failure::input(problem.field(format!("line {number}")).hint(hint))
         })?;
-        if found.step > step {
+        if record.step > step {
             return Ok(kept);
         }
         kept += read as u64;
     }
 }
 
-/// Whether a line was still being written, rather than being the end of some other file.
-fn is_piece(line: &[u8]) -> bool {
-    const BEGINNING: &[u8] = b"{\"step\":";
-    line.starts_with(BEGINNING) || BEGINNING.starts_with(line)
+/// Whether a line without an end is a record that was being written, rather than the end of some other file.
+fn is_truncated_record(line: &[u8]) -> bool {
+    const PREFIX: &[u8] = b"{\"step\":";
+    line.starts_with(PREFIX) || PREFIX.starts_with(line)
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_cut_where_its_run_goes_on() {
+    fn a_file_is_truncated_where_its_run_resumes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.jsonl");
         let line = |step: u64| serde_json::json!({ "step": step });
@@ -116,23 +116,25 @@ mod tests {
             ("{\"step\":1}\n{\"step\":2}\n", 2, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n"),
             ("{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n", 1, "{\"step\":1}\n{\"step\":2}\n"),
             ("{\"step\":1}\n{\"st", 1, "{\"step\":1}\n{\"step\":2}\n"),
-            // A whole document without the end of its line was not finished either.
+            // A record without the end of its line was not finished either.
             ("{\"step\":1}", 1, "{\"step\":2}\n"),
         ] {
             fs::write(&path, before).unwrap();
-            let mut lines = LineFile::resume(path.as_os_str(), step).unwrap();
+            let mut lines = MetricsFile::resume(path.as_os_str(), step).unwrap();
             lines.write(&line(step + 1)).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), expected, "{before:?}");
         }
     }
 
     #[test]
-    fn another_file_is_left_as_it_is() {
+    fn a_file_of_another_kind_is_left_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("thesis.txt");
         for end in ["\n", ""] {
             fs::write(&path, format!("{{\"step\":1}}\nCall me Ishmael.{end}")).unwrap();
-            let Err(failure) = LineFile::resume(path.as_os_str(), 9) else { panic!("not refused") };
+            let Err(failure) = MetricsFile::resume(path.as_os_str(), 9) else {
+                panic!("not rejected")
+            };
             assert_eq!(failure.problems[0].field, "line 2");
             assert!(fs::read_to_string(&path).unwrap().contains("Ishmael"));
         }

@@ -1,0 +1,97 @@
+//! Flags for the form and the place of an answer.
+
+use std::ffi::OsString;
+
+use clap::{Args, ValueEnum};
+
+use crate::errors::{CommandResult, Failure, Problem};
+use crate::output;
+
+/// `--format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OutputFormat {
+    /// A report for people
+    Text,
+    /// One JSON document
+    Json,
+}
+
+/// `--format` alone.
+#[derive(Debug, Args)]
+pub struct FormatArgs {
+    /// Form of the answer
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    pub format: OutputFormat,
+}
+
+/// `--output` and `--format`.
+#[derive(Debug, Args)]
+pub struct OutputArgs {
+    /// Write the plan to this file, or `-`
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<OsString>,
+    /// Form of the answer
+    #[command(flatten)]
+    pub format: FormatArgs,
+}
+
+/// `--verbose`.
+#[derive(Debug, Args)]
+pub struct DetailArgs {
+    /// Print the details of a text report too
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+/// How much a text report says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// The results, with summaries of long lists.
+    Summary,
+    /// Everything.
+    Full,
+}
+
+/// Where the answer of a command goes.
+#[derive(Debug)]
+pub struct OutputSettings {
+    /// Text or JSON.
+    pub format: OutputFormat,
+    /// File for the plan, if one was requested.
+    pub plan_file: Option<OsString>,
+}
+
+impl DetailArgs {
+    /// The amount of detail.
+    pub fn resolve(&self) -> Detail {
+        if self.verbose { Detail::Full } else { Detail::Summary }
+    }
+}
+
+impl OutputSettings {
+    /// Whether the plan goes to standard output, which leaves standard error for reports.
+    pub fn plan_on_stdout(&self) -> bool {
+        self.plan_file.as_deref().is_some_and(output::is_stdout)
+    }
+}
+
+impl OutputArgs {
+    /// The settings.
+    ///
+    /// # Errors
+    /// An empty file name, and two documents for standard output.
+    pub fn resolve(&self) -> CommandResult<OutputSettings> {
+        let settings =
+            OutputSettings { format: self.format.format, plan_file: self.output.clone() };
+        if settings.plan_file.as_ref().is_some_and(|file| file.is_empty()) {
+            let problem = Problem::new("--output", "the file name is empty");
+            return Err(Failure::input(problem.hint("a file for the plan, or `-`")));
+        }
+        if settings.format == OutputFormat::Json && settings.plan_on_stdout() {
+            let message = "the plan and the JSON answer would both go to standard output";
+            let hint = "--format json alone: its `decisions` are the plan";
+            return Err(Failure::input(Problem::new("--output", message).hint(hint)));
+        }
+        Ok(settings)
+    }
+}

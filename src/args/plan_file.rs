@@ -1,0 +1,236 @@
+//! Plan files: read with the model and the hardware that they name, and changed by flags.
+
+use std::ffi::{OsStr, OsString};
+
+use narrows_cost_model::Profile;
+use narrows_plan::decisions::{Executor, PlanSource};
+use narrows_plan::model::{Model, presets};
+use narrows_plan::strategy::Rules;
+use narrows_plan::{Defect, Mesh, Plan};
+use narrows_planner::{GroupingRule, MemoryLimit, Request};
+
+use crate::calibrate::cache::{self, CachedProfileKey};
+use crate::calibrate::machine;
+use crate::errors::{CommandResult, ExitStatus, Failure, Problem, Problems};
+use crate::host::cores;
+use crate::input;
+use crate::output;
+
+use super::request::{
+    ModelArgs, RequestArgs, RequestSizes, at_most_one_stdin, reject_fullrank_tp_of_low_rank,
+};
+use super::values::ZeroArg;
+
+/// A plan with its model and hardware.
+#[derive(Debug)]
+pub struct PlanFile {
+    /// The name of the file, for messages.
+    pub name: String,
+    /// The plan.
+    pub plan: Plan,
+    /// The model that it was made for.
+    pub model: Model,
+    /// The hardware to price it on.
+    pub profile: Profile,
+}
+
+impl PlanFile {
+    /// Reads a plan file, with the model and hardware that it names or those of the flags.
+    ///
+    /// # Errors
+    /// A file that cannot be read, names that are no presets, and a model other than the plan's.
+    pub fn read(argument: &OsString, args: &ModelArgs) -> CommandResult<PlanFile> {
+        at_most_one_stdin([argument].into_iter().chain(&args.model).chain(&args.hardware))?;
+        let (name, plan) = input::plan(argument)?;
+        let mut problems = Problems::default();
+        let model = problems.take(match &args.model {
+            Some(model) => input::model(model),
+            None => named_model(&name, &plan.model),
+        });
+        let profile = problems.take(match &args.hardware {
+            Some(hardware) => input::profile(hardware),
+            None => match cached_profile(&plan.hardware) {
+                Some(profile) => Ok(profile),
+                None => named_profile(&name, &plan.hardware),
+            },
+        });
+        let (Some(model), Some(profile)) = (model, profile) else {
+            return Err(problems.into_result().err().unwrap_or_else(|| Failure::failed(vec![])));
+        };
+        require_same_model(&name, &plan, &model)?;
+        Ok(PlanFile { name, plan, model, profile })
+    }
+
+    /// Checks that the sizes of the plan are ones that a request may have.
+    ///
+    /// # Errors
+    /// Every size that no request may have, by its field in the plan.
+    pub fn validate(&self) -> CommandResult<()> {
+        let PlanFile { name, plan, model, profile } = self;
+        let request = Request {
+            model: model.clone(),
+            profile: profile.clone(),
+            devices: devices(plan.mesh).unwrap_or(u64::MAX),
+            global_batch: plan.workload.global_batch,
+            sequence_length: plan.workload.sequence_length,
+            micro_batch: Some(plan.workload.micro_batch),
+            tensor: Some(plan.mesh.tensor),
+            pipeline: Some(plan.mesh.pipeline),
+            data: Some(plan.mesh.data),
+            zero: Some(plan.zero),
+            rules: Rules::ALL,
+            grouping: GroupingRule::Auto,
+            memory_limit: MemoryLimit::None,
+            executor: Executor::Captured,
+            time_limit: None,
+        };
+        let defects = request.validate().err().unwrap_or_default().0.into_iter();
+        let problems: Vec<Problem> = defects.map(|defect| in_plan(name, defect)).collect();
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(Failure { status: ExitStatus::BadInput, problems }),
+        }
+    }
+
+    /// The request that the plan answers: its model, hardware, devices and batch, with the rest searched.
+    ///
+    /// # Errors
+    /// Sizes of the plan or values of flags that no request may have.
+    pub fn request(&self, args: &RequestArgs) -> CommandResult<Request> {
+        self.validate()?;
+        let sizes = RequestSizes {
+            devices: args.devices.unwrap_or(devices(self.plan.mesh).unwrap_or(u64::MAX)),
+            global_batch: args.global_batch.unwrap_or(self.plan.workload.global_batch),
+            sequence_length: args.sequence_length.unwrap_or(self.plan.workload.sequence_length),
+        };
+        let executor = args.executor.map_or(self.plan.executor, Executor::from);
+        let request = args.assemble(sizes, self.model.clone(), self.profile.clone());
+        let request = Request { executor, ..request };
+        request.validate().map_err(Failure::flags)?;
+        reject_fullrank_tp_of_low_rank(&request)?;
+        Ok(request)
+    }
+
+    /// Replaces the sizes of the plan by those that flags give.
+    ///
+    /// # Errors
+    /// Flags that restrict a search, and a number of devices other than the mesh's.
+    pub fn override_sizes(&mut self, args: &RequestArgs) -> CommandResult<()> {
+        let plan = &mut self.plan;
+        let search_flags = [
+            ("--strategy", args.strategy.is_some()),
+            ("--recompute", args.recompute.is_some()),
+            ("--norm", args.norm.is_some()),
+            ("--grouping", args.grouping.is_some()),
+            ("--weights", args.weights.is_some()),
+            ("--time-limit", args.time_limit.is_some()),
+        ];
+        let mut problems = Problems::default();
+        for (flag, _) in search_flags.iter().filter(|(_, given)| *given) {
+            let message = "restricts a search, and a plan file needs none";
+            problems.push(Problem::new(*flag, message).hint("omit it, or omit the plan file"));
+        }
+        let (mesh, workload) = (&mut plan.mesh, &mut plan.workload);
+        let sizes = [
+            (args.tensor, &mut mesh.tensor),
+            (args.pipeline, &mut mesh.pipeline),
+            (args.data_parallel, &mut mesh.data),
+            (args.global_batch, &mut workload.global_batch),
+            (args.sequence_length, &mut workload.sequence_length),
+            (args.micro_batch, &mut workload.micro_batch),
+        ];
+        for (value, size) in sizes {
+            *size = value.unwrap_or(*size);
+        }
+        if let Some(zero) = args.zero.and_then(ZeroArg::stage) {
+            plan.zero = zero;
+        }
+        if args.devices.is_some_and(|requested| Some(requested) != devices(plan.mesh)) {
+            let message = format!("the mesh of the plan is {}", plan.mesh);
+            let hint = "--tensor, --pipeline and --data-parallel change it";
+            problems.push(Problem::new("--devices", message).hint(hint));
+        }
+        problems.into_result()
+    }
+
+    /// Replaces the executor of the plan by that of the flag, with a warning.
+    pub fn override_executor(&mut self, args: &RequestArgs) {
+        let executor = args.executor.map(Executor::from);
+        let Some(executor) = executor.filter(|executor| *executor != self.plan.executor) else {
+            return;
+        };
+        let (name, before, now) = (&self.name, self.plan.executor.name(), executor.name());
+        output::warn(&format!("{name} was priced for executor `{before}`; re-priced for `{now}`"));
+        self.plan.executor = executor;
+    }
+}
+
+/// The devices of a mesh that was not validated; `None` on overflow.
+fn devices(mesh: Mesh) -> Option<u64> {
+    mesh.tensor.checked_mul(mesh.pipeline)?.checked_mul(mesh.data)
+}
+
+/// A defect of the request that a plan was turned into, at the field of the plan.
+fn in_plan(file: &str, defect: Defect) -> Problem {
+    let field = match defect.field.as_str() {
+        "devices" => "mesh",
+        "global-batch" => "workload.global_batch",
+        "sequence-length" => "workload.sequence_length",
+        "micro-batch" => "workload.micro_batch",
+        "tensor" => "mesh.tensor",
+        "pipeline" => "mesh.pipeline",
+        "data-parallel" => "mesh.data",
+        _ => return Problem::in_flag(defect),
+    };
+    Problem::in_file(file, Defect { field: field.into(), ..defect })
+}
+
+/// The cached profile of this machine's processors or GPUs, if the plan names it.
+fn cached_profile(source: &PlanSource) -> Option<Profile> {
+    if source.name != machine::NAME {
+        let gpus = cache::of_gpus_with(&source.fingerprint);
+        return gpus.filter(|profile| profile.name() == source.name);
+    }
+    CachedProfileKey::of_processors(cores()).load()
+}
+
+// A name in a plan is never opened as a file, since plans come from anywhere.
+
+fn named_model(file: &str, source: &PlanSource) -> CommandResult<Model> {
+    match presets::find(&source.name) {
+        Ok(_) => input::model(OsStr::new(&source.name)),
+        Err(_) => Err(no_preset(file, "model", source)),
+    }
+}
+
+fn named_profile(file: &str, source: &PlanSource) -> CommandResult<Profile> {
+    match narrows_cost_model::profile::preset_names().any(|name| name == source.name) {
+        true => input::profile(OsStr::new(&source.name)),
+        false => Err(no_preset(file, "hardware", source)),
+    }
+}
+
+fn no_preset(file: &str, field: &str, source: &PlanSource) -> Failure {
+    let message = format!("`{}` is not a preset", source.name);
+    let defect = Defect::new(format!("{field}.name"), message);
+    let hint = format!("--{field} FILE, with the file that the plan was made for");
+    Failure::input(Problem::in_file(file, defect).hint(hint))
+}
+
+fn require_same_model(file: &str, plan: &Plan, model: &Model) -> CommandResult<()> {
+    let fingerprint = model.fingerprint();
+    if plan.model.fingerprint == fingerprint {
+        return Ok(());
+    }
+    let message = format!("the plan was made for a different model than `{}`", model.name);
+    let problem = Problem::in_file(file, Defect::new("model.fingerprint", message))
+        .because([format!("because the plan names {}…", prefix(&plan.model.fingerprint))])
+        .because([format!("and the fingerprint of the model is {}…", prefix(&fingerprint))])
+        .hint("--model with the model that it was made for, or a new plan for this one");
+    Err(Failure::input(problem))
+}
+
+/// The first digits of a hash, enough to compare.
+fn prefix(fingerprint: &str) -> String {
+    fingerprint.chars().take(12).collect()
+}

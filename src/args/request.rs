@@ -1,0 +1,225 @@
+//! Flags that describe what is planned: model, hardware, devices, batch and the restrictions of the search.
+
+use std::ffi::{OsStr, OsString};
+use std::time::Duration;
+
+use clap::Args;
+use narrows_cost_model::Profile;
+use narrows_plan::Bytes;
+use narrows_plan::model::{Model, presets};
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, Rules, WeightRule};
+use narrows_planner::{GroupingRule, MemoryLimit, Request};
+
+use crate::defaults::RequestDefaults;
+use crate::errors::{CommandResult, Failure, Problem, Problems};
+use crate::input;
+
+use super::units;
+use super::values::{
+    ExecutorArg, GroupingArg, NormArg, ObjectiveArg, RecomputeArg, StrategyArg, WeightsArg, ZeroArg,
+};
+
+/// Model and hardware.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Model to train: a preset such as cola-7b, a model file, a Hugging Face config.json, or `-`
+    ///
+    /// Presets: llama-, cola-, svd- or lax- with 60m, 130m, 350m, 1b, 3b, 7b, 13b, 30b or 40b, and
+    /// cola-tiny. With a plan file, the default is the model that the plan names.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub model: Option<OsString>,
+    /// Hardware to plan for: a preset such as a100-80gb, a profile file, or `-` [default: a100-80gb]
+    ///
+    /// With a plan file, the default is the profile that the plan names.
+    #[arg(long, value_name = "NAME|FILE")]
+    pub hardware: Option<OsString>,
+}
+
+/// The memory limit.
+#[derive(Debug, Args)]
+pub struct MemoryArgs {
+    /// Memory of a device: `auto` (the profile's, less its reserve), `none`, or bytes such as 64GiB
+    #[arg(long, value_name = "BYTES", default_value = "auto", allow_hyphen_values = true)]
+    #[arg(value_parser = units::memory_limit)]
+    pub memory_limit: MemoryLimit,
+}
+
+/// Everything that a search depends on.
+#[derive(Debug, Args)]
+pub struct RequestArgs {
+    /// Model and hardware.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Number of devices [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub devices: Option<u64>,
+    /// Sequences in one optimizer step, over all devices [default: one per device]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub global_batch: Option<u64>,
+    /// Tokens in a sequence [default: 4096, or the model's longest if that is less]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub sequence_length: Option<u64>,
+    /// Sequences in a microbatch of one replica [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub micro_batch: Option<u64>,
+    /// Devices of the tensor axis [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub tensor: Option<u64>,
+    /// Pipeline stages [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub pipeline: Option<u64>,
+    /// Replicas of the data axis [default: searched]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub data_parallel: Option<u64>,
+    /// Sharding of the optimizer states over the replicas [default: auto]
+    #[arg(long, value_name = "STAGE", value_enum)]
+    pub zero: Option<ZeroArg>,
+    /// Plans to search: all of them, or those of a published baseline [default: auto]
+    #[arg(long, value_enum)]
+    pub strategy: Option<StrategyArg>,
+    /// What the backward pass may recompute [default: auto]
+    #[arg(long, value_name = "WHAT", value_enum)]
+    pub recompute: Option<RecomputeArg>,
+    /// How the statistic of a norm over sharded features is reduced [default: auto]
+    #[arg(long, value_enum)]
+    pub norm: Option<NormArg>,
+    /// Whether factors that share an input run as one GEMM [default: auto]
+    #[arg(long, value_enum)]
+    pub grouping: Option<GroupingArg>,
+    /// How weights may lie over the tensor axis [default: any]
+    #[arg(long, value_enum)]
+    pub weights: Option<WeightsArg>,
+    /// Memory limit.
+    #[command(flatten)]
+    pub memory: MemoryArgs,
+    /// How kernels are launched [default: captured]
+    ///
+    /// With a plan file, the default is the executor that the plan was priced for.
+    #[arg(long, value_enum)]
+    pub executor: Option<ExecutorArg>,
+    /// What is minimized
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::StepTime)]
+    pub objective: ObjectiveArg,
+    /// When to stop searching [default: when the plan is proven the fastest]
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = units::seconds)]
+    pub time_limit: Option<Duration>,
+}
+
+/// Sizes that every request has.
+pub struct RequestSizes {
+    /// Number of devices.
+    pub devices: u64,
+    /// Sequences in a step.
+    pub global_batch: u64,
+    /// Tokens in a sequence.
+    pub sequence_length: u64,
+}
+
+impl MemoryArgs {
+    /// Bytes that a device may use; `Bytes(u64::MAX)` without a limit.
+    pub fn bytes(&self, profile: &Profile) -> Bytes {
+        match self.memory_limit {
+            MemoryLimit::Auto => profile.usable_memory(),
+            MemoryLimit::None => Bytes(u64::MAX),
+            MemoryLimit::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl RequestArgs {
+    /// The request, with defaults for flags that were not given.
+    ///
+    /// # Errors
+    /// A model or profile that cannot be read, and values that no request may have.
+    pub fn resolve(&self, defaults: &RequestDefaults) -> CommandResult<Request> {
+        at_most_one_stdin(self.model.model.iter().chain(&self.model.hardware))?;
+        let mut problems = Problems::default();
+        let model = problems.take(self.model.resolve_model(defaults));
+        let hardware = self.model.hardware.as_deref().unwrap_or(OsStr::new(defaults.hardware));
+        let profile = problems.take(input::profile(hardware));
+        let (Some(model), Some(profile)) = (model, profile) else {
+            return Err(problems.into_result().err().unwrap_or_else(|| Failure::failed(vec![])));
+        };
+        let devices = self.devices.unwrap_or(defaults.devices);
+        let sizes = RequestSizes {
+            devices,
+            global_batch: self.global_batch.unwrap_or(round_up(defaults.global_batch, devices)),
+            sequence_length: self
+                .sequence_length
+                .unwrap_or(defaults.sequence_length.min(model.max_sequence_length)),
+        };
+        let request = self.assemble(sizes, model, profile);
+        problems.take(request.validate().map_err(Failure::flags));
+        problems.take(reject_fullrank_tp_of_low_rank(&request));
+        problems.into_result().map(|()| request)
+    }
+
+    /// A request of these sizes, which is not validated yet.
+    pub fn assemble(&self, sizes: RequestSizes, model: Model, profile: Profile) -> Request {
+        let RequestSizes { devices, global_batch, sequence_length } = sizes;
+        Request {
+            devices,
+            global_batch,
+            sequence_length,
+            micro_batch: self.micro_batch,
+            tensor: self.tensor,
+            pipeline: self.pipeline,
+            data: self.data_parallel,
+            zero: self.zero.and_then(ZeroArg::stage),
+            rules: Rules {
+                baseline: self.strategy.map_or(Baseline::Auto, Baseline::from),
+                weights: self.weights.map_or(WeightRule::Any, WeightRule::from),
+                norm: self.norm.map_or(NormRule::Auto, NormRule::from),
+                recompute: self.recompute.map_or(Recompute::Auto, Recompute::from),
+            },
+            grouping: self.grouping.map_or(GroupingRule::Auto, GroupingRule::from),
+            memory_limit: self.memory.memory_limit,
+            executor: self.executor.map(Into::into).unwrap_or_default(),
+            time_limit: self.time_limit,
+            model,
+            profile,
+        }
+    }
+}
+
+impl ModelArgs {
+    fn resolve_model(&self, defaults: &RequestDefaults) -> CommandResult<Model> {
+        let Some(model) = self.model.as_deref().or(defaults.model.map(OsStr::new)) else {
+            let hint = "a preset such as cola-7b or llama-7b, or the path of a config.json";
+            return Err(Failure::input(Problem::new("--model", "is missing").hint(hint)));
+        };
+        input::model(model)
+    }
+}
+
+/// The next multiple of `of`; the number itself where there is none, which validation then rejects.
+fn round_up(number: u64, of: u64) -> u64 {
+    if of == 0 { number } else { number.checked_next_multiple_of(of).unwrap_or(number) }
+}
+
+/// Rejects a second `-` among inputs.
+pub fn at_most_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> CommandResult<()> {
+    if inputs.into_iter().filter(|input| input::is_stdin(input)).count() < 2 {
+        return Ok(());
+    }
+    let message = "two inputs are `-`, but there is one standard input";
+    Err(Failure::input(Problem::new("-", message).hint("a file for all but one")))
+}
+
+/// Rejects FullRank-TP, which splits dense models, for a low-rank one.
+pub fn reject_fullrank_tp_of_low_rank(request: &Request) -> CommandResult<()> {
+    let model = &request.model;
+    if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
+        return Ok(());
+    }
+    let twin = model.dense_counterpart().name;
+    let message = format!("`fullrank-tp` is for dense models, and `{}` is low-rank", model.name);
+    let problem = Problem::new("--strategy", message);
+    let problem = if presets::find(&twin).is_ok() {
+        problem.hint(format!("--model {twin}, its dense counterpart"))
+    } else {
+        let hint = "a model file of its dense counterpart";
+        problem.hint(format!("{hint} `{twin}`: every linear \"dense\""))
+    };
+    Err(Failure::input(problem.hint("--strategy vanilla-tp or --strategy btp for this model")))
+}

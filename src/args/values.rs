@@ -1,0 +1,221 @@
+//! Flags with a fixed set of values.
+
+use clap::ValueEnum;
+use narrows_plan::decisions::Executor;
+use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
+use narrows_planner::GroupingRule;
+
+/// `--zero`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ZeroArg {
+    /// Searched
+    Auto,
+    /// Every replica holds all optimizer states
+    #[value(alias = "0")]
+    Off,
+    /// ZeRO-1: optimizer states are sharded over the replicas
+    #[value(name = "1", alias = "one")]
+    One,
+}
+
+impl ZeroArg {
+    /// The stage; `None` for a search.
+    pub fn stage(self) -> Option<Zero> {
+        match self {
+            ZeroArg::Auto => None,
+            ZeroArg::Off => Some(Zero::Off),
+            ZeroArg::One => Some(Zero::One),
+        }
+    }
+}
+
+/// `--strategy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StrategyArg {
+    /// All plans
+    Auto,
+    /// Dense models: Megatron's column and row pairs
+    FullrankTp,
+    /// Factor pairs: column then row, with heads and d_ff sharded in between
+    VanillaTp,
+    /// The same with attention and the gated MLP product replicated, as published
+    VanillaTpPublished,
+    /// Bottleneck tensor parallelism: latents are reduced, the residual stream stays sharded
+    Btp,
+}
+
+impl From<StrategyArg> for Baseline {
+    fn from(strategy: StrategyArg) -> Baseline {
+        match strategy {
+            StrategyArg::Auto => Baseline::Auto,
+            StrategyArg::FullrankTp => Baseline::FullrankTp,
+            StrategyArg::VanillaTp => Baseline::VanillaTp,
+            StrategyArg::VanillaTpPublished => Baseline::VanillaTpPublished,
+            StrategyArg::Btp => Baseline::Btp,
+        }
+    }
+}
+
+/// `--recompute`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RecomputeArg {
+    /// Searched for every activation
+    Auto,
+    /// Nothing
+    None,
+    /// Everything but the latents and the block's input
+    Latents,
+    /// Everything but the block's input
+    Block,
+}
+
+impl From<RecomputeArg> for Recompute {
+    fn from(recompute: RecomputeArg) -> Recompute {
+        match recompute {
+            RecomputeArg::Auto => Recompute::Auto,
+            RecomputeArg::None => Recompute::None,
+            RecomputeArg::Latents => Recompute::Latents,
+            RecomputeArg::Block => Recompute::Block,
+        }
+    }
+}
+
+/// `--recompute` of `convert`: what the price of a GPT step supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GptRecomputeArg {
+    /// Nothing
+    None,
+    /// Whole blocks
+    Block,
+}
+
+impl GptRecomputeArg {
+    /// The value as it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            GptRecomputeArg::None => "none",
+            GptRecomputeArg::Block => "block",
+        }
+    }
+}
+
+impl From<GptRecomputeArg> for Recompute {
+    fn from(recompute: GptRecomputeArg) -> Recompute {
+        match recompute {
+            GptRecomputeArg::None => Recompute::None,
+            GptRecomputeArg::Block => Recompute::Block,
+        }
+    }
+}
+
+/// `--norm`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NormArg {
+    /// Searched
+    Auto,
+    /// By an all-reduce of its own
+    Sync,
+    /// Along with the all-reduce of the latents
+    Online,
+}
+
+impl From<NormArg> for NormRule {
+    fn from(norm: NormArg) -> NormRule {
+        match norm {
+            NormArg::Auto => NormRule::Auto,
+            NormArg::Sync => NormRule::Sync,
+            NormArg::Online => NormRule::Online,
+        }
+    }
+}
+
+/// `--grouping`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GroupingArg {
+    /// Searched
+    Auto,
+    /// Wherever possible
+    On,
+    /// Never
+    Off,
+}
+
+impl From<GroupingArg> for GroupingRule {
+    fn from(grouping: GroupingArg) -> GroupingRule {
+        match grouping {
+            GroupingArg::Auto => GroupingRule::Auto,
+            GroupingArg::On => GroupingRule::On,
+            GroupingArg::Off => GroupingRule::Off,
+        }
+    }
+}
+
+/// `--weights`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WeightsArg {
+    /// Replicated or sharded
+    Any,
+    /// Every weight matrix sharded
+    Sharded,
+}
+
+impl From<WeightsArg> for WeightRule {
+    fn from(weights: WeightsArg) -> WeightRule {
+        match weights {
+            WeightsArg::Any => WeightRule::Any,
+            WeightsArg::Sharded => WeightRule::Sharded,
+        }
+    }
+}
+
+/// `--executor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExecutorArg {
+    /// As captured graphs, with fused ops
+    Captured,
+    /// One by one, as a framework does
+    Eager,
+}
+
+impl From<ExecutorArg> for Executor {
+    fn from(executor: ExecutorArg) -> Executor {
+        match executor {
+            ExecutorArg::Captured => Executor::Captured,
+            ExecutorArg::Eager => Executor::Eager,
+        }
+    }
+}
+
+/// `--objective`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveArg {
+    /// Seconds of one optimizer step
+    StepTime,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strategies_are_spelled_like_the_baselines() {
+        for &strategy in StrategyArg::value_variants() {
+            let spelled = strategy.to_possible_value().unwrap();
+            assert_eq!(spelled.get_name(), Baseline::from(strategy).name());
+        }
+        assert_eq!(StrategyArg::value_variants().len(), Baseline::ALL.len());
+    }
+
+    #[test]
+    fn zero_stages_have_aliases() {
+        for (typed, expected) in [
+            ("auto", ZeroArg::Auto),
+            ("off", ZeroArg::Off),
+            ("0", ZeroArg::Off),
+            ("1", ZeroArg::One),
+            ("one", ZeroArg::One),
+        ] {
+            assert_eq!(ZeroArg::from_str(typed, false), Ok(expected), "{typed}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! One process among many: joining the process group and leaving it, for runs and calibrations alike.
+
+use std::sync::Arc;
+
+use narrows_cluster::{ClusterError, ClusterTimeouts, LaunchInfo, RunFact, TcpProcessGroup};
+use narrows_runtime::RunError;
+use narrows_runtime::process_group::ProcessGroup;
+
+use crate::errors::{CommandResult, ExitStatus, Failure};
+
+/// This process as one of several that a launcher started.
+#[derive(Clone, Debug)]
+pub struct LaunchedProcess {
+    /// Process rank, number of processes and the rendezvous address.
+    pub launch: LaunchInfo,
+    /// Timeouts of joining and of collectives.
+    pub timeouts: ClusterTimeouts,
+}
+
+impl LaunchedProcess {
+    /// Whether this process prints and writes files for all of them.
+    pub fn is_leader(&self) -> bool {
+        self.launch.rank == 0
+    }
+
+    /// The name of this process in messages: `process 0 of 2`.
+    pub fn label(&self) -> String {
+        format!("process {} of {}", self.launch.rank, self.launch.world_size)
+    }
+}
+
+/// Joins the process group. Every process must arrive before the timeout with the same `facts`; `neighbours` are the
+/// ranks that this one exchanges data with.
+pub fn join(
+    process: &LaunchedProcess,
+    facts: Vec<RunFact>,
+    neighbours: &[u64],
+) -> CommandResult<Arc<TcpProcessGroup>> {
+    let joined = TcpProcessGroup::join(&process.launch, facts, neighbours, process.timeouts);
+    joined.map(Arc::new).map_err(|error| with_label(cluster_failure(error), &process.label()))
+}
+
+/// Leaves the process group with the outcome of this process; a failure is sent to the others.
+pub fn leave(
+    group: &TcpProcessGroup,
+    outcome: CommandResult<()>,
+    label: &str,
+) -> CommandResult<()> {
+    match outcome {
+        // The processes agreed to stop, so all of them leave.
+        Ok(()) | Err(Failure { status: ExitStatus::Stopped, .. }) => {
+            let left = group.shut_down().map_err(|error| with_label(cluster_failure(error), label));
+            left.and(outcome)
+        }
+        Err(failure) => {
+            let reason = failure.problems.first().map_or("it failed", |problem| &problem.message);
+            group.abort(group.rank(), reason);
+            Err(with_label(failure, label))
+        }
+    }
+}
+
+/// A failure of the process group.
+pub fn cluster_failure(error: ClusterError) -> Failure {
+    Failure::execution(&RunError::Cluster(error))
+}
+
+/// Prefixes the problems with the process they occurred in, since the output of all processes is interleaved.
+pub fn with_label(mut failure: Failure, label: &str) -> Failure {
+    for problem in &mut failure.problems {
+        problem.location = match problem.location.is_empty() {
+            true => label.to_owned(),
+            false => format!("{label}: {}", problem.location),
+        };
+    }
+    failure
+}

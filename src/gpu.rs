@@ -1,0 +1,96 @@
+//! The GPUs of this machine: whether a command may use them, and which one a process takes.
+
+use narrows_calibration::fit::GpuModel;
+use narrows_cluster::ClusterTimeouts;
+use narrows_cuda::{
+    CudaError, CudaLibrary, GpuOptions, gpu_count, gpus, library_loads, library_version,
+    outdated_driver,
+};
+use narrows_runtime::RunError;
+
+use crate::cache_dir::cache_dir;
+use crate::cluster::LaunchedProcess;
+use crate::cuda_loader;
+use crate::errors::{CommandResult, Failure, Problem};
+
+/// The preset without a GPU to look at: the hardware of most published measurements.
+const FALLBACK_PRESET: &str = "a100-80gb";
+
+/// Makes the CUDA libraries loadable, and fails on a machine without them or without a GPU.
+pub fn require_cuda() -> CommandResult<()> {
+    cuda_loader::make_libraries_loadable();
+    for library in [CudaLibrary::Driver, CudaLibrary::Nvrtc, CudaLibrary::CublasLt] {
+        if !library_loads(library) {
+            return Err(Failure::execution(&RunError::from(CudaError::LibraryMissing(library))));
+        }
+    }
+    if let Some(outdated) = outdated_driver() {
+        let problem = Problem::new("--backend", outdated)
+            .hint(CudaLibrary::Driver.install_hint())
+            .hint("--backend cpu");
+        return Err(Failure::failed(vec![problem]));
+    }
+    let message = match gpus() {
+        Ok(gpus) if gpus.is_empty() => "this machine has no GPU".to_owned(),
+        Ok(_) if cache_dir().is_none() => {
+            "compiled kernels need a cache folder, and neither XDG_CACHE_HOME nor HOME is set"
+                .to_owned()
+        }
+        Ok(_) => return Ok(()),
+        Err(error) => format!("NVIDIA's driver does not initialize: {error}"),
+    };
+    let problem = Problem::new("--backend", message)
+        .hint("`narrows doctor` reports what is missing")
+        .hint("--backend cpu");
+    Err(Failure::failed(vec![problem]))
+}
+
+/// Name of this machine's first GPU with the versions of its driver and libraries, which identifies a measurement;
+/// `None` without a GPU.
+pub fn description() -> Option<String> {
+    let gpu = gpus().ok()?.into_iter().next()?;
+    let version = |library: CudaLibrary, name: &str| {
+        format!("{name} {}", library_version(library).unwrap_or_else(|| "unknown".into()))
+    };
+    let mut parts = vec![
+        gpu.name,
+        version(CudaLibrary::Driver, "driver"),
+        version(CudaLibrary::CublasLt, "cuBLASLt"),
+    ];
+    if library_loads(CudaLibrary::Nccl) {
+        parts.push(version(CudaLibrary::Nccl, "NCCL"));
+    }
+    Some(parts.join(", "))
+}
+
+/// This machine's first GPU, as calibration describes it.
+pub fn first(process: Option<&LaunchedProcess>) -> Option<GpuModel> {
+    let gpus = gpus().ok()?;
+    let visible = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let started = process.map_or(1, |process| process.launch.local_world_size);
+    let gpu = gpus.into_iter().next()?;
+    Some(GpuModel {
+        name: gpu.name,
+        capability: gpu.capability,
+        multiprocessors: gpu.multiprocessors,
+        memory: gpu.memory,
+        // A launcher may make a single GPU visible to each process.
+        devices_per_node: visible.max(u32::try_from(started).unwrap_or(u32::MAX)),
+    })
+}
+
+/// The hardware preset nearest to this machine's first GPU.
+pub fn nearest_preset() -> &'static str {
+    first(None).map_or(FALLBACK_PRESET, |gpu| gpu.nearest_preset().0)
+}
+
+/// How a process uses its GPU, which is the one of its rank within the node.
+pub fn session_options(process: Option<&LaunchedProcess>, eager: bool) -> GpuOptions {
+    let local_rank = process.map_or(0, |process| process.launch.local_rank);
+    // A launcher that makes one GPU visible to a process makes the right one visible.
+    let ordinal = if gpu_count() == Ok(1) { 0 } else { local_rank };
+    let folder = cache_dir().unwrap_or_default();
+    let (cubin_folder, algorithm_folder) = (folder.join("cubins"), folder.join("algorithms"));
+    let timeout = process.map_or(ClusterTimeouts::default(), |process| process.timeouts).collective;
+    GpuOptions { ordinal, eager, cubin_folder, algorithm_folder, timeout }
+}

@@ -1,0 +1,29 @@
+//! Progress on a terminal. Everything is drawn on standard error, and only where that is a terminal.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Time between two frames of a spinner.
+const TICK: Duration = Duration::from_millis(120);
+
+/// Runs a task, with a spinner beside `message` if `visible`.
+pub fn spin<T>(message: &str, visible: bool, task: impl FnOnce() -> T) -> T {
+    let progress = match visible {
+        true => styled(ProgressBar::new_spinner(), "{spinner} {msg} {elapsed}"),
+        false => ProgressBar::hidden(),
+    };
+    progress.set_message(message.to_owned());
+    let result = task();
+    progress.finish_and_clear();
+    result
+}
+
+/// A progress bar in a style of [`indicatif`], which ticks.
+pub fn styled(progress: ProgressBar, template: &str) -> ProgressBar {
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        progress.set_style(style);
+    }
+    progress.enable_steady_tick(TICK);
+    progress
+}

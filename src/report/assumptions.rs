@@ -1,0 +1,71 @@
+//! Names of the parts of a profile that a prediction assumes.
+
+/// Parts of a profile, by their paths in its file.
+const PARTS: [(&str, &str); 21] = [
+    ("device", "peak rates and memory"),
+    ("device.peak_flops_per_s.bf16", "peak rate in bf16"),
+    ("device.compute_units", "number of compute units"),
+    ("device.reserve", "memory reserve"),
+    ("gemm", "GEMMs"),
+    ("gemm.memory_efficiency", "memory-bound GEMMs"),
+    ("gemm.relative_error", "the error of GEMMs"),
+    ("attention", "attention kernels"),
+    ("attention.relative_error", "the error of attention"),
+    ("passes", "fused ops"),
+    ("passes.relative_error", "the error of fused ops"),
+    ("links.intra_node", "intra-node links"),
+    ("links.intra_node.fill_half_bytes", "small messages within a node"),
+    ("links.inter_node", "inter-node links"),
+    ("links.inter_node.nics_per_node", "NICs per node"),
+    ("links.inter_node.bandwidth_bytes_per_s", "inter-node bandwidth"),
+    ("links.inter_node.extra_latency_s", "inter-node latency"),
+    ("links.inter_node.relative_error", "the error of inter-node links"),
+    ("links.relative_error", "the error of links"),
+    ("executors.captured", "launch gaps of captured graphs"),
+    ("executors.eager", "launch gaps of single kernels"),
+];
+
+/// Endings of the paths of errors.
+const ERRORS: [&str; 2] = [".relative_error", ".step_error"];
+
+/// A phrase for assumed parts of a profile, given as paths in its file. The error of a part that is assumed itself goes
+/// without saying.
+pub fn phrase(paths: &[String]) -> String {
+    let implied = |path: &&String| {
+        let part = ERRORS.iter().find_map(|ending| path.strip_suffix(ending));
+        part.is_some_and(|part| paths.iter().any(|path| path == part))
+    };
+    let names: Vec<&str> = paths.iter().filter(|path| !implied(path)).map(|p| name(p)).collect();
+    names.join(", ")
+}
+
+/// The name of a part; its path if it has none.
+fn name(path: &str) -> &str {
+    match path {
+        "executors.captured.step_error" | "executors.eager.step_error" => "the error of steps",
+        _ => PARTS.iter().find(|(known, _)| *known == path).map_or(path, |(_, name)| name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narrows_cost_model::profile;
+
+    use super::*;
+
+    #[test]
+    fn the_error_of_an_assumed_part_is_not_repeated() {
+        let paths = ["attention", "attention.relative_error", "gemm.relative_error"];
+        let paths = paths.map(str::to_owned);
+        assert_eq!(phrase(&paths), "attention kernels, the error of GEMMs");
+    }
+
+    #[test]
+    fn assumed_parts_of_all_presets_have_names() {
+        for preset in profile::preset_names() {
+            for path in profile::preset(preset).unwrap().assumed_paths() {
+                assert_ne!(name(&path), path, "{preset}");
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The report of a check: what was proven, or what is wrong.
+
+use std::collections::BTreeMap;
+
+use narrows_plan::check::CheckError;
+use narrows_plan::program::{Action, Phase, Program, StageProgram};
+use narrows_plan::{Bytes, CheckErrors, CheckedProgram};
+use serde::Serialize;
+
+use super::numeric::NumericReport;
+use super::page::{Align, TextPage};
+use super::{Report, finite_limit};
+use crate::args::{Detail, PlanFile};
+use crate::errors::Problem;
+use crate::text::{plural, thousands};
+
+/// What `check` prints.
+#[derive(Serialize)]
+pub struct CheckReport {
+    proven: bool,
+    stages: Vec<StageSummary>,
+    /// Memory that a device may use; `null` without a limit.
+    memory_limit_bytes: Option<u64>,
+    /// What is wrong; empty for a proven plan.
+    errors: Vec<CheckProblem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numeric: Option<NumericReport>,
+    /// The name of the plan file.
+    #[serde(skip)]
+    file: String,
+    /// Model, devices and mesh.
+    #[serde(skip)]
+    subject: String,
+}
+
+/// The program of a stage in numbers.
+#[derive(Serialize)]
+struct StageSummary {
+    instructions: u64,
+    buffers: u64,
+    collectives: BTreeMap<&'static str, u64>,
+    transfers: u64,
+    microbatches_in_flight: u64,
+    peak_memory_bytes: u64,
+}
+
+/// One reason why a plan is not proven.
+#[derive(Clone, Serialize)]
+struct CheckProblem {
+    stage: Option<usize>,
+    phase: Option<&'static str>,
+    instruction: Option<usize>,
+    origin: Option<String>,
+    problem: String,
+    hint: Option<String>,
+}
+
+impl CheckReport {
+    /// Checks the lowered program of a plan, and its memory.
+    pub fn new(file: &PlanFile, program: Program, limit: Bytes) -> CheckReport {
+        let mut errors: Vec<CheckProblem> = program
+            .stages
+            .iter()
+            .enumerate()
+            .filter(|(_, stage)| stage.arena > limit)
+            .map(|(index, stage)| CheckProblem::memory(index, stage.arena, limit))
+            .collect();
+        let stages = program.stages.iter().map(StageSummary::of).collect();
+        if let Err(found) = CheckedProgram::check(program) {
+            errors.extend(found.0.iter().map(CheckProblem::of));
+        }
+        let PlanFile { name, plan, model, .. } = file;
+        let devices = plural(plan.mesh.devices(), "device");
+        CheckReport {
+            proven: errors.is_empty(),
+            stages,
+            memory_limit_bytes: finite_limit(limit),
+            errors,
+            numeric: None,
+            file: name.clone(),
+            subject: format!("{} on {devices}: {}", model.name, plan.mesh),
+        }
+    }
+
+    /// Whether the program is proven.
+    pub fn is_proven(&self) -> bool {
+        self.proven
+    }
+
+    /// Adds the comparison of the plan's miniature with unsharded training.
+    pub fn with_numeric(self, numeric: NumericReport) -> CheckReport {
+        CheckReport { numeric: Some(numeric), ..self }
+    }
+
+    /// Everything that is wrong with the plan.
+    pub fn problems(&self) -> Vec<Problem> {
+        let errors = self.errors.iter().map(|error| error.problem(&self.file));
+        let numeric = self.numeric.iter().filter_map(|numeric| numeric.problem(&self.file));
+        errors.chain(numeric).collect()
+    }
+}
+
+/// The errors of a check of the file called `name`.
+pub fn check_problems(name: &str, errors: &CheckErrors) -> Vec<Problem> {
+    errors.0.iter().map(|error| CheckProblem::of(error).problem(name)).collect()
+}
+
+impl CheckProblem {
+    fn of(error: &CheckError) -> CheckProblem {
+        let at = error.instruction.as_ref();
+        CheckProblem {
+            stage: error.stage,
+            phase: at.map(|(phase, ..)| phase_name(*phase)),
+            instruction: at.map(|(_, index, _)| *index),
+            origin: at.map(|(.., origin)| origin.to_string()),
+            problem: error.problem.clone(),
+            hint: error.hint.clone(),
+        }
+    }
+
+    fn memory(stage: usize, needed: Bytes, limit: Bytes) -> CheckProblem {
+        CheckProblem {
+            stage: Some(stage),
+            phase: None,
+            instruction: None,
+            origin: None,
+            problem: format!("a device needs {needed}, the limit is {limit}"),
+            hint: Some("keep less for the backward pass, or a larger --memory-limit".into()),
+        }
+    }
+
+    fn problem(&self, name: &str) -> Problem {
+        let mut field = self.stage.map_or(String::new(), |stage| format!("stage {stage}"));
+        if let (Some(phase), Some(index), Some(origin)) =
+            (self.phase, self.instruction, &self.origin)
+        {
+            field += &format!(", {phase} instruction {index} ({origin})");
+        }
+        let hints = self.hint.iter().cloned().collect();
+        Problem { field, hints, ..Problem::new(name, &self.problem) }
+    }
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Step => "step",
+    }
+}
+
+impl StageSummary {
+    fn of(stage: &StageProgram) -> StageSummary {
+        let all = || stage.forward.iter().chain(&stage.backward).chain(&stage.step);
+        let mut collectives = BTreeMap::new();
+        for instr in all() {
+            if let Action::Collective(collective) = &instr.action {
+                *collectives.entry(collective.kind.name()).or_default() += 1;
+            }
+        }
+        let is_transfer = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
+        StageSummary {
+            instructions: all().count() as u64,
+            buffers: stage.buffers.len() as u64,
+            collectives,
+            transfers: all().filter(|instr| is_transfer(&instr.action)).count() as u64,
+            microbatches_in_flight: stage.slots,
+            peak_memory_bytes: stage.arena.0,
+        }
+    }
+}
+
+const PROVEN: &str = "Every layout follows from the one before it, and every partial sum is reduced \
+    once. Every buffer is written before it is read, and not read after it is freed. Sends match \
+    receives, and all devices of a group issue their collectives in one order.";
+
+impl Report for CheckReport {
+    fn render(&self, detail: Detail) -> String {
+        let mut page = TextPage::default();
+        page.heading(format!("{} is proven correct", self.file));
+        page.line(&self.subject);
+        page.paragraph(PROVEN);
+        page.heading("Stages");
+        let row = |(index, stage): (usize, &StageSummary)| {
+            vec![
+                index.to_string(),
+                thousands(stage.instructions),
+                thousands(stage.buffers),
+                thousands(stage.collectives.values().sum()),
+                thousands(stage.transfers),
+                thousands(stage.microbatches_in_flight),
+                Bytes(stage.peak_memory_bytes).to_string(),
+            ]
+        };
+        let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
+        let columns =
+            ["stage", "instructions", "buffers", "collectives", "transfers", "in flight", "memory"];
+        page.table(&columns.map(|name| (name, Align::Right)), &rows);
+        page.line(match self.memory_limit_bytes {
+            Some(limit) => format!("Memory limit of a device: {}", Bytes(limit)),
+            None => "No memory limit".into(),
+        });
+        let numeric = self.numeric.as_ref().map(|numeric| format!("\n{}", numeric.render(detail)));
+        page.finish() + &numeric.unwrap_or_default()
+    }
+}

@@ -1,0 +1,280 @@
+//! The explanation of a plan: what limits it, and what the alternatives cost.
+
+use narrows_plan::strategy::Zero;
+use narrows_plan::{Bytes, Mesh, Seconds};
+use narrows_planner::Prediction;
+use narrows_planner::Request;
+use narrows_planner::{Bottleneck, Explanation, MemoryBinding, MeshRow, Resource};
+use narrows_planner::{ContextOutcome, SearchReport};
+use serde::Serialize;
+
+use super::Report;
+use super::page::{Align, TextPage};
+use super::prediction::assumed;
+use super::search::SearchSummary;
+use crate::args::Detail;
+use crate::text::plural;
+
+/// A plan file with its prediction, to compare with the plan that the search finds.
+pub struct PricedFile {
+    /// The name of the file.
+    pub name: String,
+    /// Its prediction.
+    pub prediction: Prediction,
+}
+
+/// What `explain` prints.
+#[derive(Serialize)]
+pub struct ExplainReport<'a> {
+    #[serde(flatten)]
+    explanation: &'a Explanation,
+    /// The plan file, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    given: Option<ComparedFile<'a>>,
+    search: SearchSummary,
+    /// Model, devices and hardware.
+    #[serde(skip)]
+    title: String,
+}
+
+#[derive(Serialize)]
+struct ComparedFile<'a> {
+    name: &'a str,
+    prediction: &'a Prediction,
+    /// Its step time over that of the chosen plan.
+    ratio: Option<f64>,
+}
+
+impl<'a> ExplainReport<'a> {
+    /// The report on a search, its explanation, and the plan file to compare.
+    pub fn new(
+        request: &Request,
+        explanation: &'a Explanation,
+        given: Option<&'a PricedFile>,
+        report: &SearchReport,
+    ) -> ExplainReport<'a> {
+        let best = explanation.chosen.as_ref().and_then(|chosen| chosen.prediction.as_ref());
+        let given = given.map(|file| ComparedFile {
+            name: &file.name,
+            prediction: &file.prediction,
+            ratio: best.map(|best| file.prediction.step_time_s / best.step_time_s),
+        });
+        let search = match explanation.chosen {
+            Some(_) => SearchSummary::new(report),
+            None => SearchSummary::without_plan(report),
+        };
+        let devices = plural(request.devices, "device");
+        let title = format!("{} on {devices} of {}", request.model.name, request.profile.name());
+        ExplainReport { explanation, given, search, title }
+    }
+}
+
+impl Report for ExplainReport<'_> {
+    fn render(&self, detail: Detail) -> String {
+        let mut page = TextPage::default();
+        page.heading(&self.title);
+        let mut fields = vec![("search", self.search.verdict())];
+        if let Some(chosen) = &self.explanation.chosen {
+            fields.insert(0, ("chosen plan", chosen.summary.clone()));
+            let step_time = chosen.prediction.as_ref().map(|best| Seconds(best.step_time_s));
+            fields.extend(step_time.map(|time| ("step time", time.to_string())));
+        }
+        page.fields(&fields);
+        if !self.explanation.binds.is_empty() {
+            page.heading("What limits the step");
+            bottlenecks(&mut page, &self.explanation.binds, detail);
+        }
+        self.alternatives(&mut page, detail);
+        meshes(&mut page, self.explanation, detail);
+        page.heading("Search");
+        page.line(self.search.effort());
+        page.finish()
+    }
+}
+
+impl ExplainReport<'_> {
+    /// The plans: name, prediction, and step time over that of the chosen plan.
+    fn plans(&self) -> Vec<(&str, &Prediction, Option<f64>)> {
+        let Some(chosen) = &self.explanation.chosen else { return vec![] };
+        let chosen_plan = chosen.prediction.iter().map(|best| (&*chosen.name, best, None));
+        let given = self.given.iter().map(|file| (file.name, file.prediction, file.ratio));
+        let alternatives = self.explanation.alternatives.iter().filter_map(|alternative| {
+            Some((&*alternative.name, alternative.prediction.as_ref()?, alternative.ratio))
+        });
+        chosen_plan.chain(given).chain(alternatives).collect()
+    }
+
+    fn alternatives(&self, page: &mut TextPage, detail: Detail) {
+        let plans = self.plans();
+        if plans.is_empty() {
+            return;
+        }
+        page.heading("Alternatives");
+        let columns = [
+            ("plan", Align::Left),
+            ("step time", Align::Right),
+            ("vs. chosen", Align::Right),
+            ("memory", Align::Right),
+        ];
+        let row = |(name, prediction, ratio): &(&str, &Prediction, Option<f64>)| {
+            let peak = prediction.peak_memory_bytes.iter().copied().max().unwrap_or(0);
+            vec![
+                (*name).to_owned(),
+                Seconds(prediction.step_time_s).to_string(),
+                ratio.map_or(String::new(), |ratio| format!("{ratio:.3} ×")),
+                Bytes(peak).to_string(),
+            ]
+        };
+        page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());
+        for alternative in &self.explanation.alternatives {
+            if let Some(refusal) = &alternative.refusal {
+                page.paragraph(&format!("{}: {refusal}", alternative.name));
+            }
+        }
+        if detail == Detail::Full {
+            breakdowns(page, &plans);
+        }
+    }
+}
+
+/// Where the time of each plan goes.
+fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
+    page.heading("Where the time of each goes");
+    let columns = [
+        ("plan", Align::Left),
+        ("GEMMs", Align::Right),
+        ("attention", Align::Right),
+        ("memory-bound", Align::Right),
+        ("links", Align::Right),
+        ("bubble", Align::Right),
+    ];
+    let row = |(name, prediction, _): &(&str, &Prediction, Option<f64>)| {
+        let parts = &prediction.breakdown_s;
+        let time = |seconds: f64| match seconds > 0.0 {
+            true => Seconds(seconds).to_string(),
+            false => String::new(),
+        };
+        vec![
+            (*name).to_owned(),
+            time(parts.gemm),
+            time(parts.attention),
+            time(parts.elementwise + parts.optimizer),
+            time(parts.collective_exposed),
+            time(parts.bubble),
+        ]
+    };
+    page.table(&columns, &plans.iter().map(row).collect::<Vec<_>>());
+    page.line("Memory-bound: fused ops and the optimizer. Links: exposed collectives.");
+}
+
+fn bottlenecks(page: &mut TextPage, bottlenecks: &[Bottleneck], detail: Detail) {
+    for bottleneck in bottlenecks {
+        match bottleneck {
+            Bottleneck::Resource { resource, percent } => {
+                let name = match resource {
+                    Resource::Compute => "compute: GEMMs and attention",
+                    Resource::MemoryBandwidth => "memory bandwidth: fused ops and the optimizer",
+                    Resource::Links => "links: collectives and transfers",
+                    Resource::Pipeline => "the pipeline bubble",
+                };
+                page.line(format!("{percent:3.0} % {name}"));
+            }
+            Bottleneck::Memory(binding) => page.paragraph(&memory(binding)),
+            Bottleneck::Assumed(paths) => assumed(page, paths, detail),
+        }
+    }
+}
+
+fn memory(binding: &MemoryBinding) -> String {
+    match binding {
+        MemoryBinding::Unlimited { peak } => format!("Memory is not limited: {peak} per device."),
+        MemoryBinding::Slack { peak, limit } => {
+            format!("Memory does not limit it: {peak} per device of {limit}.")
+        }
+        MemoryBinding::Binding { peak, limit, unlimited_step_time, unlimited_peak } => format!(
+            "Memory limits it: {peak} per device of {limit}. Without a limit a step takes \
+             {unlimited_step_time} with {unlimited_peak}."
+        ),
+    }
+}
+
+/// The meshes with a plan, and how many are not listed for which reason; all of them in full detail.
+fn meshes(page: &mut TextPage, explanation: &Explanation, detail: Detail) {
+    let meshes = &explanation.meshes;
+    if meshes.is_empty() {
+        return;
+    }
+    page.heading("Meshes, by their lower bounds");
+    let listed: Vec<&MeshRow> = meshes
+        .iter()
+        .filter(|row| detail == Detail::Full || !is_summarized(&row.outcome))
+        .collect();
+    let time = |seconds: Option<f64>| seconds.map_or(String::new(), |s| Seconds(s).to_string());
+    let row = |row: &&MeshRow| {
+        let Mesh { tensor, pipeline, data } = row.mesh;
+        vec![
+            format!("{tensor} × {pipeline} × {data}"),
+            row.micro_batch.to_string(),
+            if row.zero == Zero::One { "1" } else { "" }.into(),
+            time(row.bound_s),
+            time(row.step_time_s),
+            outcome(&row.outcome),
+        ]
+    };
+    let columns = [
+        ("tensor × pipeline × data", Align::Left),
+        ("microbatch", Align::Right),
+        ("ZeRO", Align::Right),
+        ("bound", Align::Right),
+        ("step time", Align::Right),
+        ("", Align::Left),
+    ];
+    if !listed.is_empty() {
+        page.table(&columns, &listed.iter().map(row).collect::<Vec<_>>());
+    }
+    let count = |of: fn(&ContextOutcome) -> bool| {
+        let rows = meshes.iter().filter(|row| detail == Detail::Summary && of(&row.outcome));
+        rows.count() as u64
+    };
+    for (meshes, reason) in [
+        (count(is_pruned), "pruned: their bounds are no better than the plan"),
+        (count(is_unbeaten), "searched without finding a faster plan"),
+        (count(is_not_reached), "not reached in time"),
+        (explanation.meshes_not_listed as u64, "not listed, with larger bounds"),
+    ] {
+        if meshes > 0 {
+            page.line(format!("{} {reason}.", plural_meshes(meshes)));
+        }
+    }
+}
+
+fn plural_meshes(count: u64) -> String {
+    if count == 1 { "1 mesh".into() } else { format!("{count} meshes") }
+}
+
+fn is_pruned(outcome: &ContextOutcome) -> bool {
+    matches!(outcome, ContextOutcome::Pruned)
+}
+
+fn is_unbeaten(outcome: &ContextOutcome) -> bool {
+    matches!(outcome, ContextOutcome::NotImproved)
+}
+
+fn is_not_reached(outcome: &ContextOutcome) -> bool {
+    matches!(outcome, ContextOutcome::NotReached)
+}
+
+/// Whether meshes with this outcome are only counted in a summary.
+fn is_summarized(outcome: &ContextOutcome) -> bool {
+    is_pruned(outcome) || is_unbeaten(outcome) || is_not_reached(outcome)
+}
+
+fn outcome(outcome: &ContextOutcome) -> String {
+    match outcome {
+        ContextOutcome::Solved(_) => String::new(),
+        ContextOutcome::Pruned => "pruned".into(),
+        ContextOutcome::NotImproved => "no faster plan found".into(),
+        ContextOutcome::NotReached => "not reached".into(),
+        ContextOutcome::Infeasible(infeasible) => infeasible.to_string(),
+    }
+}

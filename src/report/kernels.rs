@@ -1,0 +1,100 @@
+//! Kernels of a plan that are far from every measured shape, which widens the interval of its prediction.
+
+use narrows_cost_model::interval::UnmeasuredKernel;
+use narrows_plan::Kernel;
+use narrows_plan::kernel::{Direction, Gemm};
+use narrows_planner::Prediction;
+
+use super::page::{Align, TextPage};
+use crate::args::Detail;
+use crate::text::{percent, plural, thousands};
+
+/// Kernels that a summary lists.
+const LISTED: usize = 5;
+
+/// Lists the kernels with the largest share of the time.
+pub fn unmeasured(page: &mut TextPage, prediction: &Prediction, detail: Detail) {
+    if !prediction.shapes_measured {
+        page.paragraph(
+            "No kernel of this plan was measured on this hardware: the interval is assumed.",
+        );
+        return;
+    }
+    let kernels = &prediction.unmeasured;
+    if kernels.is_empty() {
+        return;
+    }
+    let share: f64 = kernels.iter().map(|kernel| kernel.share).sum();
+    page.paragraph(&format!(
+        "{} of the kernel time is in {} more than 2× from any measured shape:",
+        percent(share),
+        plural(kernels.len() as u64, "kernel"),
+    ));
+    let listed = match detail {
+        Detail::Summary => LISTED,
+        Detail::Full => usize::MAX,
+    };
+    let row = |kernel: &UnmeasuredKernel| {
+        vec![name(&kernel.kernel), percent(kernel.share), distance(kernel.distance_octaves)]
+    };
+    let rows: Vec<_> = kernels.iter().take(listed).map(row).collect();
+    let columns =
+        [("kernel", Align::Left), ("share", Align::Right), ("nearest measured", Align::Left)];
+    page.table(&columns, &rows);
+    let more = kernels.len().saturating_sub(listed);
+    if more > 0 {
+        page.line(format!("{} more: --verbose lists them", thousands(more as u64)));
+    }
+}
+
+/// The factor to the nearest measured shape.
+fn distance(octaves: Option<f64>) -> String {
+    match octaves.map(f64::exp2) {
+        None => "none of this kind".into(),
+        Some(factor) if factor < 10.0 => format!("{factor:.1}× away"),
+        Some(factor) => format!("{factor:.0}× away"),
+    }
+}
+
+/// A kernel in a few words.
+fn name(kernel: &Kernel) -> String {
+    match kernel {
+        Kernel::Gemm(Gemm { m, n, k, batch, accumulate, .. }) => {
+            let sizes = [m, n, k].map(|size| thousands(*size)).join(" × ");
+            let batch = if *batch > 1 { format!(", batch {batch}") } else { String::new() };
+            let accumulate = if *accumulate { ", accumulate" } else { "" };
+            format!("GEMM {sizes}{batch}{accumulate}")
+        }
+        Kernel::Attention(attention) => {
+            let direction = match attention.direction {
+                Direction::Forward => "forward",
+                Direction::Backward => "backward",
+            };
+            let (sequences, length) = (attention.sequences, thousands(attention.length));
+            format!(
+                "attention {direction}, {sequences} × {length} tokens, {} heads",
+                attention.heads
+            )
+        }
+        Kernel::Fused(fused) => {
+            format!("{} over {}", fused.kind.name().replace('_', " "), fused.traffic)
+        }
+        Kernel::Collective(collective) => {
+            let kind = collective.kind.name().replace('_', "-");
+            format!("{kind} of {} over {} devices", collective.payload, collective.group.size)
+        }
+        Kernel::Transfer(transfer) => format!("P2P transfer of {}", transfer.bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::distance;
+
+    #[test]
+    fn distances_are_factors() {
+        assert_eq!(distance(Some(5.0)), "32× away");
+        assert_eq!(distance(Some(1.5)), "2.8× away");
+        assert_eq!(distance(None), "none of this kind");
+    }
+}

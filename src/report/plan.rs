@@ -1,0 +1,196 @@
+//! The report of a priced plan.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+
+use narrows_plan::decisions::{PlanLayout, ResolvedPlan};
+use narrows_plan::model::Model;
+use narrows_plan::strategy::Zero;
+use narrows_plan::{Bytes, Plan};
+use narrows_planner::Prediction;
+use narrows_planner::SearchReport;
+use serde::Serialize;
+
+use super::page::{Align, TextPage};
+use super::prediction::PredictionReport;
+use super::search::SearchSummary;
+use super::{Report, decisions, finite_limit};
+use crate::args::Detail;
+use crate::output;
+use crate::text::{count, plural, thousands};
+
+/// What `plan` and `cost` print.
+#[derive(Serialize)]
+pub struct PlanReport<'a> {
+    decisions: &'a Plan,
+    prediction: PredictionReport<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<SearchSummary>,
+    #[serde(skip)]
+    model: &'a Model,
+    #[serde(skip)]
+    resolved: &'a ResolvedPlan,
+    /// The file that the plan was written to.
+    #[serde(skip)]
+    written: Option<&'a OsStr>,
+}
+
+impl<'a> PlanReport<'a> {
+    /// The report of a plan on the hardware that it names. `memory_limit` is `Bytes(u64::MAX)` without a limit.
+    pub fn new(
+        model: &'a Model,
+        (plan, resolved): (&'a Plan, &'a ResolvedPlan),
+        prediction: &'a Prediction,
+        memory_limit: Bytes,
+    ) -> PlanReport<'a> {
+        let memory_limit_bytes = finite_limit(memory_limit);
+        PlanReport {
+            decisions: plan,
+            prediction: PredictionReport { prediction, memory_limit_bytes },
+            search: None,
+            model,
+            resolved,
+            written: None,
+        }
+    }
+
+    /// Adds the search that found the plan.
+    pub fn with_search(self, report: &SearchReport) -> PlanReport<'a> {
+        PlanReport { search: Some(SearchSummary::new(report)), ..self }
+    }
+
+    /// Adds the file that the plan is written to.
+    pub fn with_file(self, file: Option<&'a OsStr>) -> PlanReport<'a> {
+        PlanReport { written: file, ..self }
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &'a Plan {
+        self.decisions
+    }
+
+    fn plan_fields(&self) -> Vec<(&'static str, String)> {
+        let plan = self.decisions;
+        let workload = &plan.workload;
+        let microbatches = match workload.microbatches(&plan.mesh) {
+            1 => "1 microbatch".into(),
+            many => format!("{} microbatches", thousands(many)),
+        };
+        let zero = match plan.zero {
+            Zero::Off => "",
+            Zero::One => ", ZeRO-1",
+        };
+        let crossing = match plan.crossing_layout {
+            Some(layout) => format!("; crossing latents {}", layout_phrase(layout)),
+            None => String::new(),
+        };
+        vec![
+            ("model", self.shape()),
+            (
+                "step",
+                format!(
+                    "{} of {} tokens, {microbatches} of {} per replica",
+                    plural(workload.global_batch, "sequence"),
+                    thousands(workload.sequence_length),
+                    thousands(workload.micro_batch),
+                ),
+            ),
+            ("mesh", format!("{}{zero}", plan.mesh)),
+            (
+                "hidden state",
+                format!("{} between blocks{crossing}", layout_phrase(plan.hidden_layout)),
+            ),
+            ("executor", plan.executor.name().into()),
+        ]
+    }
+
+    /// Parameters, blocks, width and ranks of the model.
+    fn shape(&self) -> String {
+        let model = self.model;
+        let mut ranks: Vec<u64> = model
+            .blocks
+            .iter()
+            .flat_map(|block| block.linears())
+            .filter_map(|(_, linear)| linear.rank())
+            .collect();
+        ranks.sort_unstable();
+        let rank = match (ranks.first(), ranks.last()) {
+            (Some(low), Some(high)) if low == high => format!(", rank {low}"),
+            (Some(low), Some(high)) => format!(", ranks {low} to {high}"),
+            _ => ", dense".into(),
+        };
+        let blocks = plural(model.blocks.len() as u64, "block");
+        let parameters = count(model.parameters());
+        format!("{parameters} parameters, {blocks} of width {}{rank}", model.hidden)
+    }
+
+    /// Payloads of the collectives of a middle block.
+    fn collectives(&self, page: &mut TextPage) {
+        let bytes = &self.prediction.prediction.block_collective_bytes;
+        let passes = [
+            ("forward", &bytes.forward),
+            ("backward", &bytes.backward),
+            ("recompute", &bytes.redo),
+        ];
+        let payload = |bytes: &BTreeMap<&'static str, u64>, kind: &str| {
+            bytes.get(kind).map(|bytes| Bytes(*bytes).to_string()).unwrap_or_default()
+        };
+        let kinds = ["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "statistics"];
+        let rows: Vec<Vec<String>> = passes
+            .iter()
+            .filter(|(_, bytes)| !bytes.is_empty())
+            .map(|(pass, bytes)| {
+                let cells = kinds.iter().map(|kind| payload(bytes, kind));
+                std::iter::once(pass.to_string()).chain(cells).collect()
+            })
+            .collect();
+        if rows.is_empty() {
+            return;
+        }
+        page.heading("Collective payload of a middle block, per microbatch");
+        let titles = kinds.map(|kind| kind.replace('_', "-"));
+        let columns = titles.iter().map(|title| (title.as_str(), Align::Right));
+        let columns: Vec<_> = std::iter::once(("pass", Align::Left)).chain(columns).collect();
+        page.table(&columns, &rows);
+    }
+}
+
+impl Report for PlanReport<'_> {
+    fn render(&self, detail: Detail) -> String {
+        let mut page = TextPage::default();
+        let devices = plural(self.decisions.mesh.devices(), "device");
+        let hardware = &self.decisions.hardware.name;
+        page.heading(format!("{} on {devices} of {hardware}", self.model.name));
+        let mut fields = self.prediction.fields();
+        if let Some(search) = &self.search {
+            fields.push(("search".into(), search.verdict()));
+        }
+        page.fields(&fields);
+        page.heading("Plan");
+        page.fields(&self.plan_fields());
+        self.prediction.breakdown(&mut page);
+        self.prediction.uncertainty(&mut page, detail);
+        decisions::tables(&mut page, self.decisions, self.resolved, detail);
+        self.collectives(&mut page);
+        if let Some(search) = &self.search {
+            page.heading("Search");
+            page.line(search.effort());
+        }
+        match self.written {
+            Some(file) if !output::is_stdout(file) => {
+                page.heading(format!("Plan written to {}", file.to_string_lossy()));
+            }
+            _ => {}
+        }
+        page.finish()
+    }
+}
+
+fn layout_phrase(layout: PlanLayout) -> &'static str {
+    match layout {
+        PlanLayout::Replicated => "replicated",
+        PlanLayout::Feature => "sharded on features",
+        PlanLayout::Sequence => "sharded on sequences",
+        PlanLayout::Position => "sharded on positions",
+    }
+}

@@ -1,0 +1,92 @@
+//! The prediction for a plan: step time, memory, where the time goes, and what it rests on.
+
+use narrows_plan::{Bytes, Seconds};
+use narrows_planner::Prediction;
+use narrows_runtime::TimeCategory;
+use serde::Serialize;
+
+use super::page::{Align, TextPage};
+use super::{assumptions, breakdown, kernels};
+use crate::args::Detail;
+use crate::text::{percent, thousands};
+
+/// A prediction with the memory limit that it is compared to.
+#[derive(Serialize)]
+pub struct PredictionReport<'a> {
+    #[serde(flatten)]
+    pub prediction: &'a Prediction,
+    /// `null` without a limit.
+    pub memory_limit_bytes: Option<u64>,
+}
+
+impl PredictionReport<'_> {
+    /// Step time, throughput and memory.
+    pub fn fields(&self) -> Vec<(String, String)> {
+        let prediction = self.prediction;
+        let [low, high] = prediction.step_time_interval_s.map(Seconds);
+        let step_time = Seconds(prediction.step_time_s);
+        let tokens_per_s = thousands(prediction.tokens_per_s.round() as u64);
+        let mut fields = vec![
+            ("step time".to_owned(), format!("{step_time} (90 % interval: {low} to {high})")),
+            (
+                "throughput".into(),
+                format!("{tokens_per_s} tokens/s, MFU {}", percent(prediction.mfu)),
+            ),
+        ];
+        let stages = prediction.peak_memory_bytes.iter().enumerate();
+        let name = |stage: usize| match prediction.peak_memory_bytes.len() {
+            1 => "memory".to_owned(),
+            _ => format!("memory of stage {stage}"),
+        };
+        fields.extend(stages.map(|(stage, bytes)| (name(stage), self.memory(Bytes(*bytes)))));
+        fields
+    }
+
+    fn memory(&self, peak: Bytes) -> String {
+        match self.memory_limit_bytes.map(Bytes) {
+            None => format!("{peak} per device, no limit"),
+            Some(limit) if peak > limit => {
+                format!("{peak} per device, which exceeds the limit of {limit}")
+            }
+            Some(limit) => {
+                let share = percent(peak.as_f64() / limit.as_f64());
+                format!("{peak} per device of {limit} ({share})")
+            }
+        }
+    }
+
+    /// Time and share of every category that takes any.
+    pub fn breakdown(&self, page: &mut TextPage) {
+        let Prediction { breakdown_s, step_time_s, .. } = self.prediction;
+        let seconds = |category| breakdown::predicted_s(breakdown_s, category);
+        let rows: Vec<Vec<String>> = TimeCategory::ALL
+            .into_iter()
+            .filter(|category| seconds(*category) > 0.0)
+            .map(|category| {
+                let time = seconds(category);
+                let share = percent(time / step_time_s);
+                vec![breakdown::title(category).to_owned(), Seconds(time).to_string(), share]
+            })
+            .collect();
+        page.heading("Where the time goes");
+        page.table(&[("", Align::Left), ("time", Align::Right), ("share", Align::Right)], &rows);
+    }
+
+    /// What the prediction rests on.
+    pub fn uncertainty(&self, page: &mut TextPage, detail: Detail) {
+        page.heading("Uncertainty");
+        assumed(page, &self.prediction.assumed, detail);
+        kernels::unmeasured(page, self.prediction, detail);
+    }
+}
+
+/// The parts of the profile that are assumed.
+pub fn assumed(page: &mut TextPage, paths: &[String], detail: Detail) {
+    if paths.is_empty() {
+        return;
+    }
+    page.paragraph(&format!("Assumed, not measured: {}.", assumptions::phrase(paths)));
+    if detail == Detail::Full {
+        page.paragraph(&format!("Fields of the profile: {}.", paths.join(", ")));
+    }
+}

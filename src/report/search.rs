@@ -1,0 +1,73 @@
+//! How a search ended.
+
+use narrows_plan::Seconds;
+use narrows_planner::{SearchReport, SearchStatus};
+use serde::{Serialize, Serializer};
+
+use crate::text::{percent, thousands};
+
+/// The outcome and the effort of a search.
+#[derive(Serialize)]
+pub struct SearchSummary {
+    #[serde(serialize_with = "status_name")]
+    status: SearchStatus,
+    /// Relative distance of the plan to the bound; `null` without a plan.
+    gap: Option<f64>,
+    /// No plan is faster; `null` where no bound is known.
+    bound_s: Option<f64>,
+    candidates_priced: u64,
+    candidates_pruned: u64,
+    segment_solves: u64,
+    wall_time_s: f64,
+}
+
+fn status_name<S: Serializer>(status: &SearchStatus, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(status.name())
+}
+
+impl SearchSummary {
+    /// The summary of a search that found a plan.
+    pub fn new(report: &SearchReport) -> SearchSummary {
+        SearchSummary {
+            status: report.status,
+            gap: Some(report.gap),
+            bound_s: Some(report.bound.0).filter(|bound| bound.is_finite()),
+            candidates_priced: report.candidates_priced,
+            candidates_pruned: report.candidates_pruned,
+            segment_solves: report.segment_solves,
+            wall_time_s: report.wall_time.as_secs_f64(),
+        }
+    }
+
+    /// The summary of a search that found no plan.
+    pub fn without_plan(report: &SearchReport) -> SearchSummary {
+        SearchSummary { gap: None, bound_s: None, ..SearchSummary::new(report) }
+    }
+
+    /// What is proven.
+    pub fn verdict(&self) -> String {
+        let outcome = match (self.status, self.gap) {
+            (SearchStatus::Optimal, _) => "proven the fastest plan of the search space".into(),
+            (SearchStatus::Infeasible, _) => "no plan exists".into(),
+            (SearchStatus::GapLimit, Some(gap)) => {
+                format!("no plan is more than {} faster", percent(gap))
+            }
+            (SearchStatus::TimeLimit, Some(gap)) => {
+                format!("out of time; no plan is more than {} faster", percent(gap))
+            }
+            (SearchStatus::GapLimit, None) => "no plan that fits was found".into(),
+            (SearchStatus::TimeLimit, None) => "out of time; no plan was found".into(),
+        };
+        format!("{}: {outcome}", self.status.name())
+    }
+
+    /// How much was searched.
+    pub fn effort(&self) -> String {
+        format!(
+            "{} candidates priced, {} pruned, in {}",
+            thousands(self.candidates_priced),
+            thousands(self.candidates_pruned),
+            Seconds(self.wall_time_s)
+        )
+    }
+}

@@ -1,0 +1,79 @@
+//! Numbers in messages and reports.
+
+/// A number with thousands separators: `36,000`.
+pub fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A large number with three significant digits: `6.74 B`, `58.1 M`.
+pub fn count(number: u64) -> String {
+    let (value, unit) = match number {
+        0..1_000 => return number.to_string(),
+        1_000..1_000_000 => (number as f64 / 1e3, "k"),
+        1_000_000..1_000_000_000 => (number as f64 / 1e6, "M"),
+        _ => (number as f64 / 1e9, "B"),
+    };
+    let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// A share in percent, with an exponent from 10⁵ % on.
+pub fn percent(share: f64) -> String {
+    percents(share * 100.0, 1)
+}
+
+/// A number of percent with the given decimals, or with an exponent from 10⁵ % on.
+pub fn percents(number: f64, decimals: usize) -> String {
+    if number.abs() < 1e5 { format!("{number:.decimals$} %") } else { format!("{number:.1e} %") }
+}
+
+/// As [`percents`], with a sign.
+pub fn signed_percents(number: f64, decimals: usize) -> String {
+    let sign = if number.is_sign_negative() { "" } else { "+" };
+    format!("{sign}{}", percents(number, decimals))
+}
+
+/// Half the width of an interval: `±38.1 %`, and beyond ±100 % the factor either way, `×2.4`, `×1.2e3`.
+pub fn half_width(relative: f64) -> String {
+    let factor = 1.0 + relative;
+    match relative {
+        ..=1.0 => format!("±{}", percent(relative)),
+        ..99.0 => format!("×{factor:.1}"),
+        _ => format!("×{factor:.1e}"),
+    }
+}
+
+/// A number with its noun: `1 stage`, `2 stages`.
+pub fn plural(number: u64, noun: &str) -> String {
+    let s = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{s}", thousands(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_formatted() {
+        assert_eq!(thousands(0), "0");
+        assert_eq!(thousands(36_000), "36,000");
+        assert_eq!(thousands(1_234_567), "1,234,567");
+        assert_eq!(count(6_738_415_616), "6.74 B");
+        assert_eq!(count(58_100_000), "58.1 M");
+        assert_eq!(count(999), "999");
+        assert_eq!(percent(0.381), "38.1 %");
+        assert_eq!((percent(1e300), percent(-1e300)), ("1.0e302 %".into(), "-1.0e302 %".into()));
+        assert_eq!(signed_percents(-6.66, 1), "-6.7 %");
+        assert_eq!(signed_percents(6.66, 2), "+6.66 %");
+        assert_eq!(half_width(0.381), "±38.1 %");
+        assert_eq!((half_width(1.4), half_width(1.2e6)), ("×2.4".into(), "×1.2e6".into()));
+    }
+}
