@@ -1,12 +1,10 @@
-//! Why this plan: what else there was, what each part of it costs, and what binds.
+//! Explains a plan: its alternatives with their prices, and its bottlenecks.
 //!
-//! Every figure comes from planning and pricing the alternative itself; none is a template.
+//! Every figure comes from planning and pricing the alternative itself.
 
 use std::fmt;
 
-use narrows_plan::graph::Op;
-use narrows_plan::model::WeightId;
-use narrows_plan::strategy::{Baseline, Strategy, WeightRule, Zero};
+use narrows_plan::strategy::{Baseline, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
 use serde::{Serialize, Serializer};
 
@@ -20,13 +18,13 @@ use crate::search::{SearchResult, search};
 /// The explanation of a search's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Explanation {
-    /// The plan in one sentence, and its prediction; absent when none exists.
+    /// The plan that was found; absent when none exists.
     pub chosen: Option<Alternative>,
-    /// What was not chosen, with its price or the reason it has none.
+    /// Other plans, each with its price or the reason why it cannot run.
     pub alternatives: Vec<Alternative>,
     /// Meshes that were searched, best first.
     pub meshes: Vec<MeshRow>,
-    /// How many more were searched that are not listed.
+    /// Number of further meshes that were searched.
     pub meshes_not_listed: usize,
     /// What limits the plan, serialized as sentences.
     pub binds: Vec<Bottleneck>,
@@ -39,36 +37,36 @@ pub struct Explanation {
 /// A plan that could have been chosen.
 #[derive(Clone, Debug, Serialize)]
 pub struct Alternative {
-    /// What it is.
+    /// Name of the alternative.
     pub name: String,
     /// Mesh, microbatch, layouts.
     pub summary: String,
     /// Its prediction, when it can run.
     pub prediction: Option<Prediction>,
-    /// Its step time over the chosen plan's.
+    /// Its step time divided by that of the chosen plan.
     pub ratio: Option<f64>,
-    /// How the search for it ended, where there was one.
+    /// How the search for it ended; absent for the chosen plan.
     pub status: Option<&'static str>,
-    /// How much faster a plan of its kind could be.
+    /// Relative gap between its step time and the bound of its search.
     pub gap: Option<f64>,
     /// Why it cannot run.
     pub refusal: Option<String>,
 }
 
-/// A mesh of the search.
+/// A mesh that was searched.
 #[derive(Clone, Debug, Serialize)]
 pub struct MeshRow {
     /// The mesh.
     pub mesh: Mesh,
-    /// Sequences a microbatch.
+    /// Sequences in a microbatch.
     pub micro_batch: u64,
     /// Optimizer sharding.
     pub zero: Zero,
-    /// No plan on it is faster.
+    /// Lower bound on the step time of its plans, in seconds.
     pub bound_s: Option<f64>,
-    /// The step time of its best plan, when it was solved.
+    /// Step time of its best plan in seconds, when it was solved.
     pub step_time_s: Option<f64>,
-    /// How the search of it ended, serialized as a sentence.
+    /// How the search on it ended, serialized as a sentence.
     #[serde(rename = "fate", serialize_with = "outcome_sentence")]
     pub outcome: ContextOutcome,
 }
@@ -135,10 +133,8 @@ impl fmt::Display for Bottleneck {
         match self {
             Bottleneck::Resource { resource, percent } => {
                 let name = match resource {
-                    Resource::Compute => "compute (products and attention)",
-                    Resource::MemoryBandwidth => {
-                        "memory bandwidth (fused passes and the optimizer)"
-                    }
+                    Resource::Compute => "compute (GEMMs and attention)",
+                    Resource::MemoryBandwidth => "memory bandwidth (fused ops and the optimizer)",
                     Resource::Links => "links (collectives and transfers)",
                     Resource::Pipeline => "the pipeline (bubble)",
                 };
@@ -161,7 +157,11 @@ impl fmt::Display for Bottleneck {
                  {unlimited_step_time} with {unlimited_peak}"
             ),
             Bottleneck::Assumed(paths) => {
-                write!(f, "nobody measured these parts of the profile: {}", paths.join(", "))
+                write!(
+                    f,
+                    "these parts of the profile are assumed, not measured: {}",
+                    paths.join(", ")
+                )
             }
         }
     }
@@ -180,20 +180,20 @@ fn outcome_sentence<S: Serializer>(
     match outcome {
         ContextOutcome::Solved(_) => serializer.serialize_str("solved"),
         ContextOutcome::Pruned => {
-            serializer.serialize_str("pruned: its bound is no better than the plan")
+            serializer.serialize_str("pruned: its lower bound is no better than the plan")
         }
         ContextOutcome::NotImproved => {
-            serializer.serialize_str("searched: nothing faster than the plan was found")
+            serializer.serialize_str("searched: no faster plan was found")
         }
         ContextOutcome::NotReached => serializer.serialize_str("not reached"),
         ContextOutcome::Infeasible(infeasible) => serializer.collect_str(infeasible),
     }
 }
 
-/// The most meshes that are listed.
+/// Number of meshes that are listed at most.
 const MESHES_MAX: usize = 12;
 
-/// Explains what a search found.
+/// Explains the result of a search.
 pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     let contexts = &searched.report.contexts;
     let meshes = contexts.iter().take(MESHES_MAX).map(mesh_row).collect();
@@ -212,9 +212,11 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     };
     let chosen = alternative("chosen plan", request, best, None);
     let time = best.time;
-    let alternatives =
-        rivals(request, best).into_iter().map(|(name, rival)| priced(name, &rival, time)).collect();
-    let binds = binds(request, best, &chosen);
+    let alternatives = alternative_requests(request, best)
+        .into_iter()
+        .map(|(name, other)| plan_alternative(name, &other, time))
+        .collect();
+    let binds = bottlenecks(request, best, &chosen);
     Explanation {
         chosen: Some(chosen),
         alternatives,
@@ -226,66 +228,66 @@ pub fn explain(request: &Request, searched: &SearchResult) -> Explanation {
     }
 }
 
-/// The sizes of a tensor axis that a node has room for and that leave no device over.
+/// The sizes of a tensor axis that fit a node and divide the number of devices.
 fn sizes_within_a_node(request: &Request) -> impl DoubleEndedIterator<Item = u64> {
     let node = request.profile.devices_per_node().min(request.devices);
     (1..=node).filter(|size| request.devices.is_multiple_of(*size))
 }
 
-/// What the plan is compared with: the published baselines on a tensor-parallel mesh, the dense
-/// twin, weights all sharded, the other sizes of the tensor axis.
-fn rivals(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
+/// The alternatives to a plan: the published baselines on a tensor-parallel mesh, the dense
+/// counterpart, all weights sharded, the other sizes of the tensor axis.
+fn alternative_requests(request: &Request, best: &FeasiblePlan) -> Vec<(String, Request)> {
     let mesh = best.decisions.context.mesh;
     let tensor = match mesh.tensor {
         1 => sizes_within_a_node(request).next_back().unwrap_or(1),
         more => more,
     };
     let on_mesh = |baseline: Baseline| {
-        let mut rival = request.clone();
-        rival.rules.baseline = baseline;
-        rival.tensor = Some(tensor);
-        // The other axes are the rival's to choose, unless they are fixed for all.
+        let mut other = request.clone();
+        other.rules.baseline = baseline;
+        other.tensor = Some(tensor);
+        // The search for the alternative may choose the other axes anew.
         if mesh.tensor != tensor {
-            (rival.pipeline, rival.data) = (None, None);
+            (other.pipeline, other.data) = (None, None);
         }
-        rival
+        other
     };
-    let mut rivals = vec![];
+    let mut requests = vec![];
     let name = |what: &str| format!("{what}, tensor axis {tensor}");
     if tensor > 1 && request.model.is_low_rank() {
         for baseline in [Baseline::Btp, Baseline::VanillaTp, Baseline::VanillaTpPublished] {
             if request.rules.baseline != baseline {
-                rivals.push((name(baseline.name()), on_mesh(baseline)));
+                requests.push((name(baseline.name()), on_mesh(baseline)));
             }
         }
-        let mut twin = on_mesh(Baseline::FullrankTp);
-        twin.model = twin.model.dense_counterpart();
-        rivals.push((name(&format!("fullrank-tp of {}", twin.model.name)), twin));
+        let mut dense = on_mesh(Baseline::FullrankTp);
+        dense.model = dense.model.dense_counterpart();
+        requests.push((name(&format!("fullrank-tp of {}", dense.model.name)), dense));
     } else if tensor > 1 && request.rules.baseline != Baseline::FullrankTp {
-        rivals.push((name("fullrank-tp"), on_mesh(Baseline::FullrankTp)));
+        requests.push((name("fullrank-tp"), on_mesh(Baseline::FullrankTp)));
     }
     if tensor > 1 && request.rules.weights == WeightRule::Any {
         let mut sharded = on_mesh(request.rules.baseline);
         sharded.rules.weights = WeightRule::Sharded;
-        rivals.push((name("every weight sharded"), sharded));
+        requests.push((name("every weight sharded"), sharded));
     }
     for size in sizes_within_a_node(request) {
         if request.tensor.is_none() && size != mesh.tensor {
             let mut other = request.clone();
             other.tensor = Some(size);
-            rivals.push((format!("best plan with tensor axis {size}"), other));
+            requests.push((format!("best plan with tensor axis {size}"), other));
         }
     }
-    rivals
+    requests
 }
 
-fn priced(name: String, rival: &Request, time: Seconds) -> Alternative {
-    let searched = search(rival);
+fn plan_alternative(name: String, other: &Request, time: Seconds) -> Alternative {
+    let searched = search(other);
     match &searched.best {
-        Some(fitted) => Alternative {
+        Some(plan) => Alternative {
             status: Some(searched.report.status.name()),
             gap: Some(searched.report.gap),
-            ..alternative(&name, rival, fitted, Some(time))
+            ..alternative(&name, other, plan, Some(time))
         },
         None => Alternative {
             status: Some(searched.report.status.name()),
@@ -294,7 +296,7 @@ fn priced(name: String, rival: &Request, time: Seconds) -> Alternative {
             summary: String::new(),
             prediction: None,
             ratio: None,
-            refusal: Some(causes(rival, &searched.report).0.join("; ")),
+            refusal: Some(causes(other, &searched.report).0.join("; ")),
         },
     }
 }
@@ -302,15 +304,15 @@ fn priced(name: String, rival: &Request, time: Seconds) -> Alternative {
 fn alternative(
     name: &str,
     request: &Request,
-    fitted: &FeasiblePlan,
+    plan: &FeasiblePlan,
     than: Option<Seconds>,
 ) -> Alternative {
-    let prediction = predict(&request.model, &request.profile, request.executor, &fitted.plan).ok();
+    let prediction = predict(&request.model, &request.profile, request.executor, &plan.plan).ok();
     Alternative {
         name: name.into(),
-        summary: summary(fitted),
+        summary: summary(plan),
         prediction: prediction.map(|(prediction, _)| prediction),
-        ratio: than.map(|time| fitted.time.0 / time.0),
+        ratio: than.map(|time| plan.time.0 / time.0),
         status: None,
         gap: None,
         refusal: None,
@@ -318,20 +320,20 @@ fn alternative(
 }
 
 /// Mesh, microbatch, hidden state and how the middle block's linears are split.
-pub fn summary(fitted: &FeasiblePlan) -> String {
-    let context = &fitted.decisions.context;
+pub fn summary(plan: &FeasiblePlan) -> String {
+    let context = &plan.decisions.context;
     let mut parts = vec![
         context.mesh.to_string(),
         format!("microbatch {}", context.workload.micro_batch),
-        format!("hidden {}", fitted.decisions.boundary.hidden.forward),
+        format!("hidden {}", plan.decisions.boundary.hidden.forward),
     ];
-    if let Some(layout) = fitted.plan.crossing_layout {
+    if let Some(layout) = plan.plan.crossing_layout {
         parts.push(format!("crossing latents {}", layout.edge().forward));
     }
     if context.zero == Zero::One {
         parts.push("ZeRO-1".into());
     }
-    let blocks: Vec<_> = fitted.decisions.stages.iter().flatten().collect();
+    let blocks: Vec<_> = plan.decisions.stages.iter().flatten().collect();
     if let Some(block) = blocks.get(blocks.len() / 2)
         && context.mesh.tensor > 1
     {
@@ -363,8 +365,8 @@ fn mesh_row(report: &ContextReport) -> MeshRow {
     }
 }
 
-/// What limits the plan: where its time goes, and whether the memory limit changes it.
-fn binds(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bottleneck> {
+/// The resources that a step spends its time on, and whether the memory limit changes the plan.
+fn bottlenecks(request: &Request, best: &FeasiblePlan, chosen: &Alternative) -> Vec<Bottleneck> {
     let Some(prediction) = &chosen.prediction else { return vec![] };
     let parts = &prediction.breakdown_s;
     let step = prediction.step_time_s;
@@ -404,20 +406,4 @@ fn memory_binding(request: &Request, best: &FeasiblePlan) -> MemoryBinding {
         },
         None => MemoryBinding::Slack { peak, limit },
     }
-}
-
-/// Whether a plan's linears follow BTP's placement: first factors split on their input, second
-/// factors on their output.
-pub fn is_btp_placement(fitted: &FeasiblePlan) -> bool {
-    fitted.decisions.stages.iter().flatten().all(|block| {
-        block.segment.ops.iter().zip(&block.choice.ops).all(|(node, option)| {
-            let strategy = option.choice.strategy;
-            let Op::Linear(linear) = &node.op else { return true };
-            match linear.members[0].parameter {
-                WeightId::FactorA(_) => matches!(strategy, Strategy::Row | Strategy::OwedRow),
-                WeightId::FactorB(_) => strategy == Strategy::Column,
-                _ => true,
-            }
-        })
-    })
 }

@@ -6,6 +6,7 @@ use narrows_plan::check::CheckedProgram;
 use narrows_plan::strategy::{BoundaryLayout, Context};
 use narrows_plan::{Bytes, Seconds};
 
+use crate::pipeline::AssignmentMethod;
 use crate::segment::SolvedSegment;
 
 /// Solutions chosen for every segment of a model.
@@ -38,6 +39,8 @@ pub struct FeasiblePlan {
     pub partition_time: Seconds,
     /// Lower bound of the partition; with one stage the solver's objective, equal to `time`.
     pub objective: Seconds,
+    /// How the blocks were assigned, on the stage that took the most.
+    pub method: AssignmentMethod,
 }
 
 impl FeasiblePlan {

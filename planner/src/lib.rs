@@ -36,13 +36,12 @@ pub use contexts::contexts;
 pub use deadline::Deadline;
 pub use diagnosis::causes;
 pub use explain::{
-    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain,
-    is_btp_placement, summary,
+    Alternative, Bottleneck, Explanation, MemoryBinding, MeshRow, Resource, explain, summary,
 };
 pub use feasible_plan::{FeasiblePlan, ModelDecisions};
 pub use infeasible::{Infeasible, MemoryEvidence};
 pub use pipeline::{
-    Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
+    AssignmentMethod, Partition, PruningCutoff, StageAssignment, StageOverhead, division_bound,
     undominated_partitions,
 };
 pub use plan_writer::write_plan;

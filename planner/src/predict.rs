@@ -1,4 +1,4 @@
-//! What a plan is expected to do, from its checked program.
+//! Predicts a plan from its checked program: step time with its interval, memory, utilisation.
 
 use std::collections::BTreeMap;
 
@@ -23,50 +23,52 @@ use serde::Serialize;
 /// A prediction for one plan on one profile.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Time of a step.
+    /// Step time in seconds.
     pub step_time_s: f64,
-    /// 90 % interval of it, by the bootstrap of [`narrows_cost_model::interval`].
+    /// 90 % interval of the step time, by the bootstrap of [`narrows_cost_model::interval`].
     pub step_time_interval_s: [f64; 2],
-    /// Tokens of the global batch over the step time.
+    /// Tokens of the global batch divided by the step time.
     pub tokens_per_s: f64,
-    /// Model FLOPs (redoing excluded, causal attention counted once) over what the devices could do.
+    /// Model FLOPs utilisation: FLOPs of the model (recomputation excluded, causal attention counted
+    /// once) divided by the peak FLOPs of the devices.
     pub mfu: f64,
-    /// Arena of each stage.
+    /// Arena of each stage, in bytes.
     pub peak_memory_bytes: Vec<u64>,
-    /// Parts of the step time.
+    /// Parts of the step time, in seconds.
     pub breakdown_s: Breakdown,
-    /// Payload of the tensor-axis collectives of one middle block, one microbatch.
+    /// Payload of the tensor-axis collectives of the middle block, for one microbatch.
     pub block_collective_bytes: BlockCollectives,
-    /// What the prices rest on: parts of the profile that nobody measured.
+    /// Paths in the profile of values that are assumed, not measured.
     pub assumed: Vec<String>,
-    /// Whether any shape was measured on this hardware; without, nothing can be far from it.
+    /// Whether any shape was measured on this hardware.
     pub shapes_measured: bool,
-    /// Kernels of the step that lie further than a factor of two from every measured shape, those
-    /// with the largest share of the time first.
+    /// Kernels of the step that lie further than a factor of two from every measured shape, by
+    /// descending share of the time.
     pub unmeasured: Vec<UnmeasuredKernel>,
-    /// Why the profile's measurement is not to be trusted.
+    /// Why the measurements of the profile are unreliable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
 
-/// Unsharded bytes by kind of collective. `statistics` are the norms' and the softmax's sums.
+/// Unsharded bytes by kind of collective. `statistics` are the sums of norms and of the softmax.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BlockCollectives {
     /// Forward pass.
     pub forward: BTreeMap<&'static str, u64>,
-    /// Backward pass without redoing.
+    /// Backward pass without recomputation.
     pub backward: BTreeMap<&'static str, u64>,
-    /// What is redone.
-    pub redo: BTreeMap<&'static str, u64>,
+    /// Recomputation.
+    #[serde(rename = "redo")]
+    pub recompute: BTreeMap<&'static str, u64>,
 }
 
 /// Why a plan cannot be priced.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum PredictError {
-    /// It does not fit its model.
+    /// The plan does not fit its model.
     #[error(transparent)]
     Plan(#[from] Defects),
-    /// Its program is refused.
+    /// The program fails the check.
     #[error(transparent)]
     Program(#[from] CheckErrors),
 }
@@ -137,8 +139,8 @@ pub fn kernels(program: &Program) -> Vec<(Kernel, f64)> {
     found.into_iter().collect()
 }
 
-/// FLOPs of one sequence, forward and backward: six for every weight of a product and token, and
-/// attention's products with the causal half counted once.
+/// FLOPs of one sequence, forward and backward: six for each token and weight of a GEMM, and the
+/// causal half of the attention GEMMs.
 pub fn model_flops(model: &Model, length: u64) -> f64 {
     let weights: u64 = (0..model.blocks.len()).map(|layer| model.block_macs_per_token(layer)).sum();
     let head = model.vocab * model.hidden;
@@ -147,8 +149,7 @@ pub fn model_flops(model: &Model, length: u64) -> f64 {
     6.0 * (weights + head) as f64 * length as f64 + attention
 }
 
-/// Two products forward, and four backward: flash attention's recomputed scores are not the
-/// model's.
+/// Two GEMMs forward and four backward; the scores that flash attention recomputes are not counted.
 fn attention_flops(op: &AttentionOp, length: u64) -> Flops {
     let forward = Attention {
         direction: Direction::Forward,
@@ -174,26 +175,26 @@ fn block_collectives(resolved: &ResolvedPlan) -> BlockCollectives {
         count(&op_forward(segment, id, &option.choice, context), &mut counted.forward);
         count(&op_backward(segment, id, &option.choice, context), &mut counted.backward);
         if option.recompute {
-            count(&op_recompute(segment, id, &option.choice, context), &mut counted.redo);
+            count(&op_recompute(segment, id, &option.choice, context), &mut counted.recompute);
         }
     }
     for id in segment.value_ids() {
         let (value, flow) = (segment.value(id), &choice.flows[id.0 as usize]);
         count(&flow_forward(value, flow, context), &mut counted.forward);
         count(&flow_backward(value, flow, context), &mut counted.backward);
-        count(&flow_recompute(value, flow, context), &mut counted.redo);
+        count(&flow_recompute(value, flow, context), &mut counted.recompute);
     }
     counted
 }
 
 fn count(templates: &[InstrTemplate], bytes: &mut BTreeMap<&'static str, u64>) {
     for template in templates {
-        let Action::Collective(exchange) = &template.action else { continue };
-        if exchange.axis != Axis::Tensor {
+        let Action::Collective(collective) = &template.action else { continue };
+        if collective.axis != Axis::Tensor {
             continue;
         }
         for (name, amount) in
-            [(exchange.kind.name(), exchange.payload), ("statistics", exchange.statistic)]
+            [(collective.kind.name(), collective.payload), ("statistics", collective.statistic)]
         {
             if amount > Bytes(0) {
                 *bytes.entry(name).or_default() += amount.0;

@@ -1,4 +1,4 @@
-//! Whatever place a deadline interrupts a search at, what was not found is not proved away.
+//! A search that its deadline interrupts claims no proof that it does not have.
 
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
@@ -8,7 +8,7 @@ use narrows_planner::{
     search_until,
 };
 
-/// Memory is so tight that even divisions do not fit, and that arenas correct budgets often.
+/// Memory so tight that even partitions do not fit and budgets are corrected often.
 fn tight() -> Request {
     Request {
         tensor: Some(4),
@@ -30,20 +30,20 @@ fn an_interrupted_search_proves_nothing() {
     let whole = search(&request);
     let time = whole.best.as_ref().expect("a plan fits").time.0;
     let (mut empty, mut interrupted) = (0, 0);
-    for questions in (0..12).map(|power| 1 << power).chain([3, 6, 12, 24, 48]) {
-        let found = search_until(&request, &Deadline::after_checks(questions));
-        let report = &found.report;
-        let what = format!("{questions} questions: {:?}", report.status);
-        assert_ne!(report.status, SearchStatus::Infeasible, "{what}");
-        assert!(!report.contexts.iter().any(ContextReport::is_proven_infeasible), "{what}");
-        assert!(report.bound.0 <= time * (1.0 + 1e-9), "{what}: {}", report.bound);
-        match &found.best {
+    for checks in (0..12).map(|power| 1 << power).chain([3, 6, 12, 24, 48]) {
+        let result = search_until(&request, &Deadline::after_checks(checks));
+        let report = &result.report;
+        let case = format!("{checks} checks: {:?}", report.status);
+        assert_ne!(report.status, SearchStatus::Infeasible, "{case}");
+        assert!(!report.contexts.iter().any(ContextReport::is_proven_infeasible), "{case}");
+        assert!(report.bound.0 <= time * (1.0 + 1e-9), "{case}: {}", report.bound);
+        match &result.best {
             None => {
-                assert_eq!(report.status, SearchStatus::TimeLimit, "{what}");
+                assert_eq!(report.status, SearchStatus::TimeLimit, "{case}");
                 empty += 1;
             }
             Some(best) if report.status == SearchStatus::Optimal => {
-                assert!(best.time.0 <= time * (1.0 + 1e-9), "{what}");
+                assert!(best.time.0 <= time * (1.0 + 1e-9), "{case}");
             }
             Some(_) => {}
         }
@@ -53,7 +53,7 @@ fn an_interrupted_search_proves_nothing() {
     assert!(empty > 0 && interrupted > 0, "{empty} without a plan, {interrupted} interrupted");
 }
 
-/// Where blocks can be divided evenly, there is a plan however short the time is.
+/// Where blocks divide evenly, there is a plan however short the time.
 #[test]
 fn there_is_a_plan_when_time_is_short() {
     for (name, devices) in [("cola-1b", 8), ("llama-7b", 16)] {
@@ -64,9 +64,9 @@ fn there_is_a_plan_when_time_is_short() {
             16,
             4096,
         );
-        let found = search_until(&request, &Deadline::after_checks(0));
-        assert_eq!(found.report.status, SearchStatus::TimeLimit, "{name}");
-        assert!(found.best.is_some(), "{name}");
-        assert!(found.report.gap > 0.0, "{name}");
+        let result = search_until(&request, &Deadline::after_checks(0));
+        assert_eq!(result.report.status, SearchStatus::TimeLimit, "{name}");
+        assert!(result.best.is_some(), "{name}");
+        assert!(result.report.gap > 0.0, "{name}");
     }
 }

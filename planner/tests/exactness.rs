@@ -1,4 +1,4 @@
-//! The objective the solver minimised is the simulated time of the lowered program, to 1e-9.
+//! The objective of the solver equals the simulated time of the lowered program, to 1e-9.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn assert_same(a: f64, b: f64, what: &str) {
 }
 
 #[test]
-fn every_strategy_and_preset() {
+fn objective_and_simulation_agree_for_every_baseline_and_preset() {
     let low_rank =
         [Baseline::Auto, Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp];
     let mut checked = 0;
@@ -59,10 +59,10 @@ fn every_strategy_and_preset() {
     assert_eq!(checked, 9 * 14);
 }
 
-/// Every hundredth candidate that a search prices, not only its winner: each context with each
-/// layout of the hidden state and each tied weight is a candidate.
+/// One in a hundred of all candidates, not only the fastest: each context with each layout of the
+/// hidden state and each tied weight is a candidate.
 #[test]
-fn one_candidate_in_a_hundred() {
+fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     let mut seen = 0;
     let mut agreed = 0;
     for (model, devices) in
@@ -72,7 +72,7 @@ fn one_candidate_in_a_hundred() {
         request.global_batch = 64;
         let segments = SegmentSolver::new(&request, Deadline::none());
         for context in contexts(&request) {
-            for border in segments.boundary_layouts(&context) {
+            for boundary in segments.boundary_layouts(&context) {
                 for tied in TiedWeightLayout::ALL {
                     seen += 1;
                     if seen % 100 != 0 {
@@ -81,12 +81,13 @@ fn one_candidate_in_a_hundred() {
                     let tied_weight = request.model.tied.then_some(tied);
                     let solve = |kind, shape| {
                         let part = match kind {
-                            SegmentKind::Block => SegmentSpec::block(shape, border),
-                            _ => SegmentSpec::embedding_or_head(kind, border, tied_weight),
+                            SegmentKind::Block => SegmentSpec::block(shape, boundary),
+                            _ => SegmentSpec::embedding_or_head(kind, boundary, tied_weight),
                         };
                         segments.fastest(part, &context)
                     };
-                    let Some(decided) = decide(&request, &segments, context, border, &solve) else {
+                    let Some(decided) = decide(&request, &segments, context, boundary, &solve)
+                    else {
                         continue;
                     };
                     let microbatches = context.workload.microbatches(&context.mesh);
@@ -190,7 +191,7 @@ fn decide(
     request: &Request,
     segments: &SegmentSolver,
     context: narrows_plan::strategy::Context,
-    border: BoundaryLayout,
+    boundary: BoundaryLayout,
     solve: &dyn Fn(SegmentKind, usize) -> Option<Arc<SolvedSegment>>,
 ) -> Option<ModelDecisions> {
     let blocks: Option<Vec<Arc<SolvedSegment>>> =
@@ -198,7 +199,7 @@ fn decide(
     assert_eq!(request.pipeline, Some(1));
     Some(ModelDecisions {
         context,
-        boundary: border,
+        boundary: boundary,
         embedding: solve(SegmentKind::Embedding, 0)?,
         stages: vec![blocks?],
         head: solve(SegmentKind::Head, 0)?,

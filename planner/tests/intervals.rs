@@ -1,4 +1,4 @@
-//! The interval of a prediction: around it, the same every time, and wider the less was measured.
+//! The interval of a prediction contains it, is deterministic, and widens with fewer measurements.
 
 use narrows_calibration::fit::{CpuMachine, fit_cpu_profile as measured_profile};
 use narrows_cost_model::profile::{MeasuredPoint, ProfileFile, preset};
@@ -33,14 +33,14 @@ fn changed(profile: &Profile, change: impl FnOnce(&mut ProfileFile)) -> Profile 
 }
 
 #[test]
-fn published_figures_narrow_an_interval_and_name_what_they_miss() {
+fn published_measurements_narrow_the_interval_and_unmeasured_kernels_are_named() {
     let (model, plan) = planned("cola-1b", "a100-80gb", 4);
     let a100 = preset("a100-80gb").unwrap();
     let (all, narrow) = predicted(&model, &a100, &plan);
     assert!(all.shapes_measured && !all.unmeasured.is_empty());
     let shares: Vec<f64> = all.unmeasured.iter().map(|one| one.share).collect();
     assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().sum::<f64>() <= 1.0 + 1e-9);
-    // Nothing of attention is published, so all of it is named.
+    // No measurement of attention is published, so every attention kernel is named.
     let attention = |one: &&_| matches!(one, Kernel::Attention(_));
     assert!(all.unmeasured.iter().map(|one| &one.kernel).any(|kernel| attention(&kernel)));
     // The same fit from one shape, and from none.
@@ -53,7 +53,8 @@ fn published_figures_narrow_an_interval_and_name_what_they_miss() {
     assert!(widest > 1.05 * narrow, "{widest} {narrow}");
 }
 
-/// A machine on which every kernel of a plan took what a formula says, or only some of them.
+/// A machine whose kernel times follow a formula; only the kernels that `measured` selects were
+/// measured.
 fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Profile {
     let resolved = plan.resolve(model).unwrap();
     let program = CheckedProgram::check(lower(&resolved)).unwrap();
@@ -67,7 +68,7 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
     }
     kernels.sort_by_key(|kernel| format!("{kernel:?}"));
     kernels.dedup();
-    // On one, two and four devices, which share the machine.
+    // On one, two and four devices that share the machine.
     let on = |(index, kernel): (usize, Kernel)| {
         let noise = 1.0 + 0.02 * (index % 5) as f64;
         let alone_s = (prices.kernel_time(&kernel).0 * noise).max(1e-9);
@@ -81,7 +82,7 @@ fn machine(model: &Model, plan: &Plan, measured: impl Fn(usize) -> bool) -> Prof
     let machine = CpuMachine {
         name: "invented".into(),
         title: "an invented processor".into(),
-        description: "A machine that a formula is.".into(),
+        description: "A machine whose kernel times follow a formula.".into(),
         memory: Bytes(1 << 36),
         threads: 2,
         source: "a test".into(),

@@ -1,10 +1,10 @@
-//! Where memory binds: nothing is called impossible or proved that a restricted search refutes.
+//! Searches whose memory binds: no claim of infeasibility or optimality that a restricted search refutes.
 
 use narrows_cost_model::profile;
 use narrows_plan::Bytes;
 use narrows_plan::model::{self, Model, presets};
 use narrows_plan::strategy::{Recompute, Rules, WeightRule};
-use narrows_planner::{MemoryLimit, Request, SearchStatus, search};
+use narrows_planner::{AssignmentMethod, MemoryLimit, Request, SearchStatus, search};
 
 fn request(model: Model, micro_batch: u64, global_batch: u64, length: u64) -> Request {
     Request {
@@ -29,7 +29,7 @@ fn no_restricted_search_refutes_a_bound() {
         "d_ff": 64, "blocks": {"count": 1, "default": {"product": "swiglu", "all": "dense"}}}"#;
     let cases = [
         request(presets::find("cola-tiny").unwrap(), 4, 4, 128),
-        // Its ends are most of it.
+        // Embedding and head are most of the model.
         request(model::read("wide.json", wide).unwrap(), 1, 64, 64),
     ];
     let mut bound = 0;
@@ -57,9 +57,8 @@ fn no_restricted_search_refutes_a_bound() {
     assert!(bound >= 8, "{bound} restricted plans");
 }
 
-/// The ends need not be the fastest ones.
-/// The arena of a block that redoes a lot is larger than its bytes tell, and the plan with the fewest
-/// bytes is not the smallest one.
+/// The arena of a block that recomputes much exceeds its bytes, so the plan with the fewest bytes is not
+/// the one with the smallest arena.
 #[test]
 fn a_plan_of_narrower_rules_is_found_where_nothing_else_fits() {
     let limit = MemoryLimit::Bytes(Bytes(14_383_104));
@@ -67,28 +66,29 @@ fn a_plan_of_narrower_rules_is_found_where_nothing_else_fits() {
     let limited = Request { memory_limit: limit, ..request(model, 2, 4, 128) };
     let rules = Rules { recompute: Recompute::Latents, ..Rules::ALL };
     let restricted = search(&Request { rules, ..limited.clone() });
-    assert!(restricted.best.is_some(), "the case is no case any more");
-    let best = search(&limited).best.expect("what exists under narrower rules exists");
+    assert!(restricted.best.is_some(), "the restricted search finds a plan");
+    let best =
+        search(&limited).best.expect("a plan of the restricted search is a plan of the free one");
     assert!(best.peak_arena() <= Bytes(14_383_104));
 }
 
 #[test]
-fn ends_give_way_to_memory() {
+fn slower_embedding_and_head_are_chosen_when_memory_requires_them() {
     let text = r#"{"format": "narrows-model/1", "hidden": 256, "vocab": 4096, "heads": 4,
         "d_ff": 64, "blocks": {"count": 1, "default": {"product": "swiglu", "all": "dense"}}}"#;
     let case = request(model::read("wide.json", text).unwrap(), 1, 64, 64);
     let limited = Request { memory_limit: MemoryLimit::Bytes(Bytes(30 << 20)), ..case };
-    let found = search(&limited).best.expect("sharded ends fit");
+    let found = search(&limited).best.expect("sharded embedding and head fit");
     assert!(found.peak_arena() <= Bytes(30 << 20));
 }
 
-/// What a partition was divided by is what its program takes, with several stages and where memory
-/// makes blocks redo parts of their forward pass.
+/// The stage times of a partition equal those of its program, with several stages and where memory
+/// makes blocks recompute parts of their forward pass.
 #[test]
-fn divided_times_are_simulated_times() {
+fn partition_times_are_simulated_times() {
     let model = presets::find("cola-60m").unwrap();
     let profile = profile::preset("a100-80gb").unwrap();
-    let mut redone = 0;
+    let mut recomputed = 0;
     for (tensor, pipeline, percent) in
         [(2, 2, 100), (1, 4, 100), (2, 2, 70), (1, 1, 60), (2, 1, 70)]
     {
@@ -101,11 +101,42 @@ fn divided_times_are_simulated_times() {
         let peak = search(&free).best.expect("a plan").peak_arena();
         let limit = MemoryLimit::Bytes(Bytes(peak.0 * percent / 100));
         let Some(found) = search(&Request { memory_limit: limit, ..free }).best else { continue };
-        let (played, simulated) = (found.partition_time.0, found.time.0);
-        let off = ((played - simulated) / simulated).abs();
-        assert!(off < 1e-9, "{tensor} × {pipeline} at {percent} %: {played} is not {simulated}");
+        let (partitioned, simulated) = (found.partition_time.0, found.time.0);
+        let off = ((partitioned - simulated) / simulated).abs();
+        assert!(
+            off < 1e-9,
+            "{tensor} × {pipeline} at {percent} %: {partitioned} is not {simulated}"
+        );
         let blocks = found.decisions.stages.iter().flatten();
-        redone += blocks.filter(|block| block.choice.ops.iter().any(|op| op.recompute)).count();
+        recomputed += blocks.filter(|block| block.choice.ops.iter().any(|op| op.recompute)).count();
     }
-    assert!(redone > 0, "nothing was redone");
+    assert!(recomputed > 0, "no block recomputes");
+}
+
+/// The less memory, the later the method that assigns the blocks: elimination while every block is as fast
+/// as possible, then hull vertices, and the integer program where these leave bytes unused.
+#[test]
+fn the_integer_program_assigns_blocks_where_memory_binds() {
+    let free = Request {
+        tensor: Some(1),
+        memory_limit: MemoryLimit::None,
+        ..Request::new(
+            presets::find("cola-60m").unwrap(),
+            profile::preset("a100-80gb").unwrap(),
+            1,
+            8,
+            1024,
+        )
+    };
+    let peak = search(&free).best.expect("a plan").peak_arena();
+    let mut methods = vec![];
+    for percent in [100, 94, 88, 82, 76, 70, 64, 58, 52, 46, 40] {
+        let limit = Bytes(peak.0 * percent / 100);
+        let limited = Request { memory_limit: MemoryLimit::Bytes(limit), ..free.clone() };
+        let Some(best) = search(&limited).best else { continue };
+        assert!(best.peak_arena() <= limit, "{percent} %");
+        methods.push(best.method);
+    }
+    assert_eq!(methods.first(), Some(&AssignmentMethod::Elimination), "{methods:?}");
+    assert!(methods.contains(&AssignmentMethod::IntegerProgram), "{methods:?}");
 }

@@ -1,13 +1,12 @@
-//! With nothing but prices the search arrives at what the field found by hand.
+//! From prices alone, the search arrives at the placements that were published.
 
 use narrows_cost_model::profile;
 use narrows_plan::graph::Op;
-use narrows_plan::model::presets;
+use narrows_plan::model::{WeightId, presets};
 use narrows_plan::strategy::{Baseline, Recompute, Rules, Save, Strategy, WeightRule};
 use narrows_plan::{Bytes, Layout};
 use narrows_planner::{
-    FeasiblePlan, MemoryLimit, Prediction, Request, SearchResult, SearchStatus, is_btp_placement,
-    predict, search,
+    FeasiblePlan, MemoryLimit, Prediction, Request, SearchResult, SearchStatus, predict, search,
 };
 
 /// A model on 4 A100s, tensor axis 4, 4 sequences of 4096 at once: the published setting.
@@ -26,17 +25,17 @@ fn published(model: &str, baseline: Baseline, weights: WeightRule) -> Request {
     }
 }
 
-fn best(searched: &SearchResult) -> &FeasiblePlan {
-    searched.best.as_ref().expect("a plan exists")
+fn best(result: &SearchResult) -> &FeasiblePlan {
+    result.best.as_ref().expect("a plan exists")
 }
 
-fn prediction(request: &Request, fitted: &FeasiblePlan) -> Prediction {
-    predict(&request.model, &request.profile, request.executor, &fitted.plan).unwrap().0
+fn prediction(request: &Request, plan: &FeasiblePlan) -> Prediction {
+    predict(&request.model, &request.profile, request.executor, &plan.plan).unwrap().0
 }
 
 /// Strategies of the linears of the first block.
-fn linears(fitted: &FeasiblePlan) -> Vec<(String, Strategy)> {
-    let block = &fitted.decisions.stages[0][0];
+fn linears(plan: &FeasiblePlan) -> Vec<(String, Strategy)> {
+    let block = &plan.decisions.stages[0][0];
     block
         .segment
         .ops
@@ -48,35 +47,32 @@ fn linears(fitted: &FeasiblePlan) -> Vec<(String, Strategy)> {
 }
 
 #[test]
-fn dense_llama_gets_megatrons_pairs() {
+fn a_dense_llama_gets_megatron_column_row_pairs() {
     let request = published("llama-7b", Baseline::Auto, WeightRule::Sharded);
-    let searched = search(&request);
-    assert_eq!(searched.report.status, SearchStatus::Optimal);
-    for (name, strategy) in linears(best(&searched)) {
+    let result = search(&request);
+    assert_eq!(result.report.status, SearchStatus::Optimal);
+    for (name, strategy) in linears(best(&result)) {
         let expected =
             if matches!(name.as_str(), "o" | "down") { Strategy::Row } else { Strategy::Column };
         assert_eq!(strategy, expected, "{name}");
     }
     // The residual stream is whole, or sharded on tokens (the sequence-parallel form).
-    let border = best(&searched).decisions.boundary.hidden.forward;
-    assert_ne!(border, Layout::Sharded(narrows_plan::Dim::Feature));
+    let hidden_layout = best(&result).decisions.boundary.hidden.forward;
+    assert_ne!(hidden_layout, Layout::Sharded(narrows_plan::Dim::Feature));
 }
 
 #[test]
 fn cola_with_sharded_weights_gets_btp() {
     let request = published("cola-7b", Baseline::Auto, WeightRule::Sharded);
-    let searched = search(&request);
-    assert_eq!(searched.report.status, SearchStatus::Optimal);
-    let fitted = best(&searched);
-    assert!(is_btp_placement(fitted), "{:?}", linears(fitted));
-    assert_eq!(
-        fitted.decisions.boundary.hidden.forward,
-        Layout::Sharded(narrows_plan::Dim::Feature)
-    );
+    let result = search(&request);
+    assert_eq!(result.report.status, SearchStatus::Optimal);
+    let plan = best(&result);
+    assert!(is_btp_placement(plan), "{:?}", linears(plan));
+    assert_eq!(plan.decisions.boundary.hidden.forward, Layout::Sharded(narrows_plan::Dim::Feature));
 }
 
 #[test]
-fn replicated_weights_allow_something_strictly_cheaper_than_btp() {
+fn replicated_weights_allow_a_faster_plan_than_btp() {
     let any = search(&published("cola-7b", Baseline::Auto, WeightRule::Any));
     let btp = search(&published("cola-7b", Baseline::Btp, WeightRule::Any));
     assert!(best(&any).time.0 < best(&btp).time.0);
@@ -84,10 +80,10 @@ fn replicated_weights_allow_something_strictly_cheaper_than_btp() {
 }
 
 #[test]
-fn baselines_come_out_in_the_published_order() {
+fn baselines_rank_as_published() {
     let time = |model, baseline| {
-        let searched = search(&published(model, baseline, WeightRule::Any));
-        best(&searched).time.0
+        let result = search(&published(model, baseline, WeightRule::Any));
+        best(&result).time.0
     };
     let btp = time("cola-7b", Baseline::Btp);
     let dense = time("llama-7b", Baseline::FullrankTp);
@@ -96,11 +92,11 @@ fn baselines_come_out_in_the_published_order() {
 }
 
 #[test]
-fn volumes_are_the_published_ones() {
+fn collective_bytes_equal_the_published_ones() {
     let mib = |model, baseline| {
         let request = published(model, baseline, WeightRule::Any);
-        let searched = search(&request);
-        let volumes = prediction(&request, best(&searched)).block_collective_bytes;
+        let result = search(&request);
+        let volumes = prediction(&request, best(&result)).block_collective_bytes;
         let all_reduced = |direction: &std::collections::BTreeMap<&'static str, u64>| {
             let other = ["reduce_scatter", "all_gather", "all_to_all"];
             assert!(other.iter().all(|kind| !direction.contains_key(kind)), "{direction:?}");
@@ -117,34 +113,50 @@ fn volumes_are_the_published_ones() {
 }
 
 #[test]
-fn tight_memory_keeps_latents_and_redoes_without_collectives() {
+fn tight_memory_saves_latents_and_recomputes_without_collectives() {
     let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);
     request.memory_limit = MemoryLimit::Bytes(Bytes(27 << 30));
-    let searched = search(&request);
-    let fitted = best(&searched);
-    let volumes = prediction(&request, fitted).block_collective_bytes;
-    assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
-    let mut redone = vec![];
-    for block in fitted.decisions.stages.iter().flatten() {
+    let result = search(&request);
+    let plan = best(&result);
+    let volumes = prediction(&request, plan).block_collective_bytes;
+    assert!(volumes.recompute.is_empty(), "{:?}", volumes.recompute);
+    let mut recomputed = vec![];
+    for block in plan.decisions.stages.iter().flatten() {
         for (id, flow) in block.segment.value_ids().zip(&block.choice.flows) {
             let value = block.segment.value(id);
             if block.segment.is_factor_output(id) {
                 assert_eq!(flow.saves.last(), Some(&Save::Kept), "{}", value.name);
             }
             if flow.saves.contains(&Save::Recomputed) {
-                redone.push(value.name.clone());
+                recomputed.push(value.name.clone());
             }
         }
     }
-    assert!(redone.iter().any(|name| name == "gate_up"), "{redone:?}");
-    assert!(fitted.program.program().stages[0].arena <= Bytes(27 << 30));
+    assert!(recomputed.iter().any(|name| name == "gate_up"), "{recomputed:?}");
+    assert!(plan.program.program().stages[0].arena <= Bytes(27 << 30));
 }
 
 #[test]
-fn the_published_checkpoints_are_a_rule_too() {
+fn the_published_checkpoints_can_be_requested() {
     let mut request = published("cola-7b", Baseline::Btp, WeightRule::Sharded);
     request.rules.recompute = Recompute::Latents;
-    let searched = search(&request);
-    let volumes = prediction(&request, best(&searched)).block_collective_bytes;
-    assert!(volumes.redo.is_empty(), "{:?}", volumes.redo);
+    let result = search(&request);
+    let volumes = prediction(&request, best(&result)).block_collective_bytes;
+    assert!(volumes.recompute.is_empty(), "{:?}", volumes.recompute);
+}
+
+/// Whether the linears of a plan follow BTP's placement: first factors split on their input, second
+/// factors on their output.
+fn is_btp_placement(plan: &FeasiblePlan) -> bool {
+    plan.decisions.stages.iter().flatten().all(|block| {
+        block.segment.ops.iter().zip(&block.choice.ops).all(|(node, option)| {
+            let strategy = option.choice.strategy;
+            let Op::Linear(linear) = &node.op else { return true };
+            match linear.members[0].parameter {
+                WeightId::FactorA(_) => matches!(strategy, Strategy::Row | Strategy::OwedRow),
+                WeightId::FactorB(_) => strategy == Strategy::Column,
+                _ => true,
+            }
+        })
+    })
 }

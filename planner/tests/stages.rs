@@ -1,4 +1,4 @@
-//! The bound on a 1F1B pipeline is one, and equal stages attain it.
+//! The lower bound on the step of a 1F1B pipeline is below every simulation, and equal stages attain it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn partition(times: &[StageTime]) -> Partition {
     Partition { bound: Seconds(0.0), counts: vec![1; times.len()], stages }
 }
 
-fn played(times: &[StageTime], microbatches: u64) -> SimulatedStep {
+fn simulate_1f1b(times: &[StageTime], microbatches: u64) -> SimulatedStep {
     let stages = times.len() as u64;
     let schedules: Vec<Vec<MicrobatchPass>> =
         (0..stages).map(|stage| one_forward_one_backward(stage, stages, microbatches)).collect();
@@ -31,10 +31,10 @@ fn played(times: &[StageTime], microbatches: u64) -> SimulatedStep {
 }
 
 fn simulated(times: &[StageTime], microbatches: u64) -> f64 {
-    played(times, microbatches).time.0
+    simulate_1f1b(times, microbatches).time.0
 }
 
-/// Reduces, meets all stages, updates.
+/// Reduction, norm over all stages, update.
 fn step_phase(stages: usize, [reduce, norm, update]: [f64; 3]) -> Vec<StepPart> {
     vec![
         StepPart::Local(Seconds(reduce)),
@@ -66,7 +66,7 @@ fn no_simulated_step_is_shorter_than_its_bound() {
 }
 
 #[test]
-fn equal_stages_attain_it() {
+fn equal_stages_attain_the_bound() {
     for stages in 1..=8 {
         for microbatches in [stages as u64 + 1, 3 * stages as u64] {
             let step = step_phase(stages, [0.25, 0.125, 0.125]);
@@ -78,10 +78,10 @@ fn equal_stages_attain_it() {
     }
 }
 
-/// One microbatch through three stages that only have a step phase worth the name: nobody updates
-/// before the slowest has reduced, and the middle stage does not wait for the ends' tied weight.
+/// One microbatch through three stages whose passes take no time: no stage updates before the slowest
+/// has reduced, and the middle stage does not wait for the tied weight of the first and last.
 #[test]
-fn stages_meet_in_the_step_phase() {
+fn stages_synchronize_in_the_step_phase() {
     let phase = |before: f64, tied: bool, reduce: f64, update: f64| {
         let mut step = vec![StepPart::Local(Seconds(before))];
         step.extend(
@@ -90,14 +90,14 @@ fn stages_meet_in_the_step_phase() {
         step.extend(step_phase(3, [reduce, 1.0, update]));
         StageTime { step, ..StageTime::default() }
     };
-    // The ends: until 4, then together until 6. The reductions: until 9, 3 and 7; then until 10.
+    // First and last: until 4, then together until 6. Reductions: until 9, 3 and 7; then until 10.
     let times =
         [phase(4.0, true, 3.0, 5.0), phase(1.0, false, 2.0, 8.0), phase(1.0, true, 1.0, 2.0)];
-    let found = played(&times, 1);
-    assert_eq!(found.time, Seconds(18.0));
+    let simulated = simulate_1f1b(&times, 1);
+    assert_eq!(simulated.time, Seconds(18.0));
     let of = |stage: usize| -> Vec<(f64, f64)> {
-        let meetings = found.stage_syncs.iter().filter(|meeting| meeting.stage == stage);
-        meetings.map(|meeting| (meeting.arrival.0, meeting.end.0)).collect()
+        let syncs = simulated.stage_syncs.iter().filter(|sync| sync.stage == stage);
+        syncs.map(|sync| (sync.arrival.0, sync.end.0)).collect()
     };
     assert_eq!(of(0), [(4.0, 6.0), (9.0, 10.0)]);
     assert_eq!(of(1), [(3.0, 10.0)]);
@@ -120,7 +120,7 @@ fn compositions(blocks: usize, stages: usize) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn the_best_partition_is_the_best_of_all_of_them() {
+fn the_best_partition_equals_the_best_by_enumeration() {
     arbtest::arbtest(|u| {
         let stages: usize = u.int_in_range(1..=4)?;
         let blocks: usize = u.int_in_range(stages..=9)?;
@@ -130,10 +130,10 @@ fn the_best_partition_is_the_best_of_all_of_them() {
         for _ in 0..blocks {
             times.push((time(99)?, time(99)?, time(9)?));
         }
-        let mut extras = vec![];
+        let mut overheads = vec![];
         for _ in 0..stages {
             let (forward, backward, step) = (time(99)?, time(99)?, time(9)?);
-            extras.push(StageOverhead {
+            overheads.push(StageOverhead {
                 forward,
                 backward,
                 step,
@@ -151,17 +151,19 @@ fn the_best_partition_is_the_best_of_all_of_them() {
                 ..StageAssignment::default()
             }))
         };
-        let turns = times.iter().map(|time| (time.0 + time.1).0).collect();
+        let microbatch_times = times.iter().map(|time| (time.0 + time.1).0).collect();
         let steps = times.iter().map(|time| time.2.0).collect();
         let cutoff = PruningCutoff {
-            microbatch_times_min: turns,
+            microbatch_times_min: microbatch_times,
             step_times_min: steps,
             step_time: f64::INFINITY,
         };
-        let (found, _) = undominated_partitions(&extras, microbatches, &cutoff, &choice);
+        let (found, _) = undominated_partitions(&overheads, microbatches, &cutoff, &choice);
         let least = compositions(blocks, stages)
             .into_iter()
-            .filter_map(|counts| division_bound(&counts, &extras, microbatches, &cutoff, &choice))
+            .filter_map(|counts| {
+                division_bound(&counts, &overheads, microbatches, &cutoff, &choice)
+            })
             .fold(f64::INFINITY, f64::min);
         let best = found.first().map_or(f64::INFINITY, |partition| partition.bound.0);
         assert!((best - least).abs() <= 1e-9 * least.max(1.0), "{best} is not {least}");

@@ -130,7 +130,7 @@ impl<'a> PlanReport<'a> {
         let passes = [
             ("forward", &bytes.forward),
             ("backward", &bytes.backward),
-            ("recompute", &bytes.redo),
+            ("recompute", &bytes.recompute),
         ];
         let payload = |bytes: &BTreeMap<&'static str, u64>, kind: &str| {
             bytes.get(kind).map(|bytes| Bytes(*bytes).to_string()).unwrap_or_default()

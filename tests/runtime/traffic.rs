@@ -96,7 +96,7 @@ fn predicted(block: &BlockCollectives) -> Moved {
             CollectiveKind::AllReduce => vec![kind.name(), "statistics"],
             _ => vec![kind.name()],
         };
-        let passes = [&block.forward, &block.backward, &block.redo];
+        let passes = [&block.forward, &block.backward, &block.recompute];
         let found = passes.iter().flat_map(|pass| names.iter().filter_map(|name| pass.get(name)));
         found.map(|bytes| *bytes as i64).sum()
     };
@@ -195,7 +195,7 @@ fn redone_collectives_are_predicted_and_made() {
     for baseline in [Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp] {
         let rules = Rules { recompute: Recompute::Block, ..sharded(baseline) };
         let prediction = hold(&subject::cola(), rules, [4, 1, 1]);
-        let redone: u64 = prediction.block_collective_bytes.redo.values().sum();
-        assert!(redone > 0, "{}", baseline.name());
+        let recomputed: u64 = prediction.block_collective_bytes.recompute.values().sum();
+        assert!(recomputed > 0, "{}", baseline.name());
     }
 }

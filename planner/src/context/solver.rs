@@ -57,7 +57,8 @@ pub(super) enum PartitionResult<'a> {
 
 /// Result of lowering the best partition.
 enum LoweringResult {
-    Fits(Box<FeasiblePlan>),
+    /// The plan, with its partition.
+    Fits(Box<FeasiblePlan>, Partition),
     /// No partition is faster than the incumbent.
     NoImprovement,
     /// The first stage whose arena exceeds the limit, and its arena.
@@ -179,8 +180,10 @@ impl<'a> ContextSolver<'a> {
                         incumbent,
                         &mut oversized,
                     ) {
-                        LoweringResult::Fits(plan) => {
-                            progress.accept(*plan);
+                        LoweringResult::Fits(plan, partition) => {
+                            let refined = self.refine(ends, &partition, &overheads, &partitioner);
+                            let is_faster = |refined: &FeasiblePlan| refined.time < plan.time;
+                            progress.accept(refined.filter(is_faster).unwrap_or(*plan));
                             return first_bound;
                         }
                         LoweringResult::NoImprovement => {
@@ -278,7 +281,7 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return LoweringResult::Interrupted;
         }
-        let plan = self.lower(context, ends, partition);
+        let plan = self.lower(context, ends, partition.clone());
         let limit = self.request.arena_limit();
         let lowered = &plan.program.program().stages;
         match lowered.iter().position(|stage| stage.arena > limit) {
@@ -287,8 +290,30 @@ impl<'a> ContextSolver<'a> {
                 oversized.arenas.insert(solutions, (stage, arena));
                 LoweringResult::TooLarge(stage, arena)
             }
-            None => LoweringResult::Fits(Box::new(plan)),
+            None => LoweringResult::Fits(Box::new(plan), partition),
         }
+    }
+
+    /// The plan of a partition whose stages are refined by integer programs where memory binds; `None`
+    /// when that is no faster, or its arena does not fit.
+    fn refine(
+        &self,
+        ends: &EmbeddingAndHead,
+        partition: &Partition,
+        overheads: &[StageOverhead],
+        partitioner: &StagePartitioner,
+    ) -> Option<FeasiblePlan> {
+        let context = partitioner.context();
+        if self.segments.out_of_time() {
+            return None;
+        }
+        let refined = partitioner.refine(partition)?;
+        let time = |partition: &Partition| simulate_partition(context, partition, overheads);
+        if time(&refined) >= time(partition) || self.segments.out_of_time() {
+            return None;
+        }
+        let plan = self.lower(context, ends, refined);
+        (plan.peak_arena() <= self.request.arena_limit()).then_some(plan)
     }
 
     /// Lowers, checks and simulates a partition.
@@ -317,7 +342,9 @@ impl<'a> ContextSolver<'a> {
         let prices = Prices::new(&self.request.profile, self.request.executor, &context.mesh);
         let price = |kernel: &Kernel| prices.kernel_time(kernel);
         let time = simulate(&program, &price).step_time;
-        FeasiblePlan { decisions, plan, program, time, partition_time, objective: partition.bound }
+        let method = partition.stages.iter().map(|stage| stage.method).max().unwrap_or_default();
+        let objective = partition.bound;
+        FeasiblePlan { decisions, plan, program, time, partition_time, objective, method }
     }
 
     fn overheads(&self, context: &Context, ends: &EmbeddingAndHead) -> Vec<StageOverhead> {

@@ -7,6 +7,18 @@ use narrows_plan::{Bytes, Seconds};
 use super::overhead::StageOverhead;
 use crate::segment::SolvedSegment;
 
+/// How the blocks of a stage were assigned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AssignmentMethod {
+    /// Every block is as fast as it can be: memory does not bind.
+    #[default]
+    Elimination,
+    /// Blocks mix vertices of their hulls.
+    Hull,
+    /// An integer program chose the solutions.
+    IntegerProgram,
+}
+
 /// One solution for each block of a stage, with their total cost.
 #[derive(Clone, Debug, Default)]
 pub struct StageAssignment {
@@ -22,6 +34,8 @@ pub struct StageAssignment {
     pub update: Seconds,
     /// Bytes with the stage's microbatches in flight.
     pub bytes: Bytes,
+    /// How the blocks were assigned.
+    pub method: AssignmentMethod,
     /// Time of a step minus its linear relaxation: no assignment within the same bytes is faster by
     /// more.
     pub integrality_slack: Seconds,
@@ -96,5 +110,6 @@ pub fn assign_points(
     }
     let blocks = hulls.iter().zip(&level).map(|(hull, level)| hull[*level].clone()).collect();
     let integrality_slack = Seconds(slack.unwrap_or(0.0));
-    Some(StageAssignment { integrality_slack, ..StageAssignment::new(blocks, in_flight) })
+    let method = AssignmentMethod::Hull;
+    Some(StageAssignment { integrality_slack, method, ..StageAssignment::new(blocks, in_flight) })
 }

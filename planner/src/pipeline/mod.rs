@@ -7,6 +7,7 @@
 //! | `assignment` | solutions for the blocks of one stage within its memory |
 //! | `partition` | blocks divided among stages: the bound of a 1F1B step, and the best divisions by it |
 //! | `partitioner` | assignments for every run of blocks of one context, cached |
+//! | `refinement` | integer programs for a stage whose memory binds |
 //! | `simulation` | the step time of a partition, before it is lowered |
 
 mod assignment;
@@ -15,9 +16,10 @@ mod in_flight;
 mod overhead;
 mod partition;
 mod partitioner;
+mod refinement;
 mod simulation;
 
-pub use assignment::StageAssignment;
+pub use assignment::{AssignmentMethod, StageAssignment};
 pub use embedding_and_head::EmbeddingAndHead;
 pub use in_flight::in_flight;
 pub use overhead::StageOverhead;

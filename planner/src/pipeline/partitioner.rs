@@ -11,6 +11,7 @@ use super::assignment::{StageAssignment, assign_points};
 use super::in_flight::in_flight;
 use super::overhead::StageOverhead;
 use super::partition::{Partition, PruningCutoff, undominated_partitions};
+use super::refinement::StageRefinement;
 use crate::segment::{ASYMPTOTIC_MICROBATCHES, SegmentSolver, SegmentSpec, SolvedSegment};
 
 /// The best assignment of a run of blocks; `None` when none fits.
@@ -125,6 +126,25 @@ impl<'a> StagePartitioner<'a> {
         let choice =
             |stage, first, count| self.assign(self.context, stage, first, count).map(Arc::new);
         Partition::with_counts(counts, &choice)
+    }
+
+    /// A partition with faster assignments for the stages whose memory binds, by integer programs;
+    /// `None` when none is faster.
+    pub fn refine(&self, partition: &Partition) -> Option<Partition> {
+        let (mut first, mut is_refined) = (0, false);
+        let mut stages = vec![];
+        for (stage, assignment) in partition.stages.iter().enumerate() {
+            let specs: Vec<SegmentSpec> = self.specs(first, assignment.blocks.len()).collect();
+            first += assignment.blocks.len();
+            let in_flight = in_flight(self.context, stage);
+            let budget = self.budgets[stage];
+            let refinement = StageRefinement::new(self.segments, self.context, in_flight, budget);
+            let refined = refinement.refine(&specs, assignment);
+            is_refined |= refined.is_some();
+            stages.push(refined.map_or_else(|| assignment.clone(), Arc::new));
+        }
+        let (bound, counts) = (partition.bound, partition.counts.clone());
+        is_refined.then_some(Partition { bound, counts, stages })
     }
 
     fn specs(&self, first: usize, count: usize) -> impl Iterator<Item = SegmentSpec> {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use narrows_cost_model::{
-    Assignment, CostTable, PricedSpace, Prices, decode_assignment, segment_bytes, segment_time,
+    Assignment, CostTable, MemoryRow, MemoryRowId, PricedSpace, Prices, decode_assignment,
+    segment_bytes, segment_time,
 };
 use narrows_plan::graph::{
     BlockShape, BoundaryTensor, Grouping, Segment, SegmentKind, block_segment, effective_grouping,
@@ -21,7 +22,7 @@ use super::spec::{SegmentSpec, SolvedSegment};
 use crate::deadline::Deadline;
 use crate::request::Request;
 use crate::solve::{
-    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveStatus, Sweeper, exact,
+    EliminationOrder, Hull, MinCostAssignment, SolveLimits, SolveStatus, Sweeper, solve_table,
 };
 
 /// Microbatches of a solve that minimises the microbatch time: so many that work done once a step does
@@ -255,6 +256,27 @@ impl<'a> SegmentSolver<'a> {
             .collect()
     }
 
+    /// The fastest solution of one grouping with at most `limit` bytes, solved exactly; `None` when
+    /// none is found.
+    pub fn fastest_within(
+        &self,
+        spec: SegmentSpec,
+        context: &Context,
+        in_flight: u64,
+        grouping: Grouping,
+        limit: Bytes,
+    ) -> Option<Arc<SolvedSegment>> {
+        let prepared = self.prepare(spec, grouping, context);
+        let prices = self.prices(context);
+        let price = |kernel: &Kernel| prices.kernel_time(kernel);
+        let counted = prepared.priced.table(context, &price, true);
+        let table = within_one_row(counted, &[1, in_flight], limit);
+        let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
+        self.solve_count.fetch_add(1, Ordering::Relaxed);
+        let assignment = solve_table(&table, &limits).ok()?.assignment?;
+        Some(Arc::new(self.read_back(spec, grouping, context, &assignment)))
+    }
+
     /// The tables of all groupings, ready for sweeps.
     fn sweepers(&self, spec: SegmentSpec, context: &Context) -> Sweepers {
         let key = CacheKey { spec, context: *context, in_flight: None };
@@ -363,7 +385,7 @@ impl<'a> SegmentSolver<'a> {
     /// Solves a table that is too wide for elimination.
     fn solve_wide(&self, table: &CostTable) -> Option<MinCostAssignment> {
         let limits = SolveLimits { time: self.deadline.remaining(), gap: 0.0 };
-        let outcome = exact(table, &limits).ok()?;
+        let outcome = solve_table(table, &limits).ok()?;
         if !matches!(outcome.status, SolveStatus::Optimal | SolveStatus::Infeasible) {
             self.has_unproven.store(true, Ordering::Relaxed);
         }
@@ -412,6 +434,17 @@ impl<'a> SegmentSolver<'a> {
         names.dedup();
         names
     }
+}
+
+/// The table with its memory rows replaced by their weighted sum, limited to `limit`.
+fn within_one_row(mut table: CostTable, weights: &[u64], limit: Bytes) -> CostTable {
+    for choice in table.nodes.iter_mut().flat_map(|node| &mut node.choices) {
+        let weighted = |(row, bytes): &(MemoryRowId, Bytes)| *bytes * weights[row.0 as usize];
+        let bytes: Bytes = choice.bytes.iter().map(weighted).sum();
+        choice.bytes = if bytes.0 > 0 { vec![(MemoryRowId(0), bytes)] } else { vec![] };
+    }
+    table.rows = vec![MemoryRow { name: "block".into(), limit }];
+    table
 }
 
 /// The narrowest set of tensors between two neighbouring blocks.

@@ -1,107 +1,108 @@
-//! What goes together when a variable is removed, found once for any costs.
+//! Joins the tables around an eliminated variable, once for any costs.
 //!
-//! The removal of `v` with neighbours `N` leaves a table over `N`. Of its cells only those are
-//! written down that some value of `v` and the tables so far allow, and for each of them the values
-//! of `v` that do: its *entries*. An entry names its value of `v` and one cell in every table that
-//! mentions `v`; a sweep then only adds and compares.
+//! The elimination of `v` with neighbours `N` leaves a table over `N`. Only those of its cells are
+//! stored that some value of `v` and the tables so far allow, and for each of them the values of `v`
+//! that do: its *entries*. An entry names its value of `v` and one cell in every table that mentions
+//! `v`; a sweep then only adds and compares.
 
-use super::SolveError;
-use super::bits::Bits;
-use super::order::ConstraintGraph;
+use fixedbitset::FixedBitSet;
 
-/// The most cells of one table, written down or not.
+use super::constraint_graph::ConstraintGraph;
+use super::outcome::SolveError;
+
+/// Largest number of cells of one table, stored or not.
 const CELLS_MAX: f64 = (1 << 22) as f64;
-/// The most entries of one removal.
+/// Largest number of entries of one elimination.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Not a cell.
+/// Index of no cell.
 const NONE: u32 = u32::MAX;
 
-/// The removal of one variable.
+/// The elimination of one variable.
 #[derive(Clone, Debug)]
 pub(super) struct Elimination {
-    /// Which variable.
-    pub(super) node: usize,
-    /// The earlier removals whose tables mention it.
-    pub(super) children: Vec<usize>,
-    /// Where the cells of the table it leaves begin, among those of all removals.
-    pub(super) base: usize,
-    /// For each cell of the table it leaves, where its entries begin; then where they end.
-    pub(super) starts: Vec<u32>,
-    /// For each entry, the value of the variable.
-    pub(super) values: Vec<u32>,
-    /// For each entry and child, the child's cell among those of all removals.
-    pub(super) cells: Vec<u32>,
+    /// The variable.
+    pub node: usize,
+    /// Earlier eliminations whose tables mention it.
+    pub children: Vec<usize>,
+    /// First cell of the table it leaves, among the cells of all eliminations.
+    pub base: usize,
+    /// For each cell of the table it leaves, the index of its first entry; then the number of entries.
+    pub starts: Vec<u32>,
+    /// The value of the variable of each entry.
+    pub values: Vec<u32>,
+    /// For each entry and child, the child's cell among the cells of all eliminations.
+    pub cells: Vec<u32>,
 }
 
 impl Elimination {
-    /// The cells of an entry, one for each child.
-    pub(super) fn below(&self, entry: usize) -> &[u32] {
+    /// Cells of an entry, one for each child.
+    pub fn below(&self, entry: usize) -> &[u32] {
         &self.cells[entry * self.children.len()..(entry + 1) * self.children.len()]
     }
 }
 
-/// Where the cells of a table are.
+/// Index of the cells of a table.
 struct CellIndex {
     scope: Vec<usize>,
-    /// By the values of the scope, the last fastest: the number of the cell.
+    /// The number of each cell, by the values of the scope, the last variable fastest.
     cell: Vec<u32>,
 }
 
-/// An earlier table to be joined: how far a step of each scope variable, and of the variable to be
-/// removed, moves in it.
+/// An earlier table to join: its strides for each scope variable, and for the variable to eliminate.
 struct JoinedTable<'a> {
     strides: Vec<usize>,
     own: usize,
     index: &'a CellIndex,
 }
 
-/// Removes all variables in their order. The last value is the number of cells of all tables.
-pub(super) fn removals(
-    network: &ConstraintGraph,
+/// Eliminates all variables in order. Also returns the number of cells of all tables.
+pub(super) fn eliminations(
+    graph: &ConstraintGraph,
     order: Vec<(usize, Vec<usize>)>,
 ) -> Result<(Vec<Elimination>, usize), SolveError> {
-    let mut made: Vec<Elimination> = vec![];
+    let mut eliminations: Vec<Elimination> = vec![];
     let mut open: Vec<(usize, CellIndex)> = vec![];
-    let mut relation_open = vec![true; network.relations.len()];
+    let mut relation_open = vec![true; graph.relations.len()];
     let mut base = 0;
     for (node, scope) in order {
-        let cells: f64 = scope.iter().map(|&n| network.sizes[n] as f64).product();
+        let cells: f64 = scope.iter().map(|&n| graph.sizes[n] as f64).product();
         if cells > CELLS_MAX {
             return Err(SolveError::TooWide { cells, max: CELLS_MAX });
         }
         let (children, kept): (Vec<_>, Vec<_>) =
             open.into_iter().partition(|(_, index)| index.scope.contains(&node));
         open = kept;
-        // Which values of each scope variable go with each value of the node.
-        let mut partners: Vec<Option<&[Bits]>> = vec![None; scope.len()];
-        for (i, relation) in network.relations.iter().enumerate() {
+        // Values of each scope variable that go with each value of the node.
+        let mut partners: Vec<Option<&[FixedBitSet]>> = vec![None; scope.len()];
+        for (i, relation) in graph.relations.iter().enumerate() {
             let Some(end) = relation.ends.iter().position(|&end| end == node) else { continue };
             if std::mem::take(&mut relation_open[i]) {
                 let other = relation.ends[1 - end];
-                let at = scope.iter().position(|&n| n == other).expect("a neighbour");
+                let at =
+                    scope.iter().position(|&n| n == other).expect("the other end is a neighbour");
                 partners[at] = Some(&relation.partners[end]);
             }
         }
-        let join = Join { network, node, scope: &scope, partners, base };
-        let (removal, cell) = join.run(&children)?;
-        base += removal.starts.len() - 1;
-        open.push((made.len(), CellIndex { scope, cell }));
-        made.push(removal);
+        let join = Join { graph, node, scope: &scope, partners, base };
+        let (elimination, cell) = join.run(&children)?;
+        base += elimination.starts.len() - 1;
+        open.push((eliminations.len(), CellIndex { scope, cell }));
+        eliminations.push(elimination);
     }
-    Ok((made, base))
+    Ok((eliminations, base))
 }
 
-/// The join of all that mentions one variable.
+/// The join of all tables and relations that mention one variable.
 struct Join<'a> {
-    network: &'a ConstraintGraph,
+    graph: &'a ConstraintGraph,
     node: usize,
     scope: &'a [usize],
-    partners: Vec<Option<&'a [Bits]>>,
+    partners: Vec<Option<&'a [FixedBitSet]>>,
     base: usize,
 }
 
-/// The entries found so far, in the order of the variable's values.
+/// Entries so far, in the order of the variable's values.
 #[derive(Default)]
 struct JoinEntries {
     values: Vec<u32>,
@@ -111,7 +112,7 @@ struct JoinEntries {
 
 impl Join<'_> {
     fn run(&self, children: &[(usize, CellIndex)]) -> Result<(Elimination, Vec<u32>), SolveError> {
-        let sizes = &self.network.sizes;
+        let sizes = &self.graph.sizes;
         let stride = |scope: &[usize], node: usize| -> usize {
             let at = scope.iter().position(|&n| n == node);
             at.map_or(0, |at| scope[at + 1..].iter().map(|&n| sizes[n]).product())
@@ -124,23 +125,23 @@ impl Join<'_> {
                 index,
             })
             .collect();
-        let mut found = JoinEntries::default();
+        let mut entries = JoinEntries::default();
         for value in 0..sizes[self.node] {
-            if self.network.allowed.get(self.node).is_some_and(|allowed| !allowed.contains(value)) {
+            if self.graph.allowed.get(self.node).is_some_and(|allowed| !allowed.contains(value)) {
                 continue;
             }
             let mut offsets: Vec<usize> = parts.iter().map(|part| part.own * value).collect();
-            self.extend(value, 0, 0, &parts, &mut offsets, &mut found);
-            if found.values.len() > ENTRIES_MAX {
-                let cells = found.values.len() as f64;
+            self.extend(value, 0, 0, &parts, &mut offsets, &mut entries);
+            if entries.values.len() > ENTRIES_MAX {
+                let cells = entries.values.len() as f64;
                 return Err(SolveError::TooWide { cells, max: ENTRIES_MAX as f64 });
             }
         }
         let children = children.iter().map(|(child, _)| *child).collect();
-        Ok(self.sorted(found, children))
+        Ok(self.sorted(entries, children))
     }
 
-    /// Goes through the values of the scope from its variable `depth` on.
+    /// Extends a partial tuple of the scope from its variable `depth` on.
     fn extend(
         &self,
         value: usize,
@@ -148,40 +149,40 @@ impl Join<'_> {
         at: usize,
         parts: &[JoinedTable],
         offsets: &mut [usize],
-        found: &mut JoinEntries,
+        entries: &mut JoinEntries,
     ) {
         if depth == self.scope.len() {
             let cells = parts.iter().zip(&*offsets).map(|(part, &at)| part.index.cell[at]);
-            let before = found.cells.len();
-            found.cells.extend(cells);
-            if found.cells[before..].contains(&NONE) {
-                found.cells.truncate(before);
+            let before = entries.cells.len();
+            entries.cells.extend(cells);
+            if entries.cells[before..].contains(&NONE) {
+                entries.cells.truncate(before);
             } else {
-                found.values.push(value as u32);
-                found.at.push(at as u32);
+                entries.values.push(value as u32);
+                entries.at.push(at as u32);
             }
             return;
         }
-        let size = self.network.sizes[self.scope[depth]];
+        let size = self.graph.sizes[self.scope[depth]];
         let mut step = |other: usize| {
             let steps = || parts.iter().map(|part| part.strides[depth] * other);
             offsets.iter_mut().zip(steps()).for_each(|(offset, step)| *offset += step);
-            self.extend(value, depth + 1, at * size + other, parts, offsets, found);
+            self.extend(value, depth + 1, at * size + other, parts, offsets, entries);
             offsets.iter_mut().zip(steps()).for_each(|(offset, step)| *offset -= step);
         };
         match self.partners[depth] {
-            Some(partners) => partners[value].iter().for_each(&mut step),
+            Some(partners) => partners[value].ones().for_each(&mut step),
             None => (0..size).for_each(&mut step),
         }
     }
 
-    /// The entries by cell, and the numbers of the cells.
-    fn sorted(&self, found: JoinEntries, children: Vec<usize>) -> (Elimination, Vec<u32>) {
-        let dense: usize = self.scope.iter().map(|&n| self.network.sizes[n]).product();
+    /// Sorts the entries by cell; also returns the number of each cell.
+    fn sorted(&self, entries: JoinEntries, children: Vec<usize>) -> (Elimination, Vec<u32>) {
+        let dense: usize = self.scope.iter().map(|&n| self.graph.sizes[n]).product();
         let mut count = vec![0_u32; dense];
-        found.at.iter().for_each(|&at| count[at as usize] += 1);
+        entries.at.iter().for_each(|&at| count[at as usize] += 1);
         let mut starts = vec![0];
-        // First where the next entry of each cell goes, then the cells' numbers.
+        // The position of the next entry of each cell, and the number of each cell.
         let mut next = vec![0_u32; dense];
         let mut cell = vec![NONE; dense];
         let mut total = 0;
@@ -192,14 +193,14 @@ impl Join<'_> {
             starts.push(total);
         }
         let width = children.len();
-        let mut values = vec![0; found.values.len()];
-        let mut cells = vec![0; found.cells.len()];
-        for (entry, &at) in found.at.iter().enumerate() {
+        let mut values = vec![0; entries.values.len()];
+        let mut cells = vec![0; entries.cells.len()];
+        for (entry, &at) in entries.at.iter().enumerate() {
             let to = next[at as usize] as usize;
             next[at as usize] += 1;
-            values[to] = found.values[entry];
+            values[to] = entries.values[entry];
             let (from, to) = (entry * width, to * width);
-            cells[to..to + width].copy_from_slice(&found.cells[from..from + width]);
+            cells[to..to + width].copy_from_slice(&entries.cells[from..from + width]);
         }
         (Elimination { node: self.node, children, base: self.base, starts, values, cells }, cell)
     }

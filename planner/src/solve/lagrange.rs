@@ -1,4 +1,4 @@
-//! Prices on bytes.
+//! Lagrangian relaxation of the memory rows: prices on bytes.
 //!
 //! For multipliers `λ ≥ 0`, one for each row,
 //!
@@ -6,47 +6,46 @@
 //! L(λ) = min over consistent c of  Σ time + Σ_r λ_r·(bytes_r − limit_r)
 //! ```
 //!
-//! is a lower bound on the optimum, and the minimum is again an elimination: rows cost the tree
-//! nothing. `bytes_r − limit_r` at the minimiser is a supergradient of the concave `L`, and
-//! following it makes full rows dearer and slack rows cheaper. Minimisers that fit all rows are
-//! assignments to compare the bound with. On a tree the best `L` equals the relaxation of the
-//! integer program.
+//! is a lower bound on the optimum, and the minimum is an elimination. `bytes_r − limit_r` at the
+//! minimiser is a supergradient of the concave `L`; following it raises the price of full rows and
+//! lowers that of slack rows. Minimisers that fit all rows are assignments to compare the bound with. On
+//! a tree the best `L` equals the linear relaxation of the integer program.
 
-use narrows_cost_model::{Assignment, CostTable};
-use narrows_plan::Seconds;
+use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
+use narrows_plan::{Bytes, Seconds};
 
-use super::eliminate::{EliminationOrder, MinCostAssignment, times};
-use super::{SolveClock, SolveError};
+use super::elimination::{EliminationOrder, MinCostAssignment, choice_times};
+use super::outcome::{SolveClock, SolveError};
 
-/// The most eliminations.
+/// Largest number of eliminations.
 const STEPS_MAX: usize = 100;
-/// How many steps without a better bound until they are shortened.
+/// Steps without a better bound after which the step length is halved.
 const PATIENCE: usize = 4;
 /// A relative difference that sums of floats in different order can have.
-pub(super) const ROUNDING: f64 = 1e-13;
+pub const ROUNDING: f64 = 1e-13;
 
-/// What prices on bytes show.
+/// Result of pricing the rows of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LagrangianBound {
-    /// No assignment that fits the rows is faster. Beyond the slowest assignment of all when
-    /// none fits.
+    /// Lower bound on assignments that fit the rows. Above the slowest assignment of all when none
+    /// fits.
     pub bound: Seconds,
-    /// The fastest assignment that was met and fits.
+    /// The fastest minimiser that fits.
     pub assignment: Option<Assignment>,
     /// The prices that gave the bound, in seconds for each row's whole limit.
     pub prices: Vec<f64>,
 }
 
 impl LagrangianBound {
-    /// For every choice, a time that no assignment that uses it and fits the rows undercuts.
-    pub fn bounds(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
-        let costs = priced_times(table, &times(table), &self.prices, &row_limits(table));
+    /// For every choice, a lower bound on assignments that use it and fit the rows.
+    pub fn bounds_by_choice(&self, table: &CostTable) -> Result<Vec<Vec<f64>>, SolveError> {
+        let costs = priced_times(table, &choice_times(table), &self.prices, &row_limits(table));
         let paid: f64 = self.prices.iter().sum();
-        let of = |node: usize| -> Result<Vec<f64>, SolveError> {
+        let of_node = |node: usize| -> Result<Vec<f64>, SolveError> {
             let marginals = EliminationOrder::rooted(table, Some(node))?.marginals(&costs);
             Ok(marginals.into_iter().map(|cost| cost - paid).collect())
         };
-        (0..table.nodes.len()).map(of).collect()
+        (0..table.nodes.len()).map(of_node).collect()
     }
 }
 
@@ -54,13 +53,13 @@ fn row_limits(table: &CostTable) -> Vec<f64> {
     table.rows.iter().map(|row| row.limit.as_f64().max(1.0)).collect()
 }
 
-/// Searches good prices for the rows. `None` when the table is too wide for elimination or has
-/// no consistent assignment.
-pub(crate) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBound> {
-    let plan = EliminationOrder::new(table).ok()?;
+/// Maximises the Lagrangian bound. `None` when the table is too wide for elimination or has no
+/// consistent assignment.
+pub fn price_rows(table: &CostTable, clock: SolveClock) -> Option<LagrangianBound> {
+    let order = EliminationOrder::new(table).ok()?;
     let limits = row_limits(table);
     let slowest = slowest(table).0;
-    let times = times(table);
+    let times = choice_times(table);
     // In units of each row's limit, so that prices are times.
     let mut prices = vec![0.0; limits.len()];
     let mut best =
@@ -70,7 +69,7 @@ pub(crate) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<Lagrang
     let mut stale = 0;
     for _ in 0..STEPS_MAX {
         let MinCostAssignment { cost, assignment } =
-            plan.cheapest(&priced_times(table, &times, &prices, &limits))?;
+            order.cheapest(&priced_times(table, &times, &prices, &limits))?;
         let bound = cost - prices.iter().sum::<f64>();
         if bound > best.bound.0 * (1.0 + 1e-9) {
             stale = 0;
@@ -113,7 +112,7 @@ pub(crate) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<Lagrang
         if norm == 0.0 {
             break;
         }
-        // Polyak's step towards the best time known, or towards a guess.
+        // Polyak's step towards the best time known, or towards a guess of it.
         let target =
             if best_time.is_finite() { best_time } else { 1.1 * best.bound.0 + bound.abs() };
         let length = step * (target - bound).max(1e-6 * best.bound.0) / norm;
@@ -122,9 +121,9 @@ pub(crate) fn price_rows(table: &CostTable, clock: SolveClock) -> Option<Lagrang
     Some(best)
 }
 
-/// No assignment is slower than this, with room for rounding.
-pub(crate) fn slowest(table: &CostTable) -> Seconds {
-    let times = times(table);
+/// Upper bound on the time of every assignment, with room for rounding.
+pub fn slowest(table: &CostTable) -> Seconds {
+    let times = choice_times(table);
     let total: f64 = times.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).sum();
     Seconds(total * (1.0 + 1e-6))
 }
@@ -138,7 +137,7 @@ fn priced_times(
     let mut costs = times.to_vec();
     for (node, costs) in table.nodes.iter().zip(&mut costs) {
         for (choice, cost) in node.choices.iter().zip(costs) {
-            let rent = |(row, bytes): &(narrows_cost_model::MemoryRowId, narrows_plan::Bytes)| {
+            let rent = |(row, bytes): &(MemoryRowId, Bytes)| {
                 let row = row.0 as usize;
                 prices[row] * bytes.as_f64() / limits[row]
             };

@@ -1,95 +1,97 @@
-//! How a solve ended: limits, statuses, bounds.
+//! How a solve ended: limits, statuses, bounds, errors.
 
 use std::time::{Duration, Instant};
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRowId, TableNodeId};
 use narrows_plan::{Bytes, Seconds};
 
-/// When to stop short of a proof.
+/// Limits that end a solve before its proof.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SolveLimits {
-    /// The most wall-clock time to spend, unlimited when absent.
+    /// Wall time; unlimited when absent.
     pub time: Option<Duration>,
-    /// The relative gap `(time − bound) / time` that is good enough. Zero asks for a proof.
+    /// Sufficient relative gap `(time − bound) / time`; zero asks for a proof.
     pub gap: f64,
 }
 
-/// How a solve ended. A limit carries the value that fired.
+/// How a solve ended. A limit carries the value that ended it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SolveStatus {
     /// The assignment is proven fastest.
     Optimal,
     /// The assignment is within this relative gap of the fastest.
     GapLimit(f64),
-    /// The time ran out. There may be an assignment.
+    /// The time limit passed; there may be an assignment.
     TimeLimit(Duration),
-    /// No assignment exists, proven.
+    /// It is proven that no assignment exists.
     Infeasible,
 }
 
-impl SolveStatus {
-    /// The status as reports spell it.
-    pub fn name(&self) -> &'static str {
-        match self {
-            SolveStatus::Optimal => "optimal",
-            SolveStatus::GapLimit(_) => "gap_limit",
-            SolveStatus::TimeLimit(_) => "time_limit",
-            SolveStatus::Infeasible => "infeasible",
-        }
-    }
-}
-
-/// Which method ended the solve.
+/// The method that ended a solve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     /// Constraint propagation alone.
     Presolve,
-    /// Variable elimination: the fastest assignment happens to fit every row.
-    Eliminate,
+    /// Variable elimination: the fastest assignment fits every row.
+    Elimination,
     /// The Lagrangian bound met an assignment.
     Lagrange,
     /// Branch and bound over the integer program.
     Ilp,
-    /// Enumeration.
-    Brute,
 }
 
-/// A reason why no assignment exists that propagation alone found.
+/// A reason found by propagation alone why no assignment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Every choice of the node contradicts the links and rows around it.
     Node(TableNodeId),
-    /// Even the least that all nodes need exceeds the row's limit.
+    /// The least bytes of all nodes together exceed the row's limit.
     Row {
         /// The row.
         row: MemoryRowId,
-        /// The sum over the nodes of the least each can use.
+        /// Sum over the nodes of their least bytes.
         least: Bytes,
     },
 }
 
-/// What a solve found and proved.
+/// Result of a solve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SolveOutcome {
     /// How it ended.
     pub status: SolveStatus,
-    /// The best assignment known; it satisfies every link and row.
+    /// The best assignment; it satisfies every link and row.
     pub assignment: Option<Assignment>,
-    /// The objective of `assignment`, summed by [`CostTable::time`].
+    /// The time of `assignment`, by [`CostTable::time`].
     pub time: Option<Seconds>,
-    /// No assignment is faster than this. Infinite when infeasible.
+    /// Lower bound on the time of every assignment; infinite when infeasible.
     pub bound: Seconds,
-    /// `(time − bound) / time`; infinite when the time ran out without an assignment.
+    /// `(time − bound) / time`; infinite when the time limit passed without an assignment.
     pub gap: f64,
-    /// Which method had the last word.
+    /// The method that ended the solve.
     pub prover: Prover,
-    /// Why no assignment exists, when propagation alone showed it.
+    /// Why no assignment exists, where propagation alone showed it.
     pub conflict: Option<Conflict>,
+}
+
+/// Why a solver has no outcome. Another solver may have one.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SolveError {
+    /// The graph of links is too far from a tree.
+    #[error("eliminating a node needs a table of {cells:.1e} cells, more than {max:.0e}")]
+    TooWide {
+        /// Cells of the table.
+        cells: f64,
+        /// Largest number of cells.
+        max: f64,
+    },
+    /// The integer programming library failed, or returned a solution that does not verify.
+    #[error("the integer program failed: {0}")]
+    Library(String),
 }
 
 impl SolveOutcome {
     /// An assignment that is proven fastest.
-    pub(crate) fn optimal(
+    pub(super) fn optimal(
         table: &CostTable,
         assignment: Assignment,
         prover: Prover,
@@ -107,7 +109,7 @@ impl SolveOutcome {
     }
 
     /// A proof that there is no assignment.
-    pub(crate) fn infeasible(prover: Prover, conflict: Option<Conflict>) -> SolveOutcome {
+    pub(super) fn infeasible(prover: Prover, conflict: Option<Conflict>) -> SolveOutcome {
         SolveOutcome {
             status: SolveStatus::Infeasible,
             assignment: None,
@@ -119,8 +121,8 @@ impl SolveOutcome {
         }
     }
 
-    /// An end short of a proof, with what is known by then.
-    pub(crate) fn stopped(
+    /// The end of a solve before its proof, with what is known by then.
+    pub(super) fn stopped(
         status: SolveStatus,
         table: &CostTable,
         assignment: Option<Assignment>,
@@ -134,31 +136,31 @@ impl SolveOutcome {
     }
 }
 
-/// `(time − bound) / time`, zero when both are.
-pub(crate) fn relative_gap(time: Seconds, bound: Seconds) -> f64 {
+/// `(time − bound) / time`; zero when both are.
+pub(super) fn relative_gap(time: Seconds, bound: Seconds) -> f64 {
     if time.0 <= bound.0 { 0.0 } else { (time.0 - bound.0) / time.0 }
 }
 
-/// The time left of a limit.
+/// The clock of a time limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SolveClock {
+pub(super) struct SolveClock {
     started: Instant,
     limit: Option<Duration>,
 }
 
 impl SolveClock {
-    /// Starts now.
-    pub(crate) fn start(limits: &SolveLimits) -> SolveClock {
+    /// A clock that starts now.
+    pub fn start(limits: &SolveLimits) -> SolveClock {
         SolveClock { started: Instant::now(), limit: limits.time }
     }
 
-    /// What is left, `None` when unlimited.
-    pub(crate) fn left(&self) -> Option<Duration> {
+    /// Time left; `None` when unlimited.
+    pub fn remaining(&self) -> Option<Duration> {
         self.limit.map(|limit| limit.saturating_sub(self.started.elapsed()))
     }
 
-    /// The status to report once nothing is left.
-    pub(crate) fn expired(&self) -> Option<SolveStatus> {
+    /// The status to report once no time is left.
+    pub fn expired(&self) -> Option<SolveStatus> {
         let limit = self.limit?;
         (self.started.elapsed() >= limit).then_some(SolveStatus::TimeLimit(limit))
     }

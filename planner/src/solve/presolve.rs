@@ -14,32 +14,35 @@
 
 use std::collections::BTreeMap;
 
+use fixedbitset::FixedBitSet;
 use narrows_cost_model::{
     Assignment, CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
 };
 use narrows_plan::Bytes;
 
-use super::Conflict;
-use super::bits::Bits;
-use super::order::{Relation, between, self_consistent};
+use super::constraint_graph::{Relation, links_between, self_consistent};
+use super::outcome::Conflict;
 
-/// A smaller table with the same optimum. Nodes keep their ids; choices and rows do not.
+/// A smaller table with the same optimum. Node ids stay; choices and rows are renumbered.
 #[derive(Clone, Debug)]
 pub struct ReducedTable {
-    /// What is left.
+    /// The smaller table.
     pub table: CostTable,
-    /// For each node, the original index of each choice that is left.
+    /// For each node, the original indices of its remaining choices.
     kept: Vec<Vec<u32>>,
 }
 
 impl ReducedTable {
-    /// The assignment of the original table that an assignment of the reduced one stands for.
+    /// The original table's assignment for an assignment of the reduced one.
     pub fn lift(&self, assignment: &[u32]) -> Assignment {
         self.kept.iter().zip(assignment).map(|(kept, &c)| kept[c as usize]).collect()
     }
 }
 
-/// Shrinks `table`, or shows that it has no solution.
+/// Shrinks `table`.
+///
+/// # Errors
+/// The conflict that shows that the table has no solution.
 pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
     let mut net = PresolveState::new(table);
     loop {
@@ -54,14 +57,14 @@ pub fn presolve(table: &CostTable) -> Result<ReducedTable, Conflict> {
 /// The table as relations, and the choices and rows still alive.
 struct PresolveState<'a> {
     table: &'a CostTable,
-    alive: Vec<Bits>,
+    alive: Vec<FixedBitSet>,
     relations: Vec<Relation>,
-    /// The relations of each node, and which end it is.
+    /// The relations of each node, with the end that the node is.
     around: Vec<Vec<(usize, usize)>>,
     rows_alive: Vec<bool>,
     /// `bytes[node][choice][row]`.
     bytes: Vec<Vec<Vec<u64>>>,
-    /// Nodes whose surroundings changed since dominance last looked at them.
+    /// Nodes whose neighbourhood changed since dominance was last tested.
     changed: Vec<bool>,
 }
 
@@ -69,7 +72,7 @@ impl<'a> PresolveState<'a> {
     fn new(table: &'a CostTable) -> PresolveState<'a> {
         let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
         let alive = self_consistent(&sizes, &table.links);
-        let relations: Vec<Relation> = between(&table.links)
+        let relations: Vec<Relation> = links_between(&table.links)
             .into_iter()
             .map(|(ends, links)| Relation::fused(&sizes, ends, &links))
             .collect();
@@ -100,8 +103,8 @@ impl<'a> PresolveState<'a> {
                 let other = self.relations[i].ends[1 - end];
                 let partners = &self.relations[i].partners[end];
                 let lost: Vec<usize> = self.alive[node]
-                    .iter()
-                    .filter(|&c| !partners[c].meets(&self.alive[other]))
+                    .ones()
+                    .filter(|&c| partners[c].is_disjoint(&self.alive[other]))
                     .collect();
                 if lost.is_empty() {
                     continue;
@@ -115,13 +118,14 @@ impl<'a> PresolveState<'a> {
                 }
             }
         }
-        match self.alive.iter().position(Bits::is_empty) {
+        match self.alive.iter().position(FixedBitSet::is_clear) {
             Some(node) => Err(Conflict::Node(TableNodeId(node as u32))),
             None => Ok(()),
         }
     }
 
-    /// Removes choices too large for a row, and rows that cannot bind. Whether a choice went.
+    /// Removes choices too large for a row, and rows that cannot bind. Returns whether a choice was
+    /// removed.
     fn room(&mut self) -> Result<bool, Conflict> {
         let mut any = false;
         for row in 0..self.table.rows.len() {
@@ -130,7 +134,7 @@ impl<'a> PresolveState<'a> {
             }
             let limit = u128::from(self.table.rows[row].limit.0);
             let used = |net: &PresolveState, node: usize| -> (u64, u64) {
-                let bytes = net.alive[node].iter().map(|c| net.bytes[node][c][row]);
+                let bytes = net.alive[node].ones().map(|c| net.bytes[node][c][row]);
                 bytes.fold((u64::MAX, 0), |(low, high), b| (low.min(b), high.max(b)))
             };
             let ranges: Vec<(u64, u64)> = (0..self.alive.len()).map(|n| used(self, n)).collect();
@@ -149,7 +153,7 @@ impl<'a> PresolveState<'a> {
                 let room = limit - (least - u128::from(low));
                 let bytes = &self.bytes[node];
                 let lost: Vec<usize> =
-                    self.alive[node].iter().filter(|&c| u128::from(bytes[c][row]) > room).collect();
+                    self.alive[node].ones().filter(|&c| u128::from(bytes[c][row]) > room).collect();
                 any |= !lost.is_empty();
                 self.remove(node, &lost);
             }
@@ -157,11 +161,11 @@ impl<'a> PresolveState<'a> {
         Ok(any)
     }
 
-    /// Removes dominated choices of nodes whose surroundings changed. Whether any went.
+    /// Removes dominated choices of nodes whose neighbourhood changed. Returns whether any was removed.
     fn dominance(&mut self) -> bool {
         let mut any = false;
         for node in 0..self.alive.len() {
-            if !std::mem::take(&mut self.changed[node]) || self.alive[node].len() < 2 {
+            if !std::mem::take(&mut self.changed[node]) || self.alive[node].count_ones(..) < 2 {
                 continue;
             }
             let lost = self.dominated(node);
@@ -172,10 +176,10 @@ impl<'a> PresolveState<'a> {
         any
     }
 
-    /// The choices of a node that another one makes pointless.
+    /// The choices of a node that another choice dominates.
     fn dominated(&self, node: usize) -> Vec<usize> {
         let rows: Vec<usize> = (0..self.rows_alive.len()).filter(|&r| self.rows_alive[r]).collect();
-        let views: Vec<(&[Bits], &Bits)> = self.around[node]
+        let views: Vec<(&[FixedBitSet], &FixedBitSet)> = self.around[node]
             .iter()
             .map(|&(i, end)| {
                 let relation = &self.relations[i];
@@ -185,11 +189,12 @@ impl<'a> PresolveState<'a> {
         let bytes = &self.bytes[node];
         let time = |c: usize| self.table.nodes[node].choices[c].time.0;
         let volume = |c: usize| rows.iter().map(|&r| u128::from(bytes[c][r])).sum::<u128>();
-        let freedom =
-            |c: usize| views.iter().map(|(partners, on)| partners[c].and(on).len()).sum::<usize>();
-        // In this order a choice can only be dominated by an earlier one.
+        let freedom = |c: usize| {
+            views.iter().map(|(partners, on)| partners[c].intersection_count(on)).sum::<usize>()
+        };
+        // In this order a choice is dominated by earlier ones only.
         let mut order: Vec<(usize, u128, usize)> =
-            self.alive[node].iter().map(|c| (c, volume(c), freedom(c))).collect();
+            self.alive[node].ones().map(|c| (c, volume(c), freedom(c))).collect();
         order.sort_by(|a, b| {
             let by_time = time(a.0).total_cmp(&time(b.0));
             by_time.then(a.1.cmp(&b.1)).then(b.2.cmp(&a.2)).then(a.0.cmp(&b.0))
@@ -201,7 +206,7 @@ impl<'a> PresolveState<'a> {
                 rows.iter().all(|&r| bytes[k][r] <= bytes[c][r])
                     && views
                         .iter()
-                        .all(|(partners, on)| partners[k].covers_within(&partners[c], on))
+                        .all(|(partners, on)| covers_within(&partners[k], &partners[c], on))
             });
             if beaten { lost.push(c) } else { kept.push(c) }
         }
@@ -221,7 +226,7 @@ impl<'a> PresolveState<'a> {
 
     fn emit(&self) -> ReducedTable {
         let kept: Vec<Vec<u32>> =
-            self.alive.iter().map(|alive| alive.iter().map(|c| c as u32).collect()).collect();
+            self.alive.iter().map(|alive| alive.ones().map(|c| c as u32).collect()).collect();
         let mut renumbered = vec![None; self.table.rows.len()];
         let mut rows: Vec<MemoryRow> = Vec::new();
         for (row, _) in self.rows_alive.iter().enumerate().filter(|(_, alive)| **alive) {
@@ -247,19 +252,21 @@ impl<'a> PresolveState<'a> {
 }
 
 impl Relation {
-    /// The relation among the living as links, demanded from the side with fewer distinct keys.
-    fn links(&self, alive: &[Bits]) -> Vec<TableLink> {
-        let seen = |end: usize| -> (Vec<Option<usize>>, Vec<Bits>) {
+    /// The relation among the remaining choices as links, demanded from the side with fewer keys.
+    fn links(&self, alive: &[FixedBitSet]) -> Vec<TableLink> {
+        let seen = |end: usize| -> (Vec<Option<usize>>, Vec<FixedBitSet>) {
             let other = &alive[self.ends[1 - end]];
-            let mut classes: BTreeMap<Bits, usize> = BTreeMap::new();
+            let mut classes: BTreeMap<FixedBitSet, usize> = BTreeMap::new();
             let mut demand = Vec::new();
-            for c in alive[self.ends[end]].iter() {
-                let partners = self.partners[end][c].and(other);
+            for c in alive[self.ends[end]].ones() {
+                let mut partners = self.partners[end][c].clone();
+                partners.intersect_with(other);
                 let next = classes.len();
-                let free = partners.covers(other);
+                let free = other.is_subset(&partners);
                 demand.push((!free).then(|| *classes.entry(partners).or_insert(next)));
             }
-            let mut keys: Vec<(usize, Bits)> = classes.into_iter().map(|(b, k)| (k, b)).collect();
+            let mut keys: Vec<(usize, FixedBitSet)> =
+                classes.into_iter().map(|(b, k)| (k, b)).collect();
             keys.sort_by_key(|(key, _)| *key);
             (demand, keys.into_iter().map(|(_, partners)| partners).collect())
         };
@@ -282,9 +289,15 @@ impl Relation {
                     from,
                     to,
                     demand: demand.iter().map(|key| key.and_then(local)).collect(),
-                    offer: alive[to.0 as usize].iter().map(offered).collect(),
+                    offer: alive[to.0 as usize].ones().map(offered).collect(),
                 }
             })
             .collect()
     }
+}
+
+/// Whether `set` covers the part of `other` that lies in `within`.
+fn covers_within(set: &FixedBitSet, other: &FixedBitSet, within: &FixedBitSet) -> bool {
+    let blocks = set.as_slice().iter().zip(other.as_slice()).zip(within.as_slice());
+    blocks.into_iter().all(|((set, other), within)| other & within & !set == 0)
 }

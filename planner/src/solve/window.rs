@@ -1,58 +1,56 @@
-//! Looking only where the optimum can be.
+//! Solves integer programs over growing windows of choices.
 //!
 //! Prices on bytes bound not only the table but every choice `c`: no assignment that uses it is
 //! faster than `m(c)`. So all assignments within a window `time ≤ w` survive when only choices
 //! with `m(c) ≤ w` are kept, and the integer program over those is much smaller. Let `t` be its
 //! optimum:
 //!
-//! - `t ≤ w`: nothing outside the window is faster, `t` is the optimum of the whole table;
-//! - `t > w`, or no assignment: the optimum is no less than `w`. The next window is wider, but no
-//!   wider than `t`, and then it is the last.
+//! - `t ≤ w`: no assignment outside the window is faster, so `t` is the optimum of the whole table;
+//! - `t > w`, or no assignment: the optimum is at least `w`. The next window is wider, but no wider
+//!   than `t`, and then it is the last.
 
 use narrows_cost_model::{CostTable, TableLink};
 use narrows_plan::Seconds;
 
-use super::ilp::{self, IlpLibrary, Incumbent};
+use super::ilp::{self, Incumbent};
 use super::lagrange::{LagrangianBound, slowest};
+use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 use super::presolve::presolve;
-use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 
-/// The first window, relative to the bound.
-const FIRST: f64 = 0.01;
-/// How much wider the next window is.
+/// Width of the first window, relative to the bound.
+const FIRST_WIDTH: f64 = 0.01;
+/// Factor from the width of a window to that of the next.
 const GROWTH: f64 = 2.0;
 /// Room for rounding in the bounds of choices.
 const SLACK: f64 = 1e-10;
 
-/// Solves a presolved table by integer programs over growing windows.
-pub(super) fn solve(
+/// Solves a presolved table.
+pub fn solve(
     table: &CostTable,
-    backend: IlpLibrary,
     limits: &SolveLimits,
     clock: SolveClock,
     priced: &LagrangianBound,
 ) -> Result<SolveOutcome, SolveError> {
-    let Ok(bounds) = priced.bounds(table) else {
-        let known = Incumbent { bound: priced.bound, incumbent: priced.assignment.clone() };
-        return ilp::close(table, backend, limits, clock, known);
+    let mut known = Incumbent { bound: priced.bound, assignment: priced.assignment.clone() };
+    let Ok(bounds) = priced.bounds_by_choice(table) else {
+        return ilp::close(table, limits, clock, known);
     };
     let slowest = slowest(table);
-    let mut known = Incumbent { bound: priced.bound, incumbent: priced.assignment.clone() };
-    let mut width = FIRST;
+    let mut width = FIRST_WIDTH;
     loop {
-        let best = known.incumbent.as_ref().map_or(slowest, |a| table.time(a));
+        let best = known.assignment.as_ref().map_or(slowest, |a| table.time(a));
         let window = Seconds((priced.bound.0 * (1.0 + width)).min(best.0));
-        let last = window.0 >= best.0;
+        let is_last = window.0 >= best.0;
         width *= GROWTH;
-        let mut outcome = within(table, &bounds, window, backend, limits, clock, &known)?;
+        let mut outcome = within(table, &bounds, window, limits, clock, &known)?;
         if let Some(assignment) = &outcome.assignment {
             known.offer(table, assignment);
         }
-        let found = outcome.time.is_some_and(|time| time <= window);
+        let is_inside = outcome.time.is_some_and(|time| time <= window);
         match outcome.status {
-            SolveStatus::Infeasible if last && known.incumbent.is_none() => return Ok(outcome),
-            SolveStatus::Infeasible if last => {}
-            SolveStatus::Optimal if found || last => {}
+            SolveStatus::Infeasible if is_last && known.assignment.is_none() => return Ok(outcome),
+            SolveStatus::Infeasible if is_last => {}
+            SolveStatus::Optimal if is_inside || is_last => {}
             SolveStatus::Infeasible | SolveStatus::Optimal => {
                 known.bound = Seconds(known.bound.0.max(window.0));
                 continue;
@@ -60,17 +58,17 @@ pub(super) fn solve(
             // The bound of the window holds inside it only.
             SolveStatus::GapLimit(_) | SolveStatus::TimeLimit(_) => {
                 let bound = Seconds(outcome.bound.0.min(window.0).max(known.bound.0));
-                let best = known.incumbent;
+                let best = known.assignment;
                 outcome = SolveOutcome::stopped(outcome.status, table, best, bound, Prover::Ilp);
-                let timed_out = matches!(outcome.status, SolveStatus::TimeLimit(_));
-                if timed_out || last || outcome.gap <= limits.gap {
+                let is_out_of_time = matches!(outcome.status, SolveStatus::TimeLimit(_));
+                if is_out_of_time || is_last || outcome.gap <= limits.gap {
                     return Ok(outcome);
                 }
-                known = Incumbent { bound, incumbent: outcome.assignment };
+                known = Incumbent { bound, assignment: outcome.assignment };
                 continue;
             }
         }
-        let best = known.incumbent.expect("the last window holds an assignment");
+        let best = known.assignment.expect("the last window holds an assignment");
         return Ok(SolveOutcome::optimal(table, best, Prover::Ilp));
     }
 }
@@ -80,7 +78,6 @@ fn within(
     table: &CostTable,
     bounds: &[Vec<f64>],
     window: Seconds,
-    backend: IlpLibrary,
     limits: &SolveLimits,
     clock: SolveClock,
     known: &Incumbent,
@@ -97,8 +94,8 @@ fn within(
     let Ok(reduced) = presolve(&part) else {
         return Ok(SolveOutcome::infeasible(Prover::Presolve, None));
     };
-    let inside = Incumbent { bound: known.bound, incumbent: None };
-    let mut outcome = ilp::close(&reduced.table, backend, limits, clock, inside)?;
+    let inside = Incumbent { bound: known.bound, assignment: None };
+    let mut outcome = ilp::close(&reduced.table, limits, clock, inside)?;
     let lift = |a: Vec<u32>| -> Vec<u32> {
         reduced.lift(&a).iter().zip(&kept).map(|(&c, kept)| kept[c as usize]).collect()
     };
@@ -107,7 +104,7 @@ fn within(
     Ok(outcome)
 }
 
-/// The table with some of its choices only.
+/// The table with some of its choices.
 fn restrict(table: &CostTable, kept: &[Vec<u32>]) -> CostTable {
     let mut part = table.clone();
     for (node, kept) in part.nodes.iter_mut().zip(kept) {

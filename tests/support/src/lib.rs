@@ -12,8 +12,11 @@
 
 pub mod conformance;
 pub mod damage;
+mod enumeration;
 mod order;
 pub mod plans;
 pub mod saved;
 pub mod small;
 pub mod tables;
+
+pub use enumeration::fastest_by_enumeration;

@@ -1,100 +1,80 @@
-//! Integer programming: `program` states it, `backend` hands it to a library, and this file adds
-//! the memory rows as they are needed and checks what comes back.
+//! Integer programming: `program` states a table, `library` hands programs to a library, and this file
+//! adds the memory rows as they are needed and verifies the solutions.
 //!
 //! The program starts without memory rows. While its optimum exceeds some, those are added and it
-//! is solved again: each optimum along the way is a lower bound, since it solves a relaxation.
-//! Few rows ever bind, and a program without the others is several times faster. The library's
-//! tolerances decide nothing: values are rounded to an assignment, its links and rows are checked
-//! in integers, and its time is summed from the table. An assignment that exceeds a row already
-//! present, by less than the row's rounding, is cut off by a cover inequality in 0/1 coefficients.
-//! When a library fails numerically, the rows are rounded more coarsely and it is tried again.
+//! is solved again: each optimum along the way solves a relaxation and is a lower bound. Few rows ever
+//! bind, and a program without the others is several times faster. The library's tolerances decide
+//! nothing: values are rounded to an assignment, its links and rows are checked in integers, and its
+//! time is summed from the table. An assignment that exceeds a row already present, by less than the
+//! row's rounding, is cut off by a cover inequality in 0/1 coefficients. When a library fails
+//! numerically, the rows are rounded more coarsely and it is tried again.
 
-mod backend;
+mod library;
 mod program;
 
 use narrows_cost_model::{Assignment, CostTable, MemoryRowId};
 use narrows_plan::Seconds;
 
-pub use backend::IlpLibrary;
+use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
+use program::TableProgram;
 
-use super::presolve::presolve;
-use super::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus, Solver};
-use backend::{IlpAnswer, IlpRequest, IlpTermination};
-use program::IntegerProgram;
+pub use library::{IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow};
 
-/// Presolve, then the integer program.
-#[derive(Clone, Copy, Debug)]
-pub struct Ilp(pub IlpLibrary);
-
-impl Solver for Ilp {
-    fn solve(&self, table: &CostTable, limits: &SolveLimits) -> Result<SolveOutcome, SolveError> {
-        let clock = SolveClock::start(limits);
-        let reduced = match presolve(table) {
-            Ok(reduced) => reduced,
-            Err(conflict) => return Ok(SolveOutcome::infeasible(Prover::Presolve, Some(conflict))),
-        };
-        let known = Incumbent { bound: Seconds(0.0), incumbent: None };
-        let mut outcome = close(&reduced.table, self.0, limits, clock, known)?;
-        outcome.assignment = outcome.assignment.map(|a| reduced.lift(&a));
-        outcome.time = outcome.assignment.as_ref().map(|a| table.time(a));
-        Ok(outcome)
-    }
-}
-
-/// What is known of a table before the integer program.
+/// What is known of a table before its integer program.
 #[derive(Clone, Debug)]
-pub(super) struct Incumbent {
-    /// No assignment is faster.
+pub struct Incumbent {
+    /// Lower bound on every assignment.
     pub bound: Seconds,
     /// An assignment that satisfies every link and row.
-    pub incumbent: Option<Assignment>,
+    pub assignment: Option<Assignment>,
 }
 
 impl Incumbent {
-    /// Keeps an assignment that fits when it is the fastest so far.
+    /// Keeps an assignment that fits, if it is the fastest so far.
     pub fn offer(&mut self, table: &CostTable, assignment: &[u32]) {
         let time = table.time(assignment);
-        if self.incumbent.as_ref().is_none_or(|best| time < table.time(best)) {
-            self.incumbent = Some(assignment.to_vec());
+        if self.assignment.as_ref().is_none_or(|best| time < table.time(best)) {
+            self.assignment = Some(assignment.to_vec());
         }
     }
 }
 
-/// Grains of the memory rows, relative to their limits: each is tried when the one before failed.
+/// Grains of the memory rows, relative to their limits. Each is tried when the one before failed.
 const GRAINS: [f64; 4] =
     [1.0 / (1 << 14) as f64, 1.0 / (1 << 12) as f64, 1.0 / (1 << 9) as f64, 1.0 / (1 << 6) as f64];
 
 /// Closes the gap of a presolved table.
-pub(super) fn close(
+///
+/// # Errors
+/// The library failed with every grain.
+pub fn close(
     table: &CostTable,
-    backend: IlpLibrary,
     limits: &SolveLimits,
     clock: SolveClock,
     mut known: Incumbent,
 ) -> Result<SolveOutcome, SolveError> {
     let mut failure = None;
     for grain in GRAINS {
-        match attempt(table, backend, limits, clock, &mut known, grain) {
-            Err(SolveError::Backend(reason)) => failure = Some(SolveError::Backend(reason)),
-            ended => return ended,
+        match close_with_grain(table, limits, clock, &mut known, grain) {
+            Err(SolveError::Library(reason)) => failure = Some(SolveError::Library(reason)),
+            result => return result,
         }
     }
     Err(failure.expect("there is a grain, and it failed"))
 }
 
-/// [`close`] with one grain. What is learnt stays known when it fails.
-fn attempt(
+/// [`close`] with one grain. What it learns stays in `known` when it fails.
+fn close_with_grain(
     table: &CostTable,
-    backend: IlpLibrary,
     limits: &SolveLimits,
     clock: SolveClock,
     known: &mut Incumbent,
     grain: f64,
 ) -> Result<SolveOutcome, SolveError> {
-    let mut program = IntegerProgram::new(table, known.bound, grain);
+    let mut program = TableProgram::new(table, known.bound, grain);
     let mut present = vec![false; table.rows.len()];
-    if let Some(incumbent) = &known.incumbent {
-        // Something bound before; the rows it fills are likely to bind again.
+    if let Some(incumbent) = &known.assignment {
+        // The rows that an incumbent fills are likely to bind again.
         let used = table.bytes(incumbent);
         for (r, (row, used)) in table.rows.iter().zip(used).enumerate() {
             if used.0 as f64 > 0.9 * row.limit.0 as f64 {
@@ -107,35 +87,39 @@ fn attempt(
         if let Some(status) = clock.expired() {
             return Ok(stopped(status, table, known.clone()));
         }
-        let start = known.incumbent.as_ref().map(|a| program.values(a));
-        let request =
-            IlpRequest { program: &program, start, time_left: clock.left(), gap: limits.gap };
-        let (values, bound, ended) = match backend.run(request)? {
-            IlpAnswer::Solved { values, bound, ended } => (values, bound, ended),
-            IlpAnswer::Infeasible if known.incumbent.is_some() => {
-                return Err(SolveError::Backend("called infeasible what has a solution".into()));
+        let start = known.assignment.as_ref().map(|a| program.values(a));
+        let request = IlpRequest {
+            program: program.linear(),
+            start,
+            time_left: clock.remaining(),
+            gap: limits.gap,
+        };
+        let (values, bound, end) = match IlpLibrary::IN_USE.run(request)? {
+            IlpAnswer::Solved { values, bound, end } => (values, bound, end),
+            IlpAnswer::Infeasible if known.assignment.is_some() => {
+                return Err(SolveError::Library("it calls a feasible program infeasible".into()));
             }
             IlpAnswer::Infeasible => return Ok(SolveOutcome::infeasible(Prover::Ilp, None)),
-            IlpAnswer::Nothing => {
+            IlpAnswer::NoSolution => {
                 let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));
             }
         };
         let assignment = program.assignment(&values);
         if !table.is_consistent(&assignment) {
-            return Err(SolveError::Backend("the rounded solution breaks a link".into()));
+            return Err(SolveError::Library("the rounded solution breaks a link".into()));
         }
         known.bound = Seconds(known.bound.0.max(program.time(bound).0));
         let exceeded = exceeded_rows(table, &assignment);
         if exceeded.is_empty() {
             known.offer(table, &assignment);
         }
-        match ended {
+        match end {
             IlpTermination::Time => {
                 let status = SolveStatus::TimeLimit(limits.time.unwrap_or_default());
                 return Ok(stopped(status, table, known.clone()));
             }
-            IlpTermination::Proven if exceeded.is_empty() => {
+            IlpTermination::Optimal if exceeded.is_empty() => {
                 return Ok(SolveOutcome::optimal(table, assignment, Prover::Ilp));
             }
             IlpTermination::Gap if exceeded.is_empty() => {
@@ -153,7 +137,7 @@ fn attempt(
 }
 
 fn stopped(status: SolveStatus, table: &CostTable, known: Incumbent) -> SolveOutcome {
-    SolveOutcome::stopped(status, table, known.incumbent, known.bound, Prover::Ilp)
+    SolveOutcome::stopped(status, table, known.assignment, known.bound, Prover::Ilp)
 }
 
 fn exceeded_rows(table: &CostTable, assignment: &[u32]) -> Vec<MemoryRowId> {

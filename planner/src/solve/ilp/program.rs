@@ -21,43 +21,36 @@
 //! cut off by covers.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
+use fixedbitset::FixedBitSet;
 use narrows_cost_model::{CostTable, MemoryRowId, TableLink};
 use narrows_plan::Seconds;
 
-use crate::solve::bits::Bits;
+use super::library::{LinearProgram, LinearRow};
 
-/// What the bound on the objective becomes: libraries compare with absolute tolerances of about
-/// 1e-9, and choices much slower than the optimum should not need more than fifteen digits.
+/// Value of the bound on the objective after scaling: libraries compare with absolute tolerances of
+/// about 1e-9, and choices much slower than the optimum should not need more than fifteen digits.
 const TIME_SCALE: f64 = 100.0;
-/// The most sets `U` of one group of overlapping keys.
+/// Largest number of sets `U` of one group of overlapping keys.
 const UNIONS_MAX: usize = 128;
 
-/// `Σ coefficient·x ≤ rhs`, or `=`.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct LinearRow {
-    pub terms: Vec<(usize, f64)>,
-    pub equal: bool,
-    pub rhs: f64,
-}
-
-/// A minimisation over binary variables.
+/// The integer program of a table.
 #[derive(Clone, Debug)]
-pub(super) struct IntegerProgram {
-    pub costs: Vec<f64>,
-    pub rows: Vec<LinearRow>,
-    /// The variables of each node, empty where there is nothing to choose.
-    variables: Vec<std::ops::Range<usize>>,
+pub struct TableProgram {
+    linear: LinearProgram,
+    /// The variables of each node; empty where there is nothing to choose.
+    variables: Vec<Range<usize>>,
     /// `time = base + objective / scale`.
     base: f64,
     scale: f64,
-    /// Bytes near one are multiples of this.
+    /// Scaled bytes are multiples of this.
     grain: f64,
 }
 
-impl IntegerProgram {
-    /// Everything but the memory rows, which will be rounded to multiples of `grain`.
-    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> IntegerProgram {
+impl TableProgram {
+    /// The program without memory rows. Rows that are added later are rounded to multiples of `grain`.
+    pub fn new(table: &CostTable, bound: Seconds, grain: f64) -> TableProgram {
         let mut variables = Vec::with_capacity(table.nodes.len());
         let mut excess = Vec::new();
         let mut base = 0.0;
@@ -73,16 +66,22 @@ impl IntegerProgram {
         let largest = excess.iter().copied().fold(0.0, f64::max);
         let unit = base.max(bound.0).max(largest * 1e-6);
         let scale = if unit > 0.0 { TIME_SCALE / unit } else { 1.0 };
-        let costs = excess.iter().map(|t| t * scale).collect();
-        let one_hot = |span: &std::ops::Range<usize>| LinearRow {
+        let costs: Vec<f64> = excess.iter().map(|t| t * scale).collect();
+        let one_hot = |span: &Range<usize>| LinearRow {
             terms: span.clone().map(|x| (x, 1.0)).collect(),
-            equal: true,
+            is_equality: true,
             rhs: 1.0,
         };
         let rows = variables.iter().filter(|span| !span.is_empty()).map(one_hot).collect();
-        let mut program = IntegerProgram { costs, rows, variables, base, scale, grain };
+        let linear = LinearProgram { upper_bounds: vec![1.0; costs.len()], costs, rows };
+        let mut program = TableProgram { linear, variables, base, scale, grain };
         table.links.iter().for_each(|link| program.add_link(link));
         program
+    }
+
+    /// The program as it stands.
+    pub fn linear(&self) -> &LinearProgram {
+        &self.linear
     }
 
     /// The time for an objective.
@@ -92,7 +91,7 @@ impl IntegerProgram {
 
     /// The 0/1 values of an assignment.
     pub fn values(&self, assignment: &[u32]) -> Vec<f64> {
-        let mut values = vec![0.0; self.costs.len()];
+        let mut values = vec![0.0; self.linear.costs.len()];
         for (span, &c) in self.variables.iter().zip(assignment) {
             if !span.is_empty() {
                 values[span.start + c as usize] = 1.0;
@@ -101,9 +100,9 @@ impl IntegerProgram {
         values
     }
 
-    /// The assignment that values are closest to.
+    /// The assignment closest to these values.
     pub fn assignment(&self, values: &[f64]) -> Vec<u32> {
-        let largest = |span: &std::ops::Range<usize>| {
+        let largest = |span: &Range<usize>| {
             span.clone()
                 .max_by(|&a, &b| values[a].total_cmp(&values[b]))
                 .map_or(0, |x| (x - span.start) as u32)
@@ -118,14 +117,14 @@ impl IntegerProgram {
         let mut rows: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         for (keys, union) in offered.unions() {
             let demanding = |c: &usize| link.demand[*c].is_some_and(|k| keys & (1 << k) != 0);
-            rows.push(((0..link.demand.len()).filter(demanding).collect(), union.iter().collect()));
+            rows.push(((0..link.demand.len()).filter(demanding).collect(), union.ones().collect()));
         }
         if exact {
             rows.sort_by_key(|(from, to)| from.len() + to.len());
             rows.pop();
         }
         for (left, right) in rows {
-            let mut row = LinearRow { terms: Vec::new(), equal: exact, rhs: 0.0 };
+            let mut row = LinearRow { terms: Vec::new(), is_equality: exact, rhs: 0.0 };
             // A node without variables has one choice, taken.
             match self.variables[from].clone() {
                 span if span.is_empty() => row.rhs -= left.len() as f64,
@@ -135,13 +134,13 @@ impl IntegerProgram {
                 span if span.is_empty() => row.rhs += right.len() as f64,
                 span => row.terms.extend(right.iter().map(|c| (span.start + c, -1.0))),
             }
-            self.rows.push(row);
+            self.linear.rows.push(row);
         }
     }
 
-    /// A memory row.
+    /// Adds a memory row.
     pub fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
-        let bytes = above_least(table, row);
+        let bytes = relative_bytes(table, row);
         let room = bytes.room;
         // A power of two, so that the scaling itself is exact.
         let unit = (room as f64).max(1.0).log2().floor().exp2();
@@ -150,14 +149,14 @@ impl IntegerProgram {
             let grains = |&b: &u64| (b as f64 / unit / self.grain).floor() * self.grain;
             terms.extend(span.clone().zip(of.iter().map(grains)).filter(|(_, b)| *b > 0.0));
         }
-        self.rows.push(LinearRow { terms, equal: false, rhs: room as f64 / unit });
+        self.linear.rows.push(LinearRow { terms, is_equality: false, rhs: room as f64 / unit });
     }
 
-    /// Forbids `assignment`, which exceeds `row`, together with all that use at least as much at
-    /// each of its nodes. For sums so close to the limit that rounding hides the excess.
+    /// Cuts off `assignment`, which exceeds `row`, and all assignments that use at least as much at each
+    /// of its nodes: for sums so close to the limit that rounding hides the excess.
     pub fn add_cover(&mut self, table: &CostTable, row: MemoryRowId, assignment: &[u32]) {
-        let bytes = above_least(table, row);
-        let mut cover = LinearRow { terms: Vec::new(), equal: false, rhs: -1.0 };
+        let bytes = relative_bytes(table, row);
+        let mut cover = LinearRow { terms: Vec::new(), is_equality: false, rhs: -1.0 };
         for ((span, of), &c) in self.variables.iter().zip(&bytes.of).zip(assignment) {
             let taken = of[c as usize];
             if taken > 0 {
@@ -166,18 +165,19 @@ impl IntegerProgram {
                 cover.terms.extend(as_large.map(|(x, _)| (x, 1.0)));
             }
         }
-        self.rows.push(cover);
+        self.linear.rows.push(cover);
     }
 }
 
-/// The bytes of every choice in one row, above the least of its node.
+/// Bytes of every choice in one row, relative to the least of its node.
 struct RelativeBytes {
+    /// By node and choice.
     of: Vec<Vec<u64>>,
-    /// The limit, less the least of all nodes.
+    /// The limit minus the least bytes of all nodes.
     room: u64,
 }
 
-fn above_least(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
+fn relative_bytes(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
     let mut room = table.rows[row.0 as usize].limit.0;
     let mut of = Vec::with_capacity(table.nodes.len());
     for node in &table.nodes {
@@ -192,9 +192,9 @@ fn above_least(table: &CostTable, row: MemoryRowId) -> RelativeBytes {
     RelativeBytes { of, room }
 }
 
-/// Which choices of `to` offer each demanded key of a link.
+/// The choices of `to` that offer each demanded key of a link.
 struct LinkOffers {
-    keys: Vec<(u8, Bits)>,
+    keys: Vec<(u8, FixedBitSet)>,
     is_partition: bool,
 }
 
@@ -202,31 +202,36 @@ impl LinkOffers {
     fn new(link: &TableLink) -> LinkOffers {
         let demanded: BTreeSet<u8> = link.demand.iter().flatten().copied().collect();
         let offering = |key: u8| {
-            let mut bits = Bits::empty(link.offer.len());
+            let mut set = FixedBitSet::with_capacity(link.offer.len());
             let offers = link.offer.iter().enumerate().filter(|(_, o)| **o & (1 << key) != 0);
-            offers.for_each(|(c, _)| bits.insert(c));
-            bits
+            offers.for_each(|(c, _)| set.insert(c));
+            set
         };
-        let keys: Vec<(u8, Bits)> = demanded.iter().map(|&key| (key, offering(key))).collect();
-        let total: usize = keys.iter().map(|(_, bits)| bits.len()).sum();
-        let all = keys.iter().fold(Bits::empty(link.offer.len()), |all, (_, b)| all.or(b));
-        LinkOffers { is_partition: total == all.len() && total == link.offer.len(), keys }
+        let keys: Vec<(u8, FixedBitSet)> =
+            demanded.iter().map(|&key| (key, offering(key))).collect();
+        let total: usize = keys.iter().map(|(_, set)| set.count_ones(..)).sum();
+        let mut all = FixedBitSet::with_capacity(link.offer.len());
+        keys.iter().for_each(|(_, set)| all.union_with(set));
+        LinkOffers { is_partition: total == all.count_ones(..) && total == link.offer.len(), keys }
     }
 
-    /// The unions of overlapping offers, each with the keys (as a mask) it contains. Each key's
-    /// own set is always among them.
-    fn unions(&self) -> BTreeSet<(u64, Bits)> {
-        let mut seen: BTreeSet<Bits> = self.keys.iter().map(|(_, bits)| bits.clone()).collect();
-        let mut pending: Vec<Bits> = seen.iter().cloned().collect();
+    /// The unions of overlapping offers, each with the keys (as a mask) that it contains. The set of
+    /// each key is among them.
+    fn unions(&self) -> BTreeSet<(u64, FixedBitSet)> {
+        let mut seen: BTreeSet<FixedBitSet> =
+            self.keys.iter().map(|(_, set)| set.clone()).collect();
+        let mut pending: Vec<FixedBitSet> = seen.iter().cloned().collect();
         while let Some(union) = pending.pop() {
-            for (_, bits) in &self.keys {
-                if seen.len() < UNIONS_MAX && bits.meets(&union) && seen.insert(union.or(bits)) {
-                    pending.push(union.or(bits));
+            for (_, set) in &self.keys {
+                let wider = &union | set;
+                if seen.len() < UNIONS_MAX && !set.is_disjoint(&union) && seen.insert(wider.clone())
+                {
+                    pending.push(wider);
                 }
             }
         }
-        let inside = |union: &Bits| {
-            let keys = self.keys.iter().filter(|(_, bits)| union.covers(bits));
+        let inside = |union: &FixedBitSet| {
+            let keys = self.keys.iter().filter(|(_, set)| set.is_subset(union));
             keys.fold(0, |mask, (key, _)| mask | 1 << key)
         };
         seen.into_iter().map(|union| (inside(&union), union)).collect()

@@ -1,4 +1,4 @@
-//! The libraries that solve a [`IntegerProgram`], behind one function.
+//! The integer programming libraries, behind one function.
 
 use std::time::Duration;
 
@@ -8,59 +8,104 @@ use good_lp::{
     WithTimeLimit, variable,
 };
 
-use super::program::{IntegerProgram, LinearRow};
-use crate::solve::SolveError;
+use crate::solve::outcome::SolveError;
+
+/// A minimisation over integer variables from zero to an upper bound.
+#[derive(Clone, Debug, Default)]
+pub struct LinearProgram {
+    /// Cost of each variable.
+    pub costs: Vec<f64>,
+    /// Upper bound of each variable.
+    pub upper_bounds: Vec<f64>,
+    /// The constraints.
+    pub rows: Vec<LinearRow>,
+}
+
+/// `Σ coefficient·x ≤ rhs`, or `=`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinearRow {
+    /// Variables with their coefficients.
+    pub terms: Vec<(usize, f64)>,
+    /// Whether the row is an equality.
+    pub is_equality: bool,
+    /// Right-hand side.
+    pub rhs: f64,
+}
 
 /// A library for integer programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IlpLibrary {
-    /// microlp: pure Rust, always there.
+    /// microlp: pure Rust.
     MicroLp,
-    /// HiGHS: slower on small programs, much faster on hard ones.
+    /// HiGHS: slower on small programs, much faster on hard ones. Needs the feature `highs`.
     #[cfg(feature = "highs")]
     Highs,
 }
 
-/// What a library is asked for.
-pub(super) struct IlpRequest<'a> {
-    pub program: &'a IntegerProgram,
+/// A program with its limits.
+pub struct IlpRequest<'a> {
+    /// The program.
+    pub program: &'a LinearProgram,
     /// Values of all variables to start from.
     pub start: Option<Vec<f64>>,
+    /// Time left.
     pub time_left: Option<Duration>,
+    /// Sufficient relative gap.
     pub gap: f64,
 }
 
 /// What a library answers.
-pub(super) enum IlpAnswer {
+pub enum IlpAnswer {
+    /// A solution.
     Solved {
+        /// Values of all variables.
         values: Vec<f64>,
-        /// No solution has a smaller objective.
+        /// Lower bound on the objective.
         bound: f64,
-        ended: IlpTermination,
+        /// How the library ended.
+        end: IlpTermination,
     },
-    /// The time ran out before any solution was found.
-    Nothing,
+    /// The time ran out before a solution was found.
+    NoSolution,
+    /// It is proven that there is no solution.
     Infeasible,
 }
 
+/// How a library ended with a solution.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum IlpTermination {
-    Proven,
+pub enum IlpTermination {
+    /// The solution is proven optimal.
+    Optimal,
+    /// The gap is within the limit.
     Gap,
+    /// The time ran out.
     Time,
 }
 
 impl IlpLibrary {
-    pub(super) fn run(self, request: IlpRequest) -> Result<IlpAnswer, SolveError> {
+    /// The library in use: HiGHS where it is compiled in.
+    pub const IN_USE: IlpLibrary = {
+        #[cfg(feature = "highs")]
+        {
+            IlpLibrary::Highs
+        }
+        #[cfg(not(feature = "highs"))]
+        {
+            IlpLibrary::MicroLp
+        }
+    };
+
+    /// Runs a program.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn run(self, request: IlpRequest) -> Result<IlpAnswer, SolveError> {
         if request.program.costs.is_empty() {
             // Libraries differ on programs without variables.
-            let holds = |row: &LinearRow| row.rhs == 0.0 || !row.equal && row.rhs > 0.0;
+            let holds = |row: &LinearRow| row.rhs == 0.0 || !row.is_equality && row.rhs > 0.0;
+            let (values, bound, end) = (vec![], 0.0, IlpTermination::Optimal);
             return Ok(match request.program.rows.iter().all(holds) {
-                true => IlpAnswer::Solved {
-                    values: Vec::new(),
-                    bound: 0.0,
-                    ended: IlpTermination::Proven,
-                },
+                true => IlpAnswer::Solved { values, bound, end },
                 false => IlpAnswer::Infeasible,
             });
         }
@@ -97,12 +142,12 @@ impl IlpLibrary {
                 let model = model.set_mip_abs_gap(0.0).map_err(failed)?;
                 let solved = model.with_mip_gap(gap).map_err(failed)?.solve();
                 let program = request.program;
-                answer(solved, &variables, |solution, ended| {
+                answer(solved, &variables, |solution, end| {
                     let columns = solution.into_inner();
                     let terms = columns.columns().iter().zip(&program.costs);
                     let objective: f64 = terms.map(|(x, cost)| x * cost).sum();
-                    match ended {
-                        IlpTermination::Proven => objective,
+                    match end {
+                        IlpTermination::Optimal => objective,
                         IlpTermination::Gap => objective * (1.0 - request.gap),
                         IlpTermination::Time => f64::NEG_INFINITY,
                     }
@@ -113,9 +158,11 @@ impl IlpLibrary {
 }
 
 /// The variables and the objective.
-fn state(program: &IntegerProgram) -> (good_lp::variable::UnsolvedProblem, Vec<Variable>) {
+fn state(program: &LinearProgram) -> (good_lp::variable::UnsolvedProblem, Vec<Variable>) {
     let mut problem = ProblemVariables::new();
-    let variables = problem.add_vector(variable().binary(), program.costs.len());
+    let integer = |upper: &f64| variable().integer().min(0).max(*upper);
+    let variables: Vec<Variable> =
+        program.upper_bounds.iter().map(|upper| problem.add(integer(upper))).collect();
     let mut objective = Expression::with_capacity(variables.len());
     for (&x, &cost) in variables.iter().zip(&program.costs) {
         objective.add_mul(cost, x);
@@ -123,13 +170,13 @@ fn state(program: &IntegerProgram) -> (good_lp::variable::UnsolvedProblem, Vec<V
     (problem.minimise(objective), variables)
 }
 
-fn constrain(model: &mut impl SolverModel, program: &IntegerProgram, variables: &[Variable]) {
+fn constrain(model: &mut impl SolverModel, program: &LinearProgram, variables: &[Variable]) {
     for row in &program.rows {
         let mut left = Expression::with_capacity(row.terms.len());
         for &(x, coefficient) in &row.terms {
             left.add_mul(coefficient, variables[x]);
         }
-        model.add_constraint(if row.equal { left.eq(row.rhs) } else { left.leq(row.rhs) });
+        model.add_constraint(if row.is_equality { left.eq(row.rhs) } else { left.leq(row.rhs) });
     }
 }
 
@@ -141,23 +188,25 @@ fn answer<S: Solution>(
     let solution = match solved {
         Ok(solution) => solution,
         Err(ResolutionError::Infeasible) => return Ok(IlpAnswer::Infeasible),
-        Err(ResolutionError::Other(reason)) if ran_out(reason) => return Ok(IlpAnswer::Nothing),
+        Err(ResolutionError::Other(reason)) if ran_out_of_time(reason) => {
+            return Ok(IlpAnswer::NoSolution);
+        }
         Err(error) => return Err(failed(error)),
     };
-    let ended = match solution.status() {
-        SolutionStatus::Optimal => IlpTermination::Proven,
+    let end = match solution.status() {
+        SolutionStatus::Optimal => IlpTermination::Optimal,
         SolutionStatus::GapLimit => IlpTermination::Gap,
         SolutionStatus::TimeLimit => IlpTermination::Time,
     };
     let values = variables.iter().map(|&x| solution.value(x)).collect();
-    Ok(IlpAnswer::Solved { values, bound: bound(solution, ended), ended })
+    Ok(IlpAnswer::Solved { values, bound: bound(solution, end), end })
 }
 
 /// good_lp has no variant of its own for "no solution in time".
-fn ran_out(reason: &str) -> bool {
+fn ran_out_of_time(reason: &str) -> bool {
     reason.starts_with("Time limit reached before") || reason == "NoSolutionFound"
 }
 
 fn failed(error: impl std::fmt::Display) -> SolveError {
-    SolveError::Backend(error.to_string())
+    SolveError::Library(error.to_string())
 }

@@ -1,59 +1,60 @@
-//! In which order elimination removes what a table has.
+//! The constraint graph of a table, and the order in which elimination removes its variables.
 //!
 //! A link rarely tells all choices of a node apart: an op has many choices that leave its output in
 //! the same layout. So each relation between two nodes gets a variable of its own, its *key*, when
 //! the choices of one end fall into fewer classes than there are choices. The choice of that end
-//! determines the key, and the other end sees only the key. Once an end is removed, what it leaves
-//! is a table over keys and not over choices, which is smaller by orders of magnitude around values
-//! with many consumers.
+//! determines the key, and the other end sees the key only. Eliminating an end then leaves a table
+//! over keys and not over choices, which is smaller by orders of magnitude around values with many
+//! consumers.
 //!
-//! The order is greedy: the variable whose removal is the least work, then the least new edges.
+//! The order is greedy: the variable whose elimination is the least work, then the fewest new edges.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fixedbitset::FixedBitSet;
 use narrows_cost_model::TableLink;
 
-use super::bits::Bits;
+use super::full_set;
 
-/// Which values of two variables go together.
+/// The pairs of values of two variables that go together.
 #[derive(Clone, Debug)]
-pub(super) struct Relation {
+pub struct Relation {
     /// The two variables.
-    pub(super) ends: [usize; 2],
+    pub ends: [usize; 2],
     /// For each end and each of its values, the values of the other end.
-    pub(super) partners: [Vec<Bits>; 2],
+    pub partners: [Vec<FixedBitSet>; 2],
 }
 
-/// The variables of a table, and what relates them: its nodes, then the keys of its links.
+/// The variables of a table and the relations between them: nodes first, then keys.
 #[derive(Clone, Debug)]
-pub(super) struct ConstraintGraph {
-    /// How many values each variable has.
-    pub(super) sizes: Vec<usize>,
+pub struct ConstraintGraph {
+    /// Number of values of each variable.
+    pub sizes: Vec<usize>,
     /// By node: the choices that its links to itself allow.
-    pub(super) allowed: Vec<Bits>,
-    /// What must go together.
-    pub(super) relations: Vec<Relation>,
+    pub allowed: Vec<FixedBitSet>,
+    /// Relations between two variables.
+    pub relations: Vec<Relation>,
 }
 
 impl Relation {
-    /// From the values of the first end to those of the second.
-    fn new(ends: [usize; 2], forward: Vec<Bits>, size: usize) -> Relation {
-        let mut backward = vec![Bits::empty(forward.len()); size];
+    /// A relation from the partners of each value of the first end; `size` values at the second end.
+    fn new(ends: [usize; 2], forward: Vec<FixedBitSet>, size: usize) -> Relation {
+        let mut backward = vec![FixedBitSet::with_capacity(forward.len()); size];
         for (a, partners) in forward.iter().enumerate() {
-            partners.iter().for_each(|b| backward[b].insert(a));
+            partners.ones().for_each(|b| backward[b].insert(a));
         }
         Relation { ends, partners: [forward, backward] }
     }
 
     /// All links between two nodes as one relation.
-    pub(super) fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
+    pub fn fused(sizes: &[usize], ends: [usize; 2], links: &[&TableLink]) -> Relation {
         let sizes = ends.map(|node| sizes[node]);
-        let mut forward = vec![Bits::full(sizes[1]); sizes[0]];
+        let mut forward = vec![full_set(sizes[1]); sizes[0]];
         for link in links {
             let first = usize::from(link.from.0 as usize != ends[0]);
             // The offering choices of each key.
             let keys = link.demand.iter().flatten().max().map_or(0, |key| usize::from(*key) + 1);
-            let mut offering = vec![Bits::empty(link.offer.len()); keys];
+            let mut offering = vec![FixedBitSet::with_capacity(link.offer.len()); keys];
             for (choice, offer) in link.offer.iter().enumerate() {
                 let offered = (0..keys).filter(|key| offer & (1 << key) != 0);
                 offered.for_each(|key| offering[key].insert(choice));
@@ -61,7 +62,7 @@ impl Relation {
             for (choice, key) in link.demand.iter().enumerate() {
                 let Some(offering) = key.map(|key| &offering[usize::from(key)]) else { continue };
                 if first == 0 {
-                    forward[choice] = forward[choice].and(offering);
+                    forward[choice].intersect_with(offering);
                 } else {
                     (0..sizes[0])
                         .filter(|&other| !offering.contains(other))
@@ -72,24 +73,24 @@ impl Relation {
         Relation::new(ends, forward, sizes[1])
     }
 
-    /// The values of an end by what they go with.
+    /// The values of an end, classified by their partners.
     fn classes(&self, end: usize) -> ValueClasses {
-        let mut made = ValueClasses::default();
-        self.partners[end].iter().for_each(|partners| made.push(partners));
-        made
+        let mut classes = ValueClasses::default();
+        self.partners[end].iter().for_each(|partners| classes.push(partners));
+        classes
     }
 }
 
-/// The values of a variable, classed by their partners in another one.
+/// The values of a variable, classified by their partners in another one.
 #[derive(Default)]
 struct ValueClasses {
     class: Vec<usize>,
-    partners: Vec<Bits>,
+    partners: Vec<FixedBitSet>,
 }
 
 impl ValueClasses {
-    /// One more value.
-    fn push(&mut self, partners: &Bits) {
+    /// Adds a value.
+    fn push(&mut self, partners: &FixedBitSet) {
         let known = self.partners.iter().position(|known| known == partners);
         self.class.push(known.unwrap_or(self.partners.len()));
         if known.is_none() {
@@ -98,44 +99,44 @@ impl ValueClasses {
     }
 }
 
-/// The choices that demand, by what all links together let them go with.
-fn demands(links: &[&TableLink]) -> ValueClasses {
+/// The choices that demand, classified by the choices that all links together let them go with.
+fn demand_classes(links: &[&TableLink]) -> ValueClasses {
     let offers = links[0].offer.len();
     let demand = |choice: usize| links.iter().map(move |link| link.demand[choice]);
-    let mut made = ValueClasses::default();
+    let mut classes = ValueClasses::default();
     for choice in 0..links[0].demand.len() {
-        // What demands the same has the same partners.
-        let alike = (0..choice).find(|&other| demand(other).eq(demand(choice)));
-        if let Some(other) = alike {
-            made.class.push(made.class[other]);
+        // Equal demands have equal partners.
+        let equal = (0..choice).find(|&other| demand(other).eq(demand(choice)));
+        if let Some(other) = equal {
+            classes.class.push(classes.class[other]);
             continue;
         }
-        let mut partners = Bits::empty(offers);
-        let met = |other: usize| {
+        let mut partners = FixedBitSet::with_capacity(offers);
+        let is_met = |other: usize| {
             let mut keys = links.iter().zip(demand(choice));
             keys.all(|(link, key)| key.is_none_or(|key| link.offer[other] & (1 << key) != 0))
         };
-        (0..offers).filter(|&other| met(other)).for_each(|other| partners.insert(other));
-        made.push(&partners);
+        (0..offers).filter(|&other| is_met(other)).for_each(|other| partners.insert(other));
+        classes.push(&partners);
     }
-    made
+    classes
 }
 
-/// Links by the nodes they are between, the lower one first.
-pub(super) fn between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink>> {
-    let mut fused: BTreeMap<[usize; 2], Vec<&TableLink>> = BTreeMap::new();
+/// Links by the two nodes they connect, the lower index first.
+pub fn links_between(links: &[TableLink]) -> BTreeMap<[usize; 2], Vec<&TableLink>> {
+    let mut between: BTreeMap<[usize; 2], Vec<&TableLink>> = BTreeMap::new();
     for link in links {
         let (from, to) = (link.from.0 as usize, link.to.0 as usize);
         if from != to {
-            fused.entry([from.min(to), from.max(to)]).or_default().push(link);
+            between.entry([from.min(to), from.max(to)]).or_default().push(link);
         }
     }
-    fused
+    between
 }
 
 /// By node: the choices that its links to itself allow.
-pub(super) fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<Bits> {
-    let mut allowed: Vec<Bits> = sizes.iter().map(|&size| Bits::full(size)).collect();
+pub fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<FixedBitSet> {
+    let mut allowed: Vec<FixedBitSet> = sizes.iter().map(|&size| full_set(size)).collect();
     for link in links.iter().filter(|link| link.from == link.to) {
         for (choice, (demand, offer)) in link.demand.iter().zip(&link.offer).enumerate() {
             if demand.is_some_and(|key| offer & (1 << key) == 0) {
@@ -147,56 +148,57 @@ pub(super) fn self_consistent(sizes: &[usize], links: &[TableLink]) -> Vec<Bits>
 }
 
 impl ConstraintGraph {
-    /// Of nodes with so many choices and their links.
-    pub(super) fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
+    /// The graph of nodes with these numbers of choices, and their links.
+    pub fn new(sizes: Vec<usize>, links: &[TableLink]) -> ConstraintGraph {
         let allowed = self_consistent(&sizes, links);
-        let mut network = ConstraintGraph { sizes, allowed, relations: vec![] };
-        for (ends, links) in between(links) {
-            network.relate(ends, &links);
+        let mut graph = ConstraintGraph { sizes, allowed, relations: vec![] };
+        for (ends, links) in links_between(links) {
+            graph.relate(ends, &links);
         }
-        network
+        graph
     }
 
-    /// Adds what the links between two nodes demand, by a key where that tells fewer values apart.
+    /// Adds the relation of the links between two nodes, through a key where that has fewer values.
     fn relate(&mut self, ends: [usize; 2], links: &[&TableLink]) {
         let from = links[0].from.0 as usize;
-        let mut seen = if links.iter().all(|link| link.from.0 as usize == from) {
-            demands(links)
+        let mut classes = if links.iter().all(|link| link.from.0 as usize == from) {
+            demand_classes(links)
         } else {
             Relation::fused(&self.sizes, ends, links).classes(usize::from(from != ends[0]))
         };
         let far = if from == ends[0] { ends[1] } else { ends[0] };
-        let all = Bits::full(self.sizes[far]);
-        if seen.partners.iter().all(|partners| partners.covers(&all)) {
+        let all = full_set(self.sizes[far]);
+        if classes.partners.iter().all(|partners| all.is_subset(partners)) {
             return;
         }
-        let keys = seen.partners.len();
+        let keys = classes.partners.len();
         if keys == self.sizes[from] {
-            let partners = seen.class.iter().map(|&class| seen.partners[class].clone()).collect();
+            let of_class = |&class: &usize| classes.partners[class].clone();
+            let partners = classes.class.iter().map(of_class).collect();
             self.relations.push(Relation::new([from, far], partners, self.sizes[far]));
             return;
         }
         let key = self.sizes.len();
         self.sizes.push(keys);
         let only = |class: usize| {
-            let mut bits = Bits::empty(keys);
-            bits.insert(class);
-            bits
+            let mut set = FixedBitSet::with_capacity(keys);
+            set.insert(class);
+            set
         };
-        let determined = seen.class.drain(..).map(only).collect();
+        let determined = classes.class.drain(..).map(only).collect();
         self.relations.push(Relation::new([from, key], determined, keys));
-        self.relations.push(Relation::new([key, far], seen.partners, self.sizes[far]));
+        self.relations.push(Relation::new([key, far], classes.partners, self.sizes[far]));
     }
 
-    /// Every variable, in the order of removal, with its neighbours at that time; `root` last.
-    pub(super) fn order(&self, root: Option<usize>) -> Vec<(usize, Vec<usize>)> {
+    /// Every variable in the order of elimination, with its neighbours at that time; `root` last.
+    pub fn order(&self, root: Option<usize>) -> Vec<(usize, Vec<usize>)> {
         let mut neighbours = vec![BTreeSet::new(); self.sizes.len()];
-        // How many values of a neighbour go with a value, on average, by both.
+        // Average number of values of the second variable that go with a value of the first.
         let mut shares: BTreeMap<[usize; 2], f64> = BTreeMap::new();
         for Relation { ends: [a, b], partners } in &self.relations {
             neighbours[*a].insert(*b);
             neighbours[*b].insert(*a);
-            let pairs: usize = partners[0].iter().map(Bits::len).sum();
+            let pairs: usize = partners[0].iter().map(|set| set.count_ones(..)).sum();
             shares.insert([*a, *b], pairs as f64 / self.sizes[*a] as f64);
             shares.insert([*b, *a], pairs as f64 / self.sizes[*b] as f64);
         }
@@ -223,7 +225,7 @@ impl ConstraintGraph {
                     let by_work = works[**a].total_cmp(&works[**b]);
                     by_work.then_with(|| fill(**a, &neighbours).cmp(&fill(**b, &neighbours)))
                 });
-            let (at, &node) = least.expect("something is left besides the root");
+            let (at, &node) = least.expect("a variable besides the root is left");
             left.remove(at);
             let scope: Vec<usize> = neighbours[node].iter().copied().collect();
             for &a in &scope {

@@ -1,0 +1,210 @@
+//! Improves the assignment of a stage whose memory binds, by integer programs.
+//!
+//! The vertices of the hulls leave a part of the memory unused: less than one step along a hull. An
+//! integer program chooses again among all vertices of the stage's blocks, under the stage's memory
+//! row. What its choice leaves unused then goes to single blocks: the cost table of a block is solved
+//! exactly within the bytes that the block has plus those left over, which finds solutions between the
+//! vertices. They become new columns, until none is faster.
+
+use std::sync::Arc;
+
+use narrows_plan::Bytes;
+use narrows_plan::strategy::Context;
+
+use super::assignment::{AssignmentMethod, StageAssignment};
+use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
+use crate::solve::{ColumnGroup, SolveLimits, choose_columns};
+
+/// Rounds of new columns.
+const ROUNDS_MAX: usize = 2;
+
+/// Smallest distance from the linear relaxation, relative to the step, that is worth choosing columns
+/// again; and that is worth new ones, which cost tens to hundreds of milliseconds each.
+const SLACK_MIN: f64 = 1e-6;
+const SLACK_MIN_FOR_COLUMNS: f64 = 1e-3;
+
+/// Blocks of one shape on a stage, with the solutions to choose from.
+struct Group {
+    spec: SegmentSpec,
+    count: u64,
+    columns: Vec<Arc<SolvedSegment>>,
+    /// Number of blocks of each column.
+    chosen: Vec<u64>,
+}
+
+/// A stage whose assignment is refined.
+pub struct StageRefinement<'a> {
+    segments: &'a SegmentSolver<'a>,
+    context: &'a Context,
+    in_flight: u64,
+    budget: Bytes,
+}
+
+impl<'a> StageRefinement<'a> {
+    /// The blocks of a stage with `in_flight` microbatches may use `budget` bytes.
+    pub fn new(
+        segments: &'a SegmentSolver<'a>,
+        context: &'a Context,
+        in_flight: u64,
+        budget: Bytes,
+    ) -> StageRefinement<'a> {
+        StageRefinement { segments, context, in_flight, budget }
+    }
+
+    /// A faster assignment for the blocks `specs` than `assignment`, within the budget; `None` when
+    /// none is found.
+    pub fn refine(
+        &self,
+        specs: &[SegmentSpec],
+        assignment: &StageAssignment,
+    ) -> Option<StageAssignment> {
+        let time = self.cost_of(&assignment.blocks);
+        if assignment.integrality_slack.0 <= SLACK_MIN * time {
+            return None;
+        }
+        let bound = time - assignment.integrality_slack.0;
+        let mut groups = self.groups(specs, assignment);
+        for _ in 0..ROUNDS_MAX {
+            let chosen = self.choose(&mut groups);
+            let is_close = chosen - bound <= SLACK_MIN_FOR_COLUMNS * time;
+            if is_close || self.segments.out_of_time() || !self.add_columns(&mut groups) {
+                break;
+            }
+        }
+        let blocks = blocks_in_order(specs, &groups);
+        let refined = StageAssignment::new(blocks, self.in_flight);
+        let is_faster = self.cost_of(&refined.blocks) < time * (1.0 - 1e-12);
+        (is_faster && refined.bytes <= self.budget).then(|| StageAssignment {
+            integrality_slack: assignment.integrality_slack,
+            microbatch_time_min: assignment.microbatch_time_min,
+            method: AssignmentMethod::IntegerProgram,
+            ..refined
+        })
+    }
+
+    /// Time of a step, in seconds.
+    fn cost_of(&self, blocks: &[Arc<SolvedSegment>]) -> f64 {
+        blocks.iter().map(|solved| self.cost(solved)).sum()
+    }
+
+    fn cost(&self, solved: &SolvedSegment) -> f64 {
+        let microbatches = self.context.workload.microbatches(&self.context.mesh);
+        solved.time.total(microbatches).0
+    }
+
+    fn bytes(&self, solved: &SolvedSegment) -> Bytes {
+        solved.bytes.total(self.in_flight)
+    }
+
+    /// The shapes of the stage, with all vertices of their hulls and the present choice among them.
+    fn groups(&self, specs: &[SegmentSpec], assignment: &StageAssignment) -> Vec<Group> {
+        let mut groups: Vec<Group> = vec![];
+        for (spec, solved) in specs.iter().zip(&assignment.blocks) {
+            let index = groups.iter().position(|group| group.spec == *spec).unwrap_or_else(|| {
+                let columns = self.segments.hull(*spec, self.context, self.in_flight, None);
+                let chosen = vec![0; columns.len()];
+                groups.push(Group { spec: *spec, count: 0, columns, chosen });
+                groups.len() - 1
+            });
+            let group = &mut groups[index];
+            group.count += 1;
+            match group.columns.iter().position(|column| Arc::ptr_eq(column, solved)) {
+                Some(column) => group.chosen[column] += 1,
+                None => {
+                    group.columns.push(solved.clone());
+                    group.chosen.push(1);
+                }
+            }
+        }
+        groups
+    }
+
+    /// Chooses columns for all blocks by an integer program, and returns their cost. The present choice
+    /// stays when the program fails or runs out of time.
+    fn choose(&self, groups: &mut [Group]) -> f64 {
+        let column_groups: Vec<ColumnGroup> = groups
+            .iter()
+            .map(|group| ColumnGroup {
+                count: group.count,
+                columns: group.columns.iter().map(|c| (self.cost(c), self.bytes(c).0)).collect(),
+            })
+            .collect();
+        let start: Vec<Vec<u64>> = groups.iter().map(|group| group.chosen.clone()).collect();
+        let limits = SolveLimits { time: self.segments.deadline().remaining(), gap: 0.0 };
+        if let Ok(Some(choice)) = choose_columns(&column_groups, self.budget.0, &start, &limits) {
+            for (group, counts) in groups.iter_mut().zip(choice.counts) {
+                group.chosen = counts;
+            }
+        }
+        let cost_of = |group: &Group| -> f64 {
+            let chosen = group.columns.iter().zip(&group.chosen);
+            chosen.map(|(column, count)| self.cost(column) * *count as f64).sum()
+        };
+        groups.iter().map(cost_of).sum()
+    }
+
+    /// Adds solutions that use the bytes left over. Returns whether there are any.
+    fn add_columns(&self, groups: &mut [Group]) -> bool {
+        let used: Bytes = groups
+            .iter()
+            .flat_map(|group| group.columns.iter().zip(&group.chosen))
+            .map(|(column, count)| self.bytes(column) * *count)
+            .sum();
+        let left = self.budget.saturating_sub(used);
+        let mut any = false;
+        for group in groups {
+            let chosen: Vec<Arc<SolvedSegment>> = group
+                .columns
+                .iter()
+                .zip(&group.chosen)
+                .filter(|(_, count)| **count > 0)
+                .map(|(column, _)| column.clone())
+                .collect();
+            for column in chosen {
+                let limit = self.bytes(&column) + left;
+                let faster = self.segments.fastest_within(
+                    group.spec,
+                    self.context,
+                    self.in_flight,
+                    column.grouping,
+                    limit,
+                );
+                let Some(faster) = faster else { continue };
+                let is_new = |faster: &SolvedSegment| {
+                    let same = |known: &Arc<SolvedSegment>| {
+                        self.bytes(known) <= self.bytes(faster)
+                            && self.cost(known) <= self.cost(faster)
+                    };
+                    !group.columns.iter().any(same)
+                };
+                if self.cost(&faster) < self.cost(&column) && is_new(&faster) {
+                    group.columns.push(faster);
+                    group.chosen.push(0);
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+}
+
+/// The chosen solutions in the order of the blocks, the fastest of each shape first.
+fn blocks_in_order(specs: &[SegmentSpec], groups: &[Group]) -> Vec<Arc<SolvedSegment>> {
+    let mut queues: Vec<(SegmentSpec, Vec<Arc<SolvedSegment>>)> = groups
+        .iter()
+        .map(|group| {
+            let chosen = group.columns.iter().zip(&group.chosen);
+            let mut queue: Vec<Arc<SolvedSegment>> = chosen
+                .flat_map(|(column, count)| std::iter::repeat_n(column.clone(), *count as usize))
+                .collect();
+            // Taken from the end.
+            let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;
+            queue.sort_by(|a, b| time(b).total_cmp(&time(a)));
+            (group.spec, queue)
+        })
+        .collect();
+    let mut next = |spec: &SegmentSpec| {
+        queues.iter_mut().find(|(known, _)| known == spec).and_then(|(_, queue)| queue.pop())
+    };
+    specs.iter().filter_map(&mut next).collect()
+}

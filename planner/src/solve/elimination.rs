@@ -1,0 +1,203 @@
+//! Variable elimination: dynamic programming over the graph of links.
+//!
+//! Variables are removed one at a time. Removing `v` with neighbours `N` leaves a table over `N`
+//!
+//! ```text
+//! μᵥ(N) = min over c of  time(v, c) + Σ (tables that mention v)(N, c)
+//! ```
+//!
+//! over the pairs `(N, c)` that the links allow. After the last variable the minimum is a number; going
+//! back through the recorded minimisers gives an assignment that attains it. Work and memory are
+//! exponential only in the number of neighbours at removal (the width of the order, see
+//! `constraint_graph`), which is 1 on a tree.
+//!
+//! Memory rows are ignored, so the minimum is a lower bound on the table's optimum, and the optimum
+//! itself when its assignment fits the rows. [`EliminationOrder`] depends on the links alone: which
+//! choices go together is found once (`join`), and other costs (bytes priced by multipliers, for
+//! instance) only repeat the sweep.
+
+use narrows_cost_model::{Assignment, CostTable, TableLink, TableNode};
+
+use super::constraint_graph::ConstraintGraph;
+use super::join::{Elimination, eliminations};
+use super::outcome::SolveError;
+use super::presolve::presolve;
+
+/// An order of elimination for the links of one table, good for any costs of its nodes.
+#[derive(Clone, Debug)]
+pub struct EliminationOrder {
+    /// Number of choices of each node.
+    sizes: Vec<usize>,
+    eliminations: Vec<Elimination>,
+    /// Eliminations that leave a number.
+    roots: Vec<usize>,
+    /// Cells of the tables that all eliminations leave.
+    cells: usize,
+}
+
+/// The cheapest assignment for some node costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MinCostAssignment {
+    /// Sum of the costs.
+    pub cost: f64,
+    /// An assignment that attains it and satisfies every link.
+    pub assignment: Assignment,
+}
+
+/// Cost of every cell of all eliminations, and the entry that attains it.
+struct SweepTables {
+    costs: Vec<f64>,
+    entries: Vec<u32>,
+}
+
+impl EliminationOrder {
+    /// An order for the nodes of `table`.
+    ///
+    /// # Errors
+    /// The links are too far from a tree.
+    pub fn new(table: &CostTable) -> Result<EliminationOrder, SolveError> {
+        EliminationOrder::rooted(table, None)
+    }
+
+    /// An order for the nodes of `table` that eliminates `root` last.
+    pub(super) fn rooted(
+        table: &CostTable,
+        root: Option<usize>,
+    ) -> Result<EliminationOrder, SolveError> {
+        let sizes: Vec<usize> = table.nodes.iter().map(|node| node.choices.len()).collect();
+        EliminationOrder::ordered(sizes, &table.links, root)
+    }
+
+    /// An order for nodes with these numbers of choices.
+    ///
+    /// # Errors
+    /// The links are too far from a tree.
+    pub fn of_links(sizes: &[usize], links: &[TableLink]) -> Result<EliminationOrder, SolveError> {
+        EliminationOrder::ordered(sizes.to_vec(), links, None)
+    }
+
+    fn ordered(
+        sizes: Vec<usize>,
+        links: &[TableLink],
+        root: Option<usize>,
+    ) -> Result<EliminationOrder, SolveError> {
+        let graph = ConstraintGraph::new(sizes.clone(), links);
+        let (eliminations, cells) = eliminations(&graph, graph.order(root))?;
+        // A table is joined when a variable that it mentions is eliminated; a number mentions none.
+        let mut is_root = vec![true; eliminations.len()];
+        eliminations.iter().flat_map(|e| &e.children).for_each(|&child| is_root[child] = false);
+        let roots = (0..eliminations.len()).filter(|&i| is_root[i]).collect();
+        Ok(EliminationOrder { sizes, eliminations, roots, cells })
+    }
+
+    /// Additions of one sweep.
+    pub fn work(&self) -> usize {
+        self.eliminations.iter().map(|elimination| elimination.values.len()).sum()
+    }
+
+    /// The cheapest assignment when choice `c` of node `n` costs `costs[n][c]`, ignoring memory
+    /// rows. `None` when the links contradict each other.
+    pub fn cheapest(&self, costs: &[Vec<f64>]) -> Option<MinCostAssignment> {
+        if self.is_contradictory() {
+            return None;
+        }
+        let swept = self.sweep(costs);
+        let roots = || self.roots.iter().map(|&root| (root, self.eliminations[root].base));
+        let cost = roots().map(|(_, cell)| swept.costs[cell]).sum();
+        let mut assignment = vec![0; self.sizes.len()];
+        let mut open: Vec<(usize, usize)> = roots().collect();
+        while let Some((elimination, cell)) = open.pop() {
+            let elimination = &self.eliminations[elimination];
+            let entry = swept.entries[cell] as usize;
+            if let Some(choice) = assignment.get_mut(elimination.node) {
+                *choice = elimination.values[entry];
+            }
+            let cells = elimination.below(entry).iter().map(|&cell| cell as usize);
+            open.extend(elimination.children.iter().copied().zip(cells));
+        }
+        Some(MinCostAssignment { cost, assignment })
+    }
+
+    /// For each choice of the last node eliminated, the cost of the cheapest assignment with it;
+    /// infinite where there is none.
+    pub(super) fn marginals(&self, costs: &[Vec<f64>]) -> Vec<f64> {
+        let Some((last, before)) = self.eliminations.split_last() else { return Vec::new() };
+        let mut totals = vec![f64::INFINITY; self.sizes[last.node]];
+        if self.is_contradictory() {
+            return totals;
+        }
+        let swept = self.sweep(costs);
+        let others = self.roots.iter().filter_map(|&root| before.get(root));
+        let elsewhere: f64 = others.map(|root| swept.costs[root.base]).sum();
+        for (entry, &choice) in last.values.iter().enumerate() {
+            let below: f64 = last.below(entry).iter().map(|&cell| swept.costs[cell as usize]).sum();
+            totals[choice as usize] = costs[last.node][choice as usize] + below + elsewhere;
+        }
+        totals
+    }
+
+    fn is_contradictory(&self) -> bool {
+        self.eliminations.iter().any(|elimination| elimination.values.is_empty())
+    }
+
+    /// The cheapest entry of every cell of every elimination.
+    fn sweep(&self, costs: &[Vec<f64>]) -> SweepTables {
+        let mut swept = SweepTables { costs: vec![0.0; self.cells], entries: vec![0; self.cells] };
+        let keys = self.eliminations.iter().filter(|e| e.node >= self.sizes.len());
+        let keys_max = keys.flat_map(|elimination| &elimination.values).max();
+        let free = vec![0.0; keys_max.map_or(0, |&value| value as usize + 1)];
+        for elimination in &self.eliminations {
+            let own = costs.get(elimination.node).unwrap_or(&free);
+            // Constant numbers of children let the compiler unroll the inner loop.
+            match elimination.children.len() {
+                0 => sweep_one(elimination, own, &mut swept, 0),
+                1 => sweep_one(elimination, own, &mut swept, 1),
+                2 => sweep_one(elimination, own, &mut swept, 2),
+                3 => sweep_one(elimination, own, &mut swept, 3),
+                children => sweep_one(elimination, own, &mut swept, children),
+            }
+        }
+        swept
+    }
+}
+
+/// The cheapest entry of every cell of one elimination.
+#[inline(always)]
+fn sweep_one(elimination: &Elimination, own: &[f64], swept: &mut SweepTables, children: usize) {
+    let (below, costs) = swept.costs.split_at_mut(elimination.base);
+    let chosen = &mut swept.entries[elimination.base..];
+    for (cell, span) in elimination.starts.windows(2).enumerate() {
+        let (mut best, mut best_entry) = (f64::INFINITY, span[0]);
+        for entry in span[0]..span[1] {
+            let at = entry as usize;
+            let mut cost = own[elimination.values[at] as usize];
+            for &cell in &elimination.cells[at * children..at * children + children] {
+                cost += below[cell as usize];
+            }
+            if cost < best {
+                (best, best_entry) = (cost, entry);
+            }
+        }
+        costs[cell] = best;
+        chosen[cell] = best_entry;
+    }
+}
+
+/// Times of all choices in seconds, by node: the costs of the objective.
+pub fn choice_times(table: &CostTable) -> Vec<Vec<f64>> {
+    let node = |node: &TableNode| node.choices.iter().map(|choice| choice.time.0).collect();
+    table.nodes.iter().map(node).collect()
+}
+
+/// The fastest assignment of a table, ignoring its memory rows; `None` when its links contradict
+/// each other. The table without rows is presolved first, which merges choices that differ in
+/// bytes alone.
+pub(super) fn fastest_ignoring_rows(table: &CostTable) -> Result<Option<Assignment>, SolveError> {
+    let mut free = table.clone();
+    free.rows.clear();
+    free.nodes.iter_mut().flat_map(|node| &mut node.choices).for_each(|c| c.bytes.clear());
+    let Ok(reduced) = presolve(&free) else { return Ok(None) };
+    let order = EliminationOrder::new(&reduced.table)?;
+    let cheapest = order.cheapest(&choice_times(&reduced.table));
+    Ok(cheapest.map(|cheapest| reduced.lift(&cheapest.assignment)))
+}
