@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use narrows_cost_model::profile;
 use narrows_plan::CheckedProgram;
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_planner::{Request, search};
 use narrows_runtime::Optimizer;

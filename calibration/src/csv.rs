@@ -15,9 +15,12 @@
 
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
-use narrows_plan::units::short_number;
+use narrows_plan::short_number;
 use narrows_plan::{Defect, Defects, Mesh, Workload};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, NormRule, Recompute, WeightRule},
+};
 
 use crate::framework::fit_conditions_of;
 use crate::measurements::{

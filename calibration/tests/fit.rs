@@ -10,8 +10,8 @@ use narrows_cost_model::{Executor, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
 };
-use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::random::SplitMix64;
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 fn machine() -> CpuMachine {

@@ -6,8 +6,8 @@ use narrows_cost_model::Executor;
 use narrows_cost_model::interval::{ErrorModel, prediction_interval};
 use narrows_cost_model::profile::{Profile, ProfileFile, preset, preset_names};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::random::SplitMix64;
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 /// Sizes x, y and a time.

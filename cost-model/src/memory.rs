@@ -8,7 +8,10 @@
 use narrows_plan::Bytes;
 use narrows_plan::emit::activation_bytes;
 use narrows_plan::graph::{Op, OpId, ValueId};
-use narrows_plan::strategy::{Context, Flow, OpOption, Save, SegmentChoice, SegmentSpace};
+use narrows_plan::{
+    Context,
+    strategy::{Flow, OpOption, Save, SegmentChoice, SegmentSpace},
+};
 use narrows_plan::{Dim, Layout};
 
 /// Bytes that one instance of a segment occupies between its passes.

@@ -10,10 +10,10 @@
 //! ```
 //! the sum over all instructions, which is the sum that the solver minimised.
 
-use narrows_plan::check::CheckedProgram;
+use narrows_plan::CheckedProgram;
 use narrows_plan::kernel::FusedKind;
-use narrows_plan::mesh::{Axis, DeviceGroup, Mesh};
 use narrows_plan::program::{Action, Instr, MicrobatchPass, Phase, StageProgram};
+use narrows_plan::{Axis, DeviceGroup, Mesh};
 use narrows_plan::{Kernel, Seconds};
 use serde::Serialize;
 

@@ -13,7 +13,7 @@ use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
     Transfer,
 };
-use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 const MESHES: [Mesh; 4] = [

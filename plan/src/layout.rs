@@ -33,6 +33,24 @@ pub enum Layout {
     Partial,
 }
 
+impl Layout {
+    /// Whether reshards turn a tensor of this layout into the other: nothing becomes a partial sum.
+    pub fn reshards_to(self, other: Layout) -> bool {
+        self == other || other != Layout::Partial
+    }
+}
+
+/// How a weight matrix lies over the tensor axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightSplit {
+    /// Every device has all of it.
+    Whole,
+    /// Split on its rows (a linear's input features, the embedding's vocabulary).
+    Rows,
+    /// Split on its columns.
+    Columns,
+}
+
 /// The layouts of a tensor and of its gradient at one end of an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EdgeLayout {

@@ -5,28 +5,36 @@
 //! device runs ([`Kernel`]), what a plan decides, and how a plan is lowered to a checked program.
 //! Nothing in this crate reads a file, knows a price, or searches.
 
-pub mod check;
-pub mod decisions;
-pub mod defect;
-pub mod dtype;
 pub mod emit;
 pub mod graph;
 pub mod json;
 pub mod kernel;
-pub mod layout;
-pub mod lower;
-pub mod mesh;
 pub mod model;
 pub mod program;
 pub mod random;
 pub mod strategy;
-pub mod units;
 
-pub use check::{CheckErrors, CheckedProgram};
-pub use decisions::Plan;
+mod check;
+mod context;
+mod decisions;
+mod defect;
+mod dtype;
+mod extent;
+mod layout;
+mod lower;
+mod mesh;
+mod units;
+
+pub use check::{CheckError, CheckErrors, CheckedProgram};
+pub use context::{Context, Zero};
+pub use decisions::{
+    BlockDecisions, BlockRun, Executor, PLAN_FORMAT, Plan, PlanLayout, PlanSource, ResolvedBlock,
+    ResolvedPlan, SegmentDecisions, SegmentPlan, StagePlan,
+};
 pub use defect::{Defect, Defects};
 pub use dtype::{DType, Precision};
 pub use kernel::Kernel;
-pub use layout::{Dim, EdgeLayout, Layout};
-pub use mesh::{Axis, Mesh, Workload};
-pub use units::{Bytes, Flops, Seconds};
+pub use layout::{Dim, EdgeLayout, Layout, WeightSplit};
+pub use lower::{lower, lower_stage};
+pub use mesh::{Axis, DeviceGroup, Mesh, Workload};
+pub use units::{Bytes, Flops, Seconds, short_number};

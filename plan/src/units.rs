@@ -73,9 +73,9 @@ impl fmt::Display for Bytes {
 /// A number for a message: in full, or with an exponent where it would be long.
 ///
 /// ```
-/// use narrows_plan::units::short;
+/// use narrows_plan::short_number;
 ///
-/// assert_eq!((short(0.25), short(1e300), short(-1e-9)), ("0.25".into(), "1e300".into(), "-1e-9".into()));
+/// assert_eq!((short_number(0.25), short_number(1e300), short_number(-1e-9)), ("0.25".into(), "1e300".into(), "-1e-9".into()));
 /// ```
 pub fn short_number(value: f64) -> String {
     let in_full = (1e-4..1e9).contains(&value.abs()) || value == 0.0 || !value.is_finite();

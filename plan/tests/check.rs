@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use narrows_plan::CheckedProgram;
 use narrows_plan::Precision;
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::presets;
 use narrows_plan::program::Program;
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_test_support::plans::{TestRng, draw_case, draw_plan, drawable_models, to_json};
 
 fn count() -> usize {
@@ -57,7 +57,7 @@ fn large() -> Program {
     };
     let mut dice = TestRng(7);
     let plan = (0..50).find_map(|_| draw_plan(&mut dice, &model, context)).expect("a plan");
-    narrows_plan::lower::lower(&plan.resolve(&model).expect("it resolves"))
+    narrows_plan::lower(&plan.resolve(&model).expect("it resolves"))
 }
 
 #[test]

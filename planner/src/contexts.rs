@@ -1,7 +1,7 @@
 //! Enumerates the contexts of a request: meshes, microbatch sizes and ZeRO stages.
 
-use narrows_plan::mesh::{Mesh, Workload};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 
 use crate::request::Request;
 

@@ -1,7 +1,10 @@
 //! Explains why no plan was found, and suggests what to change.
 
-use narrows_plan::strategy::{Baseline, Recompute, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, Recompute, WeightRule},
+};
 
 use crate::context::ContextSolver;
 use crate::deadline::Deadline;

@@ -4,8 +4,11 @@
 
 use std::fmt;
 
-use narrows_plan::strategy::{Baseline, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Seconds};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, WeightRule},
+};
 use serde::{Serialize, Serializer};
 
 use crate::diagnosis::causes;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use narrows_plan::check::CheckedProgram;
-use narrows_plan::strategy::{BoundaryLayout, Context};
+use narrows_plan::CheckedProgram;
 use narrows_plan::{Bytes, Seconds};
+use narrows_plan::{Context, strategy::BoundaryLayout};
 
 use crate::pipeline::AssignmentMethod;
 use crate::segment::SolvedSegment;

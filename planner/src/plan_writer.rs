@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 use narrows_plan::EdgeLayout;
-use narrows_plan::decisions::{
+use narrows_plan::{
     BlockDecisions, BlockRun, PLAN_FORMAT, Plan, PlanLayout, PlanSource, SegmentDecisions,
     StagePlan,
 };

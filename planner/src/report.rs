@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use narrows_plan::Context;
 use narrows_plan::Seconds;
-use narrows_plan::strategy::Context;
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 

@@ -5,8 +5,11 @@ use std::time::Duration;
 use narrows_cost_model::{Executor, Profile};
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Rules, TiedWeightLayout, Zero};
 use narrows_plan::{Bytes, Defect, Defects};
+use narrows_plan::{
+    Zero,
+    strategy::{Rules, TiedWeightLayout},
+};
 
 /// Everything a search depends on. A size that is `None` is searched.
 #[derive(Clone, Debug)]

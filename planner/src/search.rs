@@ -10,8 +10,8 @@
 
 use std::time::Instant;
 
+use narrows_plan::Context;
 use narrows_plan::Seconds;
-use narrows_plan::strategy::Context;
 use rayon::prelude::*;
 
 use crate::context::{ContextBounds, ContextSolution, ContextSolver, flops_bound, lower_bound};

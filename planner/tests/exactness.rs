@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use narrows_cost_model::{Prices, profile, simulate};
-use narrows_plan::check::CheckedProgram;
-use narrows_plan::emit::{
-    InstrTemplate, clear_square_sum, op_parameters, reduce_square_sum, reduce_tied_gradient,
-};
+use narrows_plan::CheckedProgram;
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::{Baseline, BoundaryLayout, Rules, TiedWeightLayout};
 use narrows_plan::{Kernel, Seconds};
+use narrows_plan::{
+    emit::{InstrTemplate, clear_square_sum, reduce_square_sum, reduce_tied_gradient},
+    strategy::op_parameters,
+};
 use narrows_planner::{
     Deadline, MemoryLimit, ModelDecisions, Request, SegmentSolver, SegmentSpec, SolvedSegment,
     contexts, search, write_plan,
@@ -181,7 +182,7 @@ fn step_phase(
         let head = decided.head.segment.vocabulary_op().unwrap();
         let strategy = decided.head.choice.ops[head.0 as usize].choice.strategy;
         let parameter = op_parameters(decided.head.segment.op(head), strategy, context).unwrap();
-        once.push(reduce_tied_gradient(parameter.gradient(context).extent, context));
+        once.push(reduce_tied_gradient(parameter.gradient_extent(context), context));
     }
     let once: f64 = once.iter().map(|template| price(&template.kernel()).0).sum();
     once + segments.iter().map(|solved| solved.time.step.0).sum::<f64>()
@@ -190,7 +191,7 @@ fn step_phase(
 fn decide(
     request: &Request,
     segments: &SegmentSolver,
-    context: narrows_plan::strategy::Context,
+    context: narrows_plan::Context,
     boundary: BoundaryLayout,
     solve: &dyn Fn(SegmentKind, usize) -> Option<Arc<SolvedSegment>>,
 ) -> Option<ModelDecisions> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use narrows_plan::program::{Access, BufferRole, Phase, StageProgram};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
 
 /// The byte range of an operand in the arena. Offsets saturate, so that an impossible range lies
 /// outside every arena.

@@ -147,12 +147,12 @@ fn bytes_of(operands: &[Access]) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use narrows_plan::mesh::{Axis, Mesh, Workload};
     use narrows_plan::program::{
         Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, MicrobatchPass, ModelConstants,
         P2pTransfer, Phase, one_forward_one_backward,
     };
-    use narrows_plan::strategy::{Context, Zero};
+    use narrows_plan::{Axis, Mesh, Workload};
+    use narrows_plan::{Context, Zero};
     use narrows_plan::{DType, Precision};
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use narrows_plan::kernel::{Collective, CollectiveKind};
-use narrows_plan::mesh::{Axis, Mesh};
+use narrows_plan::{Axis, Mesh};
 use narrows_plan::{Bytes, Kernel};
 
 /// Number of a device on the mesh: the tensor axis varies fastest, then data, then pipeline.

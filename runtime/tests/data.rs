@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use arbtest::arbitrary::{self, Unstructured};
 use narrows_plan::Precision;
-use narrows_plan::mesh::{Mesh, Workload};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_runtime::data::{
     Cursor, DataError, DataFault, Sampler, SamplerConfig, TokenFile, TokenFileInfo,
     TokenFileLayout, TokenWidth, TokenWriter, TokenizerId,

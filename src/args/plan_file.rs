@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 
 use narrows_cost_model::Profile;
-use narrows_plan::decisions::{Executor, PlanSource};
 use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
 use narrows_plan::{Defect, Mesh, Plan};
+use narrows_plan::{Executor, PlanSource};
 use narrows_planner::{GroupingRule, MemoryLimit, Request};
 
 use crate::calibrate::cache::{self, CachedProfileKey};

@@ -1,8 +1,11 @@
 //! Flags with a fixed set of values.
 
 use clap::ValueEnum;
-use narrows_plan::decisions::Executor;
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
+use narrows_plan::Executor;
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, NormRule, Recompute, WeightRule},
+};
 use narrows_planner::GroupingRule;
 
 /// `--zero`.

@@ -1,6 +1,6 @@
 //! `narrows check`: proves a plan, or reports what is wrong with it.
 
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::Model;
 use narrows_reference::Miniature;
 

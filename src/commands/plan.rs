@@ -1,7 +1,7 @@
 //! `narrows plan`: finds the fastest plan.
 
 use narrows_plan::Mesh;
-use narrows_plan::strategy::{Baseline, Zero};
+use narrows_plan::{Zero, strategy::Baseline};
 use narrows_planner::Request;
 use narrows_planner::SearchResult;
 use narrows_planner::predict_program;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::check::CheckError;
+use narrows_plan::CheckError;
 use narrows_plan::program::{Action, Phase, Program, StageProgram};
 use narrows_plan::{Bytes, CheckErrors, CheckedProgram};
 use serde::Serialize;

@@ -3,16 +3,18 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::decisions::{ResolvedPlan, SegmentPlan};
-use narrows_plan::emit::{
-    InstrTemplate, WeightSplit, copy_forward, flow_backward, op_backward, op_forward, op_parameters,
-};
+use narrows_plan::Axis;
 use narrows_plan::graph::{Grouping, OpId, SegmentKind, ValueId};
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::Axis;
 use narrows_plan::program::Action;
-use narrows_plan::strategy::{Context, Save};
 use narrows_plan::{Bytes, Plan};
+use narrows_plan::{Context, strategy::Save};
+use narrows_plan::{ResolvedPlan, SegmentPlan};
+use narrows_plan::{
+    WeightSplit,
+    emit::{InstrTemplate, copy_forward, flow_backward, op_backward, op_forward},
+    strategy::op_parameters,
+};
 
 use super::page::{Align, TextPage};
 use crate::args::Detail;

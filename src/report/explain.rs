@@ -1,6 +1,6 @@
 //! The explanation of a plan: what limits it, and what the alternatives cost.
 
-use narrows_plan::strategy::Zero;
+use narrows_plan::Zero;
 use narrows_plan::{Bytes, Mesh, Seconds};
 use narrows_planner::Prediction;
 use narrows_planner::Request;

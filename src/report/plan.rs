@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use narrows_plan::decisions::{PlanLayout, ResolvedPlan};
+use narrows_plan::Zero;
 use narrows_plan::model::Model;
-use narrows_plan::strategy::Zero;
 use narrows_plan::{Bytes, Plan};
+use narrows_plan::{PlanLayout, ResolvedPlan};
 use narrows_planner::Prediction;
 use narrows_planner::SearchReport;
 use serde::Serialize;

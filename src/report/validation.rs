@@ -5,8 +5,8 @@ use narrows_calibration::validation::{
     ComparedFigure, Coverage, ErrorSummary, FigureSummary, LeftOutFigure, Orderings, leave_one_out,
     overall, summarize_by_source, summarize_by_table,
 };
+use narrows_plan::Executor;
 use narrows_plan::Seconds;
-use narrows_plan::decisions::Executor;
 use serde::Serialize;
 
 use super::Report;

@@ -1,11 +1,11 @@
 //! Small models, plans for them, and how far tensors are apart.
 
 use narrows_cost_model::{Profile, profile};
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::Mesh;
+use narrows_plan::Mesh;
+use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
-use narrows_plan::strategy::{Baseline, Zero};
 use narrows_plan::{CheckedProgram, Plan};
+use narrows_plan::{Zero, strategy::Baseline};
 use narrows_planner::{Request, search};
 use narrows_reference::{Batch, Float, Parameters};
 use narrows_runtime::session::{NamedTensors, Session};

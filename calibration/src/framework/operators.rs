@@ -17,7 +17,7 @@
 use narrows_plan::kernel::{
     Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
 };
-use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 use crate::measurements::GptModel;

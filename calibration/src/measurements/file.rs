@@ -6,8 +6,11 @@
 use indexmap::IndexMap;
 use narrows_cost_model::Executor;
 use narrows_plan::model::ModelFile;
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Bytes, Mesh, Workload};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, NormRule, Recompute, WeightRule},
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,10 +2,10 @@
 
 use narrows_cost_model::{Prices, Profile};
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::model::Activation;
 use narrows_plan::program::{Action, Extent, FusedOp};
 use narrows_plan::strategy::NormRule;
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType, Mesh};
 
 use super::file::{KernelRun, MeasuredQuantity, Measurement, MeasurementUnit, NormRun};

@@ -4,7 +4,7 @@ use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shippe
 use narrows_cost_model::Prices;
 use narrows_cost_model::profile::preset;
 use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
-use narrows_plan::mesh::{Axis, DeviceGroup};
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType};
 
 /// One measured number: the kernels that ran one after the other, and the time they took.

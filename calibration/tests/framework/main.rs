@@ -16,8 +16,11 @@ use narrows_calibration::measurements::{
 use narrows_calibration::validation::ErrorSummary;
 use narrows_calibration::{CsvDefaults, measurements_from_csv};
 use narrows_cost_model::profile::{Profile, Provenance, ProvenanceKind, preset};
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Mesh, Workload};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, NormRule, Recompute, WeightRule},
+};
 
 /// Draws of a bootstrap.
 const DRAWS: usize = 16;

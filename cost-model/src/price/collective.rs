@@ -18,9 +18,9 @@
 //! [`NodeWiring::AllPairs`], those that lead to members), across nodes the members' share of the network
 //! cards. Sibling groups use the other cards at the same time.
 
+use narrows_plan::DeviceGroup;
 use narrows_plan::Seconds;
 use narrows_plan::kernel::{Collective, CollectiveKind, Transfer};
-use narrows_plan::mesh::DeviceGroup;
 
 use super::nccl::{self, NcclAlgorithm, NcclProtocol};
 use super::topology::{GroupPlacement, Topology};

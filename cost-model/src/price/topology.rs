@@ -4,7 +4,7 @@
 //! when that span divides D (or when one node holds the whole mesh). Otherwise a node holds ⌈D/s⌉ members at most,
 //! and a ring passes through ⌈n / members a node⌉ nodes. Of the groups of one shape, all are priced like the worst.
 
-use narrows_plan::mesh::DeviceGroup;
+use narrows_plan::DeviceGroup;
 
 /// Devices and nodes of a mesh.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ impl Topology {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use narrows_plan::mesh::Axis;
+    use narrows_plan::Axis;
 
     #[track_caller]
     fn check(

@@ -20,7 +20,7 @@ pub use file::{
     NodeWiring, PeakFlops, ProfileFile, ProfileFormat,
 };
 pub use measured::{KernelMeasurements, MeasuredPoint, Repeatability};
-pub use narrows_plan::decisions::Executor;
+pub use narrows_plan::Executor;
 pub use presets::preset;
 pub use provenance::{Provenance, ProvenanceKind, RELATIVE_ERROR_MAX, RelativeError};
 pub use read::{read, schema};

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::ops::RangeInclusive;
 
-use narrows_plan::units::short_number;
+use narrows_plan::short_number;
 use narrows_plan::{Defect, Defects};
 
 use super::file::{AttentionCurve, DeviceSpec, EfficiencyPoint, GemmCurve, LinkSpec, ProfileFile};

@@ -8,7 +8,10 @@
 //! comes to its second next transfer, so that a send and the receive after it may wait for one
 //! another's neighbour together. And the collectives over the pipeline axis meet in one order.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use petgraph::algo::tarjan_scc;
+use petgraph::graph::{DiGraph, NodeIndex};
 
 use crate::graph::BoundaryTensorId;
 use crate::mesh::{Axis, Mesh};
@@ -73,7 +76,7 @@ pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> CheckResul
 #[derive(Clone, Copy)]
 struct ScheduledTransfer<'a> {
     send: bool,
-    other: usize,
+    peer: usize,
     microbatch: u64,
     phase: Phase,
     at: usize,
@@ -101,8 +104,11 @@ impl ScheduledTransfer<'_> {
         }
     }
 
-    fn name(&self) -> &'static str {
-        if self.send { "send" } else { "receive" }
+    /// For messages: `stage 0 cannot send microbatch 1 to stage 1`.
+    fn wait(&self, stage: usize) -> String {
+        let (verb, preposition) = if self.send { ("send", "to") } else { ("receive", "from") };
+        let (microbatch, peer) = (self.microbatch, self.peer);
+        format!("stage {stage} cannot {verb} microbatch {microbatch} {preposition} stage {peer}")
     }
 }
 
@@ -122,7 +128,7 @@ fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Schedul
         };
         Some(ScheduledTransfer {
             send,
-            other: hop.peer_stage as usize,
+            peer: hop.peer_stage as usize,
             microbatch,
             phase,
             at,
@@ -143,9 +149,9 @@ pub(super) fn check_matched(program: &Program, errors: &mut CheckErrors) {
                 _ => (stage, stage - 1),
             };
             let sends: Vec<&ScheduledTransfer> =
-                lists[from].iter().filter(|t| t.send && t.other == to).collect();
+                lists[from].iter().filter(|t| t.send && t.peer == to).collect();
             let receives: Vec<&ScheduledTransfer> =
-                lists[to].iter().filter(|t| !t.send && t.other == from).collect();
+                lists[to].iter().filter(|t| !t.send && t.peer == from).collect();
             check_pair((from, to), &sends, &receives, errors);
         }
     }
@@ -183,75 +189,140 @@ fn check_pair(
     }
 }
 
-/// Runs all schedules with rendezvous until every transfer is over or none can go on.
+/// Proves that the schedules of all stages end: the dependencies between transfers have no cycle.
+///
+/// A node of the graph is a rendezvous: a send and the receive that it meets, the n-th of each pair of
+/// stages with the n-th. An edge says that a stage begins a transfer only after another is over. A
+/// cycle, or a transfer that meets none, blocks all transfers that depend on it.
 pub(super) fn check_progress(program: &Program, errors: &mut CheckErrors) {
-    let mut queues: Vec<VecDeque<ScheduledTransfer>> = program
+    let schedules: Vec<Vec<ScheduledTransfer>> = program
         .stages
         .iter()
         .map(|stage| {
-            let turns = stage.schedule.iter();
-            turns.flat_map(|turn| transfers(stage, turn.phase, turn.microbatch)).collect()
+            let passes = stage.schedule.iter();
+            passes.flat_map(|pass| transfers(stage, pass.phase, pass.microbatch)).collect()
         })
         .collect();
-    loop {
-        let mut moved = false;
-        for stage in 0..queues.len() {
-            while let Some((at, other, theirs)) = meeting(&queues, stage) {
-                let (one, two) = (queues[stage][at], queues[other][theirs]);
-                if (one.microbatch, one.phase) != (two.microbatch, two.phase) {
-                    let problem = format!(
-                        "sends microbatch {} when stage {other} waits for microbatch {}",
-                        one.microbatch, two.microbatch
-                    );
-                    errors.push(one.error(stage, problem, None));
-                    return;
-                }
-                queues[stage].remove(at);
-                queues[other].remove(theirs);
-                moved = true;
-            }
-        }
-        if !moved {
-            break;
-        }
-    }
-    let waits: Vec<String> = queues
+    let mut graph: DiGraph<Rendezvous, ()> = DiGraph::new();
+    let mut open: HashMap<(usize, usize), VecDeque<NodeIndex>> = HashMap::new();
+    let nodes: Vec<Vec<NodeIndex>> = schedules
         .iter()
         .enumerate()
-        .filter_map(|(stage, queue)| {
-            let next = queue.front()?;
-            let (name, other) = (next.name(), next.other);
-            Some(format!("stage {stage} to {name} microbatch {} (stage {other})", next.microbatch))
+        .map(|(stage, schedule)| {
+            let mut node = |at: usize| meet(&mut graph, &mut open, (stage, at), &schedule[at]);
+            (0..schedule.len()).map(&mut node).collect()
         })
         .collect();
-    if let Some(stage) = queues.iter().position(|queue| !queue.is_empty()) {
-        let problem = format!("the schedules wait for one another: {}", waits.join(", "));
-        errors.push(queues[stage][0].error(stage, problem, None));
+    for (schedule, nodes) in schedules.iter().zip(&nodes) {
+        add_dependencies(&mut graph, schedule, nodes);
+    }
+    let blocked = blocked(&graph);
+    let matched = graph.node_indices().filter(|node| !blocked.contains(node));
+    for (send, receive) in matched.filter_map(|node| graph[node].send.zip(graph[node].receive)) {
+        let (sent, received) = (&schedules[send.0][send.1], &schedules[receive.0][receive.1]);
+        if (sent.microbatch, sent.phase) != (received.microbatch, received.phase) {
+            let problem = format!(
+                "sends microbatch {} where stage {} expects microbatch {}",
+                sent.microbatch, receive.0, received.microbatch
+            );
+            errors.push(sent.error(send.0, problem, None));
+            return;
+        }
+    }
+    let first_blocked: Vec<(usize, &ScheduledTransfer)> = schedules
+        .iter()
+        .enumerate()
+        .filter_map(|(stage, schedule)| {
+            let at = nodes[stage].iter().position(|node| blocked.contains(node))?;
+            Some((stage, &schedule[at]))
+        })
+        .collect();
+    if let Some((stage, transfer)) = first_blocked.first() {
+        let waits: Vec<String> =
+            first_blocked.iter().map(|(stage, next)| next.wait(*stage)).collect();
+        let problem = format!("deadlock between the schedules: {}", waits.join(", "));
+        errors.push(transfer.error(*stage, problem, None));
     }
 }
 
-/// A send of `stage` and the receive it meets: both must be within reach of their stages.
-fn meeting(queues: &[VecDeque<ScheduledTransfer>], stage: usize) -> Option<(usize, usize, usize)> {
-    let reach = |stage: usize| -> usize {
-        // A send lets the receive after it begin.
-        let queue = queues.get(stage);
-        let pending = queue.and_then(|q| q.front()).is_some_and(|first| first.send);
-        let receive = queue.and_then(|q| q.get(1)).is_some_and(|second| !second.send);
-        if pending && receive { 2 } else { 1 }
+/// A send and the receive that it meets, each by stage and position in the stage's transfers.
+#[derive(Default)]
+struct Rendezvous {
+    send: Option<(usize, usize)>,
+    receive: Option<(usize, usize)>,
+}
+
+/// The rendezvous of a transfer: one that waits for its other side, or a new one.
+fn meet(
+    graph: &mut DiGraph<Rendezvous, ()>,
+    open: &mut HashMap<(usize, usize), VecDeque<NodeIndex>>,
+    place: (usize, usize),
+    transfer: &ScheduledTransfer,
+) -> NodeIndex {
+    let (stage, peer) = (place.0, transfer.peer);
+    let pair = if transfer.send { (stage, peer) } else { (peer, stage) };
+    let waiting = open.entry(pair).or_default();
+    let side = |meeting: &Rendezvous| {
+        if transfer.send { meeting.send.is_none() } else { meeting.receive.is_none() }
     };
-    for at in 0..reach(stage).min(queues[stage].len()) {
-        let send = queues[stage][at];
-        if !send.send {
-            continue;
+    let node = match waiting.front() {
+        Some(node) if side(&graph[*node]) => waiting.pop_front(),
+        _ => None,
+    };
+    let node = node.unwrap_or_else(|| {
+        let node = graph.add_node(Rendezvous::default());
+        waiting.push_back(node);
+        node
+    });
+    let meeting = &mut graph[node];
+    *(if transfer.send { &mut meeting.send } else { &mut meeting.receive }) = Some(place);
+    node
+}
+
+/// The order of one stage's transfers. Each begins after all before it, except that a receive need
+/// not wait for the send that is last before it.
+fn add_dependencies(
+    graph: &mut DiGraph<Rendezvous, ()>,
+    schedule: &[ScheduledTransfer],
+    nodes: &[NodeIndex],
+) {
+    // The last two sends before a transfer.
+    let (mut second_last, mut last): (Option<usize>, Option<usize>) = (None, None);
+    for (at, transfer) in schedule.iter().enumerate() {
+        // A send depends on all transfers before it, so what comes before a send follows from it.
+        let before = if transfer.send {
+            last.unwrap_or(0)..at
+        } else if at > 0 && last == Some(at - 1) {
+            second_last.unwrap_or(0)..at - 1
+        } else {
+            at.saturating_sub(1)..at
+        };
+        for earlier in before {
+            graph.add_edge(nodes[earlier], nodes[at], ());
         }
-        let theirs = queues.get(send.other)?;
-        let reached = reach(send.other).min(theirs.len());
-        let met = (0..reached).find(|i| !theirs[*i].send && theirs[*i].other == stage);
-        if let Some(met) = met {
-            return Some((at, send.other, met));
+        if transfer.send {
+            (second_last, last) = (last, Some(at));
         }
     }
-    None
+}
+
+/// The rendezvous that never happen: those on a cycle, those that one side alone comes to, and all
+/// that depend on them.
+fn blocked(graph: &DiGraph<Rendezvous, ()>) -> HashSet<NodeIndex> {
+    let unmatched =
+        |node: &NodeIndex| graph[*node].send.is_none() || graph[*node].receive.is_none();
+    let on_cycle = |component: &Vec<NodeIndex>| {
+        component.len() > 1 || graph.contains_edge(component[0], component[0])
+    };
+    let cycles = tarjan_scc(graph).into_iter().filter(on_cycle).flatten();
+    let mut stack: Vec<NodeIndex> = graph.node_indices().filter(unmatched).chain(cycles).collect();
+    let mut blocked = HashSet::new();
+    while let Some(node) = stack.pop() {
+        if blocked.insert(node) {
+            stack.extend(graph.neighbors(node));
+        }
+    }
+    blocked
 }
 
 /// The collectives over the pipeline axis meet in one order on all stages that take part.

@@ -1,8 +1,9 @@
 //! Shards of parameters: the members' parts must tile the whole, device by device.
 
-use crate::emit::{ShardMember, WeightSplit};
+use crate::context::{Context, Zero};
+use crate::layout::WeightSplit;
+use crate::model::WeightShape;
 use crate::program::{Buffer, BufferRole, ParameterShard, StageProgram};
-use crate::strategy::{Context, Zero};
 use crate::{DType, Dim};
 
 use super::error::{CheckErrors, CheckResult, ensure, fault, fault_hint};
@@ -43,7 +44,7 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
     ensure(widest.is_some_and(|side| side <= 1 << 28) && shard.members.len() <= 4, || {
         "has members of more than 2²⁸ rows or columns, or more than four".into()
     })?;
-    for (ShardMember { weight: name, rows, columns }, stride) in
+    for (WeightShape { weight: name, rows, columns }, stride) in
         shard.members.iter().zip(&shard.offset_stride)
     {
         let (size, side) = match shard.split {

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::context::Context;
 use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
-use crate::strategy::Context;
 
 use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
 use super::lattice::{AbstractState, AbstractValue, ShardedExtent};

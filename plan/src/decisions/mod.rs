@@ -11,10 +11,11 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::context::Zero;
 use crate::graph::Grouping;
 use crate::json;
 use crate::mesh::{Mesh, Workload};
-use crate::strategy::{Strategy, Zero};
+use crate::strategy::Strategy;
 use crate::{Defect, Defects, Precision};
 
 pub use resolve::{ResolvedBlock, ResolvedPlan, SegmentPlan};

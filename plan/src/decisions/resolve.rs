@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::context::Context;
 use crate::graph::{
     BlockShape, BoundaryTensor, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
 use crate::model::Model;
 use crate::program::ModelConstants;
 use crate::strategy::{
-    BoundaryLayout, Context, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy,
-    TiedWeightLayout, WeightRule, boundary_layouts, flow_is_legal, op_choices,
+    BoundaryLayout, Flow, OpChoice, OpOption, Save, SegmentChoice, Strategy, TiedWeightLayout,
+    WeightRule, boundary_layouts, flow_is_legal, op_choices,
 };
 use crate::{Defect, Defects, EdgeLayout};
 
@@ -382,7 +383,7 @@ impl PlanResolver<'_> {
             self.defects.push(Defect::new(field.clone(), problem));
         }
         let second = others.first().copied();
-        if !flow_is_legal(producer, primary, second, value, self.context) {
+        if !flow_is_legal(producer, primary, second) {
             let wanted: Vec<String> =
                 std::iter::once(primary).chain(second).map(|edge| edge.to_string()).collect();
             let problem = format!(

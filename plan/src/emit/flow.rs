@@ -1,8 +1,9 @@
 //! Templates of a value's way from producer to consumers and of its gradient's way back.
 
 use crate::Layout;
+use crate::context::Context;
 use crate::graph::Value;
-use crate::strategy::{Context, Flow, Save};
+use crate::strategy::{Flow, Save};
 
 use super::{InstrTemplate, gradient_fill, gradient_sum, reshard};
 

@@ -16,10 +16,8 @@ pub use flow::{
     gradient_paths,
 };
 pub use op::{op_backward, op_forward, op_recompute};
-pub use parameters::{
-    OpParameters, ParameterRole, ShardMember, WeightSplit, op_parameters, reduce_gradient,
-    reduce_owned_gradient, update_parameter,
-};
+pub(crate) use parameters::parameter_buffers;
+pub use parameters::{reduce_gradient, reduce_owned_gradient, update_parameter};
 pub use reshard::{activation_bytes, gradient_fill, gradient_sum, reshard};
 pub use stage::{
     StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient, stage_transfers,

@@ -4,10 +4,10 @@
 //! tensor are strided, so a reduce-scatter or all-to-all onto features packs first and an all-gather
 //! from features unpacks afterwards; so do positions when several sequences are in the microbatch.
 
+use crate::context::Context;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
 use crate::program::{Action, CollectiveOp, Extent, FusedOp, Reduction};
-use crate::strategy::Context;
 use crate::{Bytes, DType, Dim, Layout};
 
 use super::{InstrTemplate, OperandSlot, TemplateOperand};

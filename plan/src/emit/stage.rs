@@ -1,11 +1,12 @@
 //! What a stage runs besides its segments: transfers to its neighbours, and the once-a-step work
 //! that belongs to no op.
 
+use crate::context::{Context, Zero};
 use crate::graph::BoundaryTensor;
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
 use crate::program::{Action, CollectiveOp, Extent, FusedOp, P2pTransfer, Reduction};
-use crate::strategy::{BoundaryLayout, Context, Zero};
+use crate::strategy::BoundaryLayout;
 use crate::{Bytes, DType, EdgeLayout, Layout};
 
 use super::reshard::activation;

@@ -1,16 +1,15 @@
 //! The op graph of one *segment* of the model: the embedding, one block, or the head.
 //!
-//! A segment is a bipartite [`petgraph`] graph: ops and the values that flow between them. A value
-//! with several consumers is the explicit fan-out of DESIGN §3.2: its reshards are shared and its
-//! gradient contributions are summed before they are reduced. Equal blocks share one segment,
-//! and so one solve.
+//! A segment is a bipartite graph of ops and the values that flow between them. A value with several
+//! consumers is the explicit fan-out of DESIGN §3.2: its reshards are shared, and its gradient
+//! contributions are summed before they are reduced. Equal blocks share one segment, and so one
+//! solve.
 
 mod build;
 mod op;
 mod shape;
 
 use crate::model::WeightId;
-use petgraph::graph::{DiGraph, NodeIndex};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -94,15 +93,6 @@ pub struct OpNode {
     pub inputs: Vec<ValueId>,
     /// Values it makes, by port.
     pub outputs: Vec<ValueId>,
-}
-
-/// A node of the bipartite graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GraphNode {
-    /// An op.
-    Op(OpId),
-    /// A value.
-    Value(ValueId),
 }
 
 /// Which part of the model a segment is.
@@ -193,23 +183,5 @@ impl Segment {
         let producer = self.value(value).producer?;
         let port = self.op(producer).outputs.iter().position(|v| *v == value)?;
         Some((producer, port))
-    }
-
-    /// The bipartite graph: op and value nodes, an edge for every use, weighted with the port.
-    pub fn graph(&self) -> DiGraph<GraphNode, usize> {
-        let mut graph = DiGraph::new();
-        let ops: Vec<NodeIndex> =
-            self.op_ids().map(|id| graph.add_node(GraphNode::Op(id))).collect();
-        let values: Vec<NodeIndex> =
-            self.value_ids().map(|id| graph.add_node(GraphNode::Value(id))).collect();
-        for (index, op) in self.ops.iter().enumerate() {
-            for (port, value) in op.inputs.iter().enumerate() {
-                graph.add_edge(values[value.0 as usize], ops[index], port);
-            }
-            for (port, value) in op.outputs.iter().enumerate() {
-                graph.add_edge(ops[index], values[value.0 as usize], port);
-            }
-        }
-        graph
     }
 }

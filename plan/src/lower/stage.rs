@@ -1,7 +1,9 @@
 //! One stage: its segments in order, the transfers to its neighbours, and the step phase.
 
 use crate::decisions::ResolvedPlan;
-use crate::emit::{InstrTemplate, OperandSlot, StageBoundary, TemplateOperand, stage_transfers};
+use crate::emit::{
+    InstrTemplate, OperandSlot, StageBoundary, TemplateOperand, parameter_buffers, stage_transfers,
+};
 use crate::graph::{SegmentKind, ValueId};
 use crate::program::{
     Action, BufferId, BufferRole, Extent, InstrOrigin, ParameterShard, Phase, StageProgram,
@@ -115,7 +117,7 @@ impl StageLowering<'_> {
                 continue;
             };
             let shard = ParameterShard::of(place.block, &parameter, &context);
-            for TemplateOperand { slot, extent } in parameter.buffers(&context) {
+            for TemplateOperand { slot, extent } in parameter_buffers(&parameter, &context) {
                 let (kind, role) = match slot {
                     OperandSlot::Weight(_) => ("weight", BufferRole::Weight),
                     OperandSlot::WeightGradient(_) => ("gradient", BufferRole::WeightGradient),

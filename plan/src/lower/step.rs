@@ -1,12 +1,14 @@
 //! The step phase: reduce all gradients, find their norm, update all weights.
 
+use crate::context::Context;
 use crate::emit::{
-    InstrTemplate, OpParameters, OperandSlot, WeightSplit, clear_square_sum, reduce_owned_gradient,
-    reduce_square_sum, reduce_tied_gradient, update_parameter,
+    InstrTemplate, OperandSlot, clear_square_sum, reduce_owned_gradient, reduce_square_sum,
+    reduce_tied_gradient, update_parameter,
 };
 use crate::graph::OpId;
+use crate::layout::WeightSplit;
 use crate::program::{ParameterShard, Phase};
-use crate::strategy::{Context, owned_parameters};
+use crate::strategy::{OpParameters, owned_parameters};
 
 use super::{BufferKey, SegmentSite, StageLowering};
 

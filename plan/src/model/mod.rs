@@ -21,7 +21,7 @@ mod resolve;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
-pub use parameter::{LinearKind, ParameterId, WeightId};
+pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
 pub use read::read;
 pub use resolve::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 

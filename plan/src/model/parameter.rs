@@ -109,6 +109,29 @@ impl fmt::Display for WeightId {
     }
 }
 
+/// A parameter within its segment, with its whole (unsharded) shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightShape {
+    /// The parameter.
+    pub weight: WeightId,
+    /// Rows of the whole parameter.
+    pub rows: u64,
+    /// Columns of the whole parameter.
+    pub columns: u64,
+}
+
+impl WeightShape {
+    /// A parameter of this shape.
+    pub fn new(weight: WeightId, rows: u64, columns: u64) -> WeightShape {
+        WeightShape { weight, rows, columns }
+    }
+
+    /// Elements of the whole parameter.
+    pub fn elements(&self) -> u64 {
+        self.rows * self.columns
+    }
+}
+
 /// A parameter of a model, printed as `layer 3 q.a` or `embedding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParameterId {

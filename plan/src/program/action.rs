@@ -3,6 +3,7 @@
 //! Shapes are those one device sees. An action says what is computed; its operands (slots of a
 //! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
 
+use crate::extent::Extent;
 use crate::graph::BoundaryTensorId;
 use crate::kernel::{
     Attention, Collective, CollectiveKind, FusedKernel, FusedKind, Gemm, Kernel, Transfer,
@@ -302,24 +303,6 @@ impl FusedOp {
             SquareSum => (2, 3),
             _ => (1, 1),
         }
-    }
-}
-
-/// One operand as far as a price can depend on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Extent {
-    /// Rows one device holds.
-    pub rows: u64,
-    /// Columns one device holds.
-    pub columns: u64,
-    /// Format.
-    pub dtype: DType,
-}
-
-impl Extent {
-    /// Bytes of the operand.
-    pub fn bytes(&self) -> Bytes {
-        self.dtype.bytes(self.rows * self.columns)
     }
 }
 

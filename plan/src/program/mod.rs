@@ -18,17 +18,19 @@
 //!   stage's second next transfer begins. Bytes are placed as if it were over at once, and that
 //!   receive may write to them: what is still pending is sent from a copy.
 
-pub mod action;
+mod action;
 mod arena;
 mod text;
 
-use crate::emit::{ShardMember, WeightSplit};
+use crate::context::Context;
+use crate::layout::WeightSplit;
 use crate::mesh::Axis;
 use crate::model::WeightId;
-use crate::strategy::Context;
-use crate::{Bytes, DType, Kernel};
+use crate::model::WeightShape;
+use crate::{Bytes, Kernel};
 
-pub use action::{Action, CollectiveOp, Extent, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
+pub use crate::extent::Extent;
+pub use action::{Action, CollectiveOp, FusedOp, GemmOp, GemmRole, P2pTransfer, Reduction};
 pub use arena::{ALIGNMENT, place_buffers};
 
 /// Index of a buffer within its stage.
@@ -85,7 +87,7 @@ pub struct ParameterShard {
     /// The block that the parameter belongs to; `None` for embedding, final norm and head.
     pub block: Option<u64>,
     /// The parameters side by side in the buffer, with their whole shapes.
-    pub members: Vec<ShardMember>,
+    pub members: Vec<WeightShape>,
     /// Which dimension is split.
     pub split: WeightSplit,
     /// For the device with tensor index i, the first row or column it holds is i times this.
@@ -290,13 +292,6 @@ impl StageProgram {
             Some(id) => id,
             None => panic!("the stage has no buffer for the sum of squared gradients"),
         }
-    }
-}
-
-impl Extent {
-    /// A flat extent.
-    pub fn flat(elements: u64, dtype: DType) -> Extent {
-        Extent { rows: 1, columns: elements, dtype }
     }
 }
 

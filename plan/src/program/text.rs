@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Access, Action, Extent, Instr, InstrOrigin, Phase, Program, StageProgram};
+use super::{Access, Action, Instr, InstrOrigin, Phase, Program, StageProgram};
 
 impl Action {
     /// A short name: `gemm`, `attention`, `all_reduce`, `norm`, …
@@ -15,12 +15,6 @@ impl Action {
             Action::Send(_) => "send",
             Action::Receive(_) => "receive",
         }
-    }
-}
-
-impl fmt::Display for Extent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}×{} {}", self.rows, self.columns, self.dtype.name())
     }
 }
 

@@ -13,12 +13,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::emit::reshard;
-use crate::graph::{Op, OpId, Segment, SegmentKind, Value, ValueId};
+use crate::graph::{Op, OpId, Segment, SegmentKind, ValueId};
 use crate::model::Activation;
 use crate::{EdgeLayout, Layout};
 
-use super::{BoundaryLayout, Context, OpChoice, Strategy};
+use super::{BoundaryLayout, OpChoice, Strategy};
 
 /// What the backward pass finds of one copy of a value.
 #[derive(
@@ -149,7 +148,6 @@ pub fn flows(
     choices: &[Vec<OpChoice>],
     border: BoundaryLayout,
     recompute: Recompute,
-    context: &Context,
 ) -> Vec<Flow> {
     let value = segment.value(id);
     let producers = match segment.output_port(id) {
@@ -172,7 +170,7 @@ pub fn flows(
     let saver = SaveOptions::new(segment, id, recompute);
     let mut made = vec![];
     for &producer in &producers {
-        let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None, value, context);
+        let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None);
         let seconds: Vec<EdgeLayout> = seconds.iter().filter(legal).copied().collect();
         for &primary in primaries.iter().filter(legal) {
             let others = seconds.iter().copied().filter(|second| *second != primary).map(Some);
@@ -202,18 +200,15 @@ pub fn flow_is_legal(
     producer: EdgeLayout,
     primary: EdgeLayout,
     second: Option<EdgeLayout>,
-    value: &Value,
-    context: &Context,
 ) -> bool {
     std::iter::once(primary).chain(second).all(|edge| {
-        let width = value.width();
         // What is owed can only wait, or be settled where an all-reduce sums the statistic too.
         let owed = edge.norm_owed == producer.norm_owed
             && (!producer.norm_owed
                 || edge.forward == producer.forward
                 || (producer.forward, edge.forward) == (Layout::Partial, Layout::Replicated));
-        owed && reshard(width, producer.forward, edge.forward, false, context).is_some()
-            && reshard(width, edge.backward, producer.backward, false, context).is_some()
+        owed && producer.forward.reshards_to(edge.forward)
+            && edge.backward.reshards_to(producer.backward)
     })
 }
 

@@ -13,10 +13,10 @@
 //! Nothing here knows a baseline by name: BTP and Megatron's pairs are points of this space.
 
 mod baseline;
-mod border;
-mod context;
+mod boundary;
 mod flow;
 mod options;
+mod parameters;
 mod space;
 
 use schemars::JsonSchema;
@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use crate::EdgeLayout;
 
 pub use baseline::Baseline;
-pub use border::{BoundaryLayout, boundary_layouts};
-pub use context::{Context, Zero};
+pub use boundary::{BoundaryLayout, boundary_layouts};
 pub use flow::{
     Flow, Recompute, Save, backward_reads_input, backward_reads_output, flow_is_legal, flows,
 };
 pub use options::{WeightRule, op_choices};
+pub use parameters::{OpParameters, op_parameters};
 pub use space::{
     NormRule, OpOption, Rules, SegmentChoice, SegmentSpace, TiedWeightLayout, owned_parameters,
 };

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{AttentionOp, LatentOp, LinearForm, LinearOp, Op, OpNode, Segment};
 use crate::{Dim, EdgeLayout};
 
-use super::{Context, OpChoice, Strategy};
+use super::{OpChoice, Strategy};
+use crate::context::Context;
 
 /// Which layouts weights may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

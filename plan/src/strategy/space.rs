@@ -4,10 +4,11 @@ use crate::Layout;
 use crate::graph::{OpId, Segment, SegmentKind, ValueId};
 
 use super::{
-    Baseline, BoundaryLayout, Context, Flow, OpChoice, Recompute, Save, Strategy, WeightRule,
-    flows, op_choices,
+    Baseline, BoundaryLayout, Flow, OpChoice, Recompute, Save, Strategy, WeightRule, flows,
+    op_choices,
 };
-use crate::emit::{OpParameters, op_parameters};
+use super::{OpParameters, op_parameters};
+use crate::context::Context;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -123,7 +124,7 @@ impl SegmentSpace {
             .collect();
         let flows = segment
             .value_ids()
-            .map(|id| flows(&segment, id, &choices, boundary, rules.recompute, &context))
+            .map(|id| flows(&segment, id, &choices, boundary, rules.recompute))
             .collect();
         let redoable = segment.kind == SegmentKind::Block && rules.recompute != Recompute::None;
         let ops = choices

@@ -1,8 +1,8 @@
 //! Lower bounds of a context from dividing its blocks within the memory there is, before anything is
 //! lowered.
 
+use narrows_plan::Context;
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::strategy::Context;
 use narrows_plan::{Bytes, Seconds};
 
 use super::solver::{ContextSolver, PartitionResult};

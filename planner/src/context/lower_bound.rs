@@ -2,12 +2,15 @@
 
 use narrows_cost_model::Prices;
 use narrows_plan::Seconds;
-use narrows_plan::emit::{
-    OpParameters, ParameterRole, ShardMember, WeightSplit, reduce_gradient, update_parameter,
-};
 use narrows_plan::graph::SegmentKind;
 use narrows_plan::model::WeightId;
-use narrows_plan::strategy::{BoundaryLayout, Context};
+use narrows_plan::{Context, strategy::BoundaryLayout};
+use narrows_plan::{
+    WeightSplit,
+    emit::{reduce_gradient, update_parameter},
+    model::WeightShape,
+    strategy::OpParameters,
+};
 
 use crate::infeasible::{Infeasible, MemoryEvidence};
 use crate::predict::model_flops;
@@ -95,8 +98,7 @@ fn average_stage(request: &Request, context: &Context) -> OpParameters {
     let mesh = context.mesh;
     let elements = request.model.parameters() / (mesh.tensor * mesh.pipeline);
     OpParameters {
-        role: ParameterRole::Matrix,
-        members: vec![ShardMember::new(WeightId::Head, mesh.tensor, elements)],
+        members: vec![WeightShape::new(WeightId::Head, mesh.tensor, elements)],
         split: WeightSplit::Columns,
         gradient_partial: false,
     }

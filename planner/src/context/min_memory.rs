@@ -3,8 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use narrows_plan::strategy::{Context, NormRule, Recompute, Rules};
 use narrows_plan::{Bytes, Seconds};
+use narrows_plan::{
+    Context,
+    strategy::{NormRule, Recompute, Rules},
+};
 
 use super::solver::ContextSolver;
 use crate::feasible_plan::FeasiblePlan;

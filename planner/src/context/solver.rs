@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::{Prices, simulate};
-use narrows_plan::check::CheckedProgram;
-use narrows_plan::lower::lower;
-use narrows_plan::strategy::Context;
+use narrows_plan::CheckedProgram;
+use narrows_plan::Context;
+use narrows_plan::lower;
 use narrows_plan::{Bytes, Kernel};
 
 use super::bounds::{ContextBounds, LayoutBound};

@@ -1,6 +1,6 @@
 //! First plans of a search, found quickly.
 
-use narrows_plan::strategy::Context;
+use narrows_plan::Context;
 use narrows_plan::{Bytes, Seconds};
 use rayon::prelude::*;
 

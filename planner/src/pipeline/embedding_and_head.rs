@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use narrows_cost_model::SegmentTime;
 use narrows_plan::graph::SegmentKind;
-use narrows_plan::strategy::{BoundaryLayout, Context, TiedWeightLayout};
 use narrows_plan::{Bytes, Seconds};
+use narrows_plan::{
+    Context,
+    strategy::{BoundaryLayout, TiedWeightLayout},
+};
 
 use super::in_flight::in_flight;
 use crate::request::Request;

@@ -1,7 +1,7 @@
 //! Microbatches in flight.
 
+use narrows_plan::Context;
 use narrows_plan::program::microbatches_in_flight;
-use narrows_plan::strategy::Context;
 
 /// Microbatches whose activations a stage holds at once.
 pub fn in_flight(context: &Context, stage: usize) -> u64 {

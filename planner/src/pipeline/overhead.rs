@@ -1,13 +1,16 @@
 //! What a stage runs besides its blocks.
 
 use narrows_cost_model::Prices;
+use narrows_plan::Context;
 use narrows_plan::Seconds;
-use narrows_plan::emit::{
-    InstrTemplate, StageBoundary, clear_square_sum, op_parameters, reduce_square_sum,
-    reduce_tied_gradient, stage_transfers,
-};
 use narrows_plan::program::Extent;
-use narrows_plan::strategy::Context;
+use narrows_plan::{
+    emit::{
+        InstrTemplate, StageBoundary, clear_square_sum, reduce_square_sum, reduce_tied_gradient,
+        stage_transfers,
+    },
+    strategy::op_parameters,
+};
 
 use super::embedding_and_head::EmbeddingAndHead;
 use crate::request::Request;
@@ -101,5 +104,5 @@ fn tied_gradient(head: &SolvedSegment, context: &Context) -> Option<Extent> {
     let op = head.segment.vocabulary_op()?;
     let strategy = head.choice.ops[op.0 as usize].choice.strategy;
     let parameters = op_parameters(head.segment.op(op), strategy, context)?;
-    Some(parameters.gradient(context).extent)
+    Some(parameters.gradient_extent(context))
 }

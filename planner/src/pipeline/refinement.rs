@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use narrows_plan::Bytes;
-use narrows_plan::strategy::Context;
+use narrows_plan::Context;
 
 use super::assignment::{AssignmentMethod, StageAssignment};
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};

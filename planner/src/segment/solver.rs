@@ -13,8 +13,11 @@ use narrows_plan::graph::{
     embedding_segment, head_segment,
 };
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{BoundaryLayout, Context, SegmentSpace, Zero, boundary_layouts};
 use narrows_plan::{Bytes, Kernel};
+use narrows_plan::{
+    Context, Zero,
+    strategy::{BoundaryLayout, SegmentSpace, boundary_layouts},
+};
 use rayon::prelude::*;
 
 use super::elimination_orders::{EliminationOrders, lock};

@@ -13,7 +13,7 @@
 
 use std::io::{self, Read};
 
-use narrows_plan::mesh::Axis;
+use narrows_plan::Axis;
 use narrows_runtime::process_group::GroupScope;
 
 const MAGIC: [u8; 4] = *b"NRWF";

@@ -6,7 +6,7 @@
 use std::error::Error;
 use std::fs;
 
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::{self, presets};
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_runtime::CounterRng;

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::program::Program;
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_runtime::process_group::{Communicator, GroupScope, PeerLink, ProcessGroup};
 use narrows_runtime::session::{MeshCoordinates, group_sizes};
 

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
 use narrows_plan::graph::Grouping;
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::{Mesh, Workload};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::lower;
 use narrows_plan::{CheckedProgram, Plan, Precision};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_runtime::data::{Sampler, SamplerConfig, TokenFile};
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};

@@ -1,7 +1,7 @@
 //! What a run moves and holds is what its program says: drawn plans on processors and on the null
 //! backend.
 
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::model::{LinearKind, WeightId};
 use narrows_plan::{CheckedProgram, Precision};

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::Axis;
+use narrows_plan::Axis;
+use narrows_plan::lower;
 use narrows_plan::model::presets;
 use narrows_plan::program::{Action, Instr};
 use narrows_plan::{CheckedProgram, Kernel, Plan};

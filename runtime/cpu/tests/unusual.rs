@@ -2,10 +2,10 @@
 //! keys and values than devices, one block, one token, norms with large and tiny ε. Every plan drawn
 //! for them computes what the reference interpreter does.
 
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Precision};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_reference::Miniature;
 use narrows_runtime::RunError;
 use narrows_runtime::session::Session;

@@ -9,8 +9,8 @@
 
 use std::ops::Range;
 
+use narrows_plan::Zero;
 use narrows_plan::program::{Access, Action, BufferRole, FusedOp, Phase};
-use narrows_plan::strategy::Zero;
 
 use super::launch::{
     Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,

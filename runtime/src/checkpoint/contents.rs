@@ -1,8 +1,8 @@
 //! The contents of a checkpoint, taken from and restored into sessions and training runs.
 
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointFault;

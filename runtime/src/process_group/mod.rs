@@ -7,8 +7,8 @@ mod error;
 
 use std::time::Duration;
 
+use narrows_plan::Axis;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::Axis;
 use narrows_plan::program::Reduction;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,6 +1,6 @@
 //! Positions of devices on the mesh, and the members of their groups.
 
-use narrows_plan::mesh::{Axis, Mesh};
+use narrows_plan::{Axis, Mesh};
 
 /// Position of a device on the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use narrows_plan::emit::{ShardMember, WeightSplit};
 use narrows_plan::model::{ParameterId, WeightId};
 use narrows_plan::program::{Buffer, ParameterShard};
+use narrows_plan::{WeightSplit, model::WeightShape};
 
 /// A buffer of one or more parameters on one device of the tensor axis.
 pub struct ShardedParameter<'a> {
@@ -74,7 +74,7 @@ impl<'a> ShardedParameter<'a> {
         let mut column = 0;
         let members = self.shard.members.iter().zip(&self.shard.offset_stride);
         members
-            .map(|(&ShardMember { weight, rows, columns }, stride)| {
+            .map(|(&WeightShape { weight, rows, columns }, stride)| {
                 let size = |whole: u64, along| {
                     if split == along { whole / self.devices } else { whole }
                 };

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use narrows_plan::Bytes;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{BufferRole, Phase, Program};
+use narrows_plan::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 
 use super::coordinates::MeshCoordinates;

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use narrows_plan::Zero;
 use narrows_plan::program::{Buffer, BufferRole, Program, StageProgram};
-use narrows_plan::strategy::Zero;
 use rayon::prelude::*;
 
 use super::coordinates::MeshCoordinates;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use narrows_plan::Context;
 use narrows_plan::Dim;
-use narrows_plan::strategy::Context;
 
 use super::coordinates::MeshCoordinates;
 

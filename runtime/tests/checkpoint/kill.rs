@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
-use narrows_plan::strategy::Zero;
+use narrows_plan::Zero;
 use narrows_runtime::checkpoint::{latest, load, save};
 
 use crate::support::*;

@@ -2,11 +2,11 @@
 
 use std::num::NonZeroUsize;
 
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
-use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{CheckedProgram, Plan, Precision};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_runtime::Optimizer;
 use narrows_runtime::checkpoint::Checkpoint;
 use narrows_runtime::data::Cursor;

@@ -6,7 +6,7 @@ mod null;
 use std::path::Path;
 
 use narrows_cost_model::Breakdown;
-use narrows_plan::mesh::Mesh;
+use narrows_plan::Mesh;
 use narrows_plan::model::Model;
 use narrows_plan::{Bytes, Plan, Seconds};
 use narrows_planner::Prediction;

@@ -1,7 +1,7 @@
 //! What the devices would do in a step: the report of the null backend.
 
 use narrows_plan::Bytes;
-use narrows_plan::mesh::Mesh;
+use narrows_plan::Mesh;
 use narrows_plan::model::Model;
 use narrows_runtime::BytesByKindAndAxis;
 use narrows_runtime::DeviceReport;

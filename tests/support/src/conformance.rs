@@ -15,7 +15,7 @@
 
 use std::fmt;
 
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, DType, Plan, Precision};
 use narrows_reference::{Batch, Matrix, Parameters, Reference};

@@ -1,8 +1,8 @@
 //! The kinds of damage.
 
-use narrows_plan::emit::WeightSplit;
+use narrows_plan::Axis;
+use narrows_plan::WeightSplit;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::Axis;
 use narrows_plan::model::{Activation, GatedProduct as Product};
 use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, Phase, Program, Reduction,

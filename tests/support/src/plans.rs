@@ -1,22 +1,25 @@
 //! Random plans: points drawn from the whole search space, of many models, meshes and workloads.
 
 use indexmap::IndexMap;
-use narrows_plan::decisions::{
-    BlockDecisions, BlockRun, PLAN_FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
-};
 use narrows_plan::graph::{
     BlockShape, Grouping, OpId, Segment, ValueId, block_segment, embedding_segment, head_segment,
 };
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
 use narrows_plan::random::{GAMMA, mix64};
-use narrows_plan::strategy::{
-    Context, Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeightLayout, Zero,
-    backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
+use narrows_plan::{
+    BlockDecisions, BlockRun, PLAN_FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
+};
+use narrows_plan::{
+    Context, Zero,
+    strategy::{
+        Flow, OpOption, Rules, Save, SegmentChoice, SegmentSpace, TiedWeightLayout,
+        backward_reads_input, backward_reads_output, boundary_layouts, flow_is_legal,
+    },
 };
 use narrows_plan::{EdgeLayout, Plan, Precision};
+use narrows_plan::{Mesh, Workload};
 
 /// A small generator of numbers, the same on every machine (SplitMix64).
 pub struct TestRng(pub u64);
@@ -253,14 +256,12 @@ fn fits(space: &SegmentSpace, ops: &[OpOption], id: OpId, option: &OpOption) -> 
         edges.sort();
         edges.dedup();
         let from = producer(space, ops, *value);
-        edges.len() <= 2 && flow_is_legal(from, edge, None, segment.value(*value), &space.context)
+        edges.len() <= 2 && flow_is_legal(from, edge, None)
     });
     let outputs = node.outputs.iter().enumerate().all(|(port, value)| {
         let from = option.choice.outputs[port];
         let exit = space.boundary.output_edge(segment, *value);
-        exit.is_none_or(|exit| {
-            flow_is_legal(from, exit, None, segment.value(*value), &space.context)
-        })
+        exit.is_none_or(|exit| flow_is_legal(from, exit, None))
     });
     inputs && outputs
 }

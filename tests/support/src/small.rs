@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use narrows_plan::Precision;
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::{self, Model};
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 
 use crate::plans::{TestRng, drawable_models};
 

@@ -2,8 +2,11 @@
 
 use narrows_cost_model::Executor;
 use narrows_plan::model::{Model, presets};
-use narrows_plan::strategy::{Baseline, NormRule, Recompute, WeightRule, Zero};
 use narrows_plan::{Defect, Mesh};
+use narrows_plan::{
+    Zero,
+    strategy::{Baseline, NormRule, Recompute, WeightRule},
+};
 
 use super::MeasurementValidator;
 use crate::measurements::file::{GptModel, Measurement, TrainedModel, TrainingStep};

@@ -11,13 +11,14 @@ mod update;
 
 use std::collections::HashMap;
 
-use crate::emit::{ShardMember, WeightSplit};
+use crate::context::Zero;
 use crate::kernel::CollectiveKind;
+use crate::layout::WeightSplit;
 use crate::mesh::{Axis, DeviceGroup};
+use crate::model::WeightShape;
 use crate::program::{
     Action, BufferId, BufferRole, CollectiveOp, FusedOp, Instr, ParameterShard, Phase, Reduction,
 };
-use crate::strategy::Zero;
 use crate::{Bytes, Layout};
 
 use super::collective::{group_fits, kind_fits};
@@ -185,7 +186,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
     /// What one replica updates: all of its shard, or with ZeRO-1 its part.
     fn part(&self, shard: &ParameterShard) -> u64 {
         let context = self.check.context;
-        let whole: u64 = shard.members.iter().map(ShardMember::elements).sum();
+        let whole: u64 = shard.members.iter().map(WeightShape::elements).sum();
         let devices = if shard.split == WeightSplit::Whole { 1 } else { context.tensor_size() };
         let replicas = if context.zero == Zero::One { context.mesh.data } else { 1 };
         (whole / devices).div_ceil(replicas)

@@ -8,9 +8,10 @@ mod latent;
 mod linear;
 mod norm;
 
+use crate::context::Context;
 use crate::graph::{Op, OpId, OpNode, Segment};
 use crate::program::{Action, Extent, FusedOp};
-use crate::strategy::{Context, OpChoice};
+use crate::strategy::OpChoice;
 use crate::{DType, Dim, Layout};
 
 use super::{InstrTemplate, OperandSlot, TemplateOperand};

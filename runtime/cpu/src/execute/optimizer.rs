@@ -1,7 +1,7 @@
 //! The gradient norm and AdamW.
 
-use narrows_plan::emit::WeightSplit;
-use narrows_plan::strategy::Zero;
+use narrows_plan::WeightSplit;
+use narrows_plan::Zero;
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::session::OptimizerUpdate;
 

@@ -21,8 +21,8 @@ use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclRedOp_t};
 use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program, Reduction};
+use narrows_plan::{Axis, Mesh};
 
 use super::super::discovery;
 use super::super::error::CudaError;

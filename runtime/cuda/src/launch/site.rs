@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
+use narrows_plan::Context;
 use narrows_plan::Dim;
 use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
-use narrows_plan::strategy::Context;
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::replica_operand_range;
 

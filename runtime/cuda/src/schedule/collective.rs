@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
-use narrows_plan::mesh::{Axis, DeviceGroup};
 use narrows_plan::program::{Access, CollectiveOp, Reduction};
+use narrows_plan::{Axis, DeviceGroup};
 use narrows_runtime::ScheduledInstruction;
 use narrows_runtime::replica_operand_range;
 

@@ -7,9 +7,9 @@ mod failures;
 mod timings;
 mod training;
 
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::model::Model;
-use narrows_plan::strategy::{Context, Zero};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_plan::{Plan, Precision};
 use narrows_runtime::session::NamedTensors;
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};

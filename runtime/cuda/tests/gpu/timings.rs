@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use narrows_plan::Precision;
-use narrows_plan::mesh::{Axis, Mesh};
 use narrows_plan::program::{Action, Program};
+use narrows_plan::{Axis, Mesh};
 use narrows_runtime::{
     DeviceId, InstructionTimings, KernelSample, MeasurementEffort, scheduled_instructions,
     time_instructions,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use narrows_cluster::{Address, ClusterTimeouts, LaunchInfo, Launcher, RunFact, TcpProcessGroup};
 use narrows_cuda::GpuOptions;
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckedProgram, Plan};
 use narrows_runtime::process_group::ProcessGroup;

@@ -10,13 +10,13 @@ use narrows_cuda::{
     AccessedBytes, Argument, LaunchContext, Launches, MemoryAccess, MemorySpace,
     OPTIMIZER_COEFFICIENTS, check_launches, kernel_launches,
 };
-use narrows_plan::mesh::{Mesh, Workload};
 use narrows_plan::program::{
     Access, Action, Buffer, BufferId, BufferRole, Extent, FusedOp, Instr, ModelConstants, Phase,
     Program, StageProgram,
 };
-use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
 use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
 
 use super::formats::{decode, encode};

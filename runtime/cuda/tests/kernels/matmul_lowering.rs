@@ -11,17 +11,17 @@ use narrows_cuda::{
     LaunchContext, Matmul, MatmulContext, MatmulKey, Transpose, check_matmul, lower_gemm,
     recommended_workspace,
 };
-use narrows_plan::emit::{ShardMember, WeightSplit};
-use narrows_plan::lower::lower;
-use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::lower;
 use narrows_plan::model::WeightId;
 use narrows_plan::model::presets;
 use narrows_plan::program::{
     Access, Action, BufferId, BufferRole, GemmOp, GemmRole, Instr, ParameterShard, Phase, Program,
     StageProgram,
 };
-use narrows_plan::strategy::{Context, Zero};
 use narrows_plan::{Bytes, DType, Precision};
+use narrows_plan::{Context, Zero};
+use narrows_plan::{Mesh, Workload};
+use narrows_plan::{WeightSplit, model::WeightShape};
 use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::case::{KernelCase, for_each_instruction};
@@ -221,7 +221,7 @@ impl SingleGemm {
         weight.shard = Some(ParameterShard {
             block: None,
             split: WeightSplit::Whole,
-            members: vec![ShardMember::new(
+            members: vec![WeightShape::new(
                 WeightId::Head,
                 weight.extent.rows,
                 weight.extent.columns,

@@ -1,9 +1,9 @@
 //! Which blocks a twin keeps.
 
 use narrows_plan::Plan;
-use narrows_plan::decisions::{BlockRun, StagePlan};
 use narrows_plan::graph::BlockShape;
 use narrows_plan::model::Model;
+use narrows_plan::{BlockRun, StagePlan};
 
 /// Alike blocks in a row that stay: two, so that one hands to its like.
 const ALIKE: u64 = 2;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
 use narrows_plan::model::Model;
 use narrows_plan::{CheckErrors, CheckedProgram, Defects};
 

@@ -25,7 +25,7 @@ mod compare;
 mod widths;
 mod workload;
 
-use narrows_plan::decisions::PlanSource;
+use narrows_plan::PlanSource;
 use narrows_plan::model::Model;
 use narrows_plan::{Defects, Plan, Precision};
 

@@ -1,6 +1,6 @@
 //! The batch and the replicas of a twin.
 
-use narrows_plan::mesh::{Mesh, Workload};
+use narrows_plan::{Mesh, Workload};
 
 /// Devices are threads: with more than this, replicas are left out.
 const DEVICES_MANY: u64 = 64;

@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use narrows_plan::emit::ShardMember;
-use narrows_plan::emit::op_parameters;
 use narrows_plan::graph::{
     BlockShape, Grouping, Segment, block_segment, embedding_segment, head_segment,
 };
-use narrows_plan::lower::lower;
+use narrows_plan::lower;
+use narrows_plan::model::WeightShape;
 use narrows_plan::model::{Model, presets};
 use narrows_plan::model::{ParameterId, WeightId};
 use narrows_plan::program::BufferRole;
-use narrows_plan::strategy::{Context, Strategy, Zero};
+use narrows_plan::strategy::op_parameters;
+use narrows_plan::{Context, Zero, strategy::Strategy};
 use narrows_plan::{Mesh, Plan, Precision, Workload};
 use narrows_runtime::logical_parameters;
 
@@ -71,13 +71,13 @@ fn parameters_of_op_graphs_are_logical_parameters() {
 }
 
 /// Every member is a logical parameter of its shape, and every logical parameter is a member.
-fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, ShardMember)>) {
+fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, WeightShape)>) {
     let shapes: BTreeMap<String, (u64, u64)> = logical_parameters(model)
         .into_iter()
         .map(|parameter| (parameter.name, (parameter.rows, parameter.columns)))
         .collect();
     let mut found = BTreeSet::new();
-    for (block, ShardMember { weight, rows, columns }) in members {
+    for (block, WeightShape { weight, rows, columns }) in members {
         let (weight, shape) = match weight {
             WeightId::Head if model.tied => (WeightId::Embedding, (columns, rows)),
             _ => (weight, (rows, columns)),

@@ -3,7 +3,7 @@
 use crate::EdgeLayout;
 use crate::graph::{Segment, ValueId};
 
-use super::Context;
+use crate::context::Context;
 
 /// The layouts of what segments hand on: one for the hidden state, one for all latents that cross
 /// between blocks.

@@ -1,0 +1,111 @@
+//! The parameters of an op: shapes, placement over the tensor axis, and resident bytes.
+
+use crate::context::{Context, Zero};
+use crate::extent::Extent;
+use crate::graph::{Op, OpNode};
+use crate::layout::WeightSplit;
+use crate::model::{WeightId, WeightShape};
+use crate::{Bytes, DType, Precision};
+
+use super::Strategy;
+
+/// The parameters of one op, in one buffer: the members of a group side by side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpParameters {
+    /// The parameters side by side in the buffer.
+    pub members: Vec<WeightShape>,
+    /// How each member is split over the tensor axis.
+    pub split: WeightSplit,
+    /// Whether each device of the tensor axis has only the gradient of its own tokens, a summand.
+    pub gradient_partial: bool,
+}
+
+impl OpParameters {
+    /// Elements on one device of the tensor axis.
+    pub fn elements(&self, context: &Context) -> u64 {
+        let whole: u64 = self.members.iter().map(WeightShape::elements).sum();
+        if self.split == WeightSplit::Whole { whole } else { whole / context.tensor_size() }
+    }
+
+    /// Elements that one device updates: with ZeRO-1 its part along the data axis, rounded up.
+    pub fn updated_elements(&self, context: &Context) -> u64 {
+        let elements = self.elements(context);
+        match context.zero {
+            Zero::Off => elements,
+            Zero::One => elements.div_ceil(context.mesh.data),
+        }
+    }
+
+    /// Elements of the weight's and the gradient's buffer. With ZeRO-1 the buffer is padded to
+    /// equal parts, because reduce-scatter and all-gather work in place on it.
+    fn padded_elements(&self, context: &Context) -> u64 {
+        match context.zero {
+            Zero::Off => self.elements(context),
+            Zero::One => self.updated_elements(context) * context.mesh.data,
+        }
+    }
+
+    /// The buffer of the weight, in the compute format.
+    pub fn weight_extent(&self, context: &Context) -> Extent {
+        Extent::flat(self.padded_elements(context), context.compute_dtype())
+    }
+
+    /// The buffer of the fp32 gradient.
+    pub fn gradient_extent(&self, context: &Context) -> Extent {
+        Extent::flat(self.padded_elements(context), DType::F32)
+    }
+
+    /// The buffer of each fp32 optimizer state: both moments and, in mixed precision, the master
+    /// copy.
+    pub fn state_extent(&self, context: &Context) -> Extent {
+        Extent::flat(self.updated_elements(context), DType::F32)
+    }
+
+    /// Bytes that one device keeps for the parameters between steps: weight, fp32 gradient, fp32
+    /// moments and, in mixed precision, the fp32 master copy.
+    pub fn resident_bytes(&self, context: &Context) -> Bytes {
+        let states = match context.precision {
+            Precision::MixedBf16 => 3,
+            Precision::Full32 => 2,
+        };
+        let weight_and_gradient =
+            self.weight_extent(context).bytes() + self.gradient_extent(context).bytes();
+        weight_and_gradient + self.state_extent(context).bytes() * states
+    }
+}
+
+/// The parameters of an op under a strategy; `None` for ops without parameters.
+pub fn op_parameters(node: &OpNode, strategy: Strategy, context: &Context) -> Option<OpParameters> {
+    let members: Vec<WeightShape> = match &node.op {
+        Op::Embedding { vocab, width } => {
+            vec![WeightShape::new(WeightId::Embedding, *vocab, *width)]
+        }
+        Op::Norm { width, scale } => {
+            vec![WeightShape::new(*scale, 1, *width)]
+        }
+        Op::Linear(linear) => {
+            let members = linear.members.iter();
+            members.map(|m| WeightShape::new(m.parameter, m.d_in, m.d_out)).collect()
+        }
+        Op::LatentNorm { linear, width, .. } => {
+            let weights = [WeightId::LatentNormScale(*linear), WeightId::LatentNormBias(*linear)];
+            weights.map(|weight| WeightShape::new(weight, 1, *width)).into()
+        }
+        // Two square matrices of different sizes, each as one row.
+        Op::TensorGate { linear, a, b } => {
+            let u = WeightShape::new(WeightId::CrossingGateU(*linear), 1, a * a);
+            let v = WeightShape::new(WeightId::CrossingGateV(*linear), 1, b * b);
+            vec![u, v]
+        }
+        _ => return None,
+    };
+    let split = match (&node.op, strategy) {
+        (Op::Embedding { .. }, Strategy::Vocabulary) => WeightSplit::Rows,
+        (_, Strategy::Column) => WeightSplit::Columns,
+        (_, Strategy::Row | Strategy::OwedRow) => WeightSplit::Rows,
+        (Op::Norm { .. }, Strategy::Sync | Strategy::Online) => WeightSplit::Columns,
+        _ => WeightSplit::Whole,
+    };
+    let gradient_partial = strategy == Strategy::Token && context.tensor_size() > 1;
+    Some(OpParameters { members, split, gradient_partial })
+}
