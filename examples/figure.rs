@@ -43,9 +43,9 @@ type Part = (&'static str, RGBColor, fn(&Breakdown) -> f64);
 
 /// From the bottom of a bar to its top.
 const PARTS: [Part; 7] = [
-    ("products", RGBColor(68, 119, 170), |b| b.gemm),
+    ("GEMMs", RGBColor(68, 119, 170), |b| b.gemm),
     ("attention", RGBColor(102, 204, 238), |b| b.attention),
-    ("element-wise", RGBColor(34, 136, 51), |b| b.elementwise),
+    ("fused ops", RGBColor(34, 136, 51), |b| b.elementwise),
     ("optimizer", RGBColor(150, 150, 150), |b| b.optimizer),
     ("collectives", RGBColor(238, 102, 119), |b| b.collective_exposed),
     ("transfers", RGBColor(170, 51, 119), |b| b.other),
