@@ -108,7 +108,7 @@ fn complaints_say_what_where_and_why() {
         let at = reduce(program);
         program.stages[0].forward.remove(at);
     });
-    assert!(removed.contains("each device holds only its own part"), "{removed}");
+    assert!(removed.contains("each device has only a partial sum"), "{removed}");
     let outside = complaint(|program| program.stages[0].arena.0 /= 2);
     assert!(outside.contains("ends outside the arena"), "{outside}");
     println!("{doubled}\n{removed}\n{outside}");

@@ -1,6 +1,6 @@
-//! Collectives within a pass, all over the tensor axis. The layouts before must be those of the
-//! operands, kind and layouts must fit each other, a sum is added and a maximum compared, and the
-//! group is the mesh's. Reducing what is not owed would count it once for every device.
+//! Transfer function of collectives within a pass, all over the tensor axis. The source layout must be
+//! the operands', kind and layouts must agree, partial sums are summed and partial maxima compared,
+//! and the group is the mesh's. Reducing a whole tensor would count it once per device.
 
 use crate::kernel::CollectiveKind;
 use crate::mesh::Axis;
@@ -13,41 +13,41 @@ use super::site::{InstrOperands, OperandWrite, WriteTarget};
 
 pub(super) fn transfer(
     site: &mut InstrOperands,
-    exchange: &CollectiveOp,
+    collective: &CollectiveOp,
 ) -> CheckResult<Vec<OperandWrite>> {
-    ensure(exchange.axis == Axis::Tensor, || {
+    ensure(collective.axis == Axis::Tensor, || {
         format!(
-            "runs over the {} axis within a pass, where its members are not in step",
-            exchange.axis.name()
+            "runs over the {} axis within a pass: only devices of the tensor axis run passes in lockstep",
+            collective.axis.name()
         )
     })?;
-    group_fits(exchange, site.check.context.mesh.group(Axis::Tensor))?;
-    kind_fits(exchange)?;
+    group_fits(collective, site.check.context.mesh.group(Axis::Tensor))?;
+    kind_fits(collective)?;
     ensure(!site.reads.is_empty(), || "has no operand".into())?;
     site.operands(site.reads.len()..=site.reads.len(), site.reads.len())?;
     for port in 0..site.reads.len() {
-        operand_fits(site, exchange, port)?;
+        operand_fits(site, collective, port)?;
     }
-    volume_fits(site, exchange)?;
-    if exchange.kind == CollectiveKind::AllReduce {
+    volume_fits(site, collective)?;
+    if collective.kind == CollectiveKind::AllReduce {
         let written = site.reads.iter().enumerate().map(|(port, state)| OperandWrite {
             state: state.owing(PendingSum::Done),
             place: WriteTarget::Over(port),
         });
         return Ok(written.collect());
     }
-    ensure(site.reads.len() == 1, || "carries more than its tensor".into())?;
+    ensure(site.reads.len() == 1, || "moves more than one tensor".into())?;
     let state = site.reads[0];
-    let packs = |layout| packs(site, layout, exchange.kind);
-    ensure(state.packed == packs(exchange.to), || {
-        format!("finds {state}, which is not how cutting it as {} needs it packed", exchange.to)
+    let packs = |layout| packs(site, layout, collective.kind);
+    ensure(state.packed == packs(collective.to), || {
+        format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
     })?;
-    let laid = lay(state, exchange.to);
-    let state = AbstractState { packed: packs(exchange.from), ..laid };
+    let laid = lay(state, collective.to);
+    let state = AbstractState { packed: packs(collective.from), ..laid };
     Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
-/// Shards that are not contiguous in memory are packed before and unpacked after.
+/// The dimension to pack before or unpack after, for shards that are not contiguous in memory.
 fn packs(site: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
     let contiguous = dim != Dim::Feature && site.check.context.tokens_contiguous(dim);
@@ -67,53 +67,55 @@ fn lay(state: AbstractState, to: Layout) -> AbstractState {
     }
 }
 
-pub(super) fn group_fits(exchange: &CollectiveOp, group: crate::mesh::DeviceGroup) -> CheckResult {
-    let found = exchange.group;
+pub(super) fn group_fits(
+    collective: &CollectiveOp,
+    group: crate::mesh::DeviceGroup,
+) -> CheckResult {
+    let found = collective.group;
     ensure(found.size > 1, || "has a group of one device".into())?;
     if found != group {
         return fault_hint(
             format!(
-                "runs over {} devices {} apart on the {} axis, not the mesh's group of the {} axis",
+                "uses a group of {} devices with stride {} on the {} axis, which is not the mesh's group of the {} axis",
                 found.size,
                 found.stride,
                 found.axis.name(),
                 group.axis.name()
             ),
-            format!("{} devices {} apart", group.size, group.stride),
+            format!("{} devices with stride {}", group.size, group.stride),
         );
     }
     Ok(())
 }
 
-pub(super) fn kind_fits(exchange: &CollectiveOp) -> CheckResult {
+pub(super) fn kind_fits(collective: &CollectiveOp) -> CheckResult {
     use Layout::{Partial, Replicated, Sharded};
-    let fits = match (exchange.from, exchange.to) {
-        (Partial, Replicated) => exchange.kind == CollectiveKind::AllReduce,
-        (Partial, Sharded(_)) => exchange.kind == CollectiveKind::ReduceScatter,
-        (Sharded(_), Replicated) => exchange.kind == CollectiveKind::AllGather,
-        (Sharded(one), Sharded(two)) => exchange.kind == CollectiveKind::AllToAll && one != two,
+    let fits = match (collective.from, collective.to) {
+        (Partial, Replicated) => collective.kind == CollectiveKind::AllReduce,
+        (Partial, Sharded(_)) => collective.kind == CollectiveKind::ReduceScatter,
+        (Sharded(_), Replicated) => collective.kind == CollectiveKind::AllGather,
+        (Sharded(one), Sharded(two)) => collective.kind == CollectiveKind::AllToAll && one != two,
         _ => false,
     };
-    ensure(fits, || format!("does not turn {} into {}", exchange.from, exchange.to))
+    ensure(fits, || format!("cannot turn {} into {}", collective.from, collective.to))
 }
 
-/// What the operand is must be what the collective takes.
-fn operand_fits(site: &InstrOperands, exchange: &CollectiveOp, port: usize) -> CheckResult {
+/// Checks that an operand has the source layout and needs the collective's reduction.
+fn operand_fits(site: &InstrOperands, collective: &CollectiveOp, port: usize) -> CheckResult {
     let state = &site.reads[port];
     let name = site.operand_name(port);
     let layout = state.layout();
-    if layout != exchange.from {
-        return match (exchange.from, layout) {
+    if layout != collective.from {
+        return match (collective.from, layout) {
             (Layout::Partial, Layout::Replicated) => fault_hint(
                 format!(
-                    "sums {name}, which is whole already: every device would count it again, and \
-                     it would be {} times too large",
-                    exchange.group.size
+                    "sums {name}, which is whole already: the result would be {} times too large",
+                    collective.group.size
                 ),
                 "remove this collective",
             ),
             (from, layout) => {
-                fault(format!("takes {name} for {from}, but it is {layout} ({state})"))
+                fault(format!("expects {name} to be {from}, but it is {layout} ({state})"))
             }
         };
     }
@@ -121,24 +123,24 @@ fn operand_fits(site: &InstrOperands, exchange: &CollectiveOp, port: usize) -> C
         PendingSum::MaximumOwed => Reduction::Maximum,
         _ => Reduction::Sum,
     };
-    ensure(exchange.reduction == combines, || match combines {
-        Reduction::Sum => format!("takes the maximum of {name}, which is summands"),
-        Reduction::Maximum => format!("adds {name}, of which the maximum is wanted"),
+    ensure(collective.reduction == combines, || match combines {
+        Reduction::Sum => format!("takes the maximum of {name}, which is a partial sum"),
+        Reduction::Maximum => format!("sums {name}, which needs a maximum"),
     })
 }
 
-/// Volumes count the unsharded tensor; statistics ride along, or go alone.
-fn volume_fits(site: &InstrOperands, exchange: &CollectiveOp) -> CheckResult {
+/// Checks the declared volumes: bytes of the unsharded tensor, with statistics beside it or alone.
+fn volume_fits(site: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
     let bytes = |state: &AbstractState| state.dtype.bytes(state.rows.size * state.columns.size);
     let all: Bytes = site.reads.iter().map(bytes).sum();
     let first = bytes(&site.reads[0]);
-    let booked = (exchange.payload, exchange.statistic);
+    let booked = (collective.payload, collective.statistic);
     let alone = booked == (Bytes(0), all);
     let beside = booked == (first, all - first);
     ensure(alone || beside, || {
         format!(
-            "is booked as {} bytes and {} of statistics, but its tensors have {}",
-            exchange.payload.0, exchange.statistic.0, all.0
+            "declares {} bytes of payload and {} of statistics, but its tensors have {}",
+            collective.payload.0, collective.statistic.0, all.0
         )
     })
 }

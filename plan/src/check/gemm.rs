@@ -1,6 +1,7 @@
-//! Products. Contracted sides must match in size and cut: both cut the same way leaves a sum owed,
-//! one cut alone is an error. The result's sides keep their cuts, and at most one mark (a cut or
-//! an owed sum) fits on one axis. A partial operand stays partial where nothing else is cut.
+//! Transfer functions of GEMMs. Contracted sides must match in size and sharding: two sides sharded
+//! alike give a partial sum, one sharded side alone is an error. The result keeps the sharding of its
+//! sides, and one axis either shards a tensor once or leaves a partial sum. A partial operand gives a
+//! partial result where no operand is sharded.
 
 use crate::Dim;
 use crate::program::{Extent, GemmOp, GemmRole};
@@ -10,32 +11,29 @@ use super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
 use super::site::{InstrOperands, OperandWrite, WriteTarget};
 use super::values::ForwardOpKind;
 
-pub(super) fn transfer(
-    site: &mut InstrOperands,
-    product: &GemmOp,
-) -> CheckResult<Vec<OperandWrite>> {
-    let sizes = [product.m, product.n, product.k, product.batch];
+pub(super) fn transfer(site: &mut InstrOperands, gemm: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
+    let sizes = [gemm.m, gemm.n, gemm.k, gemm.batch];
     ensure(sizes.iter().all(|size| (1..1 << 31).contains(size)), || {
-        format!("multiplies {}×{}×{}, {} times", product.m, product.n, product.k, product.batch)
+        format!("has an invalid shape: {}×{}×{}, batch {}", gemm.m, gemm.n, gemm.k, gemm.batch)
     })?;
-    match product.role {
-        GemmRole::Forward => forward(site, product),
-        GemmRole::InputGradient => input_gradient(site, product),
-        GemmRole::WeightGradient => weight_gradient(site, product),
+    match gemm.role {
+        GemmRole::Forward => forward(site, gemm),
+        GemmRole::InputGradient => input_gradient(site, gemm),
+        GemmRole::WeightGradient => weight_gradient(site, gemm),
     }
 }
 
 fn forward(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
-    ensure(!p.accumulate, || "adds a value of the forward pass to another".into())?;
+    ensure(!p.accumulate, || "accumulates in the forward pass".into())?;
     let (x, w) = (site.reads[0], site.reads[1]);
     sizes(site, [(p.m, p.k * p.batch), (p.k, p.n * p.batch), (p.m, p.n * p.batch)])?;
     let owed = contract(x.columns, w.rows.times(p.batch))?;
     let owed = linear(site, owed, &[x.rows, w.columns])?;
     no_norm(site, 1)?;
-    site.product_sections(p.batch)?;
+    site.gemm_sections(p.batch)?;
     let inputs = vec![site.value(0)?, site.value(1)?];
-    let value = site.apply(ForwardOpKind::Product { batch: p.batch }, inputs)?[0];
+    let value = site.apply(ForwardOpKind::Gemm { batch: p.batch }, inputs)?[0];
     let state = AbstractState {
         norm: x.norm,
         ..AbstractState::new(AbstractValue::Value(value), x.rows, w.columns, x.dtype)
@@ -51,7 +49,7 @@ fn input_gradient(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<Opera
     let owed = linear(site, owed, &[dy.rows, w.rows])?;
     no_norm(site, 0)?;
     let weight = site.value(1)?;
-    let kind = ForwardOpKind::Product { batch: p.batch };
+    let kind = ForwardOpKind::Gemm { batch: p.batch };
     let node = site.check.values.user(weight, 1, dy.meaning, |k| k == kind)?;
     let meaning = site.check.values.contribution(node, 0);
     let state = AbstractState::new(meaning, dy.rows, w.rows.times(p.batch), dy.dtype).owing(owed);
@@ -66,10 +64,12 @@ fn weight_gradient(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<Oper
     let owed = contract(x.rows, dy.rows)?;
     let owed = linear(site, owed, &[x.columns, dy.columns])?;
     ensure(p.accumulate && site.reads.len() == 3, || {
-        "replaces what earlier microbatches added to a weight's gradient".into()
+        "overwrites the weight gradient of earlier microbatches instead of accumulating".into()
     })?;
-    ensure(x.columns.size.is_multiple_of(p.batch), || "has a batch that does not divide".into())?;
-    let kind = ForwardOpKind::Product { batch: p.batch };
+    ensure(x.columns.size.is_multiple_of(p.batch), || {
+        "has a batch that does not divide the columns of its input".into()
+    })?;
+    let kind = ForwardOpKind::Gemm { batch: p.batch };
     let input = site.value(0)?;
     let node = site.check.values.user(input, 0, dy.meaning, |k| k == kind)?;
     let meaning = site.check.values.contribution(node, 1);
@@ -81,8 +81,8 @@ fn weight_gradient(site: &mut InstrOperands, p: &GemmOp) -> CheckResult<Vec<Oper
 
 fn accumulate_mismatch(p: &GemmOp) -> String {
     match p.accumulate {
-        true => "accumulates onto nothing".into(),
-        false => "reads a sum but does not add to it".into(),
+        true => "accumulates but reads no sum".into(),
+        false => "reads a sum but does not accumulate".into(),
     }
 }
 
@@ -90,33 +90,36 @@ fn one(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
     Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
-/// The operands' and the result's sizes are those of the product.
+/// Checks the shapes and formats of the operands and the result.
 fn sizes(site: &InstrOperands, wanted: [(u64, u64); 3]) -> CheckResult {
     let seen = [&site.instr.reads[0], &site.instr.reads[1], &site.instr.writes[0]];
     for (access, (rows, columns)) in seen.into_iter().zip(wanted) {
         let Extent { rows: r, columns: c, .. } = access.extent;
         ensure((r, c) == (rows, columns), || {
             let name = &site.check.stage.buffer(access.buffer).name;
-            format!("multiplies `{name}` as {rows}×{columns}, but sees {}", access.extent)
+            format!("expects `{name}` as {rows}×{columns}, but accesses {}", access.extent)
         })?;
     }
     let inputs = (site.reads[0].dtype, site.reads[1].dtype);
     ensure(inputs.0 == inputs.1, || {
-        format!("multiplies {} by {}", inputs.0.name(), inputs.1.name())
+        format!(
+            "multiplies {} by {}: operands must have one format",
+            inputs.0.name(),
+            inputs.1.name()
+        )
     })
 }
 
-/// Whether contracting two sides leaves a sum owed.
+/// Whether contracting two sides gives a partial sum.
 fn contract(one: ShardedExtent, two: ShardedExtent) -> CheckResult<bool> {
-    ensure(one.size == two.size, || format!("contracts {} with {} elements", one.size, two.size))?;
+    ensure(one.size == two.size, || format!("contracts {} elements with {}", one.size, two.size))?;
     let name = |cut: Option<Dim>| match cut {
         None => "whole".to_string(),
-        Some(dim) => format!("split by {}", crate::Layout::Sharded(dim)),
+        Some(dim) => format!("sharded by {}", crate::Layout::Sharded(dim)),
     };
     ensure(one.cut == two.cut, || {
         format!(
-            "contracts a side that is {} with one that is {}: devices would multiply parts that \
-             do not belong together",
+            "contracts a side that is {} with one that is {}: devices would multiply shards that do not match",
             name(one.cut),
             name(two.cut)
         )
@@ -124,7 +127,7 @@ fn contract(one: ShardedExtent, two: ShardedExtent) -> CheckResult<bool> {
     Ok(one.cut.is_some())
 }
 
-/// The sum owed by the result, given that of the contraction and the sides that remain.
+/// The pending sum of the result, given that of the contraction and the remaining sides.
 fn linear(
     site: &InstrOperands,
     contracted: bool,
@@ -136,10 +139,10 @@ fn linear(
     match partial[..] {
         [] => Ok(if contracted { PendingSum::Owed } else { PendingSum::Done }),
         [_, _] => {
-            fault("multiplies two partial sums: the product of sums is not the sum of products")
+            fault("multiplies two partial sums: a product of sums is not the sum of products")
         }
         [port] if cut || site.reads[port].tensor != PendingSum::Owed => fault(format!(
-            "reads {}, a partial sum, while something else is split over the same devices",
+            "reads the partial sum {} while another operand is sharded over the same devices",
             site.operand_name(port)
         )),
         _ => Ok(PendingSum::Owed),
@@ -148,6 +151,9 @@ fn linear(
 
 fn no_norm(site: &InstrOperands, port: usize) -> CheckResult {
     ensure(site.reads[port].norm.is_none(), || {
-        format!("reads {}, which a norm has still to be divided out of", site.operand_name(port))
+        format!(
+            "reads {} before the division by its norm's root mean square",
+            site.operand_name(port)
+        )
     })
 }

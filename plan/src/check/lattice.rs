@@ -1,4 +1,4 @@
-//! The lattice: what is known of a buffer's contents.
+//! The lattice of the abstract interpretation: what is known of a buffer's contents.
 
 use crate::program::Extent;
 use crate::{DType, Dim, Layout};
@@ -6,27 +6,27 @@ use crate::{DType, Dim, Layout};
 use super::error::{CheckResult, fault};
 use super::values::SymbolId;
 
-/// One side of a matrix: its size on no device in particular, and how the tensor axis cuts it.
+/// One side of a matrix: its whole size, and how the tensor axis shards it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ShardedExtent {
-    /// Uncut size.
+    /// Size of the whole (unsharded) side.
     pub size: u64,
-    /// Which dim the cut goes along, when each device holds one of equal parts.
+    /// The dimension that the tensor axis shards into equal parts, if any.
     pub cut: Option<Dim>,
 }
 
-/// What is still to be combined over the tensor axis.
+/// The reduction that is still to be done over the tensor axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingSum {
     /// Nothing.
     Done,
-    /// Each device holds a summand.
+    /// A sum: each device has a summand.
     Owed,
-    /// Each device holds a candidate for the maximum.
+    /// A maximum: each device has a candidate.
     MaximumOwed,
 }
 
-/// What a buffer's numbers are.
+/// Which tensor a buffer's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AbstractValue {
     /// A value of the forward pass.
@@ -37,7 +37,7 @@ pub(super) enum AbstractValue {
     Zero,
 }
 
-/// All that is known of a buffer's contents.
+/// The known properties of a buffer's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AbstractState {
     pub meaning: AbstractValue,
@@ -45,11 +45,11 @@ pub(super) struct AbstractState {
     pub rows: ShardedExtent,
     /// Features.
     pub columns: ShardedExtent,
-    /// The sum still owed over the tensor axis.
+    /// The reduction still pending over the tensor axis.
     pub tensor: PendingSum,
-    /// The statistic of the norm whose division is still owed.
+    /// The statistic of the norm whose division is still pending.
     pub norm: Option<SymbolId>,
-    /// The dim whose parts lie one after the other, for a collective or after it.
+    /// The dimension whose parts are packed one after the other, before or after a collective.
     pub packed: Option<Dim>,
     pub dtype: DType,
 }
@@ -63,14 +63,14 @@ impl ShardedExtent {
         if self.cut.is_some() { self.size / devices } else { self.size }
     }
 
-    /// Several times as wide, cut the same way in every section.
+    /// `sections` sides of this size side by side, each sharded the same way.
     pub fn times(self, sections: u64) -> ShardedExtent {
         ShardedExtent { size: self.size * sections, ..self }
     }
 }
 
 impl AbstractState {
-    /// A matrix of which nothing is owed.
+    /// A matrix with nothing pending.
     pub fn new(
         meaning: AbstractValue,
         rows: ShardedExtent,
@@ -88,7 +88,7 @@ impl AbstractState {
         }
     }
 
-    /// The same in its layout, with another meaning.
+    /// Another tensor in the same layout.
     pub fn with(self, meaning: AbstractValue) -> AbstractState {
         AbstractState { meaning, ..self }
     }
@@ -97,7 +97,7 @@ impl AbstractState {
         AbstractState { tensor, ..self }
     }
 
-    /// A number for each row.
+    /// `count` fp32 elements for each row.
     pub fn per_row(self, value: SymbolId, count: u64) -> AbstractState {
         AbstractState {
             meaning: AbstractValue::Value(value),
@@ -129,7 +129,7 @@ impl AbstractState {
         }
     }
 
-    /// Whether both lie the same way, whatever they mean.
+    /// Whether both have the same layout, whichever tensors they are.
     pub fn lies_as(&self, other: &AbstractState) -> bool {
         self.rows == other.rows
             && self.columns == other.columns
@@ -138,19 +138,18 @@ impl AbstractState {
             && self.dtype == other.dtype
     }
 
-    /// One axis cuts a tensor at most once, into equal parts.
+    /// Checks that the axis shards the tensor at most once, into equal parts.
     pub fn consistent(self, devices: u64) -> CheckResult<AbstractState> {
         let cuts = [self.rows, self.columns];
         if let Some(side) = cuts.iter().find(|s| s.cut.is_some() && !s.size.is_multiple_of(devices))
         {
-            return fault(format!("{} does not cut into {devices} equal parts", side.size));
+            return fault(format!("{} does not divide into {devices} equal parts", side.size));
         }
         let marks = cuts.iter().filter(|side| side.cut.is_some()).count()
             + usize::from(self.tensor != PendingSum::Done);
         if marks > 1 {
             return fault(format!(
-                "the result would be {self}: one axis cannot both cut it twice or cut it and owe \
-                 a sum"
+                "the result would be {self}: one mesh axis either shards a tensor once or leaves a partial sum"
             ));
         }
         Ok(self)
@@ -162,7 +161,7 @@ fn cut(side: ShardedExtent) -> String {
         None => return side.size.to_string(),
         Some(dim) => Layout::Sharded(dim),
     };
-    format!("{} split by {name}", side.size)
+    format!("{} sharded by {name}", side.size)
 }
 
 impl std::fmt::Display for AbstractState {
@@ -171,10 +170,10 @@ impl std::fmt::Display for AbstractState {
         match self.tensor {
             PendingSum::Done => {}
             PendingSum::Owed => write!(f, ", partial")?,
-            PendingSum::MaximumOwed => write!(f, ", maximum owed")?,
+            PendingSum::MaximumOwed => write!(f, ", partial maximum")?,
         }
         if self.norm.is_some() {
-            write!(f, ", norm owed")?;
+            write!(f, ", norm division pending")?;
         }
         if let Some(dim) = self.packed {
             write!(f, ", packed by {}", Layout::Sharded(dim))?;

@@ -1,8 +1,8 @@
-//! Places of buffers: inside the arena, aligned, and never two live contents in one byte.
+//! Placement of buffers: inside the arena, aligned, and never two live contents in one byte.
 //!
-//! Resident buffers share bytes with nothing. Copies for the microbatches in flight have an area
-//! of their own, so that slots never meet. Within one microbatch a map from byte ranges to the
-//! buffer last written there says whose contents a write destroys.
+//! Resident buffers overlap no other buffer. Per-microbatch buffers have an area of their own, so that
+//! slots never overlap. Within one microbatch, a map from byte ranges to the buffer last written there
+//! tells whose contents a write destroys.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 pub(super) struct ByteOwners(BTreeMap<u64, (u64, BufferId)>);
 
 impl ByteOwners {
-    /// Gives a buffer's bytes to it and returns the other buffers that lose theirs.
+    /// Records a write to a buffer and returns the other buffers whose contents it destroys.
     pub fn claim(&mut self, buffer: &Buffer, id: BufferId) -> Vec<BufferId> {
         let (begin, end) = (buffer.offset, buffer.offset + buffer.extent.bytes().0);
         let met: Vec<(u64, u64, BufferId)> = self
@@ -30,7 +30,7 @@ impl ByteOwners {
             .collect();
         let mut losers = vec![];
         for (start, _, owner) in met {
-            // Contents that lost a part are lost: the rest of the range is nobody's.
+            // Partly overwritten contents are lost: the rest of the range has no owner.
             self.0.remove(&start);
             if owner != id {
                 losers.push(owner);
@@ -43,9 +43,9 @@ impl ByteOwners {
     }
 }
 
-/// Checks of one stage that need no walk: ids, operands and places.
+/// Checks of one stage that need no walk: operands, placement and roles of buffers.
 pub(super) fn check_places(index: usize, stage: &StageProgram, errors: &mut CheckErrors) {
-    // What follows adds up sizes, which only these make safe.
+    // The checks after this one add up sizes without overflow only if this one passes.
     if let Err(found) = check_arena(stage) {
         return errors.of_stage(index, found);
     }
@@ -77,16 +77,19 @@ fn check_operands(stage: &StageProgram, instr: &Instr) -> CheckResult {
 
 fn check_access(stage: &StageProgram, access: &Access) -> CheckResult {
     let Some(buffer) = stage.buffers.get(access.buffer.0 as usize) else {
-        return fault(format!("names buffer {}, which the stage does not have", access.buffer.0));
+        return fault(format!(
+            "accesses buffer {}, which the stage does not have",
+            access.buffer.0
+        ));
     };
     let (seen, held) = (access.extent, buffer.extent);
     ensure(seen.dtype == held.dtype, || {
         let (name, is, as_) = (&buffer.name, held.dtype.name(), seen.dtype.name());
-        format!("sees `{name}` as {as_}, but its numbers are {is}")
+        format!("accesses `{name}` as {as_}, but its elements are {is}")
     })?;
     let elements = seen.rows.checked_mul(seen.columns);
     let within = elements.is_some_and(|count| count <= held.rows * held.columns);
-    ensure(within, || format!("sees `{}` as {seen}, which is more than its {held}", buffer.name))
+    ensure(within, || format!("accesses `{}` as {seen}, which is larger than {held}", buffer.name))
 }
 
 fn end(stage: &StageProgram, buffer: &Buffer) -> Option<u64> {
@@ -107,17 +110,17 @@ fn check_arena(stage: &StageProgram) -> CheckResult {
         })?;
         ensure(buffer.offset.is_multiple_of(ALIGNMENT), || {
             format!(
-                "`{}` begins at byte {}, no multiple of {ALIGNMENT}",
+                "`{}` begins at byte {}, which is not a multiple of {ALIGNMENT}",
                 buffer.name, buffer.offset
             )
         })?;
     }
     ensure(stage.slot_stride.is_multiple_of(ALIGNMENT), || {
-        format!("copies lie {} bytes apart, no multiple of {ALIGNMENT}", stage.slot_stride)
+        format!("the slot stride of {} bytes is not a multiple of {ALIGNMENT}", stage.slot_stride)
     })
 }
 
-/// The bytes of the first slot, when there are copies.
+/// The bytes of the first slot, if any buffer has a copy per microbatch.
 fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
     let copied = || stage.buffers.iter().filter(|buffer| buffer.per_microbatch);
     let begin = copied().map(|buffer| buffer.offset).min()?;
@@ -128,14 +131,13 @@ fn first_slot(stage: &StageProgram) -> Option<(u64, u64)> {
 fn check_slots(stage: &StageProgram) -> CheckResult {
     let Some((begin, end)) = first_slot(stage) else { return Ok(()) };
     if let Some(odd) = stage.buffers.iter().find(|b| b.per_microbatch && b.role.is_resident()) {
-        return fault(format!("`{}` is no activation but has one copy a microbatch", odd.name));
+        return fault(format!(
+            "`{}` has one copy per microbatch but is not an activation",
+            odd.name
+        ));
     }
     ensure(stage.slots <= 1 || end - begin <= stage.slot_stride, || {
-        format!(
-            "the copies of a microbatch take {} bytes, but the next slot begins after {}",
-            end - begin,
-            stage.slot_stride
-        )
+        format!("a slot takes {} bytes, but the slot stride is {}", end - begin, stage.slot_stride)
     })?;
     let slots = stage.slot_stride.saturating_mul(stage.slots.max(1));
     let slots_end = begin.saturating_add(slots);
@@ -145,15 +147,14 @@ fn check_slots(stage: &StageProgram) -> CheckResult {
             && buffer.offset + buffer.extent.bytes().0 > begin
     };
     match stage.buffers.iter().find(|buffer| meets(buffer)) {
-        Some(buffer) => fault(format!(
-            "`{}` lies among the copies that other microbatches in flight keep",
-            buffer.name
-        )),
+        Some(buffer) => {
+            fault(format!("`{}` overlaps the slots of other microbatches in flight", buffer.name))
+        }
         None => Ok(()),
     }
 }
 
-/// Resident buffers share bytes with nothing; slots are checked on their own.
+/// Resident buffers overlap no other buffer; `check_slots` checks slots.
 fn check_disjoint(stage: &StageProgram) -> CheckResult {
     let mut order: Vec<&Buffer> = stage.buffers.iter().filter(|b| b.extent.bytes().0 > 0).collect();
     order.sort_by_key(|buffer| buffer.offset);
@@ -165,7 +166,7 @@ fn check_disjoint(stage: &StageProgram) -> CheckResult {
         let other = if kept { any } else { resident };
         if let Some(other) = other.filter(|other| stop(other) > buffer.offset) {
             return fault(format!(
-                "`{}` and `{}` share bytes, but weights, states and inputs live through the step",
+                "`{}` and `{}` overlap, but weights, optimizer states and inputs live through the whole step",
                 other.name, buffer.name
             ));
         }
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_takes_every_byte_it_meets() {
+    fn a_write_destroys_the_contents_of_every_buffer_it_overlaps() {
         let mut owners = ByteOwners::default();
         assert!(owners.claim(&buffer(0, 256), BufferId(0)).is_empty());
         assert!(owners.claim(&buffer(256, 256), BufferId(1)).is_empty());

@@ -103,7 +103,7 @@ fn check(program: &Program) -> CheckErrors {
     for (index, stage) in program.stages.iter().enumerate() {
         memory::check_places(index, stage, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
-        if let Err(found) = schedule::check_turns(stage, microbatches) {
+        if let Err(found) = schedule::check_passes(stage, microbatches) {
             errors.of_stage(index, found);
         }
     }
@@ -125,7 +125,9 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     let (mesh, work) = (context.mesh, context.workload);
     let sizes = [mesh.tensor, mesh.pipeline, mesh.data, work.micro_batch, work.sequence_length];
     if sizes.into_iter().chain([work.global_batch]).any(|size| size == 0 || size > 1 << 24) {
-        return fault(format!("the mesh {mesh} and its workload must be between 1 and 16777216"));
+        return fault(format!(
+            "every size of the mesh {mesh} and of the workload must be between 1 and 16777216"
+        ));
     }
     if !work.global_batch.is_multiple_of(mesh.data * work.micro_batch) {
         return fault(format!(
@@ -135,7 +137,7 @@ fn check_context(program: &Program) -> Result<(), CheckFault> {
     }
     if program.stages.len() as u64 != mesh.pipeline {
         return fault(format!(
-            "there are {} stages on a mesh of {}",
+            "the program has {} stages, but the mesh has {}",
             program.stages.len(),
             mesh.pipeline
         ));

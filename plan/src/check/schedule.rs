@@ -1,12 +1,13 @@
-//! What the stages do together: the order of passes, transfers, and collectives between stages.
+//! Order of passes, transfers and collectives between stages.
 //!
-//! Every device of a stage runs one list, so the devices of a tensor or data group meet in one
-//! order by construction. Between stages three things are proved. Each microbatch runs forward and
-//! then backward once, with no more in flight than there are slots. The transfers of each pair of
-//! neighbours match one by one, in microbatch, number and extent; and running all schedules with
-//! rendezvous ends: a receive waits for its send, and a send need only be over when its stage
-//! comes to its second next transfer, so that a send and the receive after it may wait for one
-//! another's neighbour together. And the collectives over the pipeline axis meet in one order.
+//! All devices of a stage run one instruction list, so the devices of a tensor or data group run their
+//! collectives in one order by construction. Between stages, four properties are proved:
+//!
+//! - each microbatch runs forward and then backward once, with at most as many in flight as slots;
+//! - sends and receives of neighbouring stages match one by one, in tensors and extents;
+//! - no deadlock: with rendezvous semantics, all schedules end. A receive waits for its send. A send may
+//!   still be pending while its stage does the receives after it, but not at its next send;
+//! - all stages run the collectives over the pipeline axis in one order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -22,7 +23,7 @@ use crate::program::{
 use super::error::{CheckError, CheckErrors, CheckResult, ensure, fault};
 use super::step::both_ends;
 
-/// Whether each backward pass follows its forward pass at once.
+/// Whether each backward pass immediately follows its forward pass.
 pub(super) fn back_to_back(stage: &StageProgram) -> bool {
     stage.schedule.chunks(2).all(|pair| match pair {
         [first, second] => {
@@ -33,23 +34,26 @@ pub(super) fn back_to_back(stage: &StageProgram) -> bool {
     })
 }
 
-/// Each microbatch forward, then backward, once; never more in flight than slots.
-pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> CheckResult {
+/// Checks that each microbatch runs forward and then backward once, with at most `slots` in flight.
+pub(super) fn check_passes(stage: &StageProgram, microbatches: u64) -> CheckResult {
     ensure(stage.slots > 0, || "has no slot for a microbatch in flight".into())?;
     let mut in_flight: HashMap<u64, u64> = HashMap::new();
-    let mut begun = vec![false; usize::try_from(microbatches).unwrap_or(0)];
+    let mut started = vec![false; usize::try_from(microbatches).unwrap_or(0)];
     for MicrobatchPass { phase, microbatch } in &stage.schedule {
         let slot = microbatch % stage.slots;
-        let Some(begun) = usize::try_from(*microbatch).ok().and_then(|m| begun.get_mut(m)) else {
-            return fault(format!("runs microbatch {microbatch} of {microbatches}"));
+        let Some(started) = usize::try_from(*microbatch).ok().and_then(|m| started.get_mut(m))
+        else {
+            return fault(format!(
+                "runs microbatch {microbatch}, but there are only {microbatches}"
+            ));
         };
         match phase {
             Phase::Forward => {
-                ensure(!*begun, || format!("runs microbatch {microbatch} forward twice"))?;
-                *begun = true;
+                ensure(!*started, || format!("runs microbatch {microbatch} forward twice"))?;
+                *started = true;
                 if let Some(other) = in_flight.insert(slot, *microbatch) {
                     return fault(format!(
-                        "begins microbatch {microbatch} while {other} still needs slot {slot} of {}",
+                        "starts microbatch {microbatch} while {other} still needs slot {slot} of {}",
                         stage.slots
                     ));
                 }
@@ -60,10 +64,12 @@ pub(super) fn check_turns(stage: &StageProgram, microbatches: u64) -> CheckResul
                     format!("runs microbatch {microbatch} backward, which is not in flight")
                 })?;
             }
-            Phase::Step => return fault("has the step phase among its turns; it comes last, once"),
+            Phase::Step => {
+                return fault("schedules the step phase as a pass: it runs once, after all passes");
+            }
         }
     }
-    if let Some(missing) = begun.iter().position(|begun| !begun) {
+    if let Some(missing) = started.iter().position(|started| !started) {
         return fault(format!("never runs microbatch {missing} of {microbatches}"));
     }
     match in_flight.values().min() {
@@ -138,7 +144,7 @@ fn transfers(stage: &StageProgram, phase: Phase, microbatch: u64) -> Vec<Schedul
     .collect()
 }
 
-/// Sends and receives of one microbatch between neighbours, one by one.
+/// Checks that the sends and receives of one microbatch between neighbours match one by one.
 pub(super) fn check_matched(program: &Program, errors: &mut CheckErrors) {
     for phase in [Phase::Forward, Phase::Backward] {
         let lists: Vec<Vec<ScheduledTransfer>> =
@@ -176,11 +182,11 @@ fn check_pair(
     }
     let matched = sends.len().min(receives.len());
     if let Some(send) = sends.get(matched) {
-        let problem = format!("sends what stage {to} never receives, so it would wait for ever");
+        let problem = format!("sends what stage {to} never receives: it would wait forever");
         errors.push(send.error(from, problem, Some("a receive on the neighbour, or no send here")));
     }
     if let Some(receive) = receives.get(matched) {
-        let problem = format!("receives what stage {from} never sends, so it would wait for ever");
+        let problem = format!("receives what stage {from} never sends: it would wait forever");
         errors.push(receive.error(
             to,
             problem,
@@ -325,19 +331,19 @@ fn blocked(graph: &DiGraph<Rendezvous, ()>) -> HashSet<NodeIndex> {
     blocked
 }
 
-/// The collectives over the pipeline axis meet in one order on all stages that take part.
+/// Checks that all member stages run the collectives over the pipeline axis in one order.
 pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) {
     let mesh = &program.context.mesh;
     let mut queues: Vec<VecDeque<(usize, &Instr, &CollectiveOp)>> =
         program.stages.iter().map(between_stages).collect();
     while let Some(stage) = queues.iter().position(|queue| !queue.is_empty()) {
-        // The first stage with something left is a member of its next collective, or of none.
-        let Some((at, instr, exchange)) = queues[stage].front().copied() else { return };
-        let members = members(exchange, mesh);
+        // The first stage with a collective left must be a member of it.
+        let Some((at, instr, collective)) = queues[stage].front().copied() else { return };
+        let members = members(collective, mesh);
         let odd = members.iter().find(|member| {
             let theirs = queues.get(**member).and_then(|queue| queue.front());
             !theirs.is_some_and(|(_, other, theirs)| {
-                *theirs == exchange
+                *theirs == collective
                     && other.reads.first().map(|a| a.extent)
                         == instr.reads.first().map(|a| a.extent)
             })
@@ -348,8 +354,7 @@ pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) 
                 stage: Some(stage),
                 instruction: Some((Phase::Step, at, instr.origin.clone())),
                 problem: format!(
-                    "waits for stage {other} in a collective over the pipeline axis that stage \
-                     {other} does not come to next"
+                    "runs a collective over the pipeline axis that is not the next one of stage {other}"
                 ),
                 hint: Some("the same collectives in the same order on every stage".into()),
             });
@@ -364,20 +369,20 @@ pub(super) fn check_pipeline_order(program: &Program, errors: &mut CheckErrors) 
 fn between_stages(stage: &StageProgram) -> VecDeque<(usize, &Instr, &CollectiveOp)> {
     let list = stage.step.iter().enumerate();
     list.filter_map(|(at, instr)| match &instr.action {
-        Action::Collective(exchange) if exchange.axis == Axis::Pipeline => {
-            Some((at, instr, exchange))
+        Action::Collective(collective) if collective.axis == Axis::Pipeline => {
+            Some((at, instr, collective))
         }
         _ => None,
     })
     .collect()
 }
 
-fn members(exchange: &CollectiveOp, mesh: &Mesh) -> Vec<usize> {
+fn members(collective: &CollectiveOp, mesh: &Mesh) -> Vec<usize> {
     let all = mesh.group(Axis::Pipeline);
     let stages = mesh.pipeline as usize;
-    if exchange.group == all {
+    if collective.group == all {
         (0..stages).collect()
-    } else if stages > 1 && exchange.group == both_ends(all) {
+    } else if stages > 1 && collective.group == both_ends(all) {
         vec![0, stages - 1]
     } else {
         vec![]

@@ -1,5 +1,5 @@
-//! What lies side by side in a buffer. A part of the features of several tensors is a part of each,
-//! so whoever cuts, packs or reads them must agree on where each begins.
+//! Sections: tensors side by side in a buffer. A shard of the features is a shard of each section, so
+//! all instructions that shard, pack or read a buffer must agree on the sections.
 
 use crate::program::BufferId;
 
@@ -9,7 +9,7 @@ use super::site::InstrOperands;
 use super::stage::StageChecker;
 
 impl StageChecker<'_> {
-    /// The widths of what a buffer holds side by side, when its rows are `columns` wide.
+    /// Widths of the sections of a buffer whose rows have `columns` columns.
     pub fn sections(&self, id: BufferId, columns: u64) -> Vec<u64> {
         match &self.stage.buffer(id).sections[..] {
             [] => vec![columns],
@@ -17,7 +17,7 @@ impl StageChecker<'_> {
         }
     }
 
-    /// A value and its gradient have the same sections wherever they are written.
+    /// Checks that a value and its gradient have the same sections wherever they are written.
     pub fn keep_sections(&mut self, id: BufferId, state: &AbstractState) -> CheckResult {
         let (AbstractValue::Value(of) | AbstractValue::Gradient { of, .. }) = state.meaning else {
             return Ok(());
@@ -26,11 +26,13 @@ impl StageChecker<'_> {
         let found = self.sections(id, state.columns.size);
         let total = found.iter().try_fold(0_u64, |sum, width| sum.checked_add(*width));
         ensure(total == Some(state.columns.size), || {
-            format!("writes {state} to `{name}`, whose sections are {found:?}")
+            format!("writes {state} to `{name}`, which has sections {found:?}")
         })?;
         let known = self.known_sections.entry(of).or_insert_with(|| found.clone());
         ensure(*known == found, || {
-            format!("writes to `{name}` with sections {found:?} what has sections {known:?}")
+            format!(
+                "writes a value with sections {known:?} to `{name}`, which has sections {found:?}"
+            )
         })
     }
 }
@@ -41,17 +43,17 @@ impl InstrOperands<'_, '_> {
         self.check.sections(self.instr.reads[port].buffer, self.reads[port].columns.size)
     }
 
-    /// The sections of the operands, one after the other, are these.
+    /// Checks the sections of several operands, one after the other.
     pub fn operands_are(&self, ports: std::ops::Range<usize>, wanted: &[u64]) -> CheckResult {
         let found: Vec<u64> = ports.flat_map(|port| self.operand_sections(port)).collect();
         ensure(found == wanted, || {
-            format!("takes its operands for sections {wanted:?}, but they are {found:?}")
+            format!("expects operands with sections {wanted:?}, but they have {found:?}")
         })
     }
 
-    /// The result of a product has a section for each weight side by side; of a batch, each takes
-    /// one section of the input.
-    pub fn product_sections(&self, batch: u64) -> CheckResult {
+    /// Checks that the result of a GEMM has a section for each weight of its buffer, and that each GEMM
+    /// of a batch reads one section of the input.
+    pub fn gemm_sections(&self, batch: u64) -> CheckResult {
         let weight = self.check.stage.buffer(self.instr.reads[1].buffer);
         let Some(shard) = &weight.shard else { return Ok(()) };
         let wanted: Vec<u64> = shard.members.iter().map(|member| member.columns).collect();
@@ -62,11 +64,11 @@ impl InstrOperands<'_, '_> {
         let columns = wanted.iter().sum();
         let found = self.check.sections(self.instr.writes[0].buffer, columns);
         ensure(found == wanted, || {
-            format!("makes sections {wanted:?}, but writes to sections {found:?}")
+            format!("computes sections {wanted:?}, but writes to a buffer with sections {found:?}")
         })
     }
 
-    /// The sections of the results, one after the other, are those of the operand.
+    /// Checks that the sections of the results, one after the other, are those of the operand.
     pub fn split_sections(&self, port: usize, widths: &[u64]) -> CheckResult {
         let results = self.instr.writes.iter().zip(widths);
         let made: Vec<u64> = results

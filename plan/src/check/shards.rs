@@ -1,4 +1,4 @@
-//! Shards of parameters: the members' parts must tile the whole, device by device.
+//! Shards of parameters: the shards of all devices must tile each parameter.
 
 use crate::context::{Context, Zero};
 use crate::layout::WeightSplit;
@@ -20,8 +20,8 @@ pub(super) fn check_shards(
         let found = match &buffer.shard {
             Some(shard) if parameter => check_shard(buffer, shard, context),
             None if !parameter => Ok(()),
-            Some(_) => fault("only parameters and their states have shards"),
-            None => fault("is a parameter or its state, but nothing says which part of which"),
+            Some(_) => fault("has a shard, but is not a parameter, gradient or optimizer state"),
+            None => fault("is a parameter, gradient or optimizer state, but has no shard"),
         };
         if let Err(mut found) = found {
             found.problem = format!("`{}`: {}", buffer.name, found.problem);
@@ -35,14 +35,14 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
     let dtype =
         if buffer.role == BufferRole::Weight { context.compute_dtype() } else { DType::F32 };
     ensure(buffer.extent.dtype == dtype, || {
-        format!("is kept as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
+        format!("is stored as {}, not as {}", buffer.extent.dtype.name(), dtype.name())
     })?;
     ensure(!shard.members.is_empty() && shard.members.len() == shard.offset_stride.len(), || {
         "every member of a shard needs one offset".into()
     })?;
     let widest = shard.members.iter().flat_map(|member| [member.rows, member.columns]).max();
     ensure(widest.is_some_and(|side| side <= 1 << 28) && shard.members.len() <= 4, || {
-        "has members of more than 2²⁸ rows or columns, or more than four".into()
+        "has more than four members, or members of more than 2²⁸ rows or columns".into()
     })?;
     for (WeightShape { weight: name, rows, columns }, stride) in
         shard.members.iter().zip(&shard.offset_stride)
@@ -53,19 +53,21 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
             WeightSplit::Columns => (*columns, "columns"),
         };
         ensure(size.is_multiple_of(devices), || {
-            format!("the {size} {side} of `{name}` do not split into {devices} equal parts")
+            format!("the {size} {side} of `{name}` do not divide into {devices} equal parts")
         })?;
         if *stride != size / devices {
             return fault_hint(
                 format!(
-                    "device i begins at {stride}·i of the {size} {side} of `{name}`, so {devices} \
-                     devices leave gaps or overlap"
+                    "device i begins at {stride}·i of the {size} {side} of `{name}`, so {devices} devices leave gaps or overlap"
                 ),
                 format!("{}", size / devices),
             );
         }
         ensure(*rows == shard.members[0].rows, || {
-            format!("`{name}` cannot lie beside `{}`: their rows differ", shard.members[0].weight)
+            format!(
+                "`{name}` cannot share a buffer with `{}`: their rows differ",
+                shard.members[0].weight
+            )
         })?;
     }
     let (rows, columns) = sides(shard, devices);
@@ -81,11 +83,11 @@ fn check_shard(buffer: &Buffer, shard: &ParameterShard, context: &Context) -> Ch
     };
     let elements = buffer.extent.rows * buffer.extent.columns;
     ensure(elements == expected, || {
-        format!("has {elements} elements, but its part of the parameter has {expected}")
+        format!("has {elements} elements, but its shard of the parameter has {expected}")
     })
 }
 
-/// Rows and columns of the members side by side, and how the tensor axis cuts them.
+/// Rows and columns of the members side by side, and how the tensor axis shards them.
 pub(super) fn sides(shard: &ParameterShard, devices: u64) -> (ShardedExtent, ShardedExtent) {
     let cut = |split| (shard.split == split && devices > 1).then_some(Dim::Feature);
     let rows = shard.members.first().map_or(0, |member| member.rows);

@@ -1,4 +1,4 @@
-//! One instruction: what its operands hold, and what its transfer function may say of its results.
+//! One instruction with the abstract states of its operands: the input of a transfer function.
 
 use crate::program::{BufferRole, Instr};
 
@@ -7,7 +7,7 @@ use super::lattice::{AbstractState, AbstractValue, PendingSum};
 use super::stage::StageChecker;
 use super::values::{ForwardOpKind, SymbolId};
 
-/// A result, and which operand it takes the place of.
+/// A result, and where it may be written.
 pub(super) struct OperandWrite {
     pub state: AbstractState,
     pub place: WriteTarget,
@@ -24,7 +24,7 @@ pub(super) enum WriteTarget {
     Either(usize),
 }
 
-/// One instruction with what its operands hold.
+/// One instruction with the states of its operands.
 pub(super) struct InstrOperands<'c, 'a> {
     pub check: &'c mut StageChecker<'a>,
     pub instr: &'a Instr,
@@ -36,32 +36,34 @@ impl InstrOperands<'_, '_> {
         self.check.context.tensor_size()
     }
 
-    /// Exactly so many operands, or with the optional one more.
+    /// Checks the numbers of operands and results.
     pub fn operands(&self, reads: std::ops::RangeInclusive<usize>, writes: usize) -> CheckResult {
         let found = (self.reads.len(), self.instr.writes.len());
         ensure(reads.contains(&found.0) && writes == found.1, || {
+            let expected = match (*reads.start(), *reads.end()) {
+                (least, most) if least == most => least.to_string(),
+                (least, usize::MAX) => format!("at least {least}"),
+                (least, most) => format!("{least} to {most}"),
+            };
             format!(
-                "has {} operands and {} results, not {} to {} and {writes}",
-                found.0,
-                found.1,
-                reads.start(),
-                reads.end()
+                "has {} operands and {} results, but takes {expected} and {writes}",
+                found.0, found.1
             )
         })
     }
 
-    /// The value an operand holds.
+    /// The forward value that an operand is.
     pub fn value(&self, port: usize) -> CheckResult<SymbolId> {
         match self.reads[port].meaning {
             AbstractValue::Value(value) => Ok(value),
             other => fault(format!(
-                "wants a value at operand {port} but reads {}",
+                "needs a forward value at operand {port}, but reads {}",
                 self.check.values.describe(other)
             )),
         }
     }
 
-    /// The results of an operation, named after the buffers written.
+    /// The results of an operation, named after the buffers they are written to.
     pub fn apply(
         &mut self,
         kind: ForwardOpKind,
@@ -70,7 +72,7 @@ impl InstrOperands<'_, '_> {
         self.apply_to(kind, inputs, 0..self.instr.writes.len())
     }
 
-    /// The same when only some of what is written are results of this operation.
+    /// As [`apply`](Self::apply), for an operation whose results are only some of the writes.
     pub fn apply_to(
         &mut self,
         kind: ForwardOpKind,
@@ -84,29 +86,28 @@ impl InstrOperands<'_, '_> {
         self.check.values.apply(kind, inputs, &names)
     }
 
-    /// Operands must be whole sums; what cannot wait for a sum says so here.
+    /// Checks that no operand has a pending sum or maximum.
     pub fn all_summed(&self) -> CheckResult {
         (0..self.reads.len()).try_for_each(|port| self.summed(port))
     }
 
-    /// This operand must be whole.
+    /// Checks that an operand has no pending sum or maximum.
     pub fn summed(&self, port: usize) -> CheckResult {
         let state = &self.reads[port];
         ensure(state.tensor == PendingSum::Done, || {
             format!(
-                "needs {} whole, but each device holds only its own part of a sum or maximum \
-                 ({state})",
+                "needs {} reduced, but each device has only a partial sum or maximum ({state})",
                 self.operand_name(port)
             )
         })
     }
 
-    /// The statistic of a norm may be owed only where it can wait.
+    /// Checks that no operand has a pending division by a norm.
     pub fn none_owes_norm(&self) -> CheckResult {
         match self.reads.iter().position(|state| state.norm.is_some()) {
             None => Ok(()),
             Some(port) => fault(format!(
-                "reads {}, which a norm has still to be divided out of",
+                "reads {} before the division by its norm's root mean square",
                 self.operand_name(port)
             )),
         }
@@ -117,19 +118,19 @@ impl InstrOperands<'_, '_> {
         format!("`{}`", self.check.stage.buffer(buffer).name)
     }
 
-    /// Two operands lie the same way.
+    /// Checks that two operands have the same layout.
     pub fn same_layout(&self, one: usize, two: usize) -> CheckResult {
         let (first, second) = (&self.reads[one], &self.reads[two]);
         ensure(first.lies_as(second), || {
             format!(
-                "needs {} and {} laid out alike, but they are {first} and {second}",
+                "needs {} and {} in the same layout, but they are {first} and {second}",
                 self.operand_name(one),
                 self.operand_name(two)
             )
         })
     }
 
-    /// A contribution on top of what an operand holds, or alone.
+    /// A gradient contribution, accumulated onto an operand or alone.
     pub fn accumulated(
         &self,
         onto: Option<usize>,
@@ -144,11 +145,11 @@ impl InstrOperands<'_, '_> {
                 == BufferRole::WeightGradient;
             let fits = held.extent(self.devices()) == made.extent(self.devices());
             let alike = !parameter || (held.rows, held.columns) == (made.rows, made.columns);
-            ensure(fits && alike, || format!("adds {made} to {held}"))?;
+            ensure(fits && alike, || format!("accumulates {made} onto {held}"))?;
             return Ok(OperandWrite { state: made, place: WriteTarget::Over(port) });
         }
         ensure(held.lies_as(&made), || {
-            format!("adds {made} to {}, which is {held}", self.operand_name(port))
+            format!("accumulates {made} onto {}, which is {held}", self.operand_name(port))
         })?;
         let meaning = self.check.values.sum(held.meaning, made.meaning)?;
         Ok(OperandWrite { state: made.with(meaning), place: WriteTarget::Over(port) })

@@ -1,4 +1,4 @@
-//! Walks the passes of one stage: what every buffer holds before and after each instruction.
+//! Walks the passes of one stage and tracks the contents of every buffer.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -12,18 +12,18 @@ use super::site::{InstrOperands, OperandWrite, WriteTarget};
 use super::values::{ForwardOpKind, SymbolId, SymbolTable};
 use super::{collective, gemm, pass, shards, transfer};
 
-/// What one buffer holds, or why nothing that could be read.
+/// Contents of one buffer, or why it has none that can be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BufferContents {
-    /// Nothing was written in this microbatch.
+    /// Not written in this microbatch.
     Unwritten,
-    /// Another buffer was written to its bytes.
+    /// Overwritten by this instruction, which wrote another buffer to the same bytes.
     Overwritten(Phase, usize, BufferId),
-    /// Other microbatches ran since, and there is one copy for all.
+    /// Other microbatches ran in between, and all share one copy.
     Expired,
-    /// A fault was reported where it was written.
+    /// Unknown, because the instruction that wrote it was reported.
     Unknown,
-    /// This.
+    /// A tensor in this state.
     Holds(AbstractState),
 }
 
@@ -39,9 +39,9 @@ pub(super) struct StageChecker<'a> {
     pub weights: HashMap<SymbolId, BufferId>,
     /// The sections of every value.
     pub known_sections: HashMap<SymbolId, Vec<u64>>,
-    /// What the neighbour before sent in the forward pass, or the one after in the backward pass.
+    /// Tensors that the previous stage of the pass sent.
     pub incoming: VecDeque<AbstractState>,
-    /// What goes to the neighbour after (before) in the forward (backward) pass.
+    /// Tensors sent to the next stage of the pass.
     pub outgoing: VecDeque<AbstractState>,
     /// Values received and sent in the forward pass, in order.
     pub received: Vec<SymbolId>,
@@ -84,14 +84,14 @@ impl<'a> StageChecker<'a> {
         check
     }
 
-    /// What a buffer holds when a microbatch begins.
+    /// Contents of a buffer at the start of a microbatch.
     fn resident(&mut self, id: BufferId) -> BufferContents {
         let buffer = self.stage.buffer(id);
         let dtype = buffer.extent.dtype;
         match (buffer.role, &buffer.shard) {
             (BufferRole::Weight, Some(shard)) => {
                 let (rows, columns) = shards::sides(shard, self.context.tensor_size());
-                let value = self.values.given(&buffer.name);
+                let value = self.values.add_input(&buffer.name);
                 self.weights.insert(value, id);
                 BufferContents::Holds(AbstractState::new(
                     AbstractValue::Value(value),
@@ -100,7 +100,7 @@ impl<'a> StageChecker<'a> {
                     dtype,
                 ))
             }
-            // What earlier microbatches left has the same form as what this one adds.
+            // Sums of earlier microbatches have the same layout as this one's contribution.
             (BufferRole::WeightGradient, Some(shard)) => {
                 let (rows, columns) = shards::sides(shard, self.context.tensor_size());
                 BufferContents::Holds(AbstractState::new(AbstractValue::Zero, rows, columns, dtype))
@@ -108,7 +108,7 @@ impl<'a> StageChecker<'a> {
             (BufferRole::Tokens | BufferRole::Targets, _) => {
                 match self.tokens(buffer.extent.rows) {
                     Some(rows) => {
-                        let value = self.values.given(&buffer.name);
+                        let value = self.values.add_input(&buffer.name);
                         let state = AbstractState::new(
                             AbstractValue::Value(value),
                             rows,
@@ -124,7 +124,7 @@ impl<'a> StageChecker<'a> {
         }
     }
 
-    /// How the tokens lie of which a device holds so many rows.
+    /// The token side of a tensor with `rows` rows on a device; `None` for other row counts.
     pub fn tokens(&self, rows: u64) -> Option<ShardedExtent> {
         let (tokens, devices) = (self.context.tokens(), self.context.tensor_size());
         if rows == tokens {
@@ -134,7 +134,7 @@ impl<'a> StageChecker<'a> {
         (rows * devices == tokens).then_some(ShardedExtent { size: tokens, cut: Some(cut) })
     }
 
-    /// Walks a pass. Between the passes of a microbatch others may run, unless `back_to_back`.
+    /// Walks a pass. Unless `back_to_back`, other microbatches run between the passes of one.
     pub fn walk(&mut self, phase: Phase, back_to_back: bool) {
         self.phase = phase;
         if phase == Phase::Backward {
@@ -179,7 +179,7 @@ impl<'a> StageChecker<'a> {
         for (port, access) in instr.reads.iter().enumerate() {
             match self.read(instr, port, access)? {
                 Some(state) => reads.push(state),
-                // Reported already: what follows from it is unknown too.
+                // Already reported: results are unknown too.
                 None => {
                     for access in &instr.writes {
                         self.store(at, access.buffer, BufferContents::Unknown);
@@ -193,7 +193,7 @@ impl<'a> StageChecker<'a> {
             Action::Gemm(product) => gemm::transfer(&mut site, product)?,
             Action::Attention(attention) => pass::attention::transfer(&mut site, attention)?,
             Action::Fused(op) => pass::transfer(&mut site, *op)?,
-            Action::Collective(exchange) => collective::transfer(&mut site, exchange)?,
+            Action::Collective(collective) => collective::transfer(&mut site, collective)?,
             Action::Send(hop) => transfer::send(&mut site, hop)?,
             Action::Receive(hop) => match transfer::receive(&mut site, hop)? {
                 Some(written) => written,
@@ -208,7 +208,7 @@ impl<'a> StageChecker<'a> {
         self.write_all(at, instr, written)
     }
 
-    /// What an operand holds, seen as the instruction sees it; `None` after a reported fault.
+    /// State of an operand as the instruction accesses it; `None` after a reported fault.
     fn read(
         &mut self,
         instr: &Instr,
@@ -220,11 +220,11 @@ impl<'a> StageChecker<'a> {
             BufferContents::Holds(state) => state,
             BufferContents::Unknown => return Ok(None),
             BufferContents::Unwritten => {
-                return fault(format!("reads `{}` before anything is written to it", buffer.name));
+                return fault(format!("reads `{}` before it is written", buffer.name));
             }
             BufferContents::Overwritten(phase, at, by) => {
                 return fault(format!(
-                    "reads `{}`, but {} instruction {at} wrote `{}` over it: their bytes overlap",
+                    "reads `{}`, but {} instruction {at} overwrote it with `{}`: their bytes overlap",
                     buffer.name,
                     phase_name(phase),
                     self.stage.buffer(by).name
@@ -232,8 +232,7 @@ impl<'a> StageChecker<'a> {
             }
             BufferContents::Expired => {
                 return fault(format!(
-                    "reads `{}` of the forward pass, but it has one copy and other microbatches \
-                     ran in between",
+                    "reads `{}` from the forward pass, but it has a single copy, which other microbatches in between overwrote",
                     buffer.name
                 ));
             }
@@ -257,11 +256,11 @@ impl<'a> StageChecker<'a> {
             || (part
                 && seen.columns <= held.columns
                 && (seen.rows, seen.dtype) == (held.rows, held.dtype));
-        ensure(fits, || format!("sees `{}` as {seen}, but it holds {held}", buffer.name))?;
+        ensure(fits, || format!("accesses `{}` as {seen}, but it holds {held}", buffer.name))?;
         Ok(Some(state))
     }
 
-    /// On one stage a tied embedding is the head's weight, whose rows are the hidden features.
+    /// Whether an operand is the head's weight (hidden × vocab), accessed as a tied embedding's table.
     pub fn sees_table_transposed(&self, instr: &Instr, port: usize) -> bool {
         let table = matches!(instr.action, Action::Fused(FusedOp::Gather | FusedOp::ScatterAdd));
         table && port == 1 && self.tied && self.context.mesh.pipeline == 1
@@ -283,9 +282,9 @@ impl<'a> StageChecker<'a> {
             };
             ensure(placed, || match place {
                 WriteTarget::Over(port) => {
-                    format!("works in place on operand {port}, not on `{name}`")
+                    format!("must write its result over operand {port}, not to `{name}`")
                 }
-                _ => format!("cannot write `{name}` while it reads it"),
+                _ => format!("writes `{name}` while reading it"),
             })?;
             let state = state.consistent(self.context.tensor_size())?;
             let seen = access.extent;
@@ -295,9 +294,9 @@ impl<'a> StageChecker<'a> {
                 Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
             );
             ensure(seen == made || part, || {
-                format!("makes {made}, but writes `{name}` as {seen}")
+                format!("computes {made}, but writes `{name}` as {seen}")
             })?;
-            self.check_region(access.buffer, &state, instr)?;
+            self.check_role(access.buffer, &state, instr)?;
             if self.stage.buffer(access.buffer).role == BufferRole::Activation {
                 self.keep_sections(access.buffer, &state)?;
             }
@@ -317,10 +316,10 @@ impl<'a> StageChecker<'a> {
         state: AbstractState,
     ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
-        // A collective done twice, or zeros that no sum begins with: something is amiss.
+        // An unread result means a duplicated collective, or zeros that no sum starts from.
         let awaited = matches!(instr.action, Action::Collective(_) | Action::Fused(FusedOp::Fill));
         ensure(!self.unread[id.0 as usize], || {
-            format!("overwrites `{name}`, made by a collective or fill whose result nothing read")
+            format!("overwrites `{name}`, the result of a collective or fill that nothing has read")
         })?;
         self.unread[id.0 as usize] = awaited;
         let losers = self.store(at, id, BufferContents::Holds(state));
@@ -336,7 +335,7 @@ impl<'a> StageChecker<'a> {
         }
     }
 
-    /// Stores a content and returns the buffers whose contents it destroys.
+    /// Stores the contents of a buffer and returns the buffers whose contents this destroys.
     fn store(&mut self, at: usize, id: BufferId, content: BufferContents) -> Vec<BufferId> {
         self.contents[id.0 as usize] = content;
         let buffer = self.stage.buffer(id);
@@ -353,9 +352,9 @@ impl<'a> StageChecker<'a> {
         losers
     }
 
-    /// Weights and states do not change within a microbatch; gradients of weights have their own
-    /// buffers.
-    fn check_region(&self, id: BufferId, state: &AbstractState, instr: &Instr) -> CheckResult {
+    /// Checks that a result may be written to a buffer of this role: weights and optimizer states do
+    /// not change within a microbatch, and weight gradients go to buffers of their own.
+    fn check_role(&self, id: BufferId, state: &AbstractState, instr: &Instr) -> CheckResult {
         let buffer = self.stage.buffer(id);
         let parameter = match state.meaning {
             AbstractValue::Gradient { of, .. } => self.weights.contains_key(&of),
@@ -373,7 +372,7 @@ impl<'a> StageChecker<'a> {
         })
     }
 
-    /// What a weight's buffer holds.
+    /// State of a weight's buffer.
     pub fn weight_state(&self, id: BufferId) -> Option<AbstractState> {
         match self.contents[id.0 as usize] {
             BufferContents::Holds(state) => Some(state),
@@ -391,7 +390,7 @@ impl<'a> StageChecker<'a> {
         })
     }
 
-    /// The weight whose product the loss is taken of.
+    /// The weight of the head: its GEMM computes the logits of the loss.
     pub fn weight_of_logits(&self) -> Option<SymbolId> {
         let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
         weights.sort();
@@ -405,7 +404,7 @@ impl<'a> StageChecker<'a> {
         })
     }
 
-    /// Every gradient complete, as the step phase needs it.
+    /// Checks that every weight has its complete gradient after the backward pass.
     pub fn check_gradients(&mut self) {
         let mut complete = HashSet::new();
         let buffers = self.stage.buffers.iter().zip(&self.contents);
@@ -415,7 +414,7 @@ impl<'a> StageChecker<'a> {
                 BufferContents::Holds(state) => {
                     complete.extend(self.values.completed(state.meaning))
                 }
-                // A defect was reported there: it may be any gradient.
+                // Already reported: the buffer may be any weight's gradient.
                 BufferContents::Unknown => return,
                 _ => {}
             }
@@ -425,7 +424,8 @@ impl<'a> StageChecker<'a> {
         missing.sort();
         for weight in missing {
             let name = &self.stage.buffer(weight).name;
-            let problem = format!("the backward pass does not make the whole gradient of `{name}`");
+            let problem =
+                format!("the backward pass does not compute the complete gradient of `{name}`");
             self.errors.of_stage(self.index, CheckFault { problem, hint: None });
         }
     }

@@ -1,4 +1,4 @@
-//! Transfers between neighbouring stages: what is sent is what is received.
+//! Transfer functions of sends and receives between neighbouring stages.
 
 use crate::mesh::Axis;
 use crate::program::{P2pTransfer, Phase};
@@ -8,39 +8,42 @@ use super::lattice::{AbstractState, AbstractValue};
 use super::site::{InstrOperands, OperandWrite, WriteTarget};
 use super::values::ForwardOpKind;
 
-fn neighbour(site: &InstrOperands, hop: &P2pTransfer, towards_loss: bool) -> CheckResult {
+fn neighbour(site: &InstrOperands, p2p: &P2pTransfer, towards_loss: bool) -> CheckResult {
     let check = &site.check;
     let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
-    ensure(other == Some(hop.peer_stage as usize) && (hop.peer_stage as usize) < stages, || {
-        format!("names stage {}, not the neighbour on this pass's way", hop.peer_stage)
+    ensure(other == Some(p2p.peer_stage as usize) && (p2p.peer_stage as usize) < stages, || {
+        format!(
+            "addresses stage {}, which is not the neighbour in this pass's direction",
+            p2p.peer_stage
+        )
     })?;
-    ensure(hop.group == check.context.mesh.group(Axis::Pipeline), || {
+    ensure(p2p.group == check.context.mesh.group(Axis::Pipeline), || {
         "does not use the mesh's pipeline group".into()
     })
 }
 
-/// An operand for each tensor that is carried.
-fn operands(site: &InstrOperands, hop: &P2pTransfer, reads: usize, writes: usize) -> CheckResult {
-    let count = hop.carries.len();
-    ensure(count > 0, || "carries nothing".into())?;
+/// Checks that there is one operand per carried tensor.
+fn operands(site: &InstrOperands, p2p: &P2pTransfer, reads: usize, writes: usize) -> CheckResult {
+    let count = p2p.carries.len();
+    ensure(count > 0, || "carries no tensor".into())?;
     site.operands(reads * count..=reads * count, writes * count)
 }
 
-pub(super) fn send(site: &mut InstrOperands, hop: &P2pTransfer) -> CheckResult<Vec<OperandWrite>> {
+pub(super) fn send(site: &mut InstrOperands, p2p: &P2pTransfer) -> CheckResult<Vec<OperandWrite>> {
     let forward = site.check.phase == Phase::Forward;
-    operands(site, hop, 1, 0)?;
-    neighbour(site, hop, forward)?;
+    operands(site, p2p, 1, 0)?;
+    neighbour(site, p2p, forward)?;
     site.none_owes_norm()?;
     for port in 0..site.reads.len() {
         let state = site.reads[port];
-        ensure(state.packed.is_none(), || "sends what is packed for a collective".into())?;
+        ensure(state.packed.is_none(), || "sends a tensor that is packed for a collective".into())?;
         if forward {
             let value = site.value(port)?;
             ensure(!site.check.sent.contains(&value), || {
                 format!("sends {} twice", site.operand_name(port))
             })?;
-            // A use of its own, for which the neighbour's gradient is the contribution.
+            // A use of the value, whose gradient contribution the neighbour sends back.
             site.check.values.apply(ForwardOpKind::Send, vec![value], &[])?;
             site.check.sent.push(value);
             site.check.outgoing.push_back(state);
@@ -56,33 +59,33 @@ fn send_gradient(site: &mut InstrOperands, state: &AbstractState) -> CheckResult
     let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
     match at {
         Some(at) => {
-            // The neighbour knows it as the value it sent.
+            // The neighbour identifies the tensor by its position among those it sent.
             let of = check.received[at];
             check.outgoing.push_back(state.with(AbstractValue::Gradient { of, uses: at as u64 }));
             Ok(())
         }
         None => fault(format!(
-            "sends {}, not the complete gradient of what was received",
+            "sends {}, not the complete gradient of a received tensor",
             check.values.describe(state.meaning)
         )),
     }
 }
 
-/// `None` when nothing was sent: the schedule says why.
+/// Results of a receive; `None` when nothing was sent, which the schedule check reports.
 pub(super) fn receive(
     site: &mut InstrOperands,
-    hop: &P2pTransfer,
+    p2p: &P2pTransfer,
 ) -> CheckResult<Option<Vec<OperandWrite>>> {
-    operands(site, hop, 0, 1)?;
+    operands(site, p2p, 0, 1)?;
     let forward = site.check.phase == Phase::Forward;
-    neighbour(site, hop, !forward)?;
+    neighbour(site, p2p, !forward)?;
     let mut written = vec![];
     for access in &site.instr.writes {
         let name = site.check.stage.buffer(access.buffer).name.clone();
         let check = &mut *site.check;
         let Some(state) = check.incoming.pop_front() else { return Ok(None) };
         let meaning = if forward {
-            let value = check.values.given(&name);
+            let value = check.values.add_input(&name);
             check.received.push(value);
             AbstractValue::Value(value)
         } else {
@@ -90,7 +93,7 @@ pub(super) fn receive(
             let Some(value) = check.sent.get(at as usize).copied() else { return Ok(None) };
             match check.values.find(ForwardOpKind::Send, &[value]) {
                 Some(node) => check.values.contribution(node, 0),
-                None => return fault("receives a gradient of nothing that was sent"),
+                None => return fault("receives the gradient of a tensor that was not sent"),
             }
         };
         let state = AbstractState { norm: None, ..state.with(meaning) };

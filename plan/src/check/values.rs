@@ -1,9 +1,9 @@
-//! The values of a stage's forward pass: a graph in which equal terms are one value.
+//! Values of a stage's forward pass: a hash-consed graph of operations.
 //!
-//! A value is a term: an operation on values. Reshards change where a value lies and not what it
-//! is; redoing an operation on equal inputs makes the same value again. So the backward pass can
-//! be held against the forward pass: a gradient is *of* a value and sums contributions of its
-//! *uses*, and is complete when every use has contributed, once.
+//! A value is a term, an operation on values. Reshards change the layout of a value and not its
+//! identity; recomputing an operation on equal inputs gives the same value. The backward pass is
+//! checked against this graph: a gradient belongs to a value, sums the contributions of the value's
+//! uses, and is complete when every use has contributed once.
 
 use std::collections::HashMap;
 
@@ -20,20 +20,20 @@ pub(super) struct SymbolId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ForwardOpId(u32);
 
-/// What an operation computes, as far as its terms differ by it.
+/// The function that an operation computes: operations of equal kind and inputs are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ForwardOpKind {
     /// x, W.
-    Product { batch: u64 },
+    Gemm { batch: u64 },
     /// x, γ → x·ρ·γ.
     Normed,
-    /// x, γ → x⊙γ, the division by the root mean square still owed.
+    /// x, γ → x⊙γ, with the division by the root mean square pending.
     Scaled,
-    /// x → Σx². Its gradient reaches x together with that of the scaled x.
+    /// x → Σx². Its gradient is contributed to x together with that of the scaled x.
     Statistic,
     /// The gradient of a normed value → Σ dy⊙γ⊙x.
     NormSum,
-    /// h → φ(h), one output a section.
+    /// h → φ(h), one output per section.
     Latent { activation: Activation },
     /// h, s → φ(ρ·h).
     Recover { activation: Activation },
@@ -62,7 +62,7 @@ pub(super) enum ForwardOpKind {
 }
 
 impl ForwardOpKind {
-    /// Whether a gradient comes back for the input at this port.
+    /// Whether the operation contributes to the gradient of its input at this port.
     fn differentiates(self, port: usize) -> bool {
         match self {
             ForwardOpKind::Statistic
@@ -94,13 +94,13 @@ pub(super) struct SymbolTable {
     nodes: Vec<ForwardOp>,
     values: Vec<Symbol>,
     known: HashMap<(ForwardOpKind, Vec<SymbolId>), ForwardOpId>,
-    /// While the backward pass runs: nothing new may be computed.
+    /// Set for the backward pass, which may only recompute forward operations.
     pub closed: bool,
 }
 
 impl SymbolTable {
-    /// A value from outside: a weight, token ids, what was received.
-    pub fn given(&mut self, name: &str) -> SymbolId {
+    /// Adds a value from outside: a weight, token ids, a received tensor.
+    pub fn add_input(&mut self, name: &str) -> SymbolId {
         self.fresh(None, name)
     }
 
@@ -109,7 +109,7 @@ impl SymbolTable {
         SymbolId(self.values.len() as u32 - 1)
     }
 
-    /// The outputs of an operation, the same ones for the same inputs. `names` are the buffers
+    /// The outputs of an operation, equal for equal inputs. `names` are the buffers
     /// they are written to, for messages.
     pub fn apply(
         &mut self,
@@ -121,7 +121,7 @@ impl SymbolTable {
             let outputs = &self.nodes[node.0 as usize].outputs;
             if outputs.len() != names.len() {
                 return fault(format!(
-                    "has {} results here and had {} before",
+                    "has {} results, but the same operation had {} before",
                     names.len(),
                     outputs.len()
                 ));
@@ -131,7 +131,7 @@ impl SymbolTable {
         if self.closed && kind != ForwardOpKind::NormSum {
             let names: Vec<String> = inputs.iter().map(|v| self.name(*v)).collect();
             return fault(format!(
-                "computes from {} what the forward pass never computed from them",
+                "computes a value from {} that the forward pass did not compute",
                 names.join(", ")
             ));
         }
@@ -148,7 +148,7 @@ impl SymbolTable {
         Ok(outputs)
     }
 
-    /// An operation on these inputs, when there is one.
+    /// The operation of this kind on these inputs, if any.
     pub fn find(&self, kind: ForwardOpKind, inputs: &[SymbolId]) -> Option<ForwardOpId> {
         self.known.get(&(kind, inputs.to_vec())).copied()
     }
@@ -188,7 +188,7 @@ impl SymbolTable {
         self.values[value.0 as usize].producer
     }
 
-    /// The operations that use a value, with the port.
+    /// The operations that use a value, with their ports.
     pub fn uses(&self, value: SymbolId) -> &[(ForwardOpId, usize)] {
         &self.values[value.0 as usize].uses
     }
@@ -207,7 +207,7 @@ impl SymbolTable {
         }
     }
 
-    /// Which contributions to the gradient of `value` a meaning is, if it is any: the complete
+    /// The contributions to the gradient of `value` that `meaning` contains, if any. The complete
     /// gradient of a sum is a contribution to the gradient of each summand.
     pub fn as_gradient_of(&self, meaning: AbstractValue, value: SymbolId) -> Option<u64> {
         let AbstractValue::Gradient { of, uses } = meaning else { return None };
@@ -223,13 +223,12 @@ impl SymbolTable {
         }
     }
 
-    /// Whether a meaning is the whole gradient of a value.
+    /// Whether `meaning` is the complete gradient of a value.
     pub fn is_complete(&self, meaning: AbstractValue, value: SymbolId) -> bool {
         self.as_gradient_of(meaning, value) == Some(self.all_uses(value))
     }
 
-    /// The values that a meaning may be a gradient of: its own, and when that is a sum, each
-    /// summand.
+    /// The values that `meaning` may be a gradient of: its own value and, for a sum, each summand.
     fn gradient_of(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
         let own = match meaning {
             AbstractValue::Gradient { of, .. } => Some(of),
@@ -240,13 +239,13 @@ impl SymbolTable {
         own.into_iter().chain(summands.iter().copied())
     }
 
-    /// The values whose whole gradient a meaning is.
+    /// The values whose complete gradient `meaning` is.
     pub fn completed(&self, meaning: AbstractValue) -> impl Iterator<Item = SymbolId> + '_ {
         self.gradient_of(meaning).filter(move |value| self.is_complete(meaning, *value))
     }
 
-    /// The operation of this kind whose first output's whole gradient a meaning is.
-    pub fn made(
+    /// The operation of this kind, the complete gradient of whose output `meaning` is.
+    pub fn op_of_gradient(
         &self,
         meaning: AbstractValue,
         fits: impl Fn(ForwardOpKind) -> bool,
@@ -276,14 +275,14 @@ impl SymbolTable {
             }
         }
         fault(format!(
-            "adds {} and {}, which are not gradients of one value",
+            "adds {} and {}, which are gradients of different values",
             self.describe(first),
             self.describe(second)
         ))
     }
 
-    /// The operation of this kind whose output's gradient is complete in `meaning`, among the uses
-    /// of `value` at `port`.
+    /// The operation of this kind that uses `value` at `port` and the complete gradient of whose output
+    /// is `meaning`.
     pub fn user(
         &self,
         value: SymbolId,
@@ -299,8 +298,7 @@ impl SymbolTable {
         match found {
             Some((node, _)) => Ok(*node),
             None => fault(format!(
-                "reads {}, which is the complete gradient of nothing that the forward pass made \
-                 from {}",
+                "reads {}, which is not the complete gradient of a forward result of {}",
                 self.describe(meaning),
                 self.name(value)
             )),

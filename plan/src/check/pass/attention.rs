@@ -1,6 +1,6 @@
-//! Attention. Tokens may be split by whole sequences only. Features may be split by whole heads:
-//! all of them, or the query heads alone when there are fewer key and value heads than devices;
-//! then every device uses one key head and owes its part of the keys' and values' gradients.
+//! Transfer functions of attention. Tokens may be sharded by whole sequences only. Features may be
+//! sharded by whole heads: all heads, or the query heads alone when there are fewer KV heads than
+//! devices; then every device uses one KV head, and the gradients of keys and values are partial sums.
 
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
@@ -18,7 +18,10 @@ pub(in super::super) fn transfer(
     site.none_owes_norm()?;
     let sizes = [attention.heads, attention.kv_heads, attention.head_dim];
     ensure(sizes.iter().all(|size| (1..1 << 24).contains(size)), || {
-        format!("has {} and {} heads of {} features", sizes[0], sizes[1], sizes[2])
+        format!(
+            "has invalid sizes: {} query heads, {} KV heads, {} features per head",
+            sizes[0], sizes[1], sizes[2]
+        )
     })?;
     match attention.direction {
         Direction::Forward => {
@@ -28,7 +31,7 @@ pub(in super::super) fn transfer(
         }
         Direction::Backward => {
             let inputs = site.instr.writes.len();
-            ensure((1..=3).contains(&inputs), || "has one to three inputs".into())?;
+            ensure((1..=3).contains(&inputs), || "needs one to three inputs".into())?;
             site.operands(inputs + 3..=inputs + 3, inputs)?;
             backward(site, attention, inputs)
         }
@@ -61,26 +64,27 @@ fn results(
             && devices.is_multiple_of(whole);
         ensure(fits, || {
             format!(
-                "has {} query heads and {} key heads a device, but {q} and {whole} whole key heads \
-                 over {devices} devices",
+                "computes {} query heads and {} KV heads per device, but reads {q} and {whole} replicated KV heads over {devices} devices",
                 attention.heads, attention.kv_heads
             )
         })?;
     } else {
         for state in &site.reads[1..inputs] {
             ensure(state.columns.cut == q.columns.cut, || {
-                format!("has queries {q} and keys or values {state}: their heads do not match")
+                format!("reads queries {q} and keys or values {state}: their heads do not match")
             })?;
         }
         ensure(widths == (attention.heads + 2 * attention.kv_heads) * hd, || {
             format!(
-                "computes {} query and {} key heads of {hd} features, but its inputs have {widths}",
+                "computes {} query heads and {} KV heads of {hd} features, but its inputs have {widths} features",
                 attention.heads, attention.kv_heads
             )
         })?;
     }
     for state in &site.reads[1..inputs] {
-        ensure(state.rows == q.rows, || format!("has queries {q} and keys or values {state}"))?;
+        ensure(state.rows == q.rows, || {
+            format!("reads queries {q} and keys or values {state}: their tokens do not match")
+        })?;
     }
     // Fewer key heads than devices: all devices hold all of them.
     let keys = match (q.columns.cut, shares_keys(site, inputs)) {
@@ -97,7 +101,7 @@ fn results(
 fn tokens(site: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
     let workload = &site.check.context.workload;
     ensure(q.rows.cut != Some(Dim::Position), || {
-        "reads a part of each sequence, but every position attends to all before it".into()
+        "reads tokens sharded by position, but every position attends to all before it".into()
     })?;
     let sequences = workload.micro_batch / if q.rows.cut.is_some() { site.devices() } else { 1 };
     let fits = (attention.sequences, attention.length) == (sequences, workload.sequence_length);
@@ -142,13 +146,16 @@ fn backward(
     let node = values.user(first, 0, dout.meaning, |kind| kind == ForwardOpKind::Attention)?;
     for (port, input) in values.inputs(node).iter().enumerate() {
         ensure(port < inputs && site.value(port)? == *input, || {
-            format!("reads another value than {}, which it attended to", values.name(*input))
+            format!(
+                "reads an input other than {}, the input of its forward pass",
+                values.name(*input)
+            )
         })?;
     }
     let made: Vec<AbstractValue> =
         values.outputs(node).iter().map(|v| AbstractValue::Value(*v)).collect();
     ensure([out.meaning, lse.meaning] == made[..], || {
-        "reads an output and sums that are not those of its inputs".into()
+        "reads an output and log-sum-exp that do not belong to its inputs".into()
     })?;
     for (state, wanted) in [(out, output), (lse, sums), (dout, output)] {
         ensure(state.lies_as(&wanted), || format!("reads {state} where it needs {wanted}"))?;

@@ -1,4 +1,4 @@
-//! What a crossing latent passes through. Every feature of the result depends on the whole row.
+//! Transfer functions of gates and norms of crossing latents (LaX), which need whole rows.
 
 use crate::DType;
 use crate::program::FusedOp;
@@ -17,7 +17,7 @@ fn kind_of(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
         FusedOp::LatentNorm { activation } | FusedOp::LatentNormBackward { activation } => {
             (ForwardOpKind::LatentNorm { activation }, 2 * width)
         }
-        // The caller sends no others here.
+        // No other pass is dispatched here.
         _ => (ForwardOpKind::Loss, 0),
     }
 }
@@ -27,11 +27,11 @@ fn fits(site: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOp
     let (x, weight) = (&site.reads[port], &site.reads[port + 1]);
     let (kind, parameters) = kind_of(op, x.columns.size);
     ensure(x.columns.cut.is_none(), || {
-        format!("works on a shard of the row only, another function ({x})")
+        format!("needs whole rows, but reads a shard of their features ({x})")
     })?;
     if let ForwardOpKind::TensorGate { a, b } = kind {
         ensure(a.checked_mul(b) == Some(x.columns.size), || {
-            format!("sees rows of {} as {a}×{b} matrices", x.columns.size)
+            format!("treats rows of {} features as {a}×{b} matrices", x.columns.size)
         })?;
     }
     let whole = weight.rows.size == 1 && weight.columns.cut.is_none();

@@ -1,4 +1,4 @@
-//! The two ends of the model: gathering from the embedding's table, and the loss.
+//! Transfer functions of the embedding and the loss.
 
 use crate::DType;
 use crate::program::Access;
@@ -12,15 +12,16 @@ fn fresh(state: AbstractState) -> OperandWrite {
     OperandWrite { state, place: WriteTarget::Fresh }
 }
 
-/// Token ids, one a row.
+/// Checks that an operand has one token id per row.
 fn token_ids(site: &InstrOperands, port: usize) -> CheckResult {
     let state = &site.reads[port];
     ensure(state.dtype == DType::U32 && state.columns.size == 1, || {
-        format!("reads {} for token ids", site.operand_name(port))
+        format!("reads {} as token ids", site.operand_name(port))
     })
 }
 
-/// A table split on the vocabulary gives each device the rows it has: a sum is owed.
+/// The gather of the embedding. With a vocabulary-sharded table each device looks up its own rows, and
+/// the result is a partial sum.
 pub(super) fn gather(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(2..=2, 1)?;
     site.all_summed()?;
@@ -39,7 +40,7 @@ pub(super) fn scatter(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>
     token_ids(site, 0)?;
     let (tokens, onto, dy) = (site.reads[0], site.reads[1], site.reads[2]);
     ensure(dy.tensor == PendingSum::Done && dy.rows == tokens.rows, || {
-        format!("scatters {dy} to the places of {tokens}")
+        format!("scatters {dy} by {tokens}: their rows do not match")
     })?;
     let ids = site.value(0)?;
     let values = &site.check.values;
@@ -53,27 +54,27 @@ pub(super) fn scatter(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>
         node.filter(|n| values.kind(*n) == ForwardOpKind::Gather && values.inputs(*n)[0] == ids);
     let Some(node) = node else {
         return fault(format!(
-            "scatters {}, not the complete gradient of what was gathered",
+            "scatters {}, not the complete gradient of gathered rows",
             values.describe(dy.meaning)
         ));
     };
     let table = values.inputs(node)[1];
     let meaning = values.contribution(node, 1);
-    // The table's own cut of the vocabulary decides which rows a device has.
+    // The table's sharding of the vocabulary decides which rows a device has.
     let Some(weight) = site.check.weights.get(&table) else {
-        return fault("scatters to a table that is no weight");
+        return fault("scatters to a table that is not a weight");
     };
     let rows = match site.check.weight_state(*weight) {
         Some(state) if site.check.sees_table_transposed(site.instr, 1) => state.columns,
         Some(state) => state.rows,
-        None => return fault("scatters to a table that is no weight"),
+        None => return fault("scatters to a table that is not a weight"),
     };
     let owed = if tokens.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
     let state = AbstractState::new(meaning, rows, dy.columns, onto.dtype).owing(owed);
     Ok(vec![site.accumulated(Some(1), state)?])
 }
 
-/// Logits are whole sums; their rows may be split, or the vocabulary.
+/// Checks that the logits are reduced; tokens or the vocabulary may be sharded.
 fn logits(site: &InstrOperands) -> CheckResult<AbstractState> {
     site.all_summed()?;
     site.none_owes_norm()?;
@@ -96,7 +97,7 @@ pub(super) fn loss_maximum(site: &mut InstrOperands) -> CheckResult<Vec<OperandW
 pub(super) fn loss_sum(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(3..=3, 1)?;
     let logits = logits(site)?;
-    row_numbers(site, 1, ForwardOpKind::LossMaximum, 1)?;
+    row_statistics(site, 1, ForwardOpKind::LossMaximum, 1)?;
     targets(site, 2)?;
     let inputs = (0..3).map(|port| site.value(port)).collect::<CheckResult<_>>()?;
     let value = site.apply(ForwardOpKind::LossSum, inputs)?[0];
@@ -107,13 +108,13 @@ pub(super) fn loss_sum(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite
 pub(super) fn loss_gradient(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(4..=4, 2)?;
     let logits = logits(site)?;
-    row_numbers(site, 1, ForwardOpKind::LossMaximum, 1)?;
-    row_numbers(site, 2, ForwardOpKind::LossSum, 2)?;
+    row_statistics(site, 1, ForwardOpKind::LossMaximum, 1)?;
+    row_statistics(site, 2, ForwardOpKind::LossSum, 2)?;
     targets(site, 3)?;
     let inputs = vec![site.value(0)?, site.value(3)?];
     let loss = site.apply_to(ForwardOpKind::Loss, inputs.clone(), 1..2)?[0];
     let values = &site.check.values;
-    let Some(node) = values.producer(loss) else { return fault("has no loss") };
+    let Some(node) = values.producer(loss) else { return fault("writes no loss") };
     let gradient = logits.with(values.contribution(node, 0));
     let one = AbstractState::new(
         AbstractValue::Value(loss),
@@ -121,29 +122,42 @@ pub(super) fn loss_gradient(site: &mut InstrOperands) -> CheckResult<Vec<Operand
         ShardedExtent::whole(1),
         DType::F32,
     );
-    let Some(Access { extent, .. }) = site.instr.writes.get(1) else { return fault("has no loss") };
+    let Some(Access { extent, .. }) = site.instr.writes.get(1) else {
+        return fault("writes no loss");
+    };
     ensure((extent.rows, extent.columns) == (1, 1), || format!("writes the loss as {extent}"))?;
     Ok(vec![OperandWrite { state: gradient, place: WriteTarget::Over(0) }, fresh(one)])
 }
 
-/// The numbers that an earlier pass of the loss made from these very logits.
-fn row_numbers(site: &InstrOperands, port: usize, kind: ForwardOpKind, count: u64) -> CheckResult {
+/// Checks that an operand has the statistics that an earlier loss pass computed from the same logits.
+fn row_statistics(
+    site: &InstrOperands,
+    port: usize,
+    kind: ForwardOpKind,
+    count: u64,
+) -> CheckResult {
     let values = &site.check.values;
-    let (numbers, logits) = (&site.reads[port], &site.reads[0]);
-    let own = match numbers.meaning {
+    let (statistics, logits) = (&site.reads[port], &site.reads[0]);
+    let own = match statistics.meaning {
         AbstractValue::Value(value) => values.producer(value).filter(|n| values.kind(*n) == kind),
         _ => None,
     };
     let own =
         own.is_some_and(|node| AbstractValue::Value(values.inputs(node)[0]) == logits.meaning);
-    ensure(own && numbers.rows == logits.rows && numbers.columns.size == count, || {
-        format!("reads {} ({numbers}), not what it needs of {logits}", site.operand_name(port))
+    ensure(own && statistics.rows == logits.rows && statistics.columns.size == count, || {
+        format!(
+            "reads {} ({statistics}), which an earlier loss pass did not compute from {logits}",
+            site.operand_name(port)
+        )
     })
 }
 
 fn targets(site: &InstrOperands, port: usize) -> CheckResult {
     token_ids(site, port)?;
     ensure(site.reads[port].rows == site.reads[0].rows, || {
-        format!("has targets {} for logits {}", site.reads[port], site.reads[0])
+        format!(
+            "reads targets {} for logits {}: their rows do not match",
+            site.reads[port], site.reads[0]
+        )
     })
 }

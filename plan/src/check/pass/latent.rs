@@ -1,5 +1,5 @@
-//! Latents: φ, with or without the division that an online norm still owes. φ is not linear, so
-//! the latent must be whole; the division needs the statistic of the very norm that owes it.
+//! Transfer functions of φ on latents, with or without the pending division of an online norm. φ is not
+//! linear, so the latent must be reduced; the division needs the statistic of the same norm.
 
 use crate::model::Activation;
 use crate::program::Extent;
@@ -37,7 +37,10 @@ pub(super) fn recover(
             ));
         }
         None => {
-            return fault(format!("divides {}, of which no norm is owed", site.operand_name(0)));
+            return fault(format!(
+                "divides {}, which has no pending division by a norm",
+                site.operand_name(0)
+            ));
         }
     }
     statistic_fits(site, 1, &h)?;
@@ -45,12 +48,13 @@ pub(super) fn recover(
     outputs(site, ForwardOpKind::Recover { activation }, vec![input, statistic])
 }
 
-/// One number for each row of a latent that is whole.
+/// Checks that an operand is one statistic per row of an unsharded latent.
 fn statistic_fits(site: &InstrOperands, port: usize, h: &AbstractState) -> CheckResult {
-    let numbers = &site.reads[port];
-    ensure(numbers.rows == h.rows && numbers.columns.size == 1 && h.columns.cut.is_none(), || {
-        format!("divides {h} by {numbers}")
-    })
+    let statistic = &site.reads[port];
+    ensure(
+        statistic.rows == h.rows && statistic.columns.size == 1 && h.columns.cut.is_none(),
+        || format!("cannot divide {h} by {statistic}"),
+    )
 }
 
 /// The sections of the latent, side by side as in the input.
@@ -65,7 +69,7 @@ fn outputs(
     let total: u64 = widths.iter().sum();
     let Extent { columns, .. } = h.extent(devices);
     ensure(total == columns && !widths.is_empty(), || {
-        format!("makes {total} features of {columns}")
+        format!("computes {total} features from {columns}")
     })?;
     let times = if h.columns.cut.is_some() { devices } else { 1 };
     let whole: Vec<u64> = widths.iter().map(|width| width * times).collect();
@@ -90,7 +94,7 @@ pub(super) fn backward(
     site.all_summed()?;
     site.none_owes_norm()?;
     let (node, sections) = latent(site, ForwardOpKind::Latent { activation })?;
-    // φ' is read off the latent.
+    // φ' is computed from the latent.
     let saved = usize::from(activation != Activation::Identity);
     site.operands(sections + saved..=sections + saved, 1)?;
     if saved == 1 {
@@ -106,7 +110,7 @@ pub(super) fn recover_backward(
     site.operands(3..=usize::MAX, 2)?;
     site.all_summed()?;
     let (node, sections) = latent(site, ForwardOpKind::Recover { activation })?;
-    // φ' is read off the latent before it; without φ the closed form takes all outputs instead.
+    // φ' is computed from the input; without φ the closed form reads all outputs instead.
     let reads_input = activation != Activation::Identity;
     let saved = if reads_input { 1 } else { sections };
     if reads_input {
@@ -118,7 +122,7 @@ pub(super) fn recover_backward(
     site.operands(at + 1..=at + 2, 2)?;
     let statistic = site.check.values.inputs(node)[1];
     ensure(site.reads[at].meaning == AbstractValue::Value(statistic), || {
-        format!("reads {} and not the statistic it divided by", site.operand_name(at))
+        format!("reads {}, not the statistic of its forward pass", site.operand_name(at))
     })?;
     let dh = gradient(site, node, sections);
     statistic_fits(site, at, &dh.state)?;
@@ -131,18 +135,21 @@ pub(super) fn recover_backward(
 fn latent(site: &InstrOperands, wanted: ForwardOpKind) -> CheckResult<(ForwardOpId, usize)> {
     let values = &site.check.values;
     let first = site.reads[0].meaning;
-    let Some(node) = values.made(first, |kind| kind == wanted) else {
-        return fault(format!("reads {}, no gradient of such a latent", values.describe(first)));
+    let Some(node) = values.op_of_gradient(first, |kind| kind == wanted) else {
+        return fault(format!(
+            "reads {}, which is not the gradient of such a latent",
+            values.describe(first)
+        ));
     };
     let outputs = values.outputs(node);
     for (port, output) in outputs.iter().enumerate() {
         let meaning = site.reads.get(port).map(|state| state.meaning);
         ensure(meaning.is_some_and(|m| values.is_complete(m, *output)), || {
-            format!("needs the whole gradient of {} at operand {port}", values.name(*output))
+            format!("needs the complete gradient of {} at operand {port}", values.name(*output))
         })?;
         let (here, first) = (&site.reads[port], &site.reads[0]);
         let alike = here.rows == first.rows && here.columns.cut == first.columns.cut;
-        ensure(alike, || format!("reads gradients laid out as {first} and as {here}"))?;
+        ensure(alike, || format!("reads gradients in different layouts: {first} and {here}"))?;
     }
     Ok((node, outputs.len()))
 }
@@ -165,7 +172,7 @@ fn are_outputs(site: &InstrOperands, sections: usize, node: ForwardOpId) -> Chec
         });
         ensure(own, || {
             let name = site.check.values.name(*output);
-            format!("needs the latent before it or {name} at operand {}", sections + port)
+            format!("needs its forward result {name} at operand {}", sections + port)
         })?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The fused passes and attention, by the part of the model they belong to.
+//! Transfer functions of fused passes and attention, by the part of the model they belong to.
 
 pub(super) mod attention;
 mod crossing;

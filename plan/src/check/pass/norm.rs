@@ -1,5 +1,5 @@
-//! Norms. Whole rows in one pass; or a statistic that is partial where the features are split,
-//! and an application that needs it whole; or the scaled input with the division still owed.
+//! Transfer functions of norms: whole rows in one pass; a statistic that is partial where features are
+//! sharded, and an application that needs it reduced; or the scaled input with the division pending.
 
 use crate::DType;
 use crate::program::FusedOp;
@@ -23,7 +23,7 @@ pub(super) fn forward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<
     let input = site.value(0)?;
     if op == FusedOp::NormForward {
         ensure(x.columns.cut.is_none(), || {
-            format!("divides by the root mean square of a shard of the row, another function ({x})")
+            format!("needs whole rows, but reads a shard of their features ({x})")
         })?;
     }
     let statistic = match op {
@@ -60,7 +60,7 @@ pub(super) fn forward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<
     Ok(written)
 }
 
-/// The statistic of a value, when a pass computed it before.
+/// The statistic of a value, which an earlier pass must have computed.
 fn known_statistic(site: &mut InstrOperands, input: SymbolId) -> CheckResult<SymbolId> {
     let known = site.check.values.find(ForwardOpKind::Statistic, &[input]);
     match known {
@@ -72,17 +72,19 @@ fn known_statistic(site: &mut InstrOperands, input: SymbolId) -> CheckResult<Sym
     }
 }
 
-/// γ is one row, cut as the features of x are.
+/// Checks that γ is one row, sharded as the features of x.
 fn scale_fits(site: &InstrOperands, scale: usize, x: usize) -> CheckResult {
     let (scale, x) = (&site.reads[scale], &site.reads[x]);
-    ensure(scale.rows.size == 1 && scale.columns == x.columns, || format!("scales {x} by {scale}"))
+    ensure(scale.rows.size == 1 && scale.columns == x.columns, || {
+        format!("cannot scale {x} by {scale}")
+    })
 }
 
-/// A number for each row of x.
+/// Checks that an operand is one statistic per row of x.
 fn rows_fit(site: &InstrOperands, numbers: usize, x: usize) -> CheckResult {
     let (numbers, x) = (&site.reads[numbers], &site.reads[x]);
     ensure(numbers.rows == x.rows && numbers.columns.size == 1, || {
-        format!("needs one number for each row of {x}, but reads {numbers}")
+        format!("needs one statistic for each row of {x}, but reads {numbers}")
     })
 }
 
@@ -117,7 +119,9 @@ pub(super) fn backward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec
     statistics_fit(site, op, statistic, y)?;
     let x = site.reads[1];
     if op == FusedOp::NormBackward {
-        ensure(x.columns.cut.is_none(), || format!("sums over the shard of a row only ({x})"))?;
+        ensure(x.columns.cut.is_none(), || {
+            format!("needs whole rows, but reads a shard of their features ({x})")
+        })?;
     }
     let dx = x.with(site.check.values.contribution(node, 0));
     let dx = AbstractState { norm: None, ..dx };
@@ -151,7 +155,10 @@ fn statistics_fit(
     let given = site.reads[3].meaning;
     if op == FusedOp::NormOnlineBackward {
         return ensure(values.is_complete(given, statistic), || {
-            format!("needs the whole gradient of the statistic, but has {}", values.describe(given))
+            format!(
+                "needs the complete gradient of the statistic, but reads {}",
+                values.describe(given)
+            )
         });
     }
     ensure(given == AbstractValue::Value(statistic), || {

@@ -1,4 +1,4 @@
-//! Passes that work on each row or element alone, and copies.
+//! Transfer functions of element-wise and per-row passes, and of copies.
 
 use crate::model::GatedProduct;
 use crate::{Dim, Layout};
@@ -12,22 +12,22 @@ fn fresh(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
     Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
 }
 
-/// Whole features the pass rotates: the first ones of every device's part.
+/// Features that the pass rotates over all devices: the first ones of every device's shard.
 fn rotated(site: &InstrOperands, head_dim: u64) -> CheckResult<u64> {
     site.operands(1..=1, 1)?;
     site.none_owes_norm()?;
     let (read, written) = (site.instr.reads[0].extent, site.instr.writes[0].extent);
-    ensure(read == written, || format!("rotates {read} into {written}"))?;
+    ensure(read == written, || format!("rotates in place, but reads {read} and writes {written}"))?;
     ensure(site.reads[0].tensor != PendingSum::MaximumOwed, || "rotates a maximum".into())?;
     let whole_heads = head_dim > 0 && head_dim.is_multiple_of(2);
     ensure(whole_heads && read.columns.is_multiple_of(head_dim), || {
-        format!("rotates {} features, no whole heads of {head_dim}", read.columns)
+        format!("rotates {} features, which are not whole heads of {head_dim}", read.columns)
     })?;
     let times = if site.reads[0].columns.cut.is_some() { site.devices() } else { 1 };
     Ok(read.columns * times)
 }
 
-/// Linear in each token, so it may wait for a sum.
+/// The rotation is linear in each token, so a partial sum may be rotated.
 pub(super) fn rope(site: &mut InstrOperands, head_dim: u64) -> CheckResult<Vec<OperandWrite>> {
     let width = rotated(site, head_dim)?;
     let input = site.value(0)?;
@@ -55,20 +55,19 @@ pub(super) fn rope_backward(
             Ok(vec![OperandWrite { state, place: WriteTarget::Over(0) }])
         }
         None => fault(format!(
-            "rotates {width} features of {} back, which is the complete gradient of nothing that \
-             was rotated so",
+            "rotates {width} features of {} back, which is not the complete gradient of a value rotated the same way",
             values.describe(meaning)
         )),
     }
 }
 
-/// gate and up in one value or two, all laid out alike.
+/// Layout of the product of gate and up, which are in one value or two of equal layout.
 fn gate_and_up(site: &InstrOperands, first: usize, count: usize) -> CheckResult<AbstractState> {
     let mut size = 0;
     for port in first..first + count {
         let (state, other) = (&site.reads[port], &site.reads[first]);
         ensure(state.rows == other.rows && state.columns == other.columns, || {
-            format!("multiplies {other} by {state}")
+            format!("multiplies {other} by {state}: their layouts differ")
         })?;
         size += state.columns.size;
     }
@@ -96,12 +95,14 @@ pub(super) fn gated_backward(
 ) -> CheckResult<Vec<OperandWrite>> {
     let inputs = site.instr.writes.len();
     site.operands(inputs + 1..=inputs + 1, inputs)?;
-    ensure((1..=2).contains(&inputs), || "has one or two inputs".into())?;
+    ensure((1..=2).contains(&inputs), || "needs one or two inputs".into())?;
     site.all_summed()?;
     site.none_owes_norm()?;
     let state = gate_and_up(site, 1, inputs)?;
     let dy = site.reads[0];
-    ensure(dy.lies_as(&state), || format!("has the gradient {dy} of the product {state}"))?;
+    ensure(dy.lies_as(&state), || {
+        format!("reads the gradient {dy} for the product {state}: their layouts differ")
+    })?;
     let first = site.value(1)?;
     let values = &site.check.values;
     let node =
@@ -109,7 +110,7 @@ pub(super) fn gated_backward(
     let mut written = vec![];
     for port in 0..inputs {
         ensure(site.value(1 + port)? == values.inputs(node)[port], || {
-            format!("reads {}, not what was multiplied", site.operand_name(1 + port))
+            format!("reads {}, not the input of its forward pass", site.operand_name(1 + port))
         })?;
         let state = site.reads[1 + port].with(values.contribution(node, port));
         written.push(OperandWrite { state, place: WriteTarget::Fresh });
@@ -131,17 +132,20 @@ pub(super) fn add_into(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite
     site.operands(2..=2, 1)?;
     let added = site.reads[0];
     ensure(matches!(added.meaning, AbstractValue::Gradient { .. }), || {
-        format!("adds {}, no gradient", site.check.values.describe(added.meaning))
+        format!("adds {}, which is not a gradient", site.check.values.describe(added.meaning))
     })?;
     Ok(vec![site.accumulated(Some(1), added)?])
 }
 
-/// Zeros may be whole or a summand: what is added first decides.
+/// Zeros in any layout: the first contribution decides which.
 pub(super) fn fill(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     site.operands(0..=0, 1)?;
     let extent = site.instr.writes[0].extent;
     let Some(rows) = site.check.tokens(extent.rows) else {
-        return fault(format!("fills {} rows, no part of the microbatch's tokens", extent.rows));
+        return fault(format!(
+            "fills {} rows, which is not a shard of the microbatch's tokens",
+            extent.rows
+        ));
     };
     fresh(AbstractState::new(
         AbstractValue::Zero,
@@ -151,39 +155,48 @@ pub(super) fn fill(site: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
     ))
 }
 
-/// Lays out the parts along a dim that is not cut yet.
+/// Packs the parts along a dimension that is not sharded yet.
 pub(super) fn pack(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
-    ensure(state.packed.is_none(), || format!("finds {} already packed", site.operand_name(0)))?;
+    ensure(state.packed.is_none(), || {
+        format!("reads {}, which is already packed", site.operand_name(0))
+    })?;
     ensure(state.layout() != Layout::Sharded(dim), || {
-        format!("cuts {} along a dim that is cut already ({state})", site.operand_name(0))
+        format!(
+            "packs {} along a dimension that is already sharded ({state})",
+            site.operand_name(0)
+        )
     })?;
     fresh(AbstractState { packed: Some(dim), ..state })
 }
 
-/// Puts in place the parts along the dim that was cut before the collective.
+/// Unpacks the parts along the dimension that was sharded before the collective.
 pub(super) fn unpack(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.packed == Some(dim), || match state.packed {
-        None => format!("finds {} not packed", site.operand_name(0)),
+        None => format!("reads {}, which is not packed", site.operand_name(0)),
         Some(other) => {
-            format!("puts parts by {} in place by {}", Layout::Sharded(other), Layout::Sharded(dim))
+            format!(
+                "reads a tensor packed by {}, but unpacks by {}",
+                Layout::Sharded(other),
+                Layout::Sharded(dim)
+            )
         }
     })?;
     fresh(AbstractState { packed: None, ..state })
 }
 
-/// This device's part of what is whole.
+/// This device's shard of a replicated tensor.
 pub(super) fn slice(site: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
     site.operands(1..=1, 1)?;
     let state = site.reads[0];
     ensure(state.layout() == Layout::Replicated, || {
-        format!("takes a part of {}, which is not whole ({state})", site.operand_name(0))
+        format!("slices {}, which is not replicated ({state})", site.operand_name(0))
     })?;
     ensure(dim == Dim::Feature || site.check.context.token_dim() == Some(dim), || {
-        format!("cuts tokens by {}, which the mesh does not", Layout::Sharded(dim))
+        format!("slices tokens by {}, but this mesh does not shard tokens so", Layout::Sharded(dim))
     })?;
     let cut = |here: bool, side: ShardedExtent| {
         if here { ShardedExtent { cut: Some(dim), ..side } } else { side }

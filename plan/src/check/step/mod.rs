@@ -1,11 +1,10 @@
-//! The step phase: every gradient is summed over all axes on which parts of it lie, its square
-//! counted once, and every weight updated once.
+//! The step phase: every gradient is reduced over all axes on which it is partial, its square is
+//! counted once, and every weight is updated once.
 //!
-//! A gradient begins as the backward pass left it: a sum owed over the tensor axis where tokens
-//! were split, one over the data axis when there are replicas, and one over the pipeline axis when
-//! it belongs to a tied weight on two stages. The square sum is a sum owed over every axis with
-//! more than one device, except the data axis without ZeRO. AdamW clips by the norm of all
-//! gradients, so it needs the square sum whole.
+//! A gradient starts as the backward pass left it: partial over the tensor axis where tokens are
+//! sharded, over the data axis when there are replicas, and over the pipeline axis for a tied weight on
+//! two stages. The square sum is partial over every axis with more than one device, except the data
+//! axis without ZeRO. AdamW clips by the norm of all gradients, so it needs the square sum reduced.
 
 mod update;
 
@@ -27,18 +26,18 @@ use super::lattice::{AbstractValue, PendingSum};
 use super::stage::{BufferContents, StageChecker};
 use super::values::SymbolId;
 
-/// How a buffer lies over the data axis.
+/// Layout of a buffer over the data axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DataAxisLayout {
     /// The same on every replica.
     Whole,
-    /// A summand on each replica.
-    Owed,
-    /// Each replica has its own part.
-    Parted,
+    /// A partial sum: each replica has a summand.
+    Partial,
+    /// Sharded: each replica has its own part.
+    Sharded,
 }
 
-/// A weight's gradient during the step.
+/// State of a weight's gradient during the step.
 struct GradientState {
     weight: Option<SymbolId>,
     tensor: PendingSum,
@@ -48,14 +47,14 @@ struct GradientState {
     zeroed: bool,
 }
 
-/// A weight during the step.
+/// State of a weight during the step.
 struct WeightState {
     value: SymbolId,
     updated: bool,
     data: DataAxisLayout,
 }
 
-/// The number that the squares of all gradients are added to.
+/// State of the sum of squared gradients.
 struct SquareSumState {
     buffer: BufferId,
     tensor: PendingSum,
@@ -71,8 +70,7 @@ struct StepChecker<'c, 'a> {
     weights: HashMap<BufferId, WeightState>,
     states: HashMap<BufferId, bool>,
     square_sum: Option<SquareSumState>,
-    /// The weight tied to another on the other end of the pipeline, and whether its square is
-    /// counted there.
+    /// The weight of this stage that is tied to one on the other end of the pipeline.
     tied: Option<SymbolId>,
 }
 
@@ -122,7 +120,11 @@ impl<'c, 'a> StepChecker<'c, 'a> {
                     let gradient = GradientState {
                         weight,
                         tensor: state.tensor,
-                        data: if replicas { DataAxisLayout::Owed } else { DataAxisLayout::Whole },
+                        data: if replicas {
+                            DataAxisLayout::Partial
+                        } else {
+                            DataAxisLayout::Whole
+                        },
                         pipeline: if both { PendingSum::Owed } else { PendingSum::Done },
                         counted: false,
                         zeroed: false,
@@ -151,15 +153,15 @@ impl<'c, 'a> StepChecker<'c, 'a> {
 
     fn instruction(&mut self, instr: &Instr) -> CheckResult {
         match &instr.action {
-            Action::Fused(FusedOp::Fill) => self.begin(instr),
-            Action::Fused(FusedOp::SquareSum) => self.count(instr),
+            Action::Fused(FusedOp::Fill) => self.zero_square_sum(instr),
+            Action::Fused(FusedOp::SquareSum) => self.count_square(instr),
             Action::Fused(FusedOp::AdamW) => self.update(instr),
-            Action::Collective(exchange) => self.exchange(instr, exchange),
+            Action::Collective(collective) => self.collective(instr, collective),
             _ => fault("does not belong to the step phase"),
         }
     }
 
-    fn begin(&mut self, instr: &Instr) -> CheckResult {
+    fn zero_square_sum(&mut self, instr: &Instr) -> CheckResult {
         let ([], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs no operand and one result");
         };
@@ -167,7 +169,7 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         let number = buffer.role == BufferRole::SquareSum
             && (written.extent.rows, written.extent.columns) == (1, 1);
         ensure(number && self.square_sum.is_none(), || {
-            format!("writes zeros to `{}`, not once to the sum of squares", buffer.name)
+            format!("zeroes `{}`: only the sum of squares is zeroed, and once", buffer.name)
         })?;
         let context = self.check.context;
         let owed =
@@ -176,14 +178,14 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         self.square_sum = Some(SquareSumState {
             buffer: written.buffer,
             tensor: owed(Axis::Tensor),
-            data: if parted { DataAxisLayout::Owed } else { DataAxisLayout::Whole },
+            data: if parted { DataAxisLayout::Partial } else { DataAxisLayout::Whole },
             pipeline: owed(Axis::Pipeline),
             closed: false,
         });
         Ok(())
     }
 
-    /// What one replica updates: all of its shard, or with ZeRO-1 its part.
+    /// Elements that one replica updates: all of its shard, or with ZeRO-1 its part.
     fn part(&self, shard: &ParameterShard) -> u64 {
         let context = self.check.context;
         let whole: u64 = shard.members.iter().map(WeightShape::elements).sum();
@@ -192,27 +194,30 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         (whole / devices).div_ceil(replicas)
     }
 
-    fn sees(&self, access: &crate::program::Access, elements: u64) -> CheckResult {
+    fn accesses(&self, access: &crate::program::Access, elements: u64) -> CheckResult {
         let seen = access.extent.rows * access.extent.columns;
         ensure(seen == elements, || {
-            format!("sees {seen} elements of {}, not {elements}", self.name(access.buffer))
+            format!("accesses {seen} elements of {}, not {elements}", self.name(access.buffer))
         })
     }
 
     fn shard(&self, id: BufferId) -> CheckResult<&'a ParameterShard> {
         match &self.check.stage.buffer(id).shard {
             Some(shard) => Ok(shard),
-            None => fault(format!("works on {}, which is no parameter's", self.name(id))),
+            None => fault(format!(
+                "accesses {}, which is not a parameter, gradient or optimizer state",
+                self.name(id)
+            )),
         }
     }
 
-    /// A gradient that nothing is owed of, and that this replica may use its part of.
+    /// A gradient that is reduced over all axes, at least in this replica's part.
     fn reduced(&self, id: BufferId) -> CheckResult<&GradientState> {
         let Some(gradient) = self.gradients.get(&id) else {
-            return fault(format!("reads {} for a gradient", self.name(id)));
+            return fault(format!("reads {} as a gradient", self.name(id)));
         };
         let parted = self.check.context.zero == Zero::One && self.check.context.mesh.data > 1;
-        let wanted = if parted { DataAxisLayout::Parted } else { DataAxisLayout::Whole };
+        let wanted = if parted { DataAxisLayout::Sharded } else { DataAxisLayout::Whole };
         for (owed, axis) in [
             (gradient.tensor != PendingSum::Done, Axis::Tensor),
             (gradient.data != wanted, Axis::Data),
@@ -220,21 +225,18 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         ] {
             ensure(!owed, || {
                 let name = self.name(id);
-                format!(
-                    "reads {name}, whose summands have not been added over the {} axis",
-                    axis.name()
-                )
+                format!("reads {name} before its reduction over the {} axis", axis.name())
             })?;
         }
-        ensure(!gradient.zeroed, || format!("reads {} after it was used", self.name(id)))?;
+        ensure(!gradient.zeroed, || format!("reads {} after it was zeroed", self.name(id)))?;
         Ok(gradient)
     }
 
-    fn count(&mut self, instr: &Instr) -> CheckResult {
+    fn count_square(&mut self, instr: &Instr) -> CheckResult {
         let ([gradient, total], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs a gradient and the sum, and writes the sum");
         };
-        self.sees(gradient, self.part(self.shard(gradient.buffer)?))?;
+        self.accesses(gradient, self.part(self.shard(gradient.buffer)?))?;
         let found = self.reduced(gradient.buffer)?;
         ensure(!found.counted, || format!("counts {} twice", self.name(gradient.buffer)))?;
         let elsewhere = self.tied.is_some() && found.weight == self.tied && self.check.index == 0;
@@ -246,8 +248,15 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         })?;
         match &self.square_sum {
             Some(sum) if sum.buffer == total.buffer && total == written && !sum.closed => {}
-            Some(sum) if sum.closed => return fault("adds to a sum that was reduced already"),
-            _ => return fault(format!("adds to {}, no sum of squares", self.name(total.buffer))),
+            Some(sum) if sum.closed => {
+                return fault("adds to the sum of squares after its reduction");
+            }
+            _ => {
+                return fault(format!(
+                    "adds to {}, which is not the sum of squares",
+                    self.name(total.buffer)
+                ));
+            }
         }
         if let Some(found) = self.gradients.get_mut(&gradient.buffer) {
             found.counted = true;
@@ -255,91 +264,99 @@ impl<'c, 'a> StepChecker<'c, 'a> {
         Ok(())
     }
 
-    fn exchange(&mut self, instr: &Instr, exchange: &CollectiveOp) -> CheckResult {
+    fn collective(&mut self, instr: &Instr, collective: &CollectiveOp) -> CheckResult {
         let ([read], [written]) = (&instr.reads[..], &instr.writes[..]) else {
             return fault("needs one operand, in place");
         };
         ensure(read == written, || "does not work in place".into())?;
         let id = read.buffer;
-        kind_fits(exchange)?;
-        ensure(exchange.reduction == Reduction::Sum, || "takes a maximum of summands".into())?;
+        kind_fits(collective)?;
+        ensure(collective.reduction == Reduction::Sum, || {
+            "takes the maximum of a partial sum".into()
+        })?;
         let mesh = self.check.context.mesh;
-        let ends = exchange.axis == Axis::Pipeline && self.gradients.contains_key(&id);
-        let group = match (mesh.group(exchange.axis), ends) {
+        let ends = collective.axis == Axis::Pipeline && self.gradients.contains_key(&id);
+        let group = match (mesh.group(collective.axis), ends) {
             (group, true) => both_ends(group),
             (group, false) => group,
         };
-        group_fits(exchange, group)?;
+        group_fits(collective, group)?;
         let buffer = self.check.stage.buffer(id);
         let whole = read.extent.bytes();
-        let booked = (exchange.payload, exchange.statistic);
+        let booked = (collective.payload, collective.statistic);
         let sum = buffer.role == BufferRole::SquareSum;
         let expected = if sum { (Bytes(0), whole) } else { (whole, Bytes(0)) };
         ensure(booked == expected && whole == buffer.extent.bytes(), || {
-            format!("is booked as {} bytes of {}, which has {}", booked.0.0, self.name(id), whole.0)
+            format!(
+                "declares a payload of {} bytes for {}, which has {}",
+                booked.0.0,
+                self.name(id),
+                whole.0
+            )
         })?;
-        self.apply(id, exchange)
+        self.apply(id, collective)
     }
 
-    fn apply(&mut self, id: BufferId, exchange: &CollectiveOp) -> CheckResult {
+    fn apply(&mut self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
         let name = self.name(id);
-        self.kind_belongs(id, exchange)?;
+        self.kind_belongs(id, collective)?;
         let owed = |sum: PendingSum| {
             if sum == PendingSum::Owed { Layout::Partial } else { Layout::Replicated }
         };
         let lies = |data: DataAxisLayout| match data {
             DataAxisLayout::Whole => Layout::Replicated,
-            DataAxisLayout::Owed => Layout::Partial,
-            DataAxisLayout::Parted => Layout::Sharded(crate::Dim::Feature),
+            DataAxisLayout::Partial => Layout::Partial,
+            DataAxisLayout::Sharded => Layout::Sharded(crate::Dim::Feature),
         };
         let (tensor, data, pipeline) = if let Some(g) = self.gradients.get_mut(&id) {
             ensure(!g.counted, || format!("changes {name} after its square was counted"))?;
-            ensure(g.data != DataAxisLayout::Parted, || {
-                format!("changes {name} when each replica has the sum of its own part alone")
+            ensure(g.data != DataAxisLayout::Sharded, || {
+                format!("changes {name} after its reduce-scatter over the data axis")
             })?;
             (&mut g.tensor, &mut g.data, &mut g.pipeline)
         } else if let Some(s) = self.square_sum.as_mut().filter(|s| s.buffer == id) {
             s.closed = true;
             (&mut s.tensor, &mut s.data, &mut s.pipeline)
         } else if let Some(w) = self.weights.get_mut(&id) {
-            ensure(exchange.axis == Axis::Data && w.updated, || {
+            ensure(collective.axis == Axis::Data && w.updated, || {
                 format!("gathers {name} before it was updated, or over another axis than data")
             })?;
-            return turn(&mut w.data, lies, exchange, &name, |_| DataAxisLayout::Whole);
+            return reshard(&mut w.data, lies, collective, &name, |_| DataAxisLayout::Whole);
         } else {
-            return fault(format!("changes {name}, neither a gradient, a weight nor their norm"));
+            return fault(format!(
+                "changes {name}, which is not a gradient, a weight or the sum of squares"
+            ));
         };
-        match exchange.axis {
-            Axis::Tensor => turn(tensor, owed, exchange, &name, |_| PendingSum::Done),
-            Axis::Pipeline => turn(pipeline, owed, exchange, &name, |_| PendingSum::Done),
-            Axis::Data => turn(data, lies, exchange, &name, |to| match to {
+        match collective.axis {
+            Axis::Tensor => reshard(tensor, owed, collective, &name, |_| PendingSum::Done),
+            Axis::Pipeline => reshard(pipeline, owed, collective, &name, |_| PendingSum::Done),
+            Axis::Data => reshard(data, lies, collective, &name, |to| match to {
                 Layout::Replicated => DataAxisLayout::Whole,
-                _ => DataAxisLayout::Parted,
+                _ => DataAxisLayout::Sharded,
             }),
         }
     }
 
-    /// Sums are whole afterwards; but replicas may each take their part of a gradient, and gather
-    /// the weight's parts.
-    fn kind_belongs(&self, id: BufferId, exchange: &CollectiveOp) -> CheckResult {
+    /// Checks the layouts that the step phase may change between: sums are reduced and, with ZeRO-1,
+    /// gradients reduce-scattered and weights all-gathered over the data axis.
+    fn kind_belongs(&self, id: BufferId, collective: &CollectiveOp) -> CheckResult {
         let parted = Layout::Sharded(crate::Dim::Feature);
         let ways = if self.weights.contains_key(&id) {
             [(parted, Layout::Replicated); 2]
         } else {
             let parts = self.gradients.contains_key(&id)
-                && exchange.axis == Axis::Data
+                && collective.axis == Axis::Data
                 && self.check.context.zero == Zero::One;
             let after = if parts { parted } else { Layout::Replicated };
             [(Layout::Partial, Layout::Replicated), (Layout::Partial, after)]
         };
-        ensure(ways.contains(&(exchange.from, exchange.to)), || {
+        ensure(ways.contains(&(collective.from, collective.to)), || {
             format!(
-                "turns {} from {} into {}, but the step only sums over the {} axis and gathers \
-                 weights",
+                "turns {} from {} into {}, but the step phase only reduces over the {} axis and gathers weights",
                 self.name(id),
-                exchange.from,
-                exchange.to,
-                exchange.axis.name()
+                collective.from,
+                collective.to,
+                collective.axis.name()
             )
         })
     }
@@ -350,28 +367,27 @@ pub(super) fn both_ends(pipeline: DeviceGroup) -> DeviceGroup {
     DeviceGroup { size: 2, stride: pipeline.stride * (pipeline.size - 1), ..pipeline }
 }
 
-/// Moves one axis of a buffer from its layout to the collective's.
-fn turn<T: Copy>(
+/// Changes the layout of a buffer over one axis from the collective's source to its target.
+fn reshard<T: Copy>(
     held: &mut T,
     layout: impl Fn(T) -> Layout,
-    exchange: &CollectiveOp,
+    collective: &CollectiveOp,
     name: &str,
     after: impl Fn(Layout) -> T,
 ) -> CheckResult {
     let is = layout(*held);
-    ensure(is == exchange.from, || match (exchange.kind, is) {
+    ensure(is == collective.from, || match (collective.kind, is) {
         (CollectiveKind::AllReduce | CollectiveKind::ReduceScatter, Layout::Replicated) => format!(
-            "sums {name} over the {} axis, but nothing is owed there: it would be {} times too \
-             large",
-            exchange.axis.name(),
-            exchange.group.size
+            "sums {name} over the {} axis, where it is whole already: the result would be {} times too large",
+            collective.axis.name(),
+            collective.group.size
         ),
         _ => format!(
-            "takes {name} for {} over the {} axis, but it is {is}",
-            exchange.from,
-            exchange.axis.name()
+            "expects {name} to be {} over the {} axis, but it is {is}",
+            collective.from,
+            collective.axis.name()
         ),
     })?;
-    *held = after(exchange.to);
+    *held = after(collective.to);
     Ok(())
 }

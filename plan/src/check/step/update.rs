@@ -1,4 +1,4 @@
-//! AdamW, the norm it clips by, and what must hold when the step is over.
+//! Checks of AdamW, of the norm it clips by, and of the state at the end of the step.
 
 use crate::mesh::Axis;
 use crate::program::{BufferId, Instr};
@@ -19,18 +19,18 @@ impl StepChecker<'_, '_> {
         let shard = self.shard(gradient.buffer)?;
         let part = self.part(shard);
         for access in reads.iter().chain([&writes[0]]).chain(&writes[2..]) {
-            self.sees(access, part)?;
+            self.accesses(access, part)?;
             ensure(self.shard(access.buffer)? == shard, || {
-                format!("mixes {} and another parameter's state", self.name(access.buffer))
+                format!("mixes {} with the state of another parameter", self.name(access.buffer))
             })?;
         }
         let all = self.check.stage.buffer(gradient.buffer).extent;
-        self.sees(&writes[1], all.rows * all.columns)?;
+        self.accesses(&writes[1], all.rows * all.columns)?;
         let in_place = writes[1].buffer == gradient.buffer
             && writes[2..].iter().zip(&reads[1..]).all(|(write, read)| write == read)
             && (mixed || reads[3] == weight);
-        ensure(in_place, || "does not update in place what it reads".into())?;
-        self.norm_is_whole()?;
+        ensure(in_place, || "does not update its operands in place".into())?;
+        self.check_norm()?;
         let found = self.reduced(gradient.buffer)?.weight;
         let parted = self.reduced(gradient.buffer)?.data;
         for access in &writes[2..] {
@@ -38,7 +38,7 @@ impl StepChecker<'_, '_> {
                 Some(used) if !*used => *used = true,
                 _ => {
                     return fault(format!(
-                        "updates {} twice, or it is no state",
+                        "updates {} twice, or it is not an optimizer state",
                         self.name(access.buffer)
                     ));
                 }
@@ -59,7 +59,7 @@ impl StepChecker<'_, '_> {
         Ok(())
     }
 
-    fn norm_is_whole(&self) -> CheckResult {
+    fn check_norm(&self) -> CheckResult {
         let Some(sum) = &self.square_sum else {
             return fault("clips by the norm of the gradients, but nothing summed their squares");
         };
@@ -85,14 +85,14 @@ impl StepChecker<'_, '_> {
         }
     }
 
-    /// What must hold when the step is over.
+    /// Violations at the end of the step.
     pub(super) fn ends(&self) -> Vec<String> {
         let mut found: Vec<(BufferId, &str)> = vec![];
         found.extend(self.weights.iter().filter_map(|(id, weight)| {
             let problem = match weight {
                 WeightState { updated: false, .. } => "is not updated",
                 WeightState { data: DataAxisLayout::Whole, .. } => return None,
-                _ => "differs between replicas: each updated its part, and nothing gathered them",
+                _ => "differs between replicas: each updated its part, and no all-gather followed",
             };
             Some((*id, problem))
         }));
@@ -100,13 +100,13 @@ impl StepChecker<'_, '_> {
             self.gradients
                 .iter()
                 .filter(|(_, g)| !g.zeroed)
-                .map(|(id, _)| (*id, "is not set to zero, and the next step would add to it")),
+                .map(|(id, _)| (*id, "is not zeroed, so the next step would add to it")),
         );
         found.extend(
             self.states
                 .iter()
                 .filter(|(_, used)| !**used)
-                .map(|(id, _)| (*id, "is a state that no update uses")),
+                .map(|(id, _)| (*id, "is an optimizer state that no update uses")),
         );
         found.sort();
         found
