@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use clap::{Args, ValueEnum};
 use narrows_plan::model::Model;
 
-use crate::calibrate::works::BenchmarkExtent;
+use crate::calibrate::benchmarks::BenchmarkExtent;
 use crate::cluster::LaunchedProcess;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::gpu;

@@ -188,10 +188,10 @@ fn in_plan(file: &str, defect: Defect) -> Problem {
 /// The cached profile of this machine's processors or GPUs, if the plan names it.
 fn cached_profile(source: &PlanSource) -> Option<Profile> {
     if source.name != machine::NAME {
-        let gpus = cache::of_gpus_with(&source.fingerprint);
+        let gpus = cache::gpu_profile_with_fingerprint(&source.fingerprint);
         return gpus.filter(|profile| profile.name() == source.name);
     }
-    CachedProfileKey::of_processors(cores()).load()
+    CachedProfileKey::cpu(cores()).load()
 }
 
 // A name in a plan is never opened as a file, since plans come from anywhere.

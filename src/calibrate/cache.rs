@@ -1,9 +1,8 @@
-//! Where profiles of this machine are kept between runs.
+//! The cache of measured profiles, in `$XDG_CACHE_HOME/narrows` or `~/.cache/narrows`.
 //!
-//! `$XDG_CACHE_HOME/narrows`, or `~/.cache/narrows`: one file for each machine, number of threads,
-//! version and kind of build, so that a home that several machines share does not mix them up. What was
-//! measured in a few seconds is kept beside what was measured wholly, which is preferred. The
-//! files may be deleted at any time.
+//! There is a file for each machine, number of threads or GPUs, version and kind of build, since machines may share a
+//! home. Quick measurements have files of their own beside whole ones, which are preferred. The files may be deleted
+//! at any time.
 
 use std::fs;
 use std::io;
@@ -12,60 +11,60 @@ use std::path::{Path, PathBuf};
 use narrows_cost_model::{Profile, profile};
 use narrows_runtime::fnv1a;
 
+use super::benchmarks::BenchmarkExtent;
 use super::machine;
-use super::works::BenchmarkExtent;
 use crate::cache_dir::cache_dir;
 use crate::errors::CommandResult;
 use crate::output;
 
-/// What a profile is one of.
+/// Identifies what a cached profile was measured on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedProfileKey(String);
 
 impl CachedProfileKey {
-    /// This machine's processors, with so many threads.
-    pub fn of_processors(threads: u64) -> CachedProfileKey {
+    /// The CPU of this machine, with a number of threads.
+    pub fn cpu(threads: u64) -> CachedProfileKey {
         CachedProfileKey(format!("cpu-{}", hash(&machine::title(threads))))
     }
 
-    /// GPUs of one kind, with one driver and its libraries, so many of which were measured together.
-    pub fn of_gpus(title: &str, devices: u64) -> CachedProfileKey {
-        CachedProfileKey(format!("gpu-{}-{devices}", hash(title)))
+    /// GPUs measured together. `description` names the model and the versions of driver and libraries.
+    pub fn gpus(description: &str, devices: u64) -> CachedProfileKey {
+        CachedProfileKey(format!("gpu-{}-{devices}", hash(description)))
     }
 
-    /// Where one that was measured so goes, where there is a place for it.
-    pub fn path(&self, amount: BenchmarkExtent) -> Option<PathBuf> {
+    /// The path of the profile of a measurement of this extent; `None` without a cache folder.
+    pub fn path(&self, extent: BenchmarkExtent) -> Option<PathBuf> {
         let CachedProfileKey(stem) = self;
-        let suffix = match amount {
+        let suffix = match extent {
             BenchmarkExtent::Whole => "",
             BenchmarkExtent::Quick => "-quick",
         };
         Some(cache_dir()?.join(format!("{stem}{suffix}.json")))
     }
 
-    /// Where one may lie, the preferred one first.
+    /// All paths, the preferred one first.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
         [BenchmarkExtent::Whole, BenchmarkExtent::Quick]
             .into_iter()
-            .filter_map(|amount| self.path(amount))
+            .filter_map(|extent| self.path(extent))
     }
 
-    /// Where the one lies that `run` predicts with, if there is one.
-    pub fn found(&self) -> Option<PathBuf> {
+    /// The path of the profile that `run` predicts with, if it exists.
+    pub fn existing_path(&self) -> Option<PathBuf> {
         self.paths().find(|path| path.exists())
     }
 
-    /// The one that `run` predicts with; `None` where there is none, or none that can be read.
+    /// The profile that `run` predicts with; `None` if there is none that can be read.
     pub fn load(&self) -> Option<Profile> {
         self.paths().find_map(|path| read(&path))
     }
 
-    /// Keeps a profile. Says where.
+    /// Writes a profile to the cache and returns its path.
     ///
     /// # Errors
-    /// When there is no place for it, or it cannot be written there.
-    pub fn store(&self, amount: BenchmarkExtent, profile: &Profile) -> io::Result<PathBuf> {
-        let path = self.path(amount).ok_or_else(nowhere)?;
+    /// No cache folder, or one that cannot be written.
+    pub fn store(&self, extent: BenchmarkExtent, profile: &Profile) -> io::Result<PathBuf> {
+        let path = self.path(extent).ok_or_else(no_cache_folder)?;
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
@@ -73,33 +72,35 @@ impl CachedProfileKey {
         Ok(path)
     }
 
-    /// Finds out early whether a profile can be kept.
+    /// Checks that a profile can be cached, before anything is measured.
     ///
     /// # Errors
-    /// When it cannot.
-    pub fn writable(&self, amount: BenchmarkExtent) -> CommandResult<()> {
-        let hinted = |place: &str, error: &io::Error| {
-            let mut failure = output::write_failure(place, error);
+    /// No cache folder, or one that cannot be written.
+    pub fn check_writable(&self, extent: BenchmarkExtent) -> CommandResult<()> {
+        let failure = |location: &str, error: &io::Error| {
+            let mut failure = output::write_failure(location, error);
             let problems = failure.problems.iter_mut();
-            problems.for_each(|of| of.hints.push("--output FILE, to write it elsewhere".into()));
+            let hint = "--output FILE, to write it elsewhere";
+            problems.for_each(|problem| problem.hints.push(hint.into()));
             failure
         };
-        let Some(path) = self.path(amount) else {
-            return Err(hinted("the cache folder", &nowhere()));
+        let Some(path) = self.path(extent) else {
+            return Err(failure("the cache folder", &no_cache_folder()));
         };
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)
-            .map_err(|error| hinted(&folder.display().to_string(), &error))?;
+            .map_err(|error| failure(&folder.display().to_string(), &error))?;
         output::check_writable(&path)
     }
 }
 
-fn nowhere() -> io::Error {
-    io::Error::new(io::ErrorKind::NotFound, "there is neither a home nor a cache folder")
+fn no_cache_folder() -> io::Error {
+    let message = "neither XDG_CACHE_HOME nor HOME is set";
+    io::Error::new(io::ErrorKind::NotFound, message)
 }
 
-/// A profile of GPUs that is kept under this fingerprint, on whichever of this home's machines it was measured.
-pub fn of_gpus_with(fingerprint: &str) -> Option<Profile> {
+/// The cached profile of GPUs with this fingerprint, of any machine that shares the home.
+pub fn gpu_profile_with_fingerprint(fingerprint: &str) -> Option<Profile> {
     let is_gpus = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
         name.is_some_and(|name| name.starts_with("gpu-") && name.ends_with(".json"))
@@ -109,21 +110,21 @@ pub fn of_gpus_with(fingerprint: &str) -> Option<Profile> {
     profiles.into_iter().find(|profile| profile.fingerprint() == fingerprint)
 }
 
-/// Of a machine, this version and this kind of build.
-fn hash(title: &str) -> String {
+/// A hash of a machine, this version and the kind of build.
+fn hash(description: &str) -> String {
     let build = if cfg!(debug_assertions) { "debug" } else { "release" };
     let version = env!("CARGO_PKG_VERSION");
-    let hash = fnv1a(format!("{title} {version} {build}").bytes());
+    let hash = fnv1a(format!("{description} {version} {build}").bytes());
     format!("{hash:016x}")
 }
 
-/// A profile that is kept; `None` when it cannot be read.
+/// Reads a cached profile; `None` if it cannot be read.
 pub fn read(path: &Path) -> Option<Profile> {
     let text = fs::read_to_string(path).ok()?;
     profile::read(&path.display().to_string(), &text).ok()
 }
 
-/// A profile as its file has it: a measurement a line.
+/// The text of a profile, with one line for each measurement.
 pub fn text(profile: &Profile) -> io::Result<String> {
     let mut file = profile.file().clone();
     let points = file.measured.as_mut().map(|measured| std::mem::take(&mut measured.points));

@@ -13,21 +13,21 @@ pub fn compare(profile: &Profile, benchmarks: &[PlannedBenchmark], source: &str)
 }
 
 /// `None` for a plan that was not run.
-fn measured_plan(benchmark: &PlannedBenchmark) -> Option<MeasuredPlan<'_>> {
-    let best = benchmark.best()?;
-    let program = benchmark.program.program();
+fn measured_plan(planned: &PlannedBenchmark) -> Option<MeasuredPlan<'_>> {
+    let shortest = planned.shortest()?;
+    let program = planned.program.program();
     let mesh = program.context.mesh;
     let arena = |device: usize| program.stages[DeviceId(device as u64).stage(&mesh)].arena.0;
-    let mut allocated = best.allocated_bytes.iter().enumerate();
-    let rounds = benchmark.rounds.iter().map(|round| round.whole_step_s);
+    let mut allocated = shortest.allocated_bytes.iter().enumerate();
+    let rounds = planned.rounds.iter().map(|round| round.whole_step_s);
     let fastest = rounds.clone().fold(f64::INFINITY, f64::min);
     Some(MeasuredPlan {
-        name: benchmark.work.name.clone(),
-        task: benchmark.work.task.clone(),
-        familiar: benchmark.work.familiar,
-        program: &benchmark.program,
-        step_time_s: best.whole_step_s,
-        undisturbed_step_time_s: best.undisturbed_step_s(),
+        name: planned.benchmark.name.clone(),
+        task: planned.benchmark.task.clone(),
+        familiar: planned.benchmark.familiar,
+        program: &planned.program,
+        step_time_s: shortest.whole_step_s,
+        undisturbed_step_time_s: shortest.undisturbed_step_s(),
         spread: rounds.fold(0.0, f64::max) / fastest - 1.0,
         memory_exact: allocated.all(|(device, bytes)| *bytes == arena(device)),
     })

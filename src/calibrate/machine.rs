@@ -1,4 +1,4 @@
-//! Which machine this is: what a measured profile says of where it comes from.
+//! The machine that a profile is measured on, and whether it is this one.
 
 use std::fs;
 use std::time::SystemTime;
@@ -14,10 +14,10 @@ use crate::text::plural;
 /// The name of a measured profile.
 pub const NAME: &str = "cpu-measured";
 
-/// What a device may hold where the system does not say how much there is.
-const MEMORY: Bytes = Bytes(4 << 30);
+/// Memory in a profile if the system does not report any.
+const FALLBACK_MEMORY: Bytes = Bytes(4 << 30);
 
-/// The processor's name and the threads that are used of it.
+/// The name of the CPU and the number of threads in use, which identify a measurement.
 pub fn title(threads: u64) -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name"));
@@ -34,24 +34,24 @@ pub fn title(threads: u64) -> String {
     format!("{name}{model}, {}", plural(threads, "thread"))
 }
 
-/// Everything a profile says of this machine.
+/// The description of this machine in a profile. `command` repeats the measurement.
 pub fn describe(threads: u64, command: &str) -> CpuMachine {
     let title = title(threads);
     CpuMachine {
         name: NAME.into(),
         description: format!(
-            "{title}, as `narrows calibrate` measured it. Devices are threads that share the machine: \
-             each of D has 1/D of it."
+            "{title}, measured by `narrows calibrate`. Devices are groups of threads that share the machine: \
+             each of D devices has 1/D of it."
         ),
         title: title.clone(),
-        memory: total_memory().unwrap_or(MEMORY),
+        memory: total_memory().unwrap_or(FALLBACK_MEMORY),
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         source: format!("{command}, on {title}"),
         date: today(),
     }
 }
 
-/// The day by the system's clock, in UTC, `YYYY-MM-DD`.
+/// The date of the system's clock, in UTC: `YYYY-MM-DD`.
 pub fn today() -> String {
     date(SystemTime::now())
 }
@@ -61,31 +61,31 @@ fn date(time: SystemTime) -> String {
     text.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Why a measured profile says nothing of this machine with so many threads; `None` where it does, or does
-/// not say of which machine it is.
-pub fn other(profile: &Profile, threads: u64) -> Option<String> {
+/// A warning that a profile was measured on another machine or with other threads; `None` if it was not, or does not
+/// name its machine.
+pub fn other_machine_warning(profile: &Profile, threads: u64) -> Option<String> {
     let measured =
         profile.file().measured.as_ref().filter(|measured| measured.devices_share_machine())?;
-    let (there, here) = (measured.machine.as_deref()?, title(threads));
+    let (measured_on, this) = (measured.machine.as_deref()?, title(threads));
     let name = profile.name();
-    (there != here).then(|| {
+    (measured_on != this).then(|| {
         format!(
-            "`{name}` was measured on another machine or with other threads ({there}; here {here}): its \
-             predictions are not of this one; `narrows calibrate` measures it"
+            "`{name}` was measured on another machine or with other threads ({measured_on}; here {this}), so its \
+             predictions are not for this one: `narrows calibrate` measures it"
         )
     })
 }
 
-/// The same of a profile of GPUs.
-pub fn other_gpus(profile: &Profile) -> Option<String> {
+/// A warning that a profile was measured on other GPUs, or with another driver or libraries.
+pub fn other_gpus_warning(profile: &Profile) -> Option<String> {
     let measured =
         profile.file().measured.as_ref().filter(|measured| !measured.devices_share_machine())?;
-    let (there, here) = (measured.machine.as_deref()?, gpu::description()?);
+    let (measured_on, these) = (measured.machine.as_deref()?, gpu::description()?);
     let name = profile.name();
-    (there != here).then(|| {
+    (measured_on != these).then(|| {
         format!(
-            "`{name}` was measured on other GPUs, or with another driver or libraries ({there}; here {here}): its \
-             predictions are not of these; `narrows calibrate --backend cuda` measures them"
+            "`{name}` was measured on other GPUs, or with another driver or libraries ({measured_on}; here {these}), \
+             so its predictions are not for these: `narrows calibrate --backend cuda` measures them"
         )
     })
 }
@@ -96,22 +96,22 @@ mod tests {
 
     use narrows_cost_model::profile;
 
-    use super::{date, other, title};
+    use super::{date, other_machine_warning, title};
 
     #[test]
-    fn days_have_the_form_that_profiles_ask_for() {
-        let days = |count: u64| date(UNIX_EPOCH + Duration::from_secs(count * 86_400 + 86_399));
-        assert_eq!([days(59), days(20_778)], ["1970-03-01", "2026-11-21"]);
+    fn dates_are_year_month_day() {
+        let day = |count: u64| date(UNIX_EPOCH + Duration::from_secs(count * 86_400 + 86_399));
+        assert_eq!([day(59), day(20_778)], ["1970-03-01", "2026-11-21"]);
     }
 
     #[test]
-    fn a_profile_is_one_of_a_machine() {
+    fn a_profile_of_another_machine_is_warned_of() {
         let preset = profile::preset("cpu-local").unwrap();
-        assert_eq!(other(&preset, 2), None, "a preset is of no machine");
+        assert_eq!(other_machine_warning(&preset, 2), None, "a preset names no machine");
         let kernel =
             r#"{"transfer": {"bytes": 1, "group": {"axis": "tensor", "size": 2, "stride": 1}}}"#;
         let point = format!(r#"{{"kernel": {kernel}, "devices": 2, "time_s": 1e-3, "spread": 0}}"#);
-        let of = |machine: &str| {
+        let measured_on = |machine: &str| {
             let provenance = r#"{"kind": "measured", "source": "a test", "date": "2026-11-21"}"#;
             let measured = format!(
                 r#"{{"threads": 2, "machine": "{machine}", "points": [{point}], "provenance": {provenance}}}"#
@@ -120,8 +120,10 @@ mod tests {
             file.measured = Some(serde_json::from_str(&measured).unwrap());
             file.resolve().unwrap()
         };
-        assert_eq!(other(&of(&title(2)), 2), None);
-        assert!(other(&of(&title(2)), 3).unwrap().contains("other threads"));
-        assert!(other(&of("an abacus, 2 threads"), 2).unwrap().contains("an abacus, 2 threads"));
+        let warning =
+            |machine: &str, threads| other_machine_warning(&measured_on(machine), threads);
+        assert_eq!(warning(&title(2), 2), None);
+        assert!(warning(&title(2), 3).unwrap().contains("other threads"));
+        assert!(warning("an abacus, 2 threads", 2).unwrap().contains("an abacus, 2 threads"));
     }
 }

@@ -1,14 +1,14 @@
-//! Measures a machine by running plans on it, and holds predictions against it.
+//! Measures a machine by running plans on it, and compares predictions with them.
 //!
-//! Every plan is run in each of several rounds, so that whatever else the machine does meets all of them
-//! alike. Of every instruction the shortest time counts, for kernels as for steps
-//! ([`narrows_runtime::time_instructions`]). GPUs are in [`gpu`]; all else is of either.
+//! Every plan runs in each of several rounds, so that other activity of the machine affects all plans alike. Of every
+//! instruction the shortest time counts, for kernels as for steps ([`narrows_runtime::time_instructions`]). [`gpu`] is
+//! about GPUs; the rest is about both.
 
+pub mod benchmarks;
 pub mod cache;
 pub mod compare;
 pub mod gpu;
 pub mod machine;
-pub mod works;
 
 use indexmap::IndexMap;
 use narrows_cost_model::profile::{MeasuredPoint, Repeatability};
@@ -18,158 +18,164 @@ use narrows_runtime::session::Session;
 use narrows_runtime::{InstructionTimings, KernelSample, MeasurementEffort, time_instructions};
 
 use crate::errors::{CommandResult, Failure};
-use works::Benchmark;
+use benchmarks::Benchmark;
 
-/// On GPUs the instructions of a step, each timed alone, may take longer than the step of graphs. Then nothing
-/// disturbed it, and that is all there is to say: the most that profiles allow.
+/// Largest undisturbed share of a step that profiles allow. On GPUs the instructions of a step, each timed alone, may
+/// take longer than the step of captured graphs, and then nothing disturbed the step.
 const UNDISTURBED_MAX: f64 = 1.1;
 
-/// A plan that is run in rounds.
+/// A benchmark with its plan and its measurements.
 pub struct PlannedBenchmark {
-    /// What was asked.
-    pub work: Benchmark,
-    /// Its program.
+    /// The benchmark.
+    pub benchmark: Benchmark,
+    /// The program of its plan.
     pub program: CheckedProgram,
-    /// What each round took.
+    /// The times of each round.
     pub rounds: Vec<InstructionTimings>,
 }
 
-/// How often everything is run.
+/// How often every benchmark runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasurementRounds {
-    /// How many rounds.
+    /// Number of rounds.
     pub rounds: usize,
     /// Steps of each plan in a round.
     pub effort: MeasurementEffort,
 }
 
 impl PlannedBenchmark {
-    /// Plans the work. `None` when its restrictions leave no plan.
-    pub fn plan(work: Benchmark) -> Option<PlannedBenchmark> {
-        let program = search(&work.request).best?.program;
-        Some(PlannedBenchmark { work, program, rounds: vec![] })
+    /// Plans a benchmark. `None` if its restrictions leave no plan.
+    pub fn plan(benchmark: Benchmark) -> Option<PlannedBenchmark> {
+        let program = search(&benchmark.request).best?.program;
+        Some(PlannedBenchmark { benchmark, program, rounds: vec![] })
     }
 
-    /// Its devices on processors, which share so many threads.
+    /// A session on the CPU, whose devices share `threads` threads.
     ///
     /// # Errors
-    /// When it cannot be executed there.
-    pub fn on_processors(&self, threads: u64) -> CommandResult<Session> {
-        let each = (threads / self.work.request.devices).max(1) as usize;
-        let session = narrows_cpu::session(&self.work.request.model, self.program.clone(), each);
+    /// A program that cannot be executed on the CPU.
+    pub fn cpu_session(&self, threads: u64) -> CommandResult<Session> {
+        let per_device = (threads / self.benchmark.request.devices).max(1) as usize;
+        let model = &self.benchmark.request.model;
+        let session = narrows_cpu::session(model, self.program.clone(), per_device);
         session.map_err(|error| Failure::execution(&error))
     }
 
-    /// Runs it for a round.
+    /// Runs the plan for a round.
     ///
     /// # Errors
-    /// When it cannot be executed.
-    pub fn round(&mut self, mut session: Session, effort: MeasurementEffort) -> CommandResult<()> {
+    /// A step that cannot be executed.
+    pub fn run_round(
+        &mut self,
+        mut session: Session,
+        effort: MeasurementEffort,
+    ) -> CommandResult<()> {
         let failure = |error| Failure::execution(&error);
-        session.initialise(&self.work.request.model, 1).map_err(failure)?;
+        session.initialise(&self.benchmark.request.model, 1).map_err(failure)?;
         self.rounds.push(time_instructions(&mut session, effort).map_err(failure)?);
         Ok(())
     }
 
-    /// The shortest of all rounds, instruction by instruction.
-    pub fn best(&self) -> Option<InstructionTimings> {
-        let mut best = self.rounds.first()?.clone();
-        self.rounds.iter().for_each(|round| best.keep_shortest(round));
-        Some(best)
+    /// The shortest time of every instruction over all rounds.
+    pub fn shortest(&self) -> Option<InstructionTimings> {
+        let mut shortest = self.rounds.first()?.clone();
+        self.rounds.iter().for_each(|round| shortest.keep_shortest(round));
+        Some(shortest)
     }
 }
 
-/// Runs all of them in rounds, each in a session that `open` makes. `watch` is told before each run.
+/// Runs all benchmarks in rounds, each in a session that `open` returns. `on_run` is called before each run.
 ///
 /// # Errors
-/// When one cannot be executed.
-pub fn run(
-    subjects: &mut [PlannedBenchmark],
+/// A step that cannot be executed.
+pub fn run_rounds(
+    benchmarks: &mut [PlannedBenchmark],
     rounds: MeasurementRounds,
     mut open: impl FnMut(&PlannedBenchmark) -> CommandResult<Session>,
-    mut watch: impl FnMut(&PlannedBenchmark),
+    mut on_run: impl FnMut(&PlannedBenchmark),
 ) -> CommandResult<()> {
     for _ in 0..rounds.rounds {
-        for subject in &mut *subjects {
-            watch(subject);
-            let session = open(subject)?;
-            subject.round(session, rounds.effort)?;
+        for benchmark in &mut *benchmarks {
+            on_run(benchmark);
+            let session = open(benchmark)?;
+            benchmark.run_round(session, rounds.effort)?;
         }
     }
     Ok(())
 }
 
-/// What one kernel took in all plans together.
+/// Times of one kernel, summed over all plans.
 #[derive(Default)]
 struct KernelSum {
     seconds: f64,
     instructions: f64,
-    /// The least of each plan's rounds, and the most.
-    least: f64,
-    most: f64,
+    /// Sum of the times in the fastest round of each plan.
+    fastest: f64,
+    /// Sum of the times in the slowest round of each plan.
+    slowest: f64,
 }
 
-/// What devices are.
+/// Whether the devices that ran together share the resources of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSharing {
-    /// They share a machine: what one computes takes longer the more there are.
+    /// Groups of threads of one CPU: a kernel takes longer the more devices run.
     Shared,
-    /// Each is one for itself.
-    Whole,
+    /// GPUs: only collectives and transfers depend on the number of devices.
+    Separate,
 }
 
 impl DeviceSharing {
-    /// How many devices a kernel's time depends on, of those there were.
-    fn of(self, kernel: &Kernel, devices: u64) -> u64 {
+    /// The number of devices that the time of a kernel depends on.
+    fn devices_of(self, kernel: &Kernel, devices: u64) -> u64 {
         match (self, kernel) {
             (DeviceSharing::Shared, _) | (_, Kernel::Collective(_) | Kernel::Transfer(_)) => {
                 devices
             }
-            (DeviceSharing::Whole, _) => 1,
+            (DeviceSharing::Separate, _) => 1,
         }
     }
 }
 
-/// What kernels took: means over their instructions in all plans, in the order in which they first occur.
-pub fn points<'a>(
-    subjects: impl IntoIterator<Item = &'a PlannedBenchmark>,
-    together: DeviceSharing,
+/// Measured kernels: means over their instructions in all plans, in the order of their first occurrence.
+pub fn measured_points<'a>(
+    benchmarks: impl IntoIterator<Item = &'a PlannedBenchmark>,
+    sharing: DeviceSharing,
 ) -> Vec<MeasuredPoint> {
     let mut sums: IndexMap<(Kernel, u64), KernelSum> = IndexMap::new();
-    for subject in subjects {
-        let devices = subject.work.request.devices;
-        let Some(best) = subject.best() else { continue };
-        let program = subject.program.program();
+    for planned in benchmarks {
+        let devices = planned.benchmark.request.devices;
+        let Some(shortest) = planned.shortest() else { continue };
+        let program = planned.program.program();
         let rounds: Vec<Vec<KernelSample>> =
-            subject.rounds.iter().map(|round| round.samples(program)).collect();
-        for (index, sample) in best.samples(program).into_iter().enumerate() {
+            planned.rounds.iter().map(|round| round.samples(program)).collect();
+        for (index, sample) in shortest.samples(program).into_iter().enumerate() {
             let weight = sample.instructions as f64;
-            let devices = together.of(&sample.kernel, devices);
+            let devices = sharing.devices_of(&sample.kernel, devices);
             let sum = sums.entry((sample.kernel, devices)).or_default();
             sum.seconds += sample.seconds * weight;
             sum.instructions += weight;
-            let all = rounds.iter().map(|round| round[index].seconds);
-            sum.least += all.clone().fold(f64::INFINITY, f64::min) * weight;
-            sum.most += all.fold(0.0, f64::max) * weight;
+            let times = rounds.iter().map(|round| round[index].seconds);
+            sum.fastest += times.clone().fold(f64::INFINITY, f64::min) * weight;
+            sum.slowest += times.fold(0.0, f64::max) * weight;
         }
     }
-    let made = sums.into_iter().filter_map(|((kernel, devices), sum)| {
+    let points = sums.into_iter().filter_map(|((kernel, devices), sum)| {
         let time_s = sum.seconds / sum.instructions;
-        let spread = (sum.most / sum.least.max(1e-12) - 1.0).clamp(0.0, 1e6);
+        let spread = (sum.slowest / sum.fastest.max(1e-12) - 1.0).clamp(0.0, 1e6);
         (time_s > 1e-10).then_some(MeasuredPoint { kernel, devices, time_s, spread })
     });
-    made.collect()
+    points.collect()
 }
 
-/// How well what was measured repeats.
-pub fn repeatability(subjects: &[PlannedBenchmark], points: &[MeasuredPoint]) -> Repeatability {
-    let shares = subjects.iter().filter_map(PlannedBenchmark::best);
-    let share = |best: InstructionTimings| {
-        (best.undisturbed_step_s() / best.whole_step_s).clamp(0.0, UNDISTURBED_MAX)
+/// How well the measurements repeat.
+pub fn repeatability(benchmarks: &[PlannedBenchmark], points: &[MeasuredPoint]) -> Repeatability {
+    let undisturbed_share = |timings: InstructionTimings| {
+        (timings.undisturbed_step_s() / timings.whole_step_s).clamp(0.0, UNDISTURBED_MAX)
     };
-    let mut shares: Vec<f64> = shares.map(share).collect();
+    let timings = benchmarks.iter().filter_map(PlannedBenchmark::shortest);
+    let mut shares: Vec<f64> = timings.map(undisturbed_share).collect();
     shares.sort_by(f64::total_cmp);
     let undisturbed = shares.get(shares.len() / 2).copied().unwrap_or(1.0);
-    let rounds = subjects.iter().map(|subject| subject.rounds.len()).min().unwrap_or(1);
+    let rounds = benchmarks.iter().map(|planned| planned.rounds.len()).min().unwrap_or(1);
     Repeatability::from_points(points, rounds.try_into().unwrap_or(u32::MAX), undisturbed)
 }

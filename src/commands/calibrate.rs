@@ -12,12 +12,12 @@ use narrows_runtime::MeasurementEffort;
 use narrows_runtime::session::Session;
 
 use crate::args::{CalibrateArgs, CalibrateSettings, CalibrateTarget, Detail, OutputFormat};
+use crate::calibrate::benchmarks::{Benchmark, BenchmarkExtent, cpu_benchmarks, cpu_comparison};
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::compare::compare;
 use crate::calibrate::gpu::{self as gpu_calibration, GpuProcesses};
-use crate::calibrate::works::{Benchmark, BenchmarkExtent, to_compare, to_measure};
 use crate::calibrate::{DeviceSharing, MeasurementRounds, PlannedBenchmark, machine};
-use crate::calibrate::{points, repeatability, run as run_rounds};
+use crate::calibrate::{measured_points, repeatability, run_rounds};
 use crate::defaults::RequestDefaults;
 use crate::errors::{CommandResult, Failure, Problem};
 use crate::gpu;
@@ -52,16 +52,17 @@ pub fn run(args: &CalibrateArgs) -> CommandResult<()> {
 }
 
 fn on_processors(settings: &CalibrateSettings, threads: u64) -> CommandResult<()> {
-    let key = CachedProfileKey::of_processors(threads);
+    let key = CachedProfileKey::cpu(threads);
     check_output(settings, &key)?;
     let base = profile::preset(BASE).map_err(Failure::flags)?;
-    let measured = to_measure(settings.extent, settings.model.as_ref(), settings.devices, &base)?;
+    let measured =
+        cpu_benchmarks(settings.extent, settings.model.as_ref(), settings.devices, &base)?;
     let compared = match settings.compare {
-        true => to_compare(settings.extent, settings.devices, &base)?,
+        true => cpu_comparison(settings.extent, settings.devices, &base)?,
         false => vec![],
     };
     let (mut benchmarks, count) = plan_all(measured, compared);
-    measure(settings, &mut benchmarks, |benchmark| benchmark.on_processors(threads))?;
+    measure(settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads))?;
     let compared = benchmarks.split_off(count);
     let profile = fit_processors(threads, &command_line(settings), &benchmarks)?;
     deliver(settings, &key, profile, &benchmarks, &compared)
@@ -78,14 +79,14 @@ fn on_gpus(settings: &CalibrateSettings) -> CommandResult<()> {
         return Err(Failure::failed(vec![problem.hint(hint)]));
     };
     let description = gpu::description().unwrap_or_default();
-    let key = CachedProfileKey::of_gpus(&description, settings.devices);
+    let key = CachedProfileKey::gpus(&description, settings.devices);
     if process.is_none() {
         check_output(settings, &key)?;
     }
     let base = gpu_calibration::base(&gpu_model)?;
-    let selection = gpu_calibration::works::BenchmarkSelection {
-        amount: settings.extent,
-        also: settings.model.as_ref(),
+    let selection = gpu_calibration::benchmarks::BenchmarkSelection {
+        extent: settings.extent,
+        extra_model: settings.model.as_ref(),
         devices: settings.devices,
         global_batch: *global_batch,
         sequence_length: *sequence_length,
@@ -114,7 +115,7 @@ fn check_output(settings: &CalibrateSettings, key: &CachedProfileKey) -> Command
     match settings.output.as_deref() {
         Some(file) if output::is_stdout(file) => Ok(()),
         Some(file) => output::check_writable(Path::new(file)),
-        None => key.writable(settings.extent),
+        None => key.check_writable(settings.extent),
     }
 }
 
@@ -146,7 +147,7 @@ fn deliver(
 
 /// The cached profile of this machine, or one that is measured in a few seconds and cached where possible.
 pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandResult<Profile> {
-    let key = CachedProfileKey::of_processors(threads);
+    let key = CachedProfileKey::cpu(threads);
     if let Some(profile) = key.load() {
         return Ok(profile);
     }
@@ -166,9 +167,9 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
         format,
         detail: Detail::Summary,
     };
-    let measured = to_measure(settings.extent, None, settings.devices, &base)?;
+    let measured = cpu_benchmarks(settings.extent, None, settings.devices, &base)?;
     let (mut benchmarks, _) = plan_all(measured, vec![]);
-    measure(&settings, &mut benchmarks, |benchmark| benchmark.on_processors(threads))?;
+    measure(&settings, &mut benchmarks, |benchmark| benchmark.cpu_session(threads))?;
     let source = "a quick measurement by `narrows run`";
     let profile = fit_processors(threads, source, &benchmarks)?;
     match key.store(settings.extent, &profile) {
@@ -204,7 +205,7 @@ fn measure(
     };
     let progress = progress_bar(benchmarks.len() * rounds.rounds, settings);
     let result = run_rounds(benchmarks, rounds, open, |benchmark| {
-        progress.set_message(benchmark.work.name.clone());
+        progress.set_message(benchmark.benchmark.name.clone());
         progress.inc(1);
     });
     progress.finish_and_clear();
@@ -217,7 +218,7 @@ fn fit_processors(
     measured: &[PlannedBenchmark],
 ) -> CommandResult<Profile> {
     let machine = machine::describe(threads, source);
-    let points = points(measured, DeviceSharing::Shared);
+    let points = measured_points(measured, DeviceSharing::Shared);
     let repeatability = repeatability(measured, &points);
     fit_cpu_profile(&machine, points, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
@@ -230,9 +231,9 @@ fn fit_gpus(
     measured: &[PlannedBenchmark],
 ) -> CommandResult<Profile> {
     let machine = gpu_calibration::describe(gpu_model, settings.devices, &command_line(settings));
-    let points = points(measured, DeviceSharing::Whole);
+    let points = measured_points(measured, DeviceSharing::Separate);
     let repeatability = repeatability(measured, &points);
-    let steps = gpu_calibration::steps(measured, base);
+    let steps = gpu_calibration::measured_steps(measured, base);
     fit_gpu_profile(&machine, points, &steps, Some(repeatability))
         .map_err(|defects| Failure::file("the measurement", defects))
 }
@@ -272,7 +273,7 @@ fn write_profile(
     let Some(file) = &settings.output else {
         let stored = key.store(settings.extent, profile);
         let path = stored.map_err(|error| cache_failure(key.path(settings.extent), &error))?;
-        if let Some(preferred) = key.found().filter(|found| *found != path) {
+        if let Some(preferred) = key.existing_path().filter(|found| *found != path) {
             output::warn(&format!(
                 "{} is of a whole calibration, so `run` keeps predicting with it; this quick one is beside it. \
                  --output FILE writes elsewhere; without the whole one `run` takes the quick one",

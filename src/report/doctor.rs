@@ -119,7 +119,7 @@ impl DoctorReport {
                 cores: threads,
                 memory_bytes: total_memory().map(|bytes| bytes.0),
                 free_memory_bytes: available_memory().map(|bytes| bytes.0),
-                profile: CachedProfileKey::of_processors(threads).found(),
+                profile: CachedProfileKey::cpu(threads).existing_path(),
             },
             backends: BackendReports {
                 cpu: Availability { usable: true, because: vec![], hints: vec![] },

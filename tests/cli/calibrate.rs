@@ -224,7 +224,7 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_measured() {
     let mut homeless = narrows(LEAST);
     let assert = homeless.env_remove("XDG_CACHE_HOME").env_remove("HOME").assert().code(2);
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("neither a home nor a cache folder"), "{message}");
+    assert!(message.contains("neither XDG_CACHE_HOME nor HOME"), "{message}");
 }
 
 /// What was measured in seconds stands beside what was measured in minutes, which `run` prefers.

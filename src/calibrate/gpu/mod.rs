@@ -1,7 +1,7 @@
-//! GPUs that are measured, one a process: which they are, how all processes begin and end together, and what is
-//! made of their steps.
+//! The measurement of GPUs, one per process: their description, the processes that measure together, and the steps
+//! that executors are fitted to.
 
-pub mod works;
+pub mod benchmarks;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,15 +16,19 @@ use narrows_runtime::session::Session;
 use narrows_runtime::sha256;
 
 use super::PlannedBenchmark;
+use super::benchmarks::BenchmarkExtent;
 use super::cache::CachedProfileKey;
-use super::works::BenchmarkExtent;
 use crate::cluster::{self, LaunchedProcess};
 use crate::errors::{CommandResult, Failure};
 use crate::gpu;
 use crate::output;
 use crate::text::plural;
 
-/// What plans are searched on before anything is measured: the preset, with this GPU's memory.
+/// The profile that plans are searched with before anything is measured: the nearest preset, with the memory of this
+/// GPU.
+///
+/// # Errors
+/// A missing preset.
 pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
     let preset = profile::preset(gpu.nearest_preset().0).map_err(Failure::flags)?;
     let mut file = preset.file().clone();
@@ -32,120 +36,120 @@ pub fn base(gpu: &GpuModel) -> CommandResult<Profile> {
     Ok(file.resolve().unwrap_or(preset))
 }
 
-/// Everything a profile says of this machine.
+/// The description of these GPUs in a profile. `command` repeats the measurement.
 pub fn describe(gpu: GpuModel, devices: u64, command: &str) -> GpuMachine {
     let title = gpu::description().unwrap_or_else(|| gpu.name.clone());
     let name = gpu.name.trim_start_matches("NVIDIA ").to_ascii_lowercase();
     let legal = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name = format!("{}-measured", name.chars().map(legal).collect::<String>());
-    let together = plural(devices, "GPU");
+    let gpus = plural(devices, "GPU");
     GpuMachine {
         name,
         description: format!(
-            "{title}: {together}, as `narrows calibrate --backend cuda` measured; `device.provenance` says where peaks are from."
+            "{title}: {gpus}, measured by `narrows calibrate --backend cuda`; `device.provenance` has the source of the peaks."
         ),
-        source: format!("{command}, on {together}: {title}"),
+        source: format!("{command}, on {gpus}: {title}"),
         title,
         gpu,
         date: super::machine::today(),
     }
 }
 
-/// Steps of the plans on one device, as they really run. What each launches is what has a price.
-pub fn steps(subjects: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep> {
+/// Measured steps of the plans on one device. A kernel counts as a launch if it has a price.
+pub fn measured_steps(benchmarks: &[PlannedBenchmark], base: &Profile) -> Vec<MeasuredStep> {
     let mesh = Mesh { tensor: 1, pipeline: 1, data: 1 };
     let prices = Prices::new(base, Executor::Captured, &mesh);
-    let alone = subjects.iter().filter(|subject| subject.work.request.devices == 1);
-    let step = |subject: &PlannedBenchmark| {
-        let best = subject.best()?;
-        let all = kernels(subject.program.program());
-        let launched = all.iter().filter(|(kernel, _)| prices.kernel_time(kernel).0 > 0.0);
+    let one_device = benchmarks.iter().filter(|planned| planned.benchmark.request.devices == 1);
+    let step = |planned: &PlannedBenchmark| {
+        let shortest = planned.shortest()?;
+        let kernels = kernels(planned.program.program());
+        let launched = kernels.iter().filter(|(kernel, _)| prices.kernel_time(kernel).0 > 0.0);
         Some(MeasuredStep {
-            instructions_s: best.undisturbed_step_s(),
-            launches: launched.map(|(_, times)| times).sum(),
-            captured_s: best.whole_step_s,
-            eager_s: best.shortest_step_s,
+            instructions_s: shortest.undisturbed_step_s(),
+            launches: launched.map(|(_, count)| count).sum(),
+            captured_s: shortest.whole_step_s,
+            eager_s: shortest.shortest_step_s,
         })
     };
-    alone.filter_map(step).collect()
+    one_device.filter_map(step).collect()
 }
 
-/// The processes that measure together; this one alone, where there are no others.
+/// The processes that measure together.
 pub struct GpuProcesses {
-    launched: Option<LaunchedProcess>,
-    cluster: Option<Arc<TcpProcessGroup>>,
+    /// This process among several; `None` if it is the only one.
+    process: Option<LaunchedProcess>,
+    group: Option<Arc<TcpProcessGroup>>,
 }
 
 impl GpuProcesses {
-    /// Meets the others, who must mean the same.
+    /// Joins the process group. All processes must run the same benchmarks; `command` is compared too.
     ///
     /// # Errors
-    /// When one does not come, or means something else.
+    /// A process that does not join, or that was started for another measurement.
     pub fn join(
-        launched: Option<LaunchedProcess>,
-        subjects: &[PlannedBenchmark],
-        asked: &str,
+        process: Option<LaunchedProcess>,
+        benchmarks: &[PlannedBenchmark],
+        command: &str,
     ) -> CommandResult<GpuProcesses> {
-        let Some(of_many) = &launched else { return Ok(GpuProcesses { launched, cluster: None }) };
-        let launch = &of_many.launch;
+        let Some(launched) = &process else { return Ok(GpuProcesses { process, group: None }) };
+        let launch = &launched.launch;
         let others: Vec<u64> = (0..launch.world_size).filter(|rank| *rank != launch.rank).collect();
-        let joined = cluster::join(of_many, facts(subjects, asked), &others)?;
-        Ok(GpuProcesses { cluster: Some(joined), launched })
+        let group = cluster::join(launched, facts(benchmarks, command), &others)?;
+        Ok(GpuProcesses { group: Some(group), process })
     }
 
-    /// A session of a plan for all devices, or for one: then each process has one of its own.
+    /// Opens a session of a plan for all devices, or for one, of which each process has its own.
     ///
     /// # Errors
-    /// When it cannot be executed.
-    pub fn open(&self, subject: &PlannedBenchmark) -> CommandResult<Session> {
-        let cluster = self.cluster.clone().filter(|_| subject.work.request.devices > 1);
-        let options = gpu::session_options(self.launched.as_ref(), false);
-        let (model, program) = (&subject.work.request.model, subject.program.clone());
-        let opened = narrows_cuda::session(
-            model,
-            program,
-            &options,
-            cluster.map(|cluster| cluster as Arc<dyn ProcessGroup>),
-            &mut |text| output::warn(text),
+    /// A program that cannot be executed on the GPU.
+    pub fn open(&self, planned: &PlannedBenchmark) -> CommandResult<Session> {
+        let request = &planned.benchmark.request;
+        let group = self.group.clone().filter(|_| request.devices > 1);
+        let session = narrows_cuda::session(
+            &request.model,
+            planned.program.clone(),
+            &gpu::session_options(self.process.as_ref(), false),
+            group.map(|group| group as Arc<dyn ProcessGroup>),
+            &mut |warning| output::warn(warning),
         );
-        opened.map_err(|error| Failure::execution(&error))
+        session.map_err(|error| Failure::execution(&error))
     }
 
-    /// Parts from the others, or tells them why nothing comes of it.
+    /// Leaves the process group with the outcome of this process; a failure is sent to the others.
     ///
     /// # Errors
-    /// That of this process, or that another failed.
-    pub fn leave(&self, done: CommandResult<()>) -> CommandResult<()> {
-        match (&self.cluster, &self.launched) {
-            (Some(group), Some(launched)) => cluster::leave(group, done, &launched.label()),
-            _ => done,
+    /// The failure of this process, or of another.
+    pub fn leave(&self, outcome: CommandResult<()>) -> CommandResult<()> {
+        match (&self.group, &self.process) {
+            (Some(group), Some(process)) => cluster::leave(group, outcome, &process.label()),
+            _ => outcome,
         }
     }
 }
 
-/// What must be the same for all processes.
-fn facts(subjects: &[PlannedBenchmark], asked: &str) -> Vec<RunFact> {
-    let plans = subjects.iter().map(|subject| format!("{:?}", subject.program.program()));
+/// Facts that must be equal in all processes.
+fn facts(benchmarks: &[PlannedBenchmark], command: &str) -> Vec<RunFact> {
+    let plans = benchmarks.iter().map(|planned| format!("{:?}", planned.program.program()));
     let plans: String = plans.collect();
-    let fact = |what: &str, value: String| RunFact { name: what.into(), value };
+    let fact = |name: &str, value: String| RunFact { name: name.into(), value };
     vec![
         fact("version", env!("CARGO_PKG_VERSION").into()),
-        fact("calibration", asked.into()),
+        fact("calibration", command.into()),
         fact("GPU, driver and libraries", gpu::description().unwrap_or_default()),
         fact("plans", hex::encode(sha256(plans.as_bytes()))),
     ]
 }
 
-/// The most GPUs that are measured together, as far as anybody looks for what was kept of them.
-const TOGETHER_MAX: u64 = 64;
+/// Largest number of GPUs for which a cached profile is looked up.
+const CACHED_DEVICES_MAX: u64 = 64;
 
-/// What is kept of this machine's GPUs, for so many of them: the profile of as many or of a few more, which has
-/// their links, then that of fewer; and what was measured wholly before what was measured in seconds.
+/// The cached profile of this machine's GPUs that suits a number of devices best: whole measurements before quick
+/// ones, and among these as many devices or the next larger number, whose links are measured too, before fewer.
 pub fn cached_profile(devices: u64) -> Option<PathBuf> {
     let title = gpu::description()?;
-    let counts = (devices..=TOGETHER_MAX.max(devices)).chain((1..devices).rev());
-    let kept: Vec<CachedProfileKey> =
-        counts.map(|count| CachedProfileKey::of_gpus(&title, count)).collect();
-    let paths = |amount| kept.iter().filter_map(move |kept| kept.path(amount));
+    let counts = (devices..=CACHED_DEVICES_MAX.max(devices)).chain((1..devices).rev());
+    let keys: Vec<CachedProfileKey> =
+        counts.map(|count| CachedProfileKey::gpus(&title, count)).collect();
+    let paths = |extent| keys.iter().filter_map(move |key| key.path(extent));
     paths(BenchmarkExtent::Whole).chain(paths(BenchmarkExtent::Quick)).find(|path| path.exists())
 }

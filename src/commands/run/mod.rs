@@ -123,9 +123,11 @@ fn warn_of_other_machine(profile: &Profile, task: &RunTask, devices: u64) {
     let RunTask::Train(training) = task else { return };
     let warning = match training.target {
         ExecutionTarget::Processors if training.process.is_none() => {
-            machine::other(profile, threads_of_all(training, devices))
+            machine::other_machine_warning(profile, threads_of_all(training, devices))
         }
-        ExecutionTarget::Gpus { .. } if training.is_leader() => machine::other_gpus(profile),
+        ExecutionTarget::Gpus { .. } if training.is_leader() => {
+            machine::other_gpus_warning(profile)
+        }
         _ => None,
     };
     if let Some(warning) = warning {
