@@ -110,6 +110,7 @@ const EXPECTED_ROWS: [(&str, &[&str]); 6] = [
 ];
 
 #[test]
+#[ignore = "second level: runs the whole bench, calibration and training included"]
 fn with_stand_ins_every_part_has_its_rows() {
     if !can_run_scripts() {
         return;

@@ -1,28 +1,38 @@
-//! `narrows calibrate`: what it writes can be used, and what it cannot do it says.
+//! `narrows calibrate` on processors.
 
 use std::fs;
+use std::sync::LazyLock;
 
 use serde_json::Value;
 
 use super::{json, narrows, refusal, stdout};
 
-/// One plan on one device: as little as can be measured.
+/// The smallest measurement: plans on one device.
 const LEAST: &str = "calibrate --quick --threads 1 --devices 1";
 
-#[test]
-fn what_is_measured_is_a_profile_that_plans() {
+/// The answer of [`LEAST`] and the text of its profile, measured once for the tests that only read them.
+static MEASURED: LazyLock<(Value, String)> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
-    let found = json(&format!("{LEAST} --output {file}"));
-    assert_eq!(found["output"], file);
+    let answer = json(&format!("{LEAST} --output {file}"));
+    assert_eq!(answer["output"], file);
+    (answer, fs::read_to_string(&path).unwrap())
+});
+
+#[test]
+fn a_measured_profile_is_valid_and_plans() {
+    let (found, text) = &*MEASURED;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("here.json");
+    let file = path.to_str().unwrap();
+    fs::write(&path, text).unwrap();
     let coverage = found["coverage"].as_array().unwrap();
     let measured = |index: usize| coverage[index]["measured"].as_u64().unwrap();
     assert!(measured(0) > 10 && measured(1) >= 2 && measured(2) > 10, "{coverage:?}");
     assert_eq!(measured(3), 0, "one device has no collectives");
 
-    let text = fs::read_to_string(&path).unwrap();
-    let profile: Value = serde_json::from_str(&text).unwrap();
+    let profile: Value = serde_json::from_str(text).unwrap();
     let schema: Value = serde_json::from_str(&stdout("schema profile")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
     let errors: Vec<String> = validator.iter_errors(&profile).map(|e| e.to_string()).collect();
@@ -33,7 +43,7 @@ fn what_is_measured_is_a_profile_that_plans() {
         assert!(provenance["source"].as_str().unwrap().contains("narrows calibrate --quick"));
     }
     assert_eq!(profile["links"]["intra_node"]["provenance"]["kind"], "assumed");
-    // What was computed from measurements is not one, and what nobody measured is named.
+    // Values computed from measurements are derived, and unmeasured parts are named.
     let gap = &profile["executors"]["captured"]["provenance"];
     assert_eq!(gap["kind"], "derived");
     assert!(gap["source"].as_str().unwrap().contains("half of the shortest fused op"), "{gap}");
@@ -51,19 +61,19 @@ fn what_is_measured_is_a_profile_that_plans() {
         assert_eq!(&repeats[key], kept);
     }
     assert_eq!(repeats["rounds"], 2);
-    // Every group of numbers says where it comes from, and is told.
+    // The answer has the provenance of every group of numbers.
     let mut groups = vec![];
     groups_with_provenance(&profile, "", &mut groups);
-    let told = found["provenance"].as_array().unwrap().iter().map(|one| &one["field"]);
-    assert_eq!(told.collect::<Vec<_>>(), groups.iter().collect::<Vec<_>>());
-    // What presets need, its own model wholly and one of 40 billion parameters hardly.
-    let needed = |model: &str| {
+    let reported = found["provenance"].as_array().unwrap().iter().map(|group| &group["field"]);
+    assert_eq!(reported.collect::<Vec<_>>(), groups.iter().collect::<Vec<_>>());
+    // The measured model is covered, and one of 40 billion parameters is not.
+    let coverage = |model: &str| {
         let presets = found["presets"].as_array().unwrap();
         presets.iter().find(|one| one["model"] == model).unwrap().clone()
     };
-    let tiny = needed("cola-tiny");
+    let tiny = coverage("cola-tiny");
     assert!(tiny["measured_share"].as_f64().unwrap() > 0.9, "{tiny}");
-    assert!(needed("llama-40b")["measured_share"].as_f64().unwrap() < 0.5);
+    assert!(coverage("llama-40b")["measured_share"].as_f64().unwrap() < 0.5);
 
     let small = "--model cola-tiny --global-batch 2 --sequence-length 16";
     let planned = json(&format!("plan {small} --hardware {file}"));
@@ -84,9 +94,9 @@ fn groups_with_provenance(value: &Value, path: &str, found: &mut Vec<Value>) {
     }
 }
 
-/// The closed loop in small: three groups of plans, two plans each on one device.
+/// The smallest closed loop: three groups of two plans on one device.
 #[test]
-fn what_was_compared_is_the_interval_of_the_next_step() {
+fn a_comparison_gives_the_interval_of_the_next_step() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
@@ -118,18 +128,17 @@ fn what_was_compared_is_the_interval_of_the_next_step() {
     assert!((half / expected - 1.0).abs() < 0.25, "{half} {expected}");
 }
 
-/// A profile of a busy machine says so wherever it is used, and one of another machine where it is run.
+/// Plans and runs warn of a profile that was measured on a busy machine, runs of one of another machine.
 #[test]
-fn busy_and_other_machines_are_warned_of() {
+fn profiles_of_busy_and_other_machines_are_warned_of() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("here.json");
     let file = path.to_str().unwrap();
-    json(&format!("{LEAST} --output {file}"));
-    let mut profile: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let mut profile: Value = serde_json::from_str(&MEASURED.1).unwrap();
     let small = "--model cola-tiny --global-batch 2 --sequence-length 16";
     let run = format!("run {small} --hardware {file} --threads 1 --steps 1");
     let plan = format!("plan {small} --hardware {file}");
-    let mut told = |undisturbed: f64, machine: Option<&str>, line: &str| {
+    let mut warnings = |undisturbed: f64, machine: Option<&str>, line: &str| {
         let repeatability = &mut profile["measured"]["repeatability"];
         repeatability["undisturbed"] = undisturbed.into();
         repeatability["rounds_apart_median"] = 0.0.into();
@@ -142,21 +151,21 @@ fn busy_and_other_machines_are_warned_of() {
     };
     let (busy, other) = ("was measured on a busy machine", "was measured on another machine");
     for line in [&plan, &run] {
-        let message = told(1.0, None, line);
+        let message = warnings(1.0, None, line);
         assert!(!message.contains(busy) && !message.contains(other), "{line}: {message}");
-        assert_eq!(told(0.4, None, line).matches(busy).count(), 1, "{line}");
+        assert_eq!(warnings(0.4, None, line).matches(busy).count(), 1, "{line}");
     }
-    let threads = told(1.0, None, &run.replace("--threads 1", "--threads 2"));
+    let threads = warnings(1.0, None, &run.replace("--threads 1", "--threads 2"));
     assert!(cores() < 2 || threads.contains(other), "{threads}");
-    assert!(told(1.0, Some("an abacus, 1 thread"), &run).contains(other));
-    assert!(!told(1.0, None, &plan).contains(other), "plans may be for any machine");
-    told(0.4, None, &plan);
+    assert!(warnings(1.0, Some("an abacus, 1 thread"), &run).contains(other));
+    assert!(!warnings(1.0, None, &plan).contains(other), "plans may be for any machine");
+    warnings(0.4, None, &plan);
     assert!(json(&plan)["prediction"]["warning"].as_str().unwrap().contains(busy));
 }
 
-/// A name in a plan does not say of which machine: the fingerprint does.
+/// Measured profiles share a name, so a plan identifies its profile by fingerprint.
 #[test]
-fn a_plan_of_another_measurement_is_repriced_with_a_word() {
+fn repricing_a_plan_of_another_measurement_warns() {
     let folder = tempfile::tempdir().unwrap();
     let (path, plan) = (folder.path().join("there.json"), folder.path().join("plan.json"));
     let here = |line: &str| {
@@ -190,7 +199,7 @@ fn cores() -> usize {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_before_anything_is_measured() {
+fn bad_flags_fail_before_the_measurement() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path().display();
     for (arguments, part) in [
@@ -210,16 +219,14 @@ fn what_cannot_be_done_is_said_before_anything_is_measured() {
     }
 }
 
-/// What takes minutes is not thrown away in the end.
 #[test]
-fn a_cache_that_cannot_be_written_is_found_before_anything_is_measured() {
+fn an_unwritable_cache_fails_before_the_measurement() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
     let assert = narrows(LEAST).env("XDG_CACHE_HOME", &file).assert().code(2);
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
     assert!(message.contains("file/narrows: cannot be written"), "{message}");
-    // Only who has not measured yet can write elsewhere.
     assert!(message.contains("--output FILE"), "{message}");
     let mut homeless = narrows(LEAST);
     let assert = homeless.env_remove("XDG_CACHE_HOME").env_remove("HOME").assert().code(2);
@@ -227,9 +234,9 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_measured() {
     assert!(message.contains("neither XDG_CACHE_HOME nor HOME"), "{message}");
 }
 
-/// What was measured in seconds stands beside what was measured in minutes, which `run` prefers.
+/// A quick profile is cached beside the whole one, which `run` prefers.
 #[test]
-fn a_quick_calibration_leaves_a_whole_one() {
+fn a_quick_calibration_leaves_the_whole_profile() {
     let folder = tempfile::tempdir().unwrap();
     let measure = |flags: &str| {
         let mut command = narrows(&format!("{LEAST} --format json {flags}"));
@@ -256,7 +263,7 @@ fn a_quick_calibration_leaves_a_whole_one() {
 }
 
 #[test]
-fn a_run_keeps_what_it_measured_where_it_can() {
+fn a_run_caches_its_measurement_if_it_can() {
     let folder = tempfile::tempdir().unwrap();
     let line = "run --global-batch 2 --sequence-length 16 --threads 1 --steps 1";
     let run = |cache: &std::path::Path| {

@@ -1,23 +1,61 @@
-//! `narrows calibrate --backend cuda`, on the stand-ins of CUDA's libraries: every instruction of every device is
-//! measured, and what is written is a profile. What times the stand-ins make up means nothing.
+//! `narrows calibrate --backend cuda` on the fake CUDA libraries: every instruction of every device is measured, and
+//! the result is a valid profile. The times themselves mean nothing.
 #![cfg(unix)]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::cluster::{Processes, done, ends, said};
-use super::cuda::{alone, environment, libraries};
+use super::cuda::{environment, libraries};
 use super::{json, narrows, stdout};
 
-/// As little as can be measured.
+/// The smallest measurement.
 const LEAST: &str = "calibrate --backend cuda --quick --global-batch 2 --sequence-length 16";
 
-/// Which small steps plans are made for afterwards.
+/// A small step for plans on the measured profile.
 const SMALL: &str = "--model cola-tiny --global-batch 2 --sequence-length 16";
 
-fn is_a_profile(path: &Path) -> Value {
+/// A fake GPU that was measured by [`LEAST`].
+struct MeasuredGpu {
+    run: Processes,
+    libraries: PathBuf,
+    /// The JSON answer of the calibration.
+    answer: Value,
+}
+
+impl MeasuredGpu {
+    /// `None`, with a printed reason, without the fake CUDA libraries.
+    fn measure() -> Option<MeasuredGpu> {
+        let (libraries, run) = (libraries()?, Processes::new(1));
+        let [answer, _] = on_gpu(&libraries, &run, "cache", &format!("{LEAST} --format json"));
+        let answer = serde_json::from_str(&answer).unwrap();
+        Some(MeasuredGpu { run, libraries, answer })
+    }
+
+    /// The file of the profile in the cache.
+    fn profile(&self) -> &Path {
+        Path::new(self.answer["output"].as_str().unwrap())
+    }
+
+    /// Standard output and standard error of a command that finds the profile in its cache.
+    fn narrows(&self, line: &str) -> [String; 2] {
+        on_gpu(&self.libraries, &self.run, "cache", line)
+    }
+}
+
+/// Standard output and standard error of a command on one fake GPU, with a cache folder of this name.
+fn on_gpu(libraries: &Path, run: &Processes, cache: &str, line: &str) -> [String; 2] {
+    let mut command = narrows(line);
+    command.envs(environment(libraries, run, 1)).env("XDG_CACHE_HOME", run.at(cache));
+    let output = command.assert().success();
+    let output = output.get_output();
+    [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap())
+}
+
+/// Reads a profile and checks it against the schema, and the sources of its parts.
+fn valid_profile(path: &Path) -> Value {
     let profile: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
     let schema: Value = serde_json::from_str(&stdout("schema profile")).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
@@ -25,7 +63,7 @@ fn is_a_profile(path: &Path) -> Value {
     assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(profile["precision"], "mixed-bf16");
     let measured = &profile["measured"];
-    assert!(measured.get("threads").is_none(), "GPUs share nothing");
+    assert!(measured.get("threads").is_none(), "GPUs share no threads");
     assert!(measured["machine"].as_str().unwrap().contains("driver"), "{}", measured["machine"]);
     for group in ["gemm", "attention", "passes", "measured"] {
         let provenance = &profile[group]["provenance"];
@@ -33,7 +71,7 @@ fn is_a_profile(path: &Path) -> Value {
         let source = provenance["source"].as_str().unwrap();
         assert!(source.contains("narrows calibrate --quick --backend cuda"), "{source}");
     }
-    // Nobody measured what lies between launches, and no preset is of a stand-in.
+    // Launch gaps are derived, and no preset is of a fake GPU.
     for executor in ["captured", "eager"] {
         let provenance = &profile["executors"][executor]["provenance"];
         assert_eq!(provenance["kind"], "derived");
@@ -43,7 +81,7 @@ fn is_a_profile(path: &Path) -> Value {
     profile
 }
 
-/// Kinds of kernels among what was measured on a mesh of so many devices.
+/// Kinds of the kernels that were measured on a number of devices.
 fn kinds(profile: &Value, devices: u64) -> Vec<String> {
     let points = profile["measured"]["points"].as_array().unwrap();
     let of = |point: &Value| {
@@ -56,67 +94,64 @@ fn kinds(profile: &Value, devices: u64) -> Vec<String> {
     kinds
 }
 
-/// One GPU: the profile is kept, doctor finds it, and runs predict with it.
 #[test]
-fn a_gpu_is_measured_and_runs_predict_with_it() {
-    let Some(libraries) = libraries() else { return };
-    let run = Processes::new(1);
-    let cache = run.at("cache");
-    let here = |line: &str| {
-        let mut command = narrows(line);
-        command.envs(environment(&libraries, &run, 1)).env("XDG_CACHE_HOME", &cache);
-        let output = command.assert().success();
-        let output = output.get_output();
-        [&output.stdout, &output.stderr].map(|text| String::from_utf8(text.clone()).unwrap())
-    };
+fn a_gpu_is_measured() {
+    let Some(measured) = MeasuredGpu::measure() else { return };
+    runs_predict_with_the_cached_profile(&measured);
+    runs_warn_of_a_profile_of_other_gpus(&measured);
+}
+
+/// The profile is cached, doctor finds it, and runs predict with it.
+fn runs_predict_with_the_cached_profile(measured: &MeasuredGpu) {
     let small = format!("run --backend cuda {SMALL} --steps 1");
-    let [_, said] = here(&small);
-    assert!(said.contains("Predicting with the preset `"), "{said}");
-    assert!(said.contains("narrows calibrate --backend cuda"), "{said}");
-    let [doctor, _] = here("doctor");
+    let unmeasured = |line| on_gpu(&measured.libraries, &measured.run, "unmeasured", line);
+    let [_, messages] = unmeasured(&small);
+    assert!(messages.contains("Predicting with the preset `"), "{messages}");
+    assert!(messages.contains("narrows calibrate --backend cuda"), "{messages}");
+    let [doctor, _] = unmeasured("doctor");
     assert!(doctor.contains("not measured yet: `narrows calibrate --backend cuda`"), "{doctor}");
 
-    let [found, _] = here(&format!("{LEAST} --format json"));
-    let found: Value = serde_json::from_str(&found).unwrap();
-    let path = Path::new(found["output"].as_str().unwrap());
-    assert!(path.starts_with(&cache) && path.to_str().unwrap().ends_with("-quick.json"));
-    let profile = is_a_profile(path);
+    let path = measured.profile();
+    assert!(path.starts_with(measured.run.at("cache")));
+    assert!(path.to_str().unwrap().ends_with("-quick.json"));
+    let profile = valid_profile(path);
     assert_eq!(kinds(&profile, 1), ["attention", "gemm", "pass"]);
     assert_ne!(profile["links"]["intra_node"]["provenance"]["kind"], "measured");
 
-    let [doctor, _] = here("doctor --format json");
+    let [doctor, _] = measured.narrows("doctor --format json");
     let doctor: Value = serde_json::from_str(&doctor).unwrap();
-    assert_eq!(doctor["gpus"]["profile"], found["output"]);
-    let plan = run.at("plan.json");
-    let [answer, said] = here(&format!("{small} --output {} --format json", plan.display()));
-    assert!(!said.contains("Predicting with"), "{said}");
+    assert_eq!(doctor["gpus"]["profile"], measured.answer["output"]);
+    let plan = measured.run.at("plan.json");
+    let line = format!("{small} --output {} --format json", plan.display());
+    let [answer, messages] = measured.narrows(&line);
+    assert!(!messages.contains("Predicting with"), "{messages}");
     let planned: Value = serde_json::from_str(&fs::read_to_string(&plan).unwrap()).unwrap();
     assert_eq!(planned["hardware"]["name"], profile["name"]);
-    let file = path.display();
-    let priced = json(&format!("plan {SMALL} --hardware {file}"));
+    let priced = json(&format!("plan {SMALL} --hardware {}", path.display()));
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!(priced["prediction"]["step_time_s"], answer["prediction"]["step_time_s"]);
-    // The plan names what is kept, and is priced with it: no word of another.
-    let [_, said] = here(&format!("cost {}", plan.display()));
-    assert!(!said.contains("was made for"), "{said}");
+    // The plan names the cached profile and is priced with it, without a warning.
+    let [_, messages] = measured.narrows(&format!("cost {}", plan.display()));
+    assert!(!messages.contains("was made for"), "{messages}");
 }
 
-/// Two processes, a GPU each: collectives and transfers are measured too, and the first writes and speaks.
+/// Two processes with a GPU each: collectives and transfers are measured too, and the first process writes and prints.
 #[test]
+#[ignore = "second level: measures ten plans in two processes"]
 fn gpus_are_measured_together() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
     let path = run.at("profile.json");
     let arguments = format!("{LEAST} --output {} --format json", path.display());
     let begin = |rank| {
-        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
-        run.start(rank, &arguments, told)
+        let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        run.start(rank, &arguments, environment)
     };
     let outputs = done((0..2).map(begin).collect());
     assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
     let found: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
     assert_eq!(found["output"].as_str(), path.to_str());
-    let profile = is_a_profile(&path);
+    let profile = valid_profile(&path);
     assert_eq!(kinds(&profile, 1), ["attention", "gemm", "pass"]);
     assert_eq!(kinds(&profile, 2), ["collective", "transfer"]);
     assert_eq!(profile["links"]["intra_node"]["provenance"]["kind"], "measured");
@@ -127,14 +162,14 @@ fn gpus_are_measured_together() {
     assert!(planned["prediction"]["step_time_s"].as_f64().unwrap() > 0.0);
 }
 
-/// Nobody measures for nothing, and nobody waits for who cannot.
+/// Processes that cannot complete a measurement end before it, all of them.
 #[test]
-fn processes_that_cannot_end_together() {
+fn processes_that_cannot_measure_together_end() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
     let start = |rank: usize, arguments: &str| {
-        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
-        run.start(rank, arguments, told)
+        let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        run.start(rank, arguments, environment)
     };
     let nowhere = format!("{LEAST} --output {}/missing/p.json", run.at("").display());
     let outputs = ends(vec![start(0, &nowhere), start(1, &nowhere)]);
@@ -150,7 +185,6 @@ fn processes_that_cannot_end_together() {
     }
 }
 
-/// A machine without GPUs says so, as a run does.
 #[test]
 fn without_a_gpu_nothing_is_measured() {
     let doctor: Value = serde_json::from_str(&stdout("doctor --format json")).unwrap();
@@ -164,22 +198,16 @@ fn without_a_gpu_nothing_is_measured() {
     assert!(message.starts_with("error: ") && message.contains("narrows doctor"), "{message}");
 }
 
-/// A profile of GPUs says so where it is run on others.
-#[test]
-fn other_gpus_are_warned_of() {
-    let Some(libraries) = libraries() else { return };
-    let run = Processes::new(1);
-    let path = run.at("profile.json");
-    alone(&libraries, &run, &format!("{LEAST} --output {}", path.display()));
-    let warned = || {
-        let line = format!("run --backend cuda {SMALL} --steps 1 --hardware {}", path.display());
-        let output = narrows(&line).envs(environment(&libraries, &run, 1)).assert().success();
-        let said = String::from_utf8(output.get_output().stderr.clone()).unwrap();
-        said.contains("was measured on other GPUs")
+fn runs_warn_of_a_profile_of_other_gpus(measured: &MeasuredGpu) {
+    let is_warned_of = |profile: &Path| {
+        let line = format!("run --backend cuda {SMALL} --steps 1 --hardware {}", profile.display());
+        let [_, messages] = on_gpu(&measured.libraries, &measured.run, "other", &line);
+        messages.contains("was measured on other GPUs")
     };
-    assert!(!warned());
-    let mut profile = is_a_profile(&path);
+    assert!(!is_warned_of(measured.profile()));
+    let mut profile = valid_profile(measured.profile());
     profile["measured"]["machine"] = "an abacus, driver 13.0".into();
+    let path = measured.run.at("other.json");
     fs::write(&path, profile.to_string()).unwrap();
-    assert!(warned());
+    assert!(is_warned_of(&path));
 }

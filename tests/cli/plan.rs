@@ -81,7 +81,7 @@ fn volumes_of_unlike_linears() {
 }
 
 #[test]
-fn a_baseline_without_a_tensor_axis_is_told_to_be_none() {
+fn a_baseline_without_a_tensor_axis_is_warned_of() {
     let warning = |flags: &str| {
         let command = super::narrows(&format!("plan --model cola-tiny {flags}")).assert().success();
         String::from_utf8(command.get_output().stderr.clone()).expect("UTF-8")
@@ -112,7 +112,7 @@ fn every_strategy_is_planned_and_auto_is_no_slower() {
 }
 
 #[test]
-fn fullrank_tp_of_a_low_rank_model_names_the_dense_twin() {
+fn fullrank_tp_of_a_low_rank_model_hints_at_the_dense_counterpart() {
     let message = refusal("plan --model cola-7b --strategy fullrank-tp", 2);
     assert!(message.contains("--model llama-7b"), "{message}");
     let message = refusal("plan --model models/mixed-ranks.json --strategy fullrank-tp", 2);
@@ -161,7 +161,7 @@ fn json_has_every_key_that_scripts_rely_on() {
 }
 
 #[test]
-fn shapes_that_nobody_measured_are_named_in_a_handful_of_lines() {
+fn a_summary_lists_the_unmeasured_kernels_with_the_largest_share() {
     let text = stdout("plan --model cola-1b --devices 4");
     let (_, named) = text.split_once("nearest measured\n").expect("a table");
     let table: Vec<&str> = named.lines().skip(1).take_while(|line| !line.is_empty()).collect();
@@ -189,7 +189,7 @@ fn decisions_follow_the_schema() {
 }
 
 #[test]
-fn what_is_fixed_is_kept() {
+fn fixed_decisions_are_kept() {
     let flags = "--tensor 2 --pipeline 2 --data-parallel 2 --micro-batch 1 --zero 1 --recompute none \
         --norm sync --grouping off --weights sharded --executor eager --objective step-time \
         --time-limit 60";
@@ -205,10 +205,10 @@ fn what_is_fixed_is_kept() {
 }
 
 #[test]
-fn nothing_that_fits_ends_with_one_and_says_why() {
-    let arguments = "plan --model llama-7b --devices 4 --memory-limit 1GiB";
+fn an_infeasible_request_exits_with_1_and_its_causes() {
+    let arguments = "plan --model llama-350m --devices 4 --memory-limit 128MiB";
     let message = refusal(arguments, 1);
-    for part in ["no plan exists for llama-7b", "because", "1.0 GiB", "hint: --memory-limit"] {
+    for part in ["no plan exists for llama-350m", "because", "128.0 MiB", "hint: --memory-limit"] {
         assert!(message.contains(part), "{message}");
     }
     let output = super::narrows(&format!("{arguments} --format json")).assert().code(1);
@@ -231,7 +231,7 @@ fn a_memory_limit_is_kept() {
 }
 
 #[test]
-fn explain_compares_with_baselines_and_the_twin() {
+fn explain_compares_with_baselines_and_the_dense_counterpart() {
     let answer = json("explain --model cola-1b --devices 4 --global-batch 4");
     let names: Vec<&str> = answer["alternatives"]
         .as_array()
@@ -287,8 +287,8 @@ fn flags_that_mean_nothing_are_refused_or_named() {
 
 /// A hint says what is not so already, and what cannot be split has a name.
 #[test]
-fn hints_would_change_something() {
-    let tight = "plan --model llama-7b --devices 4 --memory-limit 1GiB";
+fn hints_name_what_would_help() {
+    let tight = "plan --model llama-350m --devices 4 --memory-limit 128MiB";
     let message = refusal(&format!("{tight} --micro-batch 1"), 1);
     assert!(message.contains("hint: more devices\n"), "{message}");
     let message = refusal(&format!("{tight} --micro-batch 2 --global-batch 8 --recompute none"), 1);
