@@ -1,9 +1,9 @@
-//! Every command in README.md runs, and prints what README.md says it prints.
+//! Every command in README.md runs and prints the output shown there.
 //!
-//! A `sh` block holds commands; a `console` block holds commands after `$ ` and their output. In an
-//! expected line `…` stands for any text, as the first line for what comes before, and as the last
-//! for the rest. A command that ends in `# exits with 1` must. After a change that is meant, `NARROWS_BLESS=1 cargo test --test readme`
-//! writes the new output into README.md.
+//! A `sh` block contains commands; a `console` block contains commands after `$ ` and their output. In an expected line
+//! `…` stands for any text; as the first line it stands for all lines before the shown ones, as the last for all after
+//! them. A command that ends in `# exits with 1` must. After a deliberate change,
+//! `NARROWS_BLESS=1 cargo test --test readme` writes the new output into README.md.
 
 use std::path::Path;
 use std::process::Command;
@@ -22,7 +22,7 @@ struct Example {
 }
 
 #[test]
-fn every_command_does_what_the_readme_says() {
+fn commands_of_the_readme_print_the_shown_output() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(root.join("README.md")).expect("README.md");
     let examples = examples(&document);
@@ -92,7 +92,7 @@ fn program(example: &Example) -> Option<Vec<&str>> {
             assert!(Path::new(&file).exists(), "there is no example `{name}`");
             None
         }
-        _ => panic!("README.md has a command that no test knows: {line}"),
+        _ => panic!("README.md has an unknown command: {line}"),
     }
 }
 
@@ -100,7 +100,7 @@ fn split_comment(line: &str) -> (&str, &str) {
     line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()))
 }
 
-/// What a command printed, standard output first.
+/// The output of a command, standard output first; `None` for commands that are not of the program.
 fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
     let arguments = program(example)?;
     let output = Command::new(env!("CARGO_BIN_EXE_narrows"))
@@ -116,12 +116,12 @@ fn run(example: &Example, folder: &Path) -> Option<Vec<String>> {
     let expected =
         comment.strip_prefix("exits with ").map_or(0, |code| code.parse().expect("a code"));
     assert_eq!(output.status.code(), Some(expected), "$ {}\n{printed}", example.line);
-    // What else this machine does while it is measured is not the document's.
-    let said = printed.lines().filter(|line| !line.contains("was measured on a busy machine"));
-    Some(said.map(|line| line.trim_end().to_string()).collect())
+    // The machine may be busy while it is measured.
+    let lines = printed.lines().filter(|line| !line.contains("was measured on a busy machine"));
+    Some(lines.map(|line| line.trim_end().to_string()).collect())
 }
 
-/// The lines that are compared, of what is expected and of what was printed.
+/// The compared lines of the expected and of the printed output.
 fn parts<'a>(expected: &'a [String], printed: &'a [String]) -> (&'a [String], &'a [String]) {
     let any = |line: Option<&String>| line.is_some_and(|line| line == ANY);
     if any(expected.last()) {
@@ -158,8 +158,7 @@ fn line_matches(expected: &str, printed: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// What README.md shows of an output: as many lines as before, those that still match as they are,
-/// and no wall time.
+/// New lines for README.md: as many as before, unchanged where they still match, and without wall times.
 fn shown(expected: &[String], printed: &[String]) -> Vec<String> {
     let cut = |line: Option<&String>| line.filter(|line| *line == ANY).cloned();
     let (kept, compared) = parts(expected, printed);
@@ -190,7 +189,7 @@ fn copy_files(from: &Path, to: &Path) {
 }
 
 #[test]
-fn any_text_matches_any_text() {
+fn an_ellipsis_matches_any_text() {
     assert!(line_matches("in … ms", "in 3.2 ms") && !line_matches("in … ms", "in 3.2 s"));
     assert!(line_matches("same", "same") && !line_matches("same", "same and more"));
     let lines = |text: &str| text.lines().map(str::to_string).collect::<Vec<_>>();

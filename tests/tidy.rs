@@ -1,12 +1,12 @@
-//! What the compiler does not see: the direction of dependencies, the size of files, and words and
-//! links that do not belong.
+//! Rules that the compiler does not check: the direction of dependencies, the size of files, unfinished work, local
+//! paths, and links in documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What each crate may depend on within the workspace; its tests may use any crate.
+/// Workspace dependencies that each crate may have; tests may use any crate.
 const GRAPH: &[(&str, &[&str])] = &[
     ("narrows-plan", &[]),
     ("narrows-profiles", &[]),
@@ -39,7 +39,7 @@ const GRAPH: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// A longer Rust file needs a reason to be one file,
+/// Maximum lines of a Rust file; a longer one needs a reason.
 const LINES_MAX: usize = 700;
 
 fn root() -> &'static Path {
@@ -78,7 +78,7 @@ fn crates_depend_in_one_direction() {
 }
 
 #[test]
-fn files_are_rooms_not_halls() {
+fn no_rust_file_is_too_long() {
     let long: Vec<String> = files()
         .into_iter()
         .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
@@ -86,14 +86,14 @@ fn files_are_rooms_not_halls() {
         .filter(|(lines, _)| *lines > LINES_MAX)
         .map(|(lines, path)| format!("{} has {lines} lines", shown(&path)))
         .collect();
-    assert!(long.is_empty(), "more than {LINES_MAX} lines is usually two rooms: {long:#?}");
+    assert!(long.is_empty(), "more than {LINES_MAX} lines are usually two concerns: {long:#?}");
 }
 
-/// Where the crates may name a baseline: as a restriction, and in an explanation.
+/// Files that may name a baseline: as a restriction, and in an explanation.
 const NAME_BASELINES: [&str; 2] = ["plan/src/strategy/baseline.rs", "planner/src/explain.rs"];
 
 #[test]
-fn the_search_knows_no_baseline() {
+fn the_search_has_no_special_case_for_a_baseline() {
     let mut found = vec![];
     for path in files() {
         let name = shown(&path).replace('\\', "/");
@@ -112,17 +112,17 @@ fn the_search_knows_no_baseline() {
     assert!(found.is_empty(), "only {NAME_BASELINES:?} may name a baseline: {found:#?}");
 }
 
-/// Split here, so that this file passes its own test.
+/// Concatenated, so that this file passes its own test.
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const LOCAL: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
 #[test]
-fn nothing_is_left_unfinished_or_tied_to_one_machine() {
+fn no_file_has_unfinished_work_or_local_paths() {
     let mut found = vec![];
     for path in files() {
         for (number, line) in text(&path).lines().enumerate() {
-            let words = UNFINISHED.iter().filter(|word| holds_word(line, word));
+            let words = UNFINISHED.iter().filter(|word| contains_word(line, word));
             let paths = LOCAL.iter().filter(|prefix| begins_a_path(line, prefix));
             for what in words.chain(paths) {
                 found.push(format!("{}:{}: {what}", shown(&path), number + 1));
@@ -132,7 +132,7 @@ fn nothing_is_left_unfinished_or_tied_to_one_machine() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-fn holds_word(line: &str, word: &str) -> bool {
+fn contains_word(line: &str, word: &str) -> bool {
     line.split(|letter: char| !letter.is_alphanumeric()).any(|part| part == word)
 }
 
@@ -144,7 +144,7 @@ fn begins_a_path(line: &str, prefix: &str) -> bool {
 }
 
 #[test]
-fn documents_name_only_what_is_there() {
+fn paths_in_documents_exist() {
     let mut missing = vec![];
     for path in files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "md")) {
         let folder = path.parent().unwrap_or(root());
@@ -154,7 +154,7 @@ fn documents_name_only_what_is_there() {
             }
         }
     }
-    assert!(missing.is_empty(), "documents promise what is not there: {missing:#?}");
+    assert!(missing.is_empty(), "documents name missing files: {missing:#?}");
 }
 
 /// Targets of links, and paths in backticks that begin with a folder of the repository.

@@ -1,7 +1,7 @@
-//! Planned programs on processors: every plan is one function of the tokens.
+//! Planned programs on the CPU: under every plan a model computes the same function of the tokens.
 
-mod curves;
-mod exact;
-mod subject;
+mod gradients;
+mod loss_curves;
+mod miniatures;
+mod small_models;
 mod traffic;
-mod twins;

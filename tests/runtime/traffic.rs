@@ -1,14 +1,13 @@
-//! What a step moves and holds is what its plan predicts.
+//! Collective payloads and memory of a step, compared with the predictions for its plan.
 //!
-//! With n blocks that are alike and m microbatches, a kind of collective moves over the tensor axis
+//! With n equal blocks and m microbatches, the payload of a kind of collective over the tensor axis is
 //!
 //! ```text
-//! moved(n, m) = n·m·block + n·once + m·ends + rest
+//! payload(n, m) = n·m·block + n·step + m·ends + rest
 //! ```
-//! where `block` is what a plan predicts of one block and one microbatch, `once` what a block does
-//! once a step, `ends` what embedding and head do with a microbatch. The difference over n and over
-//! m is `block` alone, so no other figure is taken on trust:
-//! `moved(2n, 2m) − moved(n, 2m) − moved(2n, m) + moved(n, m) = n·m·block`.
+//! where `block` is predicted for one block and one microbatch, `step` is the payload of a block once
+//! per step, and `ends` that of embedding and head per microbatch. The mixed difference contains `block` alone:
+//! `payload(2n, 2m) − payload(n, 2m) − payload(2n, m) + payload(n, m) = n·m·block`.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +23,7 @@ use narrows_runtime::count_step;
 use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, StepReport};
 
-use super::subject::{self, mesh, processors, request};
+use super::small_models::{self, mesh, processors, request};
 
 const MICRO_BATCH: u64 = 2;
 const LENGTH: u64 = 8;
@@ -32,7 +31,7 @@ const BLOCKS: u64 = 2;
 const MICROBATCHES: u64 = 1;
 
 /// Payload by kind.
-type Moved = BTreeMap<CollectiveKind, i64>;
+type Payloads = BTreeMap<CollectiveKind, i64>;
 
 const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllReduce,
@@ -41,13 +40,16 @@ const KINDS: [CollectiveKind; 4] = [
     CollectiveKind::AllToAll,
 ];
 
-/// The same decisions for so many blocks and microbatches.
+/// The decisions of a plan for other numbers of blocks and microbatches.
 fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan, Model) {
     let mut model = model.clone();
     model.blocks = vec![model.blocks[0].clone(); blocks as usize];
     let decisions = plan.stages[0].runs[0].decisions.clone();
     let alike = plan.stages.iter().flat_map(|stage| &stage.runs);
-    assert!(alike.into_iter().all(|run| run.decisions == decisions), "one decision for all");
+    assert!(
+        alike.into_iter().all(|run| run.decisions == decisions),
+        "equal decisions for all blocks"
+    );
     let stages = plan.mesh.pipeline;
     let count = blocks / stages;
     let runs = |stage| BlockRun { first: stage * count, count, decisions: decisions.clone() };
@@ -61,13 +63,12 @@ fn resized(plan: &Plan, model: &Model, blocks: u64, microbatches: u64) -> (Plan,
     (plan, model)
 }
 
-/// Runs a step, on processors and on the null backend, and holds what each device did against the
-/// prediction's memory.
+/// Runs a step on the CPU and on the null backend, and compares the memory of each device with the prediction.
 fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
     let (prediction, program) =
         predict(model, &processors(), Executor::Captured, plan).expect("a prediction");
     let counted = count_step(&program).expect("it runs");
-    let mut session = subject::session(plan, model, 1);
+    let mut session = small_models::session(plan, model, 1);
     let tokens = vec![1; (plan.workload.global_batch * plan.workload.sequence_length) as usize];
     let input = StepInput { tokens: &tokens, targets: &tokens };
     let report = session.step(&Optimizer::new(1e-3, 1, 10), input).expect("a step").report;
@@ -80,8 +81,8 @@ fn step(plan: &Plan, model: &Model, what: &str) -> (StepReport, Prediction) {
     (report, prediction)
 }
 
-/// What one device of each stage moved over the tensor axis, together.
-fn moved(report: &StepReport) -> Moved {
+/// Payloads over the tensor axis, summed over one device of each stage.
+fn tensor_payloads(report: &StepReport) -> Payloads {
     let of = |kind: CollectiveKind| {
         let counts = report.stages.iter().filter_map(|s| s.collectives.get(&(kind, Axis::Tensor)));
         counts.map(|count| count.payload.0 as i64).sum()
@@ -89,8 +90,8 @@ fn moved(report: &StepReport) -> Moved {
     KINDS.into_iter().map(|kind| (kind, of(kind))).collect()
 }
 
-/// What is predicted of a block and a microbatch, by kind; statistics are all-reduced.
-fn predicted(block: &BlockCollectives) -> Moved {
+/// Predicted payloads of one block and one microbatch; statistics are all-reduced.
+fn predicted_payloads(block: &BlockCollectives) -> Payloads {
     let of = |kind: CollectiveKind| {
         let names = match kind {
             CollectiveKind::AllReduce => vec![kind.name(), "statistics"],
@@ -103,37 +104,37 @@ fn predicted(block: &BlockCollectives) -> Moved {
     KINDS.into_iter().map(|kind| (kind, of(kind))).collect()
 }
 
-/// Plans for a mesh and holds what is moved against what is predicted of a block; the arenas and
-/// the prediction of the largest size.
-fn hold(model: &Model, rules: Rules, [tensor, pipeline, data]: [u64; 3]) -> Prediction {
+/// Plans for a mesh and compares measured payloads with those predicted for a block. Returns the prediction of the
+/// largest size.
+fn check_payloads(model: &Model, rules: Rules, [tensor, pipeline, data]: [u64; 3]) -> Prediction {
     let mesh = mesh(tensor, pipeline, data);
     let what = format!("{} {rules:?}, {mesh}", model.name);
-    let mut asked = request(model, mesh);
-    asked.rules = rules;
-    (asked.micro_batch, asked.global_batch) = (Some(MICRO_BATCH), MICRO_BATCH * data);
-    asked.sequence_length = LENGTH;
-    let plan = subject::plan(&asked).unwrap_or_else(|| panic!("no plan for {what}"));
+    let mut request = request(model, mesh);
+    request.rules = rules;
+    (request.micro_batch, request.global_batch) = (Some(MICRO_BATCH), MICRO_BATCH * data);
+    request.sequence_length = LENGTH;
+    let plan = small_models::plan(&request).unwrap_or_else(|| panic!("no plan for {what}"));
     let blocks = BLOCKS * pipeline;
     let run = |blocks, microbatches| {
         let (plan, model) = resized(&plan, model, blocks, microbatches);
         let (report, prediction) = step(&plan, &model, &what);
-        (moved(&report), prediction)
+        (tensor_payloads(&report), prediction)
     };
     let (large, prediction) = run(2 * blocks, 2 * MICROBATCHES);
     let [few, short, small] =
         [(blocks, 2), (2 * blocks, 1), (blocks, 1)].map(|(n, m)| run(n, m * MICROBATCHES).0);
-    let block = predicted(&prediction.block_collective_bytes);
+    let block = predicted_payloads(&prediction.block_collective_bytes);
     for kind in KINDS {
-        let both = large[&kind] - few[&kind] - short[&kind] + small[&kind];
+        let difference = large[&kind] - few[&kind] - short[&kind] + small[&kind];
         let blocks = (blocks * MICROBATCHES) as i64;
-        assert_eq!(both, blocks * block[&kind], "{what}: {}", kind.name());
+        assert_eq!(difference, blocks * block[&kind], "{what}: {}", kind.name());
     }
     assert_eq!(large.values().sum::<i64>() > 0, tensor > 1, "{what}");
     prediction
 }
 
-/// The rows of DESIGN §3.2, in numbers a token: forward and backward.
-fn published(baseline: Baseline, model: &Model) -> Option<[u64; 2]> {
+/// The rows of DESIGN §3.2, in elements per token: forward and backward.
+fn published_elements(baseline: Baseline, model: &Model) -> Option<[u64; 2]> {
     let (d, block) = (model.hidden, &model.blocks[0]);
     let (d_ff, r) = (block.up.d_out, block.q.rank().unwrap_or(0));
     match baseline {
@@ -149,24 +150,28 @@ fn sharded(baseline: Baseline) -> Rules {
 }
 
 fn every_tensor_axis(model: &Model, baseline: Baseline) {
-    let mut before = u64::MAX;
+    let mut previous = u64::MAX;
     for tensor in [1, 2, 4, 8] {
-        let prediction = hold(model, sharded(baseline), [tensor, 1, 1]);
+        let prediction = check_payloads(model, sharded(baseline), [tensor, 1, 1]);
         let block = &prediction.block_collective_bytes;
-        if let Some(numbers) = published(baseline, model).filter(|_| tensor > 1) {
-            let bytes = numbers.map(|numbers| 4 * MICRO_BATCH * LENGTH * numbers);
+        if let Some(elements) = published_elements(baseline, model).filter(|_| tensor > 1) {
+            let bytes = elements.map(|elements| 4 * MICRO_BATCH * LENGTH * elements);
             let reduced = [&block.forward, &block.backward].map(|pass| pass["all_reduce"]);
             assert_eq!(reduced, bytes, "{} on {tensor}", baseline.name());
         }
         let arena = prediction.peak_memory_bytes[0];
-        assert!(arena < before, "{} on {tensor}: {arena} bytes, {before} on half", baseline.name());
-        before = arena;
+        assert!(
+            arena < previous,
+            "{} on {tensor}: {arena} bytes, {previous} on half",
+            baseline.name()
+        );
+        previous = arena;
     }
 }
 
 #[test]
-fn low_rank_plans_move_and_hold_what_they_predict() {
-    let model = subject::cola();
+fn payloads_and_memory_of_low_rank_plans_are_as_predicted() {
+    let model = small_models::cola();
     for baseline in
         [Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp, Baseline::Auto]
     {
@@ -175,26 +180,25 @@ fn low_rank_plans_move_and_hold_what_they_predict() {
 }
 
 #[test]
-fn dense_plans_move_and_hold_what_they_predict() {
+fn payloads_and_memory_of_dense_plans_are_as_predicted() {
     for baseline in [Baseline::FullrankTp, Baseline::Auto] {
-        every_tensor_axis(&subject::dense(), baseline);
+        every_tensor_axis(&small_models::dense(), baseline);
     }
 }
 
 #[test]
-fn stages_and_replicas_move_and_hold_what_they_predict() {
+fn payloads_and_memory_of_stages_and_replicas_are_as_predicted() {
     for baseline in [Baseline::VanillaTp, Baseline::Btp, Baseline::Auto] {
-        hold(&subject::cola(), sharded(baseline), [2, 2, 2]);
+        check_payloads(&small_models::cola(), sharded(baseline), [2, 2, 2]);
     }
-    hold(&subject::dense(), sharded(Baseline::FullrankTp), [4, 2, 1]);
+    check_payloads(&small_models::dense(), sharded(Baseline::FullrankTp), [4, 2, 1]);
 }
 
-/// What is redone moves its bytes again.
 #[test]
-fn redone_collectives_are_predicted_and_made() {
+fn recomputed_collectives_are_predicted_and_executed() {
     for baseline in [Baseline::VanillaTp, Baseline::VanillaTpPublished, Baseline::Btp] {
         let rules = Rules { recompute: Recompute::Block, ..sharded(baseline) };
-        let prediction = hold(&subject::cola(), rules, [4, 1, 1]);
+        let prediction = check_payloads(&small_models::cola(), rules, [4, 1, 1]);
         let recomputed: u64 = prediction.block_collective_bytes.recompute.values().sum();
         assert!(recomputed > 0, "{}", baseline.name());
     }

@@ -1,4 +1,4 @@
-//! Small models, plans for them, and how far tensors are apart.
+//! Small models, plans and sessions for them, and distances between tensors.
 
 use narrows_cost_model::{Profile, profile};
 use narrows_plan::Mesh;
@@ -17,7 +17,7 @@ pub const LENGTH: u64 = 8;
 /// Tokens of the vocabulary.
 pub const VOCAB: u64 = 64;
 
-/// A model of width 64 with so many of these blocks, and as many key and value heads.
+/// A model of width 64 with `count` blocks, given as JSON.
 pub fn model(name: &str, tied: bool, kv_heads: u64, count: u64, blocks: &str) -> Model {
     let text = format!(
         r#"{{"format": "narrows-model/1", "name": "{name}", "hidden": 64, "vocab": {VOCAB},
@@ -27,7 +27,7 @@ pub fn model(name: &str, tied: bool, kv_heads: u64, count: u64, blocks: &str) ->
     model::read(name, &text).unwrap_or_else(|defects| panic!("{defects}"))
 }
 
-/// CoLA: SiLU in the latents, a plain product.
+/// CoLA: SiLU in the latents, a plain product of gate and up.
 pub fn cola() -> Model {
     let blocks = r#"{"product": "plain", "all": {"rank": 16, "activation": "silu"}}"#;
     model("tiny-cola", false, 8, 2, blocks)
@@ -48,7 +48,7 @@ pub fn baselines(model: &Model) -> impl Iterator<Item = Baseline> {
     })
 }
 
-/// Opens a session on the processors.
+/// Opens a session on the CPU.
 pub fn open(model: &Model, program: CheckedProgram) -> Result<Session, narrows_runtime::RunError> {
     narrows_cpu::session(model, program, 1)
 }
@@ -72,9 +72,9 @@ pub fn processors() -> Profile {
     profile::preset("cpu-local").unwrap_or_else(|defects| panic!("{defects}"))
 }
 
-/// The fastest plan, when there is one.
+/// The fastest plan; `None` without any.
 pub fn plan(request: &Request) -> Option<Plan> {
-    search(request).best.map(|fitted| fitted.plan)
+    search(request).best.map(|feasible| feasible.plan)
 }
 
 /// Lowers and checks a plan.
@@ -83,7 +83,7 @@ pub fn checked(plan: &Plan, model: &Model) -> CheckedProgram {
     CheckedProgram::check(lower(&resolved)).unwrap_or_else(|errors| panic!("{errors}"))
 }
 
-/// A session with the weights that a seed gives.
+/// A session with weights initialised from a seed.
 pub fn session(plan: &Plan, model: &Model, seed: u64) -> Session {
     let program = checked(plan, model);
     let mut session =
@@ -99,7 +99,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Sequences in which a token mostly decides the next, so that there is something to learn.
+    /// Sequences in which a token mostly determines the next, so that there is something to learn.
     pub fn of_step(step: u64) -> Tokens {
         let mut state = step.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66;
         let mut next = |end: u64| {
@@ -118,7 +118,7 @@ impl Tokens {
         Tokens { inputs, targets }
     }
 
-    /// For the reference interpreter: all in one microbatch.
+    /// All tokens as one microbatch of the reference interpreter.
     pub fn batch(&self) -> Batch<'_> {
         Batch {
             tokens: &self.inputs,
@@ -129,20 +129,24 @@ impl Tokens {
     }
 }
 
-/// The largest ‖a−b‖/‖b‖ of all tensors, and whose it is.
+/// The largest relative distance ‖a−b‖/‖b‖ over all tensors, and the name of that tensor.
 ///
 /// # Panics
 /// When a tensor is missing.
-pub fn furthest<T: Float>(found: &NamedTensors, wanted: &Parameters<T>) -> (f64, String) {
+pub fn max_relative_error<T: Float>(
+    actual: &NamedTensors,
+    expected: &Parameters<T>,
+) -> (f64, String) {
     let mut worst = (0.0, String::new());
-    for (name, wanted) in wanted.iter() {
-        let found = found.get(name).unwrap_or_else(|| panic!("no {name}"));
-        let wanted: Vec<f64> =
-            wanted.elements().iter().map(|x| x.to_f64().unwrap_or(f64::NAN)).collect();
-        assert_eq!(found.len(), wanted.len(), "{name}");
-        let off = found.iter().zip(&wanted).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
-        let size = wanted.iter().map(|b| b * b).sum::<f64>();
-        let error = (off / size.max(1e-30)).sqrt();
+    for (name, expected) in expected.iter() {
+        let actual = actual.get(name).unwrap_or_else(|| panic!("no {name}"));
+        let expected: Vec<f64> =
+            expected.elements().iter().map(|x| x.to_f64().unwrap_or(f64::NAN)).collect();
+        assert_eq!(actual.len(), expected.len(), "{name}");
+        let pairs = actual.iter().zip(&expected);
+        let distance = pairs.map(|(a, b)| (f64::from(*a) - b).powi(2)).sum::<f64>();
+        let norm = expected.iter().map(|b| b * b).sum::<f64>();
+        let error = (distance / norm.max(1e-30)).sqrt();
         if error > worst.0 || error.is_nan() {
             worst = (error, name.to_owned());
         }
