@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-use super::{json, narrows, refusal, stdout};
+use super::{failure, json, narrows, stdout};
 
 /// The smallest measurement: plans on one device.
 const LEAST: &str = "calibrate --quick --threads 1 --devices 1";
@@ -214,7 +214,7 @@ fn bad_flags_fail_before_the_measurement() {
         ("calibrate --backend cuda --threads 1".into(), "--threads: applies to --backend cpu only"),
         ("calibrate --backend cuda --devices 1".into(), "--devices: applies to --backend cpu only"),
     ] {
-        let message = refusal(&arguments, 2);
+        let message = failure(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
@@ -246,15 +246,15 @@ fn a_quick_calibration_leaves_the_whole_profile() {
         let kept = found["output"].as_str().unwrap().to_owned();
         (kept, String::from_utf8(output.stderr.clone()).unwrap())
     };
-    let (quick, said) = measure("");
-    assert!(!said.contains("keeps predicting"), "nothing was kept before: {said}");
+    let (quick, messages) = measure("");
+    assert!(!messages.contains("keeps predicting"), "nothing was kept before: {messages}");
     // As a whole calibration would be, which takes minutes.
     let whole = quick.strip_suffix("-quick.json").unwrap().to_owned() + ".json";
     let text = fs::read_to_string(&quick).unwrap().replace("cpu-measured", "cpu-whole");
     fs::write(&whole, &text).unwrap();
-    let (again, said) = measure("");
+    let (again, messages) = measure("");
     assert_eq!(again, quick);
-    assert!(said.contains(&whole) && said.contains("--output FILE"), "{said}");
+    assert!(messages.contains(&whole) && messages.contains("--output FILE"), "{messages}");
     assert_eq!(fs::read_to_string(&whole).unwrap(), text, "it is left as it was");
     let line = "run --global-batch 2 --sequence-length 16 --threads 1 --steps 1 --output -";
     let run = narrows(line).env("XDG_CACHE_HOME", folder.path()).assert().success();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::cluster::{Processes, done, ends, said};
+use super::cluster::{Processes, stderr, wait_all, wait_for_success};
 use super::cuda::{environment, libraries};
 use super::{json, narrows, stdout};
 
@@ -147,7 +147,7 @@ fn gpus_are_measured_together() {
         let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
         run.start(rank, &arguments, environment)
     };
-    let outputs = done((0..2).map(begin).collect());
+    let outputs = wait_for_success((0..2).map(begin).collect());
     assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
     let found: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
     assert_eq!(found["output"].as_str(), path.to_str());
@@ -172,16 +172,16 @@ fn processes_that_cannot_measure_together_end() {
         run.start(rank, arguments, environment)
     };
     let nowhere = format!("{LEAST} --output {}/missing/p.json", run.at("").display());
-    let outputs = ends(vec![start(0, &nowhere), start(1, &nowhere)]);
+    let outputs = wait_all(vec![start(0, &nowhere), start(1, &nowhere)]);
     let codes: Vec<_> = outputs.iter().map(|output| output.status.code()).collect();
     assert_eq!(codes, [Some(2), Some(1)], "{outputs:#?}");
-    let [first, second] = [0, 1].map(|rank: usize| said(&outputs[rank]));
+    let [first, second] = [0, 1].map(|rank: usize| stderr(&outputs[rank]));
     assert!(first.contains("process 0 of 2") && first.contains("cannot be written"), "{first}");
     assert!(second.contains("process 0 aborted the run: cannot be written"), "{second}");
-    let outputs = ends(vec![start(0, LEAST), start(1, &LEAST.replace("16", "8"))]);
+    let outputs = wait_all(vec![start(0, LEAST), start(1, &LEAST.replace("16", "8"))]);
     for output in outputs {
-        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        assert!(said(&output).contains("for another run than process 0"), "{}", said(&output));
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains("for another run than process 0"), "{}", stderr(&output));
     }
 }
 

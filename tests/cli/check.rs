@@ -2,9 +2,8 @@
 
 use super::{json, narrows, stdout};
 
-/// Plans of the published sizes have twins that compute their models.
 #[test]
-fn plans_of_large_models_are_run_small() {
+fn miniatures_of_published_plans_agree_with_the_reference() {
     for (model, flags) in [
         ("cola-7b", "--devices 4 --tensor 4"),
         ("lax-1b", "--devices 4 --tensor 2 --pipeline 2"),
@@ -28,9 +27,9 @@ fn plans_of_large_models_are_run_small() {
     narrows("check no-such-file --numeric").assert().code(2);
 }
 
-/// What an edited plan says twice or for nothing is refused where it stands; another machine is told.
+/// Duplicate and unused entries of an edited plan are refused by field; another machine is warned of.
 #[test]
-fn leftovers_in_a_plan_are_refused() {
+fn duplicate_and_unused_entries_of_a_plan_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("plan.json");
     let plan: serde_json::Value = serde_json::from_str(&super::small_plan()).expect("a plan");
@@ -44,13 +43,13 @@ fn leftovers_in_a_plan_are_refused() {
     let list = twice["blocks"][&name]["keep"].as_array_mut().unwrap();
     list.push(kept.clone());
     let last = list.len() - 1;
-    let message = super::refusal(&check(&twice), 2);
+    let message = super::failure(&check(&twice), 2);
     let place = format!("blocks.{name}.keep[{last}]");
     assert!(message.contains(&place) && message.contains("listed twice"), "{message}");
 
     let mut unused = plan.clone();
     unused["blocks"]["left-over"] = plan["blocks"][&name].clone();
-    let message = super::refusal(&check(&unused), 2);
+    let message = super::failure(&check(&unused), 2);
     assert!(message.contains("blocks.left-over: no stage has"), "{message}");
 
     let mut elsewhere = plan.clone();

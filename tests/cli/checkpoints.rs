@@ -1,4 +1,4 @@
-//! Checkpoints on the command line: written, resumed, and refused.
+//! Checkpoints: writing, resuming, and refusing those of other runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::run::{SMALL, lines};
-use super::{json as answer, narrows, refusal, stdout};
+use super::{failure, json as answer, narrows, stdout};
 
 /// A folder for the files of a run.
 struct Files(TempDir);
@@ -26,8 +26,8 @@ impl Files {
         self.at(&format!("kept/step-{step:08}"))
     }
 
-    /// Flags of a run that is kept and measured here.
-    fn kept(&self, steps: u64) -> String {
+    /// Flags of a run with metrics and checkpoints in this folder.
+    fn flags(&self, steps: u64) -> String {
         let (dir, metrics) = (self.at("kept"), self.at("m.jsonl"));
         let (dir, metrics) = (dir.display(), metrics.display());
         format!("{SMALL} --steps {steps} --metrics {metrics} --checkpoint-dir {dir}")
@@ -38,7 +38,7 @@ impl Files {
     }
 }
 
-/// What a run computed in each step, bit by bit.
+/// The bits of loss, gradient norm and learning rate of each step.
 pub fn curve(metrics: &Path) -> Vec<[u64; 4]> {
     let number = |line: &Value, key: &str| line[key].as_f64().unwrap().to_bits();
     lines(metrics)
@@ -52,7 +52,7 @@ pub fn curve(metrics: &Path) -> Vec<[u64; 4]> {
         .collect()
 }
 
-/// A run of so many steps that nothing interrupts.
+/// The curve of an uninterrupted run.
 fn uninterrupted(steps: u64) -> Vec<[u64; 4]> {
     let files = Files::new();
     let metrics = files.at("m.jsonl");
@@ -61,78 +61,78 @@ fn uninterrupted(steps: u64) -> Vec<[u64; 4]> {
 }
 
 #[test]
-fn a_resumed_run_is_one_run() {
+fn a_resumed_run_continues_bit_for_bit() {
     let files = Files::new();
-    let found = answer(&format!("{} --checkpoint-every 4 --keep 2", files.kept(10)));
+    let found = answer(&format!("{} --checkpoint-every 4 --keep 2", files.flags(10)));
     assert_eq!(found["checkpoint"].as_str(), files.step(10).to_str());
     assert!(found["resumed_step"].is_null());
     let whole = files.curve();
     assert_eq!(whole.len(), 10);
     assert!(files.step(8).exists() && !files.step(4).exists(), "two are kept");
-    // As if it had been killed in step 9: two steps were measured and are lost.
+    // As if killed in step 9: two steps are in the metrics and lost.
     fs::remove_dir_all(files.step(10)).unwrap();
-    let found = answer(&format!("{} --resume", files.kept(10)));
+    let found = answer(&format!("{} --resume", files.flags(10)));
     assert_eq!((&found["resumed_step"], &found["steps"]), (&8.into(), &2.into()));
     assert_eq!(files.curve(), whole, "each step once, bit by bit");
-    // Another plan is another order of sums.
+    // Another plan sums in another order.
     fs::remove_dir_all(files.step(10)).unwrap();
     let split = "--devices 2 --tensor 2 --strategy btp --resume";
-    let report = stdout(&format!("{} {split}", files.kept(10)));
+    let report = stdout(&format!("{} {split}", files.flags(10)));
     assert!(report.contains("starts     after step 8: "), "{report}");
     for (found, expected) in files.curve().iter().zip(&whole) {
         let [found, expected] = [found, expected].map(|step| f64::from_bits(step[1]));
         assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
     }
-    // Nothing is left to be done, and nothing is.
-    let found = answer(&format!("{} --resume", files.kept(10)));
+    // All steps were made before.
+    let found = answer(&format!("{} --resume", files.flags(10)));
     assert_eq!((&found["status"], &found["steps"]), (&"done".into(), &0.into()));
     assert_eq!(files.curve().len(), 10);
 }
 
-/// With a schedule of its own length, a run may be made in pieces that nobody planned.
+/// A run with `--decay-steps` can be extended later.
 #[test]
-fn a_run_in_two_pieces_is_one_run() {
+fn an_extended_run_is_one_run() {
     const STEPS: u64 = 6;
     let expected = uninterrupted(2 * STEPS);
     let files = Files::new();
     let decay = format!("--decay-steps {}", 2 * STEPS);
-    stdout(&format!("{} {decay}", files.kept(STEPS)));
-    let resume = format!("{} {decay} --resume", files.kept(2 * STEPS));
+    stdout(&format!("{} {decay}", files.flags(STEPS)));
+    let resume = format!("{} {decay} --resume", files.flags(2 * STEPS));
     let output = narrows(&resume).assert().success();
     let warned = String::from_utf8(output.get_output().stderr.clone()).unwrap();
     assert!(!warned.contains("the loss curve is not that of a single run"), "{warned}");
     assert_eq!(files.curve(), expected, "bit by bit");
     let weights = |files: &Files| fs::read(files.step(2 * STEPS).join("model.safetensors"));
     let whole = Files::new();
-    stdout(&whole.kept(2 * STEPS));
+    stdout(&whole.flags(2 * STEPS));
     assert!(weights(&files).unwrap() == weights(&whole).unwrap(), "the same weights");
-    // Without it, the rate falls to its last in each piece.
+    // Without it, each part decays the learning rate to its end.
     let other = Files::new();
-    stdout(&other.kept(STEPS));
+    stdout(&other.flags(STEPS));
     assert_ne!(other.curve(), expected[..STEPS as usize]);
 }
 
 #[test]
 fn an_empty_folder_is_resumed_at_the_first_step() {
     let files = Files::new();
-    let report = stdout(&format!("{} --resume", files.kept(1)));
+    let report = stdout(&format!("{} --resume", files.flags(1)));
     assert!(report.contains("at the first step: there is no checkpoint in "), "{report}");
     assert!(report.contains("Last checkpoint: "), "{report}");
     assert!(files.step(1).exists());
 }
 
 #[test]
-fn what_is_not_the_runs_is_refused() {
+fn checkpoints_of_other_runs_are_refused() {
     let files = Files::new();
-    stdout(&files.kept(2));
-    let message = refusal(&files.kept(2), 2);
+    stdout(&files.flags(2));
+    let message = failure(&files.flags(2), 2);
     assert!(message.contains("kept: already holds checkpoints, the last of step 2"), "{message}");
     assert!(message.contains("hint: --resume, to continue"), "{message}");
     fs::write(files.at("other.txt"), "another text ".repeat(100)).unwrap();
     let tokens = files.at("other.tokens").display().to_string();
     stdout(&format!("data {} --output {tokens}", files.at("other.txt").display()));
     let before = fs::read(files.at("m.jsonl")).unwrap();
-    let kept = files.kept(4);
+    let kept = files.flags(4);
     for (arguments, part) in [
         (
             format!("{kept} --resume --seed 2"),
@@ -144,34 +144,34 @@ fn what_is_not_the_runs_is_refused() {
             format!("{kept} --resume --model cola-60m"),
             "state.json: field `model`: the checkpoint is of",
         ),
-        (files.kept(1) + " --resume", "2 or more, since --steps counts all steps"),
+        (files.flags(1) + " --resume", "2 or more, since --steps counts all steps"),
         (kept.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
         ("run --resume".into(), "--checkpoint-dir"),
         ("run --keep 0 --checkpoint-dir x".into(), "--keep"),
         ("run --checkpoint-dir Cargo.toml".into(), "Cargo.toml: cannot be listed"),
         ("run --backend null --checkpoint-dir x".into(), "--checkpoint-dir: the null backend"),
     ] {
-        let message = refusal(&arguments, 2);
+        let message = failure(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
-    assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a refusal changes nothing");
-    // Other hyper-parameters are allowed, and named.
+    assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a failure changes nothing");
+    // Other hyperparameters are allowed, with a warning.
     let output = narrows(&format!("{kept} --resume --weight-decay 0")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
     assert!(message.contains("--decay-steps 2, now 4; --weight-decay 0.1, now 0"), "{message}");
 }
 
 #[test]
-fn damage_is_located() {
+fn damaged_checkpoints_are_located() {
     let files = Files::new();
-    stdout(&format!("{} --checkpoint-every 1", files.kept(3)));
+    stdout(&format!("{} --checkpoint-every 1", files.flags(3)));
     let optimizer = files.step(3).join("optimizer.safetensors");
     let whole = fs::read(&optimizer).unwrap();
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 1;
     fs::write(&optimizer, flipped).unwrap();
-    let resume = files.kept(4) + " --resume";
-    let message = refusal(&resume, 2);
+    let resume = files.flags(4) + " --resume";
+    let message = failure(&resume, 2);
     for part in ["optimizer.safetensors: the file has SHA-256", "move it out of the folder"] {
         assert!(message.contains(part), "{part} in {message}");
     }
@@ -183,7 +183,7 @@ fn damage_is_located() {
         let _ = fs::remove_dir_all(files.step(step));
     }
     fs::write(files.step(3).join("optimizer.safetensors"), "short").unwrap();
-    let message = refusal(&resume, 2);
+    let message = failure(&resume, 2);
     assert!(
         message.contains("optimizer.safetensors: the file has 5 bytes, and the manif"),
         "{message}"
@@ -191,10 +191,10 @@ fn damage_is_located() {
 }
 
 #[test]
-fn a_step_that_fails_says_what_is_kept() {
+fn a_failed_step_names_the_last_checkpoint() {
     let files = Files::new();
     let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
-    let message = refusal(&format!("{} {hot} --checkpoint-every 1", files.kept(5)), 1);
+    let message = failure(&format!("{} {hot} --checkpoint-every 1", files.flags(5)), 1);
     for part in
         ["step 2: the loss is ", "the checkpoint of step 1 is ", "--resume continues from it"]
     {
@@ -202,7 +202,7 @@ fn a_step_that_fails_says_what_is_kept() {
     }
     assert!(files.step(1).exists() && !files.step(2).exists());
     let other = Files::new();
-    let message = refusal(&format!("{} {hot}", other.kept(5)), 1);
+    let message = failure(&format!("{} {hot}", other.flags(5)), 1);
     assert!(message.contains("no checkpoint was written to "), "{message}");
 }
 
@@ -213,7 +213,7 @@ mod signals {
 
     use super::*;
 
-    /// A run that has made its first step.
+    /// A run after its first step.
     fn begun(arguments: &str, metrics: &Path) -> Child {
         let child = Command::new(env!("CARGO_BIN_EXE_narrows"))
             .args(arguments.split_whitespace())
@@ -247,7 +247,7 @@ mod signals {
         let expected = uninterrupted(STEPS);
         for signal in ["-TERM", "-INT"] {
             let files = Files::new();
-            let child = begun(&files.kept(STEPS), &files.at("m.jsonl"));
+            let child = begun(&files.flags(STEPS), &files.at("m.jsonl"));
             send(signal, &child);
             let (output, message) = ended(child);
             assert_eq!(output.status.code(), Some(130), "{signal}: {message}");
@@ -259,7 +259,7 @@ mod signals {
             ] {
                 assert!(message.contains(&part), "{part} in {message}");
             }
-            stdout(&format!("{} --resume", files.kept(STEPS)));
+            stdout(&format!("{} --resume", files.flags(STEPS)));
             assert!(files.curve() == expected, "{signal}: N + M steps are not the same as N + M");
         }
     }
@@ -267,10 +267,10 @@ mod signals {
     #[test]
     fn two_runs_are_not_let_into_one_folder() {
         let files = Files::new();
-        let kept = |steps| format!("{} --checkpoint-every 1", files.kept(steps));
-        let child = begun(&kept(1_000_000), &files.at("m.jsonl"));
-        let other = kept(1_000_000).replace("m.jsonl", "other.jsonl");
-        let message = refusal(&format!("{other} --resume"), 2);
+        let kept = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
+        let child = begun(&flags(1_000_000), &files.at("m.jsonl"));
+        let other = flags(1_000_000).replace("m.jsonl", "other.jsonl");
+        let message = failure(&format!("{other} --resume"), 2);
         for part in ["kept: another run keeps its checkpoints there", "hint: another folder"] {
             assert!(message.contains(part), "{part} in {message}");
         }
@@ -279,15 +279,15 @@ mod signals {
         ended(child);
         assert!(files.at("kept/.narrows-lock").exists());
         let steps = 2 + fs::read_to_string(files.at("m.jsonl")).unwrap().lines().count() as u64;
-        assert_eq!(answer(&format!("{} --resume", kept(steps)))["status"], "done");
+        assert_eq!(answer(&format!("{} --resume", flags(steps)))["status"], "done");
     }
 
     #[test]
     fn who_asks_twice_or_kills_harms_nothing() {
         for signals in [&["-INT", "-INT"][..], &["-KILL"]] {
             let files = Files::new();
-            let kept = |steps| format!("{} --checkpoint-every 1", files.kept(steps));
-            let mut child = begun(&kept(1_000_000), &files.at("m.jsonl"));
+            let kept = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
+            let mut child = begun(&flags(1_000_000), &files.at("m.jsonl"));
             for signal in signals {
                 if child.try_wait().unwrap().is_none() {
                     send(signal, &child);
@@ -297,7 +297,7 @@ mod signals {
             assert!(matches!(output.status.code(), Some(130) | None), "{message}");
             let text = fs::read_to_string(files.at("m.jsonl")).unwrap();
             let steps = 2 + text.lines().count() as u64;
-            let found = answer(&format!("{} --resume", kept(steps)));
+            let found = answer(&format!("{} --resume", flags(steps)));
             assert_eq!(found["status"], "done");
             let numbers: Vec<u64> = files.curve().iter().map(|step| step[0]).collect();
             assert_eq!(numbers, (1..=steps).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Runs of many processes, each of which is a device: started as launchers do, killed and stopped.
+//! Runs of several processes with a device each: started as by launchers, stopped and killed.
 #![cfg(unix)]
 
 use std::fs;
@@ -13,7 +13,7 @@ use super::checkpoints::curve;
 use super::run::{SMALL, lines};
 use super::stdout;
 
-/// How long a test waits for what must come.
+/// Longest wait of a test.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Processes of one run.
@@ -34,8 +34,8 @@ impl Processes {
         self.folder.path().join(name)
     }
 
-    /// Flags of a run that is measured and kept here.
-    pub fn kept(&self, steps: u64) -> String {
+    /// Flags of a run with metrics and checkpoints in this folder.
+    pub fn flags(&self, steps: u64) -> String {
         let (metrics, dir) = (self.at("m.jsonl"), self.at("kept"));
         format!(
             "{SMALL} --decay-steps 12 --steps {steps} --metrics {} --checkpoint-dir {}",
@@ -77,18 +77,18 @@ impl Processes {
     }
 }
 
-pub fn said(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Waits for all; what each left.
-pub fn ends(children: Vec<Child>) -> Vec<Output> {
+/// Waits for all processes and returns their outputs.
+pub fn wait_all(children: Vec<Child>) -> Vec<Output> {
     children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
 }
 
-/// Waits for all that have to be done well.
-pub fn done(children: Vec<Child>) -> Vec<Output> {
-    let outputs = ends(children);
+/// Waits for all processes, which must succeed.
+pub fn wait_for_success(children: Vec<Child>) -> Vec<Output> {
+    let outputs = wait_all(children);
     assert!(outputs.iter().all(|output| output.status.success()), "{outputs:#?}");
     outputs
 }
@@ -98,7 +98,7 @@ pub fn signal(child: &Child, name: &str) {
     assert!(sent.success());
 }
 
-/// Waits until so many steps are measured.
+/// Waits until a metrics file has this many steps.
 pub fn wait_for_steps(metrics: &Path, steps: usize) {
     let begun = Instant::now();
     let measured = || fs::read_to_string(metrics).unwrap_or_default().matches('\n').count();
@@ -109,12 +109,12 @@ pub fn wait_for_steps(metrics: &Path, steps: usize) {
 }
 
 #[test]
-fn processes_run_what_threads_run() {
+fn processes_and_threads_have_equal_results() {
     for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
         let processes = Processes::new(2);
-        let outputs = done(processes.all(&format!("{} {mesh}", processes.kept(4))));
+        let outputs = wait_for_success(processes.all(&format!("{} {mesh}", processes.flags(4))));
         let alone = Processes::new(1);
-        stdout(&format!("{} --devices 2 {mesh}", alone.kept(4)));
+        stdout(&format!("{} --devices 2 {mesh}", alone.flags(4)));
         let metrics = [&processes, &alone].map(|run| run.at("m.jsonl"));
         assert_eq!(curve(&metrics[0]), curve(&metrics[1]), "{mesh}");
         let counted = metrics.map(|file| {
@@ -122,13 +122,13 @@ fn processes_run_what_threads_run() {
             keys.map(|key| lines(&file)[3][key].clone())
         });
         assert_eq!(counted[0], counted[1], "{mesh}");
-        // The first speaks for all.
+        // Process 0 prints for all.
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
     }
 }
 
 #[test]
-fn launchers_are_understood() {
+fn launchers_are_detected() {
     for launcher in ["slurm", "openmpi"] {
         let processes = Processes::new(2);
         let environment = |rank: usize| {
@@ -150,57 +150,57 @@ fn launchers_are_understood() {
             let values = [rank.clone(), "2".into(), rank, "2".into()];
             names.into_iter().zip(values).chain([("NARROWS_PORT", port)]).collect()
         };
-        let arguments = format!("{} --launcher {launcher}", processes.kept(2));
+        let arguments = format!("{} --launcher {launcher}", processes.flags(2));
         let start = |rank| processes.start(rank, &arguments, environment(rank));
-        done((0..2).map(start).collect());
+        wait_for_success((0..2).map(start).collect());
         assert_eq!(lines(&processes.at("m.jsonl")).len(), 2);
     }
 }
 
 #[test]
-fn a_run_goes_on_where_its_processes_were_asked_to_stop() {
+fn a_stopped_run_is_resumed() {
     let processes = Processes::new(2);
     let steps = 12;
     let mesh = "--tensor 2 --pipeline 1";
-    let long = processes.kept(steps).replace("--steps 12", "--steps 100000");
+    let long = processes.flags(steps).replace("--steps 12", "--steps 100000");
     let children = processes.all(&format!("{long} {mesh}"));
     wait_for_steps(&processes.at("m.jsonl"), 2);
-    // Only one of them is told; all stop after the same step.
+    // One process is interrupted; all stop after the same step.
     signal(&children[1], "-TERM");
-    for output in ends(children) {
-        assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    for output in wait_all(children) {
+        assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     }
     let made = lines(&processes.at("m.jsonl")).len() as u64;
     let until = made + 3;
-    let on = processes.kept(steps).replace("--steps 12", &format!("--steps {until}"));
-    done(processes.all(&format!("{on} {mesh} --resume")));
+    let on = processes.flags(steps).replace("--steps 12", &format!("--steps {until}"));
+    wait_for_success(processes.all(&format!("{on} {mesh} --resume")));
     let alone = Processes::new(1);
-    let arguments = alone.kept(steps).replace("--steps 12", &format!("--steps {until}"));
+    let arguments = alone.flags(steps).replace("--steps 12", &format!("--steps {until}"));
     stdout(&format!("{arguments} --devices 2 {mesh}"));
     assert_eq!(curve(&processes.at("m.jsonl")), curve(&alone.at("m.jsonl")));
 }
 
-/// A checkpoint is due after every step: whoever is told to stop must not leave the others saving.
+/// A checkpoint is due after every step: an interrupted process must still take part in saving it.
 #[test]
-fn processes_stop_together_where_a_checkpoint_is_due() {
+fn processes_stop_together_when_a_checkpoint_is_due() {
     for told in [0, 1] {
         let processes = Processes::new(2);
-        let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+        let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");
         let flags = "--pipeline 2 --checkpoint-every 1 --keep 2";
         let children = processes.all(&format!("{long} {flags}"));
         wait_for_steps(&processes.at("m.jsonl"), 3);
         signal(&children[told], "-TERM");
-        for output in ends(children) {
-            assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+        for output in wait_all(children) {
+            assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
         }
         let made = lines(&processes.at("m.jsonl")).len();
         assert!(processes.at(&format!("kept/step-{made:08}/manifest.json")).exists());
     }
 }
 
-/// Each process has a token file of its own under the same name, with the same header.
+/// Each process has its own token file, of the same name and header.
 #[test]
-fn processes_that_read_other_tokens_end() {
+fn processes_with_different_tokens_fail() {
     let processes = Processes::new(2);
     let text = processes.at("text");
     fs::write(&text, "what all of them read. ".repeat(100)).unwrap();
@@ -211,7 +211,7 @@ fn processes_that_read_other_tokens_end() {
     stdout(&format!("data {} --output {}", text.display(), tokens.display()));
     let mut bytes = fs::read(&tokens).unwrap();
     let half = bytes.len() / 2;
-    // Letters, and not the zeros between them.
+    // Damages letters, not the zeros between them.
     bytes[half..].iter_mut().filter(|byte| **byte > 1).for_each(|byte| *byte ^= 1);
     fs::write(processes.at("1/tokens.bin"), bytes).unwrap();
     let start = |rank: usize| {
@@ -222,30 +222,30 @@ fn processes_that_read_other_tokens_end() {
         command.current_dir(processes.at(&rank.to_string()));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    for output in ends((0..2).map(start).collect()) {
-        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
-        let text = said(&output);
+    for output in wait_all((0..2).map(start).collect()) {
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        let text = stderr(&output);
         assert!(text.contains("process 1 reads other tokens than process 0"), "{text}");
     }
 }
 
 #[test]
-fn a_process_that_dies_ends_the_run() {
+fn a_killed_process_ends_the_run() {
     let processes = Processes::new(3);
-    let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+    let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");
     let mut children = processes.all(&format!("{long} --pipeline 3"));
     wait_for_steps(&processes.at("m.jsonl"), 2);
     let begun = Instant::now();
     signal(&children[1], "-KILL");
     children.remove(1).wait().unwrap();
-    let texts: Vec<String> = ends(children)
+    let texts: Vec<String> = wait_all(children)
         .iter()
         .map(|output| {
-            assert_eq!(output.status.code(), Some(1), "{}", said(output));
-            said(output)
+            assert_eq!(output.status.code(), Some(1), "{}", stderr(output));
+            stderr(output)
         })
         .collect();
-    // Nobody waits for the deadline, which is ten minutes.
+    // No process waits for the timeout of ten minutes.
     assert!(begun.elapsed() < PATIENCE);
     assert!(
         texts.iter().all(|text| text.contains("lost the connection to process 1")),
@@ -255,9 +255,9 @@ fn a_process_that_dies_ends_the_run() {
 }
 
 #[test]
-fn a_process_that_stalls_ends_the_run() {
+fn a_stalled_process_ends_the_run() {
     let processes = Processes::new(2);
-    let long = processes.kept(1).replace("--steps 1 ", "--steps 100000 ");
+    let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");
     let flags = "--tensor 2 --pipeline 1 --collective-timeout 2";
     let mut children = processes.all(&format!("{long} {flags}"));
     wait_for_steps(&processes.at("m.jsonl"), 2);
@@ -265,62 +265,62 @@ fn a_process_that_stalls_ends_the_run() {
     let stalled = children.remove(1);
     let output = children.remove(0).wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let text = said(&output);
+    let text = stderr(&output);
     assert!(text.starts_with("error: process 0 of 2: process 1 did not take part in"), "{text}");
     assert!(text.contains(" within 2."), "{text}");
     assert!(text.contains("has not ended"), "{text}");
-    // When it wakes up, it learns that the run is over.
+    // When it continues, it ends as well.
     signal(&stalled, "-CONT");
     let output = stalled.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        said(&output).contains("process 0 aborted the run: process 1 did not take part"),
+        stderr(&output).contains("process 0 aborted the run: process 1 did not take part"),
         "{}",
-        said(&output)
+        stderr(&output)
     );
 }
 
 #[test]
-fn processes_that_mean_other_things_do_not_begin() {
+fn processes_of_different_runs_do_not_start() {
     let processes = Processes::new(2);
     let arguments = format!("{SMALL} --steps 2 --seed");
     let start = |rank: usize| {
         processes.start(rank, &format!("{arguments} {rank}"), processes.torchrun(rank))
     };
-    for output in ends((0..2).map(start).collect()) {
+    for output in wait_all((0..2).map(start).collect()) {
         assert_eq!(output.status.code(), Some(1));
         assert!(output.stdout.is_empty());
-        let text = said(&output);
+        let text = stderr(&output);
         assert!(
             text.contains("process 1 was started for another run than process 0: seed: 1, not 0"),
             "{text}"
         );
     }
-    // One process for each device.
-    for output in ends(processes.all(&format!("{SMALL} --steps 2 --devices 3"))) {
+    // One process per device.
+    for output in wait_all(processes.all(&format!("{SMALL} --steps 2 --devices 3"))) {
         assert_eq!(output.status.code(), Some(2));
-        let text = said(&output);
+        let text = stderr(&output);
         assert!(text.contains("is for 3 devices, and 2 processes were started"), "{text}");
     }
 }
 
 #[test]
-fn a_process_alone_says_whom_it_waited_for() {
+fn a_process_that_waits_in_vain_names_the_missing_ones() {
     let processes = Processes::new(4);
     let arguments = format!("{SMALL} --steps 2 --join-timeout 0.5");
     let first = processes.start(0, &arguments, processes.torchrun(0));
     let output = first.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("3 of 4 processes did not join"), "{}", said(&output));
+    assert!(stderr(&output).contains("3 of 4 processes did not join"), "{}", stderr(&output));
     let second = processes.start(1, &arguments, processes.torchrun(1));
     let output = second.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("cannot reach process 0 at 127.0.0.1"), "{}", said(&output));
+    assert!(stderr(&output).contains("cannot reach process 0 at 127.0.0.1"), "{}", stderr(&output));
 }
 
-/// The batch scripts of the examples are scripts, and name flags that there are.
+/// The batch scripts of the examples parse, and their flags exist.
 #[test]
-fn the_batch_scripts_are_some() {
+fn batch_scripts_are_valid() {
     let help = stdout("run --help");
     let known: Vec<&str> = help.split_whitespace().collect();
     for name in ["run.sbatch", "run-gpus.sbatch"] {

@@ -1,5 +1,4 @@
-//! Runs on GPUs, from the command line. Where there is none they are the stand-ins' of CUDA's libraries,
-//! on which the program is the same to the last call.
+//! Runs on GPUs, which the fake CUDA libraries provide.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
@@ -7,11 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::checkpoints::curve;
-use super::cluster::{Processes, done, ends, said, signal, wait_for_steps};
+use super::cluster::{Processes, signal, stderr, wait_all, wait_for_steps, wait_for_success};
 use super::run::{SMALL, lines};
 use super::{narrows, stdout};
 
-/// Where the stand-ins are; `None`, and a printed reason, where they cannot be made.
+/// The folder of the fake CUDA libraries; `None`, with a printed reason, if they cannot be built.
 pub fn libraries() -> Option<PathBuf> {
     match narrows_fake_cuda::build() {
         Ok(libraries) => Some(libraries),
@@ -22,7 +21,7 @@ pub fn libraries() -> Option<PathBuf> {
     }
 }
 
-/// What processes are told besides, so that each has a stand-in of its own.
+/// Environment variables of processes on fake GPUs.
 pub fn environment(
     libraries: &Path,
     run: &Processes,
@@ -35,15 +34,15 @@ pub fn environment(
     ]
 }
 
-pub fn alone(libraries: &Path, run: &Processes, arguments: &str) -> String {
+pub fn run_on_gpu(libraries: &Path, run: &Processes, arguments: &str) -> String {
     let mut command = narrows(arguments);
     command.envs(environment(libraries, run, 1));
     let output = command.assert().success().get_output().stdout.clone();
     String::from_utf8(output).expect("answers are UTF-8")
 }
 
-/// Losses and norms are near those of another run.
-fn near(found: &Path, wanted: &Path, tolerance: f64) {
+/// Checks that losses and gradient norms agree with those of another run.
+fn assert_close(found: &Path, wanted: &Path, tolerance: f64) {
     let (found, wanted) = (lines(found), lines(wanted));
     assert_eq!(found.len(), wanted.len());
     for (found, wanted) in found.iter().zip(&wanted) {
@@ -55,9 +54,8 @@ fn near(found: &Path, wanted: &Path, tolerance: f64) {
     }
 }
 
-/// Without a GPU there is a sentence, and nothing is begun.
 #[test]
-fn without_a_gpu_there_is_a_sentence() {
+fn without_a_gpu_a_run_fails_with_a_hint() {
     let doctor: Value = serde_json::from_str(&stdout("doctor --format json")).unwrap();
     if doctor["backends"]["cuda"]["usable"] == true {
         println!("skipped: this machine has a GPU");
@@ -69,7 +67,7 @@ fn without_a_gpu_there_is_a_sentence() {
     assert!(message.contains("narrows doctor"), "{message}");
 }
 
-/// A driver whose functions are all there may still be too old for what is compiled.
+/// A driver that has all functions may still be too old for the compiled kernels.
 #[test]
 fn old_drivers_are_refused() {
     let Some(libraries) = libraries() else { return };
@@ -81,23 +79,24 @@ fn old_drivers_are_refused() {
     assert!(message.contains("one of CUDA 11.8") && message.contains("525"), "{message}");
     let mut doctor = narrows("doctor");
     doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
-    let told = String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
+    let environment =
+        String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
     assert!(told.contains("cuda  not available") && told.contains("one of CUDA 11.8"), "{told}");
 }
 
-/// A library that is another than its name says, or one from before a function was made, is as good as none.
+/// A library of another name, or one that lacks functions, does not load.
 #[test]
 fn libraries_without_their_functions_do_not_load() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(1);
     let places = run.at("libraries");
     std::fs::create_dir(&places).unwrap();
-    // That of cublas has no functions at all.
+    // The fake cuBLAS has no functions.
     for name in ["cuda", "nvrtc", "cublasLt", "nccl"] {
         let file = places.join(format!("lib{name}.so"));
         std::fs::copy(libraries.join("libcublas.so.12"), file).unwrap();
     }
-    let told = environment(&places, &run, 1);
+    let environment = environment(&places, &run, 1);
     let doctor = narrows("doctor --format json").envs(told.clone()).assert().success();
     let found: Value = serde_json::from_slice(&doctor.get_output().stdout).unwrap();
     let all = found["libraries"].as_array().unwrap().iter();
@@ -110,10 +109,10 @@ fn libraries_without_their_functions_do_not_load() {
 }
 
 #[test]
-fn a_gpu_trains_as_processors_do() {
+fn a_gpu_trains_as_the_cpu_does() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(1);
-    let doctor = alone(&libraries, &run, "doctor --format json");
+    let doctor = run_on_gpu(&libraries, &run, "doctor --format json");
     let doctor: Value = serde_json::from_str(&doctor).unwrap();
     assert_eq!(doctor["backends"]["cuda"]["usable"], true, "{doctor}");
     assert_eq!(doctor["devices"].as_array().unwrap().len(), 1);
@@ -121,28 +120,28 @@ fn a_gpu_trains_as_processors_do() {
     let [cpu, graphs, eager, mixed] = ["cpu", "graphs", "eager", "mixed"].map(file);
     stdout(&format!("{SMALL} --steps 4 --metrics {cpu}"));
     let small = SMALL.replace(" --threads 1", " --backend cuda");
-    let text = alone(&libraries, &run, &format!("{small} --steps 4 --metrics {graphs}"));
+    let text = run_on_gpu(&libraries, &run, &format!("{small} --steps 4 --metrics {graphs}"));
     assert!(text.contains("Training cola-tiny on 1 GPU"), "{text}");
     let arguments = format!("{small} --steps 4 --eager --metrics {eager} --format json");
-    let answer = alone(&libraries, &run, &arguments);
+    let answer = run_on_gpu(&libraries, &run, &arguments);
     let answer: Value = serde_json::from_str(&answer).unwrap();
     assert_eq!((&answer["backend"], &answer["threads_per_device"]), (&"cuda".into(), &Value::Null));
     assert_eq!(answer["allocated_bytes"], answer["prediction"]["peak_memory_bytes"]);
     assert!(answer["breakdown_s"]["gemm"].as_f64().unwrap() > 0.0, "single launches are timed");
     assert!(text.contains("--eager or --trace breaks them down"), "{text}");
-    near(graphs.as_ref(), cpu.as_ref(), 1e-4);
+    assert_close(graphs.as_ref(), cpu.as_ref(), 1e-4);
     assert_eq!(curve(graphs.as_ref()), curve(eager.as_ref()), "graphs, and single launches");
-    // In mixed precision, as a plan for GPUs is.
+    // In mixed precision, the default for GPUs.
     let mixed_run = small.replace("--hardware cpu-local", "--hardware h200-sxm");
-    alone(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
-    near(mixed.as_ref(), cpu.as_ref(), 2e-2);
+    run_on_gpu(&libraries, &run, &format!("{mixed_run} --steps 4 --metrics {mixed}"));
+    assert_close(mixed.as_ref(), cpu.as_ref(), 2e-2);
     assert_ne!(curve(mixed.as_ref()), curve(graphs.as_ref()));
 }
 
-/// From the second step on nothing but graphs is started, and the processor waits for nothing in
-/// between: what is logged is what CUDA was asked for.
+/// From the second step on only graphs are launched, without a synchronisation in between, by the log of the fake
+/// driver.
 #[test]
-fn a_step_is_graphs_and_no_waiting() {
+fn later_steps_launch_graphs_without_synchronising() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(1);
     let log = run.at("log.txt");
@@ -155,7 +154,7 @@ fn a_step_is_graphs_and_no_waiting() {
     let is = |what: &'static str| move |line: &&&str| line.contains(what);
     let captured = calls.iter().filter(is("host captures graph")).count();
     let launched = calls.iter().filter(is("host launches graph")).count();
-    // Forward, backward and the step phase of one microbatch.
+    // Forward pass, backward pass and step phase of one microbatch.
     assert_eq!((captured, launched), (3, 4 * 3), "{calls:#?}");
     let first = calls.iter().position(|line| line.contains("host launches graph")).unwrap();
     let last = calls.iter().rposition(|line| line.contains("host launches graph")).unwrap();
@@ -168,16 +167,16 @@ fn processes_have_a_gpu_each() {
     let Some(libraries) = libraries() else { return };
     for mesh in ["--tensor 2 --pipeline 1", "--tensor 1 --pipeline 2", "--data-parallel 2"] {
         let [run, alone] = [Processes::new(2), Processes::new(1)];
-        let arguments = format!("{} {mesh}", run.kept(4)).replace("--threads 1", "--backend cuda");
+        let arguments = format!("{} {mesh}", run.flags(4)).replace("--threads 1", "--backend cuda");
         let begin = |rank| {
-            let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+            let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
             run.start(rank, &arguments, told)
         };
-        let outputs = done((0..2).map(begin).collect());
+        let outputs = wait_for_success((0..2).map(begin).collect());
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
-        stdout(&format!("{} --devices 2 {mesh}", alone.kept(4)));
+        stdout(&format!("{} --devices 2 {mesh}", alone.flags(4)));
         let metrics = [&run, &alone].map(|run| run.at("m.jsonl"));
-        near(&metrics[0], &metrics[1], 1e-4);
+        assert_close(&metrics[0], &metrics[1], 1e-4);
         let counted = metrics.map(|file| {
             let keys = ["allocated_bytes", "collective_bytes", "transfer_sent_bytes"];
             keys.map(|key| lines(&file)[3][key].clone())
@@ -186,78 +185,78 @@ fn processes_have_a_gpu_each() {
     }
 }
 
-/// Processes that nobody told apart take the same GPU, which NCCL refuses: they say what to do.
+/// NCCL refuses two processes on the same GPU of a host; the error has a hint.
 #[test]
-fn processes_on_one_gpu_say_how_they_may() {
+fn processes_on_one_gpu_need_different_host_ids() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
-    let arguments = format!("{} --tensor 2", run.kept(2)).replace("--threads 1", "--backend cuda");
+    let arguments = format!("{} --tensor 2", run.flags(2)).replace("--threads 1", "--backend cuda");
     let all = |with: fn(usize) -> Vec<(&'static str, String)>| {
         let begin = |rank| {
-            let told = [run.torchrun(rank), environment(&libraries, &run, 1), with(rank)].concat();
+            let environment =
+                [run.torchrun(rank), environment(&libraries, &run, 1), with(rank)].concat();
             run.start(rank, &arguments, told)
         };
-        ends((0..2).map(begin).collect())
+        wait_all((0..2).map(begin).collect())
     };
     let refused = all(|_| vec![]);
     assert!(refused.iter().all(|output| output.status.code() == Some(1)), "{refused:#?}");
-    assert!(refused.iter().all(|output| said(output).contains("NCCL_HOSTID")), "{refused:#?}");
-    let told = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
+    assert!(refused.iter().all(|output| stderr(output).contains("NCCL_HOSTID")), "{refused:#?}");
+    let environment = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
     assert!(told.iter().all(|output| output.status.success()), "{told:#?}");
 }
 
-/// One on a GPU and one on processors would wait for each other in different ways.
 #[test]
-fn processes_run_on_one_backend() {
+fn processes_must_use_the_same_backend() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
     let begin = |rank: usize| {
         let backend = ["--backend cuda", "--backend cpu"][rank];
-        let arguments = format!("{} --tensor 2", run.kept(2)).replace("--threads 1", backend);
-        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        let arguments = format!("{} --tensor 2", run.flags(2)).replace("--threads 1", backend);
+        let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
         run.start(rank, &arguments, told)
     };
-    let outputs = ends((0..2).map(begin).collect());
+    let outputs = wait_all((0..2).map(begin).collect());
     for output in outputs {
-        let message = said(&output);
+        let message = stderr(&output);
         assert!(message.contains("backend: cpu, not cuda"), "{message}");
     }
 }
 
-/// What a GPU kept goes on on processors, and the other way round.
+/// A run continues from checkpoints of the other backend.
 #[test]
-fn checkpoints_go_from_gpu_to_processors_and_back() {
+fn checkpoints_move_between_gpu_and_cpu() {
     let Some(libraries) = libraries() else { return };
     let [run, alone_run] = [Processes::new(1), Processes::new(1)];
-    let on_gpu = |steps| run.kept(steps).replace("--threads 1", "--backend cuda");
-    alone(&libraries, &run, &on_gpu(2));
-    stdout(&format!("{} --resume", run.kept(4)));
-    alone(&libraries, &run, &format!("{} --resume", on_gpu(6)));
-    stdout(&alone_run.kept(6));
-    near(&run.at("m.jsonl"), &alone_run.at("m.jsonl"), 1e-4);
+    let on_gpu = |steps| run.flags(steps).replace("--threads 1", "--backend cuda");
+    run_on_gpu(&libraries, &run, &on_gpu(2));
+    stdout(&format!("{} --resume", run.flags(4)));
+    run_on_gpu(&libraries, &run, &format!("{} --resume", on_gpu(6)));
+    stdout(&alone_run.flags(6));
+    assert_close(&run.at("m.jsonl"), &alone_run.at("m.jsonl"), 1e-4);
 }
 
-/// The process that is left ends too, and says of whom it knows.
+/// The remaining process ends and names the killed one.
 #[test]
 fn a_killed_process_ends_the_run() {
     let Some(libraries) = libraries() else { return };
     let run = Processes::new(2);
-    let arguments = format!("{} --tensor 2", run.kept(1000));
+    let arguments = format!("{} --tensor 2", run.flags(1000));
     let arguments = arguments.replace("--threads 1", "--backend cuda");
     let begin = |rank| {
-        let told = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
+        let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
         run.start(rank, &arguments, told)
     };
     let children: Vec<_> = (0..2).map(begin).collect();
     wait_for_steps(&run.at("m.jsonl"), 2);
     signal(&children[1], "-KILL");
-    let outputs = ends(children);
+    let outputs = wait_all(children);
     assert!(!outputs[0].status.success());
-    let message = said(&outputs[0]);
+    let message = stderr(&outputs[0]);
     assert!(message.contains("process 1") && !message.contains("panicked"), "{message}");
 }
 
-/// A traced run says what each instruction took on the GPU, and what the step's time was spent on.
+/// A traced run has the time of each instruction on the GPU, and breaks down the step time.
 #[test]
 fn a_run_on_a_gpu_is_traced() {
     let Some(libraries) = libraries() else { return };
@@ -265,7 +264,7 @@ fn a_run_on_a_gpu_is_traced() {
     let small = SMALL.replace(" --threads 1", " --backend cuda");
     let (trace, metrics) = (run.at("trace.json"), run.at("m.jsonl"));
     let files = format!("--trace {} --metrics {}", trace.display(), metrics.display());
-    alone(&libraries, &run, &format!("{small} --steps 2 {files}"));
+    run_on_gpu(&libraries, &run, &format!("{small} --steps 2 {files}"));
     let trace: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let took = |event: &&Value| event["dur"].as_f64().is_some_and(|dur| dur > 0.0);

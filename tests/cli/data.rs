@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{json as answer, narrows, refusal, stdout};
+use super::{failure, json as answer, narrows, stdout};
 
-/// Words apart by blanks, and an end of text.
+/// A tokenizer of words separated by blanks, with an end-of-text token.
 fn tokenizer() -> String {
     let added = |id: u32, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false,
@@ -44,12 +44,12 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Arguments in which `@` is a folder.
+/// Replaces `@` in arguments by a folder.
 fn within(folder: &Path, arguments: &str) -> String {
     arguments.replace('@', &format!("{}/", folder.display()))
 }
 
-/// The tokens of a file whose header has nothing unexpected.
+/// The tokens of a file with the usual header.
 fn tokens(path: &Path) -> Vec<u16> {
     let bytes = fs::read(path).unwrap();
     bytes[256..].chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]])).collect()
@@ -89,11 +89,11 @@ fn every_byte_is_a_token() {
 }
 
 #[test]
-fn a_tokenizer_makes_tokens_of_words() {
+fn a_tokenizer_file_defines_the_tokens() {
     let folder = folder();
     let line = "data @a.txt @b.txt --tokenizer @tokenizer.json --output @t.tokens";
     let made = answer(&within(folder.path(), line));
-    // Neither truncated, as the file says of sentences, nor joined without a token between.
+    // The file's truncation does not apply to documents, and an end-of-text token separates them.
     assert_eq!(tokens(&folder.path().join("t.tokens")), [1, 2, 3, 4, 2, 0]);
     for (key, value) in [
         ("token_count", json!(6)),
@@ -115,7 +115,7 @@ fn a_tokenizer_makes_tokens_of_words() {
 }
 
 #[test]
-fn standard_input_is_a_text() {
+fn standard_input_can_be_a_text() {
     let folder = folder();
     let line = within(folder.path(), "data @b.txt - --output @t.tokens --format json");
     narrows(&line).write_stdin("\u{e9}").assert().success();
@@ -127,7 +127,7 @@ fn standard_input_is_a_text() {
 }
 
 #[test]
-fn a_text_larger_than_any_buffer() {
+fn a_text_may_exceed_every_buffer() {
     let folder = folder();
     let text = "call me\nishmael\n".repeat(200_000);
     fs::write(folder.path().join("long.txt"), &text).unwrap();
@@ -139,7 +139,7 @@ fn a_text_larger_than_any_buffer() {
 }
 
 #[test]
-fn the_book_that_comes_with_the_project() {
+fn the_shipped_book_is_tokenized() {
     let folder = folder();
     let line = "data data/moby-dick.txt --output @t.tokens";
     let made = answer(&within(folder.path(), line));
@@ -165,7 +165,7 @@ fn files_of_llm_c_are_inspected() {
 }
 
 #[test]
-fn bad_input_is_located_and_leaves_nothing() {
+fn bad_input_is_located_and_leaves_no_files() {
     let folder = folder();
     let path = folder.path();
     let before = fs::read_dir(path).unwrap().count();
@@ -198,23 +198,23 @@ fn bad_input_is_located_and_leaves_nothing() {
         ("data --inspect @no", "no: cannot be read"),
         ("data --inspect -", "--inspect: a token file is memory-mapped"),
     ] {
-        let message = refusal(&within(path, arguments), 2);
+        let message = failure(&within(path, arguments), 2);
         assert!(message.contains(part), "{arguments}: {message}");
         assert_eq!(fs::read_dir(path).unwrap().count(), before, "{arguments}");
     }
     assert_eq!(fs::read(path.join("a.txt")).unwrap(), b"call me\nishmael\n");
     let message =
-        refusal(&within(path, "data @no.txt @never.txt --tokenizer @a.txt --output -"), 2);
+        failure(&within(path, "data @no.txt @never.txt --tokenizer @a.txt --output -"), 2);
     assert_eq!(message.matches("error:").count(), 4, "all at once: {message}");
 }
 
 #[test]
-fn a_failure_leaves_the_file_that_was_there() {
+fn a_failure_leaves_the_previous_file() {
     let folder = folder();
     let line = within(folder.path(), "data @a.txt @latin1.txt --output @t");
     stdout(&line);
     let before = fs::read(folder.path().join("t")).unwrap();
-    refusal(&format!("{line} --tokenizer {}/tokenizer.json", folder.path().display()), 2);
+    failure(&format!("{line} --tokenizer {}/tokenizer.json", folder.path().display()), 2);
     assert_eq!(fs::read(folder.path().join("t")).unwrap(), before);
 }
 
@@ -244,14 +244,14 @@ fn a_damaged_file_fails_the_check() {
     let mut changed = good.clone();
     changed[260] ^= 1;
     fs::write(&path, &changed).unwrap();
-    let message = refusal(&line, 1);
+    let message = failure(&line, 1);
     assert!(message.contains("t.tokens: byte 256 (tokens): the tokens have SHA-256"), "{message}");
     fs::write(&path, &good[..good.len() - 1]).unwrap();
-    let message = refusal(&line, 2);
+    let message = failure(&line, 2);
     assert!(message.contains("the file has 287 bytes, and its header says 288"), "{message}");
     let mut changed = good;
     changed[24] ^= 1;
     fs::write(&path, &changed).unwrap();
-    let message = refusal(&line, 2);
+    let message = failure(&line, 2);
     assert!(message.contains("byte 224 (header checksum): the header does not have"), "{message}");
 }

@@ -1,11 +1,11 @@
-//! What `doctor` says of machines with and without CUDA.
+//! `narrows doctor` on machines with and without CUDA.
 
 use std::fs;
 
 use super::{json, narrows, stdout};
 
 #[test]
-fn it_says_what_can_run() {
+fn doctor_reports_which_backends_can_run() {
     let found = json("doctor");
     assert_eq!(found["backends"]["cpu"]["usable"], true);
     assert!(found["machine"]["cores"].as_u64().unwrap() > 0);
@@ -13,17 +13,17 @@ fn it_says_what_can_run() {
     for library in found["libraries"].as_array().unwrap() {
         assert!(library["loads"].is_boolean() && library["purpose"].is_string(), "{library}");
     }
-    // Whoever cannot run says why, and what to do where something can be done.
+    // A backend that cannot run has a reason and, if there is a remedy, a hint.
     let cuda = &found["backends"]["cuda"];
     assert!(cuda["usable"] == true || !cuda["because"].as_array().unwrap().is_empty(), "{cuda}");
     let text = stdout("doctor");
     assert!(text.contains("cpu   available") && text.contains("CUDA libraries"), "{text}");
 }
 
-/// A package of Python has a library under a name that nobody asks for.
+/// Python packages contain libraries under names that programs do not load.
 #[cfg(unix)]
 #[test]
-fn libraries_are_linked_under_the_names_they_are_asked_for() {
+fn libraries_are_linked_under_the_names_that_are_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("lib/python3.11/site-packages/nvidia/nccl/lib");
     fs::create_dir_all(&place).unwrap();
@@ -38,7 +38,7 @@ fn libraries_are_linked_under_the_names_they_are_asked_for() {
         .success();
     let found: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     let nccl = found["libraries"].as_array().unwrap().iter().find(|one| one["name"] == "libnccl");
-    // A machine with an NCCL of its own loads that one.
+    // An NCCL of the machine takes precedence.
     let nccl = nccl.unwrap();
     if nccl["loads"] == false {
         let real = fs::canonicalize(&file).unwrap();
@@ -52,7 +52,7 @@ fn libraries_are_linked_under_the_names_they_are_asked_for() {
 }
 
 #[test]
-fn it_says_which_process_it_is() {
+fn doctor_reports_the_process_rank() {
     let output = narrows("doctor")
         .envs([("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "node1"), ("MASTER_PORT", "7")])
         .assert()

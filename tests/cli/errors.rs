@@ -1,8 +1,8 @@
-//! Bad input: exit code 2, and the place it is in.
+//! Bad input: exit code 2 and the location of the defect.
 
 use std::fs;
 
-use super::{narrows, refusal};
+use super::{failure, narrows};
 
 #[test]
 fn bad_flags_are_named() {
@@ -28,7 +28,7 @@ fn bad_flags_are_named() {
         ("schema tokens", "possible values"),
         ("paln", "plan"),
     ] {
-        let message = refusal(arguments, 2);
+        let message = failure(arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
@@ -51,23 +51,23 @@ fn bad_files_are_located() {
         ),
     ] {
         fs::write(&path, text).unwrap();
-        let message = refusal(&format!("plan --model {name}"), 2);
+        let message = failure(&format!("plan --model {name}"), 2);
         assert!(message.contains(part), "{message}");
-        refusal(&format!("plan --model cola-tiny --hardware {name}"), 2);
-        refusal(&format!("check {name}"), 2);
-        refusal(&format!("cost {name}"), 2);
-        refusal(&format!("explain {name}"), 2);
+        failure(&format!("plan --model cola-tiny --hardware {name}"), 2);
+        failure(&format!("check {name}"), 2);
+        failure(&format!("cost {name}"), 2);
+        failure(&format!("explain {name}"), 2);
     }
 }
 
 #[test]
-fn several_defects_are_told_at_once() {
-    let message = refusal("plan --model cola-7 --hardware b200", 2);
+fn several_defects_are_reported_at_once() {
+    let message = failure("plan --model cola-7 --hardware b200", 2);
     assert_eq!(message.matches("error:").count(), 2, "{message}");
 }
 
 #[test]
-fn asking_for_help_is_no_error() {
+fn help_and_version_exit_with_0() {
     for arguments in ["--help", "plan --help", "-V", "help cost"] {
         narrows(arguments).assert().success();
     }

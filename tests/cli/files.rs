@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{json as answer, narrows, refusal, small_plan, stdout};
+use super::{failure, json as answer, narrows, small_plan, stdout};
 
 #[test]
 fn a_written_plan_is_checked_and_costs_what_was_predicted() {
@@ -29,24 +29,24 @@ fn a_written_plan_is_checked_and_costs_what_was_predicted() {
 }
 
 #[test]
-fn streams_take_the_place_of_files() {
+fn standard_streams_replace_files() {
     let plan = small_plan();
     serde_json::from_str::<Value>(&plan).expect("only the plan is on standard output");
     narrows("check -").write_stdin(plan.clone()).assert().success();
-    // What `plan --format json` printed is a plan too.
+    // The answer of `plan --format json` contains a plan.
     let printed = stdout("plan --model cola-tiny --format json");
     narrows("cost -").write_stdin(printed).assert().success();
     let model = fs::read_to_string("models/mixed-ranks.json").unwrap();
     narrows("plan --model - --devices 2").write_stdin(model).assert().success();
     let profile = fs::read_to_string("profiles/h100-sxm.json").unwrap();
     narrows("plan --model cola-tiny --hardware -").write_stdin(profile).assert().success();
-    let message = refusal("check - --model -", 2);
+    let message = failure("check - --model -", 2);
     assert!(message.contains("one standard input"), "{message}");
-    refusal("plan --model cola-tiny --format json --output -", 2);
+    failure("plan --model cola-tiny --format json --output -", 2);
 }
 
 #[test]
-fn paths_lead_to_the_same_models_as_presets() {
+fn model_files_equal_presets() {
     let prediction = |model: &str| {
         answer(&format!("plan --model {model} --memory-limit none"))["prediction"].clone()
     };
@@ -58,7 +58,7 @@ fn paths_lead_to_the_same_models_as_presets() {
 }
 
 #[test]
-fn another_profile_is_priced_and_said() {
+fn pricing_with_another_profile_warns() {
     let command = narrows("cost - --hardware h100-sxm").write_stdin(small_plan()).assert();
     let output = command.success().get_output().clone();
     let warning = String::from_utf8(output.stderr).unwrap();
@@ -73,7 +73,7 @@ fn another_model_is_refused() {
 }
 
 #[test]
-fn sizes_replace_those_of_the_plan() {
+fn size_flags_replace_the_sizes_of_the_plan() {
     let cost = |flags: &str| narrows(&format!("cost - {flags}")).write_stdin(small_plan()).assert();
     let output = cost("--global-batch 8 --format json").success().get_output().stdout.clone();
     let cost_of_8: Value = serde_json::from_slice(&output).unwrap();
@@ -83,7 +83,7 @@ fn sizes_replace_those_of_the_plan() {
 }
 
 #[test]
-fn a_check_that_fails_ends_with_one() {
+fn a_failed_check_exits_with_1() {
     let check =
         narrows("check - --memory-limit 1MiB --format json").write_stdin(small_plan()).assert();
     let output = check.code(1).get_output().clone();
@@ -95,7 +95,7 @@ fn a_check_that_fails_ends_with_one() {
 }
 
 #[test]
-fn edits_that_make_no_sense_are_refused_where_they_are() {
+fn invalid_edits_of_a_plan_are_located() {
     let plan: Value = serde_json::from_str(&small_plan()).unwrap();
     let edited = |edit: fn(&mut Value), field: &str| {
         let mut plan = plan.clone();
@@ -123,22 +123,22 @@ fn edits_that_make_no_sense_are_refused_where_they_are() {
 }
 
 #[test]
-fn a_failure_leaves_what_was_there() {
+fn a_failure_leaves_the_previous_plan() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
     fs::write(&path, "precious").unwrap();
     let name = path.to_str().unwrap();
-    refusal(&format!("plan --model llama-7b --memory-limit 1GiB --output {name}"), 1);
+    failure(&format!("plan --model llama-7b --memory-limit 1GiB --output {name}"), 1);
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     let missing = folder.path().join("no/plan.json");
-    let message = refusal(&format!("plan --model cola-tiny --output {}", missing.display()), 2);
+    let message = failure(&format!("plan --model cola-tiny --output {}", missing.display()), 2);
     assert!(message.contains("cannot be written"), "{message}");
-    refusal(&format!("plan --model cola-tiny --output {}", folder.path().display()), 2);
+    failure(&format!("plan --model cola-tiny --output {}", folder.path().display()), 2);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_failure() {
+fn a_closed_pipe_is_no_failure() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_narrows"))
         .args(["schema", "profile"])
         .env("XDG_CACHE_HOME", crate::CACHE)

@@ -1,4 +1,4 @@
-//! The command line as scripts see it: flags, JSON keys, exit codes.
+//! The command line: flags, JSON keys, exit codes and messages.
 
 mod calibrate;
 mod calibrate_cuda;
@@ -19,11 +19,10 @@ mod validate;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// Where tests keep what the program keeps: what is measured here under load is nothing to keep for whoever
-/// works on this machine.
+/// The cache folder of tests. Profiles that are measured under the load of tests must not reach the user's cache.
 const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/cache");
 
-/// `narrows` with arguments apart by blanks.
+/// `narrows` with arguments separated by blanks.
 fn narrows(arguments: &str) -> Command {
     let mut command = assert_cmd::cargo::cargo_bin_cmd!("narrows");
     command.args(arguments.split_whitespace()).env_remove("CLICOLOR_FORCE");
@@ -37,14 +36,14 @@ fn stdout(arguments: &str) -> String {
     String::from_utf8(output).expect("answers are UTF-8")
 }
 
-/// The JSON a command that succeeds prints.
+/// The JSON answer of a command that succeeds.
 fn json(arguments: &str) -> Value {
     let text = stdout(&format!("{arguments} --format json"));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
-/// The messages of a command that ends with this exit code, without a word on standard output.
-fn refusal(arguments: &str, code: i32) -> String {
+/// Standard error of a command that ends with this exit code and prints nothing on standard output.
+fn failure(arguments: &str, code: i32) -> String {
     let assert = narrows(arguments).assert().code(code);
     let output = assert.get_output();
     assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -60,6 +59,6 @@ fn small_plan() -> String {
 }
 
 #[test]
-fn messages_are_what_they_were() {
+fn error_messages_match_the_recorded_ones() {
     trycmd::TestCases::new().env("XDG_CACHE_HOME", CACHE).case("tests/cmd/*.trycmd");
 }

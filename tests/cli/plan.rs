@@ -1,8 +1,8 @@
-//! What is planned, and the numbers that are published.
+//! `narrows plan` and `explain`: published volumes, fixed decisions, limits and hints.
 
 use serde_json::{Value, json};
 
-use super::{json, refusal, stdout};
+use super::{failure, json, stdout};
 
 /// Four A100s, four sequences of 4096 tokens in one microbatch: the published measurement.
 const PUBLISHED: &str = "--hardware a100-80gb --devices 4 --tensor 4 --global-batch 4 \
@@ -27,10 +27,10 @@ fn published_volumes() {
     }
 }
 
-/// Volumes follow the shapes: odd ranks that differ from linear to linear and block to block, and fewer
-/// key and value heads than query heads.
+/// Collective volumes for odd ranks that differ between linears and blocks, with fewer key and value heads than query
+/// heads.
 #[test]
-fn volumes_of_unlike_linears() {
+fn volumes_follow_the_shapes_of_each_linear() {
     const LINEARS: [&str; 7] = ["q", "k", "v", "o", "gate", "up", "down"];
     let (hidden, heads, kv_heads, head_dim, d_ff) = (192, 12, 4, 32, 344);
     let model = |middle: [u64; 7], dense: bool| {
@@ -113,9 +113,9 @@ fn every_strategy_is_planned_and_auto_is_no_slower() {
 
 #[test]
 fn fullrank_tp_of_a_low_rank_model_hints_at_the_dense_counterpart() {
-    let message = refusal("plan --model cola-7b --strategy fullrank-tp", 2);
+    let message = failure("plan --model cola-7b --strategy fullrank-tp", 2);
     assert!(message.contains("--model llama-7b"), "{message}");
-    let message = refusal("plan --model models/mixed-ranks.json --strategy fullrank-tp", 2);
+    let message = failure("plan --model models/mixed-ranks.json --strategy fullrank-tp", 2);
     assert!(message.contains("mixed-ranks-dense"), "{message}");
 }
 
@@ -207,7 +207,7 @@ fn fixed_decisions_are_kept() {
 #[test]
 fn an_infeasible_request_exits_with_1_and_its_causes() {
     let arguments = "plan --model llama-350m --devices 4 --memory-limit 128MiB";
-    let message = refusal(arguments, 1);
+    let message = failure(arguments, 1);
     for part in ["no plan exists for llama-350m", "because", "128.0 MiB", "hint: --memory-limit"] {
         assert!(message.contains(part), "{message}");
     }
@@ -246,7 +246,7 @@ fn explain_compares_with_baselines_and_the_dense_counterpart() {
     assert_eq!(answer["search"]["status"], "optimal");
 }
 
-/// A plan file is priced as it was planned, for its executor too, until a flag says otherwise.
+/// A plan file is priced for its own executor unless a flag selects another.
 #[test]
 fn a_plan_is_priced_for_its_executor() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -271,13 +271,13 @@ fn a_plan_is_priced_for_its_executor() {
 }
 
 #[test]
-fn flags_that_mean_nothing_are_refused_or_named() {
+fn flags_without_effect_are_refused_or_warned_of() {
     let small = "plan --model cola-tiny --devices 2 --global-batch 4";
     let output = super::narrows(small).args(["--output", ""]).assert().code(2);
     let message = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(message.contains("--output: the file name is empty"), "{message}");
     for limit in ["-5", "-5GiB"] {
-        let message = refusal(&format!("{small} --memory-limit {limit}"), 2);
+        let message = failure(&format!("{small} --memory-limit {limit}"), 2);
         assert!(message.contains("number of bytes such as 64GiB"), "{message}");
     }
     let output = super::narrows(&format!("{small} --zero 1 --data-parallel 1")).assert().code(0);
@@ -285,23 +285,22 @@ fn flags_that_mean_nothing_are_refused_or_named() {
     assert!(message.contains("`--zero 1` has no effect"), "{message}");
 }
 
-/// A hint says what is not so already, and what cannot be split has a name.
 #[test]
 fn hints_name_what_would_help() {
     let tight = "plan --model llama-350m --devices 4 --memory-limit 128MiB";
-    let message = refusal(&format!("{tight} --micro-batch 1"), 1);
+    let message = failure(&format!("{tight} --micro-batch 1"), 1);
     assert!(message.contains("hint: more devices\n"), "{message}");
-    let message = refusal(&format!("{tight} --micro-batch 2 --global-batch 8 --recompute none"), 1);
+    let message = failure(&format!("{tight} --micro-batch 2 --global-batch 8 --recompute none"), 1);
     let hint = "hint: more devices, a smaller --micro-batch or --recompute auto";
     assert!(message.contains(hint), "{message}");
     let odd = "plan --model cola-7b --devices 3 --tensor 3 --global-batch 3 --strategy btp";
-    let message = refusal(odd, 1);
+    let message = failure(odd, 1);
     assert!(message.contains("cannot be split as asked over 3 devices"), "{message}");
     assert!(message.contains("`q.a") || message.contains("`attention"), "{message}");
 }
 
 #[test]
-fn explain_compares_every_axis_and_counts_what_it_leaves_out() {
+fn explain_compares_every_axis_and_counts_omitted_alternatives() {
     let answer = json("explain --model cola-tiny --devices 6 --global-batch 12");
     let names: Vec<&str> = answer["alternatives"]
         .as_array()

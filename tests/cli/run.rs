@@ -1,17 +1,17 @@
-//! Runs on the command line.
+//! `narrows run` on the CPU and on the null backend.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{json as answer, narrows, refusal, stdout};
+use super::{failure, json as answer, narrows, stdout};
 
-/// Sizes that a step takes no time with.
+/// A run with small steps.
 pub const SMALL: &str =
     "run --hardware cpu-local --global-batch 2 --sequence-length 16 --threads 1";
 
-/// Every line of a metrics file.
+/// The lines of a metrics file.
 pub fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     assert!(text.ends_with('\n'), "a whole line: {text}");
@@ -19,7 +19,7 @@ pub fn lines(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn a_run_without_a_plan_trains_on_the_book() {
+fn a_run_without_a_plan_trains_on_the_shipped_book() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("m.jsonl");
     let found = answer(&format!("{SMALL} --steps 6 --metrics {}", metrics.display()));
@@ -56,7 +56,7 @@ fn a_run_without_a_plan_trains_on_the_book() {
 }
 
 #[test]
-fn the_document_names_every_key_of_a_line() {
+fn every_key_of_a_metrics_line_is_documented() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("m.jsonl");
     stdout(&format!("{SMALL} --steps 1 --devices 2 --tensor 2 --metrics {}", metrics.display()));
@@ -92,9 +92,8 @@ fn a_plan_file_is_run_and_gives_the_same_losses() {
     }
 }
 
-/// Three ways to the same bytes: what was done, what would be, and what was predicted.
 #[test]
-fn what_is_measured_is_what_is_counted_and_predicted() {
+fn measured_counted_and_predicted_bytes_are_equal() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (plan, metrics) = (at("plan.json"), at("m.jsonl"));
@@ -123,7 +122,7 @@ fn what_is_measured_is_what_is_counted_and_predicted() {
         }
         assert_eq!(line["scratch_bytes"], found["scratch_bytes"]);
     }
-    // What a step moves on the tensor axis is at least what is predicted of all blocks.
+    // A step moves at least the predicted payloads of all blocks over the tensor axis.
     let blocks = &predicted["prediction"]["block_collective_bytes"];
     let sum = |of: &Value| of.as_object().unwrap().values().filter_map(Value::as_u64).sum::<u64>();
     let block: u64 = ["forward", "backward", "redo"].iter().map(|pass| sum(&blocks[pass])).sum();
@@ -135,7 +134,7 @@ fn what_is_measured_is_what_is_counted_and_predicted() {
 }
 
 #[test]
-fn a_report_for_people_has_both_times() {
+fn the_text_report_has_predicted_and_measured_times() {
     let report = stdout(&format!("{SMALL} --steps 2"));
     let parts =
         ["Training cola-tiny on 1 device of 1 thread", "step 1  loss 5.", "Predicted and measured"];
@@ -150,7 +149,7 @@ fn a_report_for_people_has_both_times() {
 }
 
 #[test]
-fn the_null_backend_counts() {
+fn the_null_backend_counts_instructions() {
     let line = "run --backend null --devices 4 --tensor 2 --pipeline 2 --data-parallel 1";
     let counts = answer(line);
     assert_eq!(counts["backend"], "null");
@@ -162,13 +161,13 @@ fn the_null_backend_counts() {
         assert!(stage["transfer_sent_bytes"].as_u64() > Some(0), "{stage}");
     }
     assert!(stdout(line).contains("One step of cola-tiny on 4 devices, counted"));
-    // What only counts needs no processor that computes in a plan's precision.
+    // Counting works for every precision.
     let other = format!("{line} --hardware a100-80gb");
     assert!(stdout(&other).contains("counted"));
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn contradictory_flags_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let (plan, tokens, wide) = (at("gpu.json"), at("t.tokens"), at("wide.json"));
@@ -198,7 +197,7 @@ fn what_makes_no_sense_is_refused() {
         (format!("run {wide} --norm sync"), "--norm: restricts a search"),
         ("run nowhere.json".into(), "nowhere.json: cannot be read"),
     ] {
-        let message = refusal(&arguments, 2);
+        let message = failure(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
@@ -206,7 +205,7 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn tokens_outside_the_vocabulary_are_located() {
     let folder = tempfile::tempdir().unwrap();
-    // llm.c's layout says nothing of a vocabulary: GPT-2's ids, in a model of 256.
+    // The llm.c layout has no vocabulary size: GPT-2 ids for a model of 256.
     let mut bytes = vec![0; 1024];
     for (at, number) in [20_240_520_u32, 1, 600].into_iter().enumerate() {
         bytes[4 * at..4 * at + 4].copy_from_slice(&number.to_le_bytes());
@@ -215,17 +214,17 @@ fn tokens_outside_the_vocabulary_are_located() {
     let path = folder.path().join("gpt2.bin");
     fs::write(&path, bytes).unwrap();
     let line = format!("{SMALL} --steps 50 --format json --data {}", path.display());
-    let message = refusal(&line, 2);
+    let message = failure(&line, 2);
     assert!(message.contains("gpt2.bin: byte ") && message.contains("(token "), "{message}");
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_a_run_and_loses_nothing() {
+fn a_non_finite_loss_ends_a_run_and_keeps_its_metrics() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("m.jsonl");
     let hot = "--steps 5 --learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30";
     let line = format!("{SMALL} {hot} --format json --metrics {}", metrics.display());
-    let message = refusal(&line, 1);
+    let message = failure(&line, 1);
     for part in ["step 2: the loss is ", "metrics of the 1 step before it", "--learning-rate"] {
         assert!(message.contains(part), "{part} in {message}");
     }
@@ -233,16 +232,16 @@ fn a_loss_that_is_no_number_ends_a_run_and_loses_nothing() {
 }
 
 #[test]
-fn what_the_machine_cannot_hold_is_refused_before_it_is_allocated() {
+fn a_run_larger_than_the_memory_is_refused_before_allocation() {
     let large = "run --model cola-30b --memory-limit none --global-batch 1 --sequence-length 16";
-    let message = refusal(&format!("{large} --steps 1 --format json"), 1);
+    let message = failure(&format!("{large} --steps 1 --format json"), 1);
     for part in ["memory: training cola-30b needs ", " are free", "hint: a smaller model"] {
         assert!(message.contains(part), "{part} in {message}");
     }
 }
 
 #[test]
-fn the_parts_of_a_step_are_predicted_and_measured() {
+fn the_breakdown_of_a_step_is_predicted_and_measured() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = folder.path().join("m.jsonl");
     let line =
@@ -281,7 +280,7 @@ fn more_devices_than_cores_are_warned_of() {
 /// Ctrl-C ends a run after its step.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_run_that_is_interrupted_reports_and_says_so() {
+fn an_interrupted_run_reports_its_steps() {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
     let arguments = format!("{SMALL} --steps 1000000 --metrics -");
@@ -305,17 +304,17 @@ fn a_run_that_is_interrupted_reports_and_says_so() {
 }
 
 #[test]
-fn a_device_does_not_get_thousands_of_threads() {
-    let message = refusal("run --steps 1 --threads 40000", 2);
+fn the_number_of_threads_is_limited() {
+    let message = failure("run --steps 1 --threads 40000", 2);
     assert!(message.contains("--threads: 40000 threads per device are too many"), "{message}");
 }
 
 #[test]
-fn two_outputs_do_not_share_a_file() {
+fn outputs_must_be_different_files() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("z.json");
     let arguments = format!("{SMALL} --steps 1 --metrics {0} --trace {0}", file.display());
-    let message = refusal(&arguments, 2);
+    let message = failure(&arguments, 2);
     assert!(message.contains("--trace:") && message.contains("--metrics writes to"), "{message}");
     assert!(!file.exists());
 }

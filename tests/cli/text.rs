@@ -1,4 +1,4 @@
-//! Reports for people.
+//! Text reports.
 
 use super::{narrows, stdout};
 
@@ -6,7 +6,7 @@ const ARGUMENTS: &str = "plan --model cola-7b --devices 4 --global-batch 4 --ten
     --micro-batch 4 --strategy btp";
 
 #[test]
-fn a_report_says_what_was_decided_and_what_it_costs() {
+fn a_report_has_the_decisions_and_the_prediction() {
     let report = stdout(ARGUMENTS);
     for part in [
         "cola-7b on 4 devices of a100-80gb",
@@ -34,7 +34,7 @@ fn a_report_says_what_was_decided_and_what_it_costs() {
 }
 
 #[test]
-fn colours_are_for_those_who_want_them() {
+fn colours_follow_the_environment() {
     assert!(!stdout(ARGUMENTS).contains('\u{1b}'));
     let forced = || {
         let mut command = narrows(ARGUMENTS);
@@ -50,13 +50,13 @@ fn colours_are_for_those_who_want_them() {
 }
 
 #[test]
-fn one_device_needs_no_layouts() {
+fn reports_for_one_device_have_no_layouts() {
     let report = stdout("plan --model cola-tiny");
     assert!(!report.contains("strategy") && !report.contains("AR "), "{report}");
 }
 
 #[test]
-fn the_plan_on_standard_output_leaves_the_report_to_standard_error() {
+fn a_plan_on_standard_output_moves_the_report_to_standard_error() {
     let assert = narrows("plan --model cola-tiny --output -").assert().success();
     let output = assert.get_output();
     assert!(output.stdout.starts_with(b"{"));

@@ -1,4 +1,4 @@
-//! Traces: what a viewer is given holds together.
+//! `narrows run --trace`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,16 +6,16 @@ use std::fs;
 use serde_json::Value;
 
 use super::run::SMALL;
-use super::{json as answer, refusal, stdout};
+use super::{failure, json as answer, stdout};
 
-/// Rounding of microseconds written with a fraction.
+/// Rounding error of microseconds.
 const SLACK: f64 = 0.01;
 
 fn number(event: &Value, key: &str) -> f64 {
     event[key].as_f64().unwrap_or_else(|| panic!("{key} in {event}"))
 }
 
-/// Events with a length, by process and thread.
+/// Events with a duration, by process and thread.
 fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<Value>> {
     let mut threads: BTreeMap<(u64, u64), Vec<Value>> = BTreeMap::new();
     for event in trace["traceEvents"].as_array().unwrap() {
@@ -27,7 +27,7 @@ fn threads(trace: &Value) -> BTreeMap<(u64, u64), Vec<Value>> {
     threads
 }
 
-/// Each event ends before the next begins, or holds it.
+/// Checks that each event ends before the next begins, or contains it.
 fn check_nesting(events: &[Value]) {
     let mut spans: Vec<(f64, f64)> =
         events.iter().map(|e| (number(e, "ts"), number(e, "ts") + number(e, "dur"))).collect();
@@ -86,7 +86,7 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
         let steps: Vec<Value> = of(0).into_iter().filter(|e| e["cat"] == "step").collect();
         let [step] = &steps[..] else { panic!("one step, not {steps:?}") };
         assert!(number(step, "dur") <= length_us * 1.0001, "{step}");
-        // A device is in an instruction nearly all the time: where it waits, it waits in one.
+        // Instructions cover nearly all the time of a device, waits included.
         let measured = pid < 1_000_000;
         assert!(!measured || busy > 0.5 * number(step, "dur"), "process {pid}: {busy} of {step}");
         let passes = of(0).iter().filter(|event| event["cat"] == "pass").count();
@@ -97,8 +97,8 @@ fn a_trace_has_every_instruction_once_measured_and_predicted() {
     assert!(blocks.contains(&0) && blocks.contains(&1), "{blocks:?}");
 }
 
-/// No stage updates its weights before all stages' gradients are in the norm: in the predicted step
-/// too, stages are in that collective until the last of them is.
+/// The gradient norm synchronises stages before the update: in the predicted step all stages leave that collective
+/// together.
 #[test]
 fn predicted_stages_wait_for_each_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -128,7 +128,7 @@ fn predicted_stages_wait_for_each_other() {
 }
 
 #[test]
-fn steps_are_chosen() {
+fn the_traced_steps_can_be_selected() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let line = format!("{SMALL} --steps 4 --trace {}", trace.display());
@@ -146,20 +146,19 @@ fn steps_are_chosen() {
         ("run --trace -".into(), "--trace: a trace cannot go to standard output"),
         ("run --backend null --trace t.json".into(), "--trace: the null backend"),
     ] {
-        let message = refusal(&arguments, 2);
+        let message = failure(&arguments, 2);
         assert!(message.contains(part), "{arguments}: {message}");
     }
 }
 
-/// The steps before the one that fails are what there is to look at.
 #[test]
-fn a_run_that_fails_leaves_its_trace() {
+fn a_failed_run_writes_the_trace_of_earlier_steps() {
     let folder = tempfile::tempdir().unwrap();
     let hot = "--learning-rate 1e30 --warm-up-steps 0 --clip-norm 1e30 --format json";
     let steps = |flags: &str| {
         let trace = folder.path().join("trace.json");
         let line = format!("{SMALL} {hot} --steps 5 {flags} --trace {}", trace.display());
-        let message = refusal(&line, 1);
+        let message = failure(&line, 1);
         let written = fs::read_to_string(&trace).ok();
         let _ = fs::remove_file(&trace);
         (message, written)

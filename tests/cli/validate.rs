@@ -4,12 +4,12 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use super::{json as answer, narrows, refusal, stdout};
+use super::{failure, json as answer, narrows, stdout};
 
 const ROWS: &str = "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,\
 sequence length,tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)\n\
 8,16,2,1024,16,24,1024,2,2,2,400\n";
-/// What rows do not say.
+/// Flags for properties that rows do not contain.
 const TERMS: &str = "--hardware a100-80gb-8 --recompute none";
 
 #[test]
@@ -41,7 +41,7 @@ fn published_figures_are_predicted() {
 }
 
 #[test]
-fn rows_become_measurements_and_are_predicted() {
+fn converted_rows_are_predicted() {
     let folder = tempfile::tempdir().unwrap();
     let rows = folder.path().join("rows.csv");
     fs::write(&rows, ROWS).unwrap();
@@ -58,7 +58,7 @@ fn rows_become_measurements_and_are_predicted() {
 }
 
 #[test]
-fn damaged_measurements_are_refused_with_their_place() {
+fn damaged_measurements_are_located() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.json");
     let text = include_str!("../../calibration/data/measurements/boost-a100.json");
@@ -116,7 +116,7 @@ fn damaged_measurements_are_refused_with_their_place() {
         let mut file: Value = serde_json::from_str(text).unwrap();
         *file.pointer_mut(pointer).expect(pointer) = value;
         fs::write(&path, file.to_string()).unwrap();
-        let message = refusal(&format!("validate --measurements {}", path.display()), 2);
+        let message = failure(&format!("validate --measurements {}", path.display()), 2);
         assert!(message.contains(part), "{pointer}: {message}");
         assert!(message.contains("m.json: "), "which file: {message}");
         assert!(message.lines().all(|line| line.len() < 300), "no endless numbers: {message}");
@@ -124,13 +124,12 @@ fn damaged_measurements_are_refused_with_their_place() {
     let twice = text.replacen("\"boost-all-reduces\": {", "\"boost-products\": {", 1);
     assert_ne!(twice, text);
     fs::write(&path, twice).unwrap();
-    let message = refusal(&format!("validate --measurements {}", path.display()), 2);
+    let message = failure(&format!("validate --measurements {}", path.display()), 2);
     assert!(message.contains("duplicate key `boost-products`"), "{message}");
 }
 
-/// What a GPT's fields may say and its price does not know.
 #[test]
-fn steps_of_gpts_that_have_no_price_are_refused_by_path() {
+fn gpt_steps_without_a_price_are_refused_by_field() {
     let folder = tempfile::tempdir().unwrap();
     let (rows, path) = (folder.path().join("rows.csv"), folder.path().join("m.json"));
     fs::write(&rows, ROWS).unwrap();
@@ -158,7 +157,7 @@ fn steps_of_gpts_that_have_no_price_are_refused_by_path() {
         let mut file = good.clone();
         file["measurements"][0]["measured"]["step"][field] = json!(value);
         fs::write(&path, file.to_string()).unwrap();
-        let message = refusal(&line, 2);
+        let message = failure(&line, 2);
         let place = format!("measurements[0].measured.step.{field}: ");
         for part in [place.as_str(), problem, hint] {
             assert!(message.contains(part), "{field}: {message}");
@@ -167,17 +166,17 @@ fn steps_of_gpts_that_have_no_price_are_refused_by_path() {
     let mut file = good.clone();
     file["measurements"][0]["hardware"] = json!("cpu-local");
     fs::write(&path, file.to_string()).unwrap();
-    let message = refusal(&line, 2);
+    let message = failure(&line, 2);
     assert!(message.contains("measured.step.model: a GPT is priced in 16 bits"), "{message}");
     for wrong in ["--recompute latents --hardware a100-80gb-8", "--recompute none", "--hardware x"]
     {
-        refusal(&format!("convert {} {wrong}", rows.display()), 2);
+        failure(&format!("convert {} {wrong}", rows.display()), 2);
     }
 }
 
-/// Every fitted step by what the others say, in the report that people read too.
+/// Each fitted step is predicted by a fit to the others, in JSON and in text.
 #[test]
-fn steps_are_left_out_of_their_fit() {
+fn fitted_steps_are_left_out_in_turn() {
     let document = answer("validate");
     let figures = document["left_out"].as_array().unwrap();
     assert_eq!(figures.len(), 3);
@@ -199,7 +198,7 @@ fn steps_are_left_out_of_their_fit() {
 }
 
 #[test]
-fn rows_that_are_wrong_are_refused_with_their_line() {
+fn wrong_rows_are_located_by_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.csv");
     let header = ROWS.lines().next().unwrap();
@@ -228,7 +227,7 @@ fn rows_that_are_wrong_are_refused_with_their_line() {
         (String::new(), "line 1: there is no column"),
     ] {
         fs::write(&path, rows).unwrap();
-        let message = refusal(&format!("convert {} {TERMS}", path.display()), 2);
+        let message = failure(&format!("convert {} {TERMS}", path.display()), 2);
         assert!(message.contains(part), "{part}: {message}");
     }
     let quoted = ROWS.lines().map(|line| format!("\"{}\"\r\n", line.replace(',', "\",\"")));
@@ -242,9 +241,8 @@ fn answer_of_convert(path: &std::path::Path) -> Value {
     serde_json::from_str(&stdout(&format!("convert {} {TERMS}", path.display()))).unwrap()
 }
 
-/// What nobody fitted anything to is a prediction, and what somebody did is not.
 #[test]
-fn rows_that_constants_were_fitted_to_are_no_predictions() {
+fn rows_that_prices_were_fitted_to_are_marked() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.csv");
     fs::write(&path, ROWS).unwrap();
@@ -283,9 +281,8 @@ fn rows_that_constants_were_fitted_to_are_no_predictions() {
     assert!(text.contains("GPT prices were fitted to 240 figures"), "{text}");
 }
 
-/// Anyone's figures of anyone's machine.
 #[test]
-fn figures_are_predicted_on_a_profile_of_ones_own() {
+fn figures_are_predicted_with_a_profile_file() {
     let folder = tempfile::tempdir().unwrap();
     let profile =
         include_str!("../../profiles/cpu-local.json").replace("\"cpu-local\"", "\"mine\"");
@@ -297,19 +294,18 @@ fn figures_are_predicted_on_a_profile_of_ones_own() {
     file["measurements"][0]["hardware"] = json!("mine");
     fs::write(&path, file.to_string()).unwrap();
     let line = format!("validate --measurements {}", path.display());
-    assert!(refusal(&line, 2).contains("--hardware FILE"));
+    assert!(failure(&line, 2).contains("--hardware FILE"));
     let document = answer(&format!("{line} --hardware {}", hardware.display()));
     assert_eq!(document["figures"][0]["hardware"], "mine");
-    let message = refusal(&format!("{line} --measurements {}", path.display()), 2);
+    let message = failure(&format!("{line} --measurements {}", path.display()), 2);
     assert!(message.contains("two files are named `boost-a100`"), "{message}");
     let again = hardware.display();
-    let message = refusal(&format!("{line} --hardware {again} --hardware {again}"), 2);
+    let message = failure(&format!("{line} --hardware {again} --hardware {again}"), 2);
     assert!(message.contains("two files are named `mine`"), "{message}");
 }
 
-/// Which one of a preset and a file of its name was taken is told.
 #[test]
-fn profiles_that_are_called_like_a_preset_are_told_from_it() {
+fn a_profile_file_replaces_the_preset_of_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a100.json");
     let mut profile: Value =
@@ -335,9 +331,9 @@ fn profiles_that_are_called_like_a_preset_are_told_from_it() {
     assert!(warning.contains("no measurement names `h100-sxm`"), "{warning}");
 }
 
-/// What a step adds to its kernels is in every time that is reported.
+/// Bounds include the step factor of the executor, as predictions do.
 #[test]
-fn eager_bounds_and_predictions_are_times_of_steps() {
+fn eager_bounds_include_the_step_factor() {
     let document = answer("plan --model cola-tiny --devices 2 --tensor 2 --executor eager");
     let (step, bound) = (&document["prediction"]["step_time_s"], &document["search"]["bound_s"]);
     let ratio = step.as_f64().unwrap() / bound.as_f64().unwrap();
