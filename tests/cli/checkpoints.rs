@@ -132,20 +132,20 @@ fn checkpoints_of_other_runs_are_refused() {
     let tokens = files.at("other.tokens").display().to_string();
     stdout(&format!("data {} --output {tokens}", files.at("other.txt").display()));
     let before = fs::read(files.at("m.jsonl")).unwrap();
-    let kept = files.flags(4);
+    let flags = files.flags(4);
     for (arguments, part) in [
         (
-            format!("{kept} --resume --seed 2"),
+            format!("{flags} --resume --seed 2"),
             "state.json: field `cursor`: the cursor is for seed 1",
         ),
-        (format!("{kept} --resume --data {tokens}"), "the cursor is for tokens with SHA-256"),
-        (kept.replace("length 16", "length 8") + " --resume", "for sequences of length 16"),
+        (format!("{flags} --resume --data {tokens}"), "the cursor is for tokens with SHA-256"),
+        (flags.replace("length 16", "length 8") + " --resume", "for sequences of length 16"),
         (
-            format!("{kept} --resume --model cola-60m"),
+            format!("{flags} --resume --model cola-60m"),
             "state.json: field `model`: the checkpoint is of",
         ),
         (files.flags(1) + " --resume", "2 or more, since --steps counts all steps"),
-        (kept.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
+        (flags.replace("m.jsonl", "other.txt") + " --resume", "line 1: is not a line of metrics"),
         ("run --resume".into(), "--checkpoint-dir"),
         ("run --keep 0 --checkpoint-dir x".into(), "--keep"),
         ("run --checkpoint-dir Cargo.toml".into(), "Cargo.toml: cannot be listed"),
@@ -156,7 +156,7 @@ fn checkpoints_of_other_runs_are_refused() {
     }
     assert_eq!(fs::read(files.at("m.jsonl")).unwrap(), before, "a failure changes nothing");
     // Other hyperparameters are allowed, with a warning.
-    let output = narrows(&format!("{kept} --resume --weight-decay 0")).assert().success();
+    let output = narrows(&format!("{flags} --resume --weight-decay 0")).assert().success();
     let message = String::from_utf8(output.get_output().stderr.clone()).unwrap();
     assert!(message.contains("--decay-steps 2, now 4; --weight-decay 0.1, now 0"), "{message}");
 }
@@ -267,7 +267,7 @@ mod signals {
     #[test]
     fn two_runs_are_not_let_into_one_folder() {
         let files = Files::new();
-        let kept = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
+        let flags = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
         let child = begun(&flags(1_000_000), &files.at("m.jsonl"));
         let other = flags(1_000_000).replace("m.jsonl", "other.jsonl");
         let message = failure(&format!("{other} --resume"), 2);
@@ -286,7 +286,7 @@ mod signals {
     fn who_asks_twice_or_kills_harms_nothing() {
         for signals in [&["-INT", "-INT"][..], &["-KILL"]] {
             let files = Files::new();
-            let kept = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
+            let flags = |steps| format!("{} --checkpoint-every 1", files.flags(steps));
             let mut child = begun(&flags(1_000_000), &files.at("m.jsonl"));
             for signal in signals {
                 if child.try_wait().unwrap().is_none() {

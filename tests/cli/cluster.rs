@@ -183,13 +183,13 @@ fn a_stopped_run_is_resumed() {
 /// A checkpoint is due after every step: an interrupted process must still take part in saving it.
 #[test]
 fn processes_stop_together_when_a_checkpoint_is_due() {
-    for told in [0, 1] {
+    for interrupted in [0, 1] {
         let processes = Processes::new(2);
         let long = processes.flags(1).replace("--steps 1 ", "--steps 100000 ");
         let flags = "--pipeline 2 --checkpoint-every 1 --keep 2";
         let children = processes.all(&format!("{long} {flags}"));
         wait_for_steps(&processes.at("m.jsonl"), 3);
-        signal(&children[told], "-TERM");
+        signal(&children[interrupted], "-TERM");
         for output in wait_all(children) {
             assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
         }

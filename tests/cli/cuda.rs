@@ -79,9 +79,11 @@ fn old_drivers_are_refused() {
     assert!(message.contains("one of CUDA 11.8") && message.contains("525"), "{message}");
     let mut doctor = narrows("doctor");
     doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
-    let environment =
-        String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
-    assert!(told.contains("cuda  not available") && told.contains("one of CUDA 11.8"), "{told}");
+    let report = String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
+    assert!(
+        report.contains("cuda  not available") && report.contains("one of CUDA 11.8"),
+        "{report}"
+    );
 }
 
 /// A library of another name, or one that lacks functions, does not load.
@@ -97,13 +99,13 @@ fn libraries_without_their_functions_do_not_load() {
         std::fs::copy(libraries.join("libcublas.so.12"), file).unwrap();
     }
     let environment = environment(&places, &run, 1);
-    let doctor = narrows("doctor --format json").envs(told.clone()).assert().success();
+    let doctor = narrows("doctor --format json").envs(environment.clone()).assert().success();
     let found: Value = serde_json::from_slice(&doctor.get_output().stdout).unwrap();
     let all = found["libraries"].as_array().unwrap().iter();
     for library in all.filter(|library| library["name"] != "libcublas") {
         assert_eq!(library["loads"], false, "{library}");
     }
-    let refused = narrows("run --backend cuda").envs(told).assert().code(1);
+    let refused = narrows("run --backend cuda").envs(environment).assert().code(1);
     let message = String::from_utf8(refused.get_output().stderr.clone()).unwrap();
     assert!(message.contains("libcuda, the driver, does not load"), "{message}");
 }
@@ -170,7 +172,7 @@ fn processes_have_a_gpu_each() {
         let arguments = format!("{} {mesh}", run.flags(4)).replace("--threads 1", "--backend cuda");
         let begin = |rank| {
             let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
-            run.start(rank, &arguments, told)
+            run.start(rank, &arguments, environment)
         };
         let outputs = wait_for_success((0..2).map(begin).collect());
         assert!(!outputs[0].stdout.is_empty() && outputs[1].stdout.is_empty(), "{outputs:#?}");
@@ -195,15 +197,15 @@ fn processes_on_one_gpu_need_different_host_ids() {
         let begin = |rank| {
             let environment =
                 [run.torchrun(rank), environment(&libraries, &run, 1), with(rank)].concat();
-            run.start(rank, &arguments, told)
+            run.start(rank, &arguments, environment)
         };
         wait_all((0..2).map(begin).collect())
     };
     let refused = all(|_| vec![]);
     assert!(refused.iter().all(|output| output.status.code() == Some(1)), "{refused:#?}");
     assert!(refused.iter().all(|output| stderr(output).contains("NCCL_HOSTID")), "{refused:#?}");
-    let environment = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
-    assert!(told.iter().all(|output| output.status.success()), "{told:#?}");
+    let started = all(|rank| vec![("NCCL_HOSTID", format!("narrows-{rank}"))]);
+    assert!(started.iter().all(|output| output.status.success()), "{started:#?}");
 }
 
 #[test]
@@ -214,7 +216,7 @@ fn processes_must_use_the_same_backend() {
         let backend = ["--backend cuda", "--backend cpu"][rank];
         let arguments = format!("{} --tensor 2", run.flags(2)).replace("--threads 1", backend);
         let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
-        run.start(rank, &arguments, told)
+        run.start(rank, &arguments, environment)
     };
     let outputs = wait_all((0..2).map(begin).collect());
     for output in outputs {
@@ -245,7 +247,7 @@ fn a_killed_process_ends_the_run() {
     let arguments = arguments.replace("--threads 1", "--backend cuda");
     let begin = |rank| {
         let environment = [run.torchrun(rank), environment(&libraries, &run, 2)].concat();
-        run.start(rank, &arguments, told)
+        run.start(rank, &arguments, environment)
     };
     let children: Vec<_> = (0..2).map(begin).collect();
     wait_for_steps(&run.at("m.jsonl"), 2);
