@@ -11,14 +11,13 @@ use std::ops::Range;
 
 use narrows_plan::Zero;
 use narrows_plan::program::{Access, Action, BufferRole, FusedOp, Phase};
+use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::launch::{
     Argument, ByteRows, Launch, LaunchContext, Launches, MemoryAccess, MemorySpace,
     OPTIMIZER_COEFFICIENTS,
 };
 use super::matmul::{Matmul, MatrixAddress, StoredMatrix, Transpose};
-use narrows_runtime::ScheduledInstruction;
-use narrows_runtime::operand_range;
 
 /// Launch limits of an A100 and later devices.
 const THREADS_MAX: u64 = 1024;

@@ -18,8 +18,7 @@ use cudarc::nvrtc::sys;
 use super::discovery::{self, COMPUTE_CAPABILITY_MIN};
 use super::kernel_source::{KERNEL_HEADERS, KernelFamily, KernelHeader, NVRTC_OPTIONS};
 use super::libraries::CudaLibrary;
-use narrows_runtime::AtomicFile;
-use narrows_runtime::sha256;
+use narrows_runtime::{AtomicFile, sha256};
 
 /// First bytes of a cache entry.
 const MAGIC: &[u8] = b"narrows cubin 1\n";

@@ -37,6 +37,12 @@ fn spawn(libraries: &Path, test: &str, role: &str, variables: Variables) -> Chil
     command.spawn().expect("a child process")
 }
 
+fn spawn_with_seed(libraries: &Path, test: &str, seed: u32, variables: Variables) -> Child {
+    let seed = seed.to_string();
+    let all = [variables, &[("NARROWS_FAKE_CUDA_SEED", seed.as_str())]].concat();
+    spawn(libraries, test, "alone", &all)
+}
+
 /// Waits for a child, which must pass, and returns its output.
 fn finish(child: Child) -> String {
     let output = child.wait_with_output().expect("the output of the child");
@@ -59,12 +65,24 @@ pub fn under_seeds(
         return vec![];
     }
     let Some(libraries) = libraries() else { return vec![] };
-    let run = |seed: u32| {
-        let seed = seed.to_string();
-        let all = [variables, &[("NARROWS_FAKE_CUDA_SEED", seed.as_str())]].concat();
-        finish(spawn(&libraries, test, "alone", &all))
-    };
+    let run = |seed| finish(spawn_with_seed(&libraries, test, seed, variables));
     seeds.into_iter().map(run).collect()
+}
+
+/// As [`under_seeds`], with all children at the same time: for a body that mostly waits.
+pub fn under_seeds_at_once(
+    test: &str,
+    seeds: impl IntoIterator<Item = u32>,
+    variables: Variables,
+    body: impl FnOnce(),
+) -> Vec<String> {
+    if role().is_some() {
+        return under_seeds(test, [], variables, body);
+    }
+    let Some(libraries) = libraries() else { return vec![] };
+    let start = |seed| spawn_with_seed(&libraries, test, seed, variables);
+    let children: Vec<Child> = seeds.into_iter().map(start).collect();
+    children.into_iter().map(finish).collect()
 }
 
 /// Runs the body in one child with seed 0.

@@ -209,7 +209,7 @@ fn kernel_unit(name: &str, source: &str) -> BuildUnit {
         }
         index += 1;
     }
-    let flags = ["-O1", "-fvisibility=hidden", "-DNARROWS_SHIM", "-Wno-unknown-pragmas"];
+    let flags = ["-O2", "-fvisibility=hidden", "-DNARROWS_SHIM", "-Wno-unknown-pragmas"];
     BuildUnit {
         name: format!("kernels-{name}.so"),
         files,

@@ -30,12 +30,11 @@ use super::graph_executor::{ExecutorResources, GraphExecutor};
 use super::inputs::TokenInputs;
 use super::modules::{DeviceBuffers, KernelModules};
 use super::timers::InstructionTimers;
-use narrows_runtime::RunError;
 use narrows_runtime::process_group::{ProcessGroup, agree};
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, Session, StepRequest,
 };
-use narrows_runtime::{DeviceReport, InstructionSpan, TimeBreakdown, TimeCategory};
+use narrows_runtime::{DeviceReport, InstructionSpan, RunError, TimeBreakdown, TimeCategory};
 
 /// How a session uses a GPU.
 #[derive(Clone, Debug)]

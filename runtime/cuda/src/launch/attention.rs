@@ -7,8 +7,10 @@
 use narrows_plan::DType;
 use narrows_plan::kernel::{Attention, Direction};
 
-use super::operand::{Argument, MatrixOperand, MemorySpace, expect_dtype, expect_shape, to_u32};
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::operand::{
+    Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_shape, to_u32,
+};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Threads per block of the tiled kernels.

@@ -5,10 +5,10 @@ use narrows_plan::model::Activation;
 
 use super::grid::{PartialSums, VectorFormat, shared_bytes};
 use super::operand::{
-    Argument, MatrixOperand, expect_dtype, expect_elements, expect_shape, flag,
+    Argument, LaunchResult, MatrixOperand, expect_dtype, expect_elements, expect_shape, flag,
     row_and_column_counts, to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// ε of the LayerNorm: PyTorch's default, as in the published LaX.

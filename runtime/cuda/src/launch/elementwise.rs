@@ -1,8 +1,8 @@
 //! Element-wise sums and fills of flat arrays.
 
 use super::grid::VectorFormat;
-use super::operand::{Argument, MatrixOperand, expect_dtype, expect_elements};
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::operand::{Argument, LaunchResult, MatrixOperand, expect_dtype, expect_elements};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 fn launch(

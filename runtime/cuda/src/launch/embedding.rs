@@ -4,10 +4,10 @@ use narrows_plan::DType;
 
 use super::grid::VectorFormat;
 use super::operand::{
-    Argument, MatrixOperand, MemorySpace, expect_dtype, expect_elements, expect_shape,
-    row_and_column_counts, to_u32,
+    Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_elements,
+    expect_shape, row_and_column_counts, to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// The first token id of this device's shard of the vocabulary, of which it holds `local` entries.

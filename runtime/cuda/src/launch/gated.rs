@@ -4,9 +4,10 @@ use narrows_plan::model::GatedProduct;
 
 use super::grid::VectorFormat;
 use super::operand::{
-    Argument, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts, to_u32,
+    Argument, LaunchResult, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts,
+    to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Gate and up, each `width` columns wide: two operands, or the halves of the first.

@@ -2,8 +2,10 @@
 
 use narrows_plan::DType;
 
-use super::operand::{Argument, MatrixOperand, MemorySpace, expect_dtype, expect_elements, to_u32};
-use super::site::{Launch, LaunchResult, Launches};
+use super::operand::{
+    Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_elements, to_u32,
+};
+use super::site::{Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Maximum threads per block; the kernels are compiled for it.

@@ -6,10 +6,10 @@ use narrows_plan::model::Activation;
 use super::grid::VectorFormat;
 use super::norm::rms_constants;
 use super::operand::{
-    Argument, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts,
+    Argument, LaunchResult, MatrixOperand, expect_dtype, expect_shape, flag, row_and_column_counts,
     row_statistic, to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Maximum number of latents that a kernel takes.

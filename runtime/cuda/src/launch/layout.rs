@@ -4,8 +4,8 @@ use narrows_plan::Dim;
 use narrows_plan::program::Access;
 
 use super::grid::VectorFormat;
-use super::operand::{Argument, expect_dtype, expect_elements, to_u32};
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::operand::{Argument, LaunchResult, expect_dtype, expect_elements, to_u32};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Maximum number of sections that the kernel takes.

@@ -5,10 +5,10 @@ use narrows_plan::DType;
 use super::embedding::{first_token, token_ids};
 use super::grid::VectorFormat;
 use super::operand::{
-    Argument, MatrixOperand, MemorySpace, expect_dtype, expect_elements, row_and_column_counts,
-    row_statistic, to_u32,
+    Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_elements,
+    row_and_column_counts, row_statistic, to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 pub(super) fn maximum(site: &InstrSite) -> LaunchResult<Launches> {

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use narrows_plan::DType;
 
-use super::site::LaunchResult;
+/// A result, or the reason why an instruction is not supported.
+pub(super) type LaunchResult<T> = Result<T, String>;
 
 /// Memory that a pointer argument refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,12 +7,11 @@ use narrows_plan::program::BufferRole;
 
 use super::grid::VectorFormat;
 use super::operand::{
-    Argument, MatrixOperand, MemorySpace, expect_dtype, expect_elements, flag, to_u32,
+    Argument, LaunchResult, MatrixOperand, MemorySpace, expect_dtype, expect_elements, flag, to_u32,
 };
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
-use narrows_runtime::Optimizer;
-use narrows_runtime::operand_range;
+use narrows_runtime::{Optimizer, operand_range};
 
 /// Elements whose squares one block sums.
 const SQUARES_PER_BLOCK: u64 = 16_384;

@@ -3,8 +3,8 @@
 use narrows_plan::DType;
 
 use super::grid::VectorFormat;
-use super::operand::{Argument, MatrixOperand, MemorySpace, to_u32};
-use super::site::{InstrSite, Launch, LaunchResult, Launches};
+use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace, to_u32};
+use super::site::{InstrSite, Launch, Launches};
 use crate::kernel_source::KernelFamily;
 
 /// Rotates, in place, the features that are the first columns of each row of a buffer. `sign` is −1 in the

@@ -5,10 +5,9 @@ use std::collections::HashMap;
 use narrows_plan::Context;
 use narrows_plan::Dim;
 use narrows_plan::program::{Access, BufferId, FusedOp, ModelConstants, StageProgram};
-use narrows_runtime::ScheduledInstruction;
-use narrows_runtime::replica_operand_range;
+use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
-use super::operand::{Argument, MatrixOperand, MemorySpace};
+use super::operand::{Argument, LaunchResult, MatrixOperand, MemorySpace};
 use crate::kernel_source::KernelFamily;
 
 /// What launches depend on besides the instruction: the device and its program.
@@ -16,7 +15,7 @@ use crate::kernel_source::KernelFamily;
 pub struct LaunchContext<'a> {
     /// Mesh, workload and formats.
     pub context: &'a Context,
-    /// ModelConstants of the model.
+    /// Sizes and constants of the model.
     pub constants: &'a ModelConstants,
     /// The program of the device's pipeline stage.
     pub stage: &'a StageProgram,
@@ -53,9 +52,6 @@ pub struct Launches {
     /// Size of the scratch memory that they share, in bytes. It carries nothing between instructions.
     pub scratch_bytes: u64,
 }
-
-/// A result, or the reason why an instruction is not supported.
-pub(super) type LaunchResult<T> = Result<T, String>;
 
 /// An instruction on a device.
 #[derive(Clone, Copy)]

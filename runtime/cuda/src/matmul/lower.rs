@@ -2,8 +2,7 @@
 
 use narrows_plan::program::{Access, Action, BufferRole, GemmOp, GemmRole, ParameterShard, Phase};
 use narrows_plan::{Bytes, DType};
-use narrows_runtime::ScheduledInstruction;
-use narrows_runtime::operand_range;
+use narrows_runtime::{ScheduledInstruction, operand_range};
 
 use super::key::{Matmul, MatmulKey, MatrixAddress, StoredMatrix, Transpose};
 use crate::launch::{LaunchContext, UnsupportedInstr};

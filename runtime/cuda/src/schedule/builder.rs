@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use narrows_plan::program::{Action, FusedOp, P2pTransfer, Phase};
-use narrows_runtime::TimeCategory;
-use narrows_runtime::operand_range;
-use narrows_runtime::{ScheduledInstruction, scheduled_instructions};
+use narrows_runtime::{ScheduledInstruction, TimeCategory, operand_range, scheduled_instructions};
 
 use super::access::{AccessedRange, launch_accesses, matmul_accesses};
 use super::collective::NcclCollective;

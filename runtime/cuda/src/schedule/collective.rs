@@ -6,8 +6,7 @@ use narrows_plan::DType;
 use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::program::{Access, CollectiveOp, Reduction};
 use narrows_plan::{Axis, DeviceGroup};
-use narrows_runtime::ScheduledInstruction;
-use narrows_runtime::replica_operand_range;
+use narrows_runtime::{ScheduledInstruction, replica_operand_range};
 
 use super::access::AccessedRange;
 use crate::launch::{LaunchContext, UnsupportedInstr};

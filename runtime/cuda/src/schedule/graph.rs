@@ -6,8 +6,7 @@ use std::sync::Arc;
 use narrows_plan::Bytes;
 use narrows_plan::kernel::Collective;
 use narrows_plan::program::Phase;
-use narrows_runtime::DeviceReport;
-use narrows_runtime::TimeCategory;
+use narrows_runtime::{DeviceReport, TimeCategory};
 
 use super::collective::NcclCollective;
 use super::transfer::{P2pOp, PipelineDirection};

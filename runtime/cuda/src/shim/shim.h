@@ -90,9 +90,9 @@ struct Thread {
 
 constexpr u32 SLOT = 64;
 struct Warp {
-    // Inputs and outputs of each lane in a warp-wide operation.
-    alignas(16) unsigned char inputs[2][32][SLOT];
-    alignas(16) unsigned char outputs[2][32][SLOT];
+    // Inputs and outputs of a warp-wide operation: arrays with an element for each lane.
+    alignas(32) unsigned char inputs[2][32 * SLOT];
+    alignas(32) unsigned char outputs[2][32 * SLOT];
     // Lanes that wait at a warp barrier.
     u32 waiting;
 };
@@ -102,6 +102,9 @@ struct Block {
     std::vector<Warp> warps;
     Fiber scheduler;
     Thread* current = nullptr;
+    // Position of the running thread in the order of execution.
+    u32 position = 0;
+    bool descending = false;
     std::vector<uint4> dynamic;
     // Shared arrays, keyed by their declarations.
     std::vector<std::pair<const void*, std::vector<uint4>>> arrays;
@@ -114,7 +117,32 @@ struct Block {
 };
 static Block block;
 
-inline void yield() { switch_fiber(block.current->fiber, block.scheduler); }
+// The thread at a position of the order of execution.
+inline Thread& thread_at(u32 position) {
+    const u32 count = u32(block.threads.size());
+    return block.threads[block.descending ? count - 1 - position : position];
+}
+
+// Sets the thread that runs next.
+inline Thread& select_thread(u32 position) {
+    Thread& thread = thread_at(position);
+    block.position = position;
+    block.current = &thread;
+    threadIdx = thread.index;
+    return thread;
+}
+
+// Suspends the running thread. If the scheduler would continue the next thread, switches to that one directly.
+inline void yield() {
+    Thread& self = *block.current;
+    const u32 next = block.position + 1;
+    const bool in_order = !block.failed && !block.warp_released && next < block.threads.size();
+    if (in_order && thread_at(next).state == State::ready) {
+        switch_fiber(self.fiber, select_thread(next).fiber);
+    } else {
+        switch_fiber(self.fiber, block.scheduler);
+    }
+}
 
 [[noreturn]] inline void fail(const char* operation, const char* reason, const char* file, int line) {
     snprintf(block.error, sizeof block.error, "%s at %s:%d in thread %u of block %u,%u,%u: %s",
@@ -153,6 +181,7 @@ inline void wait_for_warp(Barrier barrier, Last last) {
 template <class Output, class Input, class Combine>
 Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) {
     static_assert(sizeof(Input) <= SLOT && sizeof(Output) <= SLOT, "a lane exchanges at most a slot");
+    static_assert(alignof(Input) <= 32 && alignof(Output) <= 32);
     static_assert(std::is_trivially_copyable_v<Input> && std::is_trivially_copyable_v<Output>);
     if (mask != 0xffffffffu) {
         fail(barrier.operation, "not all lanes are in its mask", barrier.file, barrier.line);
@@ -160,21 +189,11 @@ Output exchange(const Input& input, u32 mask, Barrier barrier, Combine combine) 
     Thread& self = *block.current;
     Warp& warp = block.warps[self.number / 32];
     const u32 lane = self.number % 32, slot = self.exchanges++ % 2;
-    memcpy(warp.inputs[slot][lane], &input, sizeof(Input));
-    wait_for_warp(barrier, [&] {
-        Input inputs[32];
-        Output outputs[32];
-        for (u32 other = 0; other < 32; other++) {
-            memcpy(&inputs[other], warp.inputs[slot][other], sizeof(Input));
-        }
-        combine(inputs, outputs);
-        for (u32 other = 0; other < 32; other++) {
-            memcpy(warp.outputs[slot][other], &outputs[other], sizeof(Output));
-        }
-    });
-    Output output;
-    memcpy(&output, warp.outputs[slot][lane], sizeof(Output));
-    return output;
+    Input* inputs = reinterpret_cast<Input*>(warp.inputs[slot]);
+    Output* outputs = reinterpret_cast<Output*>(warp.outputs[slot]);
+    inputs[lane] = input;
+    wait_for_warp(barrier, [&] { combine(inputs, outputs); });
+    return outputs[lane];
 }
 
 // A shuffle: lane i receives the value of lane `source(i)`.
@@ -238,7 +257,7 @@ inline void thread_entry() {
 }
 
 // Runs all threads of a block until they end or none can go on.
-inline void run_block(bool descending) {
+inline void run_block() {
     const u32 count = u32(block.threads.size());
     block.arrays.clear();
     for (uint4& word : block.dynamic) word = {~0u, ~0u, ~0u, ~0u};
@@ -255,17 +274,14 @@ inline void run_block(bool descending) {
         // Always continues the first thread that can go on, as far as it can: it may overwrite what others have not
         // read yet, and read what they have not written yet.
         for (u32 at = 0; at < count;) {
-            Thread& thread = block.threads[descending ? count - 1 - at : at];
-            if (thread.state != State::ready) {
+            if (thread_at(at).state != State::ready) {
                 at++;
                 continue;
             }
-            block.current = &thread;
             block.warp_released = false;
-            threadIdx = thread.index;
-            switch_fiber(block.scheduler, thread.fiber);
+            switch_fiber(block.scheduler, select_thread(at).fiber);
             if (block.failed) return;
-            if (block.warp_released) at = at / 32 * 32;
+            at = block.warp_released ? block.position / 32 * 32 : block.position;
         }
         const Barrier& first = block.threads[0].barrier;
         for (Thread& thread : block.threads) {
@@ -312,12 +328,13 @@ inline int run_blocks(const Launch* launch, u32 threads_max, void (*body)(void*)
     }
     block.body = body;
     block.closure = closure;
+    block.descending = launch->descending;
     const u64 blocks = u64(gridDim.x) * gridDim.y * gridDim.z;
     for (u64 at = 0; at < blocks && !block.failed; at++) {
         const u64 number = launch->descending ? blocks - 1 - at : at;
         blockIdx = {u32(number % gridDim.x), u32(number / gridDim.x % gridDim.y),
                     u32(number / gridDim.x / gridDim.y)};
-        run_block(launch->descending);
+        run_block();
     }
     return block.failed ? refuse(block.error) : 0;
 }

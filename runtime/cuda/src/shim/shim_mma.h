@@ -19,13 +19,6 @@ struct MatrixRegisters {
     u32 of[4];
 };
 
-// The two bf16 of a register as floats.
-inline void unpack(u32 pair, float& lower, float& upper) {
-    const u32 low = pair << 16, high = pair & 0xffff0000u;
-    memcpy(&lower, &low, 4);
-    memcpy(&upper, &high, 4);
-}
-
 inline MatrixRegisters load_rows(const void* row, bool transposed, Barrier barrier) {
     if (reinterpret_cast<uintptr_t>(row) % 16) {
         fail(barrier.operation, "a row is not aligned to 16 bytes", barrier.file, barrier.line);
@@ -45,35 +38,62 @@ inline MatrixRegisters load_rows(const void* row, bool transposed, Barrier barri
         });
 }
 
-// c += a·b, summed in the order of k.
+// Four floats, or four pairs of bf16.
+typedef float Floats __attribute__((vector_size(16)));
+typedef u32 Pairs __attribute__((vector_size(16)));
+
+// The lower (even) and the upper (odd) bf16 of four pairs.
+inline Floats lower(Pairs pairs) { return Floats(pairs << 16); }
+inline Floats upper(Pairs pairs) { return Floats(pairs & 0xffff0000u); }
+
+inline float as_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+// c += a·b, summed in the order of k. Registers hold pairs of bf16 with consecutive k.
 inline void multiply(const Fragments* fragments, Accumulators* results) {
-    float a[16][16], b[16][8], c[16][8];
+    u32 a[16][8];
+    u32 b[8][8];
+    float c[16][8];
     for (u32 lane = 0; lane < 32; lane++) {
         const Fragments& of = fragments[lane];
-        const u32 row = lane / 4, column = lane % 4 * 2;
+        const u32 row = lane / 4, pair = lane % 4;
         for (u32 half = 0; half < 2; half++) {
-            for (u32 part = 0; part < 2; part++) {
-                float* to = &a[row + part * 8][column + half * 8];
-                unpack(of.a[part + half * 2], to[0], to[1]);
-            }
-            unpack(of.b[half], b[column + half * 8][row], b[column + half * 8 + 1][row]);
-            c[row + half * 8][column] = of.c[half * 2];
-            c[row + half * 8][column + 1] = of.c[half * 2 + 1];
+            a[row][pair + half * 4] = of.a[half * 2];
+            a[row + 8][pair + half * 4] = of.a[half * 2 + 1];
+            b[pair + half * 4][row] = of.b[half];
+            memcpy(&c[row + half * 8][pair * 2], &of.c[half * 2], 8);
         }
     }
-    typedef float Row __attribute__((vector_size(32)));
-    for (u32 i = 0; i < 16; i++) {
-        Row sum, factor;
-        memcpy(&sum, c[i], sizeof sum);
-        for (u32 k = 0; k < 16; k++) {
-            memcpy(&factor, b[k], sizeof factor);
-            sum += factor * a[i][k];
+    // The even and the odd rows of b, four columns each.
+    Floats even[8][2], odd[8][2];
+    for (u32 pair = 0; pair < 8; pair++) {
+        for (u32 half = 0; half < 2; half++) {
+            Pairs columns;
+            memcpy(&columns, &b[pair][half * 4], sizeof columns);
+            even[pair][half] = lower(columns);
+            odd[pair][half] = upper(columns);
         }
-        memcpy(c[i], &sum, sizeof sum);
+    }
+    for (u32 i = 0; i < 16; i++) {
+        Floats sums[2];
+        memcpy(sums, c[i], sizeof sums);
+        for (u32 pair = 0; pair < 8; pair++) {
+            const float first = as_float(a[i][pair] << 16), second = as_float(a[i][pair] & 0xffff0000u);
+            for (u32 half = 0; half < 2; half++) {
+                sums[half] += even[pair][half] * first;
+                sums[half] += odd[pair][half] * second;
+            }
+        }
+        memcpy(c[i], sums, sizeof sums);
     }
     for (u32 lane = 0; lane < 32; lane++) {
-        const u32 row = lane / 4, column = lane % 4 * 2;
-        for (u32 at = 0; at < 4; at++) results[lane].c[at] = c[row + at / 2 * 8][column + at % 2];
+        const u32 row = lane / 4, pair = lane % 4;
+        for (u32 half = 0; half < 2; half++) {
+            memcpy(&results[lane].c[half * 2], &c[row + half * 8][pair * 2], 8);
+        }
     }
 }
 

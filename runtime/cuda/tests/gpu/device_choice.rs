@@ -51,9 +51,27 @@ pub fn under_seeds(
         return on_real_gpus(test, seeds, devices, body);
     }
     let devices = devices.to_string();
-    child::under_seeds(test, seeds, &[("NARROWS_FAKE_CUDA_DEVICES", &devices)], || {
-        body(env::var("NARROWS_FAKE_CUDA_SEED").unwrap().parse().unwrap());
-    });
+    let variables = [("NARROWS_FAKE_CUDA_DEVICES", devices.as_str())];
+    child::under_seeds(test, seeds, &variables, || body(fake_seed()));
+}
+
+/// As [`under_seeds`]; on fake GPUs with all children at the same time, for a body that mostly waits.
+pub fn under_seeds_at_once(
+    test: &str,
+    seeds: impl IntoIterator<Item = u32>,
+    devices: u64,
+    body: impl FnOnce(u64),
+) {
+    if uses_real_gpus() {
+        return on_real_gpus(test, seeds, devices, body);
+    }
+    let devices = devices.to_string();
+    let variables = [("NARROWS_FAKE_CUDA_DEVICES", devices.as_str())];
+    child::under_seeds_at_once(test, seeds, &variables, || body(fake_seed()));
+}
+
+fn fake_seed() -> u64 {
+    env::var("NARROWS_FAKE_CUDA_SEED").unwrap().parse().unwrap()
 }
 
 fn on_real_gpus(

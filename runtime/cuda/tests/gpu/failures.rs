@@ -22,18 +22,14 @@ fn plan_on(tensor: u64, pipeline: u64) -> (narrows_plan::model::Model, narrows_p
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device that makes no second step leaves the other waiting in a collective, which gives up after the timeout and
-/// reports the last activity.
+/// reports the last activity: in captured graphs, and in single launches.
 #[test]
-fn stalled_graphs_are_reported_after_the_timeout() {
-    let test = "failures::stalled_graphs_are_reported_after_the_timeout";
-    device_choice::under_seeds(test, [0], 2, |_| check_stall(false));
-}
-
-/// The same with single launches.
-#[test]
-fn stalled_launches_are_reported_after_the_timeout() {
-    let test = "failures::stalled_launches_are_reported_after_the_timeout";
-    device_choice::under_seeds(test, [0], 2, |_| check_stall(true));
+fn stalled_steps_are_reported_after_the_timeout() {
+    const EAGER: u32 = 1;
+    let test = "failures::stalled_steps_are_reported_after_the_timeout";
+    device_choice::under_seeds_at_once(test, [0, EAGER], 2, |seed| {
+        check_stall(seed == u64::from(EAGER))
+    });
 }
 
 fn check_stall(eager: bool) {

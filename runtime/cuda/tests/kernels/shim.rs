@@ -5,7 +5,9 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::{fs, thread};
 
 use libloading::Library;
 use narrows_cuda::{Argument, KernelFamily, Launch, MemorySpace};
@@ -40,10 +42,15 @@ struct RawLaunch {
     error_bytes: u32,
 }
 
+/// Most copies of a library.
+const COPIES_MAX: usize = 4;
+
 type Entry = unsafe extern "C" fn(*const RawLaunch) -> c_int;
 
-/// A library of kernels. Its state is that of the running block, so it runs one launch at a time.
-pub struct ShimKernels(Mutex<Library>);
+/// A library of kernels. Its state is that of the running block, so a copy of it runs one launch at a time.
+pub struct ShimKernels {
+    copies: Vec<Mutex<Library>>,
+}
 
 /// The kernels of a family; `None`, with a printed reason, where they cannot be compiled.
 pub fn kernels(family: KernelFamily) -> Option<&'static ShimKernels> {
@@ -69,10 +76,7 @@ pub fn load(name: &'static str, source: &'static str) -> Option<&'static ShimKer
             return None;
         }
     };
-    // SAFETY: the library was compiled from our sources; loading it only constructs empty containers.
-    let library = unsafe { Library::new(&path) };
-    let library = library.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let kernels = Box::leak(Box::new(ShimKernels(Mutex::new(library))));
+    let kernels = Box::leak(Box::new(ShimKernels::open(&path)));
     loaded.insert(name, kernels);
     Some(kernels)
 }
@@ -82,10 +86,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ShimKernels {
+    /// Loads one copy per core that tests run on. The loader knows libraries by their files.
+    fn open(path: &Path) -> ShimKernels {
+        let folder = tempfile::tempdir().expect("a folder");
+        let count = thread::available_parallelism().map_or(1, |count| count.get().min(COPIES_MAX));
+        let load = |index: usize| {
+            let copy = folder.path().join(format!("{index}.so"));
+            fs::copy(path, &copy).expect("a copy");
+            // SAFETY: the library was compiled from our sources; loading it only constructs empty containers.
+            let library = unsafe { Library::new(&copy) };
+            Mutex::new(library.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+        };
+        ShimKernels { copies: (0..count).map(load).collect() }
+    }
+
+    /// A copy that runs nothing, or else the first when it is free.
+    fn free_copy(&self) -> MutexGuard<'_, Library> {
+        let free = self.copies.iter().find_map(|copy| copy.try_lock().ok());
+        free.unwrap_or_else(|| lock(&self.copies[0]))
+    }
+
     /// Whether there is a kernel of this name.
     pub fn has(&self, kernel: &str) -> bool {
         // SAFETY: every kernel of the shim has this signature, and it is not called.
-        unsafe { lock(&self.0).get::<Entry>(kernel.as_bytes()).is_ok() }
+        unsafe { self.free_copy().get::<Entry>(kernel.as_bytes()).is_ok() }
     }
 
     /// Runs a launch.
@@ -118,7 +142,7 @@ impl ShimKernels {
             error: error.as_mut_ptr().cast(),
             error_bytes: error.len() as u32,
         };
-        let library = lock(&self.0);
+        let library = self.free_copy();
         // SAFETY: every kernel of the shim has this signature.
         let entry = unsafe { library.get::<Entry>(launch.kernel.as_bytes()) };
         let entry = entry.map_err(|error| format!("`{}`: {error}", launch.kernel))?;

@@ -16,11 +16,10 @@ use narrows_plan::kernel::CollectiveKind;
 use narrows_plan::model::Model;
 use narrows_plan::program::{Action, Buffer, FusedOp, Phase, Program, Reduction};
 use narrows_plan::{CheckedProgram, DType};
-use narrows_runtime::InstructionSpan;
 use narrows_runtime::session::{
     DeviceStep, Engine, LocalStepResult, MeshCoordinates, ModelProgram, StepRequest, TokenRows,
 };
-use narrows_runtime::{DeviceReport, RunError, Session};
+use narrows_runtime::{DeviceReport, InstructionSpan, RunError, Session};
 
 use super::case::AlignedBytes;
 use super::formats::{decode, encode};

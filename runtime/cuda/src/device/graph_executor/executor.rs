@@ -9,16 +9,12 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 use narrows_plan::program::{Phase, Program};
 use narrows_runtime::RunError;
-use narrows_runtime::process_group::ProcessGroup;
 use narrows_runtime::session::{MeshCoordinates, StepRequest};
 
+use super::resources::ExecutorResources;
 use super::segment::{CapturedGraph, ReadySegment, enqueue_node};
 use super::stage_link::StageLink;
-use crate::device::communicators::NcclCommunicators;
-use crate::device::cublaslt::CublasLt;
 use crate::device::gpu::{DeviceMemory, OpenGpu, PinnedMemory};
-use crate::device::inputs::TokenInputs;
-use crate::device::modules::{DeviceBuffers, KernelModules};
 use crate::device::timers::{InstructionTimers, TimedInstruction, TimedNode};
 use crate::error::CudaError;
 use crate::launch::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};
@@ -30,18 +26,6 @@ const NODES_PER_PACE: usize = 256;
 /// Gives graph nodes the priority of the stream they were captured on
 /// (`CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY`).
 const USE_NODE_PRIORITY: CUgraphInstantiate_flags = CUgraphInstantiate_flags(8);
-
-/// What a schedule needs for its execution.
-pub struct ExecutorResources {
-    pub cublaslt: CublasLt,
-    pub buffers: DeviceBuffers,
-    pub inputs: TokenInputs,
-    pub modules: KernelModules,
-    /// The other processes and the communicators with them; none for a single device.
-    pub peers: Option<(Arc<dyn ProcessGroup>, NcclCommunicators)>,
-    /// Maximum time without progress in a step.
-    pub timeout: Duration,
-}
 
 /// Executes the schedule of a device.
 pub struct GraphExecutor {

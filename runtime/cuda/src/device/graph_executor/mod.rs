@@ -8,9 +8,11 @@
 //! checks that the GPU makes progress and that the other processes are alive.
 
 mod executor;
+mod resources;
 mod segment;
 mod stage_link;
 mod transfer;
 mod wait;
 
-pub use executor::{ExecutorResources, GraphExecutor};
+pub use executor::GraphExecutor;
+pub use resources::ExecutorResources;

@@ -9,7 +9,7 @@ use crate::device::modules::ReadyLaunch;
 use crate::error::CudaError;
 use crate::schedule::{GraphNode, GraphSegment, NodeWork};
 
-use super::executor::ExecutorResources;
+use super::resources::ExecutorResources;
 
 /// A segment with resolved addresses.
 pub(super) struct ReadySegment {

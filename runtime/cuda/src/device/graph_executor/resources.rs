@@ -1,0 +1,23 @@
+//! Memory, modules and communicators of an executor.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use narrows_runtime::process_group::ProcessGroup;
+
+use crate::device::communicators::NcclCommunicators;
+use crate::device::cublaslt::CublasLt;
+use crate::device::inputs::TokenInputs;
+use crate::device::modules::{DeviceBuffers, KernelModules};
+
+/// What a schedule needs for its execution.
+pub struct ExecutorResources {
+    pub cublaslt: CublasLt,
+    pub buffers: DeviceBuffers,
+    pub inputs: TokenInputs,
+    pub modules: KernelModules,
+    /// The other processes and the communicators with them; none for a single device.
+    pub peers: Option<(Arc<dyn ProcessGroup>, NcclCommunicators)>,
+    /// Maximum time without progress in a step.
+    pub timeout: Duration,
+}
