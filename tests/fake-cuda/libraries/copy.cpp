@@ -39,9 +39,9 @@ static CUresult check_side(Device& device, const Side& side, u64 bytes) {
 }
 
 static CUresult copy(const char* kind, Side to, Side from, u64 width, u64 height, CUstream stream) {
-    Device* found;
-    if (CUresult result = working_device(found)) return result;
-    Device& device = *found;
+    Device* owner;
+    if (CUresult result = working_device(owner)) return result;
+    Device& device = *owner;
     if (CUresult result = resolve(device, stream)) return result;
     const u64 to_bytes = to.span(width, height), from_bytes = from.span(width, height);
     if (!to_bytes || !width) return CUDA_SUCCESS;
@@ -74,7 +74,7 @@ static Side on_host(const void* at) {
 
 // A copy on the legacy stream, for which the host may wait.
 static CUresult copy_sync(const char* kind, Side to, Side from, u64 bytes, bool wait) {
-    std::unique_lock<std::mutex> held(lock());
+    std::unique_lock<std::mutex> guard(lock());
     Device* device;
     if (CUresult result = working_device(device)) return result;
     if (CUresult result = check_not_capturing()) return result;
@@ -82,18 +82,18 @@ static CUresult copy_sync(const char* kind, Side to, Side from, u64 bytes, bool 
     if (!wait) return CUDA_SUCCESS;
     CUstream legacy = &device->legacy;
     log("host synchronises device=" + std::to_string(device->ordinal) + " stream=0");
-    return wait_for(*device, legacy, [&] { return idle(legacy); }, held);
+    return wait_for(*device, legacy, [&] { return idle(legacy); }, guard);
 }
 
 static CUresult set(CUdeviceptr at, std::string pattern, u64 count, CUstream stream) {
-    Device* found;
-    if (CUresult result = working_device(found)) return result;
-    if (CUresult result = resolve(*found, stream)) return result;
+    Device* device;
+    if (CUresult result = working_device(device)) return result;
+    if (CUresult result = resolve(*device, stream)) return result;
     const u64 bytes = count * pattern.size();
     if (!bytes) return CUDA_SUCCESS;
     char* const first = reinterpret_cast<char*>(at);
     if (at % pattern.size()) return CUDA_ERROR_INVALID_VALUE;
-    if (CUresult result = check_side(*found, {first, 0, true}, bytes)) return result;
+    if (CUresult result = check_side(*device, {first, 0, true}, bytes)) return result;
     const std::string name = "set " + std::to_string(bytes);
     return queue(stream, at_once(name, [=](int device) {
         if (!check_range(device, first, bytes, name)) return;

@@ -227,9 +227,9 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context) {
 
 EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
     Guard guard(lock());
-    Device* found;
-    if (CUresult result = context_device(found)) return result;
-    *device = found->ordinal;
+    Device* context_owner;
+    if (CUresult result = context_device(context_owner)) return result;
+    *device = context_owner->ordinal;
     return CUDA_SUCCESS;
 }
 
@@ -246,7 +246,7 @@ EXPORT CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 EXPORT CUresult cuCtxSynchronize() {
-    std::unique_lock<std::mutex> held(lock());
+    std::unique_lock<std::mutex> guard(lock());
     Device* device;
     if (CUresult result = working_device(device)) return result;
     if (CUresult result = check_not_capturing()) return result;
@@ -262,7 +262,7 @@ EXPORT CUresult cuCtxSynchronize() {
         }
         return idle(&device->legacy);
     };
-    return wait_for(*device, nullptr, all, held);
+    return wait_for(*device, nullptr, all, guard);
 }
 
 EXPORT CUresult cuGetErrorName(CUresult result, const char** name) {

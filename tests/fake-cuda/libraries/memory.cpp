@@ -52,18 +52,18 @@ static Allocation* allocation_at(Device& device, u64 address, u64& begin) {
 
 bool is_in_allocation(int ordinal, const void* pointer, u64 bytes) {
     u64 begin, address = reinterpret_cast<u64>(pointer);
-    const Allocation* found = allocation_at(*state().devices[ordinal], address, begin);
-    if (!found || found->freed) return false;
-    return address - begin <= found->bytes && bytes <= found->bytes - (address - begin);
+    const Allocation* allocation = allocation_at(*state().devices[ordinal], address, begin);
+    if (!allocation || allocation->freed) return false;
+    return address - begin <= allocation->bytes && bytes <= allocation->bytes - (address - begin);
 }
 
 static std::string describe_address(int ordinal, u64 address) {
     u64 begin;
-    const Allocation* found = allocation_at(*state().devices[ordinal], address, begin);
-    if (!found) return "an address in no allocation of the device";
+    const Allocation* allocation = allocation_at(*state().devices[ordinal], address, begin);
+    if (!allocation) return "an address in no allocation of the device";
     const std::string offset = std::to_string(address - begin);
-    const std::string bytes = std::to_string(found->bytes) + " bytes";
-    return "byte " + offset + " of " + bytes + (found->freed ? " that were freed" : "");
+    const std::string bytes = std::to_string(allocation->bytes) + " bytes";
+    return "byte " + offset + " of " + bytes + (allocation->freed ? " that were freed" : "");
 }
 
 bool check_range(int ordinal, const void* pointer, u64 bytes, const std::string& what) {
@@ -126,12 +126,12 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) {
     if (CUresult result = working_device(device)) return result;
     if (CUresult result = check_not_capturing()) return result;
     if (!pointer) return CUDA_SUCCESS;
-    auto found = device->allocations.find(pointer);
-    if (found == device->allocations.end() || found->second.freed) {
+    auto entry = device->allocations.find(pointer);
+    if (entry == device->allocations.end() || entry->second.freed) {
         report("freed memory was not allocated, or was freed before");
         return CUDA_ERROR_INVALID_VALUE;
     }
-    Allocation& allocation = found->second;
+    Allocation& allocation = entry->second;
     device->used_bytes -= rounded(allocation.bytes, 512);
     allocation.freed = true;
     mmap(allocation.mapped, allocation.mapped_bytes, PROT_NONE,

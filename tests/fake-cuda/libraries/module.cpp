@@ -92,20 +92,20 @@ EXPORT CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const
     Guard guard(lock());
     Device* device;
     if (CUresult result = working_device(device)) return result;
-    auto& found = module->functions[name];
-    if (!found) {
+    auto& slot = module->functions[name];
+    if (!slot) {
         auto entry = reinterpret_cast<Entry>(dlsym(module->kernels, name));
         if (!entry) return CUDA_ERROR_NOT_FOUND;
-        char said[256] = {}, kinds[256] = {};
+        char description[256] = {}, kinds[256] = {};
         u32 threads = 0;
-        Launch question = {};
-        question.error = said;
-        question.error_bytes = sizeof said;
-        entry(&question);
-        if (sscanf(said, "%u %255s", &threads, kinds) < 1) return CUDA_ERROR_NOT_FOUND;
-        found.reset(new CUfunc_st{name, entry, kinds, threads});
+        Launch query = {};
+        query.error = description;
+        query.error_bytes = sizeof description;
+        entry(&query);
+        if (sscanf(description, "%u %255s", &threads, kinds) < 1) return CUDA_ERROR_NOT_FOUND;
+        slot.reset(new CUfunc_st{name, entry, kinds, threads});
     }
-    *function = found.get();
+    *function = slot.get();
     return CUDA_SUCCESS;
 }
 

@@ -11,7 +11,7 @@
 
 using fake_cuda::Guard;
 using fake_cuda::lock;
-using Held = std::unique_lock<std::mutex>;
+using UniqueLock = std::unique_lock<std::mutex>;
 
 struct UniqueId {
     char text[128];
@@ -48,8 +48,8 @@ static Result refused(Result result, const std::string& reason) {
 }
 
 static CommPtr find_comm(Comm* comm) {
-    const auto found = comms().find(comm);
-    return found == comms().end() ? nullptr : found->second;
+    const auto entry = comms().find(comm);
+    return entry == comms().end() ? nullptr : entry->second;
 }
 
 // Advances earlier calls on a communicator.
@@ -79,24 +79,24 @@ static Result usable(Comm* handle, CommPtr& comm) {
     return SUCCESS;
 }
 
-static Result wait_for(Held& held, Comm& comm) {
+static Result wait_for(UniqueLock& guard, Comm& comm) {
     Result result;
     while ((result = progress(comm)) == IN_PROGRESS) {
-        held.unlock();
+        guard.unlock();
         usleep(200);
-        held.lock();
+        guard.lock();
     }
     return result;
 }
 
 // Waits for a blocking communicator to be ready: now, or at the end of the group.
-static Result join(Held& held, const CommPtr& comm) {
+static Result join(UniqueLock& guard, const CommPtr& comm) {
     if (!comm->blocking) return IN_PROGRESS;
     if (group_depth) {
         joining.push_back(comm);
         return SUCCESS;
     }
-    return wait_for(held, *comm);
+    return wait_for(guard, *comm);
 }
 
 static bool is_non_blocking(const Config* config, bool default_value) {
@@ -187,7 +187,7 @@ static Result announce(Comm& comm) {
 }
 
 EXPORT Result ncclCommInitRankConfig(Comm** created, int size, UniqueId id, int rank, Config* config) {
-    Held held(lock());
+    UniqueLock guard(lock());
     if (size < 1 || rank < 0 || rank >= size) return refused(INVALID_ARGUMENT, "there is no such rank");
     auto comm = std::make_shared<Comm>();
     comm->folder = id.text;
@@ -199,7 +199,7 @@ EXPORT Result ncclCommInitRankConfig(Comm** created, int size, UniqueId id, int 
     if (const Result result = announce(*comm)) return result;
     *created = comm.get();
     comms()[comm.get()] = comm;
-    return join(held, comm);
+    return join(guard, comm);
 }
 
 EXPORT Result ncclCommInitRank(Comm** created, int size, UniqueId id, int rank) {
@@ -207,7 +207,7 @@ EXPORT Result ncclCommInitRank(Comm** created, int size, UniqueId id, int rank) 
 }
 
 EXPORT Result ncclCommSplit(Comm* handle, int color, int key, Comm** created, Config* config) {
-    Held held(lock());
+    UniqueLock guard(lock());
     CommPtr parent;
     if (const Result result = usable(handle, parent)) return result;
     *created = nullptr;
@@ -226,7 +226,7 @@ EXPORT Result ncclCommSplit(Comm* handle, int color, int key, Comm** created, Co
         *created = comm.get();
         comms()[comm.get()] = comm;
     }
-    return join(held, comm);
+    return join(guard, comm);
 }
 
 EXPORT Result ncclCommGetAsyncError(Comm* handle, Result* error) {
@@ -249,29 +249,29 @@ EXPORT Result ncclCommUserRank(Comm* comm, int* rank) { return query(comm, rank,
 EXPORT Result ncclCommCuDevice(Comm* comm, int* device) { return query(comm, device, &Comm::device); }
 
 // Waits until all launched batches are done.
-static Result flush(Held& held, Comm& comm) {
+static Result flush(UniqueLock& guard, Comm& comm) {
     while (comm.error == SUCCESS && (comm.done < comm.launched || !comm.deferred.empty())) {
         progress(comm);
         if (fake_cuda::advance(nullptr)) continue;
-        held.unlock();
+        guard.unlock();
         usleep(200);
-        held.lock();
+        guard.lock();
     }
     return comm.error;
 }
 
 EXPORT Result ncclCommFinalize(Comm* handle) {
-    Held held(lock());
+    UniqueLock guard(lock());
     const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
-    return flush(held, *comm);
+    return flush(guard, *comm);
 }
 
 EXPORT Result ncclCommDestroy(Comm* handle) {
-    Held held(lock());
+    UniqueLock guard(lock());
     const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
-    const Result result = flush(held, *comm);
+    const Result result = flush(guard, *comm);
     comm->aborted = true;
     comm->leave();
     comms().erase(handle);
@@ -282,16 +282,16 @@ EXPORT Result ncclCommDestroy(Comm* handle) {
 // contains one: the caller must have destroyed such graphs. Batches queued behind those of other communicators end when
 // these are aborted too.
 EXPORT Result ncclCommAbort(Comm* handle) {
-    Held held(lock());
+    UniqueLock guard(lock());
     const CommPtr comm = find_comm(handle);
     if (!comm) return refused(INVALID_ARGUMENT, "there is no such communicator");
     comm->aborted = true;
     comm->deferred.clear();
     while (comm->live_batches > 0) {
         if (fake_cuda::advance(nullptr)) continue;
-        held.unlock();
+        guard.unlock();
         usleep(200);
-        held.lock();
+        guard.lock();
     }
     comm->leave();
     if (comm->parent && comm->parent->splitting == comm) comm->parent->splitting = nullptr;
@@ -305,14 +305,14 @@ EXPORT Result ncclGroupStart() {
 }
 
 EXPORT Result ncclGroupEnd() {
-    Held held(lock());
+    UniqueLock guard(lock());
     if (!group_depth) return refused(INVALID_USAGE, "a group ends that has not begun");
     if (--group_depth) return SUCCESS;
     Result result = SUCCESS;
     const auto and_then = [&](Result next) {
         if (result == SUCCESS || (result == IN_PROGRESS && next != SUCCESS)) result = next;
     };
-    for (const CommPtr& comm : std::exchange(joining, {})) and_then(wait_for(held, *comm));
+    for (const CommPtr& comm : std::exchange(joining, {})) and_then(wait_for(guard, *comm));
     std::vector<GroupedCall> calls = std::exchange(grouped, {});
     while (!calls.empty()) {
         const GroupedCall first = calls.front();

@@ -89,14 +89,14 @@ EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 EXPORT CUresult cuStreamSynchronize(CUstream stream) {
-    std::unique_lock<std::mutex> held(lock());
+    std::unique_lock<std::mutex> guard(lock());
     Device* device;
     if (CUresult result = resolve_stream(device, stream)) return result;
     if (CUresult result = check_query(stream)) return result;
     log("host synchronises " + stream_name(*device, stream));
     // Operations that other threads queue meanwhile are not waited for.
     const MarkerPtr tail = stream->tail;
-    return wait_for(*device, stream, [&] { return !tail || tail->done; }, held);
+    return wait_for(*device, stream, [&] { return !tail || tail->done; }, guard);
 }
 
 EXPORT CUresult cuStreamQuery(CUstream stream) {
@@ -198,14 +198,14 @@ EXPORT CUresult cuEventQuery(CUevent event) {
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent event) {
-    std::unique_lock<std::mutex> held(lock());
+    std::unique_lock<std::mutex> guard(lock());
     Device* device;
     if (CUresult result = resolve_event(device, event)) return result;
     if (CUresult result = check_query(event)) return result;
     const MarkerPtr marker = event->marker;
     log("host synchronises device=" + std::to_string(device->ordinal) + " event");
     if (!marker) return CUDA_SUCCESS;
-    return wait_for(*device, stream_of(marker), [&] { return marker->done; }, held);
+    return wait_for(*device, stream_of(marker), [&] { return marker->done; }, guard);
 }
 
 EXPORT CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {

@@ -1,5 +1,5 @@
 // Causal flash attention: the score matrix is never stored. The formulas are those of
-// cpu/kernels/attention/mod.rs, with powers of two and scores multiplied by scale·log₂e.
+// cpu/src/kernels/attention/mod.rs, with powers of two and scores multiplied by scale·log₂e.
 //
 // bf16 kernels use tensor cores with f32 accumulation, f32 kernels use FMAs. The suffix of a kernel's name
 // is the width of its tiles: it takes heads of as many features or fewer, each aligned to 16 bytes. The

@@ -1,5 +1,5 @@
 // Latent crossings: LayerNorm with activation φ, and the tensor gate. The formulas are those of
-// cpu/kernels/layer_norm.rs and tensor_gate.rs.
+// cpu/src/kernels/layer_norm.rs and tensor_gate.rs.
 #include "activation.cuh"
 #include "reduce.cuh"
 

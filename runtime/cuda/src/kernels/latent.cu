@@ -1,5 +1,5 @@
 // Activation φ on latents, with the deferred scaling by ρ = 1/rms of an online norm. The formulas are those
-// of cpu/kernels/latent.rs.
+// of cpu/src/kernels/latent.rs.
 //
 // h is [rows, columns] and holds up to four latents side by side; latent i has a separate result
 // [rows, w_i]. All are contiguous. Without φ, h → ρ·h; with it, h → SiLU(ρ·h). A result may be h itself:
@@ -50,24 +50,24 @@ DEVICE void latent_backward(const T* const (&dz)[SECTIONS], const T* h, const T*
             const u64 row = team.row * widths[section];
             each<V>(widths[section], team.lane, team.lanes, [&](auto count, u32 column) {
                 constexpr int COUNT = decltype(count)::value;
-                float of_dz[COUNT], saved[COUNT], made[COUNT];
+                float of_dz[COUNT], saved[COUNT], of_dh[COUNT];
                 load(dz[section] + row + column, of_dz);
                 if (phi) {
                     load(h + first + column, saved);
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
-                        made[i] = rho * of_dz[i] * silu_derivative(rho * saved[i]);
-                        if constexpr (DEFERRED) along += made[i] * saved[i];
+                        of_dh[i] = rho * of_dz[i] * silu_derivative(rho * saved[i]);
+                        if constexpr (DEFERRED) along += of_dh[i] * saved[i];
                     }
                 } else {
                     if constexpr (DEFERRED) load(z[section] + row + column, saved);
 #pragma unroll
                     for (int i = 0; i < COUNT; i++) {
-                        made[i] = rho * of_dz[i];
+                        of_dh[i] = rho * of_dz[i];
                         if constexpr (DEFERRED) along += of_dz[i] * saved[i];
                     }
                 }
-                store(dh + first + column, made);
+                store(dh + first + column, of_dh);
             });
             first += widths[section];
         }

@@ -1,4 +1,4 @@
-// Cross-entropy over a shard of the vocabulary, in the three passes of cpu/kernels/loss.rs.
+// Cross-entropy over a shard of the vocabulary, in the three passes of cpu/src/kernels/loss.rs.
 //
 // logits [rows, columns] begin at token id `first`; maximum is [rows]; packed is [rows, 2]: the sum of
 // exp(logit − maximum), and the logit of the target, 0 where another device holds it.

@@ -1,4 +1,4 @@
-// RMSNorm in the variants of DESIGN §3.3. The formulas are those of cpu/kernels/norm.rs.
+// RMSNorm in the variants of DESIGN §3.3. The formulas are those of cpu/src/kernels/rms_norm.rs.
 //
 // Shapes: x, y and their gradients [rows, columns], gamma [columns], s, t, ds [rows], all contiguous.
 // A row is read twice, the second time from cache: it has a few KiB at most.
@@ -86,24 +86,24 @@ DEVICE void norm_backward(const T* dy, const T* x, const T* gamma, const float* 
         }
         each<V>(columns, threadIdx.x, blockDim.x, [&](auto count, u32 column) {
             constexpr int COUNT = decltype(count)::value;
-            float of_dy[COUNT], of_x[COUNT], scale[COUNT], made[COUNT], sums[COUNT];
+            float of_dy[COUNT], of_x[COUNT], scale[COUNT], of_dx[COUNT], sums[COUNT];
             load(row_dy + column, of_dy);
             load(row_x + column, of_x);
             load(gamma + column, scale);
             load(dgamma + column, sums);
             if (add) {
-                load(row_dx + column, made);
+                load(row_dx + column, of_dx);
             } else {
 #pragma unroll
-                for (float& value : made) value = 0.0f;
+                for (float& value : of_dx) value = 0.0f;
             }
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
                 const float moved = across * of_dy[i];
-                made[i] += moved * scale[i] + along * of_x[i];
+                of_dx[i] += moved * scale[i] + along * of_x[i];
                 sums[i] += moved * of_x[i];
             }
-            store(row_dx + column, made);
+            store(row_dx + column, of_dx);
             store(dgamma + column, sums);
         });
     }

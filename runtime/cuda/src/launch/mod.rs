@@ -1,6 +1,6 @@
 //! Fused ops and attention as kernel launches.
 //!
-//! [`kernel_launches`] reads an instruction as the CPU backend does (`cpu/execute/`) and returns the kernels,
+//! [`kernel_launches`] reads an instruction as the CPU backend does (`cpu/src/execute/`) and returns the kernels,
 //! grids and arguments that execute it. Pointers are offsets into the memory spaces of one device: the arena,
 //! scratch memory shared by the launches of one instruction, and a few tables of the session. Nothing is
 //! executed or read here.
@@ -24,7 +24,8 @@ use narrows_plan::program::{Action, FusedOp};
 use narrows_runtime::ScheduledInstruction;
 
 use layout::CopyKind;
-use site::{InstrSite, LaunchResult};
+use operand::LaunchResult;
+use site::InstrSite;
 
 pub use operand::{Argument, ByteRows, MemoryAccess, MemorySpace};
 pub use optimizer::{OPTIMIZER_COEFFICIENTS, optimizer_coefficients};

@@ -285,8 +285,8 @@ mod tests {
         one.save().unwrap();
         two.save().unwrap();
         let all = load(folder.path(), &h200);
-        let found = [8, 16, 24].map(|m| all.get(&matmul_key(m)).map(|found| found.data[0]));
-        assert_eq!(found, [Some(1), Some(2), Some(4)]);
+        let ids = [8, 16, 24].map(|m| all.get(&matmul_key(m)).map(|algorithm| algorithm.data[0]));
+        assert_eq!(ids, [Some(1), Some(2), Some(4)]);
         // Except one that was replaced because it does not work.
         let mut three = load(folder.path(), &h200);
         three.replace(matmul_key(16), algorithm(5));
@@ -317,12 +317,12 @@ mod tests {
         ];
         for (damaged, expected) in cases {
             fs::write(store.path(), damaged).unwrap();
-            let (mut found, unusable) = AlgorithmStore::load(folder.path(), h200.clone());
+            let (mut reloaded, unusable) = AlgorithmStore::load(folder.path(), h200.clone());
             let message = unusable.expect("a warning").to_string();
             assert!(message.contains(expected) && message.contains("selected again"), "{message}");
-            assert!(found.is_empty());
-            found.insert(matmul_key(8), algorithm(1));
-            found.save().unwrap();
+            assert!(reloaded.is_empty());
+            reloaded.insert(matmul_key(8), algorithm(1));
+            reloaded.save().unwrap();
             assert_eq!(fs::read_to_string(store.path()).unwrap(), whole);
         }
         fs::remove_file(store.path()).unwrap();

@@ -59,8 +59,8 @@ fn damaged_launches_fail_the_check() {
                 continue;
             }
             damage(span);
-            let found = case.check(&damaged);
-            assert!(found.is_err(), "launch {launch}, argument {at}: {name} is not detected");
+            let result = case.check(&damaged);
+            assert!(result.is_err(), "launch {launch}, argument {at}: {name} is not detected");
         }
     }
     let mut written = whole.clone();

@@ -38,8 +38,8 @@ fn embeddings_match_the_cpu() {
             let Some(outcome) = case.run() else { return };
             let mut expected = vec![0.0; rows * width];
             let view = MatrixView::new(&table, table_rows, width);
-            let made = MatrixViewMut::new(&mut expected, rows, width);
-            embedding_gather(&ids, view, first, made, SERIAL);
+            let result = MatrixViewMut::new(&mut expected, rows, width);
+            embedding_gather(&ids, view, first, result, SERIAL);
             assert_eq!(outcome.elements(out), expected);
 
             let (dy, before) = (
@@ -54,8 +54,8 @@ fn embeddings_match_the_cpu() {
             case.reads(&[ids_buffer, sum, dy_buffer]).writes(&[sum]);
             let Some(outcome) = case.run() else { return };
             let mut expected = before;
-            let made = MatrixViewMut::new(&mut expected, table_rows, width);
-            embedding_scatter_add(&ids, MatrixView::new(&dy, rows, width), first, made, SERIAL);
+            let result = MatrixViewMut::new(&mut expected, table_rows, width);
+            embedding_scatter_add(&ids, MatrixView::new(&dy, rows, width), first, result, SERIAL);
             assert_near(DType::F32, &outcome.elements(sum), &expected, 2e-6);
         }
     }

@@ -312,8 +312,8 @@ fn damaged_matmuls_fail_the_bounds_check() {
             for (name, damage) in damages {
                 let mut damaged = whole;
                 damage(&mut damaged);
-                let found = check_matmul(context.device, scheduled, &damaged);
-                assert!(found.is_err(), "{role:?}: {name} is not detected");
+                let result = check_matmul(context.device, scheduled, &damaged);
+                assert!(result.is_err(), "{role:?}: {name} is not detected");
             }
             let mut flipped = whole;
             flipped.key.operation_b = match flipped.key.operation_b {

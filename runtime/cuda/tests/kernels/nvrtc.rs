@@ -94,8 +94,8 @@ fn kernels_compile_and_fit() {
 fn registers_max(kernel: &str) -> u32 {
     let mut tiles = TILE_REGISTERS_MAX.into_iter();
     let summing = kernel.starts_with("attention_sums");
-    let found = tiles.find(|(ending, _)| kernel.ends_with(ending) && !summing);
-    found.map_or(REGISTERS_MAX, |(_, most)| most)
+    let tile = tiles.find(|(ending, _)| kernel.ends_with(ending) && !summing);
+    tile.map_or(REGISTERS_MAX, |(_, limit)| limit)
 }
 
 /// PTX instructions that a kernel must contain: those of tensor cores and asynchronous copies.
@@ -135,7 +135,7 @@ fn compile_in_child(library: &Path, name: &str, architecture: &str) -> String {
 
 /// Parses the assembler's report: a line that names a kernel, then lines with its resources.
 fn usages(log: &str) -> Vec<Usage> {
-    let mut found = vec![];
+    let mut usages = vec![];
     let before = |line: &str, unit: &str| -> Option<u32> {
         line.split(unit).next()?.split_whitespace().last()?.parse().ok()
     };
@@ -144,9 +144,9 @@ fn usages(log: &str) -> Vec<Usage> {
             let kernel = rest.split('\'').next().unwrap_or_default().to_string();
             let unknown = u32::MAX;
             let (registers, spilled_bytes, stack_bytes) = (unknown, unknown, unknown);
-            found.push(Usage { kernel, registers, spilled_bytes, stack_bytes });
+            usages.push(Usage { kernel, registers, spilled_bytes, stack_bytes });
         }
-        let Some(usage) = found.last_mut() else { continue };
+        let Some(usage) = usages.last_mut() else { continue };
         if line.contains("bytes stack frame") {
             let of = |unit| before(line, unit).unwrap_or(u32::MAX);
             usage.stack_bytes = of(" bytes stack frame");
@@ -157,7 +157,7 @@ fn usages(log: &str) -> Vec<Usage> {
             usage.registers = before(line, " registers").unwrap_or(u32::MAX);
         }
     }
-    found
+    usages
 }
 
 /// Path of libnvrtc, if it is installed.

@@ -125,15 +125,15 @@ impl ShimEngine {
                 ScheduleItem::Segment(segment) => {
                     match device.schedule.segments[segment].nodes.get(node) {
                         None => true,
-                        Some(found) if matches!(found.work, NodeWork::Collective(_)) => {
+                        Some(next) if matches!(next.work, NodeWork::Collective(_)) => {
                             if !self.run_collective(index) {
                                 return advanced;
                             }
                             advanced = true;
                             continue;
                         }
-                        Some(found) => {
-                            if step.update.is_some() || !found.updates_weights {
+                        Some(next) => {
+                            if step.update.is_some() || !next.updates_weights {
                                 device.execute(segment, node, &mut self.rotary, step);
                             }
                             device.position.node += 1;

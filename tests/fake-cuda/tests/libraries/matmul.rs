@@ -81,24 +81,29 @@ impl Matrix {
 
     fn layout(&self) -> sys::cublasLtMatrixLayout_t {
         let (rows, columns) = (self.rows as u64, self.columns as u64);
-        let made =
+        let layout =
             lt::create_matrix_layout(self.dtype, rows, columns, self.leading as i64).unwrap();
         let (batch, stride) = (self.batch as i32, self.stride as i64);
         // SAFETY: the layout is valid, and the attributes have these types.
         unsafe {
             set(&batch, |of, size| {
-                lt::set_matrix_layout_attribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, of, size)
+                lt::set_matrix_layout_attribute(
+                    layout,
+                    CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                    of,
+                    size,
+                )
             });
             set(&stride, |of, size| {
                 lt::set_matrix_layout_attribute(
-                    made,
+                    layout,
                     CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
                     of,
                     size,
                 )
             });
         }
-        made
+        layout
     }
 }
 
@@ -116,7 +121,7 @@ struct MatmulCase {
     layouts: [sys::cublasLtMatrixLayout_t; 3],
 }
 
-type Found = sys::cublasLtMatmulHeuristicResult_t;
+type Heuristic = sys::cublasLtMatmulHeuristicResult_t;
 
 impl MatmulCase {
     fn new(transposed: [bool; 2], matrices: [Matrix; 3], beta: f32) -> MatmulCase {
@@ -136,7 +141,7 @@ impl MatmulCase {
     }
 
     /// Algorithms for a workspace, reduction schemes and an alignment.
-    fn algorithms(&self, workspace: u64, schemes: u32, alignment: u32) -> Vec<Found> {
+    fn algorithms(&self, workspace: u64, schemes: u32, alignment: u32) -> Vec<Heuristic> {
         let preference = lt::create_matmul_pref().unwrap();
         let say =
             |name, of, size| unsafe { lt::set_matmul_pref_attribute(preference, name, of, size) };
@@ -151,7 +156,7 @@ impl MatmulCase {
             set(&alignment, |of, size| say(name, of, size));
         }
         let [a, b, c] = self.layouts;
-        let mut found = Vec::<Found>::with_capacity(8);
+        let mut heuristics = Vec::<Heuristic>::with_capacity(8);
         let mut count = 0;
         // SAFETY: the library created all handles, and the array has room for the requested number.
         unsafe {
@@ -165,19 +170,19 @@ impl MatmulCase {
                 c,
                 preference,
                 8,
-                found.as_mut_ptr(),
+                heuristics.as_mut_ptr(),
                 &raw mut count,
             )
             .result()
             .unwrap();
-            found.set_len(count as usize);
+            heuristics.set_len(count as usize);
         }
-        found
+        heuristics
     }
 
     fn run(
         &self,
-        with: &Found,
+        heuristic: &Heuristic,
         workspace: DeviceArray,
         stream: &CudaStream,
     ) -> Result<(), CublasError> {
@@ -199,7 +204,7 @@ impl MatmulCase {
                 of_c,
                 c,
                 of_c,
-                &with.algo,
+                &heuristic.algo,
                 workspace.pointer(),
                 workspace.count * 4,
                 stream.cu_stream().cast(),
@@ -268,10 +273,10 @@ fn matmuls_are_exact() {
                     Matrix::random(dtype, rows, columns, batch, &mut draw)
                 });
                 let mut matmul = MatmulCase::new(transposed, random, beta);
-                let found = matmul.algorithms(1 << 18, SUM_IN_F32, 2);
-                assert_eq!(found.len(), 2, "one splits k, one has no requirements");
-                for with in found {
-                    matmul.run(&with, workspace, &stream).unwrap();
+                let algorithms = matmul.algorithms(1 << 18, SUM_IN_F32, 2);
+                assert_eq!(algorithms.len(), 2, "one splits k, one has no requirements");
+                for heuristic in algorithms {
+                    matmul.run(&heuristic, workspace, &stream).unwrap();
                     let expected = matmul.expected();
                     assert_eq!(
                         matmul.matrices[2].read(),
@@ -283,7 +288,7 @@ fn matmuls_are_exact() {
                     let reset = &matmul.matrices[2];
                     // SAFETY: the memory has this size.
                     unsafe { result::memcpy_htod_sync(reset.address, &reset.bytes()) }.unwrap();
-                    used.push(with.workspaceSize);
+                    used.push(heuristic.workspaceSize);
                 }
             }
         }
@@ -306,15 +311,16 @@ fn requirements_of_algorithms_are_checked() {
         let stream = context.new_stream().unwrap();
         let workspace = DeviceArray::new(1 << 16);
         let mut matmul = square(16);
-        let ids =
-            |found: &[Found]| found.iter().map(|found| found.algo.data[1]).collect::<Vec<_>>();
+        let ids = |heuristics: &[Heuristic]| {
+            heuristics.iter().map(|heuristic| heuristic.algo.data[1]).collect::<Vec<_>>()
+        };
         assert_eq!(ids(&matmul.algorithms(0, 7, 2)), [23]);
         assert_eq!(ids(&matmul.algorithms(1 << 18, 0, 16)), [22, 23]);
         let all = matmul.algorithms(1 << 18, 7, 16);
         assert_eq!(ids(&all), [21, 22, 23]);
         assert_eq!(all[0].algo.data[3], 4, "adds parts in the result's type where allowed");
-        for with in &all {
-            let mut checked = *with;
+        for heuristic in &all {
+            let mut checked = *heuristic;
             checked.workspaceSize = 0;
             let [a, b, c] = matmul.layouts;
             // SAFETY: the library created all handles.
@@ -326,16 +332,16 @@ fn requirements_of_algorithms_are_checked() {
                     b,
                     c,
                     c,
-                    &raw const with.algo,
+                    &raw const heuristic.algo,
                     &raw mut checked,
                 )
             };
             assert_eq!(
                 (status, checked.workspaceSize),
-                (CUBLAS_STATUS_SUCCESS, with.workspaceSize)
+                (CUBLAS_STATUS_SUCCESS, heuristic.workspaceSize)
             );
         }
-        let status = |made: Result<(), CublasError>| made.err().map(|error| error.0);
+        let status = |result: Result<(), CublasError>| result.err().map(|error| error.0);
         let small = DeviceArray { count: 16, ..workspace };
         assert_eq!(status(matmul.run(&all[0], small, &stream)), Some(CUBLAS_STATUS_INVALID_VALUE));
         let mut other = all[0];
@@ -368,8 +374,8 @@ fn concurrent_matmuls_are_correct(shared: bool) -> bool {
     let workspaces = [DeviceArray::new(1 << 16), DeviceArray::new(1 << 16)];
     let matmuls = [square(24), square(32)];
     for (at, (matmul, stream)) in matmuls.iter().zip(&streams).enumerate() {
-        let with = matmul.algorithms(1 << 18, SUM_IN_F32, 16)[0];
-        matmul.run(&with, workspaces[if shared { 0 } else { at }], stream).unwrap();
+        let heuristic = matmul.algorithms(1 << 18, SUM_IN_F32, 16)[0];
+        matmul.run(&heuristic, workspaces[if shared { 0 } else { at }], stream).unwrap();
     }
     matmuls.iter().all(|matmul| matmul.matrices[2].read() == matmul.expected())
 }

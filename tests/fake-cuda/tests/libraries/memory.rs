@@ -36,8 +36,8 @@ fn memory_is_limited_and_initially_nan() {
         let context = device::context(0);
         assert!(!context.has_async_alloc());
         assert_eq!(context.mem_get_info().unwrap(), (64 * MIB, 64 * MIB));
-        let numbers = DeviceArray::new(1000);
-        assert!(numbers.read().iter().all(|number| number.is_nan()));
+        let array = DeviceArray::new(1000);
+        assert!(array.read().iter().all(|element| element.is_nan()));
         let large = DeviceArray::new(12 * MIB);
         assert_eq!(context.mem_get_info().unwrap().0, 16 * MIB - 4096);
         // SAFETY: the memory is not used.
@@ -55,18 +55,18 @@ fn copies_outside_allocations_fail() {
     let output = child::under_one_seed("memory::copies_outside_allocations_fail", &[], || {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
-        let numbers = DeviceArray::of(&[1.0, 2.0]);
-        let beyond = DeviceArray { count: 3, ..numbers };
+        let array = DeviceArray::of(&[1.0, 2.0]);
+        let beyond = DeviceArray { count: 3, ..array };
         // SAFETY: the call is rejected.
         let copied = unsafe {
-            result::memcpy_dtod_async(numbers.address, beyond.address, 12, stream.cu_stream())
+            result::memcpy_dtod_async(array.address, beyond.address, 12, stream.cu_stream())
         };
         assert_eq!(error(copied), CUDA_ERROR_INVALID_VALUE);
         // Memory that is freed before the copy runs is a sticky error.
         let other = DeviceArray::new(2);
-        numbers.copy_to(other, &stream);
+        array.copy_to(other, &stream);
         // SAFETY: the fake driver detects the later use.
-        unsafe { result::free_sync(numbers.address) }.unwrap();
+        unsafe { result::free_sync(array.address) }.unwrap();
         assert_eq!(error(stream.synchronize()), CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(context.synchronize()), CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_eq!(error(stream.synchronize()), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -82,19 +82,19 @@ fn pinned_memory_is_read_when_the_copy_runs() {
     child::under_one_seed("memory::pinned_memory_is_read_when_the_copy_runs", &[], || {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
-        let numbers = DeviceArray::new(1);
+        let array = DeviceArray::new(1);
         let mut ordinary = vec![1.0f32];
-        numbers.upload(&ordinary, &stream);
+        array.upload(&ordinary, &stream);
         ordinary[0] = 2.0;
-        assert_eq!(numbers.read(), [1.0]);
+        assert_eq!(array.read(), [1.0]);
         // SAFETY: the memory has this size, and is written before it is read.
         let pinned = unsafe {
             std::slice::from_raw_parts_mut(result::malloc_host(4, 0).unwrap().cast::<f32>(), 1)
         };
         pinned[0] = 3.0;
-        numbers.upload(pinned, &stream);
+        array.upload(pinned, &stream);
         pinned[0] = 4.0;
-        assert_eq!(numbers.read(), [4.0]);
+        assert_eq!(array.read(), [4.0]);
     });
 }
 

@@ -58,11 +58,10 @@ fn operations_do_not_run_when_they_are_queued() {
     child::under_seeds("ordering::operations_do_not_run_when_they_are_queued", 0..4, &[], || {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
-        let numbers = DeviceArray::of(&[1.0]);
+        let array = DeviceArray::of(&[1.0]);
         let mut seen = vec![0.0f32];
         // SAFETY: the vector outlives the copy.
-        unsafe { result::memcpy_dtoh_async(&mut seen, numbers.address, stream.cu_stream()) }
-            .unwrap();
+        unsafe { result::memcpy_dtoh_async(&mut seen, array.address, stream.cu_stream()) }.unwrap();
         // SAFETY: a plain read of the vector.
         let early = unsafe { std::ptr::read_volatile(seen.as_ptr()) };
         stream.synchronize().unwrap();
@@ -76,12 +75,12 @@ fn operations_run_without_host_calls() {
     child::under_one_seed("ordering::operations_run_without_host_calls", &[], || {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
-        let numbers = DeviceArray::of(&[1.0]);
+        let array = DeviceArray::of(&[1.0]);
         // SAFETY: the memory is never freed.
         let seen = unsafe {
             std::slice::from_raw_parts_mut(result::malloc_host(4, 0).unwrap().cast::<f32>(), 1)
         };
-        unsafe { result::memcpy_dtoh_async(seen, numbers.address, stream.cu_stream()) }.unwrap();
+        unsafe { result::memcpy_dtoh_async(seen, array.address, stream.cu_stream()) }.unwrap();
         for _ in 0..600 {
             // SAFETY: another thread writes the value; a read returns the old or the new one.
             if unsafe { std::ptr::read_volatile(seen.as_ptr()) } == 1.0 {
@@ -98,11 +97,11 @@ fn events_with_timing_measure_time() {
     child::under_seeds("ordering::events_with_timing_measure_time", 0..2, &[], || {
         let context = device::context(0);
         let stream = context.new_stream().unwrap();
-        let numbers = DeviceArray::new(1 << 20);
+        let array = DeviceArray::new(1 << 20);
         let begin = stream.record_event(Some(CU_EVENT_DEFAULT)).unwrap();
         assert!(!begin.is_complete() || begin.is_complete());
         for _ in 0..8 {
-            numbers.fill_zero(&stream);
+            array.fill_zero(&stream);
         }
         let end = stream.record_event(Some(CU_EVENT_DEFAULT)).unwrap();
         assert!(device::becomes_true(|| end.try_is_complete().unwrap()));
