@@ -1,4 +1,4 @@
-//! How one tensor lies over the tensor axis, and which collective turns one layout into another.
+//! Layouts of tensors over the tensor axis.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,17 +19,17 @@ pub enum Dim {
     Position,
 }
 
-/// How one tensor lies over the tensor axis.
+/// Layout of one tensor over the tensor axis.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Layout {
-    /// Every device holds the whole value.
+    /// Every device has the whole value.
     Replicated,
-    /// Device i holds the i-th of equal parts along the dim.
+    /// Device i has the i-th of equal parts along the dimension.
     Sharded(Dim),
-    /// Every device holds a summand of the value: a sum still owed.
+    /// Every device has a summand of the value: a sum still to be reduced.
     Partial,
 }
 
@@ -58,8 +58,8 @@ pub struct EdgeLayout {
     pub forward: Layout,
     /// The layout of its gradient in the backward pass.
     pub backward: Layout,
-    /// True while the division by the norm's root mean square is still owed (online RMSNorm,
-    /// DESIGN §3.3): the statistic rides along with the tensor.
+    /// Whether the division by the norm's root mean square is pending (online RMSNorm, DESIGN §3.3): the
+    /// statistic is reduced with the tensor.
     pub norm_owed: bool,
 }
 

@@ -32,17 +32,17 @@ pub fn head_segment(model: &Model) -> Segment {
     builder.finish(SegmentKind::Head)
 }
 
-/// One block, with or without its factors grouped. Where a grouping does not apply (mixed dense and
-/// factored linears, different φ, latents that cross between blocks) the members stay separate.
+/// One block. Where a grouping does not apply (mixed dense and factored linears, different φ, latents
+/// that cross between blocks) its members stay separate ops.
 pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> Segment {
     let mut b = SegmentBuilder::default();
     let (block, hidden) = (&shape.block, model.hidden);
     let x = b.entry("x", hidden);
-    let ways = LinearSite::all(shape).map(|way| LinearSite {
-        previous: way.entering.map(|rank| b.entry(&format!("previous.{}", way.kind), rank)),
-        ..way
+    let sites = LinearSite::all(shape).map(|site| LinearSite {
+        previous: site.entering.map(|rank| b.entry(&format!("previous.{}", site.kind), rank)),
+        ..site
     });
-    let [q, k, v, o, gate, up, down] = ways;
+    let [q, k, v, o, gate, up, down] = sites;
 
     let norm = Op::Norm { width: hidden, scale: WeightId::Norm1 };
     let n1 = b.op("norm1", norm, &[x], &[("n1", vec![hidden])])[0];
@@ -69,7 +69,7 @@ pub fn block_segment(model: &Model, shape: &BlockShape, grouping: Grouping) -> S
     b.finish(SegmentKind::Block)
 }
 
-/// What a grouping comes to in a block: what cannot be grouped is not.
+/// The grouping that takes effect in a block, without groups that do not apply.
 pub fn effective_grouping(shape: &BlockShape, grouping: Grouping) -> Grouping {
     let [q, k, v, _, gate, up, _] = LinearSite::all(shape);
     Grouping {
@@ -106,7 +106,7 @@ impl LinearSite<'_> {
     }
 }
 
-/// What is known of linears whose outputs are attention heads.
+/// How linears whose outputs are attention heads are divided into heads.
 struct HeadLayout {
     head_dim: Option<u64>,
     rotary: &'static [LinearKind],
@@ -176,13 +176,13 @@ impl SegmentBuilder {
         outputs
     }
 
-    /// The linears that read `input`: grouped where asked and possible, else one by one.
+    /// Adds the linears that read `input`, grouped where requested and possible.
     /// Returns the values that together hold their outputs, in order.
     fn fan(
         &mut self,
         input: ValueId,
         group: &str,
-        ways: &[LinearSite],
+        sites: &[LinearSite],
         grouped: bool,
         heads: &HeadLayout,
     ) -> Vec<ValueId> {
@@ -190,12 +190,13 @@ impl SegmentBuilder {
             .producer
             .filter(|op| matches!(self.ops[op.0 as usize].op, Op::Norm { .. }));
         let first_latent = self.values.len();
-        let outputs = if grouped && ways.len() > 1 && can_group(ways) {
-            self.chain(input, group, ways, heads, norm)
+        let outputs = if grouped && sites.len() > 1 && can_group(sites) {
+            self.chain(input, group, sites, heads, norm)
         } else {
-            ways.iter()
-                .flat_map(|way| {
-                    self.chain(input, way.kind.name(), std::slice::from_ref(way), heads, norm)
+            sites
+                .iter()
+                .flat_map(|site| {
+                    self.chain(input, site.kind.name(), std::slice::from_ref(site), heads, norm)
                 })
                 .collect()
         };
@@ -218,34 +219,34 @@ impl SegmentBuilder {
         &mut self,
         input: ValueId,
         name: &str,
-        ways: &[LinearSite],
+        sites: &[LinearSite],
         heads: &HeadLayout,
         norm: Option<OpId>,
     ) -> Vec<ValueId> {
-        let Some(pairs) = factor_pairs(ways) else {
-            let op = linear_op(ways, WeightId::Dense, |l| (l.d_in, l.d_out), heads);
-            let sections = ways.iter().map(|way| way.linear.d_out).collect();
-            return self.op(name, Op::Linear(op), &[input], &[(&run_name(ways), sections)]);
+        let Some(pairs) = factor_pairs(sites) else {
+            let op = linear_op(sites, WeightId::Dense, |l| (l.d_in, l.d_out), heads);
+            let sections = sites.iter().map(|site| site.linear.d_out).collect();
+            return self.op(name, Op::Linear(op), &[input], &[(&run_name(sites), sections)]);
         };
-        let mut a = linear_op(ways, WeightId::FactorA, |l| (l.d_in, rank(l)), &HeadLayout::NONE);
+        let mut a = linear_op(sites, WeightId::FactorA, |l| (l.d_in, rank(l)), &HeadLayout::NONE);
         a.norm = norm;
         let ranks: Vec<u64> = pairs.iter().map(|pair| pair.rank).collect();
         let op_a = format!("{name}.a");
         let h = self.op(&op_a, Op::Linear(a), &[input], &[(&format!("h.{name}"), ranks.clone())]);
 
-        let runs = equal_runs(ways);
-        let crossing = ways[0].entering.and_then(|_| crossing(ways[0].linear));
+        let runs = equal_runs(sites);
+        let crossing = sites[0].entering.and_then(|_| crossing(sites[0].linear));
         // The released form applies φ after the crossing.
         let activation = match crossing.map(|crossing| crossing.form) {
             Some(CrossingForm::Released) => Activation::Identity,
             _ => pairs[0].activation,
         };
-        // What a crossing is still to be added to is no `z` yet.
+        // The latent is named `u` before a crossing is added, `z` when the second factor reads it.
         let kind = if crossing.is_some() { "u" } else { "z" };
         let outputs: Vec<(String, Vec<u64>)> = runs
             .iter()
             .map(|run| {
-                let ranks = run.iter().map(|way| rank(way.linear)).collect();
+                let ranks = run.iter().map(|site| rank(site.linear)).collect();
                 (format!("{kind}.{}", run_name(run)), ranks)
             })
             .collect();
@@ -256,16 +257,16 @@ impl SegmentBuilder {
         if activation == Activation::Identity && z.len() == 1 {
             self.values[z[0].0 as usize].aliases = Some(h[0]);
         }
-        if let [way] = ways
-            && way.crosses()
+        if let [site] = sites
+            && site.crosses()
         {
-            z = vec![self.cross(way, z[0])];
+            z = vec![self.cross(site, z[0])];
         }
         let mut made = vec![];
         for (run, z) in runs.iter().zip(z) {
             let mut op = linear_op(run, WeightId::FactorB, |l| (rank(l), l.d_out), heads);
             op.form = if run.len() > 1 { LinearForm::Batched } else { LinearForm::Concatenated };
-            let sections = run.iter().map(|way| way.linear.d_out).collect();
+            let sections = run.iter().map(|site| site.linear.d_out).collect();
             let run_name = run_name(run);
             let op_name = format!("{run_name}.b");
             made.extend(self.op(&op_name, Op::Linear(op), &[z], &[(&run_name, sections)]));
@@ -273,23 +274,23 @@ impl SegmentBuilder {
         made
     }
 
-    /// A latent u crossed by the one of the block before, and what of it crosses into the block
-    /// after. Returns the latent that the second factor reads.
-    fn cross(&mut self, way: &LinearSite, u: ValueId) -> ValueId {
-        let crossing = crossing(way.linear).zip(way.previous).zip(way.entering);
+    /// Adds the crossing from the previous block into the latent u, and the output that crosses into the
+    /// next block. Returns the latent that the second factor reads.
+    fn cross(&mut self, site: &LinearSite, u: ValueId) -> ValueId {
+        let crossing = crossing(site.linear).zip(site.previous).zip(site.entering);
         let Some(((crossing, previous), entering)) = crossing else {
             self.exits.push(u);
             return u;
         };
-        let (name, width) = (way.kind.name(), rank(way.linear));
+        let (name, width) = (site.kind.name(), rank(site.linear));
         let section = |kind: &str| format!("{kind}.{name}");
         let gate = match crossing.gate {
             CrossingGate::Identity => None,
             CrossingGate::Dense => {
-                let parameter = WeightId::CrossingGate(way.kind);
+                let parameter = WeightId::CrossingGate(site.kind);
                 Some(Op::Linear(LinearOp::single(parameter, entering, width)))
             }
-            CrossingGate::Tensor { a, b } => Some(Op::TensorGate { linear: way.kind, a, b }),
+            CrossingGate::Tensor { a, b } => Some(Op::TensorGate { linear: site.kind, a, b }),
         };
         let gated = gate.map_or(previous, |op| {
             let op_name = format!("{name}.gate");
@@ -301,15 +302,15 @@ impl SegmentBuilder {
         let op = Op::Cross { width };
         let mut z = self.op(&op_name, op, &[u, gated], &[(&crossed, vec![width])])[0];
         if released {
-            let activation = match &way.linear.weight {
+            let activation = match &site.linear.weight {
                 Weight::Pair(pair) => pair.activation,
                 Weight::Dense => Activation::Identity,
             };
-            let op = Op::LatentNorm { linear: way.kind, width, activation };
+            let op = Op::LatentNorm { linear: site.kind, width, activation };
             let op_name = format!("{name}.latent_norm");
             z = self.op(&op_name, op, &[z], &[(&section("z"), vec![width])])[0];
         }
-        if way.leaves {
+        if site.leaves {
             // The paper's form hands on the latent before its own crossing, the released one after.
             self.exits.push(if released { z } else { u });
         }
@@ -323,7 +324,7 @@ impl SegmentBuilder {
 }
 
 fn run_name(run: &[LinearSite]) -> String {
-    run.iter().map(|way| way.kind.name()).collect::<Vec<_>>().join("_")
+    run.iter().map(|site| site.kind.name()).collect::<Vec<_>>().join("_")
 }
 
 fn rank(linear: &Linear) -> u64 {
@@ -331,9 +332,10 @@ fn rank(linear: &Linear) -> u64 {
 }
 
 /// The pairs of all linears, or `None` when they are dense.
-fn factor_pairs<'a>(ways: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
-    ways.iter()
-        .map(|way| match &way.linear.weight {
+fn factor_pairs<'a>(sites: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
+    sites
+        .iter()
+        .map(|site| match &site.linear.weight {
             Weight::Pair(pair) => Some(pair),
             Weight::Dense => None,
         })
@@ -341,45 +343,45 @@ fn factor_pairs<'a>(ways: &[LinearSite<'a>]) -> Option<Vec<&'a FactorPair>> {
 }
 
 /// A group is all dense, or all pairs with one φ whose latents stay in the block.
-fn can_group(ways: &[LinearSite]) -> bool {
-    let dense = ways.iter().filter(|way| way.linear.rank().is_none()).count();
-    match factor_pairs(ways) {
-        Some(_) if ways.iter().any(LinearSite::crosses) => false,
+fn can_group(sites: &[LinearSite]) -> bool {
+    let dense = sites.iter().filter(|site| site.linear.rank().is_none()).count();
+    match factor_pairs(sites) {
+        Some(_) if sites.iter().any(LinearSite::crosses) => false,
         Some(pairs) => pairs.windows(2).all(|two| two[0].activation == two[1].activation),
-        None => dense == ways.len(),
+        None => dense == sites.len(),
     }
 }
 
 /// Splits linears into runs whose second factors have equal shapes and can be batched.
-fn equal_runs<'a>(ways: &[LinearSite<'a>]) -> Vec<Vec<LinearSite<'a>>> {
+fn equal_runs<'a>(sites: &[LinearSite<'a>]) -> Vec<Vec<LinearSite<'a>>> {
     let shape = |linear: &Linear| (linear.rank(), linear.d_out);
     let mut runs: Vec<Vec<LinearSite<'a>>> = vec![];
-    for way in ways {
+    for site in sites {
         match runs.last_mut() {
-            Some(run) if shape(run[0].linear) == shape(way.linear) => run.push(*way),
-            _ => runs.push(vec![*way]),
+            Some(run) if shape(run[0].linear) == shape(site.linear) => run.push(*site),
+            _ => runs.push(vec![*site]),
         }
     }
     runs
 }
 
 fn linear_op(
-    ways: &[LinearSite],
+    sites: &[LinearSite],
     parameter: impl Fn(LinearKind) -> WeightId,
     shape: impl Fn(&Linear) -> (u64, u64),
     heads: &HeadLayout,
 ) -> LinearOp {
-    let members = ways
+    let members = sites
         .iter()
-        .map(|way| {
-            let (d_in, d_out) = shape(way.linear);
-            LinearMember { parameter: parameter(way.kind), d_in, d_out }
+        .map(|site| {
+            let (d_in, d_out) = shape(site.linear);
+            LinearMember { parameter: parameter(site.kind), d_in, d_out }
         })
         .collect();
-    let rotary_sections = ways
+    let rotary_sections = sites
         .iter()
         .enumerate()
-        .filter(|(_, way)| heads.rotary.contains(&way.kind))
+        .filter(|(_, site)| heads.rotary.contains(&site.kind))
         .map(|(index, _)| index)
         .collect();
     LinearOp {

@@ -25,7 +25,7 @@ pub struct OpId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub u32);
 
-/// Which factors that share an input run as one product (DESIGN §3.4).
+/// Which factors that share an input run as one GEMM (DESIGN §3.4).
 #[derive(
     Clone,
     Copy,
@@ -65,7 +65,7 @@ pub struct Value {
     pub name: String,
     /// Feature widths of the tensors side by side in it: one, or one a group member.
     pub sections: Vec<u64>,
-    /// The op that makes it; `None` for what enters the segment.
+    /// The op that computes it; `None` for inputs of the segment.
     pub producer: Option<OpId>,
     /// The ops that read it, in topological order, with the input port of each.
     pub consumers: Vec<(OpId, usize)>,
@@ -91,7 +91,7 @@ pub struct OpNode {
     pub op: Op,
     /// Values it reads, by port.
     pub inputs: Vec<ValueId>,
-    /// Values it makes, by port.
+    /// Values it computes, by port.
     pub outputs: Vec<ValueId>,
 }
 
@@ -116,10 +116,10 @@ pub struct Segment {
     pub ops: Vec<OpNode>,
     /// Values in order of production.
     pub values: Vec<Value>,
-    /// What comes in from the segment before: the hidden state, then the latents that cross, in
-    /// the order of the linears. Nothing for the embedding.
+    /// Values from the previous segment: the hidden state, then the crossing latents in the order of the
+    /// linears. Empty for the embedding.
     pub inputs: Vec<ValueId>,
-    /// What goes out to the segment after, as its entries. Nothing for the head.
+    /// Values passed to the next segment, in the order of its inputs. Empty for the head.
     pub outputs: Vec<ValueId>,
 }
 
@@ -144,19 +144,19 @@ impl Segment {
         (0..self.values.len() as u32).map(ValueId)
     }
 
-    /// Whether a value goes out to the segment after, which is then its last consumer.
+    /// Whether a value is passed to the next segment, which is then its last consumer.
     pub fn is_output(&self, value: ValueId) -> bool {
         self.outputs.contains(&value)
     }
 
-    /// Whether the gradient that an op contributes to its input is added to what other consumers
-    /// left there: the last of them is the first of the backward pass.
+    /// Whether the gradient that an op contributes to its input is accumulated onto the contributions of
+    /// other consumers. The last consumer is the first of the backward pass, and does not accumulate.
     pub fn accumulates(&self, op: OpId, port: usize) -> bool {
         let input = self.op(op).inputs[port];
         self.is_output(input) || self.value(input).consumers.last() != Some(&(op, port))
     }
 
-    /// The latent that a first factor computes, before any crossing and before φ.
+    /// Whether a value is the latent that a first factor computes, before any crossing and φ.
     pub fn is_factor_output(&self, value: ValueId) -> bool {
         let producer = self.value(value).producer.map(|op| &self.op(op).op);
         matches!(producer, Some(Op::Linear(linear)) if linear.is_first_factor())
@@ -172,13 +172,13 @@ impl Segment {
         })
     }
 
-    /// Which carried value an entry or exit is: 0 for the hidden state.
+    /// Index of an input or output among the boundary tensors: 0 for the hidden state.
     pub fn carried(&self, value: ValueId) -> Option<usize> {
         let at = |list: &[ValueId]| list.iter().position(|other| *other == value);
         at(&self.inputs).or_else(|| at(&self.outputs))
     }
 
-    /// The output port of `producer` that makes `value`.
+    /// The op and output port that compute `value`.
     pub fn output_port(&self, value: ValueId) -> Option<(OpId, usize)> {
         let producer = self.value(value).producer?;
         let port = self.op(producer).outputs.iter().position(|v| *v == value)?;

@@ -21,9 +21,9 @@ pub enum Op {
         /// The scale.
         scale: WeightId,
     },
-    /// One or several products with weights.
+    /// One or several GEMMs with weights.
     Linear(LinearOp),
-    /// φ on a latent, and the division by the norm's root mean square when it is still owed.
+    /// φ on a latent, with the division by the norm's root mean square where it is pending.
     Latent(LatentOp),
     /// Causal attention.
     Attention(AttentionOp),
@@ -84,13 +84,13 @@ pub struct LinearMember {
 /// How the members of a [`LinearOp`] run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinearForm {
-    /// They share their input: one product with the weights side by side.
+    /// One GEMM on a shared input, with the weights side by side.
     Concatenated,
-    /// Equal shapes, each with its own section of the input: one batched product.
+    /// One batched GEMM of equal shapes, each on its own section of the input.
     Batched,
 }
 
-/// One or several products that run as one kernel.
+/// One or several linears that run as one GEMM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinearOp {
     /// The weights, at least one.
@@ -102,7 +102,7 @@ pub struct LinearOp {
     pub head_dim: Option<u64>,
     /// Output sections that the rotary embedding is applied to in place (q and k).
     pub rotary_sections: Vec<usize>,
-    /// The norm whose division may still be owed on the input, when the output is a latent.
+    /// The norm whose division may be pending on the input, when the output is a latent.
     pub norm: Option<OpId>,
 }
 
@@ -113,7 +113,7 @@ pub struct LatentOp {
     pub sections: Vec<u64>,
     /// φ, the same for all sections.
     pub activation: Activation,
-    /// The norm whose division may be owed on the input.
+    /// The norm whose division may be pending on the input.
     pub norm: Option<OpId>,
 }
 

@@ -1,8 +1,9 @@
-//! What decides a block's op graph: its linears, and which latents cross its ends.
+//! Shapes of blocks: their linears and the latents that cross their boundaries.
 
 use crate::model::{Block, LatentCrossing, Linear, LinearKind, Model, Weight};
 
-/// A block with its neighbours' part in it. Blocks of equal shape share one op graph and one solve.
+/// A block with the latents that cross from and to its neighbours. Blocks of equal shape share one op
+/// graph and one solve.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockShape {
     /// The block.
@@ -77,7 +78,7 @@ impl BlockShape {
         widths
     }
 
-    /// What the block hands to the next, the hidden state of this width first.
+    /// Tensors passed to the next block, the hidden state of this width first.
     pub fn outgoing_tensors(&self, hidden: u64) -> Vec<BoundaryTensor> {
         let mut made = vec![BoundaryTensor { id: BoundaryTensorId::Hidden, width: hidden }];
         for ((kind, linear), leaves) in self.block.linears().into_iter().zip(self.leaving) {
@@ -89,7 +90,7 @@ impl BlockShape {
     }
 }
 
-/// The crossing into a linear.
+/// The crossing into a linear, if any.
 pub(super) fn crossing(linear: &Linear) -> Option<&LatentCrossing> {
     match &linear.weight {
         Weight::Pair(pair) => pair.crossing.as_ref(),

@@ -1,7 +1,8 @@
 //! The instruction set: closed and small (DESIGN §5).
 //!
-//! Shapes are those one device sees. An action says what is computed; its operands (slots of a
-//! template, buffers of a program) say on what. The kernel, and so the price, follows from both.
+//! Shapes are those on one device. An action is an operation without operands; the operands are slots
+//! of a template or buffers of a program. Action and operand extents determine the kernel, and so the
+//! price.
 
 use crate::extent::Extent;
 use crate::graph::BoundaryTensorId;
@@ -12,10 +13,10 @@ use crate::mesh::{Axis, DeviceGroup};
 use crate::model::{Activation, GatedProduct};
 use crate::{Bytes, DType, Dim, Layout};
 
-/// What an instruction does.
+/// The operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// A product. Reads left, right; writes the result.
+    /// A GEMM. Reads the left and right operand, writes the result.
     Gemm(GemmOp),
     /// Causal attention. Forward reads q, k, v and writes output, log-sum-exp; backward reads
     /// q, k, v, output, log-sum-exp, output gradient and writes the gradients of q, k, v.
@@ -30,7 +31,7 @@ pub enum Action {
     Receive(P2pTransfer),
 }
 
-/// Which of a linear's three products.
+/// One of the three GEMMs of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmRole {
     /// `Y[m,n] = X[m,k]·W[k,n]`.
@@ -41,10 +42,10 @@ pub enum GemmRole {
     WeightGradient,
 }
 
-/// A product of a [`LinearOp`](crate::graph::LinearOp): `C[m,n] (+)= A·B` with inner size k.
+/// A GEMM of a [`LinearOp`](crate::graph::LinearOp): `C[m,n] (+)= A·B` with inner size k.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GemmOp {
-    /// Which product, and so which operand is transposed.
+    /// Which GEMM, and so which operand is transposed.
     pub role: GemmRole,
     /// Rows of the result.
     pub m: u64,
@@ -52,17 +53,17 @@ pub struct GemmOp {
     pub n: u64,
     /// The contracted size.
     pub k: u64,
-    /// Equal products in one launch.
+    /// GEMMs of equal shape in one launch.
     pub batch: u64,
-    /// Whether the result is added to what is there.
+    /// Whether the result is added to the output buffer.
     pub accumulate: bool,
 }
 
 /// The fused passes.
 ///
-/// A norm of rows x of width d saves s = Σx² and nothing else; every pass that divides makes
-/// ρ = (s/d + ε)^-½ of it anew. So whatever pass made s, any other may read it: a norm in one pass
-/// is redone by [`NormApply`](FusedOp::NormApply).
+/// A norm of rows x of width d saves only s = Σx²; every pass that divides recomputes
+/// ρ = (s/d + ε)^-½ from it. Any pass may read the s of any other, so
+/// [`NormApply`](FusedOp::NormApply) recomputes the output of every norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FusedOp {
     /// x, γ → x·ρ·γ, s of the whole row.
@@ -108,7 +109,7 @@ pub enum FusedOp {
         /// φ.
         activation: Activation,
     },
-    /// dz, v, scale and bias → dv, their gradient accumulated. Mean and variance are made anew.
+    /// dz, v, scale and bias → dv, their gradient accumulated. Mean and variance are recomputed.
     LatentNormBackward {
         /// φ.
         activation: Activation,
@@ -188,7 +189,7 @@ pub enum FusedOp {
     AdamW,
 }
 
-/// What a collective does with the layout of its tensor.
+/// A collective that changes the layout of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CollectiveOp {
     /// Which collective.
@@ -199,17 +200,17 @@ pub struct CollectiveOp {
     pub from: Layout,
     /// Layout after.
     pub to: Layout,
-    /// Whole (unsharded) bytes of the tensor: what volumes are counted in.
+    /// Bytes of the whole (unsharded) tensor.
     pub payload: Bytes,
     /// Bytes of per-token statistics in the same launch, or alone in it.
     pub statistic: Bytes,
-    /// How the members' contributions are combined, where they are.
+    /// The reduction, for kinds that reduce.
     pub reduction: Reduction,
     /// The group.
     pub group: DeviceGroup,
 }
 
-/// How a reducing collective combines.
+/// Reduction of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Adds summands.
@@ -219,7 +220,7 @@ pub enum Reduction {
 }
 
 /// A point-to-point transfer over the pipeline axis: the hidden state and the latents that cross,
-/// or their gradients, an operand each, in one launch.
+/// or their gradients, one operand per tensor, in one launch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct P2pTransfer {
     /// The tensor of each operand.
@@ -231,7 +232,7 @@ pub struct P2pTransfer {
 }
 
 impl FusedOp {
-    /// The name in programs, and the kind its time is booked under.
+    /// The name in programs, and the kind that predictions group its time under.
     pub fn describe(self) -> (&'static str, FusedKind) {
         use FusedOp::*;
         match self {
@@ -311,26 +312,26 @@ impl Action {
     /// and writes appear on both sides.
     pub fn kernel(&self, reads: &[Extent], writes: &[Extent]) -> Kernel {
         match self {
-            Action::Gemm(product) => Kernel::Gemm(Gemm {
-                m: product.m,
-                n: product.n,
-                k: product.k,
-                batch: product.batch,
-                accumulate: product.accumulate,
+            Action::Gemm(gemm) => Kernel::Gemm(Gemm {
+                m: gemm.m,
+                n: gemm.n,
+                k: gemm.k,
+                batch: gemm.batch,
+                accumulate: gemm.accumulate,
                 input: reads.first().map_or(DType::F32, |extent| extent.dtype),
                 output: writes.first().map_or(DType::F32, |extent| extent.dtype),
             }),
             Action::Attention(attention) => Kernel::Attention(attention.clone()),
             Action::Fused(pass) => Kernel::Fused(pass_kernel(*pass, reads, writes)),
-            Action::Collective(exchange) => Kernel::Collective(Collective {
-                kind: exchange.kind,
-                payload: exchange.payload + exchange.statistic,
-                group: exchange.group,
+            Action::Collective(collective) => Kernel::Collective(Collective {
+                kind: collective.kind,
+                payload: collective.payload + collective.statistic,
+                group: collective.group,
             }),
-            Action::Send(hop) | Action::Receive(hop) => {
+            Action::Send(p2p) | Action::Receive(p2p) => {
                 let side = if matches!(self, Action::Send(_)) { reads } else { writes };
                 let bytes = side.iter().map(Extent::bytes).sum();
-                Kernel::Transfer(Transfer { bytes, group: hop.group })
+                Kernel::Transfer(Transfer { bytes, group: p2p.group })
             }
         }
     }

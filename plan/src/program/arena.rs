@@ -1,9 +1,9 @@
-//! Places buffers in the arena.
+//! Placement of buffers in the arena.
 //!
 //! Resident buffers come first, one after the other. Activations are placed by lifetime, largest
 //! first, each at the lowest offset where it meets no buffer that is alive at the same time. With
 //! one microbatch in flight the forward and backward passes are one timeline. With several, what
-//! lives from forward to backward has one copy a microbatch, and the rest is placed by lifetime
+//! lives from forward to backward has one copy per microbatch, and the rest is placed by lifetime
 //! within its pass, in one area that all passes share.
 
 use super::{BufferId, BufferRole, Instr, StageProgram};
@@ -19,7 +19,7 @@ struct Lifetime {
     last: usize,
 }
 
-/// Gives every buffer its offset, and the stage its slot stride and arena size.
+/// Assigns the offset of every buffer, and the slot stride and arena size of the stage.
 pub fn place_buffers(stage: &mut StageProgram) {
     let spans = spans(stage);
     let turnaround = stage.forward.len();
@@ -60,7 +60,7 @@ fn aligned(bytes: Bytes) -> u64 {
     bytes.0.div_ceil(ALIGNMENT) * ALIGNMENT
 }
 
-/// For each activation the first and last position of the timeline that touches it.
+/// First and last position of the timeline that accesses each activation.
 fn spans(stage: &StageProgram) -> Vec<Option<Lifetime>> {
     let mut spans: Vec<Option<Lifetime>> = vec![None; stage.buffers.len()];
     for (position, instr) in stage.forward.iter().chain(&stage.backward).enumerate() {
@@ -79,7 +79,7 @@ fn touched(instr: &Instr) -> impl Iterator<Item = BufferId> {
     instr.reads.iter().chain(&instr.writes).map(|access| access.buffer)
 }
 
-/// Greedy by size. Returns the end of the area.
+/// Places buffers greedily by size, largest first. Returns the end of the area.
 fn place_by_lifetime(stage: &mut StageProgram, list: &[(BufferId, Lifetime)], base: u64) -> u64 {
     let mut order: Vec<(BufferId, Lifetime, u64)> = list
         .iter()

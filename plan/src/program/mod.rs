@@ -1,22 +1,22 @@
 //! Programs: what each device of each pipeline stage executes.
 //!
-//! All devices of a stage run the same instructions on their own shards. A stage's step is a
-//! *schedule* of turns: the forward or backward pass of one microbatch, and at the end the step
-//! phase. Every instruction names numbered buffers, and every buffer has its place in the arena.
+//! All devices of a stage run the same instructions on their own shards. A step of a
+//! stage is a *schedule* of passes, each the forward or backward pass of one microbatch, followed by the
+//! step phase. Instructions name numbered buffers, and every buffer has an offset in the arena.
 //!
-//! # What an executor must know besides
+//! # Rules for executors
 //!
-//! - *Inputs.* `tokens` and `targets` have one copy, not one for each microbatch in flight. They
-//!   are loaded before every turn, forward or backward, with those of the turn's microbatch.
+//! - *Inputs.* Token and target buffers have one copy, not one per microbatch in flight. Before every
+//!   pass, forward or backward, they are loaded with the ids of the pass's microbatch.
 //! - *Tied weights.* On one stage the embedding and the head share one buffer. It is stored
 //!   output-major, vocabulary × hidden, as the embedding's passes see it; its gradient, moments and
-//!   master copy lie the same way. The head's products see the transpose, and so does the buffer's
-//!   shard, hidden × vocabulary.
+//!   master copy have the same layout. The head's GEMMs read the transpose, and the buffer's shard is
+//!   described as hidden × vocabulary.
 //! - *Transfers.* A send may still be pending while its stage does its next receive. 1F1B needs
 //!   this: between warm-up and cool-down, one stage sends an activation forward while its neighbour
 //!   sends a gradient back, and each receives only after its own send. A send is over before its
-//!   stage's second next transfer begins. Bytes are placed as if it were over at once, and that
-//!   receive may write to them: what is still pending is sent from a copy.
+//!   stage's next send begins. Buffers are placed as if sends were over at once, and the receive may
+//!   write to the bytes of a pending send: a pending send is made from a copy.
 
 mod action;
 mod arena;
@@ -101,44 +101,44 @@ impl ParameterShard {
     }
 }
 
-/// A piece of a device's memory.
+/// A tensor in a device's arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// For messages; unique within the stage.
+    /// For display; unique within the stage.
     pub name: String,
     /// Rows and columns on this device, and the format.
     pub extent: Extent,
     /// What it holds.
     pub role: BufferRole,
-    /// Where it begins in the arena, in bytes.
+    /// Offset in the arena, in bytes.
     pub offset: u64,
-    /// Copies of it, one for each microbatch in flight; copy k begins at
-    /// `offset + k·slot_stride` of the stage.
+    /// Whether there is one copy per microbatch in flight; copy k is at offset
+    /// `offset + k·slot_stride`.
     pub per_microbatch: bool,
-    /// For parameters and their gradients.
+    /// The parameters in the buffer, for roles of parameters.
     pub shard: Option<ParameterShard>,
-    /// For what holds several tensors side by side: the whole width of each. A part of its features
-    /// is a part of each, side by side again. Empty when there is one.
+    /// Whole (unsharded) widths of tensors side by side in the buffer; empty for one tensor. A shard of
+    /// the features is a shard of each tensor, side by side again.
     pub sections: Vec<u64>,
 }
 
-/// An operand: a buffer, seen with an extent.
+/// An operand: a buffer accessed with an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
     /// The buffer.
     pub buffer: BufferId,
-    /// What of it this instruction sees: never more bytes than the buffer has.
+    /// The part of the buffer that the instruction accesses, from its start.
     pub extent: Extent,
 }
 
 /// One instruction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Instr {
-    /// What is done.
+    /// The operation.
     pub action: Action,
-    /// What is read. Operands updated in place are on both sides.
+    /// Operands read. Operands updated in place are also among the writes.
     pub reads: Vec<Access>,
-    /// What is written.
+    /// Operands written.
     pub writes: Vec<Access>,
     /// The part of the model that the instruction belongs to.
     pub origin: InstrOrigin,
@@ -153,27 +153,27 @@ pub struct InstrOrigin {
     pub op: String,
 }
 
-/// A pass over the stage's blocks.
+/// A phase of the step of one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// Forward pass of a microbatch.
     Forward,
     /// Backward pass of a microbatch.
     Backward,
-    /// Reductions and the optimizer, once a step.
+    /// Gradient reductions and optimizer updates, once per step.
     Step,
 }
 
 /// One entry of a stage's schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MicrobatchPass {
-    /// Forward or backward; the step phase comes once, last.
+    /// Forward or backward.
     pub phase: Phase,
     /// Which microbatch.
     pub microbatch: u64,
 }
 
-/// What the devices of one pipeline stage execute.
+/// Program of the devices of one pipeline stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageProgram {
     /// All buffers.
@@ -194,7 +194,7 @@ pub struct StageProgram {
     pub arena: Bytes,
 }
 
-/// Numbers of the model that its passes need and no operand carries.
+/// Model constants that instructions need and no operand holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelConstants {
     /// Width d of the hidden state, which every RMSNorm divides its statistic by.
@@ -212,9 +212,9 @@ pub struct ModelConstants {
 pub struct Program {
     /// Mesh, workload, formats.
     pub context: Context,
-    /// What the model's passes need to know besides.
+    /// Model constants.
     pub constants: ModelConstants,
-    /// Whether embedding and head are one weight: with several stages both ends hold it.
+    /// Whether embedding and head are one weight. With several stages the first and last both have it.
     pub tied: bool,
     /// One for each pipeline stage.
     pub stages: Vec<StageProgram>,
@@ -241,7 +241,7 @@ impl Program {
 }
 
 impl ModelConstants {
-    /// Those of a model.
+    /// The constants of a model.
     pub fn of(model: &crate::model::Model) -> ModelConstants {
         ModelConstants {
             hidden: model.hidden,
@@ -300,13 +300,13 @@ pub fn one_forward_one_backward(stage: u64, stages: u64, microbatches: u64) -> V
     let forward = |microbatch| MicrobatchPass { phase: Phase::Forward, microbatch };
     let backward = |microbatch| MicrobatchPass { phase: Phase::Backward, microbatch };
     let warm_up = (stages - stage - 1).min(microbatches);
-    let mut turns: Vec<MicrobatchPass> = (0..warm_up).map(forward).collect();
+    let mut passes: Vec<MicrobatchPass> = (0..warm_up).map(forward).collect();
     for microbatch in warm_up..microbatches {
-        turns.push(forward(microbatch));
-        turns.push(backward(microbatch - warm_up));
+        passes.push(forward(microbatch));
+        passes.push(backward(microbatch - warm_up));
     }
-    turns.extend((microbatches - warm_up..microbatches).map(backward));
-    turns
+    passes.extend((microbatches - warm_up..microbatches).map(backward));
+    passes
 }
 
 /// Microbatches in flight on a stage of a 1F1B schedule.
@@ -314,21 +314,21 @@ pub fn microbatches_in_flight(stage: u64, stages: u64, microbatches: u64) -> u64
     (stages - stage).min(microbatches)
 }
 
-/// Payload of a stage's collectives by kind over one axis, for the bytes reported with a plan.
+/// Payload of collectives over one axis, by kind.
 pub fn collective_payload<'a>(
     instructions: impl IntoIterator<Item = &'a Instr>,
     axis: Axis,
 ) -> std::collections::BTreeMap<&'static str, Bytes> {
     let mut bytes = std::collections::BTreeMap::new();
     for instr in instructions {
-        if let Action::Collective(exchange) = &instr.action
-            && exchange.axis == axis
+        if let Action::Collective(collective) = &instr.action
+            && collective.axis == axis
         {
-            if exchange.payload.0 > 0 {
-                *bytes.entry(exchange.kind.name()).or_default() += exchange.payload;
+            if collective.payload.0 > 0 {
+                *bytes.entry(collective.kind.name()).or_default() += collective.payload;
             }
-            if exchange.statistic.0 > 0 {
-                *bytes.entry("statistics").or_default() += exchange.statistic;
+            if collective.statistic.0 > 0 {
+                *bytes.entry("statistics").or_default() += collective.statistic;
             }
         }
     }

@@ -11,7 +11,7 @@ impl Action {
             Action::Gemm(_) => "gemm",
             Action::Attention(_) => "attention",
             Action::Fused(pass) => pass.describe().0,
-            Action::Collective(exchange) => exchange.kind.name(),
+            Action::Collective(collective) => collective.kind.name(),
             Action::Send(_) => "send",
             Action::Receive(_) => "receive",
         }
@@ -52,8 +52,8 @@ impl StageProgram {
             Action::Collective(e) => {
                 let _ = write!(line, " [{}: {} → {}]", e.axis.name(), e.from, e.to);
             }
-            Action::Send(hop) | Action::Receive(hop) => {
-                let _ = write!(line, " [stage {}]", hop.peer_stage);
+            Action::Send(p2p) | Action::Receive(p2p) => {
+                let _ = write!(line, " [stage {}]", p2p.peer_stage);
             }
             _ => {}
         }

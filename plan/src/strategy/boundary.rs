@@ -1,12 +1,11 @@
-//! How what crosses from one segment to the next lies over the tensor axis.
+//! Layouts of the tensors between segments.
 
 use crate::EdgeLayout;
 use crate::graph::{Segment, ValueId};
 
 use crate::context::Context;
 
-/// The layouts of what segments hand on: one for the hidden state, one for all latents that cross
-/// between blocks.
+/// Layouts of the tensors between segments: one for the hidden state, one for all crossing latents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BoundaryLayout {
     /// Layouts of the hidden state.
@@ -16,30 +15,29 @@ pub struct BoundaryLayout {
 }
 
 impl BoundaryLayout {
-    /// Of a model without crossings, or of a segment at its ends.
+    /// Boundary layouts without crossing latents.
     pub const fn hidden(hidden: EdgeLayout) -> BoundaryLayout {
         BoundaryLayout { hidden, latents: EdgeLayout::REPLICATED }
     }
 
-    /// The layouts of carried tensor number `carried`: 0 is the hidden state.
+    /// Layouts of boundary tensor number `carried`: 0 is the hidden state.
     pub fn edge(&self, carried: usize) -> EdgeLayout {
         if carried == 0 { self.hidden } else { self.latents }
     }
 
-    /// The layouts that the segment before leaves a value in.
+    /// Layouts of an input of a segment, as the previous segment produces it.
     pub fn input_edge(&self, segment: &Segment, value: ValueId) -> EdgeLayout {
         self.edge(segment.carried(value).unwrap_or(0))
     }
 
-    /// The layouts that the segment after wants a value in, when it leaves the segment.
+    /// Layouts in which the next segment consumes a value; `None` for values that are not outputs.
     pub fn output_edge(&self, segment: &Segment, value: ValueId) -> Option<EdgeLayout> {
         let at = segment.outputs.iter().position(|exit| *exit == value)?;
         Some(self.edge(at))
     }
 }
 
-/// The layouts that what segments hand on may take. `latents` are the widths of the latents that
-/// cross between blocks.
+/// All legal boundary layouts. `latents` are the widths of the latents that cross between blocks.
 pub fn boundary_layouts(hidden: u64, latents: &[u64], context: &Context) -> Vec<BoundaryLayout> {
     let all = layouts(std::slice::from_ref(&hidden), context);
     let crossing =

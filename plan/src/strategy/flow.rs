@@ -1,11 +1,11 @@
-//! How a value gets from its producer to its consumers, and what of it the backward pass finds.
+//! Flows of values from producers to consumers, and which copies are saved for the backward pass.
 //!
-//! The producer leaves the value in one layout. Each further layout that a consumer asks for is a
-//! *copy* made by one reshard, shared by all consumers that want it; so a kept slice and a kept
-//! whole are two choices. Each copy is kept, redone or dropped (DESIGN §3.5).
+//! The producer computes the value in one layout. Each further layout that consumers require is a *copy*
+//! made by one reshard and shared by them; so a kept slice and a kept whole are two choices. Each copy
+//! is kept, recomputed or dropped (DESIGN §3.5).
 //!
 //! Backward, contributions of equal layout are summed where they are computed, then each sum is
-//! brought to the layout the producer wants, and added. The last consumer is the first to
+//! resharded to the producer's layout, and added. The last consumer is the first to
 //! contribute; if a layout is only contributed to by others, its sum starts from zeros.
 //!
 //! A value uses at most two distinct layouts at its consumers.
@@ -19,41 +19,41 @@ use crate::{EdgeLayout, Layout};
 
 use super::{BoundaryLayout, OpChoice, Strategy};
 
-/// What the backward pass finds of one copy of a value.
+/// How one copy of a value is saved for the backward pass.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Save {
-    /// Nothing: it is freed after the forward pass.
+    /// Not at all: the copy is freed after the forward pass.
     Dropped,
-    /// The copy of the forward pass, kept in memory.
+    /// The forward pass's copy is kept in memory.
     Kept,
-    /// A copy computed again when first needed.
+    /// The copy is recomputed when first needed.
     #[serde(rename = "redone")]
     Recomputed,
 }
 
-/// One way for a value to flow.
+/// The layouts of one value, and how its copies are saved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Layouts at the producer.
     pub producer: EdgeLayout,
-    /// Layouts at the last consumer: the segment after, for what goes out.
+    /// Layouts at the last consumer: the next segment, for outputs.
     pub primary: EdgeLayout,
     /// A second pair of layouts that other consumers use.
     pub second: Option<EdgeLayout>,
-    /// What is saved of each copy, in the order of [`Flow::copies`].
+    /// How each copy is saved, in the order of [`Flow::copies`].
     pub saves: Vec<Save>,
 }
 
-/// Which copies may be kept or redone.
+/// Which copies may be kept or recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// The search decides for every copy.
     Auto,
-    /// Nothing is redone.
+    /// Nothing is recomputed.
     None,
     /// Only the latents and the block's input are kept (the published communication-free scheme).
     Latents,
@@ -110,7 +110,7 @@ impl Flow {
             && self.copies()[copy] == Layout::Replicated
     }
 
-    /// Whether the copy in this layout is kept or redone.
+    /// Whether the copy in this layout is kept or recomputed.
     pub fn is_saved(&self, layout: Layout) -> bool {
         let saved = |(copy, save): (Layout, &Save)| copy == layout && *save != Save::Dropped;
         self.copies().into_iter().zip(&self.saves).any(saved)
@@ -140,19 +140,19 @@ pub fn backward_reads_output(op: &Op, strategy: Strategy) -> bool {
 
 /// Every legal flow of a value, given the choices of the ops around it.
 ///
-/// `border` are the layouts of what comes in and goes out. What goes out is last consumed by the
-/// segment after, so its gradient is there first.
+/// `boundary` has the layouts of inputs and outputs. The next segment is the last consumer of an output,
+/// so its gradient contribution comes first.
 pub fn flows(
     segment: &Segment,
     id: ValueId,
     choices: &[Vec<OpChoice>],
-    border: BoundaryLayout,
+    boundary: BoundaryLayout,
     recompute: Recompute,
 ) -> Vec<Flow> {
     let value = segment.value(id);
     let producers = match segment.output_port(id) {
         Some((op, port)) => distinct(&choices[op.0 as usize], |choice| choice.outputs[port]),
-        None => vec![border.input_edge(segment, id)],
+        None => vec![boundary.input_edge(segment, id)],
     };
     let edges = |consumers: &[(OpId, usize)]| -> Vec<EdgeLayout> {
         let mut edges: Vec<EdgeLayout> =
@@ -161,12 +161,12 @@ pub fn flows(
         edges.dedup();
         edges
     };
-    let (primaries, seconds) = match (border.output_edge(segment, id), value.consumers.split_last())
-    {
-        (Some(exit), _) => (vec![exit], edges(&value.consumers)),
-        (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
-        (None, None) => return vec![],
-    };
+    let (primaries, seconds) =
+        match (boundary.output_edge(segment, id), value.consumers.split_last()) {
+            (Some(exit), _) => (vec![exit], edges(&value.consumers)),
+            (None, Some((last, others))) => (inputs(choices, *last), edges(others)),
+            (None, None) => return vec![],
+        };
     let saver = SaveOptions::new(segment, id, recompute);
     let mut made = vec![];
     for &producer in &producers {
@@ -195,14 +195,15 @@ fn inputs(choices: &[Vec<OpChoice>], (op, port): (OpId, usize)) -> Vec<EdgeLayou
     distinct(&choices[op.0 as usize], |choice| choice.inputs[port])
 }
 
-/// Whether a flow can be: reshards exist for both directions, and what the norm still owes is owed everywhere.
+/// Whether reshards exist for both directions of a flow, and a pending division by a norm stays pending
+/// at every consumer.
 pub fn flow_is_legal(
     producer: EdgeLayout,
     primary: EdgeLayout,
     second: Option<EdgeLayout>,
 ) -> bool {
     std::iter::once(primary).chain(second).all(|edge| {
-        // What is owed can only wait, or be settled where an all-reduce sums the statistic too.
+        // A pending division stays pending through an all-reduce, which reduces the statistic too.
         let owed = edge.norm_owed == producer.norm_owed
             && (!producer.norm_owed
                 || edge.forward == producer.forward
@@ -212,20 +213,20 @@ pub fn flow_is_legal(
     })
 }
 
-/// What a value's copies may be saved as, whatever its flow.
+/// How copies of a value may be saved, for all flows.
 struct SaveOptions<'a> {
     segment: &'a Segment,
     id: ValueId,
     keeps: bool,
-    redoes: bool,
+    recomputes: bool,
 }
 
 impl SaveOptions<'_> {
     fn new(segment: &Segment, id: ValueId, recompute: Recompute) -> SaveOptions<'_> {
         let shares_storage = segment.values.iter().any(|other| other.aliases == Some(id));
         let keeps = !shares_storage && may_keep(segment, id, recompute);
-        let redoes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
-        SaveOptions { segment, id, keeps, redoes }
+        let recomputes = segment.kind == SegmentKind::Block && recompute != Recompute::None;
+        SaveOptions { segment, id, keeps, recomputes }
     }
 
     /// The combinations of saves for the copies of a flow.
@@ -257,7 +258,7 @@ impl SaveOptions<'_> {
         let states = [
             (Save::Dropped, true),
             (Save::Kept, self.keeps && copies[copy] != Layout::Partial),
-            (Save::Recomputed, self.redoes && made_here),
+            (Save::Recomputed, self.recomputes && made_here),
         ];
         for (state, _) in states.into_iter().filter(|(_, may)| *may) {
             saves.push(state);
@@ -277,11 +278,11 @@ fn may_keep(segment: &Segment, id: ValueId, recompute: Recompute) -> bool {
     }
 }
 
-/// A reshard is redone from a copy that is there; and a producer's copy that nobody reads directly
-/// is only saved to redo another from.
+/// A copy can be resharded again only from a saved producer's copy; and a producer's copy that no
+/// consumer reads is saved only to reshard others from it.
 fn sensible(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
-    let redone_from_first = saves[1..].contains(&Save::Recomputed);
-    if redone_from_first && saves[0] == Save::Dropped {
+    let resharded_again = saves[1..].contains(&Save::Recomputed);
+    if resharded_again && saves[0] == Save::Dropped {
         return false;
     }
     let layout = flow.producer.forward;
@@ -291,5 +292,5 @@ fn sensible(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool
             .value(id)
             .producer
             .is_some_and(|op| matches!(segment.op(op).op, Op::Attention(_) | Op::Latent(_)));
-    read_directly || saves[0] == Save::Dropped || redone_from_first
+    read_directly || saves[0] == Save::Dropped || resharded_again
 }

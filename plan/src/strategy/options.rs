@@ -1,4 +1,4 @@
-//! Enumerates the strategies of an op: one function an op kind.
+//! Legal strategies of each op.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -70,7 +70,7 @@ pub fn op_choices(
             choices.uniform(Strategy::Vocabulary, FEATURES);
         }
         Op::Norm { .. } | Op::GatedProduct { .. } | Op::Add { .. } | Op::Cross { .. } => {}
-        // Both need whole latents: every feature depends on all.
+        // Both need whole latents: every feature of the result depends on all features.
         Op::LatentNorm { .. } | Op::TensorGate { .. } => {}
         Op::Loss { .. } => {}
     }

@@ -24,7 +24,7 @@ pub enum NormRule {
     Online,
 }
 
-/// What restricts the search.
+/// Restrictions of the search space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub struct Rules {
     /// A published baseline, or everything.
@@ -33,7 +33,7 @@ pub struct Rules {
     pub weights: WeightRule,
     /// Which norm variants.
     pub norm: NormRule,
-    /// What may be redone.
+    /// What may be recomputed.
     pub recompute: Recompute,
 }
 
@@ -56,12 +56,12 @@ pub struct OpOption {
     pub recompute: bool,
 }
 
-/// Every alternative of every op and value of a segment, for one layout of its border.
+/// Every alternative of every op and value of a segment, for one boundary layout.
 #[derive(Clone, Debug)]
 pub struct SegmentSpace {
     /// The op graph.
     pub segment: Segment,
-    /// Layouts of what comes in and goes out.
+    /// Layouts of inputs and outputs.
     pub boundary: BoundaryLayout,
     /// Where it runs.
     pub context: Context,
@@ -73,7 +73,7 @@ pub struct SegmentSpace {
     pub flows: Vec<Vec<Flow>>,
 }
 
-/// How the embedding's and the head's weight lies, when they are one: both must agree.
+/// Layout of a weight that embedding and head share: both must agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TiedWeightLayout {
     /// Whole on every device, gradients whole (false) or partial (true).
@@ -126,15 +126,17 @@ impl SegmentSpace {
             .value_ids()
             .map(|id| flows(&segment, id, &choices, boundary, rules.recompute))
             .collect();
-        let redoable = segment.kind == SegmentKind::Block && rules.recompute != Recompute::None;
+        let may_recompute =
+            segment.kind == SegmentKind::Block && rules.recompute != Recompute::None;
         let ops = choices
             .into_iter()
             .map(|list| {
-                let redo = if redoable { &[false, true][..] } else { &[false][..] };
+                let recompute = if may_recompute { &[false, true][..] } else { &[false][..] };
                 list.into_iter()
                     .flat_map(|choice| {
-                        redo.iter()
-                            .map(move |&redo| OpOption { choice: choice.clone(), recompute: redo })
+                        recompute
+                            .iter()
+                            .map(move |&recompute| OpOption { choice: choice.clone(), recompute })
                     })
                     .collect()
             })
@@ -215,16 +217,16 @@ impl SegmentChoice {
     /// Drops every saved copy that no op of the backward pass reads, so that equal plans look
     /// equal whatever solver found them.
     pub fn drop_unread_saves(&mut self, segment: &Segment) {
-        // Redoing an op may be what needs its inputs, so this runs from the last op to the first.
+        // Recomputing an op may need its inputs, so this runs from the last op to the first.
         for id in segment.value_ids().rev() {
             self.tidy_value(segment, id);
             if let Some((op, _)) = segment.output_port(id) {
-                let redone = segment
+                let recomputed = segment
                     .op(op)
                     .outputs
                     .iter()
                     .any(|output| self.flows[output.0 as usize].saves[0] == Save::Recomputed);
-                self.ops[op.0 as usize].recompute = redone;
+                self.ops[op.0 as usize].recompute = recomputed;
             }
         }
     }
