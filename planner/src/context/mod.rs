@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `lower_bound` | bounds before any block is divided |
-//! | `bounds` | bounds from dividing the blocks within the memory there is |
+//! | `bounds`, `partition_bounds` | bounds from dividing the blocks within the memory of each stage |
 //! | `solver` | the plan: partitioned, lowered, placed in memory, simulated |
 //! | `progress` | best plan and proof so far |
 //! | `warm_start` | first plans, found quickly |
@@ -12,6 +12,7 @@
 mod bounds;
 mod lower_bound;
 mod min_memory;
+mod partition_bounds;
 mod progress;
 mod solver;
 mod warm_start;

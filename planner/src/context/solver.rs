@@ -10,10 +10,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use narrows_cost_model::{Prices, simulate};
-use narrows_plan::CheckedProgram;
-use narrows_plan::Context;
-use narrows_plan::lower;
-use narrows_plan::{Bytes, Kernel};
+use narrows_plan::program::StageProgram;
+use narrows_plan::{Bytes, CheckedProgram, Context, Kernel, lower};
 
 use super::bounds::{ContextBounds, LayoutBound};
 use super::progress::{ContextSolution, FitProgress};
@@ -181,7 +179,8 @@ impl<'a> ContextSolver<'a> {
                         &mut oversized,
                     ) {
                         LoweringResult::Fits(plan, partition) => {
-                            let refined = self.refine(ends, &partition, &overheads, &partitioner);
+                            let refined =
+                                self.refine(ends, &plan, &partition, &overheads, &partitioner);
                             let is_faster = |refined: &FeasiblePlan| refined.time < plan.time;
                             progress.accept(refined.filter(is_faster).unwrap_or(*plan));
                             return first_bound;
@@ -299,6 +298,7 @@ impl<'a> ContextSolver<'a> {
     fn refine(
         &self,
         ends: &EmbeddingAndHead,
+        plan: &FeasiblePlan,
         partition: &Partition,
         overheads: &[StageOverhead],
         partitioner: &StagePartitioner,
@@ -307,13 +307,17 @@ impl<'a> ContextSolver<'a> {
         if self.segments.out_of_time() {
             return None;
         }
-        let refined = partitioner.refine(partition)?;
+        // An arena is the bytes of its blocks and what depends on the context and the stage alone.
+        let limit = self.request.arena_limit();
+        let unused = |stage: &StageProgram| limit.saturating_sub(stage.arena);
+        let unused: Vec<Bytes> = plan.program.program().stages.iter().map(unused).collect();
+        let refined = partitioner.refine(partition, &unused)?;
         let time = |partition: &Partition| simulate_partition(context, partition, overheads);
         if time(&refined) >= time(partition) || self.segments.out_of_time() {
             return None;
         }
-        let plan = self.lower(context, ends, refined);
-        (plan.peak_arena() <= self.request.arena_limit()).then_some(plan)
+        let refined = self.lower(context, ends, refined);
+        (refined.peak_arena() <= limit).then_some(refined)
     }
 
     /// Lowers, checks and simulates a partition.

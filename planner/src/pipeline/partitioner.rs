@@ -129,15 +129,15 @@ impl<'a> StagePartitioner<'a> {
     }
 
     /// A partition with faster assignments for the stages whose memory binds, by integer programs;
-    /// `None` when none is faster.
-    pub fn refine(&self, partition: &Partition) -> Option<Partition> {
+    /// `None` when none is faster. The blocks of a stage may use its `unused` bytes besides their own.
+    pub fn refine(&self, partition: &Partition, unused: &[Bytes]) -> Option<Partition> {
         let (mut first, mut is_refined) = (0, false);
         let mut stages = vec![];
         for (stage, assignment) in partition.stages.iter().enumerate() {
             let specs: Vec<SegmentSpec> = self.specs(first, assignment.blocks.len()).collect();
             first += assignment.blocks.len();
             let in_flight = in_flight(self.context, stage);
-            let budget = self.budgets[stage];
+            let budget = assignment.bytes + unused[stage];
             let refinement = StageRefinement::new(self.segments, self.context, in_flight, budget);
             let refined = refinement.refine(&specs, assignment);
             is_refined |= refined.is_some();

@@ -1,0 +1,64 @@
+//! Derives lower bounds of a context by dividing its blocks within the memory of each stage, before anything
+//! is lowered.
+
+use narrows_plan::graph::SegmentKind;
+use narrows_plan::{Bytes, Context, Seconds};
+
+use super::bounds::{ContextBounds, LayoutBound};
+use super::solver::{ContextSolver, PartitionResult};
+use crate::infeasible::{Infeasible, MemoryEvidence};
+use crate::pipeline::{EmbeddingAndHead, StageOverhead};
+use crate::segment::SegmentSpec;
+
+impl ContextSolver<'_> {
+    /// Bounds on the plans of a context. Layouts that cannot beat `incumbent` are not divided.
+    pub fn bounds(&self, context: &Context, incumbent: f64) -> ContextBounds {
+        let mut layouts = vec![];
+        for fastest in EmbeddingAndHead::fastest_per_layout(self.request, self.segments, context) {
+            let bound = if fastest.bound.0 < incumbent {
+                self.layout_bound(context, &fastest, incumbent)
+            } else {
+                LayoutBound::NoImprovement
+            };
+            layouts.push((fastest, bound));
+        }
+        layouts.sort_by(|a, b| a.1.seconds().total_cmp(&b.1.seconds()));
+        ContextBounds { layouts }
+    }
+
+    /// Bound on the plans of one layout: that of the relaxed embedding and head.
+    fn layout_bound(
+        &self,
+        context: &Context,
+        fastest: &EmbeddingAndHead,
+        incumbent: f64,
+    ) -> LayoutBound {
+        let no_reserve = vec![Bytes(0); context.mesh.pipeline as usize];
+        let relaxed = fastest.relaxation(self.segments, context);
+        let mut overheads =
+            StageOverhead::of_stages(self.request, self.segments, context, &relaxed);
+        // Other solutions of embedding and head may spend less in the step phase.
+        let last = overheads.len() - 1;
+        for (stage, kind) in [(0, SegmentKind::Embedding), (last, SegmentKind::Head)] {
+            let spec = SegmentSpec::embedding_or_head(kind, fastest.boundary, fastest.tied_weight);
+            let solved = match kind {
+                SegmentKind::Embedding => &relaxed.embedding,
+                _ => &relaxed.head,
+            };
+            let spared = solved.time.step.0 - self.segments.step_range(spec, context)[0];
+            overheads[stage].step_min = Seconds(overheads[stage].step_min.0 - spared.max(0.0));
+        }
+        match self.partition(context, &relaxed, &overheads, &no_reserve, incumbent) {
+            PartitionResult::Partitions(_, partitions) => LayoutBound::Bound(partitions[0].bound),
+            PartitionResult::Interrupted => LayoutBound::Bound(fastest.bound),
+            // With an incumbent, no plan that fits beats it; without one, none fits.
+            PartitionResult::NoneFits(_) if incumbent.is_finite() => LayoutBound::NoImprovement,
+            PartitionResult::NoneFits(excess) => {
+                let limit = self.request.arena_limit();
+                let (needed, evidence) = (limit + excess, MemoryEvidence::AllPlans);
+                let stage = None;
+                LayoutBound::Infeasible(Infeasible::Memory { stage, needed, limit, evidence })
+            }
+        }
+    }
+}
