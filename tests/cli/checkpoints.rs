@@ -271,7 +271,7 @@ mod signals {
         let child = begun(&flags(1_000_000), &files.at("m.jsonl"));
         let other = flags(1_000_000).replace("m.jsonl", "other.jsonl");
         let message = failure(&format!("{other} --resume"), 2);
-        for part in ["kept: another run keeps its checkpoints there", "hint: another folder"] {
+        for part in ["kept: is locked by another run", "hint: another folder"] {
             assert!(message.contains(part), "{part} in {message}");
         }
         assert!(!files.at("other.jsonl").exists());

@@ -76,12 +76,12 @@ fn old_drivers_are_refused() {
     command.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
     let assert = command.assert().code(1);
     let message = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
-    assert!(message.contains("one of CUDA 11.8") && message.contains("525"), "{message}");
+    assert!(message.contains("supports CUDA 11.8") && message.contains("525"), "{message}");
     let mut doctor = narrows("doctor");
     doctor.envs(environment(&libraries, &run, 1)).env("NARROWS_FAKE_CUDA_DRIVER", "11080");
     let report = String::from_utf8(doctor.assert().success().get_output().stdout.clone()).unwrap();
     assert!(
-        report.contains("cuda  not available") && report.contains("one of CUDA 11.8"),
+        report.contains("cuda  not available") && report.contains("supports CUDA 11.8"),
         "{report}"
     );
 }

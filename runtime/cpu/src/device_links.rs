@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use narrows_plan::program::Program;
 use narrows_plan::{Axis, DeviceGroup};
-use narrows_runtime::process_group::{Communicator, GroupScope, PeerLink, ProcessGroup};
+use narrows_runtime::process_group::{
+    ClusterError, Communicator, GroupScope, PeerLink, ProcessGroup,
+};
 use narrows_runtime::session::{MeshCoordinates, group_sizes};
 
 use crate::abort::AbortFlag;
@@ -84,8 +86,10 @@ impl DeviceLinks {
         }
         for traffic in stage_traffic(program).filter(|traffic| traffic.from == at.stage) {
             let peer = MeshCoordinates { stage: traffic.to, ..at }.device(mesh);
-            if let Some(link) = group.peer_link(peer) {
-                links.peers.insert(traffic.to, link);
+            // A link counts its transfers, so each direction has a link of its own.
+            if let (Some(outgoing), Some(incoming)) = (group.peer_link(peer), group.peer_link(peer))
+            {
+                links.peers.insert(traffic.to, Box::new(TwoWayLink { outgoing, incoming }));
             }
         }
         links
@@ -110,6 +114,22 @@ impl DeviceLinks {
     /// Bytes of the buffers that hold this device's outgoing transfers.
     pub fn buffer_bytes(&self) -> u64 {
         self.outgoing.iter().map(|pipe| pipe.buffer_bytes()).sum()
+    }
+}
+
+/// Two links to one peer, for sending and for receiving.
+struct TwoWayLink {
+    outgoing: Box<dyn PeerLink>,
+    incoming: Box<dyn PeerLink>,
+}
+
+impl PeerLink for TwoWayLink {
+    fn send(&self, operands: &[&[f32]]) -> Result<(), ClusterError> {
+        self.outgoing.send(operands)
+    }
+
+    fn receive(&self, take: &mut dyn FnMut(&[f32])) -> Result<(), ClusterError> {
+        self.incoming.receive(take)
     }
 }
 
