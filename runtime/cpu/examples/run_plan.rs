@@ -1,7 +1,7 @@
-//! Runs a plan with nothing but `narrows-plan` and `narrows-runtime`: no search, no prices.
+//! Runs a plan without the planner and the cost model.
 //!
-//! `cargo run -p narrows-cpu --example run_plan -- PLAN.json MODEL [STEPS]`, where MODEL is a
-//! preset's name or a model file, trains on random tokens and prints the losses.
+//! `cargo run -p narrows-cpu --example run_plan -- PLAN.json MODEL [STEPS]` trains on random tokens and
+//! prints the losses. MODEL is the name of a preset or a model file.
 
 use std::error::Error;
 use std::fs;
@@ -9,9 +9,8 @@ use std::fs;
 use narrows_plan::lower;
 use narrows_plan::model::{self, presets};
 use narrows_plan::{CheckedProgram, Plan};
-use narrows_runtime::CounterRng;
-use narrows_runtime::Optimizer;
 use narrows_runtime::session::StepInput;
+use narrows_runtime::{CounterRng, Optimizer};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -25,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The losses of so many steps on the same random tokens.
+/// Trains on the same random tokens in every step, and returns the losses.
 pub fn run(plan: &str, name: &str, steps: u64) -> Result<Vec<f64>, Box<dyn Error>> {
     let plan = Plan::read(&fs::read_to_string(plan)?)?;
     let model = match presets::find(name) {

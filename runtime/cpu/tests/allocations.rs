@@ -1,14 +1,13 @@
-//! What a step allocates. Every allocation of every thread is counted while a session makes steps.
+//! Allocations of a step. Every allocation of every thread is counted during the steps of a session.
 //!
-//! Devices allocate nothing: what is counted is as much whatever a program has to do, with two
-//! microbatches or six. It is what a session needs to call its devices together, and to say what came
-//! of them: lists of devices and stages, and the counts of the report.
+//! Instructions allocate nothing: the number of allocations does not depend on the number of
+//! microbatches. A session allocates to start its devices and to collect their results: lists of
+//! devices and stages, and the counts of the report.
 //!
-//! Apart from this, products allocate. The library that computes them (gemm 0.19) asks in each of
-//! them for a list of flags, and where it packs operands for the memory to pack in, and frees both
-//! before the product ends; and once in each thread for memory of the size of the second cache. It
-//! asks for zeroed bytes and for whole cache lines, which nothing else in a step does, so it can be
-//! told apart.
+//! GEMMs allocate too. The library that computes them (gemm 0.19) allocates a list of flags in each
+//! GEMM, and memory to pack operands in, and frees both before the GEMM ends; and once in each thread
+//! memory of the size of the second-level cache. These are allocations of zeroed bytes or of whole
+//! cache lines, which nothing else in a step makes, so they are counted apart.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -26,79 +25,79 @@ use narrows_runtime::session::StepInput;
 use narrows_runtime::{Optimizer, Trainer};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 
-/// The system's allocator, with a count.
+/// The system allocator, with counts.
 struct Counting;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of whole cache lines or zeroed bytes, and others.
-static OF_PRODUCTS: AtomicU64 = AtomicU64::new(0);
+/// Allocations of GEMMs: whole cache lines, or zeroed bytes.
+static OF_GEMMS: AtomicU64 = AtomicU64::new(0);
+/// All other allocations.
 static OTHERS: AtomicU64 = AtomicU64::new(0);
-/// Bytes that are allocated, and not freed.
+/// Bytes that are allocated and not yet freed.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static LIVE_MAX: AtomicI64 = AtomicI64::new(0);
 
 const CACHE_LINE: usize = 64;
 
 fn count(layout: Layout, zeroed: bool) {
-    let of_products = layout.align() >= CACHE_LINE || (zeroed && layout.align() == 1);
-    let counter = if of_products { &OF_PRODUCTS } else { &OTHERS };
+    let of_gemms = layout.align() >= CACHE_LINE || (zeroed && layout.align() == 1);
+    let counter = if of_gemms { &OF_GEMMS } else { &OTHERS };
     counter.fetch_add(1, SeqCst);
     let size = layout.size() as i64;
     LIVE_MAX.fetch_max(LIVE.fetch_add(size, SeqCst) + size, SeqCst);
 }
 
-// SAFETY: everything is passed on to the system's allocator.
+// SAFETY: all calls are forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout, false);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout, true);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size() as i64, SeqCst);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// What was counted from one point to another.
+/// Allocations during a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Counted {
-    of_products: u64,
+struct AllocationCounts {
+    of_gemms: u64,
     others: u64,
-    /// Bytes that are still there at the end.
-    kept: i64,
-    /// Bytes that were there at once.
+    /// Bytes allocated in the call and not freed at its end.
+    leaked: i64,
+    /// Largest number of bytes allocated at once.
     peak: i64,
 }
 
-fn counted(work: impl FnOnce()) -> Counted {
-    let (of_products, others) = (OF_PRODUCTS.load(SeqCst), OTHERS.load(SeqCst));
+fn count_allocations(run: impl FnOnce()) -> AllocationCounts {
+    let (of_gemms, others) = (OF_GEMMS.load(SeqCst), OTHERS.load(SeqCst));
     let live = LIVE.load(SeqCst);
     LIVE_MAX.store(live, SeqCst);
-    work();
-    Counted {
-        of_products: OF_PRODUCTS.load(SeqCst) - of_products,
+    run();
+    AllocationCounts {
+        of_gemms: OF_GEMMS.load(SeqCst) - of_gemms,
         others: OTHERS.load(SeqCst) - others,
-        kept: LIVE.load(SeqCst) - live,
+        leaked: LIVE.load(SeqCst) - live,
         peak: LIVE_MAX.load(SeqCst) - live,
     }
 }
 
-/// What a step may allocate besides its products: what calls the devices together and
-/// takes what came of them, what they hold besides their arenas, and for each stage the maps of its
-/// report. A device that divides its
-/// kernels among threads is called through a queue, which takes a block of memory every 63 steps.
-fn allowed(mesh: Mesh, threads: usize) -> u64 {
+/// The largest number of allocations of a step, apart from GEMMs: to start the devices and collect their
+/// results, and for each stage the maps of its report. A device with several kernel threads is called
+/// through a queue, which allocates a block every 63 steps.
+fn allocations_max(mesh: Mesh, threads: usize) -> u64 {
     let queues = if threads > 1 { mesh.devices() } else { 0 };
     7 + 6 * mesh.pipeline + queues
 }
@@ -112,36 +111,37 @@ fn context(mesh: [u64; 3], microbatches: u64, zero: Zero) -> Context {
 }
 
 fn tokens(plan: &Plan) -> Vec<u32> {
-    let work = plan.workload;
-    (0..work.global_batch * work.sequence_length).map(|at| (at * 7 % 256) as u32).collect()
+    let workload = plan.workload;
+    let count = workload.global_batch * workload.sequence_length;
+    (0..count).map(|n| (n * 7 % 256) as u32).collect()
 }
 
-/// Gradients are clipped in every step.
+/// Clips the gradients in every step.
 fn optimizer() -> Optimizer {
     Optimizer { clip_norm: 1e-3, ..Optimizer::new(1e-3, 1, 100) }
 }
 
-/// What is special about the plans that were run.
+/// Number of plans with a property.
 #[derive(Debug, Default)]
-struct Seen {
+struct Coverage {
     crossing: usize,
     grouped: usize,
-    redone: usize,
+    recomputed: usize,
 }
 
-impl Seen {
+impl Coverage {
     fn add(&mut self, plan: &Plan) {
         let blocks = || plan.blocks.values();
         self.crossing += usize::from(plan.crossing_layout.is_some());
         self.grouped += usize::from(blocks().any(|block| block.grouping != Grouping::default()));
-        self.redone += usize::from(blocks().any(|block| !block.recompute.is_empty()));
+        self.recomputed += usize::from(blocks().any(|block| !block.recompute.is_empty()));
     }
 }
 
-fn devices_allocate_nothing(seen: &mut Seen) {
+fn test_sessions(coverage: &mut Coverage) {
     let models: Vec<_> =
         drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut dice = TestRng(41);
+    let mut rng = TestRng(41);
     for (mesh, microbatches, threads, zero) in [
         ([1, 1, 1], 1, 1, Zero::Off),
         ([1, 1, 1], 2, 1, Zero::Off),
@@ -156,46 +156,46 @@ fn devices_allocate_nothing(seen: &mut Seen) {
     ] {
         for _ in 0..4 {
             let (model, plan) = loop {
-                let model = dice.pick(&models).unwrap();
+                let model = rng.pick(&models).unwrap();
                 let context = context(mesh, microbatches, zero);
-                if let Some(plan) = draw_plan(&mut dice, model, context) {
+                if let Some(plan) = draw_plan(&mut rng, model, context) {
                     break (model, plan);
                 }
             };
-            seen.add(&plan);
+            coverage.add(&plan);
             let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
             let mut session = narrows_cpu::session(model, program, threads).unwrap();
             session.initialise(model, 1).unwrap();
             session.record_instruction_spans();
             let (tokens, optimizer) = (tokens(&plan), optimizer());
             let input = StepInput { tokens: &tokens, targets: &tokens };
-            // The first step makes scratch memory as large as it takes.
+            // The first step grows scratch memory to what the kernels need.
             for _ in 0..2 {
                 session.step(&optimizer, input).unwrap();
             }
             for step in 3..6 {
                 let mut norm = 0.0;
-                let found = counted(|| {
+                let counts = count_allocations(|| {
                     norm = session.step(&optimizer, input).unwrap().gradient_norm;
                 });
-                println!("{mesh:?} {microbatches} {threads}: {found:?}");
-                let what = || format!("step {step}: {found:?} of\n{}", to_json(&plan));
-                assert!(norm > optimizer.clip_norm, "nothing is clipped");
-                assert!(found.others <= allowed(plan.mesh, threads), "{}", what());
-                // A thread of a pool may meet its first product late, and one of an earlier session
-                // may give back what it held.
-                assert!(found.kept <= 0 || threads > 1, "{}", what());
+                println!("{mesh:?} {microbatches} {threads}: {counts:?}");
+                let case = || format!("step {step}: {counts:?} of\n{}", to_json(&plan));
+                assert!(norm > optimizer.clip_norm, "gradients are not clipped");
+                assert!(counts.others <= allocations_max(plan.mesh, threads), "{}", case());
+                // A thread of a pool may run its first GEMM in a later step, and a thread of an earlier
+                // session may free its memory.
+                assert!(counts.leaked <= 0 || threads > 1, "{}", case());
             }
         }
     }
 }
 
-/// Reading tokens allocates nothing.
-fn a_trainer_adds_nothing() {
+/// A trainer, which reads tokens, allocates no more than its session.
+fn test_trainer() {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
     let context = context([2, 1, 1], 2, Zero::Off);
-    let mut dice = TestRng(7);
-    let plan = (0..100).find_map(|_| draw_plan(&mut dice, &model, context)).unwrap();
+    let mut rng = TestRng(7);
+    let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
     let mut session = narrows_cpu::session(&model, program, 1).unwrap();
     session.initialise(&model, 1).unwrap();
@@ -205,20 +205,23 @@ fn a_trainer_adds_nothing() {
     let sampler = Sampler::new(file, sampling).unwrap();
     let mut trainer = Trainer::new(session, sampler, optimizer()).unwrap();
     for step in 1..80 {
-        let found = counted(|| drop(trainer.step().unwrap()));
+        let counts = count_allocations(|| drop(trainer.step().unwrap()));
         if step > 2 {
-            assert!(found.others <= allowed(plan.mesh, 1), "step {step}: {found:?}");
-            assert!(found.kept <= 0, "step {step}: {found:?}");
+            assert!(counts.others <= allocations_max(plan.mesh, 1), "step {step}: {counts:?}");
+            assert!(counts.leaked <= 0, "step {step}: {counts:?}");
         }
     }
 }
 
-/// One test, because another's allocations would be counted too.
+/// A single test, because allocations of concurrent tests would be counted too.
 #[test]
-fn a_step_allocates_a_few_lists_and_nothing_for_its_instructions() {
-    let mut seen = Seen::default();
-    devices_allocate_nothing(&mut seen);
-    println!("{seen:?}");
-    assert!(seen.crossing > 2 && seen.grouped > 2 && seen.redone > 2, "{seen:?}");
-    a_trainer_adds_nothing();
+fn instructions_do_not_allocate() {
+    let mut coverage = Coverage::default();
+    test_sessions(&mut coverage);
+    println!("{coverage:?}");
+    assert!(
+        coverage.crossing > 2 && coverage.grouped > 2 && coverage.recomputed > 2,
+        "{coverage:?}"
+    );
+    test_trainer();
 }

@@ -1,10 +1,10 @@
-//! Every plan of the search space computes the same function as the reference interpreter.
+//! Random plans of the search space compute the function of the reference interpreter.
 
 use narrows_plan::Precision;
 use narrows_test_support::conformance;
 
 #[test]
-fn drawn_plans_compute_what_the_reference_does() {
+fn random_plans_agree_with_the_reference() {
     let count = std::env::var("NARROWS_CPU_PLANS").ok().and_then(|count| count.parse().ok());
     conformance::walk(
         Precision::Full32,

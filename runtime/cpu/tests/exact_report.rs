@@ -1,107 +1,110 @@
-//! What a run moves and holds is what its program says: drawn plans on processors and on the null
-//! backend.
+//! Counts of the CPU backend compared with those of the null backend, and miniatures compared with the
+//! reference, for random plans.
 
 use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::model::{LinearKind, WeightId};
 use narrows_plan::{CheckedProgram, Precision};
 use narrows_reference::{GRADIENT_TOLERANCE, Miniature};
-use narrows_runtime::RunError;
-use narrows_runtime::count_step;
 use narrows_runtime::session::{Session, StepInput};
+use narrows_runtime::{RunError, count_step};
 use narrows_test_support::plans::{TestRng, draw_plan, drawable_models, to_json};
 use narrows_test_support::small::{small_context, small_models};
 
-/// Opens a session on the processors.
 fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
     narrows_cpu::session(model, program, 1)
 }
 
 #[test]
-fn what_is_moved_and_held_is_what_the_program_says() {
+fn counts_and_memory_equal_those_of_the_program() {
     let models = small_models();
-    let mut dice = TestRng(23);
-    let mut seen = 0;
-    while seen < 40 {
-        let model = dice.pick(&models).unwrap().clone();
-        let context = small_context(&mut dice, Precision::Full32);
-        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-        seen += 1;
-        let twin = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
-        let program = lower(&twin.plan.resolve(&twin.model).unwrap());
+    let mut rng = TestRng(23);
+    let mut plans = 0;
+    while plans < 40 {
+        let model = rng.pick(&models).unwrap().clone();
+        let context = small_context(&mut rng, Precision::Full32);
+        let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
+        plans += 1;
+        let miniature = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let program = lower(&miniature.plan.resolve(&miniature.model).unwrap());
         let arenas: Vec<u64> = program.stages.iter().map(|stage| stage.arena.0).collect();
         let program = CheckedProgram::check(program).unwrap();
-        let counted = count_step(&program).unwrap();
-        let mut session = narrows_cpu::session(&twin.model, program, 1).unwrap();
-        session.initialise(&twin.model, 1).unwrap();
-        let work = twin.plan.workload;
-        let tokens = vec![1; (work.global_batch * work.sequence_length) as usize];
-        let done =
+        let expected = count_step(&program).unwrap();
+        let mut session = narrows_cpu::session(&miniature.model, program, 1).unwrap();
+        session.initialise(&miniature.model, 1).unwrap();
+        let workload = miniature.plan.workload;
+        let tokens = vec![1; (workload.global_batch * workload.sequence_length) as usize];
+        let result =
             session.compute_gradients(StepInput { tokens: &tokens, targets: &tokens }).unwrap();
-        assert_eq!(done.report, counted, "{}", to_json(&twin.plan));
-        for device in counted.devices() {
-            let stage = device.stage(&counted.mesh);
+        assert_eq!(result.report, expected, "{}", to_json(&miniature.plan));
+        for device in expected.devices() {
+            let stage = device.stage(&expected.mesh);
             assert_eq!(session.allocated_bytes()[device.0 as usize], arenas[stage]);
         }
     }
 }
 
-/// The twin of a plan of every kind of model is its model's function.
 #[test]
-fn twins_of_drawn_plans_are_equal_to_the_reference() {
+fn miniatures_of_random_plans_agree_with_the_reference() {
     let models = drawable_models();
-    let mut dice = TestRng(29);
-    let (mut seen, mut worst) = (0, 0.0_f64);
-    while seen < 30 {
-        let model = dice.pick(&models).unwrap().clone();
-        let context = small_context(&mut dice, Precision::Full32);
-        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-        seen += 1;
-        let twin = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
-        let found = twin.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
-        worst = worst.max(found.largest_gradient_error());
-        assert!(found.loss_error() < 1e-6, "{found:?}");
-        assert!(found.agrees(), "{:?} of {}", found.gradient_errors.first(), to_json(&twin.plan));
-        let beyond = found.gradient_errors.iter().filter(|(_, off)| *off > GRADIENT_TOLERANCE);
-        for (name, off) in beyond {
+    let mut rng = TestRng(29);
+    let (mut plans, mut worst) = (0, 0.0_f64);
+    while plans < 30 {
+        let model = rng.pick(&models).unwrap().clone();
+        let context = small_context(&mut rng, Precision::Full32);
+        let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
+        plans += 1;
+        let miniature = Miniature::new(&plan, &model).unwrap_or_else(|defects| panic!("{defects}"));
+        let comparison = miniature.compare(&open, 1).unwrap_or_else(|error| panic!("{error}"));
+        worst = worst.max(comparison.largest_gradient_error());
+        assert!(comparison.loss_error() < 1e-6, "{comparison:?}");
+        assert!(
+            comparison.agrees(),
+            "{:?} of {}",
+            comparison.gradient_errors.first(),
+            to_json(&miniature.plan)
+        );
+        let ill_conditioned =
+            comparison.gradient_errors.iter().filter(|(_, error)| *error > GRADIENT_TOLERANCE);
+        for (name, error) in ill_conditioned {
             println!(
-                "{name} off by {off:.1e}, reference by {:.1e}",
-                found.rounding_sensitivity[name]
+                "{name}: error {error:.1e}, rounding sensitivity {:.1e}",
+                comparison.rounding_sensitivity[name]
             );
         }
     }
-    println!("gradients off by {worst:e}");
+    println!("largest gradient error {worst:e}");
 }
 
-/// Another ε of the norms is another function, and that is seen.
+/// The reference has another ε of the norms.
 #[test]
-fn another_function_is_told_apart() {
+fn another_function_is_detected() {
     let model = model::presets::find("cola-tiny").unwrap();
-    let mut dice = TestRng(31);
+    let mut rng = TestRng(31);
     let plan = loop {
-        let context = small_context(&mut dice, Precision::Full32);
-        if let Some(plan) = draw_plan(&mut dice, &model, context) {
+        let context = small_context(&mut rng, Precision::Full32);
+        if let Some(plan) = draw_plan(&mut rng, &model, context) {
             break plan;
         }
     };
-    let twin = Miniature::new(&plan, &model).unwrap();
-    let other = Model { norm_epsilon: 1e-4, ..twin.model.clone() };
-    assert!(twin.compare(&open, 1).unwrap().agrees());
-    let found = twin.compare_with(&open, &other, 1).unwrap();
-    assert!(!found.agrees() && found.largest_gradient_error() > 1e-3, "{found:?}");
+    let miniature = Miniature::new(&plan, &model).unwrap();
+    let other = Model { norm_epsilon: 1e-4, ..miniature.model.clone() };
+    assert!(miniature.compare(&open, 1).unwrap().agrees());
+    let comparison = miniature.compare_with(&open, &other, 1).unwrap();
+    assert!(!comparison.agrees() && comparison.largest_gradient_error() > 1e-3, "{comparison:?}");
 }
 
-/// A program that is sound and wrong: nothing in it says which of two equal linears is which.
+/// The check accepts the program, because it does not depend on which of two equal linears is which.
 #[test]
-fn a_program_with_exchanged_weights_is_told_apart() {
+fn a_program_with_exchanged_weights_is_detected() {
     let model = model::presets::find("llama-60m").unwrap();
-    let mut dice = TestRng(37);
-    let mut seen = 0;
+    let mut rng = TestRng(37);
+    let mut plans = 0;
     for _ in 0..40 {
-        let context = small_context(&mut dice, Precision::Full32);
-        let Some(plan) = draw_plan(&mut dice, &model, context) else { continue };
-        let twin = Miniature::new(&plan, &model).unwrap();
-        let mut program = lower(&twin.plan.resolve(&twin.model).unwrap());
+        let context = small_context(&mut rng, Precision::Full32);
+        let Some(plan) = draw_plan(&mut rng, &model, context) else { continue };
+        let miniature = Miniature::new(&plan, &model).unwrap();
+        let mut program = lower(&miniature.plan.resolve(&miniature.model).unwrap());
         for stage in &mut program.stages {
             for buffer in &mut stage.buffers {
                 let Some(shard) = &mut buffer.shard else { continue };
@@ -115,12 +118,15 @@ fn a_program_with_exchanged_weights_is_told_apart() {
             }
         }
         let Ok(program) = CheckedProgram::check(program) else { continue };
-        seen += 1;
-        let found = twin.compare_program(&open, program, &twin.model, 1).unwrap();
-        assert!(!found.agrees() && found.largest_gradient_error() > 1e-2, "{found:?}");
-        if seen == 5 {
+        plans += 1;
+        let comparison = miniature.compare_program(&open, program, &miniature.model, 1).unwrap();
+        assert!(
+            !comparison.agrees() && comparison.largest_gradient_error() > 1e-2,
+            "{comparison:?}"
+        );
+        if plans == 5 {
             return;
         }
     }
-    panic!("{seen} programs to run");
+    panic!("only {plans} programs passed the check");
 }

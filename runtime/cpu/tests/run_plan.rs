@@ -1,18 +1,18 @@
-//! A plan is run by a binary with `narrows-plan` and `narrows-runtime` alone.
+//! The example runs a plan without the planner and the cost model.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 #[path = "../examples/run_plan.rs"]
-#[allow(dead_code, reason = "its `main` reads the command line")]
+#[allow(dead_code, reason = "`main` reads the command line")]
 mod run_plan;
 
-/// Written by `narrows plan --model cola-tiny --hardware cpu-local --devices 4 --tensor 2 --pipeline 2
+/// Output of `narrows plan --model cola-tiny --hardware cpu-local --devices 4 --tensor 2 --pipeline 2
 /// --global-batch 4 --micro-batch 1 --sequence-length 16 --weights sharded`.
 const PLAN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/support/data/tiny.json");
 
 #[test]
-fn the_example_trains() {
+fn the_loss_of_the_example_falls() {
     let losses = run_plan::run(PLAN, "cola-tiny", 8).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(losses.len(), 8);
     assert!((losses[0] - 256.0_f64.ln()).abs() < 0.5, "{losses:?}");

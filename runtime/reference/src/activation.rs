@@ -1,4 +1,4 @@
-//! SiLU, which the latents and the gated product share, and φ.
+//! SiLU, which latents and gated products share, and the activation φ of latents.
 //!
 //! SiLU(x) = x·σ(x) with σ(x) = 1 / (1 + e⁻ˣ), and so SiLU′ = σ·(1 + x·(1 − σ)).
 
@@ -19,7 +19,7 @@ fn sigmoid<T: Float>(x: T) -> T {
     T::one() / (T::one() + (-x).exp())
 }
 
-/// φ(x), elementwise.
+/// φ(x), element-wise.
 pub(super) fn forward<T: Float>(activation: Activation, x: &Matrix<T>) -> Matrix<T> {
     match activation {
         Activation::Identity => x.clone(),
@@ -27,7 +27,7 @@ pub(super) fn forward<T: Float>(activation: Activation, x: &Matrix<T>) -> Matrix
     }
 }
 
-/// The gradient of x, given that of φ(x).
+/// The gradient of x, given the gradient of φ(x).
 pub(super) fn backward<T: Float>(
     activation: Activation,
     x: &Matrix<T>,

@@ -1,7 +1,7 @@
 //! Causal attention with grouped queries, with its gradients.
 //!
-//! For each sequence and query head, with the rows Q, K, V of that head (query head h reads key and
-//! value head ⌊h / (heads/kv_heads)⌋):
+//! For each sequence and query head, with the rows Q, K, V of that head (query head h reads KV head
+//! ⌊h / (heads/kv_heads)⌋):
 //!
 //! ```text
 //! S = Q·Kᵀ/√head_dim    P_ij = e^(S_ij) / Σ_(k≤i) e^(S_ik) for j ≤ i, else 0    O = P·V
@@ -22,8 +22,9 @@ pub(super) struct BatchShape {
 }
 
 impl BatchShape {
-    /// First row of a sequence with the first columns of a query head and of its key/value head.
-    fn corners(self) -> impl Iterator<Item = [(usize, usize); 2]> {
+    /// For each sequence and query head, the position (row, column) of the first element of the query
+    /// head and of its KV head.
+    fn heads(self) -> impl Iterator<Item = [(usize, usize); 2]> {
         let BatchShape { sequences, length, heads, kv_heads, head_dim } = self;
         let group = heads / kv_heads;
         (0..sequences).flat_map(move |sequence| {
@@ -32,16 +33,16 @@ impl BatchShape {
         })
     }
 
-    fn part<T: Float>(self, of: &Matrix<T>, (row, column): (usize, usize)) -> Matrix<T> {
-        of.part(row..row + self.length, column..column + self.head_dim)
+    fn part<T: Float>(self, matrix: &Matrix<T>, (row, column): (usize, usize)) -> Matrix<T> {
+        matrix.part(row..row + self.length, column..column + self.head_dim)
     }
 
     fn scale<T: Float>(self) -> T {
-        T::of(1.0 / (self.head_dim as f64).sqrt())
+        T::from_f64(1.0 / (self.head_dim as f64).sqrt())
     }
 }
 
-/// The attended values; q and k are rotated already.
+/// O, for rotated q and k.
 pub(super) fn forward<T: Float>(
     shape: BatchShape,
     q: &Matrix<T>,
@@ -49,7 +50,7 @@ pub(super) fn forward<T: Float>(
     v: &Matrix<T>,
 ) -> Matrix<T> {
     let mut output = Matrix::zeros(q.rows(), q.columns());
-    for [query, key] in shape.corners() {
+    for [query, key] in shape.heads() {
         let (q, k, v) = (shape.part(q, query), shape.part(k, key), shape.part(v, key));
         output.add_part(query, &probabilities(shape, &q, &k).times(&v));
     }
@@ -63,7 +64,7 @@ pub(super) fn backward<T: Float>(
     doutput: &Matrix<T>,
 ) -> [Matrix<T>; 3] {
     let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| Matrix::zeros(x.rows(), x.columns()));
-    for [query, key] in shape.corners() {
+    for [query, key] in shape.heads() {
         let (q, k, v) = (shape.part(q, query), shape.part(k, key), shape.part(v, key));
         let p = probabilities(shape, &q, &k);
         let d = shape.part(doutput, query);
@@ -75,16 +76,16 @@ pub(super) fn backward<T: Float>(
     [dq, dk, dv]
 }
 
-/// P of one head.
+/// The attention probabilities P of one head.
 fn probabilities<T: Float>(shape: BatchShape, q: &Matrix<T>, k: &Matrix<T>) -> Matrix<T> {
     let mut scores = q.times_transposed(k).map(|x| x * shape.scale());
     for row in 0..shape.length {
-        let (seen, hidden) = scores.row_mut(row).split_at_mut(row + 1);
-        let largest = seen.iter().copied().fold(T::neg_infinity(), T::max);
-        seen.iter_mut().for_each(|x| *x = (*x - largest).exp());
-        let sum: T = seen.iter().copied().sum();
-        seen.iter_mut().for_each(|x| *x /= sum);
-        hidden.fill(T::zero());
+        let (visible, masked) = scores.row_mut(row).split_at_mut(row + 1);
+        let largest = visible.iter().copied().fold(T::neg_infinity(), T::max);
+        visible.iter_mut().for_each(|x| *x = (*x - largest).exp());
+        let sum: T = visible.iter().copied().sum();
+        visible.iter_mut().for_each(|x| *x /= sum);
+        masked.fill(T::zero());
     }
     scores
 }

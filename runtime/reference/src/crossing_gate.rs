@@ -1,4 +1,4 @@
-//! What the previous block's latent passes through in a crossing (LaX), with its gradients.
+//! The gate that a latent passes through when it crosses to the next block (LaX), with its gradients.
 //!
 //! For a row h of the previous latent:
 //!
@@ -7,49 +7,50 @@
 //! dense      g = h·G,  G: r_prev × r           dh = dg·Gᵀ,    dG = hᵀ·dg
 //! tensor     g = Uᵀ·H·V, H the row as a × b    dH = U·dg·Vᵀ,  dU = H·V·dgᵀ,  dV = Hᵀ·U·dg
 //! ```
-//! with U a × a, V b × b, and g and its gradient seen as a × b as well. The gradients of G, U and V
-//! are summed over the rows.
+//! with U: a × a and V: b × b; g and its gradient are a × b as well. The gradients of G, U and V are
+//! summed over the rows.
 
 use narrows_plan::model::CrossingGate;
 
 use super::{Float, Matrix, Parameters};
 
-/// `name` is the linear's name: its gate's weights are `name.gate`, or `name.gate.u` and `.v`.
+/// `name` is the name of the linear. The weights of its gate are `name.gate`, or `name.gate.u` and
+/// `name.gate.v`.
 pub(super) fn forward<T: Float>(
     gate: &CrossingGate,
     name: &str,
     parameters: &Parameters<T>,
-    before: &Matrix<T>,
+    previous: &Matrix<T>,
 ) -> Matrix<T> {
     match *gate {
-        CrossingGate::Identity => before.clone(),
-        CrossingGate::Dense => before.times(parameters.of(&format!("{name}.gate"))),
+        CrossingGate::Identity => previous.clone(),
+        CrossingGate::Dense => previous.times(parameters.checked(&format!("{name}.gate"))),
         CrossingGate::Tensor { a, b } => {
             let (u, v) = factors(name, parameters);
-            each_row(before, a, b, |_, h| u.transposed_times(&h).times(v))
+            each_row(previous, a, b, |_, h| u.transposed_times(&h).times(v))
         }
     }
 }
 
-/// The gradient of the previous latent; those of the weights are added to `gradients`.
+/// Returns the gradient of the previous latent. Adds those of the weights to `gradients`.
 pub(super) fn backward<T: Float>(
     gate: &CrossingGate,
     name: &str,
     parameters: &Parameters<T>,
     gradients: &mut Parameters<T>,
-    (before, gradient): (&Matrix<T>, &Matrix<T>),
+    (previous, gradient): (&Matrix<T>, &Matrix<T>),
 ) -> Matrix<T> {
     match *gate {
         CrossingGate::Identity => gradient.clone(),
         CrossingGate::Dense => {
             let name = format!("{name}.gate");
-            gradients.add(&name, &before.transposed_times(gradient));
-            gradient.times_transposed(parameters.of(&name))
+            gradients.add(&name, &previous.transposed_times(gradient));
+            gradient.times_transposed(parameters.checked(&name))
         }
         CrossingGate::Tensor { a, b } => {
             let (u, v) = factors(name, parameters);
             each_row(gradient, a, b, |row, dg| {
-                let h = as_matrix(before.row(row), a, b);
+                let h = as_matrix(previous.row(row), a, b);
                 gradients.add(&format!("{name}.gate.u"), &h.times(v).times_transposed(&dg));
                 gradients.add(&format!("{name}.gate.v"), &h.transposed_times(u).times(&dg));
                 u.times(&dg).times_transposed(v)
@@ -62,10 +63,10 @@ fn factors<'a, T: Float>(
     name: &str,
     parameters: &'a Parameters<T>,
 ) -> (&'a Matrix<T>, &'a Matrix<T>) {
-    (parameters.of(&format!("{name}.gate.u")), parameters.of(&format!("{name}.gate.v")))
+    (parameters.checked(&format!("{name}.gate.u")), parameters.checked(&format!("{name}.gate.v")))
 }
 
-/// Applies a function of a × b matrices to every row, each seen as one.
+/// Applies a function to every row, as an a × b matrix.
 fn each_row<T: Float>(
     rows: &Matrix<T>,
     a: u64,
@@ -74,8 +75,8 @@ fn each_row<T: Float>(
 ) -> Matrix<T> {
     let mut result = Matrix::zeros(rows.rows(), rows.columns());
     for row in 0..rows.rows() {
-        let made = f(row, as_matrix(rows.row(row), a, b));
-        result.row_mut(row).copy_from_slice(made.elements());
+        let output = f(row, as_matrix(rows.row(row), a, b));
+        result.row_mut(row).copy_from_slice(output.elements());
     }
     result
 }

@@ -1,11 +1,11 @@
-//! Where tokens come in and the loss goes out.
+//! Embedding and cross-entropy loss.
 //!
-//! Embedding: row t of the result is the table's row of token t; the table's gradient at a row is
-//! the sum over the tokens that are this row's.
+//! Embedding: row t of the result is the table row of token t. The gradient of a table row is the sum
+//! of the gradients of its tokens.
 //!
 //! Cross-entropy of logits l with the target t: log Σ_j e^(l_j) − l_t, with the gradient
-//! softmax(l) − onehot(t). Both are divided by the tokens of the whole step, of which these may be
-//! one microbatch.
+//! softmax(l) − onehot(t). Both are divided by the number of tokens of the whole step, which may have
+//! several microbatches.
 
 use super::{Float, Matrix};
 
@@ -28,13 +28,13 @@ pub(super) fn embedding_backward<T: Float>(
     dtable
 }
 
-/// The microbatch's summand of the mean loss, and the gradient of the logits.
+/// Returns the contribution of a microbatch to the mean loss of the step, and the gradient of its logits.
 pub(super) fn cross_entropy<T: Float>(
     logits: &Matrix<T>,
     targets: &[u32],
     tokens_in_step: usize,
 ) -> (T, Matrix<T>) {
-    let share = T::one() / T::of(tokens_in_step as f64);
+    let factor = T::one() / T::from_f64(tokens_in_step as f64);
     let mut loss = T::zero();
     let mut dlogits = Matrix::zeros(logits.rows(), logits.columns());
     for (row, target) in targets.iter().enumerate() {
@@ -43,9 +43,9 @@ pub(super) fn cross_entropy<T: Float>(
         let sum: T = logits.iter().map(|x| (*x - largest).exp()).sum();
         loss += largest + sum.ln() - logits[*target as usize];
         for (dx, x) in dlogits.row_mut(row).iter_mut().zip(logits) {
-            *dx = (*x - largest).exp() / sum * share;
+            *dx = (*x - largest).exp() / sum * factor;
         }
-        dlogits[(row, *target as usize)] -= share;
+        dlogits[(row, *target as usize)] -= factor;
     }
-    (loss * share, dlogits)
+    (loss * factor, dlogits)
 }

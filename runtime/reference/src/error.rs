@@ -1,23 +1,23 @@
-//! What the interpreter refuses.
+//! Errors of the reference interpreter.
 
 use thiserror::Error;
 
-/// Why a model cannot be run on these numbers.
+/// Parameters or a batch that do not fit the model.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReferenceError {
-    /// A parameter of the model is not among those given.
+    /// A parameter of the model is missing.
     #[error("the parameter `{name}` is missing")]
     MissingParameter {
         /// Its name.
         name: String,
     },
-    /// A parameter has another shape than the model says.
-    #[error("the parameter `{name}` is {found:?} (rows, columns), the model has {expected:?}")]
+    /// A parameter has another shape than in the model.
+    #[error("the parameter `{name}` is {actual:?} (rows, columns), the model has {expected:?}")]
     ShapeMismatch {
         /// Its name.
         name: String,
-        /// Rows and columns that were given.
-        found: (usize, usize),
+        /// Rows and columns of the parameter.
+        actual: (usize, usize),
         /// Rows and columns of the model.
         expected: (usize, usize),
     },
@@ -27,34 +27,34 @@ pub enum ReferenceError {
         /// Its name.
         name: String,
     },
-    /// A batch whose parts do not fit each other, or that is empty.
+    /// A batch that is empty, or whose sizes do not match.
     #[error(
         "{sequences} sequences of {length} tokens need as many tokens and targets, at least one; \
          there are {tokens} tokens and {targets} targets"
     )]
     BatchSizeMismatch {
-        /// Sequences that were said.
+        /// Number of sequences.
         sequences: usize,
-        /// Tokens of each.
+        /// Tokens of each sequence.
         length: usize,
-        /// Tokens there are.
+        /// Number of tokens.
         tokens: usize,
-        /// Targets there are.
+        /// Number of targets.
         targets: usize,
     },
     /// A step without microbatches.
     #[error("a step needs at least one microbatch")]
     NoMicrobatch,
     /// A token outside the vocabulary.
-    #[error("{what} {position} is {token}, the vocabulary has {vocab} tokens")]
+    #[error("{kind} {position} is {token}, the vocabulary has {vocab} tokens")]
     TokenOutOfVocabulary {
         /// `token` or `target`.
-        what: &'static str,
-        /// Where in the batch, from 0.
+        kind: &'static str,
+        /// Index in the batch.
         position: usize,
         /// The token.
         token: u32,
-        /// Tokens in the vocabulary.
+        /// Size of the vocabulary.
         vocab: u64,
     },
 }

@@ -1,24 +1,24 @@
-//! The two formats the interpreter computes in.
+//! The number formats of the interpreter.
 
 use std::fmt::{Debug, Display};
 use std::iter::Sum;
 
-/// f32 or f64, and nothing else: the products are those of these two.
+/// f32 or f64. Sealed, because [`Matrix`](crate::Matrix) calls GEMMs of these formats only.
 pub trait Float:
     num_traits::Float + num_traits::NumAssign + Sum + Debug + Display + Send + Sync + sealed::Sealed
 {
-    /// The nearest number of this format.
-    fn of(value: f64) -> Self;
+    /// Rounds to this format.
+    fn from_f64(value: f64) -> Self;
 }
 
 impl Float for f32 {
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value as f32
     }
 }
 
 impl Float for f64 {
-    fn of(value: f64) -> Self {
+    fn from_f64(value: f64) -> Self {
         value
     }
 }

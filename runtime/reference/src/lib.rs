@@ -1,17 +1,16 @@
 //! The reference interpreter: runs the unsharded [`Model`], one op after the other, on one device.
 //!
-//! It is the oracle for every backend: the loss, every gradient and the weights after some steps of
-//! AdamW must come out equal, within rounding, for every plan of the search space on every backend.
-//! So it is written to be believed: one file for each kind of op, with its formula, its forward pass
-//! and its gradient derived by hand; no mesh, no layouts, no recomputation, no arena, and no code
-//! shared with `emit`, `lower` or a backend. What it shares with them is what they must agree on:
-//! the names and first values of the [parameters](narrows_runtime::logical_parameters) and the
-//! [optimizer](narrows_runtime::Optimizer)'s figures.
+//! The interpreter is the test oracle of every backend: the loss, every gradient and the weights after
+//! some steps of AdamW must be equal, within rounding, for every plan of the search space on every
+//! backend. It is written for correctness that can be verified by reading: one file for each kind of
+//! op, with its formula, its forward pass and its gradient derived by hand; no mesh, no layouts, no
+//! recomputation, no arena, and no code shared with `emit`, `lower` or a backend. It shares with them
+//! only the names and initial values of the [parameters](narrows_runtime::logical_parameters) and the
+//! coefficients of the [optimizer](narrows_runtime::Optimizer).
 //!
-//! It computes in f32 or f64 throughout ([`Float`]); sums are plain sums in that format. In f64 its
-//! gradients agree with central differences, and logits, gradients and ten losses with an
-//! independent implementation by automatic differentiation: `tests/golden/README.md` in the
-//! repository says which, and how well.
+//! All arithmetic is in f32 or in f64 ([`Float`]). In f64, gradients agree with central differences,
+//! and logits, gradients and ten losses with an independent implementation by automatic
+//! differentiation: see `tests/golden/README.md` in the repository.
 //!
 //! ```
 //! use narrows_plan::model::presets;
@@ -62,63 +61,63 @@ pub use parameters::Parameters;
 pub struct Batch<'a> {
     /// `sequences × length` token ids.
     pub tokens: &'a [u32],
-    /// The token that is to be predicted at each of them.
+    /// The token to predict at each position, `sequences × length`.
     pub targets: &'a [u32],
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Tokens of each.
+    /// Tokens of each sequence.
     pub length: usize,
 }
 
-/// A model with its weights and, once it has made a step, AdamW's moments.
+/// A model with its weights and the state of AdamW.
 #[derive(Clone, Debug)]
 pub struct Reference<T> {
     model: Model,
     parameters: Parameters<T>,
-    /// Of the steps made so far; none before the first.
+    /// `None` before the first step.
     moments: Option<adamw::AdamWMoments<T>>,
 }
 
 impl<T: Float> Reference<T> {
-    /// A model with these weights, before its first step.
+    /// A model with these weights, before the first step.
     ///
     /// # Errors
-    /// When the names or shapes are not those of [`logical_parameters`].
+    /// When the names or shapes of the parameters are not those of [`logical_parameters`].
     ///
     /// [`logical_parameters`]: narrows_runtime::logical_parameters
     pub fn new(model: &Model, parameters: Parameters<T>) -> Result<Self, ReferenceError> {
-        parameters.check(model)?;
+        parameters.validate(model)?;
         Ok(Reference { model: model.clone(), parameters, moments: None })
     }
 
-    /// The weights as they are now.
+    /// The current weights.
     pub fn parameters(&self) -> &Parameters<T> {
         &self.parameters
     }
 
-    /// The logits of every token: tokens × vocab. Targets are not used.
+    /// The logits, tokens × vocabulary. Targets are not used.
     ///
     /// # Errors
-    /// When the batch is empty, its sizes do not fit, or a token is outside the vocabulary.
+    /// When the batch is empty, its sizes do not match, or a token is outside the vocabulary.
     pub fn logits(&self, batch: Batch<'_>) -> Result<Matrix<T>, ReferenceError> {
-        self.tokens_in(&[batch])?;
+        self.count_tokens(&[batch])?;
         Ok(model_pass::forward(&self.model, &self.parameters, batch).logits)
     }
 
     /// The mean cross-entropy over all tokens of all microbatches, in nats.
     ///
     /// # Errors
-    /// As [`logits`](Self::logits), and when there is no microbatch.
+    /// As [`logits`](Self::logits), and when there are no microbatches.
     pub fn loss(&self, microbatches: &[Batch<'_>]) -> Result<T, ReferenceError> {
-        let tokens = self.tokens_in(microbatches)?;
-        let of = |batch: &Batch<'_>| {
+        let tokens = self.count_tokens(microbatches)?;
+        let microbatch_loss = |batch: &Batch<'_>| {
             let logits = model_pass::forward(&self.model, &self.parameters, *batch).logits;
             embedding_and_loss::cross_entropy(&logits, batch.targets, tokens).0
         };
-        Ok(microbatches.iter().map(of).sum())
+        Ok(microbatches.iter().map(microbatch_loss).sum())
     }
 
-    /// The same loss with its gradients by all parameters.
+    /// The mean loss, and its gradients with respect to all parameters.
     ///
     /// # Errors
     /// As [`loss`](Self::loss).
@@ -126,24 +125,24 @@ impl<T: Float> Reference<T> {
         &self,
         microbatches: &[Batch<'_>],
     ) -> Result<(T, Parameters<T>), ReferenceError> {
-        let tokens = self.tokens_in(microbatches)?;
+        let tokens = self.count_tokens(microbatches)?;
         let (model, parameters) = (&self.model, &self.parameters);
         let mut loss = T::zero();
         let mut gradients = Parameters::zeros(model);
         for batch in microbatches {
-            let trace = model_pass::forward(model, parameters, *batch);
-            let (summand, dlogits) =
-                embedding_and_loss::cross_entropy(&trace.logits, batch.targets, tokens);
-            loss += summand;
-            model_pass::backward(model, parameters, *batch, &trace, &dlogits, &mut gradients);
+            let tape = model_pass::forward(model, parameters, *batch);
+            let (microbatch_loss, dlogits) =
+                embedding_and_loss::cross_entropy(&tape.logits, batch.targets, tokens);
+            loss += microbatch_loss;
+            model_pass::backward(model, parameters, *batch, &tape, &dlogits, &mut gradients);
         }
         Ok((loss, gradients))
     }
 
-    /// One step of training on the microbatches together.
+    /// One training step on a batch of several microbatches.
     ///
     /// # Errors
-    /// As [`loss`](Self::loss); then nothing has changed.
+    /// As [`loss`](Self::loss); the state is then unchanged.
     pub fn step(
         &mut self,
         optimizer: &Optimizer,
@@ -158,27 +157,27 @@ impl<T: Float> Reference<T> {
     }
 
     /// Checks the microbatches of a step and counts their tokens.
-    fn tokens_in(&self, microbatches: &[Batch<'_>]) -> Result<usize, ReferenceError> {
+    fn count_tokens(&self, microbatches: &[Batch<'_>]) -> Result<usize, ReferenceError> {
         if microbatches.is_empty() {
             return Err(ReferenceError::NoMicrobatch);
         }
-        microbatches.iter().try_for_each(|batch| batch.check(self.model.vocab))?;
+        microbatches.iter().try_for_each(|batch| batch.validate(self.model.vocab))?;
         Ok(microbatches.iter().map(|batch| batch.tokens.len()).sum())
     }
 }
 
 impl Batch<'_> {
-    fn check(&self, vocab: u64) -> Result<(), ReferenceError> {
+    fn validate(&self, vocab: u64) -> Result<(), ReferenceError> {
         let Batch { tokens, targets, sequences, length } = *self;
         let expected = sequences.checked_mul(length);
         if tokens.is_empty() || expected != Some(tokens.len()) || tokens.len() != targets.len() {
             let (tokens, targets) = (tokens.len(), targets.len());
             return Err(ReferenceError::BatchSizeMismatch { sequences, length, tokens, targets });
         }
-        for (what, ids) in [("token", tokens), ("target", targets)] {
+        for (kind, ids) in [("token", tokens), ("target", targets)] {
             if let Some(position) = ids.iter().position(|id| u64::from(*id) >= vocab) {
                 let token = ids[position];
-                return Err(ReferenceError::TokenOutOfVocabulary { what, position, token, vocab });
+                return Err(ReferenceError::TokenOutOfVocabulary { kind, position, token, vocab });
             }
         }
         Ok(())

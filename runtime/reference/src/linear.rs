@@ -7,28 +7,28 @@
 //! released crossing    u = x·A    v = u + Gate(p)   h = φ(LayerNorm(v))   y = h·B
 //! ```
 //!
-//! p is what the same linear of the previous block sends on. In every form that is h, what comes
-//! out of the sender's own φ: before the crossing is added in the paper's form, after it in the
-//! released one. Block 0 has no p, and so no crossing.
+//! p is the latent h of the same linear in the previous block, in every form: in the paper's form it is
+//! taken before the crossing of that block is added, in the released form after it. Block 0 has no p,
+//! and so no crossing.
 
 use narrows_plan::model::{CrossingForm, FactorPair, Linear, Weight};
 
 use super::{Float, Matrix, Parameters, activation, crossing_gate, norm};
 
-/// What the backward pass of a linear needs besides its input.
+/// The intermediate values that the backward pass of a linear reads, besides its input.
 pub(super) enum LinearTape<T> {
     Dense,
     Pair(LatentTape<T>),
 }
 
 pub(super) struct LatentTape<T> {
-    /// v, when a LayerNorm was applied to it.
+    /// v, the input of the LayerNorm if there is one.
     unnormed: Option<Matrix<T>>,
-    /// What φ was applied to.
+    /// The input of φ.
     unactivated: Matrix<T>,
-    /// h, which the next block's crossing reads.
+    /// h, which the crossing of the next block reads.
     h: Matrix<T>,
-    /// z, where it is not h.
+    /// z, if it differs from h.
     crossed: Option<Matrix<T>>,
 }
 
@@ -42,26 +42,27 @@ impl<T> LinearTape<T> {
     }
 }
 
-/// y and the trace, for the linear whose parameters are called `name` (`layer 3 q`); `before` is
-/// what the same linear of the previous block sent.
+/// Returns y and the tape. The names of the parameters start with `name` (`layer 3 q`); `previous` is the
+/// latent of the same linear in the previous block.
 pub(super) fn forward<T: Float>(
     linear: &Linear,
     name: &str,
     parameters: &Parameters<T>,
     x: &Matrix<T>,
-    before: Option<&Matrix<T>>,
+    previous: Option<&Matrix<T>>,
 ) -> (Matrix<T>, LinearTape<T>) {
     let Weight::Pair(pair) = &linear.weight else {
-        return (x.times(parameters.of(name)), LinearTape::Dense);
+        return (x.times(parameters.checked(name)), LinearTape::Dense);
     };
-    let u = x.times(parameters.of(&format!("{name}.a")));
-    let gated = crossing(pair, before)
-        .map(|(form, gate, before)| (form, crossing_gate::forward(gate, name, parameters, before)));
+    let u = x.times(parameters.checked(&format!("{name}.a")));
+    let gated = crossing(pair, previous).map(|(form, gate, previous)| {
+        (form, crossing_gate::forward(gate, name, parameters, previous))
+    });
     let latent = match gated {
         Some((CrossingForm::Released, gated)) => {
             let v = u.plus(&gated);
-            let scale = parameters.of(&format!("{name}.latent_norm.scale"));
-            let bias = parameters.of(&format!("{name}.latent_norm.bias"));
+            let scale = parameters.checked(&format!("{name}.latent_norm.scale"));
+            let bias = parameters.checked(&format!("{name}.latent_norm.bias"));
             let unactivated = norm::layer_forward(&v, scale, bias);
             let h = activation::forward(pair.activation, &unactivated);
             LatentTape { unnormed: Some(v), unactivated, h, crossed: None }
@@ -72,67 +73,67 @@ pub(super) fn forward<T: Float>(
             LatentTape { unnormed: None, unactivated: u, h, crossed }
         }
     };
-    let entering = latent.crossed.as_ref().unwrap_or(&latent.h);
-    (entering.times(parameters.of(&format!("{name}.b"))), LinearTape::Pair(latent))
+    let latent_out = latent.crossed.as_ref().unwrap_or(&latent.h);
+    (latent_out.times(parameters.checked(&format!("{name}.b"))), LinearTape::Pair(latent))
 }
 
-/// What a linear read and what is known of the gradients of what it made.
-pub(super) struct LinearGradientInput<'a, T> {
+/// Values of the forward pass, and gradients of the outputs.
+pub(super) struct LinearBackwardInput<'a, T> {
     pub x: &'a Matrix<T>,
-    pub before: Option<&'a Matrix<T>>,
-    pub trace: &'a LinearTape<T>,
+    pub previous: Option<&'a Matrix<T>>,
+    pub tape: &'a LinearTape<T>,
     /// The gradient of y.
     pub dy: &'a Matrix<T>,
-    /// The gradient of what was sent to the next block, where that read it.
+    /// The gradient of the latent from the crossing of the next block, if it has one.
     pub dsent: Option<&'a Matrix<T>>,
 }
 
-/// The gradients of x and, with a crossing, of `before`; those of the weights are added to
+/// Returns the gradients of x and, with a crossing, of `previous`. Adds those of the weights to
 /// `gradients`.
 pub(super) fn backward<T: Float>(
     linear: &Linear,
     name: &str,
     parameters: &Parameters<T>,
     gradients: &mut Parameters<T>,
-    known: LinearGradientInput<'_, T>,
+    input: LinearBackwardInput<'_, T>,
 ) -> (Matrix<T>, Option<Matrix<T>>) {
-    let LinearGradientInput { x, before, trace, dy, dsent } = known;
-    let (Weight::Pair(pair), LinearTape::Pair(latent)) = (&linear.weight, trace) else {
+    let LinearBackwardInput { x, previous, tape, dy, dsent } = input;
+    let (Weight::Pair(pair), LinearTape::Pair(latent)) = (&linear.weight, tape) else {
         gradients.add(name, &x.transposed_times(dy));
-        return (dy.times_transposed(parameters.of(name)), None);
+        return (dy.times_transposed(parameters.checked(name)), None);
     };
     let (a, b) = (format!("{name}.a"), format!("{name}.b"));
-    let entering = latent.crossed.as_ref().unwrap_or(&latent.h);
-    gradients.add(&b, &entering.transposed_times(dy));
-    let dentering = dy.times_transposed(parameters.of(&b));
+    let latent_out = latent.crossed.as_ref().unwrap_or(&latent.h);
+    gradients.add(&b, &latent_out.transposed_times(dy));
+    let dlatent_out = dy.times_transposed(parameters.checked(&b));
     let dh = match dsent {
-        Some(dsent) => dentering.plus(dsent),
-        None => dentering.clone(),
+        Some(dsent) => dlatent_out.plus(dsent),
+        None => dlatent_out.clone(),
     };
     let mut du = activation::backward(pair.activation, &latent.unactivated, &dh);
     if let Some(v) = &latent.unnormed {
         let scale = format!("{name}.latent_norm.scale");
-        let (dv, dscale, dbias) = norm::layer_backward(v, parameters.of(&scale), &du);
+        let (dv, dscale, dbias) = norm::layer_backward(v, parameters.checked(&scale), &du);
         gradients.add(&scale, &dscale);
         gradients.add(&format!("{name}.latent_norm.bias"), &dbias);
         du = dv;
     }
-    let dbefore = crossing(pair, before).map(|(form, gate, before)| {
+    let dprevious = crossing(pair, previous).map(|(form, gate, previous)| {
         let dgated = match form {
-            CrossingForm::Paper => &dentering,
+            CrossingForm::Paper => &dlatent_out,
             CrossingForm::Released => &du,
         };
-        crossing_gate::backward(gate, name, parameters, gradients, (before, dgated))
+        crossing_gate::backward(gate, name, parameters, gradients, (previous, dgated))
     });
     gradients.add(&a, &x.transposed_times(&du));
-    (du.times_transposed(parameters.of(&a)), dbefore)
+    (du.times_transposed(parameters.checked(&a)), dprevious)
 }
 
-/// The crossing with the latent it reads, where there are both.
+/// Form and gate of the crossing and the latent it reads, if there are both.
 fn crossing<'a, T>(
     pair: &'a FactorPair,
-    before: Option<&'a Matrix<T>>,
+    previous: Option<&'a Matrix<T>>,
 ) -> Option<(CrossingForm, &'a narrows_plan::model::CrossingGate, &'a Matrix<T>)> {
     let crossing = pair.crossing.as_ref()?;
-    Some((crossing.form, &crossing.gate, before?))
+    Some((crossing.form, &crossing.gate, previous?))
 }

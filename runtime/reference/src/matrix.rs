@@ -1,4 +1,4 @@
-//! Row-major matrices, and the three products that a linear needs.
+//! Row-major matrices, and the three GEMMs of a linear.
 
 use std::ops::{Index, IndexMut, Range};
 
@@ -13,7 +13,7 @@ pub struct Matrix<T> {
 }
 
 impl<T: Float> Matrix<T> {
-    /// Zeros.
+    /// A matrix of zeros.
     pub fn zeros(rows: usize, columns: usize) -> Self {
         Matrix { rows, columns, elements: vec![T::zero(); rows * columns] }
     }
@@ -28,12 +28,12 @@ impl<T: Float> Matrix<T> {
         Matrix { rows, columns, elements }
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Columns.
+    /// Number of columns.
     pub fn columns(&self) -> usize {
         self.columns
     }
@@ -43,7 +43,7 @@ impl<T: Float> Matrix<T> {
         &self.elements
     }
 
-    /// All elements to change, row after row.
+    /// All elements, row after row, mutable.
     pub fn elements_mut(&mut self) -> &mut [T] {
         &mut self.elements
     }
@@ -51,15 +51,15 @@ impl<T: Float> Matrix<T> {
     /// One row.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// When the row is out of range.
     pub fn row(&self, row: usize) -> &[T] {
         &self.elements[row * self.columns..][..self.columns]
     }
 
-    /// One row to change.
+    /// One row, mutable.
     ///
     /// # Panics
-    /// When there is no such row.
+    /// When the row is out of range.
     pub fn row_mut(&mut self, row: usize) -> &mut [T] {
         &mut self.elements[row * self.columns..][..self.columns]
     }
@@ -77,12 +77,12 @@ impl<T: Float> Matrix<T> {
         Matrix { elements: pairs.map(|(x, y)| f(*x, *y)).collect(), ..*self }
     }
 
-    /// The sum.
+    /// The element-wise sum.
     pub(super) fn plus(&self, other: &Self) -> Self {
         self.zip(other, |x, y| x + y)
     }
 
-    /// Adds to this one.
+    /// Adds another matrix element-wise.
     pub(super) fn add(&mut self, other: &Self) {
         assert_eq!((self.rows, self.columns), (other.rows, other.columns));
         for (x, y) in self.elements.iter_mut().zip(&other.elements) {
@@ -90,13 +90,13 @@ impl<T: Float> Matrix<T> {
         }
     }
 
-    /// A copy of some rows and columns.
+    /// Copies a range of rows and columns.
     pub(super) fn part(&self, rows: Range<usize>, columns: Range<usize>) -> Self {
         let (first_row, first) = (rows.start, columns.start);
         Matrix::from_fn(rows.len(), columns.len(), |i, j| self[(first_row + i, first + j)])
     }
 
-    /// Adds `part` where its first element lies at (row, column).
+    /// Adds `part` to the submatrix whose first element is at (row, column).
     pub(super) fn add_part(&mut self, (row, column): (usize, usize), part: &Self) {
         for i in 0..part.rows {
             let sums = &mut self.row_mut(row + i)[column..][..part.columns];
@@ -108,17 +108,17 @@ impl<T: Float> Matrix<T> {
 
     /// `self · other`.
     pub(super) fn times(&self, other: &Self) -> Self {
-        product(self.view(), other.view())
+        gemm(self.view(), other.view())
     }
 
     /// `selfᵀ · other`.
     pub(super) fn transposed_times(&self, other: &Self) -> Self {
-        product(self.view().transposed(), other.view())
+        gemm(self.view().transposed(), other.view())
     }
 
     /// `self · otherᵀ`.
     pub(super) fn times_transposed(&self, other: &Self) -> Self {
-        product(self.view(), other.view().transposed())
+        gemm(self.view(), other.view().transposed())
     }
 
     fn view(&self) -> TransposableView<'_, T> {
@@ -141,7 +141,7 @@ impl<T> IndexMut<(usize, usize)> for Matrix<T> {
     }
 }
 
-/// A matrix, or one seen transposed: element (i, j) is number `i·row_stride + j·column_stride`.
+/// A matrix, or one seen transposed: element (i, j) is at index `i·row_stride + j·column_stride`.
 struct TransposableView<'a, T> {
     rows: usize,
     columns: usize,
@@ -163,13 +163,13 @@ impl<T> TransposableView<'_, T> {
 }
 
 #[allow(unsafe_code)]
-fn product<T: Float>(left: TransposableView<'_, T>, right: TransposableView<'_, T>) -> Matrix<T> {
-    assert_eq!(left.columns, right.rows, "inner sizes of a product");
+fn gemm<T: Float>(left: TransposableView<'_, T>, right: TransposableView<'_, T>) -> Matrix<T> {
+    assert_eq!(left.columns, right.rows, "inner dimensions differ");
     let mut result = Matrix::zeros(left.rows, right.columns);
-    // SAFETY: a `Matrix` has rows·columns elements and only `view` makes a `TransposableView`, with the strides
-    // of such a matrix or of its transpose, so every (row, column) of the operands is an element of
-    // their slice; likewise for `result`, which is new and so overlaps neither. `T` is f32 or f64
-    // (`Float` is sealed), the formats that `gemm` knows.
+    // SAFETY: a `Matrix` has rows·columns elements, and a `TransposableView` has the strides of a matrix
+    // or of its transpose (only `view` and `transposed` construct one), so every (row, column) of the
+    // operands is inside their slices. `result` is new, so it overlaps neither operand. `T` is f32 or
+    // f64 (`Float` is sealed), which `gemm` supports.
     unsafe {
         gemm::gemm(
             left.rows,
@@ -200,24 +200,24 @@ fn product<T: Float>(left: TransposableView<'_, T>, right: TransposableView<'_, 
 mod tests {
     use super::*;
 
-    /// Every product against the sum that defines it, exactly: all numbers are small integers.
+    /// Equal exactly, because all elements are small integers.
     #[test]
-    fn products_are_sums() {
+    fn gemms_equal_their_defining_sums() {
         for (m, k, n) in [(1, 1, 1), (3, 5, 2), (17, 33, 9), (4, 1, 7), (2, 0, 3)] {
             let left = Matrix::from_fn(m, k, |i, j| ((7 * i + 3 * j) % 11) as f64 - 5.0);
             let right = Matrix::from_fn(k, n, |i, j| ((5 * i + 2 * j) % 13) as f64 - 6.0);
             let sums = Matrix::from_fn(m, n, |i, j| {
                 (0..k).map(|l| left[(i, l)] * right[(l, j)]).sum::<f64>()
             });
-            let turned = |a: &Matrix<f64>| Matrix::from_fn(a.columns, a.rows, |i, j| a[(j, i)]);
+            let transpose = |a: &Matrix<f64>| Matrix::from_fn(a.columns, a.rows, |i, j| a[(j, i)]);
             assert_eq!(left.times(&right), sums);
-            assert_eq!(turned(&left).transposed_times(&right), sums);
-            assert_eq!(left.times_transposed(&turned(&right)), sums);
+            assert_eq!(transpose(&left).transposed_times(&right), sums);
+            assert_eq!(left.times_transposed(&transpose(&right)), sums);
         }
     }
 
     #[test]
-    fn parts_come_out_and_go_back() {
+    fn submatrices_are_copied_and_added() {
         let whole = Matrix::from_fn(4, 6, |i, j| (10 * i + j) as f32);
         let part = whole.part(1..3, 2..5);
         assert_eq!(part.row(1), [22.0, 23.0, 24.0]);

@@ -1,4 +1,4 @@
-//! The two norms of rows x of width d, with their gradients.
+//! RMSNorm and LayerNorm of rows x of width d, with their gradients.
 //!
 //! RMSNorm (Zhang & Sennrich 2019): y = ρ·γ⊙x with ρ = (Σx²/d + ε)^-½. With g = γ⊙dy:
 //!
@@ -15,7 +15,7 @@
 
 use super::{Float, Matrix};
 
-/// ε of the LayerNorm in a crossing: PyTorch's default, which LaX's released code leaves as it is.
+/// ε of the LayerNorm in a crossing: the default of PyTorch, which the released LaX code uses.
 const LAYER_EPSILON: f64 = 1e-5;
 
 pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f64) -> Matrix<T> {
@@ -29,7 +29,7 @@ pub(super) fn rms_forward<T: Float>(x: &Matrix<T>, scale: &Matrix<T>, epsilon: f
     y
 }
 
-/// The gradients of x and of the scale.
+/// Returns the gradients of x and of the scale.
 pub(super) fn rms_backward<T: Float>(
     x: &Matrix<T>,
     scale: &Matrix<T>,
@@ -38,13 +38,13 @@ pub(super) fn rms_backward<T: Float>(
 ) -> (Matrix<T>, Matrix<T>) {
     let mut dx = Matrix::zeros(x.rows(), x.columns());
     let mut dscale = Matrix::zeros(1, x.columns());
-    let width = T::of(x.columns() as f64);
+    let width = T::from_f64(x.columns() as f64);
     for row in 0..x.rows() {
         let rho = rms_factor(x.row(row), epsilon);
         let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
-        let shared = rho.powi(3) / width * dot(&g, x.row(row));
+        let projection = rho.powi(3) / width * dot(&g, x.row(row));
         for (j, g) in g.into_iter().enumerate() {
-            dx[(row, j)] = rho * g - x[(row, j)] * shared;
+            dx[(row, j)] = rho * g - x[(row, j)] * projection;
             dscale[(0, j)] += rho * x[(row, j)] * dy[(row, j)];
         }
     }
@@ -53,8 +53,8 @@ pub(super) fn rms_backward<T: Float>(
 
 /// ρ of one row.
 fn rms_factor<T: Float>(x: &[T], epsilon: f64) -> T {
-    let mean_square = dot(x, x) / T::of(x.len() as f64);
-    T::one() / (mean_square + T::of(epsilon)).sqrt()
+    let mean_square = dot(x, x) / T::from_f64(x.len() as f64);
+    T::one() / (mean_square + T::from_f64(epsilon)).sqrt()
 }
 
 pub(super) fn layer_forward<T: Float>(
@@ -72,7 +72,7 @@ pub(super) fn layer_forward<T: Float>(
     y
 }
 
-/// The gradients of x, of the scale and of the bias.
+/// Returns the gradients of x, of the scale and of the bias.
 pub(super) fn layer_backward<T: Float>(
     x: &Matrix<T>,
     scale: &Matrix<T>,
@@ -81,14 +81,14 @@ pub(super) fn layer_backward<T: Float>(
     let mut dx = Matrix::zeros(x.rows(), x.columns());
     let mut dscale = Matrix::zeros(1, x.columns());
     let mut dbias = Matrix::zeros(1, x.columns());
-    let width = T::of(x.columns() as f64);
+    let width = T::from_f64(x.columns() as f64);
     for row in 0..x.rows() {
         let (n, rho) = normalized(x.row(row));
         let g: Vec<T> = zip(scale.row(0), dy.row(row), |scale, dy| scale * dy);
-        let mean = g.iter().copied().sum::<T>() / width;
-        let mean_with_n = dot(&g, &n) / width;
+        let mean_g = g.iter().copied().sum::<T>() / width;
+        let mean_gn = dot(&g, &n) / width;
         for j in 0..x.columns() {
-            dx[(row, j)] = rho * (g[j] - mean - n[j] * mean_with_n);
+            dx[(row, j)] = rho * (g[j] - mean_g - n[j] * mean_gn);
             dscale[(0, j)] += n[j] * dy[(row, j)];
             dbias[(0, j)] += dy[(row, j)];
         }
@@ -98,11 +98,11 @@ pub(super) fn layer_backward<T: Float>(
 
 /// n and ρ of one row.
 fn normalized<T: Float>(x: &[T]) -> (Vec<T>, T) {
-    let width = T::of(x.len() as f64);
+    let width = T::from_f64(x.len() as f64);
     let mean = x.iter().copied().sum::<T>() / width;
     let centred: Vec<T> = x.iter().map(|x| *x - mean).collect();
     let variance = dot(&centred, &centred) / width;
-    let rho = T::one() / (variance + T::of(LAYER_EPSILON)).sqrt();
+    let rho = T::one() / (variance + T::from_f64(LAYER_EPSILON)).sqrt();
     (centred.into_iter().map(|x| rho * x).collect(), rho)
 }
 

@@ -1,20 +1,19 @@
-//! Which blocks a twin keeps.
+//! The blocks of a miniature.
 
 use narrows_plan::Plan;
 use narrows_plan::graph::BlockShape;
 use narrows_plan::model::Model;
 use narrows_plan::{BlockRun, StagePlan};
 
-/// Alike blocks in a row that stay: two, so that one hands to its like.
-const ALIKE: u64 = 2;
+/// Number of consecutive blocks of equal shape that are kept: two, so that one precedes another.
+const BLOCKS_KEPT: u64 = 2;
 
-/// The stages of the twin, and the model's blocks that they hold, in order. The plan was resolved
-/// against the model.
+/// Returns the stages of the miniature and the indices of the kept blocks, in order. The plan must be
+/// resolvable against the model.
 ///
-/// Blocks are alike when they have one shape: what enters from the block before and what leaves to
-/// the block after is part of it. So a block's neighbours may be left out when they are its like,
-/// and it remains what it was.
-pub(super) fn kept(plan: &Plan, model: &Model) -> (Vec<StagePlan>, Vec<usize>) {
+/// The shape of a block includes the latents that it receives from the previous block and sends to the
+/// next, so leaving out a neighbour of equal shape does not change a block.
+pub(super) fn shrink_stages(plan: &Plan, model: &Model) -> (Vec<StagePlan>, Vec<usize>) {
     let shapes = BlockShape::all(model);
     let mut layers = vec![];
     let stages = plan.stages.iter().map(|stage| {
@@ -22,10 +21,10 @@ pub(super) fn kept(plan: &Plan, model: &Model) -> (Vec<StagePlan>, Vec<usize>) {
             let first = layers.len() as u64;
             let (from, to) = (run.first as usize, (run.first + run.count) as usize);
             let mut next = from;
-            for alike in shapes[from..to].chunk_by(PartialEq::eq) {
-                let some = alike.len().min(ALIKE as usize);
-                layers.extend(next..next + some);
-                next += alike.len();
+            for equal_blocks in shapes[from..to].chunk_by(PartialEq::eq) {
+                let kept = equal_blocks.len().min(BLOCKS_KEPT as usize);
+                layers.extend(next..next + kept);
+                next += equal_blocks.len();
             }
             BlockRun { first, count: layers.len() as u64 - first, ..run.clone() }
         });

@@ -1,10 +1,10 @@
-//! Whether a plan computes its model, found out on the processors at hand.
+//! Numeric check of a plan: whether it computes the function of its model.
 //!
-//! A plan for a cluster is too large to be tried before the cluster is booked, but what can be wrong
-//! with it does not depend on widths: which layout meets which, what is reduced where, what is kept
-//! and redone, which stage holds what. So [`Miniature`] makes a small plan of the same structure for a
-//! small model, and [`Miniature::compare`] holds one step of it on the processor backend against the
-//! reference interpreter in f64: the loss, and every gradient.
+//! A plan for a cluster cannot run on a workstation, but most numeric errors of plans do not depend on
+//! widths: layouts, reductions, what is kept and recomputed, the division into stages. [`Miniature`]
+//! therefore scales the model and the plan down, keeping their structure, and [`Miniature::compare`]
+//! compares the loss and every gradient of one step on a backend with those of the reference
+//! interpreter in f64.
 //!
 //! ```
 //! use narrows_plan::Plan;
@@ -13,11 +13,11 @@
 //!
 //! let plan = Plan::read(narrows_test_support::saved::BTP).unwrap();
 //! let model = presets::find(&plan.model.name).unwrap();
-//! let small = Miniature::of(&plan, &model).unwrap();
-//! assert_eq!(small.plan.mesh, plan.mesh);
-//! assert!(small.model.hidden < 64);
+//! let miniature = Miniature::new(&plan, &model).unwrap();
+//! assert_eq!(miniature.plan.mesh, plan.mesh);
+//! assert!(miniature.model.hidden < 64);
 //! let open = |model: &_, program| narrows_cpu::session(model, program, 1);
-//! assert!(small.compare(&open, 1).unwrap().is_equal());
+//! assert!(miniature.compare(&open, 1).unwrap().agrees());
 //! ```
 
 mod blocks;
@@ -34,38 +34,39 @@ pub use compare::{
     OpenSession,
 };
 
-/// A small plan of a small model, with the structure of a large plan of a large one.
+/// A model and a plan of the same structure as larger ones.
 ///
-/// Kept are the mesh, the stages, every decision, ZeRO, and whether tokens are split by sequences
-/// or by positions. Numbers are f32. What is smaller:
+/// The mesh, the stages, all decisions, ZeRO, and whether tokens are sharded by sequences or by
+/// positions stay the same. The precision is f32. Scaled down are:
 ///
-/// - *widths*: each is mapped to a small one. Widths that were equal stay equal, those that
-///   differed differ, and what the tensor axis divided it still divides, and nothing else;
-/// - *blocks*: of consecutive blocks that are alike and decided alike two stay;
-/// - *the batch*: few sequences, few tokens, and no more microbatches than it takes to fill the
-///   pipeline twice;
-/// - *replicas*: two, where there were more and the devices would be too many to be threads.
+/// - *widths*: each is mapped to a small one. Equal widths stay equal, different ones stay different,
+///   and a width is divisible by the size of the tensor axis if it was before;
+/// - *blocks*: two of each sequence of consecutive blocks of equal shape and equal decisions remain;
+/// - *the batch*: few sequences, few tokens, and at most the microbatches that fill the pipeline twice;
+/// - *replicas*: at most two, if the mesh has more devices than can be threads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Miniature {
-    /// The small model.
+    /// The scaled-down model.
     pub model: Model,
-    /// The small plan.
+    /// The scaled-down plan.
     pub plan: Plan,
 }
 
 impl Miniature {
-    /// The twin of a plan for its model.
+    /// Scales down a plan and its model.
     ///
     /// # Errors
-    /// Every defect of the plan, when it does not fit its model.
+    /// All defects of a plan that does not fit its model.
     pub fn new(plan: &Plan, model: &Model) -> Result<Miniature, Defects> {
         plan.resolve(model)?;
-        let (stages, kept) = blocks::kept(plan, model);
-        let mut small = widths::shrunk(model, plan.mesh.tensor);
-        small.blocks = kept.into_iter().map(|layer| small.blocks[layer].clone()).collect();
-        small.name = format!("{} (twin)", model.name);
-        let (mesh, workload) = workload::shrunk(plan.mesh, plan.workload);
-        let origin = PlanSource { name: small.name.clone(), fingerprint: small.fingerprint() };
+        let (stages, layers) = blocks::shrink_stages(plan, model);
+        let mut small_model = widths::shrink_model(model, plan.mesh.tensor);
+        small_model.blocks =
+            layers.into_iter().map(|layer| small_model.blocks[layer].clone()).collect();
+        small_model.name = format!("{} (miniature)", model.name);
+        let (mesh, workload) = workload::shrink_workload(plan.mesh, plan.workload);
+        let origin =
+            PlanSource { name: small_model.name.clone(), fingerprint: small_model.fingerprint() };
         let plan = Plan {
             model: origin,
             precision: Precision::Full32,
@@ -74,7 +75,7 @@ impl Miniature {
             stages,
             ..plan.clone()
         };
-        plan.resolve(&small)?;
-        Ok(Miniature { model: small, plan })
+        plan.resolve(&small_model)?;
+        Ok(Miniature { model: small_model, plan })
     }
 }

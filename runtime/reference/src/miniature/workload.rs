@@ -1,63 +1,66 @@
-//! The batch and the replicas of a twin.
+//! Workload and replicas of a miniature.
 
 use narrows_plan::{Mesh, Workload};
 
-/// Devices are threads: with more than this, replicas are left out.
-const DEVICES_MANY: u64 = 64;
+/// Devices are threads. On meshes with more devices, replicas are left out.
+const DEVICES_MAX: u64 = 64;
 
-/// Fewest tokens of a sequence, where there were as many.
-const LENGTH_LEAST: u64 = 8;
+/// Least sequence length, unless sequences are shorter.
+const LENGTH_MIN: u64 = 8;
 
-/// The twin's mesh and batch.
-pub(super) fn shrunk(mesh: Mesh, work: Workload) -> (Mesh, Workload) {
-    let data = if mesh.devices() > DEVICES_MANY { mesh.data.min(2) } else { mesh.data };
-    // Whether sequences or positions are split depends on what the tensor axis divides, and how
-    // they are packed on whether there is one sequence.
-    let micro_batch = match work.micro_batch {
+/// Scales down a mesh and a workload.
+pub(super) fn shrink_workload(mesh: Mesh, workload: Workload) -> (Mesh, Workload) {
+    let data = if mesh.devices() > DEVICES_MAX { mesh.data.min(2) } else { mesh.data };
+    // Tokens are sharded by sequences or by positions depending on which the tensor axis divides, and
+    // are packed differently if there is one sequence.
+    let micro_batch = match workload.micro_batch {
         1 => 1,
-        many => least(2, many, mesh.tensor),
+        sequences => smallest_alike(2, sequences, mesh.tensor),
     };
-    let sequence_length =
-        least(LENGTH_LEAST.min(work.sequence_length), work.sequence_length, mesh.tensor);
-    // Beyond warm-up, alternation and cool-down a schedule has no shape.
-    let microbatches = work.microbatches(&mesh).min(2 * mesh.pipeline);
+    let sequence_length = smallest_alike(
+        LENGTH_MIN.min(workload.sequence_length),
+        workload.sequence_length,
+        mesh.tensor,
+    );
+    // Enough for the warm-up, the steady state and the cool-down of the schedule.
+    let microbatches = workload.microbatches(&mesh).min(2 * mesh.pipeline);
     let global_batch = micro_batch * data * microbatches;
     (Mesh { data, ..mesh }, Workload { global_batch, sequence_length, micro_batch })
 }
 
-/// The least number from `least` that `divisor` divides if and only if it divides `number`.
-pub(super) fn least(least: u64, number: u64, divisor: u64) -> u64 {
-    let divided = number.is_multiple_of(divisor);
-    (least..number).find(|small| small.is_multiple_of(divisor) == divided).unwrap_or(number)
+/// The least number from `min` on that is divisible by `divisor` if and only if `number` is.
+pub(super) fn smallest_alike(min: u64, number: u64, divisor: u64) -> u64 {
+    let divisible = number.is_multiple_of(divisor);
+    (min..number).find(|small| small.is_multiple_of(divisor) == divisible).unwrap_or(number)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn twin(tensor: u64, work: [u64; 3]) -> [u64; 3] {
-        let [global_batch, sequence_length, micro_batch] = work;
+    fn shrink(tensor: u64, workload: [u64; 3]) -> [u64; 3] {
+        let [global_batch, sequence_length, micro_batch] = workload;
         let mesh = Mesh { tensor, pipeline: 2, data: 2 };
-        let work = Workload { global_batch, sequence_length, micro_batch };
-        let (mesh, work) = shrunk(mesh, work);
+        let workload = Workload { global_batch, sequence_length, micro_batch };
+        let (mesh, workload) = shrink_workload(mesh, workload);
         assert_eq!(mesh.data, 2);
-        [work.global_batch, work.sequence_length, work.micro_batch]
+        [workload.global_batch, workload.sequence_length, workload.micro_batch]
     }
 
     #[test]
-    fn what_is_split_stays_split() {
-        assert_eq!(twin(4, [64, 4096, 8]), [4 * 2 * 4, 8, 4]);
-        assert_eq!(twin(4, [64, 4096, 2]), [2 * 2 * 4, 8, 2]);
-        assert_eq!(twin(4, [4, 4095, 1]), [4, 9, 1]);
-        assert_eq!(twin(2, [36, 6, 3]), [3 * 2 * 4, 6, 3]);
-        assert_eq!(twin(1, [2, 1, 1]), [2, 1, 1]);
+    fn sharded_dimensions_stay_divisible() {
+        assert_eq!(shrink(4, [64, 4096, 8]), [4 * 2 * 4, 8, 4]);
+        assert_eq!(shrink(4, [64, 4096, 2]), [2 * 2 * 4, 8, 2]);
+        assert_eq!(shrink(4, [4, 4095, 1]), [4, 9, 1]);
+        assert_eq!(shrink(2, [36, 6, 3]), [3 * 2 * 4, 6, 3]);
+        assert_eq!(shrink(1, [2, 1, 1]), [2, 1, 1]);
     }
 
     #[test]
-    fn many_replicas_are_two() {
+    fn meshes_of_many_devices_keep_two_replicas() {
         let mesh = Mesh { tensor: 8, pipeline: 4, data: 16 };
-        let work = Workload { global_batch: 512, sequence_length: 4096, micro_batch: 1 };
-        let (mesh, work) = shrunk(mesh, work);
-        assert_eq!((mesh.data, work.global_batch), (2, 16));
+        let workload = Workload { global_batch: 512, sequence_length: 4096, micro_batch: 1 };
+        let (mesh, workload) = shrink_workload(mesh, workload);
+        assert_eq!((mesh.data, workload.global_batch), (2, 16));
     }
 }

@@ -1,4 +1,4 @@
-//! The golden cases: tiny models with their weights and tokens, and what PyTorch made of them.
+//! The golden cases: tiny models, their weights and tokens, and the results of PyTorch.
 
 use std::path::Path;
 
@@ -67,7 +67,7 @@ impl Case {
         &self.file[key]
     }
 
-    /// Initial weights with noise on them, as `make.py` makes them.
+    /// Initial weights with noise, equal to those of `make.py`.
     pub fn weights<T: Float>(&self) -> Parameters<T> {
         let seed = number(self.value("seed")) as u64;
         let noise = number(self.value("noise"));
@@ -77,7 +77,7 @@ impl Case {
             let columns = parameter.columns;
             move |row, column| {
                 let (row, column) = (row as u64, column as u64);
-                T::of(initial(row, column) + noise * stream.normal(row * columns + column))
+                T::from_f64(initial(row, column) + noise * stream.normal(row * columns + column))
             }
         })
     }
@@ -100,10 +100,10 @@ impl Case {
     }
 
     pub fn optimizer(&self) -> Optimizer {
-        let figure = |key: &str| number(&self.value("optimizer")[key]);
-        let (warm_up, total) = (figure("warm_up_steps") as u64, figure("total_steps") as u64);
-        let clip_norm = figure("clip_norm");
-        Optimizer { clip_norm, ..Optimizer::new(figure("peak_learning_rate"), warm_up, total) }
+        let value = |key: &str| number(&self.value("optimizer")[key]);
+        let (warm_up, total) = (value("warm_up_steps") as u64, value("total_steps") as u64);
+        let clip_norm = value("clip_norm");
+        Optimizer { clip_norm, ..Optimizer::new(value("peak_learning_rate"), warm_up, total) }
     }
 }
 
@@ -115,7 +115,7 @@ pub fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().expect("a list").iter().map(number).collect()
 }
 
-/// The numbers of a list of lists, row after row.
+/// The elements of a list of lists, row after row.
 pub fn rows(value: &Value) -> Vec<f64> {
     value.as_array().expect("rows").iter().flat_map(numbers).collect()
 }

@@ -1,22 +1,22 @@
-//! Every gradient against differences of the loss, in f64.
+//! Gradients compared with finite differences of the loss, in f64.
 
 use narrows_reference::{Parameters, Reference};
 use narrows_runtime::CounterRng;
 
 use super::cases::{Case, elements, norm};
 
-/// Half the distance of the nearer two of the four points.
+/// Distance of the nearer two of the four points from the centre.
 const STEP: f64 = 1e-4;
 /// Largest error of a slope, relative to the norm of the parameter's gradient.
 const TOLERANCE: f64 = 1e-8;
-/// Gradients whose norm is less than this part of the norm of all are held to this part of it
-/// instead: the loss is known to 16 digits only.
+/// The error of a gradient is relative to at least this fraction of the norm of all gradients, because
+/// the loss has 16 digits only.
 const FLOOR: f64 = 1e-3;
-/// Elements drawn from each parameter.
-const DRAWS: u64 = 3;
+/// Number of elements sampled from each parameter.
+const SAMPLES: u64 = 3;
 
 #[test]
-fn gradients_are_slopes() {
+fn gradients_equal_finite_differences() {
     for case in Case::all() {
         let batches = case.microbatches();
         let weights = case.weights::<f64>();
@@ -27,15 +27,15 @@ fn gradients_are_slopes() {
             let directions = directions(name, gradient.len());
             for (index, direction) in directions.iter().enumerate() {
                 let loss = |distance: f64| {
-                    let moved = moved(&weights, name, direction, distance);
-                    Reference::new(&case.model, moved).unwrap().loss(&batches).unwrap()
+                    let weights = move_weights(&weights, name, direction, distance);
+                    Reference::new(&case.model, weights).unwrap().loss(&batches).unwrap()
                 };
-                let found = slope(loss);
+                let actual = slope(loss);
                 let expected: f64 = gradient.iter().zip(direction).map(|(g, d)| g * d).sum();
-                let error = (found - expected).abs() / norm(&gradient).max(floor);
+                let error = (actual - expected).abs() / norm(&gradient).max(floor);
                 assert!(
                     error < TOLERANCE,
-                    "{}: {name}, direction {index}: the loss changes by {found}, the gradient \
+                    "{}: {name}, direction {index}: the loss changes by {actual}, the gradient \
                      says {expected}",
                     case.name
                 );
@@ -47,22 +47,22 @@ fn gradients_are_slopes() {
     }
 }
 
-/// Some axes and one direction of unit length.
+/// Some coordinate axes, and one random direction of unit length.
 fn directions(name: &str, elements: usize) -> Vec<Vec<f64>> {
     let stream = CounterRng::new(5, name);
-    let axis = |draw: u64| {
+    let axis = |sample: u64| {
         let mut axis = vec![0.0; elements];
-        axis[(stream.bits(draw) % elements as u64) as usize] = 1.0;
+        axis[(stream.bits(sample) % elements as u64) as usize] = 1.0;
         axis
     };
-    let mut found: Vec<Vec<f64>> = (0..DRAWS).map(axis).collect();
-    let random: Vec<f64> = (0..elements as u64).map(|n| stream.normal(DRAWS + n)).collect();
+    let mut directions: Vec<Vec<f64>> = (0..SAMPLES).map(axis).collect();
+    let random: Vec<f64> = (0..elements as u64).map(|n| stream.normal(SAMPLES + n)).collect();
     let length = norm(&random);
-    found.push(random.into_iter().map(|x| x / length).collect());
-    found
+    directions.push(random.into_iter().map(|x| x / length).collect());
+    directions
 }
 
-fn moved(
+fn move_weights(
     weights: &Parameters<f64>,
     name: &str,
     direction: &[f64],

@@ -1,4 +1,4 @@
-//! Logits, gradients and ten steps of training against PyTorch's.
+//! Logits, gradients and ten training steps compared with those of PyTorch.
 
 use std::collections::BTreeMap;
 
@@ -7,44 +7,48 @@ use serde_json::Value;
 
 use super::cases::{Case, elements, norm, number, numbers, rows};
 
-/// How far off a tensor may be.
+/// Largest accepted errors.
 struct Tolerance {
     /// Norm of the difference over the norm of the tensor.
     relative: f64,
-    /// Gradients whose norm is less than this part of the norm of all gradients are held to this
-    /// part of it instead. In f32 a small gradient is what larger numbers leave of each other:
-    /// PyTorch's own is off by 3e-5 at `layer 0 k.b` of `svd`.
+    /// The error of a gradient is relative to at least this fraction of the norm of all gradients. In
+    /// f32, small gradients are differences of larger values: that of PyTorch for `layer 0 k.b` of `svd`
+    /// has a relative error of 3e-5.
     floor: f64,
-    /// In place of `relative` for the gradients' norm at later steps. AdamW divides by the root of
-    /// the second moment, so where that is small the weights differ by more than the gradients.
+    /// Replaces `relative` for the gradient norm at later steps. AdamW divides by the root of the second
+    /// moment, so where that is small the weights differ by more than the gradients.
     later_norm: f64,
 }
 
 #[test]
-fn in_f64_to_nine_digits() {
+fn results_in_f64_agree_to_nine_digits() {
     let tolerance = Tolerance { relative: 1e-9, floor: 0.0, later_norm: 1e-9 };
     Case::all().for_each(|case| compare::<f64>(&case, &tolerance));
 }
 
 #[test]
-fn in_f32_to_five_digits() {
+fn results_in_f32_agree_to_five_digits() {
     let tolerance = Tolerance { relative: 1e-5, floor: 1.0, later_norm: 1e-3 };
     Case::all().for_each(|case| compare::<f32>(&case, &tolerance));
 }
 
 fn compare<T: Float>(case: &Case, tolerance: &Tolerance) {
-    let whole = numbers(case.value("step_gradient_norms"))[0];
+    let total_norm = numbers(case.value("step_gradient_norms"))[0];
     let mut errors: BTreeMap<&str, f64> = BTreeMap::new();
-    let mut check = |kind: &'static str, what: &str, found: &[f64], expected: &[f64]| {
-        assert_eq!(found.len(), expected.len(), "{}: {kind} {what}", case.name);
-        let off: Vec<f64> = found.iter().zip(expected).map(|(x, y)| x - y).collect();
-        let floor = if kind.starts_with("gradient") { tolerance.floor * whole } else { 0.0 };
-        let error = norm(&off) / norm(expected).max(floor);
-        let allowed = match kind {
+    let mut check = |kind: &'static str, name: &str, actual: &[f64], expected: &[f64]| {
+        assert_eq!(actual.len(), expected.len(), "{}: {kind} {name}", case.name);
+        let difference: Vec<f64> = actual.iter().zip(expected).map(|(x, y)| x - y).collect();
+        let floor = if kind.starts_with("gradient") { tolerance.floor * total_norm } else { 0.0 };
+        let error = norm(&difference) / norm(expected).max(floor);
+        let tolerance = match kind {
             "norm in training" => tolerance.later_norm,
             _ => tolerance.relative,
         };
-        assert!(error < allowed, "{}: {kind} {what} is off by {error:.1e}", case.name);
+        assert!(
+            error < tolerance,
+            "{}: the relative error of {kind} {name} is {error:.1e}",
+            case.name
+        );
         let largest = errors.entry(kind).or_default();
         *largest = largest.max(error);
     };
@@ -60,25 +64,25 @@ fn compare<T: Float>(case: &Case, tolerance: &Tolerance) {
     let names: Vec<&str> = gradients.iter().map(|(name, _)| name).collect();
     assert_eq!(names, norms.iter().map(|(name, _)| *name).collect::<Vec<_>>(), "{}", case.name);
     for (name, expected) in norms {
-        let found = elements(gradients.get(name).expect("a gradient"));
-        check("gradient norm", name, &[norm(&found)], &[number(expected)]);
+        let actual = elements(gradients.get(name).expect("a gradient"));
+        check("gradient norm", name, &[norm(&actual)], &[number(expected)]);
     }
     for (name, expected) in object(case.value("gradients")) {
-        let found = elements(gradients.get(name).expect("a gradient"));
-        check("gradient", name, &found, &rows(expected));
+        let actual = elements(gradients.get(name).expect("a gradient"));
+        check("gradient", name, &actual, &rows(expected));
     }
 
     let losses = numbers(case.value("losses"));
     let norms = numbers(case.value("step_gradient_norms"));
     for (step, (loss, norm)) in losses.into_iter().zip(norms).enumerate() {
-        let done = reference.step(&case.optimizer(), &batches).unwrap();
-        let what = format!("at step {}", step + 1);
-        check("loss in training", &what, &[float(done.loss)], &[loss]);
-        check("norm in training", &what, &[float(done.gradient_norm)], &[norm]);
+        let result = reference.step(&case.optimizer(), &batches).unwrap();
+        let when = format!("at step {}", step + 1);
+        check("loss in training", &when, &[float(result.loss)], &[loss]);
+        check("norm in training", &when, &[float(result.gradient_norm)], &[norm]);
     }
     for (name, expected) in object(case.value("final_weight_norms")) {
-        let found = elements(reference.parameters().get(name).expect("a weight"));
-        check("weight norm", name, &[norm(&found)], &[number(expected)]);
+        let actual = elements(reference.parameters().get(name).expect("a weight"));
+        check("weight norm", name, &[norm(&actual)], &[number(expected)]);
     }
     for (kind, error) in errors {
         println!("{}: {kind} {error:.1e}", case.name);

@@ -1,9 +1,9 @@
-//! The reference interpreter against central differences, against values that PyTorch made
-//! (`tests/golden` at the root of the repository), and on what it must refuse.
+//! The reference interpreter compared with central differences and with results of PyTorch
+//! (`runtime/tests/golden`), and its errors.
 
 mod cases;
 mod differences;
+mod errors;
 mod golden;
 mod programs;
-mod refusals;
 mod training;

@@ -1,4 +1,4 @@
-//! The parameters of programs are the logical parameters of their models, whatever the grouping.
+//! The parameters of programs are the logical parameters of their models, for every grouping.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use narrows_runtime::logical_parameters;
 
 use super::cases::Case;
 
-/// Plans that `narrows plan` wrote: grouped factors, two stages, two replicas.
+/// Plans from `narrows plan`: grouped factors, two stages, two replicas.
 const PLANS: [&str; 3] = [
     narrows_test_support::saved::BTP,
     narrows_test_support::saved::STAGES,
@@ -70,13 +70,13 @@ fn parameters_of_op_graphs_are_logical_parameters() {
     }
 }
 
-/// Every member is a logical parameter of its shape, and every logical parameter is a member.
+/// Asserts that the members are the logical parameters of the model, with their shapes.
 fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, WeightShape)>) {
     let shapes: BTreeMap<String, (u64, u64)> = logical_parameters(model)
         .into_iter()
         .map(|parameter| (parameter.name, (parameter.rows, parameter.columns)))
         .collect();
-    let mut found = BTreeSet::new();
+    let mut names = BTreeSet::new();
     for (block, WeightShape { weight, rows, columns }) in members {
         let (weight, shape) = match weight {
             WeightId::Head if model.tied => (WeightId::Embedding, (columns, rows)),
@@ -84,12 +84,12 @@ fn check(model: &Model, members: impl Iterator<Item = (Option<u64>, WeightShape)
         };
         let name = ParameterId { block, weight }.to_string();
         let expected = shapes.get(&name).copied().map(|(rows, columns)| {
-            // Programs see the two matrices of a tensor gate as one row each.
+            // In programs, the two matrices of a tensor gate have one row each.
             let flat = matches!(weight, WeightId::CrossingGateU(_) | WeightId::CrossingGateV(_));
             if flat { (1, rows * columns) } else { (rows, columns) }
         });
         assert_eq!(expected, Some(shape), "{}: {name}", model.name);
-        found.insert(name);
+        names.insert(name);
     }
-    assert_eq!(found, shapes.into_keys().collect(), "{}", model.name);
+    assert_eq!(names, shapes.into_keys().collect(), "{}", model.name);
 }

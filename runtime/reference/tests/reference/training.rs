@@ -1,4 +1,4 @@
-//! What holds of any step, and how long one takes.
+//! Training steps.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use narrows_runtime::Optimizer;
 use super::cases::{Case, elements};
 
 #[test]
-fn microbatches_add_up_to_the_batch() {
+fn gradients_of_microbatches_add_up_to_those_of_the_batch() {
     for case in Case::all() {
         let whole = case.microbatches()[0];
         let halves: Vec<Batch> = whole
@@ -26,18 +26,17 @@ fn microbatches_add_up_to_the_batch() {
         assert!((loss - sum).abs() < 1e-13, "{}: {loss} and {sum}", case.name);
         for ((name, one), (_, other)) in gradients.iter().zip(sums.iter()) {
             let pairs = elements(one).into_iter().zip(elements(other));
-            let off = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
-            assert!(off < 1e-13, "{}: {name} is off by {off}", case.name);
+            let difference = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+            assert!(difference < 1e-13, "{}: {name} differs by {difference}", case.name);
         }
     }
 }
 
-/// A tied or crossed tiny model is in the golden cases; this one is large enough to be slow.
 #[test]
-fn cola_tiny_learns_what_it_is_shown() {
+fn the_loss_of_cola_tiny_falls_on_repeated_tokens() {
     let model = presets::find("cola-tiny").unwrap();
     let (sequences, length) = (4, 128);
-    // Each token follows from the one before.
+    // The target is a function of the token.
     let stream = CounterRng::new(3, "tokens");
     let tokens: Vec<u32> = (0..sequences * length).map(|n| stream.bits(n) as u32 % 16).collect();
     let targets: Vec<u32> = tokens.iter().map(|token| (token * 5 + 3) % 16).collect();

@@ -1,50 +1,50 @@
-//! What comes from a user is refused with a sentence.
+//! Errors of invalid batches and parameters.
 
 use narrows_reference::{Batch, Matrix, Parameters, Reference, ReferenceError};
 
 use super::cases::Case;
 
 #[test]
-fn batches_that_do_not_fit() {
+fn invalid_batches_are_errors() {
     let case = Case::read("llama");
     let reference = case.reference::<f32>();
-    let refused = |tokens: &[u32], targets: &[u32], sequences, length, message: &str| {
+    let assert_error = |tokens: &[u32], targets: &[u32], sequences, length, message: &str| {
         let batch = Batch { tokens, targets, sequences, length };
         let error = reference.loss(&[batch]).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(reference.logits(batch), Err(error.clone()));
         assert_eq!(reference.loss_and_gradients(&[batch]), Err(error));
     };
-    refused(&[1, 2], &[2, 3], 1, 3, "1 sequences of 3 tokens need as many");
-    refused(&[1, 2], &[2], 1, 2, "2 tokens and 1 targets");
-    refused(&[], &[], 0, 5, "at least one");
-    refused(&[], &[], 5, 0, "at least one");
-    refused(&[1, 2], &[2, 3], usize::MAX, 2, "need as many");
-    refused(&[1, 13], &[2, 3], 1, 2, "token 1 is 13, the vocabulary has 13 tokens");
-    refused(&[1, 2], &[u32::MAX, 3], 2, 1, "target 0 is 4294967295");
+    assert_error(&[1, 2], &[2, 3], 1, 3, "1 sequences of 3 tokens need as many");
+    assert_error(&[1, 2], &[2], 1, 2, "2 tokens and 1 targets");
+    assert_error(&[], &[], 0, 5, "at least one");
+    assert_error(&[], &[], 5, 0, "at least one");
+    assert_error(&[1, 2], &[2, 3], usize::MAX, 2, "need as many");
+    assert_error(&[1, 13], &[2, 3], 1, 2, "token 1 is 13, the vocabulary has 13 tokens");
+    assert_error(&[1, 2], &[u32::MAX, 3], 2, 1, "target 0 is 4294967295");
     assert_eq!(reference.loss(&[]), Err(ReferenceError::NoMicrobatch));
 }
 
 #[test]
-fn parameters_that_are_not_the_models() {
+fn parameters_of_another_model_are_errors() {
     let case = Case::read("cola");
-    let without = |gone: &str| -> Vec<(String, Matrix<f32>)> {
+    let without = |missing: &str| -> Vec<(String, Matrix<f32>)> {
         let weights = case.weights::<f32>();
-        let kept = weights.iter().filter(|(name, _)| *name != gone);
+        let kept = weights.iter().filter(|(name, _)| *name != missing);
         kept.map(|(name, matrix)| (name.to_owned(), matrix.clone())).collect()
     };
-    let refused = |parameters: Vec<(String, Matrix<f32>)>| {
+    let error = |parameters: Vec<(String, Matrix<f32>)>| {
         let parameters: Parameters<f32> = parameters.into_iter().collect();
         Reference::new(&case.model, parameters).unwrap_err().to_string()
     };
-    assert_eq!(refused(without("layer 1 q.a")), "the parameter `layer 1 q.a` is missing");
+    assert_eq!(error(without("layer 1 q.a")), "the parameter `layer 1 q.a` is missing");
     let mut other = without("");
     other.push(("head".into(), Matrix::zeros(12, 13)));
-    assert_eq!(refused(other), "the model has no parameter `head`");
+    assert_eq!(error(other), "the model has no parameter `head`");
     let mut other = without("layer 0 k.b");
     other.push(("layer 0 k.b".into(), Matrix::zeros(16, 4)));
     assert_eq!(
-        refused(other),
+        error(other),
         "the parameter `layer 0 k.b` is (16, 4) (rows, columns), the model has (4, 16)"
     );
 }
