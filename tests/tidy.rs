@@ -1,8 +1,8 @@
-//! Rules that the compiler does not check: the direction of dependencies, the size of files, unfinished work, local
-//! paths, and links in documents.
+//! Rules that the compiler does not check: the direction of dependencies, the contents of packages, the size of
+//! files, unfinished work, local paths, and links in documents.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
@@ -46,8 +46,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-#[test]
-fn crates_depend_in_one_direction() {
+fn packages() -> Vec<serde_json::Value> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
@@ -56,16 +55,34 @@ fn crates_depend_in_one_direction() {
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
-    let name = |value: &serde_json::Value| value["name"].as_str().expect("a name").to_string();
-    let ours: BTreeSet<String> = packages.iter().map(name).collect();
-    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in packages {
-        let dependencies = package["dependencies"].as_array().expect("dependencies");
-        let within = dependencies.iter().filter(|value| value["kind"] != "dev").map(name);
-        let within = within.filter(|name| ours.contains(name)).collect();
-        found.insert(name(package), within);
-    }
+    metadata["packages"].as_array().expect("packages").clone()
+}
+
+fn name(value: &serde_json::Value) -> String {
+    value["name"].as_str().expect("a name").to_string()
+}
+
+/// Dependencies of a package on crates of the workspace: those of tests, or all others.
+fn workspace_dependencies<'p>(
+    package: &'p serde_json::Value,
+    crates: &BTreeSet<String>,
+    of_tests: bool,
+) -> Vec<&'p serde_json::Value> {
+    let dependencies = package["dependencies"].as_array().expect("dependencies").iter();
+    let dependencies = dependencies.filter(|value| (value["kind"] == "dev") == of_tests);
+    dependencies.filter(|value| crates.contains(&name(value))).collect()
+}
+
+#[test]
+fn crates_depend_in_one_direction() {
+    let packages = packages();
+    let crates: BTreeSet<String> = packages.iter().map(name).collect();
+    let dependencies = |package| {
+        let dependencies = workspace_dependencies(package, &crates, false);
+        dependencies.into_iter().map(name).collect()
+    };
+    let found: BTreeMap<String, BTreeSet<String>> =
+        packages.iter().map(|package| (name(package), dependencies(package))).collect();
     let expected: BTreeMap<String, BTreeSet<String>> = GRAPH
         .iter()
         .map(|(name, may)| (name.to_string(), may.iter().map(|n| n.to_string()).collect()))
@@ -75,6 +92,74 @@ fn crates_depend_in_one_direction() {
         let extra: Vec<_> = dependencies.difference(&expected[package]).collect();
         assert!(extra.is_empty(), "{package} may not depend on {extra:?}: see ARCHITECTURE.md");
     }
+}
+
+/// `cargo package` leaves out dependencies of tests without a version. With versions, crates whose tests
+/// use each other could not be published.
+#[test]
+fn tests_depend_on_crates_of_the_workspace_without_a_version() {
+    let packages = packages();
+    let crates: BTreeSet<String> = packages.iter().map(name).collect();
+    for package in &packages {
+        for dependency in workspace_dependencies(package, &crates, true) {
+            let (package, dependency_name) = (name(package), name(dependency));
+            assert_eq!(
+                dependency["req"], "*",
+                "{package}: write {dependency_name} = {{ path = … }} under [dev-dependencies]"
+            );
+        }
+    }
+}
+
+/// Tests of packages are exempt: they need crates that are not published.
+#[test]
+fn sources_include_files_of_their_own_package_only() {
+    let mut included = 0;
+    for path in files() {
+        let name = shown(&path).replace('\\', "/");
+        if path.extension().is_none_or(|extension| extension != "rs") || !name.contains("src/") {
+            continue;
+        }
+        let folder = path.parent().expect("a folder");
+        for target in included_paths(&text(&path)) {
+            let target = normalized(&folder.join(&target));
+            assert_eq!(
+                package_folder(&target),
+                package_folder(&path),
+                "{name} includes {}, which is in another package",
+                shown(&target)
+            );
+            included += 1;
+        }
+    }
+    assert!(included > 20, "only {included} included files");
+}
+
+/// Paths in `include_str!` and `include_bytes!`; of `concat!` its first literal.
+fn included_paths(source: &str) -> Vec<String> {
+    let calls = source.split("include_str!(").skip(1);
+    let calls = calls.chain(source.split("include_bytes!(").skip(1));
+    let arguments = calls.map(|rest| rest.trim_start().trim_start_matches("concat!("));
+    let literals = arguments.filter_map(|rest| rest.trim_start().strip_prefix('"'));
+    literals.filter_map(|rest| rest.split('"').next()).map(str::to_owned).collect()
+}
+
+/// A path without `..`.
+fn normalized(path: &Path) -> PathBuf {
+    let mut normalized = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(normalized.pop()),
+            other => normalized.push(other),
+        }
+    }
+    normalized
+}
+
+/// The nearest folder with a `Cargo.toml`, from the path upwards.
+fn package_folder(path: &Path) -> &Path {
+    let mut folders = path.ancestors();
+    folders.find(|folder| folder.join("Cargo.toml").exists()).expect("a package")
 }
 
 #[test]

@@ -38,7 +38,7 @@ struct Microbatch {
 
 impl Case {
     pub fn read(name: &'static str) -> Case {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
         let path = folder.join(format!("{name}.json"));
         let text = std::fs::read_to_string(&path)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -1,5 +1,5 @@
 //! The reference interpreter compared with central differences and with results of PyTorch
-//! (`runtime/tests/golden`), and its errors.
+//! (`tests/golden`), and its errors.
 
 mod cases;
 mod differences;
