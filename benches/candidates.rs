@@ -1,14 +1,14 @@
-//! How fast candidates are priced once every block is solved, and how that grows with the model
-//! and the machine.
+//! Time to price candidates after every block is solved, and its growth with the model and the number of
+//! devices.
 //!
 //! ```sh
 //! cargo bench --bench candidates            # and a table of ratios at the end
 //! cargo bench --bench candidates -- blocks  # one axis
 //! ```
 //!
-//! A candidate is a division of the first blocks among the first stages of one mesh, microbatch,
-//! ZeRO and layout of the hidden state, priced to its bound on the step time. Nothing is cut off by
-//! a plan found before, so that all of them are priced, in one thread.
+//! A candidate is a partition of the first blocks into the first stages for one mesh, microbatch, ZeRO
+//! setting and layout of the hidden state, priced by its lower bound on the step time. There is no
+//! incumbent plan to prune by, so all candidates are priced, in one thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use narrows_planner::{
     StageOverhead, contexts, undominated_partitions,
 };
 
-/// What the axes vary: the shape of CoLA-7B, and how many devices.
+/// Variations of CoLA-7B and of the number of devices.
 #[derive(Clone, Copy)]
 struct Shape {
     blocks: usize,
@@ -47,7 +47,7 @@ const RANKS: [u64; 4] = [256, 512, 1024, 2048];
 
 fn main() {
     divan::main();
-    // A filter, a list or a test asks for less.
+    // Not with a filter, or when benchmarks are listed or tested.
     if std::env::args().skip(1).all(|argument| argument == "--bench") {
         print_ratios();
     }
@@ -75,7 +75,7 @@ fn rank(bencher: Bencher, rank: u64) {
 }
 
 fn bench(bencher: Bencher, request: &Request) {
-    let solved = Solved::new(request);
+    let solved = SolvedRequest::new(request);
     bencher.counter(ItemsCount::new(solved.price())).bench_local(|| solved.price());
 }
 
@@ -94,7 +94,7 @@ impl Shape {
     }
 }
 
-/// One sequence of 4,096 tokens a device and at a time, whatever the memory.
+/// One sequence of 4,096 tokens for each device, with a microbatch of one sequence, without a memory limit.
 fn request(model: Model, devices: u64) -> Request {
     Request {
         micro_batch: Some(1),
@@ -109,98 +109,99 @@ fn request(model: Model, devices: u64) -> Request {
     }
 }
 
-/// Every context and layout of a request, with all that pricing its candidates needs.
-struct Solved(Vec<Division>);
+/// The solved blocks of every context and boundary layout of a request.
+struct SolvedRequest(Vec<SolvedContext>);
 
-/// What the blocks are divided among.
-struct Division {
+/// A context and a boundary layout, with solved blocks.
+struct SolvedContext {
     microbatches: u64,
-    extras: Vec<StageOverhead>,
+    overheads: Vec<StageOverhead>,
     cutoff: PruningCutoff,
-    /// By stage, and by number of blocks less one.
-    allotments: Vec<Vec<Arc<StageAssignment>>>,
+    /// By stage, and by number of blocks minus one.
+    assignments: Vec<Vec<Arc<StageAssignment>>>,
 }
 
-impl Solved {
-    fn new(request: &Request) -> Solved {
+impl SolvedRequest {
+    fn new(request: &Request) -> SolvedRequest {
         let segments = SegmentSolver::new(request, Deadline::none());
-        let mut divisions = vec![];
+        let mut solved_contexts = vec![];
         for context in contexts(request) {
-            for border in segments.boundary_layouts(&context) {
-                divisions.extend(Division::new(request, &segments, &context, border));
+            for boundary in segments.boundary_layouts(&context) {
+                solved_contexts.extend(SolvedContext::new(request, &segments, &context, boundary));
             }
         }
-        Solved(divisions)
+        SolvedRequest(solved_contexts)
     }
 
     /// Prices all candidates and counts them.
     fn price(&self) -> u64 {
-        self.0.iter().map(Division::price).sum()
+        self.0.iter().map(SolvedContext::price).sum()
     }
 }
 
-impl Division {
-    /// `None` when the context has no legal decisions in this layout.
+impl SolvedContext {
+    /// `None` when the context has no legal decisions with this layout.
     fn new(
         request: &Request,
         segments: &SegmentSolver,
         context: &Context,
-        border: BoundaryLayout,
-    ) -> Option<Division> {
+        boundary: BoundaryLayout,
+    ) -> Option<SolvedContext> {
         let tied = request.model.tied.then_some(TiedWeightLayout::ALL[0]);
         let solve = |kind, tied_weight| {
-            let part = match kind {
-                SegmentKind::Block => SegmentSpec::block(0, border),
-                _ => SegmentSpec::embedding_or_head(kind, border, tied_weight),
+            let segment = match kind {
+                SegmentKind::Block => SegmentSpec::block(0, boundary),
+                _ => SegmentSpec::embedding_or_head(kind, boundary, tied_weight),
             };
-            segments.fastest(part, context)
+            segments.fastest(segment, context)
         };
         let block = solve(SegmentKind::Block, None)?;
         let ends = [solve(SegmentKind::Embedding, tied)?, solve(SegmentKind::Head, tied)?];
 
         let (blocks, stages) = (request.model.blocks.len(), context.mesh.pipeline);
         let microbatches = context.workload.microbatches(&context.mesh);
-        let mut extras = vec![StageOverhead::default(); stages as usize];
+        let mut overheads = vec![StageOverhead::default(); stages as usize];
         for (stage, end) in [0, stages as usize - 1].into_iter().zip(&ends) {
-            extras[stage].forward += end.time.forward;
-            extras[stage].backward += end.time.backward;
-            extras[stage].step += end.time.step;
+            overheads[stage].forward += end.time.forward;
+            overheads[stage].backward += end.time.backward;
+            overheads[stage].step += end.time.step;
         }
-        let allotments = (0..stages)
+        let assignments = (0..stages)
             .map(|stage| {
                 let in_flight = microbatches_in_flight(stage, stages, microbatches);
-                let of =
+                let assignment =
                     |count| Arc::new(StageAssignment::new(vec![block.clone(); count], in_flight));
-                (1..=blocks).map(of).collect()
+                (1..=blocks).map(assignment).collect()
             })
             .collect();
-        let turn = (block.time.forward + block.time.backward).0;
+        let microbatch_time = (block.time.forward + block.time.backward).0;
         let steps = vec![0.0; blocks];
         let cutoff = PruningCutoff {
-            microbatch_times_min: vec![turn; blocks],
+            microbatch_times_min: vec![microbatch_time; blocks],
             step_times_min: steps,
             step_time: f64::INFINITY,
         };
-        Some(Division { microbatches, extras, cutoff, allotments })
+        Some(SolvedContext { microbatches, overheads, cutoff, assignments })
     }
 
     fn price(&self) -> u64 {
         let choice =
-            |stage: usize, _, count: usize| Some(self.allotments[stage][count - 1].clone());
-        let found = undominated_partitions(&self.extras, self.microbatches, &self.cutoff, &choice);
-        divan::black_box(found).1
+            |stage: usize, _, count: usize| Some(self.assignments[stage][count - 1].clone());
+        let partitions =
+            undominated_partitions(&self.overheads, self.microbatches, &self.cutoff, &choice);
+        divan::black_box(partitions).1
     }
 }
 
-/// How each axis changes the cost, against the row above.
+/// Prints the costs along each axis, with the ratios to the row above.
 fn print_ratios() {
     println!("\n{:>8} {:>8} {:>20} {:>20} {:>20}", "", "", "solve once", "candidates", "price all");
     let axis = |name: &str, rows: &[(String, Shape)]| {
-        let mut before: Option<Cost> = None;
+        let mut previous: Option<Cost> = None;
         for (label, shape) in rows {
             let cost = Cost::of(&shape.request());
-            println!("{name:>8} {label:>8} {}", cost.against(before.as_ref()));
-            before = Some(cost);
+            println!("{name:>8} {label:>8} {}", cost.row(previous.as_ref()));
+            previous = Some(cost);
         }
     };
     axis("blocks", &BLOCKS.map(|blocks| (blocks.to_string(), Shape { blocks, ..COLA_7B })));
@@ -208,20 +209,21 @@ fn print_ratios() {
     axis("rank", &RANKS.map(|rank| (rank.to_string(), Shape { rank, ..COLA_7B })));
 }
 
-/// One price, of products that all differ.
+/// Prices GEMMs of different shapes.
 #[divan::bench]
-fn price_of_a_product(bencher: Bencher) {
+fn price_of_a_gemm(bencher: Bencher) {
     let profile = profile::preset("a100-80gb").expect("a profile");
     let prices =
         Prices::new(&profile, Executor::Captured, &Mesh { tensor: 4, pipeline: 1, data: 1 });
     let (input, output) = (DType::Bf16, DType::F32);
-    let product = |n| Gemm { m: 4096, n, k: 1024, batch: 1, accumulate: true, input, output };
-    let kernels: Vec<Kernel> = (256..1280).map(|n| Kernel::Gemm(product(n))).collect();
+    let gemm = |n| Gemm { m: 4096, n, k: 1024, batch: 1, accumulate: true, input, output };
+    let kernels: Vec<Kernel> = (256..1280).map(|n| Kernel::Gemm(gemm(n))).collect();
     bencher
         .counter(ItemsCount::new(kernels.len()))
         .bench_local(|| kernels.iter().map(|kernel| prices.kernel_time(kernel).0).sum::<f64>());
 }
 
+/// Times of a request.
 struct Cost {
     solve: Duration,
     candidates: u64,
@@ -230,21 +232,23 @@ struct Cost {
 
 impl Cost {
     fn of(request: &Request) -> Cost {
-        let begin = Instant::now();
-        let solved = Solved::new(request);
-        let solve = begin.elapsed();
+        let start = Instant::now();
+        let solved = SolvedRequest::new(request);
+        let solve = start.elapsed();
         let price = || {
-            let begin = Instant::now();
+            let start = Instant::now();
             let candidates = solved.price();
-            (begin.elapsed(), candidates)
+            (start.elapsed(), candidates)
         };
-        let (price, candidates) = (0..10).map(|_| price()).min().expect("ten times");
+        let (price, candidates) = (0..10).map(|_| price()).min().expect("ten measurements");
         Cost { solve, candidates, price }
     }
 
-    fn against<'a>(&'a self, before: Option<&'a Cost>) -> impl fmt::Display + 'a {
-        let ratio = |of: fn(&Cost) -> f64| {
-            before.map_or(String::new(), |before| format!("(×{:.2})", of(self) / of(before)))
+    fn row<'a>(&'a self, previous: Option<&'a Cost>) -> impl fmt::Display + 'a {
+        let ratio = |value: fn(&Cost) -> f64| {
+            previous.map_or(String::new(), |previous| {
+                format!("(×{:.2})", value(self) / value(previous))
+            })
         };
         format!(
             "{:>11.3?} {:>8} {:>11} {:>8} {:>11.3?} {:>8}",

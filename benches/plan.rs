@@ -1,4 +1,4 @@
-//! How long a plan takes, from nothing: CoLA-7B on 4 devices and CoLA-30B on 512.
+//! Planning time for CoLA-7B on 4 devices and CoLA-30B on 512.
 //!
 //! ```sh
 //! cargo bench --bench plan
@@ -10,21 +10,21 @@ use narrows_cost_model::profile;
 use narrows_plan::model::presets;
 use narrows_planner::{Request, search};
 
-/// One sequence of 4,096 tokens a device.
+/// A request with one sequence of 4,096 tokens for each device.
 #[derive(Clone, Copy)]
-struct Scene {
+struct Case {
     model: &'static str,
     devices: u64,
 }
 
-impl fmt::Display for Scene {
+impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} on {}", self.model, self.devices)
     }
 }
 
-const SMALL: Scene = Scene { model: "cola-7b", devices: 4 };
-const LARGE: Scene = Scene { model: "cola-30b", devices: 512 };
+const SMALL: Case = Case { model: "cola-7b", devices: 4 };
+const LARGE: Case = Case { model: "cola-30b", devices: 512 };
 
 fn main() {
     divan::main();
@@ -32,22 +32,22 @@ fn main() {
 
 /// With two cores or more, solves of different groupings and bounds of different meshes overlap.
 #[divan::bench(args = [SMALL, LARGE], sample_count = 3, sample_size = 1)]
-fn plan(bencher: divan::Bencher, scene: Scene) {
-    let request = request(scene);
-    request.validate().expect("a request that makes sense");
+fn plan(bencher: divan::Bencher, case: Case) {
+    let request = request(case);
+    request.validate().expect("a valid request");
     bencher.bench_local(|| {
-        let searched = search(&request);
-        assert!(searched.best.is_some(), "{scene} has a plan");
-        searched
+        let outcome = search(&request);
+        assert!(outcome.best.is_some(), "{case} has a plan");
+        outcome
     });
 }
 
-fn request(scene: Scene) -> Request {
+fn request(case: Case) -> Request {
     Request::new(
-        presets::find(scene.model).expect("a preset"),
+        presets::find(case.model).expect("a preset"),
         profile::preset("a100-80gb").expect("a profile"),
-        scene.devices,
-        scene.devices,
+        case.devices,
+        case.devices,
         4096,
     )
 }

@@ -4,14 +4,14 @@
 //! cargo bench --bench step -- --python VENV/bin/python
 //! ```
 //!
-//! Sequences of 256 tokens, f32, AdamW and clipping included. On one thread and on two, PyTorch eager
-//! and compiled (`torch_step.py`) and this runtime make steps in turn, so that what else the machine
-//! does meets all alike; with two threads, also a tensor axis of two devices with one thread each.
-//! Ratios are of the shortest steps by the clock, and in brackets of processor time, which other
-//! work on the machine disturbs less. A Python without torch is said and left out.
+//! Sequences of 256 tokens in f32, with AdamW and clipping. On one thread and on two, PyTorch eager and
+//! compiled (`torch_step.py`) and this runtime run steps alternately, so that other load of the machine
+//! affects all equally; with two threads, also a tensor axis of two devices with one thread each. Ratios
+//! are of the shortest wall-clock times, and in parentheses of processor times, which other load affects
+//! less. Without torch, the comparison with it is skipped with a message.
 //!
-//! All begin from the same weights and see the same tokens, so that they must have the same losses:
-//! the largest difference is printed, and one above [`LOSS_OFF_MAX`] ends the comparison.
+//! All start with the same weights and tokens, so their losses must be equal: the largest difference is
+//! printed, and one above [`LOSS_ERROR_MAX`] is an error.
 
 use std::error::Error;
 use std::io::Write;
@@ -22,9 +22,8 @@ use narrows_plan::CheckedProgram;
 use narrows_plan::lower;
 use narrows_plan::model::{Model, presets};
 use narrows_planner::{Request, search};
-use narrows_runtime::Optimizer;
 use narrows_runtime::session::{Session, StepInput};
-use narrows_runtime::{CounterRng, logical_parameters};
+use narrows_runtime::{CounterRng, Optimizer, logical_parameters};
 
 mod times;
 mod torch;
@@ -34,53 +33,57 @@ use torch::{Mode, Torch};
 
 const LENGTH: u64 = 256;
 
-/// How far losses of the same step may be apart, relative. Rounding alone parts them, and AdamW makes
-/// as large a step of a gradient that is nearly zero as of any other, so that they part more in each.
-const LOSS_OFF_MAX: f64 = 1e-3;
+/// Largest accepted relative difference of losses of the same step. The differences come from rounding,
+/// and grow because AdamW makes equally large updates for gradients close to zero.
+const LOSS_ERROR_MAX: f64 = 1e-3;
 
 /// The learning rate of every step.
-const RATE: f64 = 1e-3;
+const LEARNING_RATE: f64 = 1e-3;
 
-/// Weights are drawn with it.
+/// Seed of weights and tokens.
 const SEED: u64 = 1;
 
-/// What was asked on the command line.
-struct Asked {
+/// Command-line arguments.
+struct Arguments {
     python: String,
     rounds: usize,
     sequences: u64,
     threads: Vec<usize>,
 }
 
-impl Asked {
-    fn read() -> Result<Asked, String> {
-        let mut asked =
-            Asked { python: "python3".into(), rounds: 5, sequences: 4, threads: vec![1, 2] };
+impl Arguments {
+    fn read() -> Result<Arguments, String> {
+        let mut arguments =
+            Arguments { python: "python3".into(), rounds: 5, sequences: 4, threads: vec![1, 2] };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-            let number = |text: String| text.parse().map_err(|_| format!("{text} is no number"));
+            let number = |text: String| text.parse().map_err(|_| format!("{text} is not a number"));
             match word.as_str() {
-                // Cargo's own.
+                // Added by Cargo.
                 "--bench" => {}
-                "--python" => asked.python = value()?,
-                "--rounds" => asked.rounds = number(value()?)?,
-                "--sequences" => asked.sequences = number(value()?)? as u64,
-                "--threads" => asked.threads = vec![number(value()?)?],
-                _ => return Err(format!("{word}? --python, --rounds, --sequences, --threads")),
+                "--python" => arguments.python = value()?,
+                "--rounds" => arguments.rounds = number(value()?)?,
+                "--sequences" => arguments.sequences = number(value()?)? as u64,
+                "--threads" => arguments.threads = vec![number(value()?)?],
+                _ => {
+                    return Err(format!(
+                        "unknown argument {word} (known: --python, --rounds, --sequences, --threads)"
+                    ));
+                }
             }
         }
-        Ok(asked)
+        Ok(arguments)
     }
 }
 
-/// One that makes steps.
+/// A runner of steps.
 enum Runner {
     Narrows(Box<Narrows>),
     Torch(Torch),
 }
 
-/// This runtime with a plan for so many devices.
+/// A session of this runtime.
 struct Narrows {
     session: Session,
     optimizer: Optimizer,
@@ -88,6 +91,7 @@ struct Narrows {
 }
 
 impl Narrows {
+    /// A session of the fastest plan for `devices` devices of `threads` threads each.
     fn new(
         model: &Model,
         devices: u64,
@@ -102,8 +106,8 @@ impl Narrows {
         let program = CheckedProgram::check(lower(&plan.resolve(model)?))?;
         let mut session = narrows_cpu::session(model, program, threads)?;
         session.initialise(model, SEED)?;
-        // The learning rate stays where it is, as the other side's does.
-        let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(RATE, 0, 1) };
+        // The learning rate is constant, as in torch_step.py.
+        let optimizer = Optimizer { final_fraction: 1.0, ..Optimizer::new(LEARNING_RATE, 0, 1) };
         Ok(Narrows { session, optimizer, ids: token_ids(model, sequences) })
     }
 
@@ -111,27 +115,27 @@ impl Narrows {
         let count = self.ids.len() - 1;
         let input = StepInput { tokens: &self.ids[..count], targets: &self.ids[1..] };
         let (clock, processor) = (Instant::now(), processor_s());
-        let done = self.session.step(&self.optimizer, input)?;
+        let result = self.session.step(&self.optimizer, input)?;
         let (wall_s, processor_s) = (clock.elapsed().as_secs_f64(), processor_s() - processor);
-        Ok(Times { wall_s, processor_s, loss: done.loss })
+        Ok(Times { wall_s, processor_s, loss: result.loss })
     }
 }
 
-/// The token ids of the only batch, and the one that comes after them.
+/// The token ids of the batch, and one more, which is the last target.
 fn token_ids(model: &Model, sequences: u64) -> Vec<u32> {
     let stream = CounterRng::new(SEED, "tokens");
     (0..=sequences * LENGTH).map(|n| (stream.bits(n) % model.vocab) as u32).collect()
 }
 
-/// A file of all weights, f32, as a session begins with them, and the token ids, i32.
-fn start_of(model: &Model, sequences: u64) -> Result<tempfile::NamedTempFile, Box<dyn Error>> {
+/// Writes a file with the initial weights in f32, followed by the token ids in i32.
+fn write_start(model: &Model, sequences: u64) -> Result<tempfile::NamedTempFile, Box<dyn Error>> {
     let mut file = tempfile::NamedTempFile::new()?;
     for parameter in logical_parameters(model) {
         let value = parameter.initial_value(SEED);
         let mut bytes = Vec::with_capacity(4 * parameter.elements() as usize);
         for row in 0..parameter.rows {
-            let numbers = (0..parameter.columns).map(|column| value(row, column) as f32);
-            bytes.extend(numbers.flat_map(f32::to_le_bytes));
+            let elements = (0..parameter.columns).map(|column| value(row, column) as f32);
+            bytes.extend(elements.flat_map(f32::to_le_bytes));
         }
         file.write_all(&bytes)?;
     }
@@ -145,102 +149,105 @@ impl Runner {
     fn step(&mut self) -> Result<Times, Box<dyn Error>> {
         match self {
             Runner::Narrows(narrows) => narrows.step(),
-            Runner::Torch(torch) => torch.step(RATE),
+            Runner::Torch(torch) => torch.step(LEARNING_RATE),
         }
     }
 }
 
-/// A runner, and what its steps took: the first ones too, which compile, touch memory and start threads.
+/// A runner and the times of its steps, including those of the warm-up.
 struct Contestant {
     name: String,
     runner: Runner,
     steps: Vec<Times>,
 }
 
-/// Steps that are not timed.
+/// Number of first steps that are not timed: they compile, allocate memory and start threads.
 const WARM_UP: usize = 3;
 
 impl Contestant {
-    /// With its first step made.
+    /// Runs the first step.
     fn new(name: String, mut runner: Runner) -> Result<Contestant, Box<dyn Error>> {
-        let first = runner.step().map_err(|error| format!("{name}: the first step: {error}"))?;
-        Ok(Contestant { name, runner, steps: vec![first] })
+        let first_step =
+            runner.step().map_err(|error| format!("{name}: the first step: {error}"))?;
+        Ok(Contestant { name, runner, steps: vec![first_step] })
     }
 
     fn timed(&self) -> &[Times] {
         &self.steps[WARM_UP..]
     }
 
-    /// The largest relative difference between its losses and another's.
-    fn loss_off(&self, other: &Contestant) -> f64 {
+    /// Largest relative difference between the losses of both.
+    fn loss_error(&self, other: &Contestant) -> f64 {
         let pairs = self.steps.iter().zip(&other.steps);
         pairs.map(|(one, two)| (one.loss / two.loss - 1.0).abs()).fold(0.0, f64::max)
     }
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let asked = Asked::read()?;
+    let arguments = Arguments::read()?;
     let model = presets::find("cola-60m").map_err(|defect| defect.to_string())?;
-    for threads in &asked.threads {
-        compare(&asked, &model, *threads)?;
+    for threads in &arguments.threads {
+        compare(&arguments, &model, *threads)?;
     }
     Ok(())
 }
 
-fn compare(asked: &Asked, model: &Model, threads: usize) -> Result<(), Box<dyn Error>> {
+fn compare(arguments: &Arguments, model: &Model, threads: usize) -> Result<(), Box<dyn Error>> {
     let narrows = |devices, threads| {
-        Narrows::new(model, devices, threads, asked.sequences).map(|n| Runner::Narrows(n.into()))
+        Narrows::new(model, devices, threads, arguments.sequences)
+            .map(|n| Runner::Narrows(n.into()))
     };
     let mut all = vec![Contestant::new("narrows".into(), narrows(1, threads)?)?];
     if threads > 1 {
         let name = format!("narrows, tensor axis {threads}");
         all.push(Contestant::new(name, narrows(threads as u64, 1)?)?);
     }
-    let start = start_of(model, asked.sequences)?;
+    let start = write_start(model, arguments.sequences)?;
     let parameters: u64 = logical_parameters(model).iter().map(|p| p.elements()).sum();
     for mode in [Mode::Eager, Mode::Compile] {
-        let shape = (asked.sequences, LENGTH);
-        let begun = Torch::start(&asked.python, mode, threads, shape, start.path());
-        let entered = begun.and_then(|torch| {
-            assert_eq!(torch.parameters, parameters, "another model");
+        let shape = (arguments.sequences, LENGTH);
+        let torch = Torch::start(&arguments.python, mode, threads, shape, start.path());
+        let contestant = torch.and_then(|torch| {
+            assert_eq!(torch.parameters, parameters, "torch_step.py has another model");
             Contestant::new(format!("torch {} {mode}", torch.version), Runner::Torch(torch))
         });
-        match entered {
+        match contestant {
             Ok(contestant) => all.push(contestant),
-            Err(why) => println!("torch {mode} is left out: {why}"),
+            Err(error) => println!("torch {mode} is skipped: {error}"),
         }
     }
-    for _ in 1..WARM_UP + asked.rounds {
+    for _ in 1..WARM_UP + arguments.rounds {
         for contestant in &mut all {
             let times = contestant.runner.step()?;
             contestant.steps.push(times);
         }
     }
-    report(asked, threads, &all);
-    let off = all[1..].iter().map(|other| all[0].loss_off(other)).fold(0.0, f64::max);
-    println!("losses differ by at most {off:.1e}\n");
-    if off > LOSS_OFF_MAX { Err("they do not compute the same".into()) } else { Ok(()) }
+    report(arguments, threads, &all);
+    let error = all[1..].iter().map(|other| all[0].loss_error(other)).fold(0.0, f64::max);
+    println!("losses differ by at most {error:.1e}\n");
+    if error > LOSS_ERROR_MAX { Err("the losses differ".into()) } else { Ok(()) }
 }
 
-fn report(asked: &Asked, threads: usize, all: &[Contestant]) {
-    let tokens = (asked.sequences * LENGTH) as f64;
+fn report(arguments: &Arguments, threads: usize, all: &[Contestant]) {
+    let tokens = (arguments.sequences * LENGTH) as f64;
     println!(
         "{threads} thread(s), {} sequences of {LENGTH}, {} rounds",
-        asked.sequences, asked.rounds
+        arguments.sequences, arguments.rounds
     );
     println!("{:28} {:>9} {:>9} {:>11} {:>7}", "", "tokens/s", "median", "processor s", "loss");
-    let least = |of: &Contestant, time: fn(&Times) -> f64| times::least(of.timed(), time);
+    let min =
+        |contestant: &Contestant, time: fn(&Times) -> f64| times::min(contestant.timed(), time);
     let wall: fn(&Times) -> f64 = |times| times.wall_s;
     let processor: fn(&Times) -> f64 = |times| times.processor_s;
-    for one in all {
-        let (best, median) = (least(one, wall), times::median(one.timed(), wall));
-        let loss = one.steps.last().map_or(f64::NAN, |times| times.loss);
-        let busy = least(one, processor);
-        let (best, median) = (tokens / best, tokens / median);
-        println!("{:28} {best:9.0} {median:9.0} {busy:11.3} {loss:7.3}", one.name);
+    for contestant in all {
+        let (shortest, median) = (min(contestant, wall), times::median(contestant.timed(), wall));
+        let loss = contestant.steps.last().map_or(f64::NAN, |times| times.loss);
+        let processor_s = min(contestant, processor);
+        let (fastest, median) = (tokens / shortest, tokens / median);
+        println!("{:28} {fastest:9.0} {median:9.0} {processor_s:11.3} {loss:7.3}", contestant.name);
     }
     for other in &all[1..] {
-        let over = |time| least(other, time) / least(&all[0], time);
-        println!("narrows : {} = {:.2} ({:.2})", other.name, over(wall), over(processor));
+        let ratio = |time| min(other, time) / min(&all[0], time);
+        println!("narrows : {} = {:.2} ({:.2})", other.name, ratio(wall), ratio(processor));
     }
 }

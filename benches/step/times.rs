@@ -1,31 +1,30 @@
-//! What a step took.
+//! Times of steps.
 
-/// One step.
+/// Times and loss of a step.
 pub struct Times {
     pub wall_s: f64,
     pub processor_s: f64,
     pub loss: f64,
 }
 
-/// The shortest.
-pub fn least(steps: &[Times], time: fn(&Times) -> f64) -> f64 {
+/// The shortest time.
+pub fn min(steps: &[Times], time: fn(&Times) -> f64) -> f64 {
     steps.iter().map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// The one in the middle.
+/// The median time.
 pub fn median(steps: &[Times], time: fn(&Times) -> f64) -> f64 {
     let mut all: Vec<f64> = steps.iter().map(time).collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Processor time of all threads of this process so far; NaN where it cannot be had.
-///
-/// Linux says it in hundredths of a second.
+/// Processor time of all threads of this process so far, in seconds; NaN where it is not available. The
+/// resolution on Linux is a hundredth of a second.
 pub fn processor_s() -> f64 {
-    let said = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // The second field is a name in parentheses, which may hold anything.
-    let fields = said.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field is a name in parentheses, which may contain any character.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11).take(2);
     let ticks: Vec<f64> = fields.filter_map(|field| field.parse().ok()).collect();
     if let [user, system] = ticks[..] { (user + system) / 100.0 } else { f64::NAN }
 }

@@ -1,4 +1,4 @@
-//! `torch_step.py` as a process that makes a step when told.
+//! `torch_step.py` as a process that runs one step for each line on its standard input.
 
 use std::error::Error;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::times::Times;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/step/torch_step.py");
 
-/// How PyTorch runs.
+/// Execution mode of PyTorch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Eager,
@@ -26,17 +26,17 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The process.
+/// The process of PyTorch.
 pub struct Torch {
     process: Child,
-    told: ChildStdin,
-    said: BufReader<ChildStdout>,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
     pub parameters: u64,
     pub version: String,
 }
 
 impl Torch {
-    /// Starts it for (sequences, length) from the weights and tokens of the file `start`.
+    /// Starts PyTorch on batches of (sequences, length) with the weights and tokens of the file `start`.
     pub fn start(
         python: &str,
         mode: Mode,
@@ -54,31 +54,31 @@ impl Torch {
             .stderr(Stdio::null())
             .spawn()
             .map_err(|error| format!("{python}: {error}"))?;
-        let told = process.stdin.take().ok_or("no input")?;
-        let said = BufReader::new(process.stdout.take().ok_or("no output")?);
-        let mut torch = Torch { process, told, said, parameters: 0, version: String::new() };
-        let first = torch.line().map_err(|_| format!("{python} has no torch that runs"))?;
-        let (parameters, version) = first.split_once(' ').ok_or("says something else")?;
+        let stdin = process.stdin.take().ok_or("no input")?;
+        let stdout = BufReader::new(process.stdout.take().ok_or("no output")?);
+        let mut torch = Torch { process, stdin, stdout, parameters: 0, version: String::new() };
+        let first = torch.line().map_err(|_| format!("{python} cannot import torch"))?;
+        let (parameters, version) =
+            first.split_once(' ').ok_or("unexpected output of torch_step.py")?;
         torch.parameters = parameters.parse()?;
         torch.version = version.trim().to_string();
         Ok(torch)
     }
 
-    /// One step at a learning rate.
-    pub fn step(&mut self, rate: f64) -> Result<Times, Box<dyn Error>> {
-        writeln!(self.told, "{rate}")?;
+    /// Runs one step.
+    pub fn step(&mut self, learning_rate: f64) -> Result<Times, Box<dyn Error>> {
+        writeln!(self.stdin, "{learning_rate}")?;
         let line = self.line()?;
-        let numbers: Vec<f64> =
-            line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        match numbers[..] {
+        let values: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        match values[..] {
             [wall_s, processor_s, loss] => Ok(Times { wall_s, processor_s, loss }),
-            _ => Err(format!("torch_step.py said {line}").into()),
+            _ => Err(format!("unexpected output of torch_step.py: {line}").into()),
         }
     }
 
     fn line(&mut self) -> Result<String, Box<dyn Error>> {
         let mut line = String::new();
-        match self.said.read_line(&mut line)? {
+        match self.stdout.read_line(&mut line)? {
             0 => Err("torch_step.py ended".into()),
             _ => Ok(line),
         }
@@ -87,7 +87,7 @@ impl Torch {
 
 impl Drop for Torch {
     fn drop(&mut self) {
-        // It waits for a line, and nothing of it is needed any more.
+        // The process is waiting for the next line.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,12 +1,11 @@
-//! A fit finds the machine that made its measurements.
+//! Fits of CPU profiles to simulated measurements.
 
 use narrows_calibration::fit::{CpuMachine, fit_cpu_profile, step_error, with_step_error};
-use narrows_cost_model::KernelClass;
 use narrows_cost_model::interval::ErrorModel;
 use narrows_cost_model::profile::{
     MeasuredPoint, Provenance, ProvenanceKind, Repeatability, preset,
 };
-use narrows_cost_model::{Executor, Prices, Profile};
+use narrows_cost_model::{Executor, KernelClass, Prices, Profile};
 use narrows_plan::kernel::{
     Attention, Collective, CollectiveKind, Direction, FusedKernel, FusedKind, Gemm, Kernel,
 };
@@ -18,7 +17,7 @@ fn machine() -> CpuMachine {
     CpuMachine {
         name: "invented".into(),
         title: "an invented processor, 2 threads".into(),
-        description: "A machine that a formula is.".into(),
+        description: "A simulated machine.".into(),
         memory: Bytes(1 << 34),
         threads: 2,
         source: "a test".into(),
@@ -26,12 +25,12 @@ fn machine() -> CpuMachine {
     }
 }
 
-fn product(m: u64, n: u64, k: u64) -> Kernel {
+fn gemm(m: u64, n: u64, k: u64) -> Kernel {
     let (input, output) = (DType::F32, DType::F32);
     Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
 }
 
-fn pass(bytes: u64) -> Kernel {
+fn fused(bytes: u64) -> Kernel {
     let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
     Kernel::Fused(FusedKernel {
         kind: FusedKind::Add,
@@ -62,10 +61,10 @@ fn kernels() -> Vec<Kernel> {
     let mut all = vec![];
     for m in sizes() {
         for n in sizes() {
-            all.extend(sizes().map(|k| product(m, n, k)));
+            all.extend(sizes().map(|k| gemm(m, n, k)));
         }
     }
-    all.extend((10..24).step_by(2).map(|log| pass(1 << log)));
+    all.extend((10..24).step_by(2).map(|log| fused(1 << log)));
     for length in [64, 256, 1024] {
         all.extend([Direction::Forward, Direction::Backward].map(|way| attention(length, way)));
     }
@@ -77,7 +76,7 @@ const fn mesh(devices: u64) -> Mesh {
     Mesh { tensor: devices, pipeline: 1, data: 1 }
 }
 
-/// What `truth` makes of each kernel, on one device and on two that share it.
+/// Prices of `truth` with noise, on one device and on two that share the memory.
 fn measurements(truth: &Profile, noise: impl Fn(usize) -> f64) -> Vec<MeasuredPoint> {
     let prices = Prices::new(truth, Executor::Captured, &mesh(1));
     let mut points = vec![];
@@ -105,24 +104,24 @@ fn truth() -> Profile {
     file.resolve().unwrap()
 }
 
-/// The largest distance of a price from the truth, over shapes between those that were measured.
-fn furthest(fitted: &Profile, truth: &Profile) -> f64 {
-    let between = [
-        product(128, 512, 512),
-        product(512, 128, 256),
-        pass(3 << 14),
+/// Largest logarithmic error of a price, for shapes between the measured ones.
+fn largest_error(fitted: &Profile, truth: &Profile) -> f64 {
+    let kernels = [
+        gemm(128, 512, 512),
+        gemm(512, 128, 256),
+        fused(3 << 14),
         attention(512, Direction::Forward),
     ];
     let (fitted, truth) = (
         Prices::new(fitted, Executor::Captured, &mesh(1)),
         Prices::new(truth, Executor::Captured, &mesh(1)),
     );
-    let apart = |kernel| (fitted.kernel_time(kernel).0 / truth.kernel_time(kernel).0).ln().abs();
-    between.iter().map(apart).fold(0.0, f64::max)
+    let error = |kernel| (fitted.kernel_time(kernel).0 / truth.kernel_time(kernel).0).ln().abs();
+    kernels.iter().map(error).fold(0.0, f64::max)
 }
 
 #[test]
-fn a_machine_is_found_again() {
+fn a_fit_recovers_the_true_profile() {
     let truth = truth();
     let fitted = fit_cpu_profile(&machine(), measurements(&truth, |_| 1.0), None).unwrap();
     let prices = |devices| Prices::new(&fitted, Executor::Captured, &mesh(devices));
@@ -131,16 +130,15 @@ fn a_machine_is_found_again() {
         assert!((priced / point.time_s).ln().abs() < 0.05, "{point:?}: {priced}");
         assert!(!prices(point.devices).is_unmeasured(&point.kernel));
     }
-    assert!(furthest(&fitted, &truth) < 0.25, "{}", furthest(&fitted, &truth));
+    assert!(largest_error(&fitted, &truth) < 0.25, "{}", largest_error(&fitted, &truth));
     let file = fitted.file();
     assert!((file.fused.start_s / 3e-6).ln().abs() < 0.5, "{}", file.fused.start_s);
     assert_eq!(file.gemm.provenance.kind, ProvenanceKind::Measured);
     assert!(fitted.assumed_paths().iter().all(|path| !path.starts_with("gemm")));
 }
 
-/// Whatever was measured, prices are positive and finite, and no product beats the peak.
 #[test]
-fn noise_makes_no_nonsense() {
+fn prices_fitted_to_noise_are_positive_finite_and_within_the_peak() {
     let truth = truth();
     let noise =
         |index: usize| if index.is_multiple_of(7) { 5.0 } else { 1.0 + (index % 3) as f64 / 5.0 };
@@ -148,7 +146,7 @@ fn noise_makes_no_nonsense() {
     for devices in [1, 2, 64] {
         let prices = Prices::new(&fitted, Executor::Captured, &mesh(devices));
         for log in 0..40 {
-            for kernel in [product(1 << log.min(20), 64, 8), pass(1 << log), all_reduce(1 << log)] {
+            for kernel in [gemm(1 << log.min(20), 64, 8), fused(1 << log), all_reduce(1 << log)] {
                 let price = prices.kernel_time(&kernel).0;
                 assert!(price.is_finite() && price > 0.0, "{kernel:?}: {price}");
                 if let Kernel::Gemm(gemm) = &kernel {
@@ -161,16 +159,16 @@ fn noise_makes_no_nonsense() {
 }
 
 #[test]
-fn what_was_not_measured_is_less_certain() {
+fn intervals_of_unmeasured_shapes_are_wider() {
     let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let prices = Prices::new(&fitted, Executor::Captured, &mesh(1));
-    let (near, far) = (product(256, 256, 300), product(1 << 16, 1 << 16, 256));
+    let (near, far) = (gemm(256, 256, 300), gemm(1 << 16, 1 << 16, 256));
     assert!(!prices.is_unmeasured(&near) && prices.is_unmeasured(&far));
     assert!(prices.relative_half_width(&far) > 2.0 * prices.relative_half_width(&near));
 }
 
 #[test]
-fn nothing_is_no_measurement() {
+fn a_fit_without_measurements_is_an_error() {
     let defects = fit_cpu_profile(&machine(), vec![], None).unwrap_err();
     assert!(defects.to_string().contains("measured.points"), "{defects}");
 }
@@ -180,43 +178,49 @@ fn closed_loop() -> Provenance {
     Provenance { kind, source, date: "2026-11-21".into(), assumed: vec![] }
 }
 
-/// Errors of groups of plans: each group has one of its own, and each plan of it another.
-fn drawn(random: &mut SplitMix64, groups: usize, of_group: f64, of_plan: f64) -> Vec<Vec<f64>> {
+/// Simulated errors of groups of eight plans, with standard deviations between and within groups.
+fn simulate_errors(
+    random: &mut SplitMix64,
+    groups: usize,
+    group_deviation: f64,
+    plan_deviation: f64,
+) -> Vec<Vec<f64>> {
     let mut group = || {
-        let own = of_group * random.normal();
-        (0..8).map(|_| own + of_plan * random.normal()).collect()
+        let group_error = group_deviation * random.normal();
+        (0..8).map(|_| group_error + plan_deviation * random.normal()).collect()
     };
     (0..groups).map(|_| group()).collect()
 }
 
-/// The interval of a step covers nine in ten of the next groups' plans, however errors divide.
+/// For any ratio of errors between and within groups.
 #[test]
 fn intervals_of_compared_steps_cover_the_next_group() {
     let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
-    let near = [(product(256, 256, 256), 3.0), (pass(1 << 12), 5.0)];
+    let near = [(gemm(256, 256, 256), 3.0), (fused(1 << 12), 5.0)];
     let mut random = SplitMix64::new(7);
-    for (of_group, of_plan) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
+    for (group_deviation, plan_deviation) in [(0.05, 0.01), (0.03, 0.05), (0.0, 0.1)] {
         let (mut inside, mut all) = (0, 0);
         for _ in 0..60 {
-            let mut groups = drawn(&mut random, 7, of_group, of_plan);
+            let mut groups = simulate_errors(&mut random, 7, group_deviation, plan_deviation);
             let next = groups.pop().unwrap();
-            let seen: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
+            let compared_groups: Vec<&[f64]> = groups.iter().map(Vec::as_slice).collect();
             let compared =
-                with_step_error(&fitted, step_error(&seen, closed_loop()).unwrap()).unwrap();
-            let spread = ErrorModel::new(&compared, Executor::Captured, &mesh(1));
-            let [low, high] = spread.step_interval(&near);
+                with_step_error(&fitted, step_error(&compared_groups, closed_loop()).unwrap())
+                    .unwrap();
+            let error_model = ErrorModel::new(&compared, Executor::Captured, &mesh(1));
+            let [low, high] = error_model.step_interval(&near);
             inside += next.iter().filter(|error| (low..=high).contains(&error.exp())).count();
             all += next.len();
         }
         let share = f64::from(inside as u32) / f64::from(all as u32);
-        println!("{of_group} {of_plan}: {share}");
-        assert!((0.85..=0.96).contains(&share), "{of_group} {of_plan}: {share}");
+        println!("{group_deviation} {plan_deviation}: {share}");
+        assert!((0.85..=0.96).contains(&share), "{group_deviation} {plan_deviation}: {share}");
     }
 }
 
-/// Without a comparison the assumption stands; with one, only what is far away adds to it.
+/// Only distance from the measured shapes adds to a measured error of steps.
 #[test]
-fn what_was_compared_takes_the_place_of_what_is_assumed() {
+fn measured_step_errors_replace_assumed_ones() {
     let fitted = fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), None).unwrap();
     let assumed = fitted.file().executors.captured.step_error.as_ref().unwrap();
     assert_eq!((assumed.half_width_90, assumed.provenance.kind), (0.08, ProvenanceKind::Assumed));
@@ -231,37 +235,38 @@ fn what_was_compared_takes_the_place_of_what_is_assumed() {
             ErrorModel::new(profile, executor, &mesh(1)).step_interval(&[(kernel, 1.0)]);
         (high / low).ln() / 2.0
     };
-    let (near, far) = (product(256, 256, 256), product(1 << 16, 1 << 16, 256));
+    let (near, far) = (gemm(256, 256, 256), gemm(1 << 16, 1 << 16, 256));
     let near_width = width(&compared, Executor::Captured, near.clone());
     assert!((near_width / error.half_width_90.ln_1p() - 1.0).abs() < 0.1, "{near_width} {error:?}");
     assert!(width(&compared, Executor::Captured, far) > near_width);
     let eager = |profile| width(profile, Executor::Eager, near.clone());
-    assert_eq!(eager(&compared), eager(&fitted), "nobody compared an eager executor");
+    assert_eq!(eager(&compared), eager(&fitted), "steps of the eager executor were not compared");
     assert!(
         step_error(&groups[..1], closed_loop()).is_none(),
-        "one group says nothing of the next"
+        "an error between groups needs two groups"
     );
     let busy = step_error(&[&[7.0], &[-7.0], &[7.0]], closed_loop()).unwrap();
-    assert!(busy.half_width_90 > 1000.0, "no cap hides how far they are off: {busy:?}");
+    assert!(busy.half_width_90 > 1000.0, "large errors are capped: {busy:?}");
     assert!(with_step_error(&fitted, busy).is_ok());
     let exact = step_error(&[&[0.0], &[0.0]], closed_loop()).unwrap();
     assert!(exact.half_width_90 >= 0.03 && with_step_error(&fitted, exact).is_ok());
 }
 
 #[test]
-fn a_busy_machine_is_told_and_changes_no_price_of_a_kernel() {
-    let found = |undisturbed| {
-        let of = Repeatability::from_points(&measurements(&truth(), |_| 1.0), 2, undisturbed);
-        fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), Some(of)).unwrap()
+fn a_busy_machine_is_reported_and_does_not_change_prices_of_kernels() {
+    let fit = |undisturbed| {
+        let repeatability =
+            Repeatability::from_points(&measurements(&truth(), |_| 1.0), 2, undisturbed);
+        fit_cpu_profile(&machine(), measurements(&truth(), |_| 1.0), Some(repeatability)).unwrap()
     };
-    let (quiet, busy) = (found(0.96), found(0.4));
+    let (quiet, busy) = (fit(0.96), fit(0.4));
     assert_eq!(quiet.warning(), None);
     let warning = busy.warning().unwrap();
     assert!(warning.contains("`invented` was measured on a busy machine"), "{warning}");
     let factor = |profile: &Profile| profile.launch_costs(Executor::Captured).step_factor;
     assert!((factor(&quiet) - 1.0 / 0.96).abs() < 1e-9 && factor(&busy) == 1.25);
     for profile in [&quiet, &busy] {
-        // Nothing says that steps launched one by one are shorter, or more certain.
+        // The eager executor was not measured, and gets the same factor.
         let eager = profile.launch_costs(Executor::Eager);
         assert!(eager.step_factor == factor(profile) && eager.step_error.is_some(), "{eager:?}");
     }

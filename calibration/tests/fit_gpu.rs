@@ -42,12 +42,12 @@ fn h100(per_node: u32) -> GpuMachine {
     machine("NVIDIA H100 80GB HBM3", per_node)
 }
 
-fn product(m: u64, n: u64, k: u64) -> Kernel {
+fn gemm(m: u64, n: u64, k: u64) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
     Kernel::Gemm(Gemm { m, n, k, batch: 1, accumulate: false, input, output })
 }
 
-fn pass(bytes: u64) -> Kernel {
+fn fused(bytes: u64) -> Kernel {
     let (traffic, unfused_traffic) = (Bytes(bytes), Bytes(2 * bytes));
     Kernel::Fused(FusedKernel {
         kind: FusedKind::Add,
@@ -73,23 +73,25 @@ fn transfer(bytes: u64) -> Kernel {
     Kernel::Transfer(Transfer { bytes: Bytes(bytes), group })
 }
 
-/// On one device: what each computes.
-fn computed() -> Vec<Kernel> {
+/// Kernels of one device.
+fn compute_kernels() -> Vec<Kernel> {
     let mut all = vec![];
     for m in [1024, 4096, 16_384] {
         for (n, k) in [(256, 4096), (4096, 256), (1024, 1024), (4096, 1024), (11_008, 1024)] {
-            all.push(product(m, n, k));
+            all.push(gemm(m, n, k));
         }
     }
-    all.extend((16..28).step_by(2).map(|log| pass(1 << log)));
+    all.extend((16..28).step_by(2).map(|log| fused(1 << log)));
     for length in [512, 1024, 2048, 4096] {
-        all.extend([Direction::Forward, Direction::Backward].map(|way| attention(length, way)));
+        all.extend(
+            [Direction::Forward, Direction::Backward].map(|direction| attention(length, direction)),
+        );
     }
     all
 }
 
-/// Between so many devices.
-fn exchanged(devices: u64) -> Vec<Kernel> {
+/// Collectives and transfers of a mesh of several devices.
+fn link_kernels(devices: u64) -> Vec<Kernel> {
     let mut groups = vec![(devices, 1)];
     if devices > 2 {
         groups.extend([(2, 1), (2, devices / 2)]);
@@ -129,22 +131,22 @@ fn truth(per_node: u32) -> Profile {
     file.resolve().unwrap()
 }
 
-/// What the truth takes for a kernel itself, on a mesh of so many devices.
-fn alone(truth: &Profile, kernel: &Kernel, devices: u64) -> f64 {
+/// Time of a kernel without its launch gap, in seconds.
+fn kernel_time_s(truth: &Profile, kernel: &Kernel, devices: u64) -> f64 {
     let prices = Prices::new(truth, Executor::Captured, &mesh(devices));
     prices.kernel_time(kernel).0 - prices.launch_gap().0
 }
 
 fn point(truth: &Profile, kernel: Kernel, devices: u64) -> MeasuredPoint {
-    MeasuredPoint { time_s: alone(truth, &kernel, devices), kernel, devices, spread: 0.0 }
+    MeasuredPoint { time_s: kernel_time_s(truth, &kernel, devices), kernel, devices, spread: 0.0 }
 }
 
-/// As `calibrate` has them: what is computed on one device, and what is exchanged on meshes.
+/// The measurements of `calibrate`: compute kernels on one device, link kernels on each mesh.
 fn points(truth: &Profile, meshes: &[u64]) -> Vec<MeasuredPoint> {
     let mut all: Vec<MeasuredPoint> =
-        computed().into_iter().map(|kernel| point(truth, kernel, 1)).collect();
+        compute_kernels().into_iter().map(|kernel| point(truth, kernel, 1)).collect();
     for &devices in meshes.iter().filter(|devices| **devices > 1) {
-        all.extend(exchanged(devices).into_iter().map(|kernel| point(truth, kernel, devices)));
+        all.extend(link_kernels(devices).into_iter().map(|kernel| point(truth, kernel, devices)));
     }
     all
 }
@@ -160,87 +162,102 @@ fn steps() -> Vec<MeasuredStep> {
 
 fn fitted(meshes: &[u64], per_node: u32) -> (Profile, Profile) {
     let truth = truth(per_node);
-    let found = fit_gpu_profile(&h100(per_node), points(&truth, meshes), &steps(), None).unwrap();
-    (truth, found)
+    let fitted_profile =
+        fit_gpu_profile(&h100(per_node), points(&truth, meshes), &steps(), None).unwrap();
+    (truth, fitted_profile)
 }
 
-fn apart(found: f64, wanted: f64) -> f64 {
-    (found / wanted).ln().abs()
+fn log_error(actual: f64, expected: f64) -> f64 {
+    (actual / expected).ln().abs()
 }
 
-/// Where something was measured the price is that, on whichever mesh; between, it is near; and the numbers are
-/// those of the truth as far as the measurements tell them apart.
+/// Prices of measured shapes are the measured times on every mesh, prices between them are close, and
+/// coefficients are the true ones where the measurements determine them.
 #[test]
-fn gpus_are_found_again() {
+fn fits_recover_the_true_profile() {
     for (meshes, per_node) in [(&[1][..], 1), (&[1, 2], 2), (&[1, 2, 8], 8), (&[1, 2], 8)] {
-        let (truth, found) = fitted(meshes, per_node);
+        let (truth, fitted_profile) = fitted(meshes, per_node);
         let both = |devices| {
-            [&found, &truth].map(|of| Prices::new(of, Executor::Captured, &mesh(devices)))
+            [&fitted_profile, &truth]
+                .map(|profile| Prices::new(profile, Executor::Captured, &mesh(devices)))
         };
         for MeasuredPoint { kernel, devices, .. } in points(&truth, meshes) {
-            // What is computed takes as long on every mesh.
-            let on = match KernelClass::of(&kernel) {
+            // Compute kernels take equally long on every mesh.
+            let meshes_of_kernel = match KernelClass::of(&kernel) {
                 KernelClass::Link => vec![devices],
                 _ => vec![1, 2, 8, 64],
             };
-            for devices in on {
-                let [priced, wanted] = both(devices).map(|of| of.kernel_time(&kernel).0);
+            for devices in meshes_of_kernel {
+                let [priced, expected] = both(devices).map(|prices| prices.kernel_time(&kernel).0);
                 assert!(
-                    apart(priced, wanted) < 0.02,
-                    "{meshes:?}, {devices}: {kernel:?} {priced} {wanted}"
+                    log_error(priced, expected) < 0.02,
+                    "{meshes:?}, {devices}: {kernel:?} {priced} {expected}"
                 );
                 assert!(!both(devices)[0].is_unmeasured(&kernel), "{kernel:?}");
             }
         }
-        let most = meshes.iter().copied().max().unwrap();
+        let largest = meshes.iter().copied().max().unwrap();
         let mut between = vec![
-            (product(8192, 2048, 512), 1),
-            (product(2048, 512, 4096), 1),
-            (pass(3 << 20), 1),
+            (gemm(8192, 2048, 512), 1),
+            (gemm(2048, 512, 4096), 1),
+            (fused(3 << 20), 1),
             (attention(3000, Direction::Backward), 1),
         ];
-        if most > 1 {
+        if largest > 1 {
             let kind = CollectiveKind::AllReduce;
-            between.extend([(collective(kind, 3 << 20, most, 1), most), (transfer(3 << 20), most)]);
+            between.extend([
+                (collective(kind, 3 << 20, largest, 1), largest),
+                (transfer(3 << 20), largest),
+            ]);
         }
         for (kernel, devices) in between {
-            let [priced, wanted] = both(devices).map(|of| of.kernel_time(&kernel).0);
-            assert!(apart(priced, wanted) < 0.1, "{meshes:?}: {kernel:?} {priced} {wanted}");
+            let [priced, expected] = both(devices).map(|prices| prices.kernel_time(&kernel).0);
+            assert!(
+                log_error(priced, expected) < 0.1,
+                "{meshes:?}: {kernel:?} {priced} {expected}"
+            );
         }
-        let [file, wanted] = [&found, &truth].map(Profile::file);
-        let near = |what: &str, of: fn(&ProfileFile) -> f64, tolerance: f64| {
-            let (found, wanted) = (of(file), of(wanted));
-            assert!(apart(found, wanted) < tolerance, "{meshes:?}, {what}: {found}, not {wanted}");
+        let [file, expected] = [&fitted_profile, &truth].map(Profile::file);
+        let assert_near = |name: &str, coefficient: fn(&ProfileFile) -> f64, tolerance: f64| {
+            let (actual, expected) = (coefficient(file), coefficient(expected));
+            assert!(
+                log_error(actual, expected) < tolerance,
+                "{meshes:?}, {name}: {actual}, not {expected}"
+            );
         };
-        near("gemm.efficiency_max", |f| f.gemm.efficiency_max, 0.06);
-        near("gemm.start_s", |f| f.gemm.start_s, 0.3);
-        near("passes.efficiency", |f| f.fused.efficiency, 0.04);
-        near("passes.start_s", |f| f.fused.start_s, 0.1);
+        assert_near("gemm.efficiency_max", |f| f.gemm.efficiency_max, 0.06);
+        assert_near("gemm.start_s", |f| f.gemm.start_s, 0.3);
+        assert_near("passes.efficiency", |f| f.fused.efficiency, 0.04);
+        assert_near("passes.start_s", |f| f.fused.start_s, 0.1);
         let directions: [fn(&ProfileFile) -> &[EfficiencyPoint]; 2] =
             [|f| &f.attention.forward, |f| &f.attention.backward];
         for curve in directions {
             let at = |file| curve(file).iter().find(|at| at.length == 2048).unwrap().efficiency;
-            assert!(apart(at(file), at(wanted)) < 0.05, "{:?} {:?}", curve(file), curve(wanted));
+            assert!(
+                log_error(at(file), at(expected)) < 0.05,
+                "{:?} {:?}",
+                curve(file),
+                curve(expected)
+            );
         }
-        near("gap of graphs", |f| f.executors.captured.launch_gap_s, 1e-6);
-        near("gap of launches", |f| f.executors.eager.launch_gap_s, 1e-6);
-        if most > 1 {
-            near("links.efficiency", |f| f.links.intra_node.efficiency, 0.05);
+        assert_near("gap of graphs", |f| f.executors.captured.launch_gap_s, 1e-6);
+        assert_near("gap of launches", |f| f.executors.eager.launch_gap_s, 1e-6);
+        if largest > 1 {
+            assert_near("links.efficiency", |f| f.links.intra_node.efficiency, 0.05);
         }
-        assert_eq!(file.device.peak_flops_per_s, wanted.device.peak_flops_per_s);
+        assert_eq!(file.device.peak_flops_per_s, expected.device.peak_flops_per_s);
         let text = serde_json::to_string(file).unwrap();
-        assert_eq!(read("again", &text).unwrap(), found);
+        assert_eq!(read("again", &text).unwrap(), fitted_profile);
     }
 }
 
-/// Each number says whether it was measured, derived, or is still the preset's.
 #[test]
-fn numbers_say_where_they_come_from() {
+fn provenance_is_measured_derived_or_that_of_the_preset() {
     let base = preset(BASE).unwrap();
     let (_, one) = fitted(&[1], 1);
     let (_, several) = fitted(&[1, 2], 2);
-    for (found, links) in [(&one, false), (&several, true)] {
-        let file = found.file();
+    for (fitted_profile, links) in [(&one, false), (&several, true)] {
+        let file = fitted_profile.file();
         for provenance in
             [&file.gemm.provenance, &file.fused.provenance, &file.attention.provenance]
         {
@@ -257,40 +274,40 @@ fn numbers_say_where_they_come_from() {
         assert_eq!(file.device.provenance.kind, base.file().device.provenance.kind);
         assert_eq!(file.device.memory_bytes, Bytes(85_000_000_000));
     }
-    // One GPU says nothing of its node.
+    // A measurement of one GPU does not determine the size of the node.
     assert_eq!(one.devices_per_node(), base.devices_per_node());
     assert_eq!(several.devices_per_node(), 2);
 }
 
-/// Of a GPU that no preset is of, nothing is the data sheet's, and what it reached it can do.
+/// Peaks are the measured rates, because there is no data sheet.
 #[test]
-fn another_gpu_is_nearest_to_something() {
+fn a_gpu_without_a_preset_is_fitted_from_the_nearest_one() {
     let truth = truth(8);
     let mut points = points(&truth, &[1]);
     points.iter_mut().for_each(|point| point.time_s /= 4.0);
     let other = machine("NVIDIA B300", 1);
     assert_eq!(other.gpu.nearest_preset(), ("h100-sxm", false));
-    let found = fit_gpu_profile(&other, points.clone(), &steps(), None).unwrap();
-    let device = &found.file().device;
+    let fitted_profile = fit_gpu_profile(&other, points.clone(), &steps(), None).unwrap();
+    let device = &fitted_profile.file().device;
     assert_eq!(device.provenance.kind, ProvenanceKind::Assumed);
     assert!(device.provenance.source.contains("the rate that was reached"), "{device:?}");
-    assert!(found.assumed_paths().contains(&"links.inter_node".to_owned()));
-    let prices = Prices::new(&found, Executor::Captured, &mesh(1));
+    assert!(fitted_profile.assumed_paths().contains(&"links.inter_node".to_owned()));
+    let prices = Prices::new(&fitted_profile, Executor::Captured, &mesh(1));
     for MeasuredPoint { kernel, time_s, .. } in points {
         let priced = prices.kernel_time(&kernel).0 - prices.launch_gap().0;
-        assert!(apart(priced, time_s) < 0.05, "{kernel:?}: {priced}, not {time_s}");
+        assert!(log_error(priced, time_s) < 0.05, "{kernel:?}: {priced}, not {time_s}");
     }
 }
 
 #[test]
-fn presets_are_found_by_name() {
-    let named = |name: &str, memory: u64, per_node| {
+fn the_nearest_preset_is_found_by_name_and_memory() {
+    let nearest = |name: &str, memory: u64, per_node| {
         let (capability, multiprocessors) = ((8, 0), 108);
         let (name, memory) = (name.into(), Bytes(memory << 30));
         GpuModel { name, capability, multiprocessors, memory, devices_per_node: per_node }
             .nearest_preset()
     };
-    for (name, memory, per_node, wanted) in [
+    for (name, memory, per_node, expected) in [
         ("NVIDIA A100-SXM4-40GB", 39, 4, ("a100-40gb", true)),
         ("NVIDIA A100-SXM4-80GB", 79, 4, ("a100-80gb", true)),
         ("NVIDIA A100-SXM4-80GB", 79, 8, ("a100-80gb-8", true)),
@@ -299,43 +316,46 @@ fn presets_are_found_by_name() {
         ("NVIDIA H200", 139, 8, ("h200-sxm", true)),
         ("NVIDIA A10G", 22, 1, ("a100-40gb", false)),
     ] {
-        assert_eq!(named(name, memory, per_node), wanted, "{name}");
+        assert_eq!(nearest(name, memory, per_node), expected, "{name}");
     }
 }
 
-/// What crosses nodes corrects nothing inside one, and is not corrected by it.
 #[test]
-fn nodes_are_kept_apart() {
-    let (truth, found) = fitted(&[1, 2], 2);
+fn measurements_across_nodes_do_not_correct_links_within_a_node() {
+    let (truth, fitted_profile) = fitted(&[1, 2], 2);
     let crossing = collective(CollectiveKind::AllReduce, 1 << 24, 4, 1);
     let of_two = collective(CollectiveKind::AllReduce, 1 << 24, 2, 1);
-    let on_four = Prices::new(&found, Executor::Captured, &mesh(4));
+    let on_four = Prices::new(&fitted_profile, Executor::Captured, &mesh(4));
     assert!(on_four.is_unmeasured(&crossing) && !on_four.is_unmeasured(&of_two));
-    let wanted = alone(&truth, &of_two, 2);
+    let expected = kernel_time_s(&truth, &of_two, 2);
     let inside = on_four.kernel_time(&of_two).0 - on_four.launch_gap().0;
-    assert!(apart(inside, wanted) < 0.02, "{inside} {wanted}");
+    assert!(log_error(inside, expected) < 0.02, "{inside} {expected}");
     let mut with = points(&truth, &[1, 2]);
     with.push(MeasuredPoint { kernel: crossing, devices: 4, time_s: 1.0, spread: 0.0 });
     let machine = h100(2);
     let again = fit_gpu_profile(&machine, with, &steps(), None).unwrap();
-    assert_eq!(again.file().measured, found.file().measured, "it is left out");
+    assert_eq!(
+        again.file().measured,
+        fitted_profile.file().measured,
+        "a measurement across nodes was used"
+    );
 }
 
-/// An eager executor has gaps of its own, before kernels that take what they took.
+/// Times of kernels are equal, and launch gaps differ.
 #[test]
-fn gaps_are_the_executors() {
-    let (_, found) = fitted(&[1], 1);
-    let of = |executor| Prices::new(&found, executor, &mesh(1));
-    let [captured, eager] = [Executor::Captured, Executor::Eager].map(of);
-    let product = product(4096, 1024, 1024);
-    let more = eager.kernel_time(&product).0 - captured.kernel_time(&product).0;
-    assert!((more - (GAPS_S[1] - GAPS_S[0])).abs() < 1e-9, "{more}");
+fn launch_gaps_belong_to_the_executor() {
+    let (_, fitted_profile) = fitted(&[1], 1);
+    let prices = |executor| Prices::new(&fitted_profile, executor, &mesh(1));
+    let [captured, eager] = [Executor::Captured, Executor::Eager].map(prices);
+    let kernel = gemm(4096, 1024, 1024);
+    let difference = eager.kernel_time(&kernel).0 - captured.kernel_time(&kernel).0;
+    assert!((difference - (GAPS_S[1] - GAPS_S[0])).abs() < 1e-9, "{difference}");
     // Two launches, and twice the traffic.
-    let pass = pass(1 << 26);
-    assert!(eager.kernel_time(&pass).0 > 1.8 * captured.kernel_time(&pass).0);
+    let kernel = fused(1 << 26);
+    assert!(eager.kernel_time(&kernel).0 > 1.8 * captured.kernel_time(&kernel).0);
 }
 
-/// The noise of a measurement is in the intervals, and makes no nonsense.
+/// Prices stay positive and finite.
 #[test]
 fn noise_widens_intervals() {
     let truth = truth(8);
@@ -348,15 +368,15 @@ fn noise_widens_intervals() {
     };
     let [quiet, loud] = [noisy(0.0), noisy(0.3)];
     let width = |profile: &Profile| {
-        let spread = ErrorModel::new(profile, Executor::Captured, &mesh(1));
-        let [low, high] = spread.kernels_interval(&[(product(4096, 1024, 1024), 1.0)]);
+        let error_model = ErrorModel::new(profile, Executor::Captured, &mesh(1));
+        let [low, high] = error_model.kernels_interval(&[(gemm(4096, 1024, 1024), 1.0)]);
         high / low
     };
     assert!(width(&loud) > 1.2 * width(&quiet), "{} {}", width(&loud), width(&quiet));
     for log in 10..36 {
         for (kernel, devices) in [
-            (product(1 << (log / 2), 4096, 64), 1),
-            (pass(1 << log), 1),
+            (gemm(1 << (log / 2), 4096, 64), 1),
+            (fused(1 << log), 1),
             (collective(CollectiveKind::AllReduce, 1 << log, 8, 1), 8),
         ] {
             let price =
@@ -367,18 +387,19 @@ fn noise_widens_intervals() {
 }
 
 #[test]
-fn nothing_is_no_measurement() {
+fn a_fit_without_measurements_is_an_error() {
     let defects = fit_gpu_profile(&h100(1), vec![], &[], None).unwrap_err();
     assert!(defects.to_string().contains("measured.points"), "{defects}");
 }
 
-/// More GPUs than are wired in pairs have a switch.
+/// Nodes with more GPUs than can be wired in pairs have a switch.
 #[test]
-fn a_node_is_as_large_as_it_is() {
+fn the_size_of_a_node_determines_its_wiring() {
     let truth = truth(8);
     let mut machine = machine("NVIDIA A100-SXM4-80GB", 8);
     machine.gpu.capability = (8, 0);
-    let found = fit_gpu_profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
-    let links = &found.file().links;
+    let fitted_profile =
+        fit_gpu_profile(&machine, points(&truth, &[1, 8]), &steps(), None).unwrap();
+    let links = &fitted_profile.file().links;
     assert_eq!((links.devices_per_node, links.intra_node.wiring), (8, NodeWiring::Switched));
 }

@@ -1,4 +1,4 @@
-//! The published figures as kernels and seconds.
+//! The published figures, as kernels and seconds.
 
 use narrows_calibration::measurements::{MeasuredQuantity, priced_kernels, shipped};
 use narrows_cost_model::Prices;
@@ -7,10 +7,10 @@ use narrows_plan::kernel::{Collective, CollectiveKind, Gemm, Kernel};
 use narrows_plan::{Axis, DeviceGroup};
 use narrows_plan::{Bytes, DType};
 
-/// One measured number: the kernels that ran one after the other, and the time they took.
+/// A measured time of kernels that ran one after the other.
 pub struct Figure {
     pub name: String,
-    /// Each with how often it ran.
+    /// Kernels, with the number of times that each ran.
     pub kernels: Vec<(Kernel, f64)>,
     pub seconds: f64,
 }
@@ -46,7 +46,7 @@ pub fn load() -> Figures {
     }
 }
 
-/// The kernels of a table that comes with the program.
+/// A table of the shipped measurements.
 fn table(name: &str) -> Vec<Figure> {
     let profile = preset("a100-80gb").unwrap();
     let file = shipped().unwrap().remove(0);
@@ -60,7 +60,7 @@ fn table(name: &str) -> Vec<Figure> {
     figures.collect()
 }
 
-pub fn product(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
+pub fn gemm(m: u64, k: u64, n: u64, batch: u64) -> Kernel {
     let (input, output) = (DType::Bf16, DType::Bf16);
     Kernel::Gemm(Gemm { m, n, k, batch, accumulate: false, input, output })
 }

@@ -1,11 +1,11 @@
-//! How well `a100-80gb` reproduces the published micro-benchmarks it was fitted to.
+//! Errors of `a100-80gb` on the published micro-benchmarks of its fit.
 //!
 //! `cargo test -p narrows-calibration --test calibration -- --nocapture` prints the tables;
-//! `… -- --ignored --nocapture refit` searches the fitted numbers again.
+//! `… -- --ignored --nocapture refit` repeats the fit.
 
 mod figures;
 
-use figures::{Figure, Figures, all_reduce, load, product};
+use figures::{Figure, Figures, all_reduce, gemm, load};
 use narrows_calibration::validation::Coverage;
 use narrows_calibration::{Bootstrap, CoordinateDescent, bootstrap, independent_units};
 use narrows_cost_model::interval::prediction_interval;
@@ -14,7 +14,7 @@ use narrows_cost_model::{Executor, MeasuredShapes, Prices, error_scale};
 use narrows_plan::{Kernel, Mesh};
 use serde_json::json;
 
-/// Recorded mean absolute errors in percent; a change may add half a point to none of them.
+/// Recorded mean absolute errors in percent. The test accepts half a point more.
 const RECORDED: [(&str, f64); 5] = [
     ("products", 2.56),
     ("utilisation", 1.85),
@@ -40,10 +40,10 @@ fn tables(figures: &Figures) -> [&[Figure]; 5] {
 }
 
 #[test]
-fn errors_stay_within_the_recorded_ones() {
+fn errors_do_not_grow() {
     let prices = prices(&preset("a100-80gb").unwrap());
     let figures = load();
-    let mut grown = Vec::new();
+    let mut grown = vec![];
     for ((name, recorded), table) in RECORDED.into_iter().zip(tables(&figures)) {
         println!("{name}");
         for figure in table {
@@ -65,7 +65,7 @@ fn errors_stay_within_the_recorded_ones() {
 }
 
 #[test]
-fn half_widths_cover_the_residuals_they_stand_for() {
+fn half_widths_cover_nine_in_ten_residuals() {
     let prices = prices(&preset("a100-80gb").unwrap());
     let figures = load();
     let covers = |tables: &[&[Figure]]| {
@@ -81,7 +81,7 @@ fn half_widths_cover_the_residuals_they_stand_for() {
 }
 
 #[test]
-fn grouping_saves_what_was_measured_in_sign_and_size() {
+fn savings_of_grouping_have_the_measured_sign_and_size() {
     let prices = prices(&preset("a100-80gb").unwrap());
     let figures = load();
     for pair in figures.grouped_products.chunks(2).chain(figures.grouped_all_reduces.chunks(2)) {
@@ -98,9 +98,9 @@ fn grouping_saves_what_was_measured_in_sign_and_size() {
 }
 
 #[test]
-fn skinny_products_lose() {
+fn skinny_gemms_are_less_efficient() {
     let prices = prices(&preset("a100-80gb").unwrap());
-    let rate = |m, k, n| 2.0 * (m * k * n) as f64 / prices.kernel_time(&product(m, k, n, 1)).0;
+    let rate = |m, k, n| 2.0 * (m * k * n) as f64 / prices.kernel_time(&gemm(m, k, n, 1)).0;
     assert!(rate(16_384, 256, 4096) < 0.8 * rate(16_384, 4096, 4096));
     assert!(rate(16_384, 256, 11_008) < 0.85 * rate(16_384, 1024, 2752));
 }
@@ -112,7 +112,7 @@ fn a_long_all_reduce_has_the_fitted_bus_bandwidth() {
     assert!((200e9..220e9).contains(&bus), "{bus:e}");
 }
 
-/// Where a fitted number is.
+/// Name and field of a fitted coefficient.
 type Parameter = (&'static str, fn(&mut ProfileFile) -> &mut f64);
 
 const GEMM: [Parameter; 4] = [
@@ -127,7 +127,7 @@ const LINKS: [Parameter; 2] = [
 ];
 
 #[test]
-#[ignore = "a tool: prints fitted numbers, draws and residuals for profiles/a100-80gb.json"]
+#[ignore = "a tool: prints fitted coefficients, draws and residuals for profiles/a100-80gb.json"]
 fn refit() {
     let figures = load();
     let tables = tables(&figures);
@@ -141,14 +141,14 @@ fn refit() {
         errors.sort_by(f64::total_cmp);
         let high = errors[errors.len() * 9 / 10] * 100.0;
         println!("mean {:.2} %, 90th percentile {high:.2} %", mean(&errors) * 100.0);
-        println!("fitted to the others alone, mean {:.2} %", held_out(parameters, &all) * 100.0);
-        let drawn = drawn(parameters, &all);
-        let numbers = drawn.draws.iter().map(|file| {
-            let of = |parameter: &Parameter| short(*parameter.1(&mut file.clone()));
-            parameters.iter().map(of).collect::<Vec<f64>>()
+        println!("held out, mean {:.2} %", held_out_error(parameters, &all) * 100.0);
+        let bootstrap = refit_draws(parameters, &all);
+        let coefficients = bootstrap.draws.iter().map(|file| {
+            let value = |parameter: &Parameter| short(*parameter.1(&mut file.clone()));
+            parameters.iter().map(value).collect::<Vec<f64>>()
         });
-        println!("draws {}", json!(numbers.collect::<Vec<_>>()));
-        let residuals = drawn.residuals.iter().map(|(_, residual)| short(*residual));
+        println!("draws {}", json!(coefficients.collect::<Vec<_>>()));
+        let residuals = bootstrap.residuals.iter().map(|(_, residual)| short(*residual));
         println!("residuals {}", json!(residuals.collect::<Vec<_>>()));
         let mut kernels: Vec<&Kernel> = all.iter().flat_map(kernels_of).collect();
         kernels.sort_by_key(|kernel| format!("{kernel:?}"));
@@ -157,7 +157,7 @@ fn refit() {
     }
 }
 
-/// Three significant digits of a number that is not zero.
+/// Rounds to four significant digits.
 fn short(number: f64) -> f64 {
     format!("{number:.3e}").parse().unwrap()
 }
@@ -166,12 +166,12 @@ fn short(number: f64) -> f64 {
 const DRAWS: usize = 32;
 
 /// The fit, repeated on draws of the figures.
-fn drawn(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
-    let fit = |times: &[f64]| search_from(0.1, parameters, all, times);
+fn refit_draws(parameters: &[Parameter], all: &[&Figure]) -> Bootstrap<ProfileFile> {
+    let fit = |counts: &[f64]| search_from(0.1, parameters, all, counts);
     let own = preset("a100-80gb").unwrap().file().clone();
     bootstrap(&independent_units(all.len()), DRAWS, 1, &own, fit, |file, index| {
         let prices = prices(&file.clone().resolve().unwrap());
-        -(1.0 + all[index].error(&prices)).ln() / error_scale(apart(all, index))
+        -(1.0 + all[index].error(&prices)).ln() / error_scale(distance_octaves(all, index))
     })
 }
 
@@ -179,8 +179,8 @@ fn kernels_of<'a>(figure: &&'a Figure) -> impl Iterator<Item = &'a Kernel> {
     figure.kernels.iter().map(|(kernel, _)| kernel)
 }
 
-/// How far the kernels of a figure lie from those of the others, by the furthest of them.
-fn apart(all: &[&Figure], index: usize) -> f64 {
+/// Largest distance of a kernel of a figure from the kernels of all other figures, in octaves.
+fn distance_octaves(all: &[&Figure], index: usize) -> f64 {
     let others = all.iter().enumerate().filter(|(other, _)| *other != index);
     let shapes = MeasuredShapes::from_kernels(others.flat_map(|(_, figure)| kernels_of(figure)));
     let distances = kernels_of(&all[index]).map(|kernel| shapes.distance_octaves(kernel, 1));
@@ -193,8 +193,8 @@ fn refitted() -> Vec<Prices> {
     refits.into_iter().map(|file| prices(&file.resolve().unwrap())).collect()
 }
 
-/// Each figure by a fit to the others, their residuals, and the spread of the profile's refits. Fifty
-/// figures say it to four points or so.
+/// Intervals from a fit to all other figures, their residuals, and the refits of the profile. With 50
+/// figures, the standard error of the coverage is about four points.
 #[test]
 fn intervals_cover_each_figure_that_is_left_out() {
     let own = prices(&preset("a100-80gb").unwrap());
@@ -208,36 +208,40 @@ fn intervals_cover_each_figure_that_is_left_out() {
         let all: Vec<&Figure> = tables.iter().copied().flatten().collect();
         let fits: Vec<Profile> = (0..all.len())
             .map(|out| {
-                let times: Vec<f64> =
+                let counts: Vec<f64> =
                     (0..all.len()).map(|i| f64::from(u8::from(i != out))).collect();
-                search_from(0.02, parameters, &all, &times).resolve().unwrap()
+                search_from(0.02, parameters, &all, &counts).resolve().unwrap()
             })
             .collect();
         let residual = |out: usize| -(1.0 + all[out].error(&prices(&fits[out]))).ln();
         let interval = |out: usize| {
             let others = (0..all.len()).filter(|other| *other != out);
             let rest: Vec<f64> =
-                others.map(|i| residual(i) / error_scale(apart(&all, i))).collect();
+                others.map(|i| residual(i) / error_scale(distance_octaves(&all, i))).collect();
             let price = all[out].price(&own);
             let draws = refitted.iter().map(|prices| (all[out].price(prices) / price).ln());
-            prediction_interval(&draws.collect::<Vec<_>>(), &rest, error_scale(apart(&all, out)))
+            prediction_interval(
+                &draws.collect::<Vec<_>>(),
+                &rest,
+                error_scale(distance_octaves(&all, out)),
+            )
         };
         let inside = Coverage::count((0..all.len()).map(|out| (residual(out), interval(out))));
         println!("{name}: {} of {} within", inside.inside, inside.figures);
         all_inside.figures += inside.figures;
         all_inside.inside += inside.inside;
     }
-    let share = all_inside.share().unwrap();
-    assert!((0.82..=0.98).contains(&share), "{share}");
+    let covered = all_inside.share().unwrap();
+    assert!((0.82..=0.98).contains(&covered), "{covered}");
 }
 
-/// The mean error of every strategy's figures under a fit to the figures of the others.
-fn held_out(parameters: &[Parameter], all: &[&Figure]) -> f64 {
+/// Mean error of the figures of each strategy by a fit to the figures of all other strategies.
+fn held_out_error(parameters: &[Parameter], all: &[&Figure]) -> f64 {
     let strategies = ["fullrank", "vanilla", "btp", "qkv", "gate_up"];
     let errors = strategies.iter().flat_map(|strategy| {
-        let (held, rest): (Vec<&Figure>, Vec<&Figure>) =
+        let (held_out, rest): (Vec<&Figure>, Vec<&Figure>) =
             all.iter().partition(|figure| figure.name.starts_with(strategy));
-        let errors = absolute_errors(&search(parameters, &rest, &vec![1.0; rest.len()]), &held);
+        let errors = absolute_errors(&search(parameters, &rest, &vec![1.0; rest.len()]), &held_out);
         println!("  {strategy} held out: mean {:.2} %", mean(&errors) * 100.0);
         errors
     });
@@ -253,25 +257,25 @@ fn absolute_errors(file: &ProfileFile, figures: &[&Figure]) -> Vec<f64> {
     figures.iter().map(|figure| figure.error(&prices).abs()).collect()
 }
 
-/// Minimises the mean squared logarithmic error, one parameter at a time with shrinking steps.
-/// (The mean absolute error would be indifferent between many small errors and one large one.)
-/// Each figure counts so many times.
-fn search(parameters: &[Parameter], figures: &[&Figure], times: &[f64]) -> ProfileFile {
-    search_from(0.2, parameters, figures, times)
+/// Minimises the sum of squared logarithmic errors, in which figure i counts `counts[i]` times, by
+/// coordinate descent with shrinking steps. (The mean absolute error would not distinguish many small
+/// errors from one large error.)
+fn search(parameters: &[Parameter], figures: &[&Figure], counts: &[f64]) -> ProfileFile {
+    search_from(0.2, parameters, figures, counts)
 }
 
-/// The same, with a first step that is smaller where the end is near.
+/// As [`search`], with another first step, which can be smaller where the optimum is near the preset.
 fn search_from(
     mut step: f64,
     parameters: &[Parameter],
     figures: &[&Figure],
-    times: &[f64],
+    counts: &[f64],
 ) -> ProfileFile {
     let loss = |file: &ProfileFile| {
         let Ok(profile) = file.clone().resolve() else { return f64::INFINITY };
         let prices = prices(&profile);
         let square = |figure: &Figure| (1.0 + figure.error(&prices)).ln().powi(2);
-        figures.iter().zip(times).map(|(figure, times)| times * square(figure)).sum::<f64>()
+        figures.iter().zip(counts).map(|(figure, count)| count * square(figure)).sum::<f64>()
     };
     let scale = |file: &mut ProfileFile, index: usize, factor: f64| {
         *parameters[index].1(file) *= factor;

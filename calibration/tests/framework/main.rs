@@ -1,7 +1,7 @@
-//! How well GPT steps are predicted, on rows that lie beside the repository and never in it.
+//! Errors of predicted GPT steps, on measurements that are not part of the repository.
 //!
-//! `cargo test --release -p narrows-calibration --test gpt -- --nocapture` prints the errors;
-//! and the five-fold cross-validation; `… -- --ignored --nocapture` fits [`Framework`] again.
+//! `cargo test --release -p narrows-calibration --test framework -- --nocapture` prints the errors and the
+//! five-fold cross-validation; `… -- --ignored --nocapture` fits [`Framework`] again.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,7 +26,7 @@ use narrows_plan::{
 const DRAWS: usize = 16;
 const SEED: u64 = 270;
 
-/// A file of rows, what it does not say, and the bar on its mean error in percent.
+/// A file of rows, their hardware and recomputation, and the largest accepted mean error in percent.
 const ROWS: [(&str, &str, Recompute, f64); 2] = [
     ("vtrain-a100-single-sample.csv", "a100-80gb-8", Recompute::None, 8.0),
     ("vtrain-a100-multi-sample.csv", "a100-80gb-8-4nic", Recompute::Block, 12.0),
@@ -35,23 +35,23 @@ const ROWS: [(&str, &str, Recompute, f64); 2] = [
 fn rows(file: &str, hardware: &str, recompute: Recompute) -> Option<Vec<Measurement>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data").join(file);
     let Ok(text) = std::fs::read_to_string(&path) else {
-        println!("skipped: {file} is not beside the repository");
+        println!("skipped: {file} is not next to the repository");
         return None;
     };
     let source = Citation { citation: file.into(), conditions: String::new() };
     let (name, hardware) = (file.into(), hardware.into());
-    let assumed = CsvDefaults { name, source, hardware, vocabulary: 51_200, recompute };
+    let defaults = CsvDefaults { name, source, hardware, vocabulary: 51_200, recompute };
     Some(
-        measurements_from_csv(&text, &CsvDefaults { name: "rows".into(), ..assumed })
+        measurements_from_csv(&text, &CsvDefaults { name: "rows".into(), ..defaults })
             .unwrap()
             .measurements,
     )
 }
 
-/// The profile of a file's rows, with the network's share replaced.
-fn profile(name: &str, network: f64) -> Profile {
+/// A profile with another efficiency of the network.
+fn profile(name: &str, efficiency: f64) -> Profile {
     let mut file = preset(name).unwrap().file().clone();
-    file.links.inter_node.efficiency = network;
+    file.links.inter_node.efficiency = efficiency;
     file.resolve().unwrap()
 }
 
@@ -61,8 +61,8 @@ fn predicted_s(row: &Measurement, profile: &Profile, framework: &Framework) -> f
 }
 
 #[test]
-fn rows_beside_the_repository_are_predicted() {
-    for (file, hardware, recompute, bar) in ROWS {
+fn mean_errors_of_the_rows_are_small() {
+    for (file, hardware, recompute, error_max) in ROWS {
         let Some(rows) = rows(file, hardware, recompute) else { continue };
         let profile = preset(hardware).unwrap();
         let pairs = rows
@@ -70,29 +70,29 @@ fn rows_beside_the_repository_are_predicted() {
             .map(|row| (predicted_s(row, &profile, &FITTED_FRAMEWORK), row.measured_s(&profile)));
         let errors = ErrorSummary::of(pairs).unwrap();
         println!("{file}: {errors:?}");
-        assert!(errors.mean_absolute_percent < bar, "{file}: {errors:?}");
+        assert!(errors.mean_absolute_percent < error_max, "{file}: {errors:?}");
     }
 }
 
-/// What is shipped is what the search finds, so that anyone who has the rows finds it again.
+/// The shipped coefficients are reproducible from the rows.
 #[test]
-fn shipped_numbers_are_those_of_the_fit() {
-    let Some((rows, profiles)) = both() else { return };
-    let fitted = counted(rows.iter(), &profiles).fit();
+fn shipped_coefficients_are_those_of_the_fit() {
+    let Some((rows, profiles)) = all_rows() else { return };
+    let fitted = step_rows(rows.iter(), &profiles).fit();
     let shipped = FITTED_FRAMEWORK.coefficients(&profiles[1]);
     for ((name, fitted), shipped) in COEFFICIENT_NAMES.iter().zip(&fitted).zip(&shipped) {
         assert!((shipped / fitted - 1.0).abs() < 2e-3, "{name}: {shipped}, and fitted {fitted}");
     }
 }
 
-/// Both files, fitted to together.
-fn both() -> Option<(Vec<Measurement>, [Profile; 2])> {
-    let found = ROWS.map(|(file, hardware, recompute, _)| rows(file, hardware, recompute));
-    let [Some(single), Some(multi)] = found else { return None };
+/// The rows of both files, and their profiles.
+fn all_rows() -> Option<(Vec<Measurement>, [Profile; 2])> {
+    let files = ROWS.map(|(file, hardware, recompute, _)| rows(file, hardware, recompute));
+    let [Some(single), Some(multi)] = files else { return None };
     Some(([single, multi].concat(), ROWS.map(|(_, hardware, ..)| preset(hardware).unwrap())))
 }
 
-fn counted<'a>(
+fn step_rows<'a>(
     rows: impl Iterator<Item = &'a Measurement>,
     profiles: &'a [Profile; 2],
 ) -> StepRows<'a> {
@@ -104,39 +104,40 @@ fn counted<'a>(
     StepRows::new(rows.map(row).collect())
 }
 
-/// What a fold says of the rows that it left out.
-struct Held {
-    across: bool,
-    /// ln(measured / predicted)
+/// A row that a fit left out.
+struct HeldOutRow {
+    crosses_nodes: bool,
+    /// ln(measured / predicted).
     residual: f64,
-    inside: bool,
+    in_interval: bool,
 }
 
-/// Rows that are left out, by a fit and a bootstrap of all others.
-fn left_out(
+/// The rows that `is_held_out` selects, with the fit and the bootstrap of all others.
+fn hold_out(
     rows: &[Measurement],
     profiles: &[Profile; 2],
-    out: impl Fn(usize, &Measurement) -> bool,
-    drawn: HoldOut,
-) -> Vec<Held> {
-    let of = |left_out: bool| {
-        let own = rows.iter().enumerate().filter(|(index, row)| out(*index, row) == left_out);
-        counted(own.map(|(_, row)| row), profiles)
+    is_held_out: impl Fn(usize, &Measurement) -> bool,
+    unit: HoldOut,
+) -> Vec<HeldOutRow> {
+    let select = |held_out: bool| {
+        let selected =
+            rows.iter().enumerate().filter(|(index, row)| is_held_out(*index, row) == held_out);
+        step_rows(selected.map(|(_, row)| row), profiles)
     };
-    let (rest, left_out) = (of(false), of(true));
+    let (rest, held_out) = (select(false), select(true));
     let fitted = rest.fit();
-    let bootstrap = rest.bootstrap(drawn, fitted, DRAWS, SEED);
-    let certainty = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
-    let own = Framework::from_coefficients(&fitted);
-    let network = fitted[8].clamp(0.05, 1.0);
-    let held = |(row, residual): (&StepRow, f64)| {
-        let profile = profile(row.profile.name(), network);
-        let [low, high] = certainty.interval_s(row.step, row.mesh, &profile, &own).unwrap();
+    let bootstrap = rest.bootstrap(unit, fitted, DRAWS, SEED);
+    let intervals = IntervalModel::of(&rest, &fitted, &bootstrap, &bootstrap, provenance());
+    let framework = Framework::from_coefficients(&fitted);
+    let efficiency = fitted[8].clamp(0.05, 1.0);
+    let held_out_row = |(row, residual): (&StepRow, f64)| {
+        let profile = profile(row.profile.name(), efficiency);
+        let [low, high] = intervals.interval_s(row.step, row.mesh, &profile, &framework).unwrap();
         assert!(low <= high && low > 0.0);
-        let inside = (low..=high).contains(&row.measured_s);
-        Held { across: row.crosses_nodes(), residual, inside }
+        let in_interval = (low..=high).contains(&row.measured_s);
+        HeldOutRow { crosses_nodes: row.crosses_nodes(), residual, in_interval }
     };
-    left_out.rows().iter().zip(left_out.residuals(&fitted)).map(held).collect()
+    held_out.rows().iter().zip(held_out.residuals(&fitted)).map(held_out_row).collect()
 }
 
 fn provenance() -> Provenance {
@@ -150,56 +151,62 @@ fn provenance() -> Provenance {
     }
 }
 
-/// Prints mean error and coverage of all, those of one node and of many; the shares within.
-fn report(held: &[Held]) -> [f64; 3] {
-    let of = |what: &str, own: &dyn Fn(&Held) -> bool| {
-        let of: Vec<&Held> = held.iter().filter(|one| own(one)).collect();
-        let inside = of.iter().filter(|one| one.inside).count() as f64 / of.len() as f64;
-        let errors = of.iter().map(|one| ((-one.residual).exp(), 1.0));
+/// Prints mean error and coverage of all rows, of those within a node and of those across nodes. Returns
+/// the coverages.
+fn report(rows: &[HeldOutRow]) -> [f64; 3] {
+    let coverage = |name: &str, filter: &dyn Fn(&HeldOutRow) -> bool| {
+        let selected: Vec<&HeldOutRow> = rows.iter().filter(|row| filter(row)).collect();
+        let inside = selected.iter().filter(|row| row.in_interval).count();
+        let covered = inside as f64 / selected.len() as f64;
+        let errors = selected.iter().map(|row| ((-row.residual).exp(), 1.0));
         let mean = ErrorSummary::of(errors).unwrap().mean_absolute_percent;
         println!(
-            "{what}: {} rows, mean error {mean:.2} %, {:.1} % within",
-            of.len(),
-            inside * 100.0
+            "{name}: {} rows, mean error {mean:.2} %, {:.1} % within",
+            selected.len(),
+            covered * 100.0
         );
-        inside
+        covered
     };
-    [of("all", &|_| true), of("one node", &|one| !one.across), of("many nodes", &|one| one.across)]
+    [
+        coverage("all", &|_| true),
+        coverage("one node", &|row| !row.crosses_nodes),
+        coverage("many nodes", &|row| row.crosses_nodes),
+    ]
 }
 
-/// Of the rows that each fold leaves out, nine in ten lie within their intervals, give or take what so
-/// many rows can say (28 of 30 is 93 %).
+/// The range of accepted coverages allows for the number of rows: 28 of 30 is 93 %.
 #[test]
 fn intervals_cover_the_rows_that_folds_leave_out() {
-    let Some((rows, profiles)) = both() else { return };
+    let Some((rows, profiles)) = all_rows() else { return };
     let fold =
-        |fold: usize| left_out(&rows, &profiles, |index, _| index % 5 == fold, HoldOut::Rows);
-    let held: Vec<Held> = (0..5).flat_map(fold).collect();
-    for covered in report(&held) {
+        |fold: usize| hold_out(&rows, &profiles, |index, _| index % 5 == fold, HoldOut::Rows);
+    let held_out: Vec<HeldOutRow> = (0..5).flat_map(fold).collect();
+    for covered in report(&held_out) {
         assert!((0.85..=0.95).contains(&covered), "{covered}");
     }
 }
 
-/// The same where all rows of a model are left out: its interval is that of a model nobody measured.
+/// All rows of a model are left out together, so its intervals are those of an unmeasured model.
 #[test]
 fn intervals_cover_the_models_that_are_left_out() {
-    let Some((rows, profiles)) = both() else { return };
+    let Some((rows, profiles)) = all_rows() else { return };
     let model = |row: &Measurement| {
         let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
-        let TrainedModel::Gpt(gpt) = &step.model else { panic!("rows are GPTs'") };
+        let TrainedModel::Gpt(gpt) = &step.model else { panic!("rows are steps of GPTs") };
         (gpt.hidden, gpt.layers, gpt.heads)
     };
     let models: BTreeSet<_> = rows.iter().map(model).collect();
-    let one = |out| left_out(&rows, &profiles, |_, row| model(row) == out, HoldOut::Models);
-    let held: Vec<Held> = models.into_iter().flat_map(one).collect();
-    for covered in report(&held) {
+    let hold_out_model =
+        |held_out| hold_out(&rows, &profiles, |_, row| model(row) == held_out, HoldOut::Models);
+    let held_out: Vec<HeldOutRow> = models.into_iter().flat_map(hold_out_model).collect();
+    for covered in report(&held_out) {
         assert!((0.85..=0.95).contains(&covered), "{covered}");
     }
 }
 
 #[test]
-fn intervals_are_the_same_every_time_and_hold_their_prediction() {
-    let certainty = shipped_interval_model().unwrap();
+fn intervals_are_deterministic_and_contain_the_prediction() {
+    let intervals = shipped_interval_model().unwrap();
     let profile = preset("a100-80gb-8-4nic").unwrap();
     let step = |hidden: u64, micro_batch: u64| {
         let gpt = GptModel { layers: 24, hidden, heads: 16, vocabulary: 51_200 };
@@ -218,20 +225,19 @@ fn intervals_are_the_same_every_time_and_hold_their_prediction() {
         let mesh = Mesh { tensor, pipeline: 1, data };
         let step = step(hidden, 1);
         let time = step_time_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
-        let interval = || certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
+        let interval = || intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         let [low, high] = interval();
         assert_eq!(interval(), [low, high]);
         assert!(low < time && time < high, "{low} {time} {high}");
         widths.push((high / low).ln());
     }
-    // Four octaves beyond the widest model that was measured, and across the network.
+    // 16× wider than the widest measured model, and across nodes.
     assert!(widths[1] > 1.5 * widths[0] && widths[2] > widths[0], "{widths:?}");
 }
 
-/// A model that nobody measured, and hardware that nothing was fitted on, are less certain.
 #[test]
-fn other_models_and_other_hardware_are_less_certain() {
-    let certainty = shipped_interval_model().unwrap();
+fn intervals_of_unmeasured_models_and_hardware_are_wider() {
+    let intervals = shipped_interval_model().unwrap();
     let width = |profile: &Profile, layers: u64| {
         let gpt = GptModel { layers, hidden: 2048, heads: 16, vocabulary: 51_200 };
         let step = TrainingStep {
@@ -244,7 +250,7 @@ fn other_models_and_other_hardware_are_less_certain() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = certainty.interval_s(&step, mesh, profile, &FITTED_FRAMEWORK).unwrap();
+        let [low, high] = intervals.interval_s(&step, mesh, profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
     let a100 = preset("a100-80gb-8").unwrap();
@@ -253,20 +259,19 @@ fn other_models_and_other_hardware_are_less_certain() {
     let (mut named_otherwise, mut named_alike) = (a100.file().clone(), a100.file().clone());
     named_otherwise.name = "a100-elsewhere".into();
     named_alike.device.memory_bandwidth_bytes_per_s *= 1.5;
-    let made = [named_otherwise, named_alike].map(|file| file.resolve().unwrap());
-    for other in made.into_iter().chain([preset("h100-sxm").unwrap()]) {
+    let profiles = [named_otherwise, named_alike].map(|file| file.resolve().unwrap());
+    for other in profiles.into_iter().chain([preset("h100-sxm").unwrap()]) {
         let other = width(&other, 20);
         assert!(other > 1.3 * own, "{own} {other}");
     }
 }
 
-/// What was measured within a node says less of the network. No row is missing from what is said of other
-/// models, and across nodes those are less certain too.
+/// Measurements within a node do not include the network. The residuals by model include every row.
 #[test]
-fn other_models_are_less_certain_across_nodes() {
-    let certainty = shipped_interval_model().unwrap();
+fn intervals_of_models_not_measured_across_nodes_are_wider() {
+    let intervals = shipped_interval_model().unwrap();
     assert_eq!(
-        [&certainty.by_row, &certainty.by_model].map(|held| held.across_nodes.len()),
+        [&intervals.by_row, &intervals.by_model].map(|fit| fit.across_nodes.len()),
         [30, 30]
     );
     let profile = preset("a100-80gb-8-4nic").unwrap();
@@ -282,18 +287,22 @@ fn other_models_are_less_certain_across_nodes() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 8, pipeline: 1, data: 8 };
-        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
+        let [low, high] = intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
-    // The model of 3.6 B parameters was measured across nodes, that of width 2048 within one alone.
-    let (known, within, nowhere) = (width(30, 3072, 32), width(24, 2048, 16), width(29, 3072, 32));
-    assert!(nowhere > 1.02 * known && within > 1.02 * known, "{known} {within} {nowhere}");
+    // The model of 3.6 B parameters was measured across nodes, that of width 2048 within a node only.
+    let (measured, within_a_node, unmeasured) =
+        (width(30, 3072, 32), width(24, 2048, 16), width(29, 3072, 32));
+    assert!(
+        unmeasured > 1.02 * measured && within_a_node > 1.02 * measured,
+        "{measured} {within_a_node} {unmeasured}"
+    );
 }
 
-/// No row within a node recomputes: such a step is less certain than one like the rows.
+/// No row within a node recomputes.
 #[test]
-fn recomputation_that_nobody_measured_is_less_certain() {
-    let certainty = shipped_interval_model().unwrap();
+fn intervals_of_unmeasured_recomputation_are_wider() {
+    let intervals = shipped_interval_model().unwrap();
     let profile = preset("a100-80gb-8").unwrap();
     let width = |recompute| {
         let gpt = GptModel { layers: 20, hidden: 2048, heads: 16, vocabulary: 51_200 };
@@ -307,29 +316,29 @@ fn recomputation_that_nobody_measured_is_less_certain() {
             zero: Zero::Off,
         };
         let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
-        let [low, high] = certainty.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
+        let [low, high] = intervals.interval_s(&step, mesh, &profile, &FITTED_FRAMEWORK).unwrap();
         (high / low).ln()
     };
-    let (seen, unseen) = (width(Recompute::None), width(Recompute::Block));
-    assert!(unseen > 1.1 * seen, "{seen} {unseen}");
+    let (measured, unmeasured) = (width(Recompute::None), width(Recompute::Block));
+    assert!(unmeasured > 1.1 * measured, "{measured} {unmeasured}");
 }
 
-/// Rows of the fit are told from others, whatever is assumed of them and however their times are rounded.
+/// Independently of assumed recomputation, and of rounding of the measured times.
 #[test]
-fn rows_say_whether_something_was_fitted_to_them() {
-    let Some((rows, profiles)) = both() else { return };
+fn rows_of_the_fit_are_recognized() {
+    let Some((rows, profiles)) = all_rows() else { return };
     assert_eq!(rows.iter().filter(|row| row.fitted).count(), 270);
     for row in &rows {
         let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
         let (mesh, measured_s) = (row.mesh, row.measured_s(&profiles[0]));
-        let own = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
-        let terms = fit_conditions_of(step, mesh, measured_s).unwrap();
-        assert!(terms.match_step(step, own), "{terms:?}");
+        let profile = profiles.iter().find(|profile| profile.name() == row.hardware).unwrap();
+        let conditions = fit_conditions_of(step, mesh, measured_s).unwrap();
+        assert!(conditions.match_step(step, profile), "{conditions:?}");
         let two_digits: f64 = format!("{measured_s:.1e}").parse().unwrap();
         for rounded in [two_digits, measured_s * 0.96, measured_s * 1.04] {
             assert_eq!(
                 fit_conditions_of(step, mesh, rounded),
-                Some(terms),
+                Some(conditions),
                 "{rounded} for {measured_s}"
             );
         }
@@ -338,10 +347,10 @@ fn rows_say_whether_something_was_fitted_to_them() {
             _ => Recompute::None,
         };
         let assumed = TrainingStep { recompute, ..step.as_ref().clone() };
-        assert_eq!(fit_conditions_of(&assumed, mesh, measured_s), Some(terms));
+        assert_eq!(fit_conditions_of(&assumed, mesh, measured_s), Some(conditions));
         assert!(
-            !terms.match_step(&assumed, own)
-                && !terms.match_step(step, &preset("a100-80gb").unwrap())
+            !conditions.match_step(&assumed, profile)
+                && !conditions.match_step(step, &preset("a100-80gb").unwrap())
         );
         let mut other = assumed.clone();
         other.workload.global_batch *= 2;
@@ -350,35 +359,36 @@ fn rows_say_whether_something_was_fitted_to_them() {
     }
 }
 
-/// Digests of the rows below the terms of their file, sorted: no order of theirs says anything.
+/// For each file its conditions, and below them the digests of its rows. Sorted, so that the order of the
+/// rows is not revealed.
 fn digests(rows: &[Measurement], profiles: &[Profile; 2]) -> String {
-    let of_one = |profile: &Profile| {
-        let own = rows.iter().filter(|row| row.hardware == profile.name());
+    let of_file = |profile: &Profile| {
+        let own_rows = rows.iter().filter(|row| row.hardware == profile.name());
         let digest = |row: &Measurement| {
             let MeasuredQuantity::Step(step) = &row.measured else { panic!("rows are steps") };
             let TrainedModel::Gpt(gpt) = step.model else { panic!("rows are steps of GPTs") };
             let (hardware, recompute) = (row.hardware.clone(), step.recompute);
-            let terms = FitConditions { hardware, recompute, vocabulary: gpt.vocabulary };
+            let conditions = FitConditions { hardware, recompute, vocabulary: gpt.vocabulary };
             let digest = row_digest(step, row.mesh, row.measured_s(profile)).unwrap();
-            (terms.labels().join(" "), digest)
+            (conditions.labels().join(" "), digest)
         };
-        let mut digests: Vec<(String, String)> = own.map(digest).collect();
+        let mut digests: Vec<(String, String)> = own_rows.map(digest).collect();
         digests.sort();
         let heading = digests[0].0.clone();
         assert!(
-            digests.iter().all(|(terms, _)| *terms == heading),
-            "one file is on the same terms"
+            digests.iter().all(|(conditions, _)| *conditions == heading),
+            "rows of one file have different conditions"
         );
         let lines = digests.into_iter().map(|(_, digest)| digest + "\n");
         format!("{heading}\n{}", lines.collect::<String>())
     };
-    profiles.iter().map(of_one).collect()
+    profiles.iter().map(of_file).collect()
 }
 
 #[test]
-#[ignore = "a tool: with NARROWS_BLESS=1 writes calibration/data/fits/gpt-a100-rows.txt, which rows were fitted to"]
-fn name_rows() {
-    let Some((rows, profiles)) = both() else { return };
+#[ignore = "a tool: with NARROWS_BLESS=1 writes calibration/data/fits/gpt-a100-rows.txt"]
+fn write_row_digests() {
+    let Some((rows, profiles)) = all_rows() else { return };
     let digests = digests(&rows, &profiles);
     println!("{digests}");
     if std::env::var_os("NARROWS_BLESS").is_some() {
@@ -388,28 +398,28 @@ fn name_rows() {
 }
 
 #[test]
-#[ignore = "a tool: prints fitted numbers; with NARROWS_BLESS=1 writes calibration/data/fits/gpt-a100.json"]
+#[ignore = "a tool: prints fitted coefficients; with NARROWS_BLESS=1 writes calibration/data/fits/gpt-a100.json"]
 fn refit() {
-    let Some((rows, profiles)) = both() else { return };
-    let all = counted(rows.iter(), &profiles);
+    let Some((rows, profiles)) = all_rows() else { return };
+    let all = step_rows(rows.iter(), &profiles);
     let fitted = all.fit();
-    for (name, number) in COEFFICIENT_NAMES.iter().zip(&fitted) {
-        println!("{name} = {number:.4e}");
+    for (name, coefficient) in COEFFICIENT_NAMES.iter().zip(&fitted) {
+        println!("{name} = {coefficient:.4e}");
     }
-    let own = FITTED_FRAMEWORK.coefficients(&profiles[1]);
+    let shipped = FITTED_FRAMEWORK.coefficients(&profiles[1]);
     let [by_row, by_model] =
-        [HoldOut::Rows, HoldOut::Models].map(|drawn| all.bootstrap(drawn, own, DRAWS, SEED));
-    let mut certainty = IntervalModel::of(&all, &own, &by_row, &by_model, provenance());
+        [HoldOut::Rows, HoldOut::Models].map(|unit| all.bootstrap(unit, shipped, DRAWS, SEED));
+    let mut intervals = IntervalModel::of(&all, &shipped, &by_row, &by_model, provenance());
     let round = |number: &mut f64| *number = (*number * 1e4).round() / 1e4;
-    for held in [&mut certainty.by_row, &mut certainty.by_model] {
-        held.draws.iter_mut().flatten().for_each(round);
-        held.within_a_node.iter_mut().for_each(round);
-        held.across_nodes.iter_mut().for_each(round);
+    for fit in [&mut intervals.by_row, &mut intervals.by_model] {
+        fit.draws.iter_mut().flatten().for_each(round);
+        fit.within_a_node.iter_mut().for_each(round);
+        fit.across_nodes.iter_mut().for_each(round);
     }
-    certainty.log_size_ranges.iter_mut().flatten().for_each(round);
+    intervals.log_size_ranges.iter_mut().flatten().for_each(round);
     if std::env::var_os("NARROWS_BLESS").is_some() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/fits/gpt-a100.json");
-        let text = serde_json::to_string(&certainty).unwrap().replace("],[", "],\n[");
+        let text = serde_json::to_string(&intervals).unwrap().replace("],[", "],\n[");
         std::fs::write(path, text + "\n").unwrap();
     }
 }

@@ -85,7 +85,7 @@ impl MeasuredCorrection {
         family.factor(&log_shape(kernel, self.devices), None)
     }
 
-    /// The factor by each of so many draws of the measurements, with replacement from those of the kind. 1 in every
+    /// The factor by each of several draws, with replacement, of the measurements of the kind. 1 in every
     /// draw for a kind without measurements.
     pub fn resampled_factors(&self, kernel: &Kernel, draws: usize) -> Vec<f64> {
         let Some(family) = self.families.get(&KernelKind::of(kernel)) else {

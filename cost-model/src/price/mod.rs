@@ -171,7 +171,7 @@ impl Prices {
         Seconds(self.corrected_time_s(kernel, curves.0, factor))
     }
 
-    /// The kernel's time, in seconds, by each of so many draws of the measurements. `None` for a profile without
+    /// The time of a kernel in seconds, by each of several draws of the measurements. `None` for a profile without
     /// measurements, and for what is never launched.
     pub fn resampled_kernel_times_s(&self, kernel: &Kernel, draws: usize) -> Option<Vec<f64>> {
         let correction = self.correction.as_ref()?;
@@ -314,7 +314,7 @@ impl Prices {
     }
 
     /// The h for which nine measurements of `kernel` in ten lie between price / (1 + h) and price · (1 + h), as far
-    /// as the profile knows; [`Profile::assumed_paths`] names the errors that nobody measured.
+    /// as the profile knows; [`Profile::assumed_paths`] lists the errors that were not measured.
     pub fn relative_half_width(&self, kernel: &Kernel) -> f64 {
         let half_width = self.half_widths[self.source(kernel) as usize];
         (half_width.ln_1p() * self.error_scale(kernel)).exp_m1()

@@ -26,7 +26,7 @@ impl Channel {
         Channel { channel, timeout, recorder, sequence: AtomicU64::new(0) }
     }
 
-    /// Starts the next operation, with an operand of so many elements.
+    /// Starts the next operation, with an operand of `elements` elements.
     pub fn begin(&self, operation: WireOp, elements: usize) -> PendingOp {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let pending = PendingOp { operation, channel: self.channel.name(), sequence, elements };
