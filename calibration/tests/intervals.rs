@@ -152,7 +152,7 @@ fn ratios(profile: &Profile, kernel: Kernel) -> [f64; 2] {
 }
 
 fn width(profile: &Profile, kernel: Kernel) -> f64 {
-    let [low, high] = ratios(profile, kernel.clsample());
+    let [low, high] = ratios(profile, kernel.clone());
     assert_eq!(ratios(profile, kernel), [low, high]);
     (high / low).ln()
 }
@@ -161,7 +161,7 @@ fn width(profile: &Profile, kernel: Kernel) -> f64 {
 #[test]
 fn few_residuals_make_wider_intervals() {
     let width_with = |residuals: &[f64]| {
-        let mut file = preset("h100-sxm").unwrap().file().clsample();
+        let mut file = preset("h100-sxm").unwrap().file().clone();
         file.gemm.relative_error.residuals = residuals.to_vec();
         width(&file.resolve().unwrap(), gemm(4096, 4096, 4096, false))
     };
@@ -174,16 +174,16 @@ fn few_residuals_make_wider_intervals() {
 fn intervals_far_from_measured_shapes_are_wider() {
     let a100 = preset("a100-80gb").unwrap();
     let known = gemm(16_384, 4096, 4096, false);
-    let near = width(&a100, known.clsample());
+    let near = width(&a100, known.clone());
     assert!(near < 0.2, "{near}");
     for far in [gemm(16_384, 4096, 4096, true), gemm(64, 64, 64, false)] {
-        assert!(width(&a100, far.clsample()) > 1.5 * near, "{far:?}");
+        assert!(width(&a100, far.clone()) > 1.5 * near, "{far:?}");
     }
     let (inside, across) = (all_reduce(128, 4, 1), all_reduce(128, 2, 4));
     assert!(width(&a100, across) > 2.0 * width(&a100, inside));
     // The same coefficients, fitted to fewer shapes.
     let with = |change: fn(&mut ProfileFile)| {
-        let mut file = a100.file().clsample();
+        let mut file = a100.file().clone();
         change(&mut file);
         file.resolve().unwrap()
     };
@@ -191,7 +191,7 @@ fn intervals_far_from_measured_shapes_are_wider() {
         let refits = file.refits.as_mut().unwrap();
         refits.kernels = vec![gemm(2048, 1024, 1024, false)];
     });
-    assert!(width(&fewer, known.clsample()) > 1.5 * near);
+    assert!(width(&fewer, known.clone()) > 1.5 * near);
     // A profile without measurements.
     assert!(width(&preset("h100-sxm").unwrap(), known) > 2.0 * near);
 }
@@ -210,14 +210,12 @@ fn intervals_of_profiles_derived_from_others_are_no_narrower() {
     for name in preset_names().filter(|name| *name != "a100-80gb") {
         let profile = preset(name).unwrap();
         for kernel in &kernels {
-            let (derived, fitted) =
-                (width(&profile, kernel.clsample()), width(&base, kernel.clsample()));
+            let (derived, fitted) = (width(&profile, kernel.clone()), width(&base, kernel.clone()));
             assert!(derived > 0.98 * fitted, "{name}, {kernel:?}: {derived} {fitted}");
         }
         if profile.file().form_of.is_some() {
             let far = |near: usize, far: usize| {
-                let [near, far] =
-                    [near, far].map(|index| width(&profile, kernels[index].clsample()));
+                let [near, far] = [near, far].map(|index| width(&profile, kernels[index].clone()));
                 assert!(far > 1.5 * near, "{name}: {near} {far}");
             };
             far(0, 1);

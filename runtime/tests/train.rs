@@ -27,11 +27,11 @@ fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
     Mesh { tensor, pipeline, data }
 }
 
-fn session(model: &Model, mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Session {
+fn session(model: &Model, mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Session {
     let workload = Workload { global_batch: 4, sequence_length: LENGTH, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
-    let mut dice = TestRng(dice);
-    let plan = (0..50).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan");
+    let mut rng = TestRng(plan_seed);
+    let plan = (0..50).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan");
     let program = CheckedProgram::check(lower(&plan.resolve(model).unwrap())).unwrap();
     let mut session = narrows_cpu::session(model, program, 1).unwrap();
     session.initialise(model, seed).unwrap();
@@ -44,9 +44,9 @@ fn sampler(model: &Model, text: &[u8], seed: u64) -> Sampler {
     Sampler::new(file, SamplerConfig { sequence_length: LENGTH, vocabulary, seed }).unwrap()
 }
 
-fn trainer(mesh: Mesh, zero: Zero, dice: u64, seed: u64) -> Trainer {
+fn trainer(mesh: Mesh, zero: Zero, plan_seed: u64, seed: u64) -> Trainer {
     let model = model();
-    let session = session(&model, mesh, zero, dice, seed);
+    let session = session(&model, mesh, zero, plan_seed, seed);
     Trainer::new(session, sampler(&model, TEXT, seed), Optimizer::new(3e-3, 5, 20)).unwrap()
 }
 
@@ -67,12 +67,12 @@ fn the_loss_falls_equally_under_every_plan() {
     // Untrained, the model predicts all bytes with about the same probability.
     assert!((first - 256_f64.ln()).abs() < 0.2, "{first}");
     assert!(last < first - 1.5, "{first} to {last}");
-    for (mesh, zero, dice) in [
+    for (mesh, zero, plan_seed) in [
         (mesh(2, 1, 1), Zero::Off, 2),
         (mesh(1, 2, 2), Zero::One, 3),
         (mesh(2, 2, 1), Zero::Off, 4),
     ] {
-        let losses = losses(&mut trainer(mesh, zero, dice, 7), 20);
+        let losses = losses(&mut trainer(mesh, zero, plan_seed, 7), 20);
         for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
             let error = (loss - expected).abs() / expected;
             assert!(error < 1e-4, "{mesh}, step {}: {loss}, expected {expected}", step + 1);

@@ -49,7 +49,7 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
         entries => entries.map_err(CheckpointError::io(dir, "listed"))?,
     };
-    let mut found = vec![];
+    let mut checkpoints = vec![];
     for entry in entries {
         let entry = entry.map_err(CheckpointError::io(dir, "listed"))?;
         let name = entry.file_name();
@@ -60,11 +60,11 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
         };
         let step = base_name.strip_prefix(STEP).and_then(|digits| digits.parse().ok());
         if let Some(step) = step.filter(|step| folder_name(*step) == base_name) {
-            found.push(FoundCheckpoint { step, path: entry.path(), replaced });
+            checkpoints.push(FoundCheckpoint { step, path: entry.path(), replaced });
         }
     }
-    found.sort_by_key(|found| (std::cmp::Reverse(found.step), found.replaced));
-    Ok(found)
+    checkpoints.sort_by_key(|checkpoint| (std::cmp::Reverse(checkpoint.step), checkpoint.replaced));
+    Ok(checkpoints)
 }
 
 /// The last complete checkpoint, if there is one: all files of its manifest exist and have their
@@ -74,9 +74,9 @@ pub fn list(dir: &Path) -> Result<Vec<FoundCheckpoint>, CheckpointError> {
 /// When the folder cannot be read. When no checkpoint is complete, the error of the last one.
 pub fn latest(dir: &Path) -> Result<Option<PathBuf>, CheckpointError> {
     let mut first_error = None;
-    for found in list(dir)? {
-        match Manifest::read(&found.path) {
-            Ok(_) => return Ok(Some(found.path)),
+    for checkpoint in list(dir)? {
+        match Manifest::read(&checkpoint.path) {
+            Ok(_) => return Ok(Some(checkpoint.path)),
             Err(error) => first_error.get_or_insert(error),
         };
     }
@@ -125,10 +125,10 @@ pub(super) fn commit(
 /// Checkpoints of later steps, which belong to another run, and damaged ones remain. A failure to
 /// remove a checkpoint is ignored, and retried after the next save.
 pub(super) fn prune(dir: &Path, step: u64, keep: NonZeroUsize) {
-    let found = list(dir).unwrap_or_default();
-    let earlier = found.into_iter().filter(|found| found.step < step);
+    let checkpoints = list(dir).unwrap_or_default();
+    let earlier = checkpoints.into_iter().filter(|checkpoint| checkpoint.step < step);
     let mut kept = vec![step];
-    for old in earlier.filter(|found| Manifest::read(&found.path).is_ok()) {
+    for old in earlier.filter(|checkpoint| Manifest::read(&checkpoint.path).is_ok()) {
         if kept.len() < keep.get() && !kept.contains(&old.step) {
             kept.push(old.step);
         } else {

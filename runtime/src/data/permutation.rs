@@ -69,10 +69,10 @@ mod tests {
         arbtest::arbtest(|u| {
             let size = u.int_in_range(1..=3000)?;
             let permutation = Permutation::new(size, u.arbitrary()?, u.arbitrary()?);
-            let mut seen = vec![false; size as usize];
+            let mut images = vec![false; size as usize];
             for index in 0..size {
                 let image = permutation.at(index) as usize;
-                assert!(!std::mem::replace(&mut seen[image], true), "{image} twice");
+                assert!(!std::mem::replace(&mut images[image], true), "{image} twice");
             }
             Ok(())
         })

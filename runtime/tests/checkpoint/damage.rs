@@ -67,10 +67,10 @@ impl SavedCheckpoint {
 #[test]
 fn truncated_files_are_rejected() {
     let saved = SavedCheckpoint::new();
-    let mut dice = TestRng(1);
+    let mut rng = TestRng(1);
     for name in FILES {
         let bytes = saved.bytes(name);
-        let random = (0..20).map(|_| dice.below(bytes.len() - 1));
+        let random = (0..20).map(|_| rng.below(bytes.len() - 1));
         // Not the last byte, because a manifest is valid without its final newline.
         for length in random.chain([0, 1, 7, 8, 9, bytes.len() - 2]) {
             saved.write(name, &bytes[..length]);
@@ -92,14 +92,14 @@ fn truncated_files_are_rejected() {
 #[test]
 fn every_flipped_bit_is_detected() {
     let saved = SavedCheckpoint::new();
-    let mut dice = TestRng(2);
+    let mut rng = TestRng(2);
     for name in FILES {
         let mut bytes = saved.bytes(name);
         let bits = bytes.len() * 8;
         // The manifest has no checksum: flip one bit of each of its bytes.
         let each = 0..if name == "manifest.json" { bytes.len() } else { 0 };
-        let each: Vec<usize> = each.map(|byte| 8 * byte + dice.below(8)).collect();
-        for bit in (0..40).map(|_| dice.below(bits)).chain(each) {
+        let each: Vec<usize> = each.map(|byte| 8 * byte + rng.below(8)).collect();
+        for bit in (0..40).map(|_| rng.below(bits)).chain(each) {
             bytes[bit / 8] ^= 1 << (bit % 8);
             saved.write(name, &bytes);
             let Err(error) = saved.load() else { panic!("{name}: bit {bit} is flipped") };
@@ -217,13 +217,13 @@ fn replace_tensor(bytes: &[u8], name: &str, to: Option<(&str, Dtype, Vec<usize>)
     let file = SafeTensors::deserialize(bytes).unwrap();
     let tensors: Vec<(String, TensorView)> = file
         .iter()
-        .filter_map(|(found, view)| match &to {
-            Some((new_name, dtype, shape)) if found == name => {
+        .filter_map(|(tensor, view)| match &to {
+            Some((new_name, dtype, shape)) if tensor == name => {
                 let view = TensorView::new(*dtype, shape.clone(), view.data()).unwrap();
                 Some((new_name.to_string(), view))
             }
-            None if found == name => None,
-            _ => Some((found.to_string(), view)),
+            None if tensor == name => None,
+            _ => Some((tensor.to_string(), view)),
         })
         .collect();
     serialize(tensors, None).unwrap()

@@ -115,7 +115,7 @@ fn the_newest_checkpoints_are_kept() {
     save(&dir, &at_step(&checkpoint, 50), &model, keep(1)).unwrap();
     save(&dir, &at_step(&checkpoint, 51), &model, keep(1)).unwrap();
     assert_eq!(names(&dir), ["step-00000051", "step-00000100", "step-00000101"]);
-    let steps: Vec<u64> = list(&dir).unwrap().iter().map(|found| found.step).collect();
+    let steps: Vec<u64> = list(&dir).unwrap().iter().map(|checkpoint| checkpoint.step).collect();
     assert_eq!(steps, [101, 100, 51]);
 }
 

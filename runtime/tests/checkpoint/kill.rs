@@ -72,13 +72,13 @@ fn saved_steps_survive_kills() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let model = small_model(false);
-    let mut dice = TestRng(3);
+    let mut rng = TestRng(3);
     let (mut reached, mut interrupted) = (0, 0);
     let start = Instant::now();
     for kill in 0..KILLS {
-        let delay = Duration::from_micros(dice.below(40_000) as u64);
+        let delay = Duration::from_micros(rng.below(40_000) as u64);
         // One in ten is killed before its first save.
-        let printed = run_and_kill(dir, delay, kill == 0 || dice.below(10) > 0);
+        let printed = run_and_kill(dir, delay, kill == 0 || rng.below(10) > 0);
         let saved = reached.max(printed.unwrap_or(0));
         let path = latest(dir).unwrap().expect("a checkpoint");
         let loaded = load(&path, &model).unwrap_or_else(|error| panic!("kill {kill}: {error}"));

@@ -38,8 +38,8 @@ pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
     let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
-    let mut dice = TestRng(seed);
-    (0..1000).find_map(|_| draw_plan(&mut dice, model, context)).expect("a plan for the mesh")
+    let mut rng = TestRng(seed);
+    (0..1000).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan for the mesh")
 }
 
 /// A session under a plan, with weights of zero.
@@ -62,11 +62,11 @@ pub fn optimizer() -> Optimizer {
 /// Trains on tokens that depend on the step number alone. Returns the losses.
 pub fn train(session: &mut Session, steps: u64) -> Vec<f64> {
     let step = |_| {
-        let mut dice = TestRng(1000 + session.steps());
+        let mut rng = TestRng(1000 + session.steps());
         let work = session.program().context.workload;
         let count = work.global_batch * work.sequence_length;
         // Targets equal the tokens, so that the model can learn.
-        let tokens: Vec<u32> = (0..count).map(|_| dice.below(64) as u32).collect();
+        let tokens: Vec<u32> = (0..count).map(|_| rng.below(64) as u32).collect();
         session.step(&optimizer(), StepInput { tokens: &tokens, targets: &tokens }).unwrap().loss
     };
     (0..steps).map(step).collect()
