@@ -8,11 +8,11 @@ use crate::program::{CollectiveOp, Reduction};
 use crate::{Bytes, Dim, Layout};
 
 use super::error::{CheckResult, ensure, fault, fault_hint};
-use super::lattice::{AbstractState, PendingSum, ShardedExtent};
-use super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::lattice::{AbstractState, OperandWrite, PendingSum, ShardedExtent, WriteTarget};
+use super::operands::InstrOperands;
 
 pub(super) fn transfer(
-    site: &mut InstrOperands,
+    operands: &mut InstrOperands,
     collective: &CollectiveOp,
 ) -> CheckResult<Vec<OperandWrite>> {
     ensure(collective.axis == Axis::Tensor, || {
@@ -21,36 +21,36 @@ pub(super) fn transfer(
             collective.axis.name()
         )
     })?;
-    group_fits(collective, site.check.context.mesh.group(Axis::Tensor))?;
+    group_fits(collective, operands.check.context.mesh.group(Axis::Tensor))?;
     kind_fits(collective)?;
-    ensure(!site.reads.is_empty(), || "has no operand".into())?;
-    site.operands(site.reads.len()..=site.reads.len(), site.reads.len())?;
-    for port in 0..site.reads.len() {
-        operand_fits(site, collective, port)?;
+    ensure(!operands.reads.is_empty(), || "has no operand".into())?;
+    operands.check_arity(operands.reads.len()..=operands.reads.len(), operands.reads.len())?;
+    for port in 0..operands.reads.len() {
+        operand_fits(operands, collective, port)?;
     }
-    volume_fits(site, collective)?;
+    volume_fits(operands, collective)?;
     if collective.kind == CollectiveKind::AllReduce {
-        let written = site.reads.iter().enumerate().map(|(port, state)| OperandWrite {
+        let written = operands.reads.iter().enumerate().map(|(port, state)| OperandWrite {
             state: state.owing(PendingSum::Done),
-            place: WriteTarget::Over(port),
+            target: WriteTarget::Over(port),
         });
         return Ok(written.collect());
     }
-    ensure(site.reads.len() == 1, || "moves more than one tensor".into())?;
-    let state = site.reads[0];
-    let packs = |layout| packs(site, layout, collective.kind);
+    ensure(operands.reads.len() == 1, || "moves more than one tensor".into())?;
+    let state = operands.reads[0];
+    let packs = |layout| packs(operands, layout, collective.kind);
     ensure(state.packed == packs(collective.to), || {
         format!("reads {state}, which is not packed as sharding it by {} requires", collective.to)
     })?;
     let laid = lay(state, collective.to);
     let state = AbstractState { packed: packs(collective.from), ..laid };
-    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
+    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
 /// The dimension to pack before or unpack after, for shards that are not contiguous in memory.
-fn packs(site: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
+fn packs(operands: &InstrOperands, layout: Layout, kind: CollectiveKind) -> Option<Dim> {
     let Layout::Sharded(dim) = layout else { return None };
-    let contiguous = dim != Dim::Feature && site.check.context.tokens_contiguous(dim);
+    let contiguous = dim != Dim::Feature && operands.check.context.tokens_contiguous(dim);
     (kind == CollectiveKind::AllToAll || !contiguous).then_some(dim)
 }
 
@@ -101,9 +101,9 @@ pub(super) fn kind_fits(collective: &CollectiveOp) -> CheckResult {
 }
 
 /// Checks that an operand has the source layout and needs the collective's reduction.
-fn operand_fits(site: &InstrOperands, collective: &CollectiveOp, port: usize) -> CheckResult {
-    let state = &site.reads[port];
-    let name = site.operand_name(port);
+fn operand_fits(operands: &InstrOperands, collective: &CollectiveOp, port: usize) -> CheckResult {
+    let state = &operands.reads[port];
+    let name = operands.operand_name(port);
     let layout = state.layout();
     if layout != collective.from {
         return match (collective.from, layout) {
@@ -130,10 +130,10 @@ fn operand_fits(site: &InstrOperands, collective: &CollectiveOp, port: usize) ->
 }
 
 /// Checks the declared volumes: bytes of the unsharded tensor, with statistics beside it or alone.
-fn volume_fits(site: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
+fn volume_fits(operands: &InstrOperands, collective: &CollectiveOp) -> CheckResult {
     let bytes = |state: &AbstractState| state.dtype.bytes(state.rows.size * state.columns.size);
-    let all: Bytes = site.reads.iter().map(bytes).sum();
-    let first = bytes(&site.reads[0]);
+    let all: Bytes = operands.reads.iter().map(bytes).sum();
+    let first = bytes(&operands.reads[0]);
     let booked = (collective.payload, collective.statistic);
     let alone = booked == (Bytes(0), all);
     let beside = booked == (first, all - first);

@@ -4,7 +4,6 @@ use crate::program::Extent;
 use crate::{DType, Dim, Layout};
 
 use super::error::{CheckResult, fault};
-use super::values::SymbolId;
 
 /// One side of a matrix: its whole size, and how the tensor axis shards it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +24,10 @@ pub(super) enum PendingSum {
     /// A maximum: each device has a candidate.
     MaximumOwed,
 }
+
+/// A value of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct SymbolId(pub u32);
 
 /// Which tensor a buffer's elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,23 @@ pub(super) struct AbstractState {
     /// The dimension whose parts are packed one after the other, before or after a collective.
     pub packed: Option<Dim>,
     pub dtype: DType,
+}
+
+/// A result, and where it may be written.
+pub(super) struct OperandWrite {
+    pub state: AbstractState,
+    pub target: WriteTarget,
+}
+
+/// Where a result may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteTarget {
+    /// To a buffer that the instruction does not read.
+    Fresh,
+    /// In place of the operand with this number.
+    Over(usize),
+    /// Either.
+    Either(usize),
 }
 
 impl ShardedExtent {

@@ -43,28 +43,31 @@
 //! Places of buffers are checked in `memory`, shards of parameters in `shards`, the schedules
 //! and all that stages do together in `schedule`.
 
+mod attention;
 mod collective;
 mod error;
+mod fused;
 mod gemm;
 mod lattice;
 mod memory;
-mod pass;
+mod operands;
 mod schedule;
 mod sections;
 mod shards;
-mod site;
 mod stage;
 mod step;
 mod transfer;
 mod values;
+mod walk;
 
 use crate::mesh::Axis;
 use crate::program::{Phase, Program};
 
 pub use error::{CheckError, CheckErrors};
 use error::{CheckFault, fault};
+use lattice::SymbolId;
 use stage::StageChecker;
-use values::{ForwardOpKind, SymbolId};
+use values::ForwardOpKind;
 
 /// A program that was proved: it can be simulated and run.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,16 +98,16 @@ impl CheckedProgram {
 
 fn check(program: &Program) -> CheckErrors {
     let mut errors = CheckErrors::default();
-    if let Err(found) = check_context(program) {
-        errors.of_all(found);
+    if let Err(fault) = check_context(program) {
+        errors.of_all(fault);
         return errors;
     }
     let microbatches = program.context.workload.microbatches(&program.context.mesh);
     for (index, stage) in program.stages.iter().enumerate() {
         memory::check_places(index, stage, &mut errors);
         shards::check_shards(index, stage, &program.context, &mut errors);
-        if let Err(found) = schedule::check_passes(stage, microbatches) {
-            errors.of_stage(index, found);
+        if let Err(fault) = schedule::check_passes(stage, microbatches) {
+            errors.of_stage(index, fault);
         }
     }
     // The walk indexes by what was just checked.
@@ -153,18 +156,18 @@ fn walk(program: &Program, errors: &mut CheckErrors) {
         .enumerate()
         .map(|(index, stage)| StageChecker::new(&program.context, stage, index, program.tied))
         .collect();
-    let mut carried = std::collections::VecDeque::new();
+    let mut in_transfer = std::collections::VecDeque::new();
     for stage in &mut stages {
-        stage.incoming = std::mem::take(&mut carried);
+        stage.incoming = std::mem::take(&mut in_transfer);
         stage.walk(Phase::Forward, true);
-        carried = std::mem::take(&mut stage.outgoing);
+        in_transfer = std::mem::take(&mut stage.outgoing);
     }
-    carried.clear();
+    in_transfer.clear();
     for stage in stages.iter_mut().rev() {
-        stage.incoming = std::mem::take(&mut carried);
+        stage.incoming = std::mem::take(&mut in_transfer);
         let back_to_back = schedule::back_to_back(stage.stage);
         stage.walk(Phase::Backward, back_to_back);
-        carried = std::mem::take(&mut stage.outgoing);
+        in_transfer = std::mem::take(&mut stage.outgoing);
     }
     let last = stages.len() - 1;
     for (index, stage) in stages.iter_mut().enumerate() {

@@ -5,7 +5,7 @@ use crate::program::BufferId;
 
 use super::error::{CheckResult, ensure};
 use super::lattice::{AbstractState, AbstractValue};
-use super::site::InstrOperands;
+use super::operands::InstrOperands;
 use super::stage::StageChecker;
 
 impl StageChecker<'_> {

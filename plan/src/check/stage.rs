@@ -1,4 +1,4 @@
-//! Walks the passes of one stage and tracks the contents of every buffer.
+//! The state of the check on one stage: the contents of every buffer, and reads and writes of them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -6,11 +6,12 @@ use crate::context::Context;
 use crate::program::{Access, Action, BufferId, BufferRole, FusedOp, Instr, Phase, StageProgram};
 
 use super::error::{CheckError, CheckErrors, CheckFault, CheckResult, ensure, fault, phase_name};
-use super::lattice::{AbstractState, AbstractValue, ShardedExtent};
+use super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, ShardedExtent, SymbolId, WriteTarget,
+};
 use super::memory::ByteOwners;
-use super::site::{InstrOperands, OperandWrite, WriteTarget};
-use super::values::{ForwardOpKind, SymbolId, SymbolTable};
-use super::{collective, gemm, pass, shards, transfer};
+use super::shards;
+use super::values::{ForwardOpKind, SymbolTable};
 
 /// Contents of one buffer, or why it has none that can be read.
 #[derive(Clone, Copy, Debug)]
@@ -134,29 +135,8 @@ impl<'a> StageChecker<'a> {
         (rows * devices == tokens).then_some(ShardedExtent { size: tokens, cut: Some(cut) })
     }
 
-    /// Walks a pass. Unless `back_to_back`, other microbatches run between the passes of one.
-    pub fn walk(&mut self, phase: Phase, back_to_back: bool) {
-        self.phase = phase;
-        if phase == Phase::Backward {
-            self.values.closed = true;
-            if !back_to_back {
-                self.expire();
-            }
-        }
-        for (at, instr) in self.stage.instructions(phase).iter().enumerate() {
-            if self.errors.full() {
-                return;
-            }
-            if let Err(fault) = self.instruction(at, instr) {
-                self.report(at, instr, fault);
-                for access in &instr.writes {
-                    self.contents[access.buffer.0 as usize] = BufferContents::Unknown;
-                }
-            }
-        }
-    }
-
-    fn expire(&mut self) {
+    /// Marks the single copies of activations as overwritten by other microbatches.
+    pub(super) fn expire(&mut self) {
         for (buffer, content) in self.stage.buffers.iter().zip(&mut self.contents) {
             let shared = buffer.role == BufferRole::Activation && !buffer.per_microbatch;
             if shared && matches!(content, BufferContents::Holds(_)) {
@@ -174,42 +154,8 @@ impl<'a> StageChecker<'a> {
         });
     }
 
-    fn instruction(&mut self, at: usize, instr: &'a Instr) -> CheckResult {
-        let mut reads = Vec::with_capacity(instr.reads.len());
-        for (port, access) in instr.reads.iter().enumerate() {
-            match self.read(instr, port, access)? {
-                Some(state) => reads.push(state),
-                // Already reported: results are unknown too.
-                None => {
-                    for access in &instr.writes {
-                        self.store(at, access.buffer, BufferContents::Unknown);
-                    }
-                    return Ok(());
-                }
-            }
-        }
-        let mut site = InstrOperands { check: self, instr, reads };
-        let written = match &instr.action {
-            Action::Gemm(product) => gemm::transfer(&mut site, product)?,
-            Action::Attention(attention) => pass::attention::transfer(&mut site, attention)?,
-            Action::Fused(op) => pass::transfer(&mut site, *op)?,
-            Action::Collective(collective) => collective::transfer(&mut site, collective)?,
-            Action::Send(hop) => transfer::send(&mut site, hop)?,
-            Action::Receive(hop) => match transfer::receive(&mut site, hop)? {
-                Some(written) => written,
-                None => {
-                    for access in &instr.writes {
-                        self.store(at, access.buffer, BufferContents::Unknown);
-                    }
-                    return Ok(());
-                }
-            },
-        };
-        self.write_all(at, instr, written)
-    }
-
     /// State of an operand as the instruction accesses it; `None` after a reported fault.
-    fn read(
+    pub(super) fn read(
         &mut self,
         instr: &Instr,
         port: usize,
@@ -247,16 +193,18 @@ impl<'a> StageChecker<'a> {
         })?;
         let state =
             if self.sees_table_transposed(instr, port) { state.transposed() } else { state };
-        let (seen, held) = (access.extent, state.extent(self.context.tensor_size()));
+        let (accessed, stored) = (access.extent, state.extent(self.context.tensor_size()));
         let part = matches!(
             instr.action,
             Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
         );
-        let fits = seen == held
+        let fits = accessed == stored
             || (part
-                && seen.columns <= held.columns
-                && (seen.rows, seen.dtype) == (held.rows, held.dtype));
-        ensure(fits, || format!("accesses `{}` as {seen}, but it holds {held}", buffer.name))?;
+                && accessed.columns <= stored.columns
+                && (accessed.rows, accessed.dtype) == (stored.rows, stored.dtype));
+        ensure(fits, || {
+            format!("accesses `{}` as {accessed}, but it holds {stored}", buffer.name)
+        })?;
         Ok(Some(state))
     }
 
@@ -266,35 +214,40 @@ impl<'a> StageChecker<'a> {
         table && port == 1 && self.tied && self.context.mesh.pipeline == 1
     }
 
-    fn write_all(&mut self, at: usize, instr: &Instr, written: Vec<OperandWrite>) -> CheckResult {
+    pub(super) fn write_all(
+        &mut self,
+        at: usize,
+        instr: &Instr,
+        written: Vec<OperandWrite>,
+    ) -> CheckResult {
         ensure(written.len() == instr.writes.len(), || {
             format!("has {} results, not {}", written.len(), instr.writes.len())
         })?;
-        for (access, OperandWrite { state, place }) in instr.writes.iter().zip(written) {
+        for (access, OperandWrite { state, target }) in instr.writes.iter().zip(written) {
             let name = &self.stage.buffer(access.buffer).name;
             let over =
                 |port: usize| instr.reads.get(port).is_some_and(|r| r.buffer == access.buffer);
             let fresh = !instr.reads.iter().any(|read| read.buffer == access.buffer);
-            let placed = match place {
+            let allowed = match target {
                 WriteTarget::Fresh => fresh,
                 WriteTarget::Over(port) => over(port),
                 WriteTarget::Either(port) => fresh || over(port),
             };
-            ensure(placed, || match place {
+            ensure(allowed, || match target {
                 WriteTarget::Over(port) => {
                     format!("must write its result over operand {port}, not to `{name}`")
                 }
                 _ => format!("writes `{name}` while reading it"),
             })?;
             let state = state.consistent(self.context.tensor_size())?;
-            let seen = access.extent;
-            let made = state.extent(self.context.tensor_size());
+            let accessed = access.extent;
+            let computed = state.extent(self.context.tensor_size());
             let part = matches!(
                 instr.action,
                 Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
             );
-            ensure(seen == made || part, || {
-                format!("computes {made}, but writes `{name}` as {seen}")
+            ensure(accessed == computed || part, || {
+                format!("computes {computed}, but writes `{name}` as {accessed}")
             })?;
             self.check_role(access.buffer, &state, instr)?;
             if self.stage.buffer(access.buffer).role == BufferRole::Activation {
@@ -317,16 +270,17 @@ impl<'a> StageChecker<'a> {
     ) -> CheckResult {
         let name = &self.stage.buffer(id).name;
         // An unread result means a duplicated collective, or zeros that no sum starts from.
-        let awaited = matches!(instr.action, Action::Collective(_) | Action::Fused(FusedOp::Fill));
+        let must_be_read =
+            matches!(instr.action, Action::Collective(_) | Action::Fused(FusedOp::Fill));
         ensure(!self.unread[id.0 as usize], || {
             format!("overwrites `{name}`, the result of a collective or fill that nothing has read")
         })?;
-        self.unread[id.0 as usize] = awaited;
-        let losers = self.store(at, id, BufferContents::Holds(state));
+        self.unread[id.0 as usize] = must_be_read;
+        let overwritten = self.store(at, id, BufferContents::Holds(state));
         let touched = |lost: &BufferId| {
             instr.reads.iter().chain(&instr.writes).any(|access| access.buffer == *lost)
         };
-        match losers.into_iter().find(touched) {
+        match overwritten.into_iter().find(touched) {
             Some(lost) => {
                 let lost = &self.stage.buffer(lost).name;
                 fault(format!("writes `{name}` over its own operand `{lost}`: their bytes overlap"))
@@ -336,20 +290,25 @@ impl<'a> StageChecker<'a> {
     }
 
     /// Stores the contents of a buffer and returns the buffers whose contents this destroys.
-    fn store(&mut self, at: usize, id: BufferId, content: BufferContents) -> Vec<BufferId> {
+    pub(super) fn store(
+        &mut self,
+        at: usize,
+        id: BufferId,
+        content: BufferContents,
+    ) -> Vec<BufferId> {
         self.contents[id.0 as usize] = content;
         let buffer = self.stage.buffer(id);
         if buffer.role != BufferRole::Activation {
             return vec![];
         }
-        let losers = self.owners.claim(buffer, id);
-        for loser in &losers {
-            let held = &mut self.contents[loser.0 as usize];
-            if matches!(held, BufferContents::Holds(_)) {
-                *held = BufferContents::Overwritten(self.phase, at, id);
+        let overwritten = self.owners.claim(buffer, id);
+        for buffer in &overwritten {
+            let contents = &mut self.contents[buffer.0 as usize];
+            if matches!(contents, BufferContents::Holds(_)) {
+                *contents = BufferContents::Overwritten(self.phase, at, id);
             }
         }
-        losers
+        overwritten
     }
 
     /// Checks that a result may be written to a buffer of this role: weights and optimizer states do
@@ -381,12 +340,12 @@ impl<'a> StageChecker<'a> {
     }
 
     /// The weight that an operation of this kind reads at its second port.
-    pub fn weight_used_by(&self, wanted: impl Fn(ForwardOpKind) -> bool) -> Option<SymbolId> {
+    pub fn weight_used_by(&self, matches: impl Fn(ForwardOpKind) -> bool) -> Option<SymbolId> {
         let mut weights: Vec<SymbolId> = self.weights.keys().copied().collect();
         weights.sort();
         weights.into_iter().find(|weight| {
             let uses = self.values.uses(*weight).iter();
-            uses.into_iter().any(|(node, port)| *port == 1 && wanted(self.values.kind(*node)))
+            uses.into_iter().any(|(node, port)| *port == 1 && matches(self.values.kind(*node)))
         })
     }
 

@@ -4,12 +4,12 @@ use crate::mesh::Axis;
 use crate::program::{P2pTransfer, Phase};
 
 use super::error::{CheckResult, ensure, fault};
-use super::lattice::{AbstractState, AbstractValue};
-use super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::lattice::{AbstractState, AbstractValue, OperandWrite, WriteTarget};
+use super::operands::InstrOperands;
 use super::values::ForwardOpKind;
 
-fn neighbour(site: &InstrOperands, p2p: &P2pTransfer, towards_loss: bool) -> CheckResult {
-    let check = &site.check;
+fn neighbour(operands: &InstrOperands, p2p: &P2pTransfer, towards_loss: bool) -> CheckResult {
+    let check = &operands.check;
     let other = if towards_loss { check.index.checked_add(1) } else { check.index.checked_sub(1) };
     let stages = check.context.mesh.pipeline as usize;
     ensure(other == Some(p2p.peer_stage as usize) && (p2p.peer_stage as usize) < stages, || {
@@ -24,38 +24,46 @@ fn neighbour(site: &InstrOperands, p2p: &P2pTransfer, towards_loss: bool) -> Che
 }
 
 /// Checks that there is one operand per carried tensor.
-fn operands(site: &InstrOperands, p2p: &P2pTransfer, reads: usize, writes: usize) -> CheckResult {
+fn check_counts(
+    operands: &InstrOperands,
+    p2p: &P2pTransfer,
+    reads: usize,
+    writes: usize,
+) -> CheckResult {
     let count = p2p.carries.len();
     ensure(count > 0, || "carries no tensor".into())?;
-    site.operands(reads * count..=reads * count, writes * count)
+    operands.check_arity(reads * count..=reads * count, writes * count)
 }
 
-pub(super) fn send(site: &mut InstrOperands, p2p: &P2pTransfer) -> CheckResult<Vec<OperandWrite>> {
-    let forward = site.check.phase == Phase::Forward;
-    operands(site, p2p, 1, 0)?;
-    neighbour(site, p2p, forward)?;
-    site.none_owes_norm()?;
-    for port in 0..site.reads.len() {
-        let state = site.reads[port];
+pub(super) fn send(
+    operands: &mut InstrOperands,
+    p2p: &P2pTransfer,
+) -> CheckResult<Vec<OperandWrite>> {
+    let forward = operands.check.phase == Phase::Forward;
+    check_counts(operands, p2p, 1, 0)?;
+    neighbour(operands, p2p, forward)?;
+    operands.none_owes_norm()?;
+    for port in 0..operands.reads.len() {
+        let state = operands.reads[port];
         ensure(state.packed.is_none(), || "sends a tensor that is packed for a collective".into())?;
         if forward {
-            let value = site.value(port)?;
-            ensure(!site.check.sent.contains(&value), || {
-                format!("sends {} twice", site.operand_name(port))
+            let value = operands.value(port)?;
+            ensure(!operands.check.sent.contains(&value), || {
+                format!("sends {} twice", operands.operand_name(port))
             })?;
             // A use of the value, whose gradient contribution the neighbour sends back.
-            site.check.values.apply(ForwardOpKind::Send, vec![value], &[])?;
-            site.check.sent.push(value);
-            site.check.outgoing.push_back(state);
+            operands.check.values.apply(ForwardOpKind::Send, vec![value], &[])?;
+            operands.check.sent.push(value);
+            operands.check.outgoing.push_back(state);
         } else {
-            send_gradient(site, &state)?;
+            send_gradient(operands, &state)?;
         }
     }
     Ok(vec![])
 }
 
-fn send_gradient(site: &mut InstrOperands, state: &AbstractState) -> CheckResult {
-    let check = &mut *site.check;
+fn send_gradient(operands: &mut InstrOperands, state: &AbstractState) -> CheckResult {
+    let check = &mut *operands.check;
     let at = check.received.iter().position(|v| check.values.is_complete(state.meaning, *v));
     match at {
         Some(at) => {
@@ -73,16 +81,16 @@ fn send_gradient(site: &mut InstrOperands, state: &AbstractState) -> CheckResult
 
 /// Results of a receive; `None` when nothing was sent, which the schedule check reports.
 pub(super) fn receive(
-    site: &mut InstrOperands,
+    operands: &mut InstrOperands,
     p2p: &P2pTransfer,
 ) -> CheckResult<Option<Vec<OperandWrite>>> {
-    operands(site, p2p, 0, 1)?;
-    let forward = site.check.phase == Phase::Forward;
-    neighbour(site, p2p, !forward)?;
+    check_counts(operands, p2p, 0, 1)?;
+    let forward = operands.check.phase == Phase::Forward;
+    neighbour(operands, p2p, !forward)?;
     let mut written = vec![];
-    for access in &site.instr.writes {
-        let name = site.check.stage.buffer(access.buffer).name.clone();
-        let check = &mut *site.check;
+    for access in &operands.instr.writes {
+        let name = operands.check.stage.buffer(access.buffer).name.clone();
+        let check = &mut *operands.check;
         let Some(state) = check.incoming.pop_front() else { return Ok(None) };
         let meaning = if forward {
             let value = check.values.add_input(&name);
@@ -97,7 +105,7 @@ pub(super) fn receive(
             }
         };
         let state = AbstractState { norm: None, ..state.with(meaning) };
-        written.push(OperandWrite { state, place: WriteTarget::Fresh });
+        written.push(OperandWrite { state, target: WriteTarget::Fresh });
     }
     Ok(Some(written))
 }

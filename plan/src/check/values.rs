@@ -10,11 +10,7 @@ use std::collections::HashMap;
 use crate::model::{Activation, GatedProduct};
 
 use super::error::{CheckResult, fault};
-use super::lattice::AbstractValue;
-
-/// A value of the forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct SymbolId(pub u32);
+use super::lattice::{AbstractValue, SymbolId};
 
 /// An operation of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

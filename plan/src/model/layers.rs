@@ -3,8 +3,9 @@
 //! A draft remembers where each part was said, so that a defect points at the text the user wrote
 //! and not at the thousand blocks that inherited it.
 
+use super::defect_report::DefectReport;
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
-use super::resolve::{DefectReport, MAX_BLOCKS};
+use super::limits::MAX_BLOCKS;
 use super::{Activation, GatedProduct, LatentCrossing};
 
 /// One layer with the blocks it covers and its place in the file.

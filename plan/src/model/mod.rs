@@ -8,10 +8,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 mod canonical;
+mod defect_report;
 mod file;
 mod fingerprint;
 mod hugging_face;
 mod layers;
+mod limits;
 mod parameter;
 pub mod presets;
 mod read;
@@ -21,9 +23,9 @@ mod resolve;
 pub use file::{
     BlockFile, BlocksFile, CrossingFile, LinearFile, ModelFile, ModelFormat, PairFile, schema,
 };
+pub use limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 pub use parameter::{LinearKind, ParameterId, WeightId, WeightShape};
 pub use read::read;
-pub use resolve::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 
 /// A LLaMA-style decoder (DESIGN §3.1) whose every linear is dense or a factor pair.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,69 +1,14 @@
 //! From what is written to what is computed: every defect of a [`ModelFile`] at once.
 
-use std::collections::HashSet;
-
+use super::defect_report::DefectReport;
 use super::file::{CrossingFile, LinearFile, ModelFile};
 use super::layers::{BlockDraft, BlockOverride, LinearDraft, layers};
+use super::limits::{MAX_BLOCKS, MAX_PARAMETERS, MAX_SEQUENCE_LENGTH, MAX_WIDTH};
 use super::{
     Block, CrossingGate, FactorPair, GatedProduct, LatentCrossing, Linear, LinearKind, Model,
     Weight,
 };
 use crate::defect::{Defect, Defects};
-
-/// Largest width of any kind: residual stream, vocabulary, all heads together, MLP, rank.
-pub const MAX_WIDTH: u64 = 1 << 24;
-/// Most blocks a model may have.
-pub const MAX_BLOCKS: u64 = 4096;
-/// Longest sequence a model may be meant for, in tokens.
-pub const MAX_SEQUENCE_LENGTH: u64 = 1 << 30;
-/// Most parameters a model may have. Far beyond any machine, and small enough that bytes and
-/// floating-point operations of a step never overflow 64 bits.
-pub const MAX_PARAMETERS: u64 = 1 << 48;
-
-/// Defects so far, each place and problem once: a default that is wrong is wrong once, not once a
-/// block.
-#[derive(Default)]
-pub(super) struct DefectReport {
-    defects: Defects,
-    seen: HashSet<(String, String)>,
-}
-
-impl DefectReport {
-    pub fn push(&mut self, defect: Defect) {
-        if self.seen.insert((defect.field.clone(), defect.problem.clone())) {
-            self.defects.push(defect);
-        }
-    }
-
-    pub fn defect(&mut self, field: impl Into<String>, problem: impl Into<String>) {
-        self.push(Defect::new(field, problem));
-    }
-
-    pub fn hint(
-        &mut self,
-        field: impl Into<String>,
-        problem: impl Into<String>,
-        hint: impl Into<String>,
-    ) {
-        self.push(Defect::new(field, problem).hint(hint));
-    }
-
-    /// Notes a `value` outside `1..=most`; gives it back when it is inside.
-    fn size(&mut self, field: &str, value: u64, most: u64) -> Option<u64> {
-        match value {
-            0 => self.defect(field, "must be at least 1"),
-            value if value > most => self.defect(field, format!("{value} is more than {most}")),
-            value => return Some(value),
-        }
-        None
-    }
-
-    fn positive(&mut self, field: &str, value: f64) {
-        if !(value.is_finite() && value > 0.0) {
-            self.defect(field, format!("must be a positive number, not {value}"));
-        }
-    }
-}
 
 /// The widths a block's linears are made of.
 struct BlockWidths {
@@ -83,7 +28,7 @@ impl ModelFile {
         let attention = self.check_attention(&mut report);
         self.check_scalars(&mut report);
         let blocks = self.check_blocks(&mut report);
-        report.defects.into_result(())?;
+        report.take().into_result(())?;
 
         let missing = || Defects::single(Defect::new("", "the model could not be resolved"));
         let (kv_heads, head_dim) = attention.ok_or_else(missing)?;

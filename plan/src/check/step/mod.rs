@@ -22,9 +22,8 @@ use crate::{Bytes, Layout};
 
 use super::collective::{group_fits, kind_fits};
 use super::error::{CheckFault, CheckResult, ensure, fault};
-use super::lattice::{AbstractValue, PendingSum};
+use super::lattice::{AbstractValue, PendingSum, SymbolId};
 use super::stage::{BufferContents, StageChecker};
-use super::values::SymbolId;
 
 /// Layout of a buffer over the data axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

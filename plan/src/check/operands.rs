@@ -3,26 +3,11 @@
 use crate::program::{BufferRole, Instr};
 
 use super::error::{CheckResult, ensure, fault};
-use super::lattice::{AbstractState, AbstractValue, PendingSum};
+use super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, PendingSum, SymbolId, WriteTarget,
+};
 use super::stage::StageChecker;
-use super::values::{ForwardOpKind, SymbolId};
-
-/// A result, and where it may be written.
-pub(super) struct OperandWrite {
-    pub state: AbstractState,
-    pub place: WriteTarget,
-}
-
-/// Where a result may be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteTarget {
-    /// To a buffer that the instruction does not read.
-    Fresh,
-    /// In place of the operand with this number.
-    Over(usize),
-    /// Either.
-    Either(usize),
-}
+use super::values::ForwardOpKind;
 
 /// One instruction with the states of its operands.
 pub(super) struct InstrOperands<'c, 'a> {
@@ -37,17 +22,20 @@ impl InstrOperands<'_, '_> {
     }
 
     /// Checks the numbers of operands and results.
-    pub fn operands(&self, reads: std::ops::RangeInclusive<usize>, writes: usize) -> CheckResult {
-        let found = (self.reads.len(), self.instr.writes.len());
-        ensure(reads.contains(&found.0) && writes == found.1, || {
+    pub fn check_arity(
+        &self,
+        reads: std::ops::RangeInclusive<usize>,
+        writes: usize,
+    ) -> CheckResult {
+        let (operands, results) = (self.reads.len(), self.instr.writes.len());
+        ensure(reads.contains(&operands) && writes == results, || {
             let expected = match (*reads.start(), *reads.end()) {
                 (least, most) if least == most => least.to_string(),
                 (least, usize::MAX) => format!("at least {least}"),
                 (least, most) => format!("{least} to {most}"),
             };
             format!(
-                "has {} operands and {} results, but takes {expected} and {writes}",
-                found.0, found.1
+                "has {operands} operands and {results} results, but takes {expected} and {writes}"
             )
         })
     }
@@ -134,24 +122,25 @@ impl InstrOperands<'_, '_> {
     pub fn accumulated(
         &self,
         onto: Option<usize>,
-        made: AbstractState,
+        contribution: AbstractState,
     ) -> CheckResult<OperandWrite> {
         let Some(port) = onto else {
-            return Ok(OperandWrite { state: made, place: WriteTarget::Fresh });
+            return Ok(OperandWrite { state: contribution, target: WriteTarget::Fresh });
         };
-        let held = self.reads[port];
-        if held.meaning == AbstractValue::Zero {
+        let sum = self.reads[port];
+        if sum.meaning == AbstractValue::Zero {
             let parameter = self.check.stage.buffer(self.instr.reads[port].buffer).role
                 == BufferRole::WeightGradient;
-            let fits = held.extent(self.devices()) == made.extent(self.devices());
-            let alike = !parameter || (held.rows, held.columns) == (made.rows, made.columns);
-            ensure(fits && alike, || format!("accumulates {made} onto {held}"))?;
-            return Ok(OperandWrite { state: made, place: WriteTarget::Over(port) });
+            let same_extent = sum.extent(self.devices()) == contribution.extent(self.devices());
+            let same_sides =
+                !parameter || (sum.rows, sum.columns) == (contribution.rows, contribution.columns);
+            ensure(same_extent && same_sides, || format!("accumulates {contribution} onto {sum}"))?;
+            return Ok(OperandWrite { state: contribution, target: WriteTarget::Over(port) });
         }
-        ensure(held.lies_as(&made), || {
-            format!("accumulates {made} onto {}, which is {held}", self.operand_name(port))
+        ensure(sum.lies_as(&contribution), || {
+            format!("accumulates {contribution} onto {}, which is {sum}", self.operand_name(port))
         })?;
-        let meaning = self.check.values.sum(held.meaning, made.meaning)?;
-        Ok(OperandWrite { state: made.with(meaning), place: WriteTarget::Over(port) })
+        let meaning = self.check.values.sum(sum.meaning, contribution.meaning)?;
+        Ok(OperandWrite { state: contribution.with(meaning), target: WriteTarget::Over(port) })
     }
 }

@@ -5,17 +5,19 @@
 use crate::kernel::{Attention, Direction};
 use crate::{DType, Dim};
 
-use super::super::error::{CheckResult, ensure};
-use super::super::lattice::{AbstractState, AbstractValue, PendingSum, ShardedExtent};
-use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
-use super::super::values::ForwardOpKind;
+use super::error::{CheckResult, ensure};
+use super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, PendingSum, ShardedExtent, WriteTarget,
+};
+use super::operands::InstrOperands;
+use super::values::ForwardOpKind;
 
-pub(in super::super) fn transfer(
-    site: &mut InstrOperands,
+pub(super) fn transfer(
+    operands: &mut InstrOperands,
     attention: &Attention,
 ) -> CheckResult<Vec<OperandWrite>> {
-    site.all_summed()?;
-    site.none_owes_norm()?;
+    operands.all_summed()?;
+    operands.none_owes_norm()?;
     let sizes = [attention.heads, attention.kv_heads, attention.head_dim];
     ensure(sizes.iter().all(|size| (1..1 << 24).contains(size)), || {
         format!(
@@ -25,36 +27,36 @@ pub(in super::super) fn transfer(
     })?;
     match attention.direction {
         Direction::Forward => {
-            let inputs = site.reads.len();
-            site.operands(1..=3, 2)?;
-            forward(site, attention, inputs)
+            let inputs = operands.reads.len();
+            operands.check_arity(1..=3, 2)?;
+            forward(operands, attention, inputs)
         }
         Direction::Backward => {
-            let inputs = site.instr.writes.len();
+            let inputs = operands.instr.writes.len();
             ensure((1..=3).contains(&inputs), || "needs one to three inputs".into())?;
-            site.operands(inputs + 3..=inputs + 3, inputs)?;
-            backward(site, attention, inputs)
+            operands.check_arity(inputs + 3..=inputs + 3, inputs)?;
+            backward(operands, attention, inputs)
         }
     }
 }
 
 /// Output and log-sum-exp for these inputs.
 fn results(
-    site: &InstrOperands,
+    operands: &InstrOperands,
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<(AbstractState, AbstractState)> {
-    let devices = site.devices();
-    let q = site.reads[0];
-    tokens(site, attention, &q)?;
+    let devices = operands.devices();
+    let q = operands.reads[0];
+    tokens(operands, attention, &q)?;
     let hd = attention.head_dim;
     let heads = ShardedExtent { size: attention.heads, cut: None };
     let heads = match q.columns.cut {
         None => heads,
         Some(_) => ShardedExtent { size: attention.heads * devices, cut: Some(Dim::Feature) },
     };
-    let widths: u64 = site.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
-    if shares_keys(site, inputs) {
+    let widths: u64 = operands.reads[..inputs].iter().map(|s| s.columns.local(devices)).sum();
+    if shares_keys(operands, inputs) {
         let keys = widths - q.columns.local(devices);
         let whole = keys / (2 * hd);
         let fits = q.columns.local(devices) == attention.heads * hd
@@ -69,7 +71,7 @@ fn results(
             )
         })?;
     } else {
-        for state in &site.reads[1..inputs] {
+        for state in &operands.reads[1..inputs] {
             ensure(state.columns.cut == q.columns.cut, || {
                 format!("reads queries {q} and keys or values {state}: their heads do not match")
             })?;
@@ -81,29 +83,30 @@ fn results(
             )
         })?;
     }
-    for state in &site.reads[1..inputs] {
+    for state in &operands.reads[1..inputs] {
         ensure(state.rows == q.rows, || {
             format!("reads queries {q} and keys or values {state}: their tokens do not match")
         })?;
     }
     // Fewer key heads than devices: all devices hold all of them.
-    let keys = match (q.columns.cut, shares_keys(site, inputs)) {
+    let keys = match (q.columns.cut, shares_keys(operands, inputs)) {
         (_, true) => (widths - q.columns.local(devices)) / 2,
         (None, _) => attention.kv_heads * hd,
         (Some(_), _) => attention.kv_heads * hd * devices,
     };
-    site.operands_are(0..inputs, &[heads.times(hd).size, keys, keys])?;
+    operands.operands_are(0..inputs, &[heads.times(hd).size, keys, keys])?;
     let output = AbstractState { columns: heads.times(hd), ..q };
     let sums = AbstractState { columns: heads, dtype: DType::F32, ..q };
     Ok((output, sums))
 }
 
-fn tokens(site: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
-    let workload = &site.check.context.workload;
+fn tokens(operands: &InstrOperands, attention: &Attention, q: &AbstractState) -> CheckResult {
+    let workload = &operands.check.context.workload;
     ensure(q.rows.cut != Some(Dim::Position), || {
         "reads tokens sharded by position, but every position attends to all before it".into()
     })?;
-    let sequences = workload.micro_batch / if q.rows.cut.is_some() { site.devices() } else { 1 };
+    let sequences =
+        workload.micro_batch / if q.rows.cut.is_some() { operands.devices() } else { 1 };
     let fits = (attention.sequences, attention.length) == (sequences, workload.sequence_length);
     ensure(fits && attention.input == q.dtype, || {
         format!(
@@ -113,21 +116,21 @@ fn tokens(site: &InstrOperands, attention: &Attention, q: &AbstractState) -> Che
     })
 }
 
-fn shares_keys(site: &InstrOperands, inputs: usize) -> bool {
-    site.reads[0].columns.cut.is_some()
+fn shares_keys(operands: &InstrOperands, inputs: usize) -> bool {
+    operands.reads[0].columns.cut.is_some()
         && inputs > 1
-        && site.reads[1..inputs].iter().all(|state| state.columns.cut.is_none())
+        && operands.reads[1..inputs].iter().all(|state| state.columns.cut.is_none())
 }
 
 fn forward(
-    site: &mut InstrOperands,
+    operands: &mut InstrOperands,
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let (output, sums) = results(site, attention, inputs)?;
-    let values = (0..inputs).map(|port| site.value(port)).collect::<CheckResult<_>>()?;
-    let made = site.apply(ForwardOpKind::Attention, values)?;
-    let fresh = |state, place| OperandWrite { state, place };
+    let (output, sums) = results(operands, attention, inputs)?;
+    let values = (0..inputs).map(|port| operands.value(port)).collect::<CheckResult<_>>()?;
+    let made = operands.apply(ForwardOpKind::Attention, values)?;
+    let fresh = |state, target| OperandWrite { state, target };
     Ok(vec![
         fresh(output.with(AbstractValue::Value(made[0])), WriteTarget::Fresh),
         fresh(sums.with(AbstractValue::Value(made[1])), WriteTarget::Fresh),
@@ -135,17 +138,18 @@ fn forward(
 }
 
 fn backward(
-    site: &mut InstrOperands,
+    operands: &mut InstrOperands,
     attention: &Attention,
     inputs: usize,
 ) -> CheckResult<Vec<OperandWrite>> {
-    let (output, sums) = results(site, attention, inputs)?;
-    let first = site.value(0)?;
-    let (out, lse, dout) = (site.reads[inputs], site.reads[inputs + 1], site.reads[inputs + 2]);
-    let values = &site.check.values;
+    let (output, sums) = results(operands, attention, inputs)?;
+    let first = operands.value(0)?;
+    let (out, lse, dout) =
+        (operands.reads[inputs], operands.reads[inputs + 1], operands.reads[inputs + 2]);
+    let values = &operands.check.values;
     let node = values.user(first, 0, dout.meaning, |kind| kind == ForwardOpKind::Attention)?;
     for (port, input) in values.inputs(node).iter().enumerate() {
-        ensure(port < inputs && site.value(port)? == *input, || {
+        ensure(port < inputs && operands.value(port)? == *input, || {
             format!(
                 "reads an input other than {}, the input of its forward pass",
                 values.name(*input)
@@ -160,11 +164,11 @@ fn backward(
     for (state, wanted) in [(out, output), (lse, sums), (dout, output)] {
         ensure(state.lies_as(&wanted), || format!("reads {state} where it needs {wanted}"))?;
     }
-    let shared = shares_keys(site, inputs);
+    let shared = shares_keys(operands, inputs);
     let written = (0..inputs).map(|port| {
         let owed = if shared && port > 0 { PendingSum::Owed } else { PendingSum::Done };
-        let state = site.reads[port].with(values.contribution(node, port)).owing(owed);
-        OperandWrite { state, place: WriteTarget::Fresh }
+        let state = operands.reads[port].with(values.contribution(node, port)).owing(owed);
+        OperandWrite { state, target: WriteTarget::Fresh }
     });
     Ok(written.collect())
 }

@@ -4,8 +4,8 @@ use crate::DType;
 use crate::program::FusedOp;
 
 use super::super::error::{CheckResult, ensure};
-use super::super::lattice::{AbstractState, AbstractValue, PendingSum};
-use super::super::site::{InstrOperands, OperandWrite, WriteTarget};
+use super::super::lattice::{AbstractState, AbstractValue, OperandWrite, PendingSum, WriteTarget};
+use super::super::operands::InstrOperands;
 use super::super::values::ForwardOpKind;
 
 /// The operation of a pass, and how many parameters it has for rows of this width.
@@ -23,8 +23,8 @@ fn kind_of(op: FusedOp, width: u64) -> (ForwardOpKind, u64) {
 }
 
 /// The row at `port` is whole, and the parameters after it are those of this operation.
-fn fits(site: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOpKind> {
-    let (x, weight) = (&site.reads[port], &site.reads[port + 1]);
+fn fits(operands: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOpKind> {
+    let (x, weight) = (&operands.reads[port], &operands.reads[port + 1]);
     let (kind, parameters) = kind_of(op, x.columns.size);
     ensure(x.columns.cut.is_none(), || {
         format!("needs whole rows, but reads a shard of their features ({x})")
@@ -41,35 +41,38 @@ fn fits(site: &InstrOperands, op: FusedOp, port: usize) -> CheckResult<ForwardOp
     Ok(kind)
 }
 
-pub(super) fn forward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
-    site.operands(2..=2, 1)?;
-    site.all_summed()?;
-    site.none_owes_norm()?;
-    let kind = fits(site, op, 0)?;
-    let inputs = vec![site.value(0)?, site.value(1)?];
-    let value = site.apply(kind, inputs)?[0];
-    let state = site.reads[0].with(AbstractValue::Value(value));
-    Ok(vec![OperandWrite { state, place: WriteTarget::Fresh }])
+pub(super) fn forward(operands: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(2..=2, 1)?;
+    operands.all_summed()?;
+    operands.none_owes_norm()?;
+    let kind = fits(operands, op, 0)?;
+    let inputs = vec![operands.value(0)?, operands.value(1)?];
+    let value = operands.apply(kind, inputs)?[0];
+    let state = operands.reads[0].with(AbstractValue::Value(value));
+    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
 }
 
-pub(super) fn backward(site: &mut InstrOperands, op: FusedOp) -> CheckResult<Vec<OperandWrite>> {
-    site.operands(4..=5, 2)?;
-    for port in [0, 1, 2].into_iter().chain(4..site.reads.len()) {
-        site.summed(port)?;
+pub(super) fn backward(
+    operands: &mut InstrOperands,
+    op: FusedOp,
+) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(4..=5, 2)?;
+    for port in [0, 1, 2].into_iter().chain(4..operands.reads.len()) {
+        operands.summed(port)?;
     }
-    site.none_owes_norm()?;
-    site.same_layout(0, 1)?;
-    let kind = fits(site, op, 1)?;
-    let (dy, x, weight) = (site.reads[0].meaning, site.value(1)?, site.value(2)?);
-    let node = site.check.values.user(x, 0, dy, |found| found == kind)?;
-    let values = &site.check.values;
+    operands.none_owes_norm()?;
+    operands.same_layout(0, 1)?;
+    let kind = fits(operands, op, 1)?;
+    let (dy, x, weight) = (operands.reads[0].meaning, operands.value(1)?, operands.value(2)?);
+    let node = operands.check.values.user(x, 0, dy, |found| found == kind)?;
+    let values = &operands.check.values;
     ensure(values.inputs(node)[1] == weight, || {
         format!("uses {}, not the parameters of its forward pass", values.name(weight))
     })?;
-    let dx = site.reads[1].with(values.contribution(node, 0));
+    let dx = operands.reads[1].with(values.contribution(node, 0));
     let owed = if dx.rows.cut.is_some() { PendingSum::Owed } else { PendingSum::Done };
-    let parameters = AbstractState { dtype: DType::F32, ..site.reads[2] };
+    let parameters = AbstractState { dtype: DType::F32, ..operands.reads[2] };
     let parameters = parameters.with(values.contribution(node, 1)).owing(owed);
-    let onto = (site.reads.len() > 4).then_some(4);
-    Ok(vec![site.accumulated(onto, dx)?, site.accumulated(Some(3), parameters)?])
+    let onto = (operands.reads.len() > 4).then_some(4);
+    Ok(vec![operands.accumulated(onto, dx)?, operands.accumulated(Some(3), parameters)?])
 }

@@ -1,0 +1,50 @@
+//! Transfer functions of fused ops, by the part of the model that they belong to.
+
+mod crossing;
+mod embedding_and_loss;
+mod latent;
+mod norm;
+mod row;
+
+use crate::program::FusedOp;
+
+use super::error::{CheckResult, fault};
+use super::lattice::OperandWrite;
+use super::operands::InstrOperands;
+
+pub(super) fn transfer(
+    operands: &mut InstrOperands,
+    op: FusedOp,
+) -> CheckResult<Vec<OperandWrite>> {
+    use FusedOp::*;
+    match op {
+        NormForward | NormStatistic | NormApply | NormOnline | NormScale => {
+            norm::forward(operands, op)
+        }
+        NormBackward | NormBackwardStatistic | NormBackwardApply | NormOnlineBackward => {
+            norm::backward(operands, op)
+        }
+        LatentForward { activation } => latent::forward(operands, activation),
+        LatentRecover { activation } => latent::recover(operands, activation),
+        LatentBackward { activation } => latent::backward(operands, activation),
+        LatentRecoverBackward { activation } => latent::recover_backward(operands, activation),
+        LatentNorm { .. } | TensorGate { .. } => crossing::forward(operands, op),
+        LatentNormBackward { .. } | TensorGateBackward { .. } => crossing::backward(operands, op),
+        Rope { head_dim } => row::rope(operands, head_dim),
+        RopeBackward { head_dim } => row::rope_backward(operands, head_dim),
+        GatedProduct { product } => row::gated(operands, product),
+        GatedProductBackward { product } => row::gated_backward(operands, product),
+        Add => row::add(operands),
+        AddInto => row::add_into(operands),
+        Fill => row::fill(operands),
+        Pack { dim } => row::pack(operands, dim),
+        Unpack { dim } => row::unpack(operands, dim),
+        Slice { dim } => row::slice(operands, dim),
+        Gather => embedding_and_loss::gather(operands),
+        ScatterAdd => embedding_and_loss::scatter(operands),
+        LossMaximum => embedding_and_loss::loss_maximum(operands),
+        LossSum => embedding_and_loss::loss_sum(operands),
+        LossGradient => embedding_and_loss::loss_gradient(operands),
+        SquareSum | AdamW => fault("belongs to the step phase"),
+    }
+}

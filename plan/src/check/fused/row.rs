@@ -1,0 +1,210 @@
+//! Transfer functions of element-wise and per-row passes, and of copies.
+
+use crate::model::GatedProduct;
+use crate::{Dim, Layout};
+
+use super::super::error::{CheckResult, ensure, fault};
+use super::super::lattice::{
+    AbstractState, AbstractValue, OperandWrite, PendingSum, ShardedExtent, WriteTarget,
+};
+use super::super::operands::InstrOperands;
+use super::super::values::ForwardOpKind;
+
+fn fresh(state: AbstractState) -> CheckResult<Vec<OperandWrite>> {
+    Ok(vec![OperandWrite { state, target: WriteTarget::Fresh }])
+}
+
+/// Features that the pass rotates over all devices: the first ones of every device's shard.
+fn rotated(operands: &InstrOperands, head_dim: u64) -> CheckResult<u64> {
+    operands.check_arity(1..=1, 1)?;
+    operands.none_owes_norm()?;
+    let (read, written) = (operands.instr.reads[0].extent, operands.instr.writes[0].extent);
+    ensure(read == written, || format!("rotates in place, but reads {read} and writes {written}"))?;
+    ensure(operands.reads[0].tensor != PendingSum::MaximumOwed, || "rotates a maximum".into())?;
+    let whole_heads = head_dim > 0 && head_dim.is_multiple_of(2);
+    ensure(whole_heads && read.columns.is_multiple_of(head_dim), || {
+        format!("rotates {} features, which are not whole heads of {head_dim}", read.columns)
+    })?;
+    let times = if operands.reads[0].columns.cut.is_some() { operands.devices() } else { 1 };
+    Ok(read.columns * times)
+}
+
+/// The rotation is linear in each token, so a partial sum may be rotated.
+pub(super) fn rope(operands: &mut InstrOperands, head_dim: u64) -> CheckResult<Vec<OperandWrite>> {
+    let width = rotated(operands, head_dim)?;
+    let input = operands.value(0)?;
+    let value = operands.apply(ForwardOpKind::Rope { width, head_dim }, vec![input])?[0];
+    let state = operands.reads[0].with(AbstractValue::Value(value));
+    Ok(vec![OperandWrite { state, target: WriteTarget::Over(0) }])
+}
+
+pub(super) fn rope_backward(
+    operands: &mut InstrOperands,
+    head_dim: u64,
+) -> CheckResult<Vec<OperandWrite>> {
+    let width = rotated(operands, head_dim)?;
+    let values = &operands.check.values;
+    let meaning = operands.reads[0].meaning;
+    let node = match meaning {
+        AbstractValue::Gradient { of, .. } if values.is_complete(meaning, of) => {
+            values.producer(of)
+        }
+        _ => None,
+    };
+    match node.filter(|node| values.kind(*node) == ForwardOpKind::Rope { width, head_dim }) {
+        Some(node) => {
+            let state = operands.reads[0].with(values.contribution(node, 0));
+            Ok(vec![OperandWrite { state, target: WriteTarget::Over(0) }])
+        }
+        None => fault(format!(
+            "rotates {width} features of {} back, which is not the complete gradient of a value rotated the same way",
+            values.describe(meaning)
+        )),
+    }
+}
+
+/// Layout of the product of gate and up, which are in one value or two of equal layout.
+fn gate_and_up(operands: &InstrOperands, first: usize, count: usize) -> CheckResult<AbstractState> {
+    let mut size = 0;
+    for port in first..first + count {
+        let (state, other) = (&operands.reads[port], &operands.reads[first]);
+        ensure(state.rows == other.rows && state.columns == other.columns, || {
+            format!("multiplies {other} by {state}: their layouts differ")
+        })?;
+        size += state.columns.size;
+    }
+    let state = operands.reads[first];
+    Ok(AbstractState { columns: ShardedExtent { size: size / 2, ..state.columns }, ..state })
+}
+
+pub(super) fn gated(
+    operands: &mut InstrOperands,
+    product: GatedProduct,
+) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(1..=2, 1)?;
+    operands.all_summed()?;
+    operands.none_owes_norm()?;
+    let state = gate_and_up(operands, 0, operands.reads.len())?;
+    operands.operands_are(0..operands.reads.len(), &[state.columns.size; 2])?;
+    let inputs =
+        (0..operands.reads.len()).map(|port| operands.value(port)).collect::<CheckResult<_>>()?;
+    let value = operands.apply(ForwardOpKind::Gated { product }, inputs)?[0];
+    fresh(state.with(AbstractValue::Value(value)))
+}
+
+pub(super) fn gated_backward(
+    operands: &mut InstrOperands,
+    product: GatedProduct,
+) -> CheckResult<Vec<OperandWrite>> {
+    let inputs = operands.instr.writes.len();
+    operands.check_arity(inputs + 1..=inputs + 1, inputs)?;
+    ensure((1..=2).contains(&inputs), || "needs one or two inputs".into())?;
+    operands.all_summed()?;
+    operands.none_owes_norm()?;
+    let state = gate_and_up(operands, 1, inputs)?;
+    let dy = operands.reads[0];
+    ensure(dy.lies_as(&state), || {
+        format!("reads the gradient {dy} for the product {state}: their layouts differ")
+    })?;
+    let first = operands.value(1)?;
+    let values = &operands.check.values;
+    let node =
+        values.user(first, 0, dy.meaning, |kind| kind == ForwardOpKind::Gated { product })?;
+    let mut written = vec![];
+    for port in 0..inputs {
+        ensure(operands.value(1 + port)? == values.inputs(node)[port], || {
+            format!("reads {}, not the input of its forward pass", operands.operand_name(1 + port))
+        })?;
+        let state = operands.reads[1 + port].with(values.contribution(node, port));
+        written.push(OperandWrite { state, target: WriteTarget::Fresh });
+    }
+    Ok(written)
+}
+
+pub(super) fn add(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(2..=2, 1)?;
+    operands.none_owes_norm()?;
+    operands.same_layout(0, 1)?;
+    ensure(operands.reads[0].tensor != PendingSum::MaximumOwed, || "adds maxima".into())?;
+    let inputs = vec![operands.value(0)?, operands.value(1)?];
+    let value = operands.apply(ForwardOpKind::Add, inputs)?[0];
+    fresh(operands.reads[0].with(AbstractValue::Value(value)))
+}
+
+pub(super) fn add_into(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(2..=2, 1)?;
+    let added = operands.reads[0];
+    ensure(matches!(added.meaning, AbstractValue::Gradient { .. }), || {
+        format!("adds {}, which is not a gradient", operands.check.values.describe(added.meaning))
+    })?;
+    Ok(vec![operands.accumulated(Some(1), added)?])
+}
+
+/// Zeros in any layout: the first contribution decides which.
+pub(super) fn fill(operands: &mut InstrOperands) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(0..=0, 1)?;
+    let extent = operands.instr.writes[0].extent;
+    let Some(rows) = operands.check.tokens(extent.rows) else {
+        return fault(format!(
+            "fills {} rows, which is not a shard of the microbatch's tokens",
+            extent.rows
+        ));
+    };
+    fresh(AbstractState::new(
+        AbstractValue::Zero,
+        rows,
+        ShardedExtent::whole(extent.columns),
+        extent.dtype,
+    ))
+}
+
+/// Packs the parts along a dimension that is not sharded yet.
+pub(super) fn pack(operands: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(1..=1, 1)?;
+    let state = operands.reads[0];
+    ensure(state.packed.is_none(), || {
+        format!("reads {}, which is already packed", operands.operand_name(0))
+    })?;
+    ensure(state.layout() != Layout::Sharded(dim), || {
+        format!(
+            "packs {} along a dimension that is already sharded ({state})",
+            operands.operand_name(0)
+        )
+    })?;
+    fresh(AbstractState { packed: Some(dim), ..state })
+}
+
+/// Unpacks the parts along the dimension that was sharded before the collective.
+pub(super) fn unpack(operands: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(1..=1, 1)?;
+    let state = operands.reads[0];
+    ensure(state.packed == Some(dim), || match state.packed {
+        None => format!("reads {}, which is not packed", operands.operand_name(0)),
+        Some(other) => {
+            format!(
+                "reads a tensor packed by {}, but unpacks by {}",
+                Layout::Sharded(other),
+                Layout::Sharded(dim)
+            )
+        }
+    })?;
+    fresh(AbstractState { packed: None, ..state })
+}
+
+/// This device's shard of a replicated tensor.
+pub(super) fn slice(operands: &mut InstrOperands, dim: Dim) -> CheckResult<Vec<OperandWrite>> {
+    operands.check_arity(1..=1, 1)?;
+    let state = operands.reads[0];
+    ensure(state.layout() == Layout::Replicated, || {
+        format!("slices {}, which is not replicated ({state})", operands.operand_name(0))
+    })?;
+    ensure(dim == Dim::Feature || operands.check.context.token_dim() == Some(dim), || {
+        format!("slices tokens by {}, but this mesh does not shard tokens so", Layout::Sharded(dim))
+    })?;
+    let cut = |here: bool, side: ShardedExtent| {
+        if here { ShardedExtent { cut: Some(dim), ..side } } else { side }
+    };
+    let features = dim == Dim::Feature;
+    let (rows, columns) = (cut(!features, state.rows), cut(features, state.columns));
+    fresh(AbstractState { rows, columns, ..state })
+}
