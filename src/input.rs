@@ -42,7 +42,9 @@ impl InputSource {
         };
         let bytes = read.map_err(|error| self.failure(&format!("cannot be read: {error}")))?;
         if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(self.failure("is larger than 64 MiB, which no model, plan or profile is"));
+            return Err(
+                self.failure("is larger than 64 MiB, the limit for models, plans and profiles")
+            );
         }
         String::from_utf8(bytes).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();

@@ -45,21 +45,21 @@ pub fn causes(request: &Request, report: &SearchReport) -> (Vec<String>, Vec<Str
         let needs = match evidence {
             // Other plans may need more than the bound and less than this one.
             MemoryEvidence::OnePlan => {
-                format!("the smallest plan that was found needs {needed} a device")
+                format!("the smallest plan that was found needs {needed} per device")
             }
             MemoryEvidence::TriedPlans => {
-                format!("every plan that was tried needs more than {limit} a device")
+                format!("every plan that was tried needs more than {limit} per device")
             }
             MemoryEvidence::AllPlans if needed > limit => format!(
-                "weights, optimizer states and kept activations need at least {needed} a device"
+                "weights, optimizer states and kept activations need at least {needed} per device"
             ),
-            MemoryEvidence::AllPlans => format!("every plan needs more than {limit} a device"),
+            MemoryEvidence::AllPlans => format!("every plan needs more than {limit} per device"),
         };
         causes.push(format!(
-            "because {needs} on the most economical mesh ({}, microbatch {})",
+            "because {needs} on the mesh that needs the least memory ({}, microbatch {})",
             context.context.mesh, context.context.workload.micro_batch
         ));
-        causes.push(format!("and because a device may hold {limit}"));
+        causes.push(format!("and because a device may use {limit}"));
         let is_proof = report.status == SearchStatus::Infeasible;
         causes.push(if is_proof { "no plan fits" } else { "no plan was found that fits" }.into());
         if let Some((enough, mesh)) = sufficient_memory(request, report) {

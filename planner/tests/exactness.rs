@@ -115,11 +115,10 @@ fn objective_and_simulation_agree_for_one_candidate_in_a_hundred() {
     assert!(agreed >= 8, "{agreed} of {seen}");
 }
 
-/// With several stages: what the closed form says of every stage's step phase is what its lowered
-/// program takes, and what it plays is what that simulates. The weight of tied ends is held twice,
-/// its square counted once.
+/// With several stages, the step phase that the partition assumes for each stage is that of its lowered program,
+/// and both simulate alike. A tied weight has two copies, and its square is counted once.
 #[test]
-fn stages_with_tied_ends() {
+fn stages_with_a_tied_weight_take_the_time_of_their_program() {
     let mut untied = presets::find("llama-1b").unwrap();
     untied.tied = false;
     let tied = ["cola-1b", "svd-1b", "llama-1b"].map(|name| presets::find(name).unwrap());

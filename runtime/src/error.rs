@@ -103,7 +103,7 @@ pub enum RunError {
     },
     /// A process executed a step on other tokens than rank 0.
     #[error(
-        "process {rank} reads other tokens than process 0 (try: a token file that is the same for \
+        "process {rank} reads a different token file than process 0 (try: a token file that is the same for \
          all processes)"
     )]
     TokensMismatch {

@@ -18,12 +18,12 @@ pub struct ConvertArgs {
     #[arg(long, default_value = "rows")]
     pub name: String,
     /// Citation of the source
-    #[arg(long, default_value = "not said")]
+    #[arg(long, default_value = "unspecified")]
     pub source: String,
     /// Hardware of the measurements: a preset such as a100-80gb-8, or the name of a profile passed to
     /// `validate`
     ///
-    /// It also tells how many devices a node has, and how nodes are connected; rows do not.
+    /// The profile also sets the number of devices per node and the interconnect, which the rows omit.
     #[arg(long, value_name = "NAME")]
     pub hardware: String,
     /// What the backward pass recomputed
@@ -40,7 +40,7 @@ impl ConvertArgs {
         let source = Citation {
             citation: self.source.clone(),
             conditions: format!(
-                "Not said by the rows: recomputation `{}`, a vocabulary of {}, hardware `{}`.",
+                "Not specified by the rows: recomputation `{}`, a vocabulary of {}, hardware `{}`.",
                 self.recompute.name(),
                 self.vocabulary,
                 self.hardware

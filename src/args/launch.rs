@@ -13,7 +13,7 @@ use super::units;
 /// Flags of runs with several processes.
 #[derive(Debug, Args)]
 pub struct LaunchArgs {
-    /// What started this process as one of several, one per device; it sets their environment
+    /// Launcher of a run of several processes, one per device; it sets the environment of each process
     #[arg(long, value_enum, default_value_t = LauncherArg::Auto)]
     pub launcher: LauncherArg,
     /// How long to wait for all processes to join

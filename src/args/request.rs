@@ -86,7 +86,7 @@ pub struct RequestArgs {
     /// Whether factors that share an input run as one GEMM [default: auto]
     #[arg(long, value_enum)]
     pub grouping: Option<GroupingArg>,
-    /// How weights may lie over the tensor axis [default: any]
+    /// Allowed layouts of weights over the tensor axis [default: any]
     #[arg(long, value_enum)]
     pub weights: Option<WeightsArg>,
     /// Memory limit.

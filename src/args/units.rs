@@ -64,7 +64,7 @@ pub fn positive(text: &str) -> Result<f64, String> {
 pub fn non_negative(text: &str) -> Result<f64, String> {
     finite(text)
         .filter(|number| *number >= 0.0)
-        .ok_or_else(|| "expected 0 or a number above".into())
+        .ok_or_else(|| "expected a non-negative number".into())
 }
 
 fn finite(text: &str) -> Option<f64> {

@@ -154,7 +154,7 @@ pub fn profile_of_this_machine(threads: u64, format: OutputFormat) -> CommandRes
     let base = profile::preset(BASE).map_err(Failure::flags)?;
     if format == OutputFormat::Text {
         output::eprint(
-            "Measuring this machine once, for some seconds; `narrows calibrate` measures it better\n",
+            "Measuring this machine once, for a few seconds; `narrows calibrate` is more accurate\n",
         );
     }
     let settings = CalibrateSettings {

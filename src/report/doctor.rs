@@ -262,7 +262,7 @@ fn cuda_availability(
     let mut usable = true;
     for (library, found) in CudaLibrary::ALL.iter().zip(libraries).filter(|(_, found)| !found.loads)
     {
-        let state = if found.path.is_some() { "does not load" } else { "is not there" };
+        let state = if found.path.is_some() { "does not load" } else { "not found" };
         because.push(format!("{} ({}) {state}", found.name, found.purpose));
         hints.push(library.install_hint().to_owned());
         usable &= matches!(library, CudaLibrary::Nccl | CudaLibrary::Cublas);
@@ -274,7 +274,7 @@ fn cuda_availability(
     }
     hints.dedup();
     let problem = match gpus {
-        Err(error) => Some(format!("the driver does not come up: {error}")),
+        Err(error) => Some(format!("the driver does not initialize: {error}")),
         Ok(gpus) if gpus.is_empty() => Some("there is no GPU".into()),
         Ok(gpus) if gpus.iter().all(|gpu| gpu.capability < COMPUTE_CAPABILITY_MIN) => {
             let (major, minor) = COMPUTE_CAPABILITY_MIN;

@@ -139,7 +139,7 @@ impl ExplainReport<'_> {
 
 /// Where the time of each plan goes.
 fn breakdowns(page: &mut TextPage, plans: &[(&str, &Prediction, Option<f64>)]) {
-    page.heading("Where the time of each goes");
+    page.heading("Time breakdown of each plan");
     let columns = [
         ("plan", Align::Left),
         ("GEMMs", Align::Right),

@@ -83,7 +83,7 @@ fn a_resumed_run_continues_bit_for_bit() {
         let [found, expected] = [found, expected].map(|step| f64::from_bits(step[1]));
         assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
     }
-    // All steps were made before.
+    // The checkpoint already contains all steps.
     let found = answer(&format!("{} --resume", files.flags(10)));
     assert_eq!((&found["status"], &found["steps"]), (&"done".into(), &0.into()));
     assert_eq!(files.curve().len(), 10);

@@ -225,7 +225,7 @@ fn processes_with_different_tokens_fail() {
     for output in wait_all((0..2).map(start).collect()) {
         assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
         let text = stderr(&output);
-        assert!(text.contains("process 1 reads other tokens than process 0"), "{text}");
+        assert!(text.contains("process 1 reads a different token file than process 0"), "{text}");
     }
 }
 

@@ -43,9 +43,10 @@ pub fn require_same_start(
         return Ok(());
     };
     let problem = match tokens == first_tokens {
-        false => {
-            Problem::new("--data", format!("process {rank} reads other tokens than process 0"))
-        }
+        false => Problem::new(
+            "--data",
+            format!("process {rank} reads a different token file than process 0"),
+        ),
         true => Problem::new(
             "--checkpoint-dir",
             format!("process {rank} resumes from step {step}, and process 0 from {first_step}"),

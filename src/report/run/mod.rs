@@ -291,7 +291,7 @@ impl Report for RunReport {
                 page.fields(&[("loss", format!("from {first:.4} to {last:.4}"))]);
                 self.comparison(&mut page);
             }
-            _ => page.line("All steps were made before."),
+            _ => page.line("The checkpoint already contains all steps."),
         }
         self.files(&mut page);
         page.finish()

@@ -71,8 +71,14 @@ impl Report for NullRunReport {
             ]
         };
         let rows: Vec<Vec<String>> = self.stages.iter().enumerate().map(row).collect();
-        let columns =
-            ["stage", "instructions", "collectives", "sent in them", "sent by P2P", "memory"];
+        let columns = [
+            "stage",
+            "instructions",
+            "collectives",
+            "bytes in collectives",
+            "bytes by P2P",
+            "memory",
+        ];
         page.table(&columns.map(|name| (name, Align::Right)), &rows);
         page.finish()
     }
