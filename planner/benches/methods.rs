@@ -63,7 +63,7 @@ fn main() {
         let name = match method {
             None => "no plan fits",
             Some(AssignmentMethod::Elimination) => "elimination",
-            Some(AssignmentMethod::Hull) => "hull vertices",
+            Some(AssignmentMethod::Hull) => "hull vertices kept",
             Some(AssignmentMethod::IntegerProgram) => "integer program",
         };
         println!(

@@ -13,7 +13,7 @@ pub enum AssignmentMethod {
     /// Every block is as fast as it can be: memory does not bind.
     #[default]
     Elimination,
-    /// Blocks mix vertices of their hulls.
+    /// Blocks mix vertices of their hulls, and no integer program led to a faster plan that fits.
     Hull,
     /// An integer program chose the solutions.
     IntegerProgram,

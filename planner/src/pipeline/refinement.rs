@@ -4,7 +4,10 @@
 //! integer program chooses again among all vertices of the stage's blocks, under the stage's memory
 //! row. What its choice leaves unused then goes to single blocks: the cost table of a block is solved
 //! exactly within the bytes that the block has plus those left over, which finds solutions between the
-//! vertices. They become new columns, until none is faster.
+//! vertices. They become new columns, and the integer program chooses once more.
+//!
+//! This only improves plans: their bound remains that of the linear relaxation. When the library fails, the
+//! assignment stays as it is, and the reported gap is still right.
 
 use std::sync::Arc;
 
@@ -15,8 +18,8 @@ use super::assignment::{AssignmentMethod, StageAssignment};
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 use crate::solve::{ColumnGroup, SolveLimits, choose_columns};
 
-/// Rounds of new columns.
-const ROUNDS_MAX: usize = 2;
+/// Rounds of new columns, each followed by another choice.
+const COLUMN_ROUNDS: usize = 1;
 
 /// Smallest distance from the linear relaxation, relative to the step, that is worth choosing columns
 /// again; and that is worth new ones, which cost tens to hundreds of milliseconds each.
@@ -64,12 +67,13 @@ impl<'a> StageRefinement<'a> {
         }
         let bound = time - assignment.integrality_slack.0;
         let mut groups = self.groups(specs, assignment);
-        for _ in 0..ROUNDS_MAX {
-            let chosen = self.choose(&mut groups);
+        let mut chosen = self.choose(&mut groups);
+        for _ in 0..COLUMN_ROUNDS {
             let is_close = chosen - bound <= SLACK_MIN_FOR_COLUMNS * time;
             if is_close || self.segments.out_of_time() || !self.add_columns(&mut groups) {
                 break;
             }
+            chosen = self.choose(&mut groups);
         }
         let blocks = blocks_in_order(specs, &groups);
         let refined = StageAssignment::new(blocks, self.in_flight);
