@@ -13,8 +13,7 @@ impl Model {
     pub fn fingerprint(&self) -> String {
         let mut canonical = CanonicalWriter::default();
         canonical.model(self);
-        let digest = Sha256::digest(&canonical.0);
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(Sha256::digest(&canonical.0))
     }
 }
 
