@@ -1,4 +1,4 @@
-//! benches/gpu.sh without a GPU: with stand-ins for CUDA's libraries, and without any CUDA library.
+//! benches/gpu.sh without a GPU: with fake CUDA libraries, and without any CUDA library.
 #![cfg(unix)]
 
 use std::path::{Path, PathBuf};
