@@ -11,8 +11,6 @@
 //! [`Session`] of a program: tests/cpu.rs is the smallest. One whose devices are processes, each with a session of
 //! its own, takes a [`Case`] in each and lets it [`hold`](Case::hold) that session: tests/gpu/walk.rs.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
 use std::fmt;
 
 use narrows_plan::lower;
@@ -94,7 +92,7 @@ pub fn cases_on(precision: Precision, devices: u64) -> Vec<Case> {
 fn case(small: &[Model], number: usize, precision: Precision) -> Case {
     assert!(CASES >= small.len(), "{} models", small.len());
     let model = small[number % small.len()].clone();
-    let mut dice = TestRng(100 + number as u64);
+    let mut dice = TestRng::new(100 + number as u64);
     let plan = (0..200).find_map(|_| {
         let context = small_context(&mut dice, precision);
         draw_plan(&mut dice, &model, context)
@@ -253,7 +251,7 @@ impl Case {
     /// Inputs and targets of a step.
     fn tokens(&self, step: u64) -> (Vec<u32>, Vec<u32>) {
         let work = self.plan.workload;
-        let mut dice = TestRng(SEED + step);
+        let mut dice = TestRng::new(SEED + step);
         let mut ids = || {
             let count = work.global_batch * work.sequence_length;
             (0..count).map(|_| dice.below(self.model.vocab as usize) as u32).collect()

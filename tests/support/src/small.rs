@@ -1,5 +1,4 @@
 //! Small models and contexts, of which plans are drawn.
-#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use narrows_plan::Precision;
 use narrows_plan::model::{self, Model};

@@ -1,5 +1,4 @@
 //! Tables to solve: random ones from a string of dice, and a block-like chain.
-#![allow(dead_code, reason = "each test and bench uses its part")]
 
 use narrows_cost_model::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
