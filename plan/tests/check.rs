@@ -18,7 +18,7 @@ fn count() -> usize {
 #[test]
 fn every_drawn_plan_is_proved() {
     let models = drawable_models();
-    let mut dice = TestRng(1);
+    let mut dice = TestRng::new(1);
     let mut met: BTreeMap<String, u64> = BTreeMap::new();
     for index in 0..count() {
         let drawn = draw_case(&mut dice, &models);
@@ -55,7 +55,7 @@ fn large() -> Program {
         precision: Precision::MixedBf16,
         zero: Zero::One,
     };
-    let mut dice = TestRng(7);
+    let mut dice = TestRng::new(7);
     let plan = (0..50).find_map(|_| draw_plan(&mut dice, &model, context)).expect("a plan");
     narrows_plan::lower(&plan.resolve(&model).expect("it resolves"))
 }
@@ -121,7 +121,7 @@ fn a_sequence_longer_than_the_models_is_refused() {
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 64, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
-    let plan = draw_plan(&mut TestRng(3), &model, context).unwrap();
+    let plan = draw_plan(&mut TestRng::new(3), &model, context).unwrap();
     model.max_sequence_length = 64;
     plan.resolve(&model).unwrap();
     model.max_sequence_length = 63;

@@ -19,7 +19,7 @@ fn count() -> usize {
 
 #[test]
 fn every_damaged_program_is_refused() {
-    let mut dice = TestRng(2);
+    let mut dice = TestRng::new(2);
     let models = drawable_models();
     let programs: Vec<Program> =
         (0..PROGRAMS).map(|_| draw_case(&mut dice, &models).program()).collect();
@@ -58,7 +58,7 @@ fn damage(dice: &mut TestRng, programs: &[Program], kind: Damage) -> (Program, S
 /// Several damages at once may undo each other, but never crash the check.
 #[test]
 fn a_wreck_is_no_panic() {
-    let mut dice = TestRng(3);
+    let mut dice = TestRng::new(3);
     let models = drawable_models();
     for _ in 0..300 {
         let mut program = draw_case(&mut dice, &models).program();

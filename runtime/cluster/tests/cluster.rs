@@ -102,7 +102,7 @@ fn join(
 fn steps_of_processes_equal_steps_of_threads_bit_for_bit() {
     let models: Vec<Model> =
         drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut rng = TestRng(77);
+    let mut rng = TestRng::new(77);
     let mut plans = 0;
     for (tensor, pipeline, data) in
         [(2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 1, 1), (1, 3, 1), (4, 1, 1), (2, 2, 2), (2, 3, 1)]
@@ -150,7 +150,7 @@ fn fail_second_step(
     let mesh = Mesh { tensor: 2, pipeline: 1, data: 1 };
     let workload = Workload { global_batch: 2, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero: Zero::Off };
-    let mut rng = TestRng(1);
+    let mut rng = TestRng::new(1);
     let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let timeouts = ClusterTimeouts { collective: collective_timeout, ..TIMEOUTS };
     let results = run_processes(&launches(2), |launch| {

@@ -33,7 +33,7 @@ const TENSORS: [TensorKind; 4] = [
 
 /// Miniatures of random plans, of every kind of model on meshes of every kind.
 fn miniatures(seed: u64, count: usize) -> Vec<Miniature> {
-    let (models, mut rng) = (drawable_models(), TestRng(seed));
+    let (models, mut rng) = (drawable_models(), TestRng::new(seed));
     let mut miniatures = vec![];
     while miniatures.len() < count {
         let model = rng.pick(&models).unwrap().clone();

@@ -141,7 +141,7 @@ impl Coverage {
 fn test_sessions(coverage: &mut Coverage) {
     let models: Vec<_> =
         drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut rng = TestRng(41);
+    let mut rng = TestRng::new(41);
     for (mesh, microbatches, threads, zero) in [
         ([1, 1, 1], 1, 1, Zero::Off),
         ([1, 1, 1], 2, 1, Zero::Off),
@@ -194,7 +194,7 @@ fn test_sessions(coverage: &mut Coverage) {
 fn test_trainer() {
     let model = narrows_plan::model::presets::find("cola-tiny").unwrap();
     let context = context([2, 1, 1], 2, Zero::Off);
-    let mut rng = TestRng(7);
+    let mut rng = TestRng::new(7);
     let plan = (0..100).find_map(|_| draw_plan(&mut rng, &model, context)).unwrap();
     let program = CheckedProgram::check(lower(&plan.resolve(&model).unwrap())).unwrap();
     let mut session = narrows_cpu::session(&model, program, 1).unwrap();

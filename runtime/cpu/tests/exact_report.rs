@@ -18,7 +18,7 @@ fn open(model: &Model, program: CheckedProgram) -> Result<Session, RunError> {
 #[test]
 fn counts_and_memory_equal_those_of_the_program() {
     let models = small_models();
-    let mut rng = TestRng(23);
+    let mut rng = TestRng::new(23);
     let mut plans = 0;
     while plans < 40 {
         let model = rng.pick(&models).unwrap().clone();
@@ -47,7 +47,7 @@ fn counts_and_memory_equal_those_of_the_program() {
 #[test]
 fn miniatures_of_random_plans_agree_with_the_reference() {
     let models = drawable_models();
-    let mut rng = TestRng(29);
+    let mut rng = TestRng::new(29);
     let (mut plans, mut worst) = (0, 0.0_f64);
     while plans < 30 {
         let model = rng.pick(&models).unwrap().clone();
@@ -80,7 +80,7 @@ fn miniatures_of_random_plans_agree_with_the_reference() {
 #[test]
 fn another_function_is_detected() {
     let model = model::presets::find("cola-tiny").unwrap();
-    let mut rng = TestRng(31);
+    let mut rng = TestRng::new(31);
     let plan = loop {
         let context = small_context(&mut rng, Precision::Full32);
         if let Some(plan) = draw_plan(&mut rng, &model, context) {
@@ -98,7 +98,7 @@ fn another_function_is_detected() {
 #[test]
 fn a_program_with_exchanged_weights_is_detected() {
     let model = model::presets::find("llama-60m").unwrap();
-    let mut rng = TestRng(37);
+    let mut rng = TestRng::new(37);
     let mut plans = 0;
     for _ in 0..40 {
         let context = small_context(&mut rng, Precision::Full32);

@@ -33,7 +33,7 @@ fn context(rng: &mut TestRng, model: &Model) -> Context {
 
 #[test]
 fn plans_of_unusual_models_agree_with_the_reference() {
-    let mut rng = TestRng(53);
+    let mut rng = TestRng::new(53);
     let (mut plans, mut models, mut worst) = (0, 0, 0.0_f64);
     while plans < PLANS {
         let Some(model) = unusual_model(&mut rng) else { continue };

@@ -67,7 +67,7 @@ impl SavedCheckpoint {
 #[test]
 fn truncated_files_are_rejected() {
     let saved = SavedCheckpoint::new();
-    let mut rng = TestRng(1);
+    let mut rng = TestRng::new(1);
     for name in FILES {
         let bytes = saved.bytes(name);
         let random = (0..20).map(|_| rng.below(bytes.len() - 1));
@@ -92,7 +92,7 @@ fn truncated_files_are_rejected() {
 #[test]
 fn every_flipped_bit_is_detected() {
     let saved = SavedCheckpoint::new();
-    let mut rng = TestRng(2);
+    let mut rng = TestRng::new(2);
     for name in FILES {
         let mut bytes = saved.bytes(name);
         let bits = bytes.len() * 8;

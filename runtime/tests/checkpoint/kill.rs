@@ -72,7 +72,7 @@ fn saved_steps_survive_kills() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path();
     let model = small_model(false);
-    let mut rng = TestRng(3);
+    let mut rng = TestRng::new(3);
     let (mut reached, mut interrupted) = (0, 0);
     let start = Instant::now();
     for kill in 0..KILLS {

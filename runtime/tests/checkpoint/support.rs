@@ -38,7 +38,7 @@ pub fn mesh(tensor: u64, pipeline: u64, data: u64) -> Mesh {
 pub fn plan(model: &Model, seed: u64, mesh: Mesh, zero: Zero) -> Plan {
     let workload = Workload { global_batch: 8, sequence_length: 8, micro_batch: 2 };
     let context = Context { mesh, workload, precision: Precision::Full32, zero };
-    let mut rng = TestRng(seed);
+    let mut rng = TestRng::new(seed);
     (0..1000).find_map(|_| draw_plan(&mut rng, model, context)).expect("a plan for the mesh")
 }
 
@@ -62,7 +62,7 @@ pub fn optimizer() -> Optimizer {
 /// Trains on tokens that depend on the step number alone. Returns the losses.
 pub fn train(session: &mut Session, steps: u64) -> Vec<f64> {
     let step = |_| {
-        let mut rng = TestRng(1000 + session.steps());
+        let mut rng = TestRng::new(1000 + session.steps());
         let work = session.program().context.workload;
         let count = work.global_batch * work.sequence_length;
         // Targets equal the tokens, so that the model can learn.

@@ -7,7 +7,7 @@ use narrows_plan::graph::{
 use narrows_plan::lower;
 use narrows_plan::model::{self, Model};
 use narrows_plan::program::Program;
-use narrows_plan::random::{GAMMA, mix64};
+use narrows_plan::random::SplitMix64;
 use narrows_plan::{
     BlockDecisions, BlockRun, PLAN_FORMAT, PlanLayout, PlanSource, SegmentDecisions, StagePlan,
 };
@@ -21,15 +21,19 @@ use narrows_plan::{
 use narrows_plan::{EdgeLayout, Plan, Precision};
 use narrows_plan::{Mesh, Workload};
 
-/// A small generator of numbers, the same on every machine (SplitMix64).
-pub struct TestRng(pub u64);
+/// SplitMix64 with the draws that tests need, the same on every machine.
+pub struct TestRng(SplitMix64);
 
 impl TestRng {
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(GAMMA);
-        mix64(self.0)
+    pub fn new(seed: u64) -> TestRng {
+        TestRng(SplitMix64::new(seed))
     }
 
+    pub fn next_u64(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    /// A number below `end`, by remainder: the plans that the seeds of tests draw depend on it.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next_u64() % end as u64) as usize
     }

@@ -19,7 +19,7 @@ use training::{Trained, cache_folder, program, train, train_on_gpus};
 fn plans(mesh: Mesh, precision: Precision, seed: u64, count: usize) -> Vec<(Model, Plan)> {
     let models: Vec<Model> =
         drawable_models().into_iter().filter(|model| model.hidden == 256).collect();
-    let mut rng = TestRng(seed);
+    let mut rng = TestRng::new(seed);
     let mut plans = vec![];
     for _ in 0..50 * count {
         let model = rng.pick(&models).unwrap().clone();

@@ -115,7 +115,7 @@ fn random_programs_have_kernels_within_bounds() {
     let models = drawable_models();
     let mut coverage = Coverage::default();
     for seed in 0..160 {
-        let mut rng = TestRng(seed);
+        let mut rng = TestRng::new(seed);
         let model = &models[seed as usize % models.len()];
         let precision = [Precision::MixedBf16, Precision::Full32][usize::from(seed % 5 == 4)];
         let context = context(&mut rng, precision);
@@ -137,7 +137,7 @@ fn random_programs_have_kernels_within_bounds() {
 /// Odd widths, narrow heads, and ranks without common divisors.
 #[test]
 fn programs_of_unusual_models_have_kernels() {
-    let (mut rng, mut coverage) = (TestRng(61), Coverage::default());
+    let (mut rng, mut coverage) = (TestRng::new(61), Coverage::default());
     while coverage.programs < 80 {
         let Some(model) = unusual_model(&mut rng) else { continue };
         let precision = pick_copied(&mut rng, &[Precision::MixedBf16, Precision::Full32]);
@@ -168,7 +168,7 @@ fn programs_of_the_largest_presets_have_kernels() {
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         let precision = Precision::MixedBf16;
         let context = Context { mesh, workload, precision, zero: Zero::One };
-        let mut rng = TestRng(seed);
+        let mut rng = TestRng::new(seed);
         let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));
         let plan = plan.unwrap_or_else(|| panic!("no plan for {name} was drawn"));
         coverage.add(&lower(&plan.resolve(&model).unwrap()));

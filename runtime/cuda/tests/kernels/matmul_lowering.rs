@@ -148,7 +148,7 @@ fn check_random_programs(precision: Precision, seeds: std::ops::Range<u64>) {
     let models = small_models();
     let (mut programs, mut kinds) = (0, HashSet::new());
     for seed in seeds {
-        let mut rng = TestRng(seed);
+        let mut rng = TestRng::new(seed);
         let model = &models[seed as usize % models.len()];
         let context = small_context(&mut rng, precision);
         let Some(plan) = draw_plan(&mut rng, model, context) else { continue };
@@ -255,7 +255,7 @@ const FORMS: [GemmRole; 3] = [GemmRole::Forward, GemmRole::InputGradient, GemmRo
 /// Ragged and minimal sizes; single, batched and tied.
 #[test]
 fn gemms_of_ragged_sizes_match_the_cpu() {
-    let mut rng = TestRng(7);
+    let mut rng = TestRng::new(7);
     for seed in 0..240 {
         let role = FORMS[rng.below(3)];
         let mut size = || [1, 1 + rng.below(9), 1 + rng.below(70)][rng.below(3)] as u64;
@@ -380,7 +380,7 @@ fn gemms_of_the_largest_presets_are_supported() {
         let workload = Workload { global_batch: 8, sequence_length: 4096, micro_batch: 4 };
         for precision in [Precision::MixedBf16, Precision::Full32] {
             let context = Context { mesh, workload, precision, zero: Zero::One };
-            let mut rng = TestRng(seed);
+            let mut rng = TestRng::new(seed);
             let plan = (0..20).find_map(|_| draw_plan(&mut rng, &model, context));
             let plan = plan.unwrap_or_else(|| panic!("no plan of {name} was drawn"));
             let (mut count, mut keys) = (0, HashSet::new());
