@@ -1,4 +1,4 @@
-//! What a device is asked to run, as far as its duration can depend on it.
+//! Kernels: the properties of an instruction that its duration depends on.
 //!
 //! Every instruction of a program has exactly one kernel, and strategies are priced by the kernels
 //! they emit; that is why a plan's price and its program's simulated time are the same number.
@@ -15,7 +15,7 @@ use crate::{Bytes, DType, Flops};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Kernel {
-    /// A dense product.
+    /// A GEMM.
     Gemm(Gemm),
     /// Causal flash attention, forward or backward.
     Attention(Attention),
@@ -121,7 +121,7 @@ pub struct FusedKernel {
     pub unfused_launches: u32,
 }
 
-/// What a [`FusedKernel`] does; the breakdown of a prediction groups by it.
+/// The kind of a [`FusedKernel`]; the breakdown of a prediction groups by it.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
@@ -201,7 +201,7 @@ pub struct Collective {
     /// Bytes of the whole (unsharded) tensors it moves, statistics included.
     #[serde(rename = "payload_bytes")]
     pub payload: Bytes,
-    /// Who takes part.
+    /// The participating devices.
     pub group: DeviceGroup,
 }
 

@@ -1,5 +1,4 @@
-//! Typed units: a bare `u64` or `f64` never crosses a public boundary where its unit could be
-//! guessed wrong.
+//! Typed units for public interfaces, in place of bare `u64` and `f64`.
 
 use std::fmt;
 use std::iter::Sum;

@@ -114,7 +114,7 @@ fn complaints_say_what_where_and_why() {
     println!("{doubled}\n{removed}\n{outside}");
 }
 
-/// Whoever has a plan and a model, and no planner, is told too.
+/// A plan file can be resolved without the planner, so the limit is checked there too.
 #[test]
 fn a_sequence_longer_than_the_models_is_refused() {
     let mut model = presets::find("cola-tiny").unwrap();

@@ -1,4 +1,4 @@
-//! Every refusal: what is wrong is said at its field, all of it at once.
+//! Invalid models: every defect is reported at its field, all of them at once.
 
 use narrows_plan::Defects;
 use narrows_plan::model;
@@ -307,7 +307,7 @@ fn text_that_is_no_model() {
         ("{}\n{}", "line 2 column"),
         ("[]", "not a JSON object"),
         ("{}", "neither a `format` nor a `model_type`"),
-        (r#"{"format": "narrows-plan/1"}"#, "the file is a plan, and no model"),
+        (r#"{"format": "narrows-plan/1"}"#, "the file is a plan, not a model"),
         ("{\"hidden\": 1e999}", "number out of range"),
     ] {
         let defects = model::read("t", text).unwrap_err();
@@ -317,7 +317,7 @@ fn text_that_is_no_model() {
     assert!(model::read("t", &deep).unwrap_err().to_string().contains("recursion limit"));
 }
 
-/// Readers disagree on which of two values counts.
+/// JSON readers disagree on which of two values counts.
 #[test]
 fn keys_are_not_repeated() {
     let twice = |value: Value, at: &str, again: &str| {

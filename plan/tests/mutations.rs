@@ -1,4 +1,4 @@
-//! Damaged programs: every one must be refused.
+//! Mutated programs: the check must refuse every one.
 //!
 //! Each kind of damage is one a careless edit or a wrong lowering could do. A damage that changes
 //! nothing (two sums in another order, a rotation before or after the sum it is linear in) is never
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use narrows_plan::CheckedProgram;
 use narrows_plan::program::Program;
-use narrows_test_support::damage::{Damage, KINDS};
+use narrows_test_support::damage::{MUTATIONS, Mutation};
 use narrows_test_support::plans::{TestRng, draw_case, drawable_models};
 
 const PROGRAMS: usize = 120;
@@ -18,7 +18,7 @@ fn count() -> usize {
 }
 
 #[test]
-fn every_damaged_program_is_refused() {
+fn every_mutated_program_is_refused() {
     let mut dice = TestRng::new(2);
     let models = drawable_models();
     let programs: Vec<Program> =
@@ -29,7 +29,7 @@ fn every_damaged_program_is_refused() {
     let mut refused: BTreeMap<&str, u64> = BTreeMap::new();
     let mut accepted = vec![];
     for index in 0..count() {
-        let (name, kind) = KINDS[index % KINDS.len()];
+        let (name, kind) = MUTATIONS[index % MUTATIONS.len()];
         let (damaged, what) = damage(&mut dice, &programs, kind);
         match CheckedProgram::check(damaged) {
             Err(errors) => {
@@ -41,11 +41,11 @@ fn every_damaged_program_is_refused() {
     }
     println!("refused: {refused:#?}");
     assert!(accepted.is_empty(), "{} accepted:\n{}", accepted.len(), accepted.join("\n"));
-    assert!(refused.len() == KINDS.len() && refused.values().sum::<u64>() >= 1000);
+    assert!(refused.len() == MUTATIONS.len() && refused.values().sum::<u64>() >= 1000);
 }
 
 /// Draws programs until the damage can be done to one.
-fn damage(dice: &mut TestRng, programs: &[Program], kind: Damage) -> (Program, String) {
+fn damage(dice: &mut TestRng, programs: &[Program], kind: Mutation) -> (Program, String) {
     for _ in 0..10_000 {
         let mut program = programs[dice.below(programs.len())].clone();
         if let Some(what) = kind(dice, &mut program) {
@@ -55,15 +55,15 @@ fn damage(dice: &mut TestRng, programs: &[Program], kind: Damage) -> (Program, S
     panic!("no program can be damaged like this");
 }
 
-/// Several damages at once may undo each other, but never crash the check.
+/// Several mutations may cancel each other, but never crash the check.
 #[test]
-fn a_wreck_is_no_panic() {
+fn several_mutations_never_panic() {
     let mut dice = TestRng::new(3);
     let models = drawable_models();
     for _ in 0..300 {
         let mut program = draw_case(&mut dice, &models).program();
         for _ in 0..6 {
-            let (_, kind) = KINDS[dice.below(KINDS.len())];
+            let (_, kind) = MUTATIONS[dice.below(MUTATIONS.len())];
             // A damage looks up what earlier ones may have removed.
             let whole = program.stages.iter().all(|stage| {
                 let instrs = stage.forward.iter().chain(&stage.backward).chain(&stage.step);

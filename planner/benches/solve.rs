@@ -8,7 +8,7 @@ use narrows_cost_model::CostTable;
 use narrows_planner::solve::{
     EliminationOrder, SolveLimits, choice_times, presolve, solve_by_ilp, solve_table,
 };
-use narrows_test_support::tables::chain;
+use narrows_test_support::tables::chain_table;
 
 const NODES: usize = 45;
 /// Where the rows' limits lie between the smallest and the largest bytes possible; `None` without rows.
@@ -20,7 +20,7 @@ fn main() {
 }
 
 fn table(share: &Option<f64>) -> CostTable {
-    chain(NODES, 7, *share)
+    chain_table(NODES, 7, *share)
 }
 
 #[divan::bench(args = SHARES.iter())]

@@ -9,7 +9,9 @@ use narrows_planner::solve::{
     choose_columns, presolve, solve_by_ilp, solve_table,
 };
 use narrows_test_support::fastest_by_enumeration;
-use narrows_test_support::tables::{Rolls, any_table, chain, choice, keep_redo_table, node, rolls};
+use narrows_test_support::tables::{
+    Draws, chain_table, choice, draw_keep_recompute_table, draw_table, node, seeded_draws,
+};
 use proptest::prelude::*;
 
 type Solver = fn(&CostTable, &SolveLimits) -> Result<SolveOutcome, SolveError>;
@@ -95,12 +97,12 @@ proptest! {
 
     #[test]
     fn solvers_agree_on_any_table(draws in prop::collection::vec(any::<u16>(), 0..400), rows in 0usize..4) {
-        assert_solvers_agree(&any_table(&mut Rolls::new(&draws), rows));
+        assert_solvers_agree(&draw_table(&mut Draws::new(&draws), rows));
     }
 
     #[test]
     fn solvers_agree_on_saving_and_recomputing(draws in prop::collection::vec(any::<u16>(), 0..300), rows in 0usize..4) {
-        assert_solvers_agree(&keep_redo_table(&mut Rolls::new(&draws), rows));
+        assert_solvers_agree(&draw_keep_recompute_table(&mut Draws::new(&draws), rows));
     }
 
     #[test]
@@ -174,7 +176,7 @@ fn one_byte_decides_beside_tens_of_gigabytes() {
 
 #[test]
 fn a_chain_without_rows_is_proven_by_elimination_and_equals_the_program() {
-    let table = chain(45, 3, None);
+    let table = chain_table(45, 3, None);
     let eliminated = run(solve_table, &table);
     assert_eq!(eliminated.prover, Prover::Elimination);
     assert!(close(eliminated.time.unwrap(), run(solve_by_ilp, &table).time.unwrap()));
@@ -184,7 +186,7 @@ fn a_chain_without_rows_is_proven_by_elimination_and_equals_the_program() {
 fn windows_lose_nothing_against_the_whole_program() {
     for seed in 0..6 {
         for share in [0.5, 0.3, 0.15, 0.1] {
-            let table = chain(12, seed, Some(share));
+            let table = chain_table(12, seed, Some(share));
             let whole = run(solve_by_ilp, &table);
             assert_proven("solve_table", &table, &run(solve_table, &table), whole.time);
         }
@@ -195,12 +197,12 @@ fn windows_lose_nothing_against_the_whole_program() {
 #[test]
 fn nearly_equal_bytes_do_not_break_the_program() {
     for seed in (100..150).step_by(2) {
-        let mut table = chain(16, seed, Some(0.2));
-        let draws = rolls(seed, 4000);
-        let mut dice = Rolls::new(&draws);
+        let mut table = chain_table(16, seed, Some(0.2));
+        let draws = seeded_draws(seed, 4000);
+        let mut dice = Draws::new(&draws);
         for choice in table.nodes.iter_mut().flat_map(|node| &mut node.choices) {
-            choice.time.0 *= [1.0, 1.0, 1e3, 1e-2][dice.roll(4)];
-            let odd = |bytes: &mut Bytes| bytes.0 = bytes.0 * 37 + dice.roll(1000) as u64;
+            choice.time.0 *= [1.0, 1.0, 1e3, 1e-2][dice.below(4)];
+            let odd = |bytes: &mut Bytes| bytes.0 = bytes.0 * 37 + dice.below(1000) as u64;
             choice.bytes.iter_mut().map(|(_, bytes)| bytes).for_each(odd);
         }
         table.rows.iter_mut().for_each(|row| row.limit.0 *= 37);
@@ -214,8 +216,8 @@ fn nearly_equal_bytes_do_not_break_the_program() {
 fn random_tables_vary() {
     let (mut infeasible, mut by_elimination, mut by_ilp) = (0, 0, 0);
     for seed in 0..300 {
-        let draws = rolls(seed, 400);
-        let outcome = run(solve_table, &any_table(&mut Rolls::new(&draws), 2));
+        let draws = seeded_draws(seed, 400);
+        let outcome = run(solve_table, &draw_table(&mut Draws::new(&draws), 2));
         infeasible += u32::from(outcome.status == SolveStatus::Infeasible);
         by_elimination += u32::from(outcome.prover == Prover::Elimination);
         by_ilp += u32::from(outcome.prover == Prover::Ilp);
@@ -227,7 +229,7 @@ fn random_tables_vary() {
 
 #[test]
 fn without_time_there_is_no_assignment_and_no_claim() {
-    let table = chain(20, 4, Some(0.3));
+    let table = chain_table(20, 4, Some(0.3));
     let limits = SolveLimits { time: Some(Duration::ZERO), gap: 0.0 };
     let outcome = solve_by_ilp(&table, &limits).unwrap();
     assert_eq!(outcome.status, SolveStatus::TimeLimit(Duration::ZERO));
@@ -241,7 +243,7 @@ fn without_time_there_is_no_assignment_and_no_claim() {
 
 #[test]
 fn a_gap_limit_is_respected_and_reported() {
-    let table = chain(25, 5, Some(0.25));
+    let table = chain_table(25, 5, Some(0.25));
     let optimum = run(solve_table, &table).time.unwrap();
     for (name, solver) in SOLVERS {
         let outcome = solver(&table, &SolveLimits { time: None, gap: 0.2 }).unwrap();

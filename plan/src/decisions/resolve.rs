@@ -1,4 +1,4 @@
-//! From a plan as written to a plan that can be lowered: every name resolved, every layout legal.
+//! Resolves a plan file against its model: names become ids, and every layout is checked.
 
 use std::sync::Arc;
 
@@ -29,9 +29,9 @@ pub struct SegmentPlan {
 /// A block of a stage.
 #[derive(Clone, Debug)]
 pub struct ResolvedBlock {
-    /// Its number in the model.
+    /// Its index in the model.
     pub layer: u64,
-    /// What it hands to the next block, the hidden state first.
+    /// The tensors passed to the next block, the hidden state first.
     pub outgoing: Vec<BoundaryTensor>,
     /// Its graph and decisions, shared by blocks that are alike.
     pub plan: Arc<SegmentPlan>,
@@ -42,9 +42,9 @@ pub struct ResolvedBlock {
 pub struct ResolvedPlan {
     /// Mesh, workload and formats.
     pub context: Context,
-    /// Layouts of what segments hand on.
+    /// Layouts of the tensors between segments.
     pub boundary: BoundaryLayout,
-    /// What the model's passes need to know.
+    /// Constants of the model that fused ops need.
     pub constants: ModelConstants,
     /// Whether embedding and head are one weight.
     pub tied: bool,
@@ -78,7 +78,7 @@ impl Plan {
             let portion = self.mesh.data * self.workload.micro_batch;
             if !self.workload.global_batch.is_multiple_of(portion) {
                 let problem = format!(
-                    "{} sequences do not divide into {} replicas × {} a microbatch",
+                    "{} sequences do not divide into {} replicas × {} sequences a microbatch",
                     self.workload.global_batch, self.mesh.data, self.workload.micro_batch
                 );
                 defects.push(Defect::new("workload.global_batch", problem));
@@ -97,20 +97,24 @@ impl Plan {
     pub fn resolve(&self, model: &Model) -> Result<ResolvedPlan, Defects> {
         let context = self.context()?;
         if context.workload.sequence_length > model.max_sequence_length {
-            return Err(too_long(&context, model).into());
+            return Err(sequence_too_long(&context, model).into());
         }
         let shapes = BlockShape::all(model);
-        let border = self.border(&shapes, model, &context)?;
+        let boundary = self.boundary_layout(&shapes, model, &context)?;
         let mut defects = Defects::default();
-        let resolver =
-            PlanResolver { context: &context, shapes: &shapes, border, defects: &mut defects };
-        let (embedding, head, stages) = resolver.all(self, model);
+        let resolver = PlanResolver {
+            context: &context,
+            shapes: &shapes,
+            boundary: boundary,
+            defects: &mut defects,
+        };
+        let (embedding, head, stages) = resolver.resolve_all(self, model);
         if model.tied && defects.0.is_empty() {
             check_tied(&embedding, &head, &mut defects);
         }
         let resolved = ResolvedPlan {
             context,
-            boundary: border,
+            boundary: boundary,
             constants: ModelConstants::of(model),
             tied: model.tied,
             embedding,
@@ -120,7 +124,7 @@ impl Plan {
         defects.into_result(resolved)
     }
 
-    fn border(
+    fn boundary_layout(
         &self,
         shapes: &[BlockShape],
         model: &Model,
@@ -137,23 +141,23 @@ impl Plan {
         let over = format!("over {} devices", context.tensor_size());
         let mut defects = Defects::default();
         let hidden = self.hidden_layout.edge();
-        if !legal.iter().any(|border| border.hidden == hidden) {
+        if !legal.iter().any(|boundary| boundary.hidden == hidden) {
             let problem = format!("the hidden state cannot be laid out as {hidden} {over}");
-            let hint = names(&mut legal.iter().map(|border| border.hidden));
+            let hint = names(&mut legal.iter().map(|boundary| boundary.hidden));
             defects.push(Defect::new("hidden_layout", problem).hint(hint));
         }
         let latents = self.crossing_layout.map(|layout| layout.edge());
-        let hint = names(&mut legal.iter().map(|border| border.latents));
+        let hint = names(&mut legal.iter().map(|boundary| boundary.latents));
         match latents {
             None if !crossing.is_empty() => {
-                let problem = "latents cross between the blocks of this model: say how they lie";
+                let problem = "is missing: latents cross between the blocks of this model";
                 defects.push(Defect::new("crossing_layout", problem).hint(hint));
             }
             Some(_) if crossing.is_empty() => {
                 let problem = "no latents cross between the blocks of this model";
                 defects.push(Defect::new("crossing_layout", problem).hint("leave it out"));
             }
-            Some(latents) if !legal.iter().any(|border| border.latents == latents) => {
+            Some(latents) if !legal.iter().any(|boundary| boundary.latents == latents) => {
                 let problem =
                     format!("the crossing latents cannot be laid out as {latents} {over}");
                 defects.push(Defect::new("crossing_layout", problem).hint(hint));
@@ -166,14 +170,14 @@ impl Plan {
 }
 
 impl ResolvedPlan {
-    /// What the last block of a stage hands to the next stage; nothing when there is none.
+    /// The tensors that a stage passes to the next stage; empty for the last stage.
     pub fn boundary_tensors(&self, stage: usize) -> &[BoundaryTensor] {
         let last = self.stages.get(stage).and_then(|blocks| blocks.last());
         last.map_or(&[], |block| &block.outgoing)
     }
 }
 
-fn too_long(context: &Context, model: &Model) -> Defect {
+fn sequence_too_long(context: &Context, model: &Model) -> Defect {
     let problem = format!(
         "{} tokens are more than the {} that `{}` is made for",
         context.workload.sequence_length, model.max_sequence_length, model.name
@@ -200,12 +204,12 @@ fn check_tied(embedding: &SegmentPlan, head: &SegmentPlan, defects: &mut Defects
 struct PlanResolver<'a> {
     context: &'a Context,
     shapes: &'a [BlockShape],
-    border: BoundaryLayout,
+    boundary: BoundaryLayout,
     defects: &'a mut Defects,
 }
 
 impl PlanResolver<'_> {
-    fn all(
+    fn resolve_all(
         mut self,
         plan: &Plan,
         model: &Model,
@@ -219,7 +223,7 @@ impl PlanResolver<'_> {
     fn stages(&mut self, plan: &Plan, model: &Model) -> Vec<Vec<ResolvedBlock>> {
         if plan.stages.len() as u64 != self.context.mesh.pipeline {
             let problem = format!(
-                "{} stages are listed, the mesh has {}",
+                "{} stages are listed, but the mesh has {}",
                 plan.stages.len(),
                 self.context.mesh.pipeline
             );
@@ -256,9 +260,9 @@ impl PlanResolver<'_> {
                             && self.shapes[*other as usize] == self.shapes[layer as usize]
                     });
                     let shape = &self.shapes[layer as usize];
-                    let carried = shape.outgoing_tensors(model.hidden);
+                    let outgoing = shape.outgoing_tensors(model.hidden);
                     if let Some((_, _, plan)) = alike {
-                        blocks.push(ResolvedBlock { layer, outgoing: carried, plan: plan.clone() });
+                        blocks.push(ResolvedBlock { layer, outgoing, plan: plan.clone() });
                         continue;
                     }
                     let segment = block_segment(model, shape, decisions.grouping);
@@ -266,7 +270,7 @@ impl PlanResolver<'_> {
                     let plan =
                         Arc::new(self.segment(&field, segment, &decisions.segment_decisions()));
                     seen.push((layer, run.decisions.clone(), plan.clone()));
-                    blocks.push(ResolvedBlock { layer, outgoing: carried, plan });
+                    blocks.push(ResolvedBlock { layer, outgoing, plan });
                 }
             }
             stages.push(blocks);
@@ -322,37 +326,37 @@ impl PlanResolver<'_> {
         for name in decisions.ops.keys() {
             if !segment.ops.iter().any(|node| node.name == *name) {
                 let known: Vec<&str> = segment.ops.iter().map(|node| node.name.as_str()).collect();
-                let problem = "there is no such op in this segment";
+                let problem = "is not an op of this segment";
                 let defect = Defect::new(format!("{field}.ops.{name}"), problem);
                 self.defects.push(defect.hint(known.join(", ")));
             }
         }
-        let mut made = vec![];
+        let mut options = vec![];
         for node in &segment.ops {
             let field = format!("{field}.ops.{}", node.name);
             let legal = op_choices(segment, node, self.context, WeightRule::Any);
-            let wanted = decisions.ops.get(&node.name).copied();
-            let found = legal.iter().find(|choice| Some(choice.strategy) == wanted);
-            if found.is_none() {
-                let problem = match wanted {
+            let requested = decisions.ops.get(&node.name).copied();
+            let choice = legal.iter().find(|choice| Some(choice.strategy) == requested);
+            if choice.is_none() {
+                let problem = match requested {
                     Some(strategy) => format!(
                         "`{}` is not legal here over {} devices",
                         strategy.name(),
                         self.context.tensor_size()
                     ),
-                    None => "no strategy is given for this op".into(),
+                    None => "has no strategy".into(),
                 };
                 let names: Vec<&str> = legal.iter().map(|choice| choice.strategy.name()).collect();
                 self.defects.push(Defect::new(field, problem).hint(names.join(" or ")));
             }
-            let choice = found.or(legal.first()).cloned().unwrap_or(OpChoice {
+            let choice = choice.or(legal.first()).cloned().unwrap_or(OpChoice {
                 strategy: Strategy::Replicate,
                 inputs: vec![EdgeLayout::REPLICATED; node.inputs.len()],
                 outputs: vec![EdgeLayout::REPLICATED; node.outputs.len()],
             });
-            made.push(OpOption { choice, recompute: false });
+            options.push(OpOption { choice, recompute: false });
         }
-        made
+        options
     }
 
     /// The flow that the strategies around a value imply, nothing saved yet.
@@ -366,29 +370,29 @@ impl PlanResolver<'_> {
         let value = segment.value(id);
         let producer = match segment.output_port(id) {
             Some((op, port)) => choice.ops[op.0 as usize].choice.outputs[port],
-            None => self.border.input_edge(segment, id),
+            None => self.boundary.input_edge(segment, id),
         };
         let mut edges: Vec<EdgeLayout> = value
             .consumers
             .iter()
             .map(|(op, port)| choice.ops[op.0 as usize].choice.inputs[*port])
             .collect();
-        edges.extend(self.border.output_edge(segment, id));
+        edges.extend(self.boundary.output_edge(segment, id));
         let primary = edges.last().copied().unwrap_or(producer);
         let mut others: Vec<EdgeLayout> = edges.into_iter().filter(|e| *e != primary).collect();
         others.dedup();
         let field = format!("{field} (value {})", value.name);
         if others.len() > 1 {
-            let problem = "its consumers want more than two different layouts";
+            let problem = "its consumers use more than two different layouts";
             self.defects.push(Defect::new(field.clone(), problem));
         }
         let second = others.first().copied();
         if !flow_is_legal(producer, primary, second) {
-            let wanted: Vec<String> =
+            let consumed: Vec<String> =
                 std::iter::once(primary).chain(second).map(|edge| edge.to_string()).collect();
             let problem = format!(
-                "it is made as {producer} but wanted as {}, and nothing turns one into the other",
-                wanted.join(" and ")
+                "it is produced as {producer} but consumed as {}, and no reshard exists between them",
+                consumed.join(" and ")
             );
             self.defects.push(Defect::new(field, problem));
         }

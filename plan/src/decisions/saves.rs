@@ -1,4 +1,4 @@
-//! Which copies a plan keeps and redoes, and whether that is all the backward pass needs.
+//! The copies that a plan keeps and recomputes, checked against the needs of the backward pass.
 
 use std::collections::HashSet;
 
@@ -8,12 +8,14 @@ use crate::{Defect, Defects, Layout};
 
 use super::SegmentDecisions;
 
+/// The names in `keep` and `redo` of a segment that are not matched with a copy yet.
 pub(super) struct SaveDecisions {
     kept: HashSet<String>,
-    redone: HashSet<String>,
+    recomputed: HashSet<String>,
 }
 
 impl SaveDecisions {
+    /// Reads both lists, and reports names that are listed twice or in both.
     pub(super) fn read(
         decisions: &SegmentDecisions,
         field: &str,
@@ -24,51 +26,57 @@ impl SaveDecisions {
             for (at, name) in names.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
                 let problem = format!("`{name}` is listed twice");
                 let defect = Defect::new(format!("{field}.{list}[{at}]"), problem);
-                defects.push(defect.hint("once is enough"));
+                defects.push(defect.hint("remove one of the two entries"));
             }
         }
         let kept: HashSet<String> = decisions.keep.iter().cloned().collect();
-        let redone: HashSet<String> = decisions.recompute.iter().cloned().collect();
-        for name in kept.intersection(&redone) {
-            let problem = format!("`{name}` is both kept and redone");
-            defects.push(Defect::new(format!("{field}.redo"), problem));
+        let recomputed: HashSet<String> = decisions.recompute.iter().cloned().collect();
+        for name in kept.intersection(&recomputed) {
+            let problem = format!("`{name}` is listed in `keep` too");
+            let defect = Defect::new(format!("{field}.redo"), problem);
+            defects.push(defect.hint("keep it or recompute it, not both"));
         }
-        SaveDecisions { kept, redone }
+        SaveDecisions { kept, recomputed }
     }
 
+    /// Removes a copy from the lists and returns how it is saved.
     pub(super) fn take(&mut self, name: &str) -> Save {
         if self.kept.remove(name) {
             Save::Kept
-        } else if self.redone.remove(name) {
+        } else if self.recomputed.remove(name) {
             Save::Recomputed
         } else {
             Save::Dropped
         }
     }
 
+    /// Reports names that match no copy of the segment.
     pub(super) fn unused(self, field: &str, defects: &mut Defects) {
-        for (list, names) in [("keep", self.kept), ("redo", self.redone)] {
+        for (list, names) in [("keep", self.kept), ("redo", self.recomputed)] {
             let mut names: Vec<String> = names.into_iter().collect();
             names.sort();
             for name in names {
-                let problem = format!("`{name}` is no copy of this segment under its strategies");
+                let problem =
+                    format!("`{name}` is not a copy of this segment under its strategies");
                 defects.push(Defect::new(format!("{field}.{list}"), problem));
             }
         }
     }
 }
 
-/// What the backward pass reads is there, and what is redone can be.
+/// Checks that every copy that the backward pass reads is kept or recomputed, and that copies can be
+/// recomputed from saved ones.
 pub(super) fn check_saves(
     field: &str,
     segment: &Segment,
     choice: &SegmentChoice,
     defects: &mut Defects,
 ) {
-    let mut found = vec![];
+    let mut reported = vec![];
     let mut missing = |value: &str, layout: Layout, why: String| {
-        let problem = format!("`{value}@{layout}` is {why}, but is neither kept nor redone");
-        found.push(Defect::new(format!("{field}.keep"), problem));
+        let problem = format!("`{value}@{layout}` is {why}, but neither kept nor recomputed");
+        let hint = format!("add `{value}@{layout}` to `keep` or to `redo`");
+        reported.push(Defect::new(format!("{field}.keep"), problem).hint(hint));
     };
     for (index, node) in segment.ops.iter().enumerate() {
         let option = &choice.ops[index];
@@ -79,7 +87,7 @@ pub(super) fn check_saves(
             if backward_reads_input(&node.op) && !flow.is_saved(layout) {
                 missing(name, layout, format!("read by the backward pass of `{}`", node.name));
             } else if option.recompute && !flow.is_saved(layout) {
-                missing(name, layout, format!("read when `{}` is redone", node.name));
+                missing(name, layout, format!("read when `{}` is recomputed", node.name));
             }
         }
         for value in &node.outputs {
@@ -95,16 +103,24 @@ pub(super) fn check_saves(
     }
     for (value, flow) in segment.values.iter().zip(&choice.flows) {
         if flow.saves[1..].contains(&Save::Recomputed) && flow.saves[0] == Save::Dropped {
-            missing(&value.name, flow.producer.forward, "what another copy is redone from".into());
+            missing(
+                &value.name,
+                flow.producer.forward,
+                "the source of another copy that is recomputed".into(),
+            );
         }
     }
     for (value, flow) in segment.values.iter().zip(&choice.flows) {
         let partial_kept = flow.producer.forward == Layout::Partial && flow.saves[0] == Save::Kept;
         if partial_kept || (value.producer.is_none() && flow.saves[0] == Save::Recomputed) {
-            let problem =
-                format!("`{}@{}` cannot be saved like this", value.name, flow.producer.forward);
-            found.push(Defect::new(format!("{field}.keep"), problem));
+            let name = format!("{}@{}", value.name, flow.producer.forward);
+            let (list, problem) = if partial_kept {
+                ("keep", format!("`{name}` is a partial sum, which cannot be kept"))
+            } else {
+                ("redo", format!("`{name}` is an input of the segment, which cannot be recomputed"))
+            };
+            reported.push(Defect::new(format!("{field}.{list}"), problem));
         }
     }
-    defects.0.extend(found);
+    defects.0.extend(reported);
 }

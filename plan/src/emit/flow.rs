@@ -1,4 +1,4 @@
-//! Templates of a value's way from producer to consumers and of its gradient's way back.
+//! Templates of the reshards between the producer and the consumers of a value, forward and backward.
 
 use crate::Layout;
 use crate::context::Context;
@@ -18,7 +18,7 @@ pub fn copy_forward(
     copy_from_first(value, flow, copy, statistic, context)
 }
 
-/// The same when redone: the statistic is known already.
+/// The same reshard when the copy is recomputed: the statistic is known already.
 pub fn copy_recompute(
     value: &Value,
     flow: &Flow,
@@ -55,18 +55,18 @@ pub struct GradientPath {
     pub sum: Option<InstrTemplate>,
 }
 
-/// The gradient's way back: one path for each distinct layout of contributions.
+/// The paths of a gradient to the producer: one for each distinct layout of contributions.
 pub fn gradient_paths(value: &Value, flow: &Flow, context: &Context) -> Vec<GradientPath> {
     let width = value.width();
-    let wanted = flow.producer.backward;
+    let target = flow.producer.backward;
     flow.gradients()
         .into_iter()
         .enumerate()
         .map(|(index, layout)| GradientPath {
             layout,
             fill: (index > 0).then(|| gradient_fill(width, layout, context)),
-            reshard: reshard(width, layout, wanted, false, context).unwrap_or_default(),
-            sum: (index > 0).then(|| gradient_sum(width, wanted, context)),
+            reshard: reshard(width, layout, target, false, context).unwrap_or_default(),
+            sum: (index > 0).then(|| gradient_sum(width, target, context)),
         })
         .collect()
 }
@@ -76,7 +76,7 @@ pub fn flow_forward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrT
     (1..flow.copies().len()).flat_map(|copy| copy_forward(value, flow, copy, context)).collect()
 }
 
-/// The reshards a flow redoes in the backward pass.
+/// The reshards that a flow runs again in the backward pass.
 pub fn flow_recompute(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     (1..flow.copies().len())
         .filter(|copy| flow.saves[*copy] == Save::Recomputed)
@@ -84,7 +84,7 @@ pub fn flow_recompute(value: &Value, flow: &Flow, context: &Context) -> Vec<Inst
         .collect()
 }
 
-/// Everything a flow runs in the backward pass, redoing excepted.
+/// All instructions of a flow in the backward pass, without recomputation.
 pub fn flow_backward(value: &Value, flow: &Flow, context: &Context) -> Vec<InstrTemplate> {
     gradient_paths(value, flow, context)
         .into_iter()

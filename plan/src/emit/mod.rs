@@ -1,6 +1,6 @@
-//! Templates: the instructions that an op under a strategy, or a value under a choice, turns into.
+//! Templates: the instructions of an op under a strategy, and of a value under a flow.
 //!
-//! Both sides of the project use them: the cost model prices a choice by the kernels of its
+//! Planner and runtime share them: the cost model prices a choice by the kernels of its
 //! template, and lowering binds the same template's slots to buffers. That is why the objective of
 //! the integer program and the simulated time of the program are the same number.
 

@@ -53,7 +53,7 @@ pub fn reshard(
     let kind = match (from, to) {
         (_, Partial) => return None,
         (Replicated, Sharded(dim)) => {
-            return Some(vec![pass(FusedOp::Slice { dim }, before, after)]);
+            return Some(vec![fused(FusedOp::Slice { dim }, before, after)]);
         }
         (Partial, Replicated) => CollectiveKind::AllReduce,
         (Partial, Sharded(_)) => CollectiveKind::ReduceScatter,
@@ -66,11 +66,11 @@ pub fn reshard(
     }
     let pack = packed_dim(to, kind, context);
     let unpack = packed_dim(from, kind, context);
-    let mut made = vec![];
+    let mut templates = vec![];
     let mut source = before;
     if let Some(dim) = pack {
         let packed = TemplateOperand { slot: OperandSlot::Temporary(0), ..before };
-        made.push(pass(FusedOp::Pack { dim }, before, packed));
+        templates.push(fused(FusedOp::Pack { dim }, before, packed));
         source = packed;
     }
     let target = if unpack.is_some() {
@@ -79,11 +79,11 @@ pub fn reshard(
         after
     };
     let payload = (activation_bytes(width, Replicated, context), Bytes(0));
-    made.push(exchange(kind, (from, to), payload, vec![source], vec![target], context));
+    templates.push(collective(kind, (from, to), payload, vec![source], vec![target], context));
     if let Some(dim) = unpack {
-        made.push(pass(FusedOp::Unpack { dim }, target, after));
+        templates.push(fused(FusedOp::Unpack { dim }, target, after));
     }
-    Some(made)
+    Some(templates)
 }
 
 /// The dim along which parts must be laid one after the other, if they are not already.
@@ -108,10 +108,10 @@ fn all_reduce(
     }
     let statistics = reads[1..].iter().map(|operand| operand.extent.bytes()).sum();
     let payload = (before.extent.bytes(), statistics);
-    exchange(CollectiveKind::AllReduce, SUM, payload, reads, writes, context)
+    collective(CollectiveKind::AllReduce, SUM, payload, reads, writes, context)
 }
 
-fn exchange(
+fn collective(
     kind: CollectiveKind,
     (from, to): (Layout, Layout),
     (payload, statistic): (Bytes, Bytes),
@@ -137,7 +137,7 @@ fn exchange(
 pub(crate) fn all_reduce_statistic(operand: TemplateOperand, context: &Context) -> InstrTemplate {
     let payload = (Bytes(0), operand.extent.bytes());
     let operands = vec![operand];
-    exchange(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
+    collective(CollectiveKind::AllReduce, SUM, payload, operands.clone(), operands, context)
 }
 
 /// Zeroes a gradient that only accumulating consumers contribute to.
@@ -161,6 +161,6 @@ fn operand(slot: OperandSlot, width: u64, layout: Layout, context: &Context) -> 
     TemplateOperand { slot, extent: activation(width, layout, context) }
 }
 
-fn pass(pass: FusedOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
+fn fused(pass: FusedOp, read: TemplateOperand, written: TemplateOperand) -> InstrTemplate {
     InstrTemplate { action: Action::Fused(pass), reads: vec![read], writes: vec![written] }
 }

@@ -35,7 +35,7 @@ impl StageBoundary<'_> {
             .collect()
     }
 
-    fn hop(&self, stage: u64, context: &Context) -> P2pTransfer {
+    fn transfer(&self, stage: u64, context: &Context) -> P2pTransfer {
         let carries = self.tensors.iter().map(|tensor| tensor.id).collect();
         P2pTransfer { carries, peer_stage: stage as u32, group: context.mesh.group(Axis::Pipeline) }
     }
@@ -46,7 +46,7 @@ impl StageBoundary<'_> {
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> InstrTemplate {
-        let action = Action::Send(self.hop(stage, context));
+        let action = Action::Send(self.transfer(stage, context));
         InstrTemplate { action, reads: self.operands(layout, context), writes: vec![] }
     }
 
@@ -56,7 +56,7 @@ impl StageBoundary<'_> {
         layout: impl Fn(EdgeLayout) -> Layout,
         context: &Context,
     ) -> InstrTemplate {
-        let action = Action::Receive(self.hop(stage, context));
+        let action = Action::Receive(self.transfer(stage, context));
         InstrTemplate { action, reads: vec![], writes: self.operands(layout, context) }
     }
 }
@@ -101,12 +101,12 @@ pub fn reduce_square_sum(context: &Context) -> Vec<InstrTemplate> {
 pub fn reduce_tied_gradient(gradient: Extent, context: &Context) -> InstrTemplate {
     let operand = TemplateOperand { slot: OperandSlot::WeightGradient(0), extent: gradient };
     let mut template = all_reduce(Axis::Pipeline, operand, context);
-    if let Action::Collective(exchange) = &mut template.action {
+    if let Action::Collective(collective) = &mut template.action {
         // Only the first and the last stage take part.
-        exchange.group.size = 2;
-        exchange.group.stride *= context.mesh.pipeline - 1;
-        exchange.payload = gradient.bytes();
-        exchange.statistic = Bytes(0);
+        collective.group.size = 2;
+        collective.group.stride *= context.mesh.pipeline - 1;
+        collective.payload = gradient.bytes();
+        collective.statistic = Bytes(0);
     }
     template
 }
@@ -119,7 +119,7 @@ fn square_sum() -> TemplateOperand {
 }
 
 fn all_reduce(axis: Axis, operand: TemplateOperand, context: &Context) -> InstrTemplate {
-    let exchange = CollectiveOp {
+    let collective = CollectiveOp {
         kind: CollectiveKind::AllReduce,
         axis,
         from: Layout::Partial,
@@ -130,7 +130,7 @@ fn all_reduce(axis: Axis, operand: TemplateOperand, context: &Context) -> InstrT
         group: context.mesh.group(axis),
     };
     InstrTemplate {
-        action: Action::Collective(exchange),
+        action: Action::Collective(collective),
         reads: vec![operand],
         writes: vec![operand],
     }

@@ -1,4 +1,4 @@
-//! The backward pass of a segment: redo what is needed, gather gradients, run the op's backward.
+//! The backward pass of a segment: recompute operands, reduce gradients, run the ops' backward templates.
 
 use crate::emit::{TemplateOperand, copy_recompute, gradient_paths, op_backward, op_recompute};
 use crate::graph::{Op, OpId, ValueId};
@@ -8,105 +8,105 @@ use crate::strategy::{Save, backward_reads_input, backward_reads_output};
 use super::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
-    /// Walks the segment's ops backwards. The gradients of what leaves it, in the border's layouts,
-    /// are already held.
-    pub(super) fn backward_segment(&mut self, place: SegmentSite) {
-        let segment = &place.plan.segment;
-        self.forget_unsaved(place);
+    /// Walks the segment's ops backwards. The gradients of what leaves it, in the boundary's layouts,
+    /// are already bound.
+    pub(super) fn backward_segment(&mut self, site: SegmentSite) {
+        let segment = &site.plan.segment;
+        self.forget_unsaved(site);
         for op in segment.op_ids().rev() {
-            self.provide(place, op);
+            self.recompute_operands(site, op);
             for value in &segment.op(op).outputs {
-                self.gather_gradient(place, *value);
+                self.gather_gradient(site, *value);
             }
-            self.alias_gradients(place, op);
-            let choice = &place.plan.choice.ops[op.0 as usize].choice;
+            self.alias_gradients(site, op);
+            let choice = &site.plan.choice.ops[op.0 as usize].choice;
             let templates = op_backward(segment, op, choice, &self.plan.context);
-            self.push_op(place, op, templates);
+            self.push_op(site, op, templates);
         }
         for entry in &segment.inputs {
-            self.gather_gradient(place, *entry);
+            self.gather_gradient(site, *entry);
         }
     }
 
-    /// What is not kept is not there: whatever is redone gets new buffers.
-    fn forget_unsaved(&mut self, place: SegmentSite) {
-        let segment = &place.plan.segment;
+    /// Unbinds copies that are not kept, so that recomputed copies get new buffers.
+    fn forget_unsaved(&mut self, site: SegmentSite) {
+        let segment = &site.plan.segment;
         for id in segment.value_ids() {
-            let flow = &place.plan.choice.flows[id.0 as usize];
+            let flow = &site.plan.choice.flows[id.0 as usize];
             for (copy, save) in flow.saves.iter().enumerate() {
                 if *save != Save::Kept {
-                    self.held.remove(&BufferKey::Copy(place.instance, id, copy));
+                    self.buffers.remove(&BufferKey::ValueCopy(site.instance, id, copy));
                 }
             }
             if let Some(op) = segment.value(id).producer
                 && matches!(segment.op(op).op, Op::Attention(_))
                 && flow.saves[0] == Save::Recomputed
             {
-                self.held.remove(&BufferKey::Statistic(place.instance, op));
+                self.buffers.remove(&BufferKey::Statistic(site.instance, op));
             }
         }
     }
 
-    /// Makes sure that all an op's backward pass reads is there.
-    fn provide(&mut self, place: SegmentSite, op: OpId) {
-        let node = place.plan.segment.op(op);
-        let option = &place.plan.choice.ops[op.0 as usize];
+    /// Recomputes the operands of an op's backward pass that are not available.
+    fn recompute_operands(&mut self, site: SegmentSite, op: OpId) {
+        let node = site.plan.segment.op(op);
+        let option = &site.plan.choice.ops[op.0 as usize];
         if backward_reads_input(&node.op) {
-            self.provide_inputs(place, op);
+            self.recompute_inputs(site, op);
         }
         if backward_reads_output(&node.op, option.choice.strategy) {
             for value in &node.outputs {
-                self.provide_copy(place, *value, 0);
+                self.recompute_copy(site, *value, 0);
             }
         }
     }
 
-    fn provide_inputs(&mut self, place: SegmentSite, op: OpId) {
-        for (port, value) in place.plan.segment.op(op).inputs.iter().enumerate() {
-            let layout = place.plan.choice.input_layout(op, port);
-            let flow = &place.plan.choice.flows[value.0 as usize];
-            self.provide_copy(place, *value, flow.copy_in(layout));
+    fn recompute_inputs(&mut self, site: SegmentSite, op: OpId) {
+        for (port, value) in site.plan.segment.op(op).inputs.iter().enumerate() {
+            let layout = site.plan.choice.input_layout(op, port);
+            let flow = &site.plan.choice.flows[value.0 as usize];
+            self.recompute_copy(site, *value, flow.copy_in(layout));
         }
     }
 
-    /// Redoes a copy unless it is there.
-    fn provide_copy(&mut self, place: SegmentSite, value: ValueId, copy: usize) {
-        if self.held.contains_key(&BufferKey::Copy(place.instance, value, copy)) {
+    /// Recomputes a copy unless it is available.
+    fn recompute_copy(&mut self, site: SegmentSite, value: ValueId, copy: usize) {
+        if self.buffers.contains_key(&BufferKey::ValueCopy(site.instance, value, copy)) {
             return;
         }
-        let segment = &place.plan.segment;
+        let segment = &site.plan.segment;
         if copy > 0 {
-            self.provide_copy(place, value, 0);
-            let flow = &place.plan.choice.flows[value.0 as usize];
+            self.recompute_copy(site, value, 0);
+            let flow = &site.plan.choice.flows[value.0 as usize];
             let templates = copy_recompute(segment.value(value), flow, copy, &self.plan.context);
-            self.make_copy(place, value, copy, templates);
+            self.add_copy(site, value, copy, templates);
             return;
         }
         let Some(op) = segment.value(value).producer else { return };
-        self.provide_inputs(place, op);
-        self.alias_in_place(place, op);
-        let choice = &place.plan.choice.ops[op.0 as usize].choice;
+        self.recompute_inputs(site, op);
+        self.alias_in_place(site, op);
+        let choice = &site.plan.choice.ops[op.0 as usize].choice;
         let templates = op_recompute(segment, op, choice, &self.plan.context);
-        self.push_op(place, op, templates);
+        self.push_op(site, op, templates);
     }
 
     /// Brings a value's gradient contributions to the layout its producer wants, and adds them.
-    fn gather_gradient(&mut self, place: SegmentSite, value: ValueId) {
-        let segment = &place.plan.segment;
+    fn gather_gradient(&mut self, site: SegmentSite, value: ValueId) {
+        let segment = &site.plan.segment;
         let node = segment.value(value);
-        let flow = &place.plan.choice.flows[value.0 as usize];
-        let origin = place.origin(&format!("d({})", node.name));
+        let flow = &site.plan.choice.flows[value.0 as usize];
+        let origin = site.origin(&format!("d({})", node.name));
         let mut total: Option<BufferId> = None;
         for (index, path) in gradient_paths(node, flow, &self.plan.context).into_iter().enumerate()
         {
-            let from = self.get(BufferKey::Gradient(place.instance, value, index));
+            let from = self.buffer_of(BufferKey::Gradient(site.instance, value, index));
             let mut to = from;
             let in_place = path.layout == crate::Layout::Partial
                 && flow.producer.backward == crate::Layout::Replicated;
             if let Some(last) = path.reshard.last()
                 && !in_place
             {
-                to = self.value_buffer(&origin.to_string(), last.writes[0].extent, node);
+                to = self.add_value_buffer(&origin.to_string(), last.writes[0].extent, node);
             }
             self.push_reshard(path.reshard, &origin, (from, to), None);
             match (total, path.sum) {
@@ -117,76 +117,77 @@ impl StageLowering<'_> {
             }
         }
         if let Some(total) = total {
-            self.held.insert(BufferKey::Gradient(place.instance, value, 0), total);
+            self.buffers.insert(BufferKey::Gradient(site.instance, value, 0), total);
         }
     }
 
     /// The gradient of a value in its producer's layout, after [`gather_gradient`].
-    pub(super) fn output_gradient(&self, place: SegmentSite, value: ValueId) -> BufferId {
-        self.get(BufferKey::Gradient(place.instance, value, 0))
+    pub(super) fn output_gradient(&self, site: SegmentSite, value: ValueId) -> BufferId {
+        self.buffer_of(BufferKey::Gradient(site.instance, value, 0))
     }
 
     /// Ops whose input's gradient is their output's gradient, unless others have contributed to it
     /// already: additions, and latents that pass through.
-    fn alias_gradients(&mut self, place: SegmentSite, op: OpId) {
-        let segment = &place.plan.segment;
+    fn alias_gradients(&mut self, site: SegmentSite, op: OpId) {
+        let segment = &site.plan.segment;
         let node = segment.op(op);
         let passes = match &node.op {
             Op::Add { .. } | Op::Cross { .. } => true,
             Op::Latent(_) => {
-                let choice = &place.plan.choice.ops[op.0 as usize].choice;
+                let choice = &site.plan.choice.ops[op.0 as usize].choice;
                 op_backward(segment, op, choice, &self.plan.context).is_empty()
             }
             _ => false,
         };
         if passes {
-            let gradient = self.output_gradient(place, node.outputs[0]);
+            let gradient = self.output_gradient(site, node.outputs[0]);
             for (port, value) in node.inputs.iter().enumerate() {
                 if !segment.accumulates(op, port) {
-                    let group = self.gradient_group(place, op, port);
-                    self.held.insert(BufferKey::Gradient(place.instance, *value, group), gradient);
+                    let group = self.gradient_group(site, op, port);
+                    self.buffers
+                        .insert(BufferKey::Gradient(site.instance, *value, group), gradient);
                 }
             }
         }
     }
 
     /// Which of the value's gradient layouts an op contributes to.
-    fn gradient_group(&self, place: SegmentSite, op: OpId, port: usize) -> usize {
-        let value = place.plan.segment.op(op).inputs[port];
-        let flow = &place.plan.choice.flows[value.0 as usize];
-        let layout = place.plan.choice.ops[op.0 as usize].choice.inputs[port].backward;
+    fn gradient_group(&self, site: SegmentSite, op: OpId, port: usize) -> usize {
+        let value = site.plan.segment.op(op).inputs[port];
+        let flow = &site.plan.choice.flows[value.0 as usize];
+        let layout = site.plan.choice.ops[op.0 as usize].choice.inputs[port].backward;
         flow.gradient_in(layout)
     }
 
     /// The buffer an op's contribution goes to; a sum that no last consumer wrote starts from zeros.
     pub(super) fn input_gradient(
         &mut self,
-        place: SegmentSite,
+        site: SegmentSite,
         op: OpId,
         port: usize,
         operand: TemplateOperand,
     ) -> BufferId {
-        let node = place.plan.segment.op(op);
+        let node = site.plan.segment.op(op);
         let value = node.inputs[port];
-        let group = self.gradient_group(place, op, port);
-        let held = BufferKey::Gradient(place.instance, value, group);
-        if let Some(found) = self.held.get(&held) {
+        let group = self.gradient_group(site, op, port);
+        let key = BufferKey::Gradient(site.instance, value, group);
+        if let Some(found) = self.buffers.get(&key) {
             return *found;
         }
         if matches!(node.op, Op::Loss { .. }) {
             // The gradient of the logits takes their place.
-            let logits = self.input(place, op, port);
-            self.held.insert(held, logits);
+            let logits = self.input(site, op, port);
+            self.buffers.insert(key, logits);
             return logits;
         }
-        let origin = place.origin(&format!("d({})", place.plan.segment.value(value).name));
+        let origin = site.origin(&format!("d({})", site.plan.segment.value(value).name));
         let name = origin.to_string();
-        let made = self.held_or_made(held, |lowering| {
-            lowering.value_buffer(&name, operand.extent, place.plan.segment.value(value))
+        let made = self.get_or_create(key, |lowering| {
+            lowering.add_value_buffer(&name, operand.extent, site.plan.segment.value(value))
         });
         if group > 0 {
-            let flow = &place.plan.choice.flows[value.0 as usize];
-            let node = place.plan.segment.value(value);
+            let flow = &site.plan.choice.flows[value.0 as usize];
+            let node = site.plan.segment.value(value);
             let fill = gradient_paths(node, flow, &self.plan.context)
                 .into_iter()
                 .nth(group)

@@ -9,54 +9,54 @@ use crate::program::{BufferId, BufferRole};
 use super::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
-    /// Runs every op of the segment; what enters it is already held.
-    pub(super) fn forward_segment(&mut self, place: SegmentSite) {
-        let segment = &place.plan.segment;
+    /// Runs every op of the segment; what enters it is already bound.
+    pub(super) fn forward_segment(&mut self, site: SegmentSite) {
+        let segment = &site.plan.segment;
         for entry in &segment.inputs {
-            self.forward_copies(place, *entry);
+            self.forward_copies(site, *entry);
         }
         for op in segment.op_ids() {
-            self.alias_in_place(place, op);
-            let choice = &place.plan.choice.ops[op.0 as usize].choice;
+            self.alias_in_place(site, op);
+            let choice = &site.plan.choice.ops[op.0 as usize].choice;
             let templates = op_forward(segment, op, choice, &self.plan.context);
-            self.push_op(place, op, templates);
+            self.push_op(site, op, templates);
             for value in &segment.op(op).outputs {
-                self.forward_copies(place, *value);
+                self.forward_copies(site, *value);
             }
         }
     }
 
     /// A value whose producer works in place takes its input's buffer.
-    pub(super) fn alias_in_place(&mut self, place: SegmentSite, op: OpId) {
-        let segment = &place.plan.segment;
+    pub(super) fn alias_in_place(&mut self, site: SegmentSite, op: OpId) {
+        let segment = &site.plan.segment;
         for output in &segment.op(op).outputs {
             if segment.value(*output).aliases.is_some() {
-                let source = self.input(place, op, 0);
-                self.held.insert(BufferKey::Copy(place.instance, *output, 0), source);
+                let source = self.input(site, op, 0);
+                self.buffers.insert(BufferKey::ValueCopy(site.instance, *output, 0), source);
             }
         }
     }
 
-    pub(super) fn forward_copies(&mut self, place: SegmentSite, value: ValueId) {
-        let node = place.plan.segment.value(value);
-        let flow = &place.plan.choice.flows[value.0 as usize];
+    pub(super) fn forward_copies(&mut self, site: SegmentSite, value: ValueId) {
+        let node = site.plan.segment.value(value);
+        let flow = &site.plan.choice.flows[value.0 as usize];
         for copy in 1..flow.copies().len() {
             let templates = copy_forward(node, flow, copy, &self.plan.context);
-            self.make_copy(place, value, copy, templates);
+            self.add_copy(site, value, copy, templates);
         }
     }
 
     /// Makes one copy of a value from the producer's with the given reshard.
-    pub(super) fn make_copy(
+    pub(super) fn add_copy(
         &mut self,
-        place: SegmentSite,
+        site: SegmentSite,
         value: ValueId,
         copy: usize,
         templates: Vec<InstrTemplate>,
     ) {
-        let node = place.plan.segment.value(value);
-        let flow = &place.plan.choice.flows[value.0 as usize];
-        let from = self.get(BufferKey::Copy(place.instance, value, 0));
+        let node = site.plan.segment.value(value);
+        let flow = &site.plan.choice.flows[value.0 as usize];
+        let from = self.buffer_of(BufferKey::ValueCopy(site.instance, value, 0));
         let to = if flow.in_place(copy) {
             from
         } else {
@@ -64,105 +64,105 @@ impl StageLowering<'_> {
             let extent = last
                 .map(|operand| operand.extent)
                 .unwrap_or_else(|| self.program.buffer(from).extent);
-            let name = format!("{} {}@{}", place.name, node.name, flow.copies()[copy]);
-            self.value_buffer(&name, extent, node)
+            let name = format!("{} {}@{}", site.name, node.name, flow.copies()[copy]);
+            self.add_value_buffer(&name, extent, node)
         };
         let statistic = node
             .carries_statistic_of
-            .and_then(|norm| self.held.get(&BufferKey::Statistic(place.instance, norm)).copied());
-        let origin = place.origin(&node.name);
+            .and_then(|norm| self.buffers.get(&BufferKey::Statistic(site.instance, norm)).copied());
+        let origin = site.origin(&node.name);
         self.push_reshard(templates, &origin, (from, to), statistic);
-        self.held.insert(BufferKey::Copy(place.instance, value, copy), to);
+        self.buffers.insert(BufferKey::ValueCopy(site.instance, value, copy), to);
     }
 
     /// The buffer an op reads at an input port.
-    pub(super) fn input(&self, place: SegmentSite, op: OpId, port: usize) -> BufferId {
-        let value = place.plan.segment.op(op).inputs[port];
-        let layout = place.plan.choice.input_layout(op, port);
-        let flow = &place.plan.choice.flows[value.0 as usize];
-        self.get(BufferKey::Copy(place.instance, value, flow.copy_in(layout)))
+    pub(super) fn input(&self, site: SegmentSite, op: OpId, port: usize) -> BufferId {
+        let value = site.plan.segment.op(op).inputs[port];
+        let layout = site.plan.choice.input_layout(op, port);
+        let flow = &site.plan.choice.flows[value.0 as usize];
+        self.buffer_of(BufferKey::ValueCopy(site.instance, value, flow.copy_in(layout)))
     }
 
-    /// Emits an op's templates with every slot bound to what is held, making what is new.
-    pub(super) fn push_op(&mut self, place: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
-        let node = place.plan.segment.op(op);
-        let origin = place.origin(&node.name);
+    /// Emits an op's templates with every slot bound to its buffer; new operands get new buffers.
+    pub(super) fn push_op(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
+        let node = site.plan.segment.op(op);
+        let origin = site.origin(&node.name);
         let mut temporaries: HashMap<u8, BufferId> = HashMap::new();
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
                 OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
-                    lowering.buffer(
+                    lowering.add_buffer(
                         &format!("{origin} partial"),
                         operand.extent,
                         BufferRole::Activation,
                     )
                 }),
-                _ => lowering.bind(place, op, operand),
+                _ => lowering.bind(site, op, operand),
             });
         }
     }
 
-    fn bind(&mut self, place: SegmentSite, op: OpId, operand: TemplateOperand) -> BufferId {
-        let segment = &place.plan.segment;
+    fn bind(&mut self, site: SegmentSite, op: OpId, operand: TemplateOperand) -> BufferId {
+        let segment = &site.plan.segment;
         let node = segment.op(op);
-        let instance = place.instance;
+        let instance = site.instance;
         match operand.slot {
-            OperandSlot::Input(port) => self.input(place, op, port as usize),
+            OperandSlot::Input(port) => self.input(site, op, port as usize),
             OperandSlot::Output(port) => {
                 let value = node.outputs[port as usize];
-                let name = format!("{} {}", place.name, segment.value(value).name);
-                let held = BufferKey::Copy(instance, value, 0);
-                self.held_or_made(held, |lowering| {
-                    lowering.value_buffer(&name, operand.extent, segment.value(value))
+                let name = format!("{} {}", site.name, segment.value(value).name);
+                let key = BufferKey::ValueCopy(instance, value, 0);
+                self.get_or_create(key, |lowering| {
+                    lowering.add_value_buffer(&name, operand.extent, segment.value(value))
                 })
             }
             OperandSlot::OutputGradient(port) => {
-                self.output_gradient(place, node.outputs[port as usize])
+                self.output_gradient(site, node.outputs[port as usize])
             }
             OperandSlot::InputGradient(port) => {
-                self.input_gradient(place, op, port as usize, operand)
+                self.input_gradient(site, op, port as usize, operand)
             }
             OperandSlot::Statistic => {
-                let name = format!("{} {} statistic", place.name, node.name);
-                self.held_or_new(BufferKey::Statistic(instance, op), &name, operand)
+                let name = format!("{} {} statistic", site.name, node.name);
+                self.get_or_add(BufferKey::Statistic(instance, op), &name, operand)
             }
             OperandSlot::NormStatistic => {
-                self.get(BufferKey::Statistic(instance, norm_of(&node.op, op)))
+                self.buffer_of(BufferKey::Statistic(instance, norm_of(&node.op, op)))
             }
             OperandSlot::NormStatisticGradient => {
-                let held = BufferKey::StatisticGradient(instance, norm_of(&node.op, op));
-                let name = format!("{} {} statistic gradient", place.name, node.name);
-                self.held_or_new(held, &name, operand)
+                let key = BufferKey::StatisticGradient(instance, norm_of(&node.op, op));
+                let name = format!("{} {} statistic gradient", site.name, node.name);
+                self.get_or_add(key, &name, operand)
             }
             OperandSlot::Tokens
             | OperandSlot::Targets
             | OperandSlot::Loss
-            | OperandSlot::SquareSum => self.get(BufferKey::Shared(operand.slot)),
-            slot => self.get(BufferKey::Parameter(instance, op, slot)),
+            | OperandSlot::SquareSum => self.buffer_of(BufferKey::Shared(operand.slot)),
+            slot => self.buffer_of(BufferKey::Parameter(instance, op, slot)),
         }
     }
 
-    pub(super) fn held_or_new(
+    pub(super) fn get_or_add(
         &mut self,
-        held: BufferKey,
+        key: BufferKey,
         name: &str,
         operand: TemplateOperand,
     ) -> BufferId {
-        self.held_or_made(held, |lowering| {
-            lowering.buffer(name, operand.extent, BufferRole::Activation)
+        self.get_or_create(key, |lowering| {
+            lowering.add_buffer(name, operand.extent, BufferRole::Activation)
         })
     }
 
-    pub(super) fn held_or_made(
+    pub(super) fn get_or_create(
         &mut self,
-        held: BufferKey,
+        key: BufferKey,
         make: impl FnOnce(&mut Self) -> BufferId,
     ) -> BufferId {
-        if let Some(found) = self.held.get(&held) {
+        if let Some(found) = self.buffers.get(&key) {
             return *found;
         }
         let made = make(self);
-        self.held.insert(held, made);
+        self.buffers.insert(key, made);
         made
     }
 }

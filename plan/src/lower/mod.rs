@@ -2,7 +2,7 @@
 //!
 //! Forward, each op's template is followed by the reshards of its outputs. Backward, each op first
 //! gets what it reads (redone on demand, once), then the gradients of its outputs brought to the
-//! layout it wants, then its own template. Buffers get their places in the arena last, by lifetime.
+//! layout it wants, then its own template. Buffers get their sites in the arena last, by lifetime.
 
 mod backward;
 mod forward;
@@ -34,7 +34,7 @@ type SegmentInstance = u32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum BufferKey {
     /// A copy of a value.
-    Copy(SegmentInstance, ValueId, usize),
+    ValueCopy(SegmentInstance, ValueId, usize),
     /// The summed gradient contributions of one layout.
     Gradient(SegmentInstance, ValueId, usize),
     /// An op's resident buffer (weight, gradient, optimizer state).
@@ -53,8 +53,8 @@ struct StageLowering<'a> {
     stage: usize,
     phase: Phase,
     program: StageProgram,
-    held: HashMap<BufferKey, BufferId>,
-    names: HashMap<String, u32>,
+    buffers: HashMap<BufferKey, BufferId>,
+    name_counts: HashMap<String, u32>,
 }
 
 /// One segment of the stage being lowered.
@@ -82,8 +82,8 @@ impl<'a> StageLowering<'a> {
             slot_stride: 0,
             arena: crate::Bytes(0),
         };
-        let (held, names) = (HashMap::new(), HashMap::new());
-        StageLowering { plan, stage, phase: Phase::Forward, program, held, names }
+        let (buffers, name_counts) = (HashMap::new(), HashMap::new());
+        StageLowering { plan, stage, phase: Phase::Forward, program, buffers, name_counts }
     }
 
     fn finish(mut self) -> StageProgram {
@@ -91,8 +91,8 @@ impl<'a> StageLowering<'a> {
         self.program
     }
 
-    fn buffer(&mut self, name: &str, extent: Extent, role: BufferRole) -> BufferId {
-        let count = self.names.entry(name.to_string()).or_insert(0);
+    fn add_buffer(&mut self, name: &str, extent: Extent, role: BufferRole) -> BufferId {
+        let count = self.name_counts.entry(name.to_string()).or_insert(0);
         *count += 1;
         let name = if *count == 1 { name.to_string() } else { format!("{name}#{count}") };
         self.program.buffers.push(Buffer {
@@ -108,31 +108,32 @@ impl<'a> StageLowering<'a> {
     }
 
     /// A buffer for a value or its gradient.
-    fn value_buffer(&mut self, name: &str, extent: Extent, value: &Value) -> BufferId {
-        let id = self.buffer(name, extent, BufferRole::Activation);
+    fn add_value_buffer(&mut self, name: &str, extent: Extent, value: &Value) -> BufferId {
+        let id = self.add_buffer(name, extent, BufferRole::Activation);
         if value.sections.len() > 1 {
             self.program.buffers[id.0 as usize].sections = value.sections.clone();
         }
         id
     }
 
-    fn resident(
+    fn add_resident(
         &mut self,
-        held: BufferKey,
+        key: BufferKey,
         name: &str,
         extent: Extent,
         role: BufferRole,
         shard: Option<ParameterShard>,
     ) {
-        let id = self.buffer(name, extent, role);
+        let id = self.add_buffer(name, extent, role);
         self.program.buffers[id.0 as usize].shard = shard;
-        self.held.insert(held, id);
+        self.buffers.insert(key, id);
     }
 
-    fn get(&self, held: BufferKey) -> BufferId {
-        *self.held.get(&held).unwrap_or_else(|| {
-            unreachable!("a resolved plan provides {held:?} in {:?}", self.phase)
-        })
+    fn buffer_of(&self, key: BufferKey) -> BufferId {
+        *self
+            .buffers
+            .get(&key)
+            .unwrap_or_else(|| unreachable!("a resolved plan provides {key:?} in {:?}", self.phase))
     }
 
     /// Emits a template's instruction with its slots bound.
@@ -177,7 +178,7 @@ impl<'a> StageLowering<'a> {
                 OperandSlot::Temporary(n) => *temporaries.entry(n).or_insert_with(|| {
                     let name = format!("{origin} packed");
                     let sections = lowering.program.buffer(from).sections.clone();
-                    let id = lowering.buffer(&name, operand.extent, BufferRole::Activation);
+                    let id = lowering.add_buffer(&name, operand.extent, BufferRole::Activation);
                     lowering.program.buffers[id.0 as usize].sections = sections;
                     id
                 }),

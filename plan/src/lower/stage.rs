@@ -15,21 +15,21 @@ use super::{BufferKey, SegmentInstance, SegmentSite, StageLowering};
 
 /// Lowers one stage of a plan.
 pub fn lower_stage(plan: &ResolvedPlan, stage: usize) -> StageProgram {
-    let names: Vec<String> = names(plan, stage);
-    let places = places(plan, stage, &names);
+    let names: Vec<String> = segment_names(plan, stage);
+    let sites = segment_sites(plan, stage, &names);
     let mut lowering = StageLowering::new(plan, stage);
-    lowering.inputs(&places);
-    for place in &places {
-        lowering.parameters(*place);
+    lowering.add_stage_buffers(&sites);
+    for site in &sites {
+        lowering.add_parameters(*site);
     }
-    lowering.share_tied_weight(&places);
-    lowering.forward(&places);
-    lowering.backward(&places);
-    lowering.step(&places);
+    lowering.share_tied_weight(&sites);
+    lowering.forward(&sites);
+    lowering.backward(&sites);
+    lowering.step(&sites);
     lowering.finish()
 }
 
-fn names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
+fn segment_names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
     let mut names: Vec<String> = vec![];
     if stage == 0 {
         names.push("embedding".into());
@@ -41,7 +41,11 @@ fn names(plan: &ResolvedPlan, stage: usize) -> Vec<String> {
     names
 }
 
-fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<SegmentSite<'a>> {
+fn segment_sites<'a>(
+    plan: &'a ResolvedPlan,
+    stage: usize,
+    names: &'a [String],
+) -> Vec<SegmentSite<'a>> {
     let mut segments = vec![];
     if stage == 0 {
         segments.push((None, &plan.embedding));
@@ -64,17 +68,17 @@ fn places<'a>(plan: &'a ResolvedPlan, stage: usize, names: &'a [String]) -> Vec<
 }
 
 impl StageLowering<'_> {
-    fn inputs(&mut self, places: &[SegmentSite]) {
+    fn add_stage_buffers(&mut self, sites: &[SegmentSite]) {
         let number = Extent::flat(1, DType::F32);
-        self.resident(
+        self.add_resident(
             BufferKey::Shared(OperandSlot::SquareSum),
             "square sum",
             number,
             BufferRole::SquareSum,
             None,
         );
-        for place in places {
-            let segment = &place.plan.segment;
+        for site in sites {
+            let segment = &site.plan.segment;
             // Embedding and loss see the tokens of this device's rows.
             let rows = |layout: Layout| Extent {
                 rows: self.plan.context.rows(layout),
@@ -83,9 +87,9 @@ impl StageLowering<'_> {
             };
             match segment.kind {
                 SegmentKind::Embedding => {
-                    let layout = place.plan.choice.ops[0].choice.outputs[0].forward;
+                    let layout = site.plan.choice.ops[0].choice.outputs[0].forward;
                     let extent = rows(layout);
-                    self.resident(
+                    self.add_resident(
                         BufferKey::Shared(OperandSlot::Tokens),
                         "tokens",
                         extent,
@@ -95,28 +99,28 @@ impl StageLowering<'_> {
                 }
                 SegmentKind::Head => {
                     let loss = segment.ops.len() - 1;
-                    let layout = place.plan.choice.ops[loss].choice.inputs[0].forward;
+                    let layout = site.plan.choice.ops[loss].choice.inputs[0].forward;
                     let extent = rows(layout);
                     let targets = BufferKey::Shared(OperandSlot::Targets);
-                    self.resident(targets, "targets", extent, BufferRole::Targets, None);
+                    self.add_resident(targets, "targets", extent, BufferRole::Targets, None);
                     let loss = BufferKey::Shared(OperandSlot::Loss);
-                    self.resident(loss, "loss", number, BufferRole::Loss, None);
+                    self.add_resident(loss, "loss", number, BufferRole::Loss, None);
                 }
                 SegmentKind::Block => {}
             }
         }
     }
 
-    fn parameters(&mut self, place: SegmentSite) {
+    fn add_parameters(&mut self, site: SegmentSite) {
         let context = self.plan.context;
-        let segment = &place.plan.segment;
+        let segment = &site.plan.segment;
         for op in segment.op_ids() {
-            let strategy = place.plan.choice.ops[op.0 as usize].choice.strategy;
+            let strategy = site.plan.choice.ops[op.0 as usize].choice.strategy;
             let Some(parameter) = owned_parameters(segment, op, strategy, self.plan.tied, &context)
             else {
                 continue;
             };
-            let shard = ParameterShard::of(place.block, &parameter, &context);
+            let shard = ParameterShard::of(site.block, &parameter, &context);
             for TemplateOperand { slot, extent } in parameter_buffers(&parameter, &context) {
                 let (kind, role) = match slot {
                     OperandSlot::Weight(_) => ("weight", BufferRole::Weight),
@@ -125,84 +129,89 @@ impl StageLowering<'_> {
                     OperandSlot::SecondMoment(_) => ("second moment", BufferRole::SecondMoment),
                     _ => ("master", BufferRole::MasterWeight),
                 };
-                let name = format!("{} {} {kind}", place.name, segment.op(op).name);
-                let held = BufferKey::Parameter(place.instance, op, slot);
-                self.resident(held, &name, extent, role, Some(shard.clone()));
+                let name = format!("{} {} {kind}", site.name, segment.op(op).name);
+                let key = BufferKey::Parameter(site.instance, op, slot);
+                self.add_resident(key, &name, extent, role, Some(shard.clone()));
             }
         }
     }
 
     /// A tied embedding on the head's stage reads and accumulates into the head's buffers.
-    fn share_tied_weight(&mut self, places: &[SegmentSite]) {
+    fn share_tied_weight(&mut self, sites: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() > 1 {
             return;
         }
         let find = |kind: SegmentKind| {
-            let place = places.iter().find(|place| place.plan.segment.kind == kind)?;
-            Some((place.instance, place.plan.segment.vocabulary_op()?))
+            let site = sites.iter().find(|site| site.plan.segment.kind == kind)?;
+            Some((site.instance, site.plan.segment.vocabulary_op()?))
         };
         let (embedding, head) = (find(SegmentKind::Embedding), find(SegmentKind::Head));
         if let (Some((to, embedding)), Some((from, head))) = (embedding, head) {
             for slot in [OperandSlot::Weight(0), OperandSlot::WeightGradient(0)] {
-                let shared = self.get(BufferKey::Parameter(from, head, slot));
-                self.held.insert(BufferKey::Parameter(to, embedding, slot), shared);
+                let shared = self.buffer_of(BufferKey::Parameter(from, head, slot));
+                self.buffers.insert(BufferKey::Parameter(to, embedding, slot), shared);
             }
         }
     }
 
     /// The transfers of this stage: (forward pass, backward pass).
-    fn hops(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
-        let (border, stage) = (self.plan.boundary, self.stage as u64);
+    fn transfers(&self) -> (Vec<InstrTemplate>, Vec<InstrTemplate>) {
+        let (boundary, stage) = (self.plan.boundary, self.stage as u64);
         let before = StageBoundary {
             tensors: self.plan.boundary_tensors(self.stage.wrapping_sub(1)),
-            layout: border,
+            layout: boundary,
         };
         let after =
-            StageBoundary { tensors: self.plan.boundary_tensors(self.stage), layout: border };
+            StageBoundary { tensors: self.plan.boundary_tensors(self.stage), layout: boundary };
         stage_transfers(&before, &after, stage, &self.plan.context)
     }
 
     /// Receives into new buffers, one for each tensor carried.
-    fn receive(&mut self, hop: InstrTemplate, what: &str) -> Vec<BufferId> {
-        let Action::Receive(transfer) = &hop.action else { return vec![] };
-        let buffers: Vec<BufferId> = transfer
+    fn receive(&mut self, transfer: InstrTemplate, what: &str) -> Vec<BufferId> {
+        let Action::Receive(p2p) = &transfer.action else { return vec![] };
+        let buffers: Vec<BufferId> = p2p
             .carries
             .iter()
-            .zip(&hop.writes)
+            .zip(&transfer.writes)
             .map(|(tensor, operand)| {
                 let name = format!("received {}{what}", tensor.name());
-                self.buffer(&name, operand.extent, BufferRole::Activation)
+                self.add_buffer(&name, operand.extent, BufferRole::Activation)
             })
             .collect();
-        self.push_hop(hop, format!("receive{what}").as_str(), &buffers);
+        self.push_transfer(transfer, format!("receive{what}").as_str(), &buffers);
         buffers
     }
 
-    fn push_hop(&mut self, hop: InstrTemplate, origin: &str, buffers: &[BufferId]) {
-        self.push(hop, &InstrOrigin::from(origin), |_, operand| match operand.slot {
+    fn push_transfer(&mut self, transfer: InstrTemplate, origin: &str, buffers: &[BufferId]) {
+        self.push(transfer, &InstrOrigin::from(origin), |_, operand| match operand.slot {
             OperandSlot::Carried(at) => buffers[at as usize],
             slot => unreachable!("a transfer has no {slot:?}"),
         });
     }
 
-    fn forward(&mut self, places: &[SegmentSite]) {
+    fn forward(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Forward;
-        let mut hops = self.hops().0.into_iter();
+        let mut transfers = self.transfers().0.into_iter();
         if self.stage > 0
-            && let Some(receive) = hops.next()
+            && let Some(receive) = transfers.next()
         {
             let buffers = self.receive(receive, "");
-            self.enter(places[0], &buffers);
+            self.bind_inputs(sites[0], &buffers);
         }
-        for (index, place) in places.iter().enumerate() {
-            self.forward_segment(*place);
-            let leaving: Vec<BufferId> =
-                place.plan.segment.outputs.iter().map(|exit| self.leaving(*place, *exit)).collect();
-            match places.get(index + 1) {
-                Some(next) => self.enter(*next, &leaving),
+        for (index, site) in sites.iter().enumerate() {
+            self.forward_segment(*site);
+            let leaving: Vec<BufferId> = site
+                .plan
+                .segment
+                .outputs
+                .iter()
+                .map(|exit| self.output_buffer(*site, *exit))
+                .collect();
+            match sites.get(index + 1) {
+                Some(next) => self.bind_inputs(*next, &leaving),
                 None => {
-                    if let Some(send) = hops.next() {
-                        self.push_hop(send, "send", &leaving);
+                    if let Some(send) = transfers.next() {
+                        self.push_transfer(send, "send", &leaving);
                     }
                 }
             }
@@ -210,42 +219,46 @@ impl StageLowering<'_> {
     }
 
     /// What the segment before left is what enters this one.
-    fn enter(&mut self, place: SegmentSite, buffers: &[BufferId]) {
-        for (entry, buffer) in place.plan.segment.inputs.iter().zip(buffers) {
-            self.held.insert(BufferKey::Copy(place.instance, *entry, 0), *buffer);
+    fn bind_inputs(&mut self, site: SegmentSite, buffers: &[BufferId]) {
+        for (entry, buffer) in site.plan.segment.inputs.iter().zip(buffers) {
+            self.buffers.insert(BufferKey::ValueCopy(site.instance, *entry, 0), *buffer);
         }
     }
 
     /// The copy of a value that the segment after reads.
-    fn leaving(&self, place: SegmentSite, exit: ValueId) -> BufferId {
-        let flow = &place.plan.choice.flows[exit.0 as usize];
-        self.get(BufferKey::Copy(place.instance, exit, flow.copy_in(flow.primary.forward)))
+    fn output_buffer(&self, site: SegmentSite, exit: ValueId) -> BufferId {
+        let flow = &site.plan.choice.flows[exit.0 as usize];
+        self.buffer_of(BufferKey::ValueCopy(
+            site.instance,
+            exit,
+            flow.copy_in(flow.primary.forward),
+        ))
     }
 
-    fn backward(&mut self, places: &[SegmentSite]) {
+    fn backward(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Backward;
-        let mut hops = self.hops().1.into_iter();
-        let last = places[places.len() - 1];
+        let mut transfers = self.transfers().1.into_iter();
+        let last = sites[sites.len() - 1];
         if !last.plan.segment.outputs.is_empty()
-            && let Some(receive) = hops.next()
+            && let Some(receive) = transfers.next()
         {
             let buffers = self.receive(receive, " gradient");
-            self.leave(last, &buffers);
+            self.bind_output_gradients(last, &buffers);
         }
-        for (index, place) in places.iter().enumerate().rev() {
-            self.backward_segment(*place);
-            let entering: Vec<BufferId> = place
+        for (index, site) in sites.iter().enumerate().rev() {
+            self.backward_segment(*site);
+            let entering: Vec<BufferId> = site
                 .plan
                 .segment
                 .inputs
                 .iter()
-                .map(|entry| self.get(BufferKey::Gradient(place.instance, *entry, 0)))
+                .map(|entry| self.buffer_of(BufferKey::Gradient(site.instance, *entry, 0)))
                 .collect();
             match index.checked_sub(1) {
-                Some(before) => self.leave(places[before], &entering),
+                Some(before) => self.bind_output_gradients(sites[before], &entering),
                 None => {
-                    if let Some(send) = hops.next() {
-                        self.push_hop(send, "send gradient", &entering);
+                    if let Some(send) = transfers.next() {
+                        self.push_transfer(send, "send gradient", &entering);
                     }
                 }
             }
@@ -253,9 +266,9 @@ impl StageLowering<'_> {
     }
 
     /// The gradients that the segment after made are the first contributions to this one's exits.
-    fn leave(&mut self, place: SegmentSite, gradients: &[BufferId]) {
-        for (exit, gradient) in place.plan.segment.outputs.iter().zip(gradients) {
-            self.held.insert(BufferKey::Gradient(place.instance, *exit, 0), *gradient);
+    fn bind_output_gradients(&mut self, site: SegmentSite, gradients: &[BufferId]) {
+        for (exit, gradient) in site.plan.segment.outputs.iter().zip(gradients) {
+            self.buffers.insert(BufferKey::Gradient(site.instance, *exit, 0), *gradient);
         }
     }
 }

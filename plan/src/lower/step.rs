@@ -13,63 +13,69 @@ use crate::strategy::{OpParameters, owned_parameters};
 use super::{BufferKey, SegmentSite, StageLowering};
 
 impl StageLowering<'_> {
-    pub(super) fn step(&mut self, places: &[SegmentSite]) {
+    pub(super) fn step(&mut self, sites: &[SegmentSite]) {
         self.phase = Phase::Step;
         let context = self.plan.context;
-        let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
+        let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
         self.push(clear_square_sum(), &"step".into(), |_, _| square_sum);
-        self.tied_reduce(places);
-        for (place, op, parameter) in self.owned(places) {
-            let kind = place.plan.segment.kind;
+        self.reduce_tied_gradients(sites);
+        for (site, op, parameter) in self.owned_parameters(sites) {
+            let kind = site.plan.segment.kind;
             let templates = reduce_owned_gradient(kind, &parameter, self.plan.tied, &context);
-            self.push_parameter(place, op, templates);
+            self.push_parameter(site, op, templates);
         }
         for template in reduce_square_sum(&context) {
             self.push(template, &"step gradient norm".into(), |_, _| square_sum);
         }
-        for (place, op, parameter) in self.owned(places) {
-            self.push_parameter(place, op, update_parameter(&parameter, &context));
+        for (site, op, parameter) in self.owned_parameters(sites) {
+            self.push_parameter(site, op, update_parameter(&parameter, &context));
         }
     }
 
-    fn owned<'b>(&self, places: &[SegmentSite<'b>]) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {
+    fn owned_parameters<'b>(
+        &self,
+        sites: &[SegmentSite<'b>],
+    ) -> Vec<(SegmentSite<'b>, OpId, OpParameters)> {
         let mut owned = vec![];
-        for place in places {
-            let segment = &place.plan.segment;
+        for site in sites {
+            let segment = &site.plan.segment;
             for op in segment.op_ids() {
-                let strategy = place.plan.choice.ops[op.0 as usize].choice.strategy;
+                let strategy = site.plan.choice.ops[op.0 as usize].choice.strategy;
                 let parameter =
                     owned_parameters(segment, op, strategy, self.plan.tied, &self.plan.context);
-                owned.extend(parameter.map(|parameter| (*place, op, parameter)));
+                owned.extend(parameter.map(|parameter| (*site, op, parameter)));
             }
         }
         owned
     }
 
-    fn push_parameter(&mut self, place: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
-        let square_sum = self.get(BufferKey::Shared(OperandSlot::SquareSum));
-        let origin = place.origin(&place.plan.segment.op(op).name);
+    fn push_parameter(&mut self, site: SegmentSite, op: OpId, templates: Vec<InstrTemplate>) {
+        let square_sum = self.buffer_of(BufferKey::Shared(OperandSlot::SquareSum));
+        let origin = site.origin(&site.plan.segment.op(op).name);
         for template in templates {
             self.push(template, &origin, |lowering, operand| match operand.slot {
                 OperandSlot::SquareSum => square_sum,
-                slot => lowering.get(BufferKey::Parameter(place.instance, op, slot)),
+                slot => lowering.buffer_of(BufferKey::Parameter(site.instance, op, slot)),
             });
         }
     }
 
     /// With several stages a tied weight lies on the first and the last: its gradients are added.
-    fn tied_reduce(&mut self, places: &[SegmentSite]) {
+    fn reduce_tied_gradients(&mut self, sites: &[SegmentSite]) {
         if !self.plan.tied || self.plan.stages.len() == 1 {
             return;
         }
-        for place in places {
-            let segment = &place.plan.segment;
+        for site in sites {
+            let segment = &site.plan.segment;
             let Some(op) = segment.vocabulary_op() else { continue };
-            let gradient =
-                self.get(BufferKey::Parameter(place.instance, op, OperandSlot::WeightGradient(0)));
+            let gradient = self.buffer_of(BufferKey::Parameter(
+                site.instance,
+                op,
+                OperandSlot::WeightGradient(0),
+            ));
             let extent = self.program.buffer(gradient).extent;
             let template = reduce_tied_gradient(extent, &self.plan.context);
-            self.push(template, &place.origin(&segment.op(op).name), |_, _| gradient);
+            self.push(template, &site.origin(&segment.op(op).name), |_, _| gradient);
         }
     }
 }

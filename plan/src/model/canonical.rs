@@ -1,5 +1,5 @@
-//! A resolved model written down again, as a person would: what most blocks share is the default,
-//! what most linears of it share is `all`, and equal neighbours share one override.
+//! Writes a resolved model as a compact file: the most frequent block is the default, the most frequent
+//! linear of it is `all`, and equal neighbours share one override.
 
 use indexmap::IndexMap;
 
@@ -11,7 +11,7 @@ use super::{Block, Linear, Model, Weight};
 impl From<&Model> for ModelFile {
     /// The canonical file: it resolves to an equal model, and equal models give equal files.
     fn from(model: &Model) -> ModelFile {
-        let usual = usual_block(&model.blocks);
+        let typical = most_frequent_block(&model.blocks);
         ModelFile {
             schema: None,
             format: ModelFormat::V1,
@@ -22,15 +22,15 @@ impl From<&Model> for ModelFile {
             heads: model.heads,
             kv_heads: Some(model.kv_heads),
             head_dim: Some(model.head_dim),
-            d_ff: usual.gate.d_out,
+            d_ff: typical.gate.d_out,
             max_sequence_length: model.max_sequence_length,
             norm_epsilon: model.norm_epsilon,
             rope_theta: model.rope_theta,
             tied: model.tied,
             blocks: BlocksFile {
                 count: model.blocks.len() as u64,
-                default: default_layer(usual),
-                overrides: overrides(&model.blocks, usual),
+                default: default_layer(typical),
+                overrides: overrides(&model.blocks, typical),
             },
         }
     }
@@ -38,7 +38,7 @@ impl From<&Model> for ModelFile {
 
 /// The most frequent block, the first of equals. Block 0 counts only when it is alone: without its
 /// crossings it is unlike the others even in a uniform model.
-fn usual_block(blocks: &[Block]) -> &Block {
+fn most_frequent_block(blocks: &[Block]) -> &Block {
     let candidates = if blocks.len() > 1 { &blocks[1..] } else { blocks };
     // Runs of equal blocks are long, so the classes stay few.
     let mut classes: Vec<(&Block, usize)> = Vec::new();
@@ -48,21 +48,21 @@ fn usual_block(blocks: &[Block]) -> &Block {
             None => classes.push((block, 1)),
         }
     }
-    first_of_most(&classes)
+    most_frequent(&classes)
 }
 
-fn first_of_most<T: Copy>(classes: &[(T, usize)]) -> T {
-    let (mut usual, mut most) = classes[0];
+fn most_frequent<T: Copy>(classes: &[(T, usize)]) -> T {
+    let (mut typical, mut most) = classes[0];
     for &(class, count) in &classes[1..] {
         if count > most {
-            (usual, most) = (class, count);
+            (typical, most) = (class, count);
         }
     }
-    usual
+    typical
 }
 
 fn default_layer(block: &Block) -> BlockFile {
-    let linears = block.linears().map(|(_, linear)| whole(linear));
+    let linears = block.linears().map(|(_, linear)| linear_file(linear));
     let mut classes: Vec<(usize, usize)> = Vec::new();
     for (slot, linear) in linears.iter().enumerate() {
         match classes.iter_mut().find(|(class, _)| linears[*class] == *linear) {
@@ -70,17 +70,17 @@ fn default_layer(block: &Block) -> BlockFile {
             None => classes.push((slot, 1)),
         }
     }
-    let all = linears[first_of_most(&classes)].clone();
+    let all = linears[most_frequent(&classes)].clone();
     let mut layer =
         BlockFile { product: Some(block.product), all: Some(all.clone()), ..Default::default() };
-    for (said, linear) in layer.linears_mut().into_iter().zip(linears) {
-        *said = (linear != all).then_some(linear);
+    for (file, linear) in layer.linears_mut().into_iter().zip(linears) {
+        *file = (linear != all).then_some(linear);
     }
     layer
 }
 
-/// Everything about one linear, so that no layer below shines through.
-fn whole(linear: &Linear) -> LinearFile {
+/// All fields of one linear, so that it inherits nothing from earlier layers.
+fn linear_file(linear: &Linear) -> LinearFile {
     match &linear.weight {
         Weight::Dense => LinearFile::Dense,
         Weight::Pair(pair) => LinearFile::Pair(PairFile {
@@ -94,11 +94,11 @@ fn whole(linear: &Linear) -> LinearFile {
     }
 }
 
-fn overrides(blocks: &[Block], usual: &Block) -> IndexMap<String, BlockFile> {
+fn overrides(blocks: &[Block], typical: &Block) -> IndexMap<String, BlockFile> {
     let layers: Vec<BlockFile> = blocks
         .iter()
         .enumerate()
-        .map(|(index, block)| difference(block, usual, index == 0))
+        .map(|(index, block)| difference(block, typical, index == 0))
         .collect();
     let mut overrides = IndexMap::new();
     let mut first = 0;
@@ -113,22 +113,22 @@ fn overrides(blocks: &[Block], usual: &Block) -> IndexMap<String, BlockFile> {
     overrides
 }
 
-fn difference(block: &Block, usual: &Block, first: bool) -> BlockFile {
+fn difference(block: &Block, typical: &Block, first: bool) -> BlockFile {
     let mut layer = BlockFile {
-        d_ff: (block.gate.d_out != usual.gate.d_out).then_some(block.gate.d_out),
-        product: (block.product != usual.product).then_some(block.product),
+        d_ff: (block.gate.d_out != typical.gate.d_out).then_some(block.gate.d_out),
+        product: (block.product != typical.product).then_some(block.product),
         ..Default::default()
     };
-    let pairs = block.linears().into_iter().zip(usual.linears());
-    for (said, ((_, linear), (_, usual))) in layer.linears_mut().into_iter().zip(pairs) {
+    let pairs = block.linears().into_iter().zip(typical.linears());
+    for (file, ((_, linear), (_, typical))) in layer.linears_mut().into_iter().zip(pairs) {
         // Block 0 drops its crossing by itself.
-        let same = match (&linear.weight, &usual.weight) {
-            (Weight::Pair(linear), Weight::Pair(usual)) if first => {
-                linear.rank == usual.rank && linear.activation == usual.activation
+        let same = match (&linear.weight, &typical.weight) {
+            (Weight::Pair(linear), Weight::Pair(typical)) if first => {
+                linear.rank == typical.rank && linear.activation == typical.activation
             }
-            (linear, usual) => linear == usual,
+            (linear, typical) => linear == typical,
         };
-        *said = (!same).then(|| whole(linear));
+        *file = (!same).then(|| linear_file(linear));
     }
     layer
 }

@@ -1,22 +1,22 @@
-//! Merging the layers of a model file: what a block's linear is after everything that names it.
+//! Merges the layers of a model file into one draft for each block.
 //!
-//! A draft remembers where each part was said, so that a defect points at the text the user wrote
-//! and not at the thousand blocks that inherited it.
+//! A draft records the field that each part comes from, so that a defect points at the field of the
+//! file and not at every block that inherits it.
 
 use super::defect_report::DefectReport;
 use super::file::{BlockFile, BlocksFile, CrossingFile, LinearFile};
 use super::limits::MAX_BLOCKS;
 use super::{Activation, GatedProduct, LatentCrossing};
 
-/// One layer with the blocks it covers and its place in the file.
+/// One layer of a model file, the blocks it covers and its field in the file.
 pub(super) struct BlockOverride<'a> {
-    pub place: String,
+    pub field: String,
     pub first: u64,
     pub last: u64,
-    pub says: &'a BlockFile,
+    pub file: &'a BlockFile,
 }
 
-/// A block after all its layers, still with holes.
+/// A block after all its layers; parts that no layer sets are missing.
 #[derive(Default)]
 pub(super) struct BlockDraft {
     pub d_ff: Option<u64>,
@@ -24,7 +24,7 @@ pub(super) struct BlockDraft {
     pub linears: [LinearDraft; 7],
 }
 
-/// A linear after all its layers, still with holes.
+/// A linear after all its layers; parts that no layer sets are missing.
 #[derive(Default)]
 pub(super) struct LinearDraft {
     pub named: bool,
@@ -32,10 +32,10 @@ pub(super) struct LinearDraft {
     pub rank: Option<u64>,
     pub activation: Option<Activation>,
     pub crossing: Option<LatentCrossing>,
-    /// The last place that named this linear.
-    pub place: String,
-    /// The place that said the crossing.
-    pub crossing_place: String,
+    /// The last field that sets this linear.
+    pub field: String,
+    /// The field that sets the crossing.
+    pub crossing_field: String,
 }
 
 impl BlockDraft {
@@ -43,14 +43,14 @@ impl BlockDraft {
     pub fn new(index: u64, layers: &[BlockOverride<'_>]) -> BlockDraft {
         let mut draft = BlockDraft::default();
         for layer in layers.iter().filter(|layer| (layer.first..=layer.last).contains(&index)) {
-            draft.d_ff = layer.says.d_ff.or(draft.d_ff);
-            draft.product = layer.says.product.or(draft.product);
-            for (linear, (name, says)) in draft.linears.iter_mut().zip(layer.says.linears()) {
-                if let Some(all) = &layer.says.all {
-                    linear.apply(all, || format!("{}.all", layer.place));
+            draft.d_ff = layer.file.d_ff.or(draft.d_ff);
+            draft.product = layer.file.product.or(draft.product);
+            for (linear, (name, says)) in draft.linears.iter_mut().zip(layer.file.linears()) {
+                if let Some(all) = &layer.file.all {
+                    linear.apply(all, || format!("{}.all", layer.field));
                 }
                 if let Some(says) = says {
-                    linear.apply(says, || format!("{}.{name}", layer.place));
+                    linear.apply(says, || format!("{}.{name}", layer.field));
                 }
             }
         }
@@ -60,13 +60,12 @@ impl BlockDraft {
 
 impl LinearDraft {
     fn apply(&mut self, says: &LinearFile, place: impl FnOnce() -> String) {
-        self.place = place();
+        self.field = place();
         self.named = true;
         match says {
             LinearFile::Dense => {
                 self.dense = true;
-                // A rank said before must not come back when a later layer makes a pair of it
-                // again without saying which.
+                // A later layer that makes the linear a pair again must state its rank.
                 self.rank = None;
             }
             LinearFile::Pair(pair) => {
@@ -74,7 +73,7 @@ impl LinearDraft {
                 self.rank = pair.rank.or(self.rank);
                 self.activation = pair.activation.or(self.activation);
                 if let Some(crossing) = &pair.crossing {
-                    self.crossing_place = format!("{}.crossing", self.place);
+                    self.crossing_field = format!("{}.crossing", self.field);
                     self.crossing = match crossing {
                         CrossingFile::None => None,
                         CrossingFile::Some(crossing) => Some(crossing.clone()),
@@ -90,27 +89,27 @@ pub(super) fn layers<'a>(
     blocks: &'a BlocksFile,
     report: &mut DefectReport,
 ) -> Vec<BlockOverride<'a>> {
-    let place = "blocks.default".to_owned();
+    let field = "blocks.default".to_owned();
     let mut layers =
-        vec![BlockOverride { place, first: 0, last: MAX_BLOCKS, says: &blocks.default }];
-    for (key, says) in &blocks.overrides {
-        let place = format!("blocks.overrides.{key}");
+        vec![BlockOverride { field, first: 0, last: MAX_BLOCKS, file: &blocks.default }];
+    for (key, file) in &blocks.overrides {
+        let field = format!("blocks.overrides.{key}");
         match block_range(key) {
             None => report.hint(
-                place,
-                format!("`{key}` names no block"),
+                field,
+                format!("`{key}` is not a block or a range of blocks"),
                 "a number such as \"3\", counted from 0, or a range such as \"3-7\"",
             ),
             Some((first, last)) if last < first => report.hint(
-                place,
+                field,
                 format!("the range `{key}` runs backwards"),
                 format!("\"{last}-{first}\""),
             ),
             Some((_, last)) if last >= blocks.count => report.defect(
-                place,
+                field,
                 format!("there is no block {last}: the model has {} blocks", blocks.count),
             ),
-            Some((first, last)) => layers.push(BlockOverride { place, first, last, says }),
+            Some((first, last)) => layers.push(BlockOverride { field, first, last, file }),
         }
     }
     layers

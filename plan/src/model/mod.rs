@@ -1,4 +1,4 @@
-//! The model: what is computed, with no word about how it is split.
+//! The model: the function that is trained, independent of its sharding.
 //!
 //! A [`Model`] is always valid: it is made only by resolving a model file, which reports every
 //! defect at once. Three things resolve to a model: our own [`ModelFile`], a Hugging Face
@@ -283,8 +283,7 @@ impl Model {
         pairs.map(|((_, linear), (_, before))| linear.parameters_after(before)).sum()
     }
 
-    /// Multiplications of a token in the products of block `index`: those of the linears and of the
-    /// gates that latents cross through.
+    /// Multiply-adds of one token in the GEMMs of block `index`: linears and gates of crossing latents.
     ///
     /// # Panics
     /// When there is no block `index`.
@@ -303,11 +302,11 @@ impl Model {
                 CrossingGate::Tensor { a, b } => rank * (a + b),
             })
         };
-        let products = |(at, (_, linear)): (usize, &(LinearKind, &Linear))| match linear.rank() {
+        let macs = |(at, (_, linear)): (usize, &(LinearKind, &Linear))| match linear.rank() {
             Some(rank) => rank * (linear.d_in + linear.d_out) + gate(at, linear).unwrap_or(0),
             None => linear.d_in * linear.d_out,
         };
-        block.linears().iter().enumerate().map(products).sum()
+        block.linears().iter().enumerate().map(macs).sum()
     }
 
     /// The dense model of the same shape: every factor pair becomes one matrix, and the product
@@ -315,15 +314,15 @@ impl Model {
     ///
     /// The twin of `cola-7b` is named `llama-7b`; that of `anything-else`, `anything-else-dense`.
     pub fn dense_counterpart(&self) -> Model {
-        let mut twin = self.clone();
-        twin.name = presets::dense_name(&self.name);
-        for block in &mut twin.blocks {
+        let mut dense = self.clone();
+        dense.name = presets::dense_name(&self.name);
+        for block in &mut dense.blocks {
             block.product = GatedProduct::SwiGlu;
             for linear in block.linears_mut() {
                 linear.weight = Weight::Dense;
             }
         }
-        twin
+        dense
     }
 
     /// Whether latents cross between any two blocks (LaX).

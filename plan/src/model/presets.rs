@@ -96,7 +96,7 @@ pub fn find(name: &str) -> Result<Model, Defect> {
         let size = SIZES.iter().chain(tiny).find(|known| known.name == size)?;
         Some(file(wanted.clone(), family, size))
     });
-    let file = found.ok_or_else(|| unknown(name))?;
+    let file = found.ok_or_else(|| unknown_preset(name))?;
     // A preset that does not resolve is a bug the tests find, but never a reason to panic here.
     file.resolve().map_err(|defects| Defect::new("model", defects.to_string()))
 }
@@ -148,10 +148,10 @@ pub(super) fn dense_name(name: &str) -> String {
     }
 }
 
-fn unknown(name: &str) -> Defect {
+fn unknown_preset(name: &str) -> Defect {
     let lower = name.to_ascii_lowercase();
     let mut near: Vec<(usize, String)> =
-        names().into_iter().map(|known| (distance(&lower, &known), known)).collect();
+        names().into_iter().map(|known| (edit_distance(&lower, &known), known)).collect();
     near.sort();
     let best = near[0].0;
     // Beyond half the letters a likeness is chance, and the list of all families says more.
@@ -167,7 +167,7 @@ fn unknown(name: &str) -> Defect {
 }
 
 /// Letters to insert, delete or replace to make one word of the other (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
+fn edit_distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, letter) in from.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! The one way in: text of either format to a model.
+//! Reads a model from the text of a file of either format.
 
 use serde_json::{Map, Value};
 
@@ -18,42 +18,42 @@ pub fn read(name_for_messages: &str, text: &str) -> Result<Model, Defects> {
     // Editors on some systems begin a file with a byte order mark, which JSON has no place for.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let Value::Object(fields) = json::read::<Value>(text)? else {
-        return Err(neither("the file is not a JSON object"));
+        return Err(unknown_format("the file is not a JSON object"));
     };
     repeated::check(text)?;
     let name = model_name(name_for_messages);
     if fields.contains_key("format") {
-        a_model(&fields)?;
-        nothing_missing(&fields)?;
+        check_format(&fields)?;
+        check_required(&fields)?;
         let mut file: ModelFile = json::read(text)?;
         file.name.get_or_insert(name);
         file.resolve()
     } else if looks_like_hugging_face(&fields) {
         hugging_face::resolve(name, &fields)
     } else {
-        Err(neither("the file has neither a `format` nor a `model_type`"))
+        Err(unknown_format("the file has neither a `format` nor a `model_type`"))
     }
 }
 
-/// A file of another kind is told by its `format`, not by all that a model would have.
-fn a_model(fields: &Map<String, Value>) -> Result<(), Defects> {
+/// Reports a file of another kind by its `format`, and not by the missing fields of a model.
+fn check_format(fields: &Map<String, Value>) -> Result<(), Defects> {
     let format = fields.get("format").and_then(Value::as_str).unwrap_or_default();
     let kind = format.strip_prefix("narrows-").and_then(|format| format.split('/').next());
     match kind {
         Some(kind) if kind != "model" => {
-            let problem = format!("is `{format}`: the file is a {kind}, and no model");
+            let problem = format!("is `{format}`: the file is a {kind}, not a model");
             Err(Defect::new("format", problem).hint("\"narrows-model/1\"").into())
         }
         _ => Ok(()),
     }
 }
 
-/// What a [`ModelFile`] and its `blocks` cannot do without.
+/// Required fields of a [`ModelFile`] and of its `blocks`.
 const REQUIRED: [&str; 5] = ["hidden", "vocab", "heads", "d_ff", "blocks"];
 const REQUIRED_OF_BLOCKS: [&str; 2] = ["count", "default"];
 
-/// Serde would stop at the first field that is missing; here all are named.
-fn nothing_missing(fields: &Map<String, Value>) -> Result<(), Defects> {
+/// Reports all missing fields at once: serde stops at the first.
+fn check_required(fields: &Map<String, Value>) -> Result<(), Defects> {
     let blocks = fields.get("blocks").and_then(Value::as_object);
     let top = REQUIRED.iter().filter(|field| !fields.contains_key(**field));
     let of_blocks = REQUIRED_OF_BLOCKS
@@ -69,7 +69,7 @@ fn looks_like_hugging_face(fields: &Map<String, Value>) -> bool {
     signs.iter().any(|sign| fields.contains_key(*sign))
 }
 
-fn neither(problem: &str) -> Defects {
+fn unknown_format(problem: &str) -> Defects {
     let hint = "\"format\": \"narrows-model/1\", or a Hugging Face config.json";
     Defect::new("", problem).hint(hint).into()
 }

@@ -1,5 +1,5 @@
-//! Keys that an object of a JSON text has more than once. Readers take the last of them without a
-//! word, and another program may take the first.
+//! Repeated keys of JSON objects. JSON readers silently take the last value, and other programs may
+//! take the first.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,11 +12,11 @@ use crate::{Defect, Defects};
 pub fn check(text: &str) -> Result<(), Defects> {
     let mut found = vec![];
     let walk = RepeatedKeyVisitor { path: String::new(), found: &mut found };
-    // What is no JSON is said by whoever reads it.
+    // The caller reports a syntax error.
     let _ = walk.deserialize(&mut serde_json::Deserializer::from_str(text));
     let mut defects = Defects::default();
     for field in found {
-        defects.push(Defect::new(field, "is there more than once").hint("one of them, not both"));
+        defects.push(Defect::new(field, "is there more than once").hint("remove all but one"));
     }
     defects.into_result(())
 }

@@ -1,4 +1,4 @@
-//! From what is written to what is computed: every defect of a [`ModelFile`] at once.
+//! Resolves a [`ModelFile`] to a [`Model`], and reports every defect at once.
 
 use super::defect_report::DefectReport;
 use super::file::{CrossingFile, LinearFile, ModelFile};
@@ -50,7 +50,7 @@ impl ModelFile {
             tied: self.tied,
             blocks: blocks.into_iter().map(|block| block.finish(&widths)).collect(),
         };
-        within_limit(&model)?;
+        check_parameter_count(&model)?;
         Ok(model)
     }
 
@@ -67,7 +67,7 @@ impl ModelFile {
         {
             report.hint(
                 "kv_heads",
-                format!("{heads} query heads cannot be shared out to {kv_heads} key/value heads"),
+                format!("{heads} query heads do not divide over {kv_heads} key/value heads"),
                 format!("a divisor of {heads}"),
             );
         }
@@ -78,7 +78,7 @@ impl ModelFile {
                 report.hint(
                     "heads",
                     format!("a width of {hidden} does not divide into {heads} heads"),
-                    "a divisor, or say head_dim",
+                    "a divisor of hidden, or set head_dim",
                 );
                 return None;
             }
@@ -87,7 +87,7 @@ impl ModelFile {
         if !head_dim.is_multiple_of(2) {
             report.defect(
                 "head_dim",
-                format!("{head_dim} features a head are odd: RoPE rotates the halves of a head"),
+                format!("is {head_dim}, which is odd: RoPE rotates pairs of features"),
             );
         }
         if heads? * head_dim > MAX_WIDTH {
@@ -123,7 +123,7 @@ impl ModelFile {
             if draft.product.is_none() {
                 report.hint(
                     "blocks.default.product",
-                    "is missing: how are gate and up multiplied",
+                    "is missing: the product of gate and up must be stated",
                     "\"swiglu\" as in LLaMA, or \"plain\" as in CoLA",
                 );
             }
@@ -172,15 +172,15 @@ impl CheckedBlock {
     }
 }
 
-/// What can be said of one layer alone, at its own place.
+/// Checks one layer alone, and reports defects at its own fields.
 fn check_layer(layer: &BlockOverride<'_>, report: &mut DefectReport) {
-    if let Some(d_ff) = layer.says.d_ff {
-        report.size(&format!("{}.d_ff", layer.place), d_ff, MAX_WIDTH);
+    if let Some(d_ff) = layer.file.d_ff {
+        report.size(&format!("{}.d_ff", layer.field), d_ff, MAX_WIDTH);
     }
-    let all = ("all", layer.says.all.as_ref());
-    for (name, says) in layer.says.linears().into_iter().chain([all]) {
+    let all = ("all", layer.file.all.as_ref());
+    for (name, says) in layer.file.linears().into_iter().chain([all]) {
         let Some(LinearFile::Pair(pair)) = says else { continue };
-        let place = format!("{}.{name}", layer.place);
+        let place = format!("{}.{name}", layer.field);
         if let Some(rank) = pair.rank {
             report.size(&format!("{place}.rank"), rank, MAX_WIDTH);
         }
@@ -188,8 +188,8 @@ fn check_layer(layer: &BlockOverride<'_>, report: &mut DefectReport) {
         if layer.last == 0 {
             report.hint(
                 format!("{place}.crossing"),
-                "block 0 has no block before it to cross from",
-                "say it in blocks.default: it applies from block 1",
+                "block 0 has no previous block to cross from",
+                "set it in blocks.default: it applies from block 1",
             );
         }
         if let CrossingGate::Tensor { a, b } = crossing.gate {
@@ -200,7 +200,7 @@ fn check_layer(layer: &BlockOverride<'_>, report: &mut DefectReport) {
     }
 }
 
-/// Which linear of which block.
+/// A linear of a block.
 #[derive(Clone, Copy)]
 struct LinearLocation {
     block: u64,
@@ -217,7 +217,7 @@ fn check_linear(
     if !draft.named {
         report.hint(
             format!("blocks.default.{}", at.name),
-            "is missing: nothing says what this linear is",
+            "is missing: the linear is neither dense nor a factor pair",
             "\"dense\" or {\"rank\": …, \"activation\": …}, for it or in blocks.default.all",
         );
         return None;
@@ -226,11 +226,11 @@ fn check_linear(
         return Some(Weight::Dense);
     }
     if draft.rank.is_none() {
-        report.defect(format!("{}.rank", draft.place), "is missing");
+        report.defect(format!("{}.rank", draft.field), "is missing");
     }
     if draft.activation.is_none() {
         report.hint(
-            format!("{}.activation", draft.place),
+            format!("{}.activation", draft.field),
             "is missing",
             "\"silu\" as in CoLA, or \"identity\" as in SVD",
         );
@@ -257,7 +257,7 @@ fn check_crossing(
         && a.checked_mul(b) != Some(rank)
     {
         report.hint(
-            format!("{}.gate.tensor", draft.crossing_place),
+            format!("{}.gate.tensor", draft.crossing_field),
             format!("a·b = {a}·{b} is not the rank {rank}"),
             near_square(rank),
         );
@@ -300,7 +300,7 @@ fn near_square(rank: u64) -> String {
 
 /// Refuses what [`Model::parameters`] could not count. One block always fits 64 bits (seven linears
 /// below 2^50 each), their sum may not.
-fn within_limit(model: &Model) -> Result<(), Defects> {
+fn check_parameter_count(model: &Model) -> Result<(), Defects> {
     let blocks = 0..model.blocks.len();
     let total = blocks.map(|index| u128::from(model.block_linear_parameters(index))).sum::<u128>()
         + 2 * u128::from(model.vocab) * u128::from(model.hidden);

@@ -49,14 +49,14 @@ impl Baseline {
     }
 
     /// The layouts of the residual stream, and of latents that cross, that this baseline allows.
-    pub fn allows_boundary(self, border: BoundaryLayout) -> bool {
+    pub fn allows_boundary(self, boundary: BoundaryLayout) -> bool {
         match self {
             Baseline::Auto => true,
             Baseline::Btp => {
-                border.hidden == EdgeLayout::sharded(Dim::Feature)
-                    && border.latents == EdgeLayout::REPLICATED
+                boundary.hidden == EdgeLayout::sharded(Dim::Feature)
+                    && boundary.latents == EdgeLayout::REPLICATED
             }
-            _ => border.hidden == EdgeLayout::REPLICATED,
+            _ => boundary.hidden == EdgeLayout::REPLICATED,
         }
     }
 
@@ -69,16 +69,19 @@ impl Baseline {
             (Baseline::Auto, _) => return true,
             // No publication says how crossings are sharded: any way is fair.
             (_, Op::Cross { .. } | Op::LatentNorm { .. } | Op::TensorGate { .. }) => return true,
-            (_, Op::Linear(linear)) if matches!(factor(linear), FactorRole::Gate) => return true,
+            (_, Op::Linear(linear)) if matches!(factor_role(linear), FactorRole::Gate) => {
+                return true;
+            }
             // Fewer key and value heads than devices: nothing is left to split.
             // The published vanilla form does not split heads, and loses nothing.
             (_, Op::Linear(linear))
-                if self != Baseline::VanillaTpPublished && few_heads(linear, devices) =>
+                if self != Baseline::VanillaTpPublished
+                    && has_indivisible_heads(linear, devices) =>
             {
                 &[Replicate, Row]
             }
             (Baseline::Btp, Op::Norm { .. }) => &[Sync, Online],
-            (Baseline::Btp, Op::Linear(linear)) => match factor(linear) {
+            (Baseline::Btp, Op::Linear(linear)) => match factor_role(linear) {
                 FactorRole::First => &[Row, OwedRow],
                 FactorRole::Second => &[Column],
                 FactorRole::Dense | FactorRole::Gate => &[Row, OwedRow, Column],
@@ -90,7 +93,7 @@ impl Baseline {
                 WeightId::Dense(LinearKind::O | LinearKind::Down) => &[Row],
                 _ => &[Column],
             },
-            (_, Op::Linear(linear)) => match factor(linear) {
+            (_, Op::Linear(linear)) => match factor_role(linear) {
                 FactorRole::First => &[Column],
                 FactorRole::Second => &[Row],
                 FactorRole::Dense | FactorRole::Gate => &[Row, Column],
@@ -107,7 +110,7 @@ impl Baseline {
     }
 }
 
-fn few_heads(linear: &LinearOp, devices: u64) -> bool {
+fn has_indivisible_heads(linear: &LinearOp, devices: u64) -> bool {
     linear.head_dim.is_some_and(|head_dim| {
         linear.members.iter().any(|m| !(m.d_out / head_dim).is_multiple_of(devices))
     })
@@ -121,7 +124,7 @@ enum FactorRole {
     Gate,
 }
 
-fn factor(linear: &LinearOp) -> FactorRole {
+fn factor_role(linear: &LinearOp) -> FactorRole {
     match linear.members[0].parameter {
         WeightId::FactorA(_) => FactorRole::First,
         WeightId::FactorB(_) => FactorRole::Second,

@@ -168,7 +168,7 @@ pub fn flows(
             (None, None) => return vec![],
         };
     let saver = SaveOptions::new(segment, id, recompute);
-    let mut made = vec![];
+    let mut options = vec![];
     for &producer in &producers {
         let legal = |edge: &&EdgeLayout| flow_is_legal(producer, **edge, None);
         let seconds: Vec<EdgeLayout> = seconds.iter().filter(legal).copied().collect();
@@ -177,11 +177,11 @@ pub fn flows(
             for second in std::iter::once(None).chain(others) {
                 let flow = Flow { producer, primary, second, saves: vec![] };
                 let saved = saver.choices(&flow).into_iter();
-                made.extend(saved.map(|saves| Flow { saves, ..flow }));
+                options.extend(saved.map(|saves| Flow { saves, ..flow }));
             }
         }
     }
-    made
+    options
 }
 
 fn distinct(choices: &[OpChoice], edge: impl Fn(&OpChoice) -> EdgeLayout) -> Vec<EdgeLayout> {
@@ -236,10 +236,10 @@ impl SaveOptions<'_> {
         if value.consumers.is_empty() {
             return vec![vec![Save::Dropped; copies.len()]];
         }
-        let mut made = vec![];
+        let mut options = vec![];
         let mut saves = Vec::with_capacity(copies.len());
-        self.extend(flow, &copies, &mut saves, &mut made);
-        made
+        self.extend(flow, &copies, &mut saves, &mut options);
+        options
     }
 
     fn extend(
@@ -247,11 +247,11 @@ impl SaveOptions<'_> {
         flow: &Flow,
         copies: &[Layout],
         saves: &mut Vec<Save>,
-        made: &mut Vec<Vec<Save>>,
+        options: &mut Vec<Vec<Save>>,
     ) {
         let copy = saves.len();
         if copy == copies.len() {
-            made.extend(sensible(self.segment, self.id, flow, saves).then(|| saves.clone()));
+            options.extend(is_useful(self.segment, self.id, flow, saves).then(|| saves.clone()));
             return;
         }
         let made_here = copy > 0 || self.segment.value(self.id).producer.is_some();
@@ -262,7 +262,7 @@ impl SaveOptions<'_> {
         ];
         for (state, _) in states.into_iter().filter(|(_, may)| *may) {
             saves.push(state);
-            self.extend(flow, copies, saves, made);
+            self.extend(flow, copies, saves, options);
             saves.pop();
         }
     }
@@ -280,7 +280,7 @@ fn may_keep(segment: &Segment, id: ValueId, recompute: Recompute) -> bool {
 
 /// A copy can be resharded again only from a saved producer's copy; and a producer's copy that no
 /// consumer reads is saved only to reshard others from it.
-fn sensible(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
+fn is_useful(segment: &Segment, id: ValueId, flow: &Flow, saves: &[Save]) -> bool {
     let resharded_again = saves[1..].contains(&Save::Recomputed);
     if resharded_again && saves[0] == Save::Dropped {
         return false;

@@ -117,7 +117,7 @@ fn attention_choices(
         return;
     }
     // Fewer key and value heads than devices: each device computes its own query heads against
-    // all keys and values, and owes the other devices its part of their gradients.
+    // all keys and values, so that its gradients of keys and values are partial.
     let query_alone = segment.value(node.inputs[0]).sections.len() == 1;
     if query_alone && node.inputs.len() > 1 && devices.is_multiple_of(attention.kv_heads) {
         let mut inputs = vec![EdgeLayout::GRADIENT_PARTIAL; node.inputs.len()];

@@ -85,7 +85,7 @@ pub enum TiedWeightLayout {
 }
 
 impl TiedWeightLayout {
-    /// Every way.
+    /// All layouts.
     pub const ALL: [TiedWeightLayout; 4] = [
         TiedWeightLayout::Vocabulary,
         TiedWeightLayout::Hidden,
@@ -93,7 +93,7 @@ impl TiedWeightLayout {
         TiedWeightLayout::Whole(true),
     ];
 
-    /// How the weight lies when the embedding or head runs under `strategy`.
+    /// The layout of the weight when the embedding or head runs under `strategy`.
     pub fn of(segment: SegmentKind, strategy: Strategy) -> TiedWeightLayout {
         match (segment, strategy) {
             (_, Strategy::Token) => TiedWeightLayout::Whole(true),
@@ -120,7 +120,7 @@ impl SegmentSpace {
     ) -> SegmentSpace {
         let choices: Vec<Vec<OpChoice>> = segment
             .op_ids()
-            .map(|id| restricted(&segment, id, &context, rules, tied_weight))
+            .map(|id| restricted_choices(&segment, id, &context, rules, tied_weight))
             .collect();
         let flows = segment
             .value_ids()
@@ -169,7 +169,7 @@ pub fn owned_parameters(
     if shares { None } else { op_parameters(segment.op(op), strategy, context) }
 }
 
-fn restricted(
+fn restricted_choices(
     segment: &Segment,
     id: OpId,
     context: &Context,
@@ -191,10 +191,10 @@ fn restricted(
             choices.retain(|choice| rules.baseline.allows(node, choice.strategy, devices));
         }
     }
-    if let Some(wanted) = tied_weight
+    if let Some(layout) = tied_weight
         && segment.vocabulary_op() == Some(id)
     {
-        choices.retain(|choice| TiedWeightLayout::of(segment.kind, choice.strategy) == wanted);
+        choices.retain(|choice| TiedWeightLayout::of(segment.kind, choice.strategy) == layout);
     }
     choices
 }
@@ -219,7 +219,7 @@ impl SegmentChoice {
     pub fn drop_unread_saves(&mut self, segment: &Segment) {
         // Recomputing an op may need its inputs, so this runs from the last op to the first.
         for id in segment.value_ids().rev() {
-            self.tidy_value(segment, id);
+            self.drop_unread_saves_of(segment, id);
             if let Some((op, _)) = segment.output_port(id) {
                 let recomputed = segment
                     .op(op)
@@ -231,7 +231,7 @@ impl SegmentChoice {
         }
     }
 
-    fn tidy_value(&mut self, segment: &Segment, id: ValueId) {
+    fn drop_unread_saves_of(&mut self, segment: &Segment, id: ValueId) {
         let flow = &self.flows[id.0 as usize];
         let copies = flow.copies();
         let mut needed = vec![false; copies.len()];

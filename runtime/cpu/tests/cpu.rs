@@ -6,7 +6,7 @@ use narrows_test_support::conformance;
 #[test]
 fn random_plans_agree_with_the_reference() {
     let count = std::env::var("NARROWS_CPU_PLANS").ok().and_then(|count| count.parse().ok());
-    conformance::walk(
+    conformance::check_cases(
         Precision::Full32,
         0..count.unwrap_or(conformance::CASES),
         |model, program| {

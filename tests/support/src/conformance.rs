@@ -7,9 +7,9 @@
 //! gradients, and how far every weight has moved. The reference computes in f64 with the weights as the
 //! program's format holds them: summed in f32, the norm of three million gradients is off by 2e-3.
 //!
-//! A backend joins by a test that calls [`walk`] with the precision it runs, all [`CASES`], and how it makes a
+//! A backend joins by a test that calls [`check_cases`] with the precision it runs, all [`CASES`], and how it makes a
 //! [`Session`] of a program: tests/cpu.rs is the smallest. One whose devices are processes, each with a session of
-//! its own, takes a [`Case`] in each and lets it [`hold`](Case::hold) that session: tests/gpu/walk.rs.
+//! its own, takes a [`Case`] in each and calls [`check_session`](Case::check_session): `tests/gpu/conformance.rs` of the CUDA backend.
 
 use std::fmt;
 
@@ -34,7 +34,7 @@ struct Tolerance {
     /// Of what two steps moved a weight by: the norm of its difference over its norm.
     movement: f64,
     /// Numbers of a weight that may go the other way besides: of a gate with 16 numbers one is much.
-    turned: f64,
+    sign_flips: f64,
 }
 
 impl Tolerance {
@@ -43,12 +43,12 @@ impl Tolerance {
             // Sums in another order. A first step of AdamW moves every number by as much, whatever its
             // gradient: one that is nearly zero in both may go either way.
             Precision::Full32 => {
-                Tolerance { loss: 1e-5, gradient: 1e-5, movement: 1e-2, turned: 0.0 }
+                Tolerance { loss: 1e-5, gradient: 1e-5, movement: 1e-2, sign_flips: 0.0 }
             }
             // Every activation is rounded to 8 bits: a relative error of 2⁻⁹ on average, some tens of
             // times on the way of a gradient, at random.
             Precision::MixedBf16 => {
-                Tolerance { loss: 2e-3, gradient: 0.08, movement: 0.3, turned: 2.0 }
+                Tolerance { loss: 2e-3, gradient: 0.08, movement: 0.3, sign_flips: 2.0 }
             }
         }
     }
@@ -63,7 +63,7 @@ pub struct Case {
 /// Seeds of weights and tokens.
 const SEED: u64 = 5;
 const STEPS: u64 = 2;
-const RATE: f64 = 1e-3;
+const LEARNING_RATE: f64 = 1e-3;
 
 /// How many cases a backend must pass, of a list that has no end: a plan of every small model.
 pub const CASES: usize = 19;
@@ -109,7 +109,7 @@ fn case(small: &[Model], number: usize, precision: Precision) -> Case {
 /// At the first number that is further from the reference than the precision allows, and where the
 /// backend refuses a program.
 #[track_caller]
-pub fn walk(
+pub fn check_cases(
     precision: Precision,
     numbers: impl IntoIterator<Item = usize>,
     mut session: impl FnMut(&Model, CheckedProgram) -> Option<Session>,
@@ -119,7 +119,7 @@ pub fn walk(
         let program = lower(&case.plan.resolve(&case.model).expect("a drawn plan resolves"));
         let program = CheckedProgram::check(program).expect("a drawn plan is sound");
         let Some(mut session) = session(&case.model, program) else { return };
-        worst.join(case.hold(&mut session));
+        worst.join(case.check_session(&mut session));
         count += 1;
     }
     println!("{count} programs: {worst}");
@@ -158,13 +158,13 @@ impl Deviation {
     /// Keeps the larger of both.
     pub fn join(&mut self, other: Deviation) {
         self.loss = self.loss.max(other.loss);
-        further(&mut self.gradient, other.gradient);
-        further(&mut self.movement, other.movement);
+        keep_larger(&mut self.gradient, other.gradient);
+        keep_larger(&mut self.movement, other.movement);
     }
 }
 
 /// Keeps the larger; what is not a number is larger than all.
-fn further(worst: &mut (f64, String), other: (f64, String)) {
+fn keep_larger(worst: &mut (f64, String), other: (f64, String)) {
     if other.0 > worst.0 || other.0.is_nan() {
         *worst = other;
     }
@@ -178,12 +178,13 @@ impl Case {
     /// At the first number that is further from the reference than the precision allows, and where the
     /// backend refuses.
     #[track_caller]
-    pub fn hold(&self, session: &mut Session) -> Deviation {
+    pub fn check_session(&self, session: &mut Session) -> Deviation {
         let tolerance = Tolerance::of(self.plan.precision);
-        let off = self.run(session, tolerance.turned);
-        let off = off.unwrap_or_else(|error| panic!("{error}\n{}", to_json(&self.plan)));
-        off.assert_within(tolerance, self);
-        off
+        let deviation = self.run(session, tolerance.sign_flips);
+        let deviation =
+            deviation.unwrap_or_else(|error| panic!("{error}\n{}", to_json(&self.plan)));
+        deviation.assert_within(tolerance, self);
+        deviation
     }
 
     fn run(&self, session: &mut Session, turned: f64) -> Result<Deviation, RunError> {
@@ -195,44 +196,47 @@ impl Case {
             move |row, column| f64::from(numbers[row * columns + column])
         });
         let mut reference = Reference::new(model, parameters).expect("parameters of the model");
-        let mut off = Deviation::default();
+        let mut deviation = Deviation::default();
 
         let (tokens, targets) = self.tokens(0);
         let batch = self.batch(&tokens, &targets);
         let (loss, gradients) = reference.loss_and_gradients(&[batch]).expect("a batch");
         let done = session.compute_gradients(StepInput { tokens: &tokens, targets: &targets })?;
-        let found = session.gather_tensors(TensorKind::Gradients)?;
+        let actual = session.gather_tensors(TensorKind::Gradients)?;
         let first = session.devices().start == 0;
-        off.loss = relative(done.loss, loss);
-        for (name, wanted) in gradients.iter().filter(|_| first) {
-            let found = found[name].iter().copied().map(f64::from);
-            further(&mut off.gradient, (apart(found, wanted.elements()), name.to_string()));
+        deviation.loss = relative_error(done.loss, loss);
+        for (name, expected) in gradients.iter().filter(|_| first) {
+            let actual = actual[name].iter().copied().map(f64::from);
+            keep_larger(
+                &mut deviation.gradient,
+                (relative_distance(actual, expected.elements()), name.to_string()),
+            );
         }
         session.clear_gradients()?;
 
-        let optimizer = Optimizer::new(RATE, 0, 2 * STEPS);
+        let optimizer = Optimizer::new(LEARNING_RATE, 0, 2 * STEPS);
         for step in 1..=STEPS {
             let (tokens, targets) = self.tokens(step);
             let batch = self.batch(&tokens, &targets);
-            let wanted = reference.step(&optimizer, &[batch]).expect("a batch");
-            let found =
+            let expected = reference.step(&optimizer, &[batch]).expect("a batch");
+            let actual =
                 session.step(&optimizer, StepInput { tokens: &tokens, targets: &targets })?;
-            off.loss = off.loss.max(relative(found.loss, wanted.loss));
-            let norm = relative(found.gradient_norm, wanted.gradient_norm);
-            further(&mut off.gradient, (norm, "all parameters together".into()));
+            deviation.loss = deviation.loss.max(relative_error(actual.loss, expected.loss));
+            let norm = relative_error(actual.gradient_norm, expected.gradient_norm);
+            keep_larger(&mut deviation.gradient, (norm, "all parameters together".into()));
         }
-        let found = session.gather_tensors(TensorKind::Weights)?;
+        let actual = session.gather_tensors(TensorKind::Weights)?;
         for (name, after) in reference.parameters().iter().filter(|_| first) {
             let before = weights[name].iter().copied().map(f64::from);
-            let wanted = after.elements().iter().zip(before.clone());
-            let wanted: Vec<f64> = wanted.map(|(to, from)| to - from).collect();
-            let found = found[name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
+            let expected = after.elements().iter().zip(before.clone());
+            let expected: Vec<f64> = expected.map(|(to, from)| to - from).collect();
+            let actual = actual[name].iter().zip(before).map(|(to, from)| f64::from(*to) - from);
             // AdamW moves a number by about the learning rate a step, one way or the other.
-            let turned = turned * (2.0 * RATE * STEPS as f64).powi(2);
-            let found = apart_but_for(turned, found, &wanted);
-            further(&mut off.movement, (found, name.to_string()));
+            let turned = turned * (2.0 * LEARNING_RATE * STEPS as f64).powi(2);
+            let actual = relative_distance_less(turned, actual, &expected);
+            keep_larger(&mut deviation.movement, (actual, name.to_string()));
         }
-        Ok(off)
+        Ok(deviation)
     }
 
     /// Weights at which nothing is special, also where a run begins with ones and zeros, in the format
@@ -275,22 +279,26 @@ fn rounded(format: DType, x: f32) -> f32 {
     }
 }
 
-fn relative(found: f64, wanted: f64) -> f64 {
-    let off = (found - wanted).abs() / wanted.abs();
-    // A comparison with what is not a number must fail.
-    if off.is_nan() { f64::INFINITY } else { off }
+fn relative_error(actual: f64, expected: f64) -> f64 {
+    let error = (actual - expected).abs() / expected.abs();
+    // A comparison with NaN must fail.
+    if error.is_nan() { f64::INFINITY } else { error }
 }
 
-/// ‖found − wanted‖/‖wanted‖.
-fn apart(found: impl Iterator<Item = f64>, wanted: &[f64]) -> f64 {
-    apart_but_for(0.0, found, wanted)
+/// ‖actual − expected‖/‖expected‖.
+fn relative_distance(actual: impl Iterator<Item = f64>, expected: &[f64]) -> f64 {
+    relative_distance_less(0.0, actual, expected)
 }
 
-/// The same, with so much taken off ‖found − wanted‖².
-fn apart_but_for(squared: f64, found: impl Iterator<Item = f64>, wanted: &[f64]) -> f64 {
+/// The same, with so much taken deviation ‖actual − expected‖².
+fn relative_distance_less(
+    squared: f64,
+    actual: impl Iterator<Item = f64>,
+    expected: &[f64],
+) -> f64 {
     let squares = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>();
-    let off = squares(&mut found.zip(wanted).map(|(found, wanted)| found - wanted));
+    let deviation = squares(&mut actual.zip(expected).map(|(actual, expected)| actual - expected));
     // Not `max`, which would hide what is not a number.
-    let off = if off < squared { 0.0 } else { off - squared };
-    (off / squares(&mut wanted.iter().copied()).max(1e-24)).sqrt()
+    let deviation = if deviation < squared { 0.0 } else { deviation - squared };
+    (deviation / squares(&mut expected.iter().copied()).max(1e-24)).sqrt()
 }

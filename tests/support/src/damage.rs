@@ -10,37 +10,37 @@ use narrows_plan::program::{
 };
 use narrows_plan::{DType, Dim, Layout};
 
-use crate::order::{commutes, depends, made_twice};
+use crate::order::{commutes, depends, is_written_twice};
 use crate::plans::TestRng;
 
 /// Damages a program and says how, or leaves it as it is when it cannot.
-pub type Damage = fn(&mut TestRng, &mut Program) -> Option<String>;
+pub type Mutation = fn(&mut TestRng, &mut Program) -> Option<String>;
 
-pub const KINDS: [(&str, Damage); 19] = [
-    ("collective removed", removed),
-    ("collective doubled", doubled),
-    ("collective moved", moved),
-    ("collective of the wrong kind", wrong_kind),
-    ("collective with the wrong reduction", wrong_reduction),
-    ("collective over the wrong group", wrong_group),
-    ("operand of the wrong dtype", wrong_operand_dtype),
-    ("buffer of the wrong dtype", wrong_buffer_dtype),
-    ("buffer overwritten early", overlapped),
-    ("buffer outside its place", misplaced),
-    ("write redirected", redirected),
-    ("transfer without its other half", unmatched),
-    ("wrong shard", wrong_shard),
-    ("dependent instructions swapped", swapped),
-    ("schedule damaged", schedule),
-    ("extent damaged", extent),
-    ("operand dropped", dropped),
-    ("another function", function),
-    ("sections damaged", sections),
+pub const MUTATIONS: [(&str, Mutation); 19] = [
+    ("collective removed", remove_collective),
+    ("collective doubled", duplicate_collective),
+    ("collective moved", move_collective),
+    ("collective of the wrong kind", change_kind),
+    ("collective with the wrong reduction", change_reduction),
+    ("collective over the wrong group", change_group),
+    ("operand of the wrong dtype", change_operand_dtype),
+    ("buffer of the wrong dtype", change_buffer_dtype),
+    ("buffer overwritten early", overlap_live_buffer),
+    ("buffer outside its place", misplace_buffer),
+    ("write redirected", redirect_write),
+    ("transfer without its other half", unmatch_transfer),
+    ("wrong shard", change_shard),
+    ("dependent instructions swapped", swap_dependent),
+    ("schedule damaged", change_schedule),
+    ("extent damaged", change_extent),
+    ("operand dropped", drop_operand),
+    ("another function", change_function),
+    ("sections damaged", change_sections),
 ];
 
 const PHASES: [Phase; 3] = [Phase::Forward, Phase::Backward, Phase::Step];
 
-fn list(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
+fn instructions_mut(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
     match phase {
         Phase::Forward => &mut stage.forward,
         Phase::Backward => &mut stage.backward,
@@ -49,7 +49,7 @@ fn list(stage: &mut StageProgram, phase: Phase) -> &mut Vec<Instr> {
 }
 
 /// A random instruction among those that fit.
-fn find(
+fn random_instruction(
     dice: &mut TestRng,
     program: &Program,
     fits: impl Fn(&Instr) -> bool,
@@ -68,7 +68,7 @@ fn is_collective(instr: &Instr) -> bool {
     matches!(instr.action, Action::Collective(_))
 }
 
-fn say((stage, phase, at): (usize, Phase, usize), program: &Program) -> String {
+fn describe((stage, phase, at): (usize, Phase, usize), program: &Program) -> String {
     let instr = &program.stages[stage].instructions(phase)[at];
     let names = |side: &[Access]| -> Vec<String> {
         side.iter().map(|a| program.stages[stage].buffer(a.buffer).name.clone()).collect()
@@ -78,35 +78,39 @@ fn say((stage, phase, at): (usize, Phase, usize), program: &Program) -> String {
     format!("stage {stage} {phase:?} {at} {}: {writes:?} = {name}{reads:?}", instr.origin)
 }
 
-fn removed(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, is_collective)?;
-    let what = say(place, program);
-    list(&mut program.stages[place.0], place.1).remove(place.2);
+fn remove_collective(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, is_collective)?;
+    let what = describe(place, program);
+    instructions_mut(&mut program.stages[place.0], place.1).remove(place.2);
     Some(what)
 }
 
-fn doubled(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, is_collective)?;
-    let what = say(place, program);
-    let list = list(&mut program.stages[place.0], place.1);
+fn duplicate_collective(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, is_collective)?;
+    let what = describe(place, program);
+    let list = instructions_mut(&mut program.stages[place.0], place.1);
     list.insert(place.2, list[place.2].clone());
     Some(what)
 }
 
-fn moved(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, is_collective)?;
+fn move_collective(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, is_collective)?;
     let down = dice.coin();
-    pass_by(program, place, down)
+    move_past_dependent(program, place, down)
 }
 
-fn swapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |instr| !is_collective(instr))?;
+fn swap_dependent(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |instr| !is_collective(instr))?;
     let down = dice.coin();
-    pass_by(program, place, down)
+    move_past_dependent(program, place, down)
 }
 
 /// Moves an instruction past the nearest one that depends on it or that it depends on.
-fn pass_by(program: &mut Program, place: (usize, Phase, usize), down: bool) -> Option<String> {
+fn move_past_dependent(
+    program: &mut Program,
+    place: (usize, Phase, usize),
+    down: bool,
+) -> Option<String> {
     let (index, phase, at) = place;
     let stage = &program.stages[index];
     let instr = &stage.instructions(phase)[at];
@@ -118,30 +122,31 @@ fn pass_by(program: &mut Program, place: (usize, Phase, usize), down: bool) -> O
     if commutes(stage, instr, &others[past]) {
         return None;
     }
-    let what = format!("{} past {}", say(place, program), say((index, phase, past), program));
-    let list = list(&mut program.stages[index], phase);
+    let what =
+        format!("{} past {}", describe(place, program), describe((index, phase, past), program));
+    let list = instructions_mut(&mut program.stages[index], phase);
     let instr = list.remove(at);
     list.insert(past, instr);
     Some(what)
 }
 
-fn exchange_at(
+fn collective_at(
     program: &mut Program,
     (stage, phase, at): (usize, Phase, usize),
 ) -> Option<&mut CollectiveOp> {
-    match &mut list(&mut program.stages[stage], phase)[at].action {
+    match &mut instructions_mut(&mut program.stages[stage], phase)[at].action {
         Action::Collective(exchange) => Some(exchange),
         _ => None,
     }
 }
 
-fn wrong_kind(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_kind(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
-    let place = find(dice, program, is_collective)?;
-    let what = say(place, program);
+    let place = random_instruction(dice, program, is_collective)?;
+    let what = describe(place, program);
     let other = *dice.pick(&[AllGather, AllReduce, AllToAll, ReduceScatter])?;
     let (keeps_layouts, dim) = (dice.coin(), *dice.pick(&[Dim::Feature, Dim::Sequence])?);
-    let exchange = exchange_at(program, place)?;
+    let exchange = collective_at(program, place)?;
     if exchange.kind == other {
         return None;
     }
@@ -159,11 +164,11 @@ fn wrong_kind(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     Some(format!("{what} as {other:?}"))
 }
 
-fn wrong_reduction(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_reduction(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let reduces = |instr: &Instr| matches!(&instr.action, Action::Collective(exchange) if exchange.from == Layout::Partial);
-    let place = find(dice, program, reduces)?;
-    let what = say(place, program);
-    let exchange = exchange_at(program, place)?;
+    let place = random_instruction(dice, program, reduces)?;
+    let what = describe(place, program);
+    let exchange = collective_at(program, place)?;
     exchange.reduction = match exchange.reduction {
         Reduction::Sum => Reduction::Maximum,
         Reduction::Maximum => Reduction::Sum,
@@ -171,12 +176,12 @@ fn wrong_reduction(dice: &mut TestRng, program: &mut Program) -> Option<String> 
     Some(what)
 }
 
-fn wrong_group(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, is_collective)?;
-    let what = say(place, program);
+fn change_group(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, is_collective)?;
+    let what = describe(place, program);
     let mesh = program.context.mesh;
     let (way, axis) = (dice.below(4), *dice.pick(&[Axis::Tensor, Axis::Data, Axis::Pipeline])?);
-    let exchange = exchange_at(program, place)?;
+    let exchange = collective_at(program, place)?;
     match way {
         0 => exchange.group.size += 1,
         1 => exchange.group.stride += 1,
@@ -193,10 +198,10 @@ fn other_dtype(dice: &mut TestRng, dtype: DType) -> DType {
     others[dice.below(2)]
 }
 
-fn wrong_operand_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |_| true)?;
-    let what = say(place, program);
-    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+fn change_operand_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |_| true)?;
+    let what = describe(place, program);
+    let instr = &mut instructions_mut(&mut program.stages[place.0], place.1)[place.2];
     let sides = instr.reads.len() + instr.writes.len();
     let operand = instr.reads.iter_mut().chain(&mut instr.writes).nth(dice.below(sides))?;
     operand.extent.dtype = other_dtype(dice, operand.extent.dtype);
@@ -204,7 +209,7 @@ fn wrong_operand_dtype(dice: &mut TestRng, program: &mut Program) -> Option<Stri
 }
 
 /// A buffer and all that see it, together.
-fn wrong_buffer_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_buffer_dtype(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let id = BufferId(dice.below(stage.buffers.len()) as u32);
@@ -212,7 +217,7 @@ fn wrong_buffer_dtype(dice: &mut TestRng, program: &mut Program) -> Option<Strin
     buffer.extent.dtype = other_dtype(dice, buffer.extent.dtype);
     let (dtype, name) = (buffer.extent.dtype, buffer.name.clone());
     for phase in PHASES {
-        for instr in list(stage, phase) {
+        for instr in instructions_mut(stage, phase) {
             for access in instr.reads.iter_mut().chain(&mut instr.writes) {
                 if access.buffer == id {
                     access.extent.dtype = dtype;
@@ -224,7 +229,7 @@ fn wrong_buffer_dtype(dice: &mut TestRng, program: &mut Program) -> Option<Strin
 }
 
 /// A buffer is put where another one's contents are still needed when it is written.
-fn overlapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn overlap_live_buffer(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let timeline: Vec<&Instr> = stage.forward.iter().chain(&stage.backward).collect();
@@ -249,7 +254,7 @@ fn overlapped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     Some(format!("stage {index} {over} over {of}"))
 }
 
-fn misplaced(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn misplace_buffer(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
     let at = dice.below(stage.buffers.len());
@@ -265,8 +270,8 @@ fn misplaced(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 }
 
 /// A result is written to another buffer, where nothing else leaves it in its own.
-fn redirected(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |instr| !instr.writes.is_empty())?;
+fn redirect_write(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |instr| !instr.writes.is_empty())?;
     let (index, phase, at) = place;
     let stage = &program.stages[index];
     let instr = &stage.instructions(phase)[at];
@@ -276,22 +281,22 @@ fn redirected(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let timeline: Vec<&Instr> =
         stage.forward.iter().chain(&stage.backward).chain(&stage.step).collect();
     let read = timeline.iter().any(|i| i.reads.iter().any(|access| access.buffer == target));
-    let needed = in_place || (read && !made_twice(stage, target));
+    let needed = in_place || (read && !is_written_twice(stage, target));
     let other = BufferId(dice.below(stage.buffers.len()) as u32);
     if !needed || other == target {
         return None;
     }
-    let what = format!("{} to {}", say(place, program), stage.buffer(other).name);
-    list(&mut program.stages[index], phase)[at].writes[port].buffer = other;
+    let what = format!("{} to {}", describe(place, program), stage.buffer(other).name);
+    instructions_mut(&mut program.stages[index], phase)[at].writes[port].buffer = other;
     Some(what)
 }
 
-fn unmatched(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn unmatch_transfer(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let hops = |instr: &Instr| matches!(instr.action, Action::Send(_) | Action::Receive(_));
-    let place = find(dice, program, hops)?;
-    let what = say(place, program);
+    let place = random_instruction(dice, program, hops)?;
+    let what = describe(place, program);
     let removes = dice.coin();
-    let list = list(&mut program.stages[place.0], place.1);
+    let list = instructions_mut(&mut program.stages[place.0], place.1);
     if removes {
         list.remove(place.2);
     } else if let Action::Send(hop) | Action::Receive(hop) = &mut list[place.2].action {
@@ -300,7 +305,7 @@ fn unmatched(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     Some(what)
 }
 
-fn wrong_shard(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_shard(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let devices = program.context.tensor_size();
     let index = dice.below(program.stages.len());
     let stage = &mut program.stages[index];
@@ -321,7 +326,7 @@ fn wrong_shard(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     Some(format!("stage {index} {} member {member}", stage.buffers[at].name))
 }
 
-fn schedule(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_schedule(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let index = dice.below(program.stages.len());
     let turns = &mut program.stages[index].schedule;
     let at = dice.below(turns.len());
@@ -343,11 +348,11 @@ fn schedule(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 }
 
 /// An operand is seen with another shape, or a product has other sizes than its operands.
-fn extent(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |_| true)?;
-    let what = say(place, program);
+fn change_extent(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |_| true)?;
+    let what = describe(place, program);
     let way = dice.below(4);
-    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+    let instr = &mut instructions_mut(&mut program.stages[place.0], place.1)[place.2];
     let sides = instr.reads.len() + instr.writes.len();
     if let (0, Action::Gemm(product)) = (way, &mut instr.action) {
         *[&mut product.m, &mut product.n, &mut product.k][dice.below(3)] += 1;
@@ -363,10 +368,10 @@ fn extent(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 }
 
 /// An operand is missing.
-fn dropped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |_| true)?;
-    let what = say(place, program);
-    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+fn drop_operand(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |_| true)?;
+    let what = describe(place, program);
+    let instr = &mut instructions_mut(&mut program.stages[place.0], place.1)[place.2];
     let at = dice.below(instr.reads.len() + instr.writes.len());
     match at.checked_sub(instr.reads.len()) {
         None => instr.reads.remove(at),
@@ -376,19 +381,19 @@ fn dropped(dice: &mut TestRng, program: &mut Program) -> Option<String> {
 }
 
 /// A pass computes another function than its counterpart: φ, the product, the heads, the dim.
-fn function(dice: &mut TestRng, program: &mut Program) -> Option<String> {
-    let place = find(dice, program, |instr| match &instr.action {
-        Action::Fused(pass) => other(*pass).is_some(),
+fn change_function(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+    let place = random_instruction(dice, program, |instr| match &instr.action {
+        Action::Fused(pass) => other_function(*pass).is_some(),
         _ => false,
     })?;
-    let what = say(place, program);
-    let instr = &mut list(&mut program.stages[place.0], place.1)[place.2];
+    let what = describe(place, program);
+    let instr = &mut instructions_mut(&mut program.stages[place.0], place.1)[place.2];
     let Action::Fused(pass) = &mut instr.action else { return None };
-    *pass = other(*pass)?;
+    *pass = other_function(*pass)?;
     Some(what)
 }
 
-fn other(pass: FusedOp) -> Option<FusedOp> {
+fn other_function(pass: FusedOp) -> Option<FusedOp> {
     use FusedOp::*;
     let phi = |activation| match activation {
         Activation::Identity => Activation::Silu,
@@ -425,7 +430,7 @@ fn other(pass: FusedOp) -> Option<FusedOp> {
 }
 
 /// A buffer's tensors begin elsewhere than those of its operands.
-fn sections(dice: &mut TestRng, program: &mut Program) -> Option<String> {
+fn change_sections(dice: &mut TestRng, program: &mut Program) -> Option<String> {
     let stage = dice.below(program.stages.len());
     let buffers = &mut program.stages[stage].buffers;
     let several: Vec<usize> = (0..buffers.len())

@@ -46,7 +46,7 @@ pub fn commutes(stage: &StageProgram, one: &Instr, two: &Instr) -> bool {
                             Action::Fused(FusedOp::Rope { .. } | FusedOp::RopeBackward { .. })
                         ))
             };
-            both_add || linear(one, two) || linear(two, one) || made_twice(stage, id)
+            both_add || linear(one, two) || linear(two, one) || is_written_twice(stage, id)
         })
 }
 
@@ -84,7 +84,7 @@ fn sums_in_place(instr: &Instr) -> bool {
 }
 
 /// An operation with several results is redone for one of them, and makes the others again.
-pub fn made_twice(stage: &StageProgram, id: BufferId) -> bool {
+pub fn is_written_twice(stage: &StageProgram, id: BufferId) -> bool {
     let fresh = |instr: &&Instr| {
         let written = instr.writes.iter().any(|access| access.buffer == id);
         written && !instr.reads.iter().any(|access| access.buffer == id)

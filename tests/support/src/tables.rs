@@ -1,4 +1,4 @@
-//! Tables to solve: random ones from a string of dice, and a block-like chain.
+//! Cost tables for solvers: random tables from a sequence of draws, and a chain like a block.
 
 use narrows_cost_model::{
     CostTable, MemoryRow, MemoryRowId, TableChoice, TableLink, TableNode, TableNodeId,
@@ -6,24 +6,25 @@ use narrows_cost_model::{
 use narrows_plan::random::SplitMix64;
 use narrows_plan::{Bytes, Seconds};
 
-/// Random numbers that run out: then every roll is 0, so that shrinking them simplifies.
-pub struct Rolls<'a> {
-    rolls: std::slice::Iter<'a, u16>,
+/// A finite sequence of random numbers. After its end every draw is 0, so that shrinking the sequence
+/// simplifies the table.
+pub struct Draws<'a> {
+    draws: std::slice::Iter<'a, u16>,
 }
 
-impl<'a> Rolls<'a> {
-    pub fn new(rolls: &'a [u16]) -> Rolls<'a> {
-        Rolls { rolls: rolls.iter() }
+impl<'a> Draws<'a> {
+    pub fn new(draws: &'a [u16]) -> Draws<'a> {
+        Draws { draws: draws.iter() }
     }
 
     /// A number below `n`.
-    pub fn roll(&mut self, n: usize) -> usize {
-        self.rolls.next().map_or(0, |&roll| roll as usize % n)
+    pub fn below(&mut self, n: usize) -> usize {
+        self.draws.next().map_or(0, |&draw| draw as usize % n)
     }
 }
 
-/// `n` rolls that are always the same.
-pub fn rolls(seed: u64, n: usize) -> Vec<u16> {
+/// The first `n` draws of a seed.
+pub fn seeded_draws(seed: u64, n: usize) -> Vec<u16> {
     let mut random = SplitMix64::new(seed);
     (0..n).map(|_| (random.next_u64() >> 16) as u16).collect()
 }
@@ -41,142 +42,142 @@ fn link(from: usize, to: usize, demand: Vec<Option<u8>>, offer: Vec<u64>) -> Tab
     TableLink { from: TableNodeId(from as u32), to: TableNodeId(to as u32), demand, offer }
 }
 
-/// How the numbers of one table lie.
+/// Range of the times and bytes of one table.
 #[derive(Clone, Copy)]
 enum Spread {
-    /// Microseconds beside seconds, bytes beside gigabytes, many ties and zeros.
+    /// Microseconds and seconds, bytes and gigabytes, many ties and zeros.
     Wide,
-    /// Of one magnitude: choices are hard to tell apart.
+    /// One order of magnitude: choices differ little.
     Narrow,
 }
 
 impl Spread {
-    fn of(dice: &mut Rolls) -> Spread {
-        [Spread::Wide, Spread::Narrow][dice.roll(2)]
+    fn of(draws: &mut Draws) -> Spread {
+        [Spread::Wide, Spread::Narrow][draws.below(2)]
     }
 
-    fn time(self, dice: &mut Rolls) -> f64 {
+    fn time(self, draws: &mut Draws) -> f64 {
         match self {
             Spread::Wide => {
-                let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][dice.roll(5)];
-                dice.roll(11) as f64 * scale
+                let scale = [1e-6, 1e-5, 1e-4, 1e-3, 1.0][draws.below(5)];
+                draws.below(11) as f64 * scale
             }
-            Spread::Narrow => 1e-3 + dice.roll(1000) as f64 * 1e-6,
+            Spread::Narrow => 1e-3 + draws.below(1000) as f64 * 1e-6,
         }
     }
 
-    fn bytes(self, dice: &mut Rolls) -> u64 {
-        match (self, dice.roll(4)) {
-            (Spread::Narrow, _) => (64 + dice.roll(256) as u64) << 20,
+    fn bytes(self, draws: &mut Draws) -> u64 {
+        match (self, draws.below(4)) {
+            (Spread::Narrow, _) => (64 + draws.below(256) as u64) << 20,
             (_, 0) => 0,
-            (_, 1) => dice.roll(5) as u64,
-            (_, 2) => (dice.roll(16) as u64) << 20,
-            _ => ((dice.roll(16) as u64) << 28) + dice.roll(2) as u64,
+            (_, 1) => draws.below(5) as u64,
+            (_, 2) => (draws.below(16) as u64) << 20,
+            _ => ((draws.below(16) as u64) << 28) + draws.below(2) as u64,
         }
     }
 }
 
-/// Any table: free demands and offers, cycles, parallel links in both directions, a few rows.
-pub fn any_table(dice: &mut Rolls, rows: usize) -> CostTable {
-    let spread = Spread::of(dice);
-    let nodes: Vec<TableNode> = (0..1 + dice.roll(7))
+/// An arbitrary table: free demands and offers, cycles, parallel links in both directions, a few rows.
+pub fn draw_table(draws: &mut Draws, rows: usize) -> CostTable {
+    let spread = Spread::of(draws);
+    let nodes: Vec<TableNode> = (0..1 + draws.below(7))
         .map(|n| {
-            let choices = (0..1 + dice.roll(5)).map(|_| {
-                let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(dice))).collect();
-                choice(spread.time(dice), &used)
+            let choices = (0..1 + draws.below(5)).map(|_| {
+                let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(draws))).collect();
+                choice(spread.time(draws), &used)
             });
             node(format!("n{n}"), choices.collect())
         })
         .collect();
     let mut links = Vec::new();
-    for _ in 0..dice.roll(2 * nodes.len()) {
-        let (from, to) = (dice.roll(nodes.len()), dice.roll(nodes.len()));
-        let keys = 1 + dice.roll(3);
-        let demand = nodes[from].choices.iter().map(|_| match dice.roll(keys + 1) {
+    for _ in 0..draws.below(2 * nodes.len()) {
+        let (from, to) = (draws.below(nodes.len()), draws.below(nodes.len()));
+        let keys = 1 + draws.below(3);
+        let demand = nodes[from].choices.iter().map(|_| match draws.below(keys + 1) {
             0 => None,
             key => Some(key as u8 * 20),
         });
         let demand = demand.collect();
         let offer = nodes[to].choices.iter().map(|_| {
-            let keys = (1..=keys).filter(|_| dice.roll(5) < 3);
+            let keys = (1..=keys).filter(|_| draws.below(5) < 3);
             keys.fold(0, |mask, key| mask | 1 << (key * 20))
         });
         links.push(link(from, to, demand, offer.collect()));
     }
     let mut table = CostTable { nodes, links, rows: vec![] };
-    add_rows(&mut table, dice, rows);
+    add_rows(&mut table, draws, rows);
     table
 }
 
-/// Limits between the least and the most that the nodes can use, often one an assignment attains.
-fn add_rows(table: &mut CostTable, dice: &mut Rolls, rows: usize) {
+/// Adds limits between the least and the most bytes of the nodes; often an assignment attains the limit.
+fn add_rows(table: &mut CostTable, draws: &mut Draws, rows: usize) {
     for row in 0..rows {
         let mut attained = 0;
         for node in &table.nodes {
-            let choice = &node.choices[dice.roll(node.choices.len())];
+            let choice = &node.choices[draws.below(node.choices.len())];
             attained +=
                 choice.bytes.iter().filter(|b| b.0.0 as usize == row).map(|b| b.1.0).sum::<u64>();
         }
-        let off = [0, 0, 1, 1 << 20][dice.roll(4)];
+        let off = [0, 0, 1, 1 << 20][draws.below(4)];
         let limit = Bytes(attained.saturating_sub(off));
         table.rows.push(MemoryRow { name: format!("row {row}"), limit });
     }
 }
 
-/// Ops in a chain with skips, whose tensors are absent, kept or redone.
+/// Ops in a chain with skips, whose tensors are absent, kept or recomputed.
 ///
-/// Node `2i` is op `i` in one of a few layouts; it demands its input's layout. Node `2i+1` says
-/// what becomes of its output: absent 0, kept 1 (bytes), redone 2 (time, and the inputs of the op
-/// available). Every op's backward, read from its layout choice, may need its inputs.
-pub fn keep_redo_table(dice: &mut Rolls, rows: usize) -> CostTable {
-    let spread = Spread::of(dice);
-    let ops = 2 + dice.roll(4);
+/// Node `2i` is op `i` in one of a few layouts; it demands its input's layout. Node `2i+1` is the
+/// state of its output: 0 absent, 1 kept (costs bytes), 2 recomputed (costs time, and needs the inputs
+/// of the op). The backward pass of an op may need its inputs, depending on the op's layout.
+pub fn draw_keep_recompute_table(draws: &mut Draws, rows: usize) -> CostTable {
+    let spread = Spread::of(draws);
+    let ops = 2 + draws.below(4);
     let mut table = CostTable::default();
     for i in 0..ops {
-        let layouts = 2 + dice.roll(2);
-        let op = (0..layouts).map(|_| choice(spread.time(dice), &[])).collect();
+        let layouts = 2 + draws.below(2);
+        let op = (0..layouts).map(|_| choice(spread.time(draws), &[])).collect();
         table.nodes.push(node(format!("op{i}"), op));
-        let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(dice))).collect();
-        let states = vec![choice(0.0, &[]), choice(0.0, &used), choice(spread.time(dice), &[])];
+        let used: Vec<_> = (0..rows as u32).map(|row| (row, spread.bytes(draws))).collect();
+        let states = vec![choice(0.0, &[]), choice(0.0, &used), choice(spread.time(draws), &[])];
         table.nodes.push(node(format!("state{i}"), states));
-        for _ in 0..if i == 0 { 0 } else { 1 + dice.roll(2) } {
-            let input = dice.roll(i);
+        for _ in 0..if i == 0 { 0 } else { 1 + draws.below(2) } {
+            let input = draws.below(i);
             let offered = table.nodes[2 * input].choices.len();
-            let demand = (0..layouts).map(|_| Some(dice.roll(offered) as u8)).collect();
+            let demand = (0..layouts).map(|_| Some(draws.below(offered) as u8)).collect();
             let offer = (0..offered).map(|layout| 1 << layout).collect();
             table.links.push(link(2 * i, 2 * input, demand, offer));
-            // Available: kept or redone.
+            // Available: kept or recomputed.
             let available = vec![0, 1, 1];
-            let needs = (0..layouts).map(|_| (dice.roll(3) > 0).then_some(0)).collect();
+            let needs = (0..layouts).map(|_| (draws.below(3) > 0).then_some(0)).collect();
             table.links.push(link(2 * i, 2 * input + 1, needs, available.clone()));
-            let redo = vec![None, None, Some(0)];
-            table.links.push(link(2 * i + 1, 2 * input + 1, redo, available));
+            let recompute = vec![None, None, Some(0)];
+            table.links.push(link(2 * i + 1, 2 * input + 1, recompute, available));
         }
     }
-    add_rows(&mut table, dice, rows);
+    add_rows(&mut table, draws, rows);
     table
 }
 
 /// A chain like a transformer block's ops and reshards: `nodes` nodes of 5 to 60 choices. A
 /// choice has a layout towards its producer and one towards its consumers; faster choices use
 /// more bytes. Every seventh node also skips to the one five before it, as residuals do.
-pub fn chain(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable {
-    let rolls = rolls(seed, 400 * nodes);
-    let mut dice = Rolls::new(&rolls);
+pub fn chain_table(nodes: usize, seed: u64, share_of_limit: Option<f64>) -> CostTable {
+    let sequence = seeded_draws(seed, 400 * nodes);
+    let mut draws = Draws::new(&sequence);
     let layouts = 4;
     let mut table = CostTable::default();
     let mut outputs: Vec<Vec<u64>> = Vec::new();
     for n in 0..nodes {
-        let size = 5 + dice.roll(56);
+        let size = 5 + draws.below(56);
         let mut choices = Vec::new();
         let (mut input, mut output) = (Vec::new(), Vec::new());
         for _ in 0..size {
-            let time = 1e-5 + dice.roll(10_000) as f64 * 1e-7;
-            let kept = (dice.roll(64) as u64 + (1.1e-3 / time).min(64.0) as u64) << 20;
+            let time = 1e-5 + draws.below(10_000) as f64 * 1e-7;
+            let kept = (draws.below(64) as u64 + (1.1e-3 / time).min(64.0) as u64) << 20;
             let used = [(0, kept), (1 + (n % 3) as u32, kept / 2)];
             choices.push(choice(time, if share_of_limit.is_some() { &used } else { &[] }));
-            input.push(Some(dice.roll(layouts) as u8));
-            output.push(1 << dice.roll(layouts));
+            input.push(Some(draws.below(layouts) as u8));
+            output.push(1 << draws.below(layouts));
         }
         table.nodes.push(node(format!("op{n}"), choices));
         if n > 0 {

@@ -8,31 +8,35 @@ use crate::{Dim, Layout};
 
 use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand};
 
-pub(super) fn forward(site: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
-    let reads = site.inputs(OperandSlot::Input);
-    let writes = vec![site.activation(OperandSlot::Output(0)), log_sum_exp(site, op)];
-    InstrTemplate { action: Action::Attention(kernel(site, op, Direction::Forward)), reads, writes }
+pub(super) fn forward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
+    let reads = emitter.inputs(OperandSlot::Input);
+    let writes = vec![emitter.activation(OperandSlot::Output(0)), log_sum_exp(emitter, op)];
+    InstrTemplate {
+        action: Action::Attention(kernel(emitter, op, Direction::Forward)),
+        reads,
+        writes,
+    }
 }
 
-pub(super) fn backward(site: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
-    let mut reads = site.inputs(OperandSlot::Input);
+pub(super) fn backward(emitter: &OpEmitter, op: &AttentionOp) -> InstrTemplate {
+    let mut reads = emitter.inputs(OperandSlot::Input);
     reads.extend([
-        site.activation(OperandSlot::Output(0)),
-        log_sum_exp(site, op),
-        site.activation(OperandSlot::OutputGradient(0)),
+        emitter.activation(OperandSlot::Output(0)),
+        log_sum_exp(emitter, op),
+        emitter.activation(OperandSlot::OutputGradient(0)),
     ]);
-    let writes = site.inputs(OperandSlot::InputGradient);
+    let writes = emitter.inputs(OperandSlot::InputGradient);
     InstrTemplate {
-        action: Action::Attention(kernel(site, op, Direction::Backward)),
+        action: Action::Attention(kernel(emitter, op, Direction::Backward)),
         reads,
         writes,
     }
 }
 
 /// Query heads and key/value heads one device computes.
-fn heads(site: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
-    let devices = site.context.tensor_size();
-    match site.choice.strategy {
+fn heads(emitter: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
+    let devices = emitter.context.tensor_size();
+    match emitter.choice.strategy {
         Strategy::Heads => (op.heads / devices, op.kv_heads / devices),
         // Devices are a multiple of the key heads, so each device's queries share one of them.
         Strategy::SharedKv => (op.heads / devices, 1),
@@ -40,18 +44,18 @@ fn heads(site: &OpEmitter, op: &AttentionOp) -> (u64, u64) {
     }
 }
 
-fn log_sum_exp(site: &OpEmitter, op: &AttentionOp) -> TemplateOperand {
-    site.statistic(OperandSlot::Statistic, heads(site, op).0)
+fn log_sum_exp(emitter: &OpEmitter, op: &AttentionOp) -> TemplateOperand {
+    emitter.statistic(OperandSlot::Statistic, heads(emitter, op).0)
 }
 
-fn kernel(site: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention {
-    let devices = site.context.tensor_size();
-    let workload = &site.context.workload;
-    let sequences = match site.layout(OperandSlot::Output(0)) {
+fn kernel(emitter: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention {
+    let devices = emitter.context.tensor_size();
+    let workload = &emitter.context.workload;
+    let sequences = match emitter.layout(OperandSlot::Output(0)) {
         Layout::Sharded(Dim::Sequence) => workload.micro_batch / devices,
         _ => workload.micro_batch,
     };
-    let (heads, kv_heads) = heads(site, op);
+    let (heads, kv_heads) = heads(emitter, op);
     Attention {
         direction,
         sequences,
@@ -59,6 +63,6 @@ fn kernel(site: &OpEmitter, op: &AttentionOp, direction: Direction) -> Attention
         heads,
         kv_heads,
         head_dim: op.head_dim,
-        input: site.context.compute_dtype(),
+        input: emitter.context.compute_dtype(),
     }
 }

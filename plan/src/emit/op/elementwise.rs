@@ -3,26 +3,30 @@
 use crate::model::GatedProduct;
 use crate::program::FusedOp;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, fused};
 
-pub(super) fn forward(site: &OpEmitter, op: FusedOp) -> InstrTemplate {
-    pass(op, site.inputs(OperandSlot::Input), vec![site.activation(OperandSlot::Output(0))])
+pub(super) fn forward(emitter: &OpEmitter, op: FusedOp) -> InstrTemplate {
+    fused(op, emitter.inputs(OperandSlot::Input), vec![emitter.activation(OperandSlot::Output(0))])
 }
 
 /// The gradient of a sum is the gradient of each summand: the same buffer, unless others have
 /// contributed already.
-pub(super) fn sum_backward(site: &OpEmitter) -> Vec<InstrTemplate> {
-    let ports = (0..site.node.inputs.len()).filter(|port| site.accumulates(*port));
+pub(super) fn sum_backward(emitter: &OpEmitter) -> Vec<InstrTemplate> {
+    let ports = (0..emitter.node.inputs.len()).filter(|port| emitter.accumulates(*port));
     let onto = |port: usize| {
-        let held = site.activation(OperandSlot::InputGradient(port as u8));
-        let dy = site.activation(OperandSlot::OutputGradient(0));
-        pass(FusedOp::AddInto, vec![dy, held], vec![held])
+        let held = emitter.activation(OperandSlot::InputGradient(port as u8));
+        let dy = emitter.activation(OperandSlot::OutputGradient(0));
+        fused(FusedOp::AddInto, vec![dy, held], vec![held])
     };
     ports.map(onto).collect()
 }
 
-pub(super) fn product_backward(site: &OpEmitter, product: GatedProduct) -> InstrTemplate {
-    let mut reads = vec![site.activation(OperandSlot::OutputGradient(0))];
-    reads.extend(site.inputs(OperandSlot::Input));
-    pass(FusedOp::GatedProductBackward { product }, reads, site.inputs(OperandSlot::InputGradient))
+pub(super) fn gated_product_backward(emitter: &OpEmitter, product: GatedProduct) -> InstrTemplate {
+    let mut reads = vec![emitter.activation(OperandSlot::OutputGradient(0))];
+    reads.extend(emitter.inputs(OperandSlot::Input));
+    fused(
+        FusedOp::GatedProductBackward { product },
+        reads,
+        emitter.inputs(OperandSlot::InputGradient),
+    )
 }

@@ -9,62 +9,62 @@ use crate::model::Activation;
 use crate::program::FusedOp;
 use crate::strategy::Strategy;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, fused};
 
-pub(super) fn forward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
+pub(super) fn forward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
     let activation = latent.activation;
-    let h = site.activation(OperandSlot::Input(0));
-    let z = site.outputs(OperandSlot::Output);
-    if site.choice.strategy == Strategy::Recover {
-        let statistic = site.statistic(OperandSlot::NormStatistic, 1);
-        return vec![pass(FusedOp::LatentRecover { activation }, vec![h, statistic], z)];
+    let h = emitter.activation(OperandSlot::Input(0));
+    let z = emitter.outputs(OperandSlot::Output);
+    if emitter.choice.strategy == Strategy::Recover {
+        let statistic = emitter.statistic(OperandSlot::NormStatistic, 1);
+        return vec![fused(FusedOp::LatentRecover { activation }, vec![h, statistic], z)];
     }
-    if nothing_to_do(site, latent) {
+    if passes_through(emitter, latent) {
         return vec![];
     }
-    vec![pass(FusedOp::LatentForward { activation }, vec![h], z)]
+    vec![fused(FusedOp::LatentForward { activation }, vec![h], z)]
 }
 
-pub(super) fn backward(site: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
+pub(super) fn backward(emitter: &OpEmitter, latent: &LatentOp) -> Vec<InstrTemplate> {
     let activation = latent.activation;
-    let mut reads = site.outputs(OperandSlot::OutputGradient);
-    let dh = site.activation(OperandSlot::InputGradient(0));
+    let mut reads = emitter.outputs(OperandSlot::OutputGradient);
+    let dh = emitter.activation(OperandSlot::InputGradient(0));
     // φ' is read off its input; without φ the closed form needs z = ρ·h, which stands in h's place.
     match latent.activation {
-        Activation::Silu => reads.push(site.activation(OperandSlot::Input(0))),
-        Activation::Identity if site.choice.strategy == Strategy::Recover => {
-            reads.extend(site.outputs(OperandSlot::Output));
+        Activation::Silu => reads.push(emitter.activation(OperandSlot::Input(0))),
+        Activation::Identity if emitter.choice.strategy == Strategy::Recover => {
+            reads.extend(emitter.outputs(OperandSlot::Output));
         }
         Activation::Identity => {}
     }
-    if site.choice.strategy == Strategy::Recover {
-        let gradient = site.statistic(OperandSlot::NormStatisticGradient, 1);
-        reads.push(site.statistic(OperandSlot::NormStatistic, 1));
-        if !contributes_first(site, latent) {
+    if emitter.choice.strategy == Strategy::Recover {
+        let gradient = emitter.statistic(OperandSlot::NormStatisticGradient, 1);
+        reads.push(emitter.statistic(OperandSlot::NormStatistic, 1));
+        if !contributes_first(emitter, latent) {
             reads.push(gradient);
         }
-        return vec![pass(
+        return vec![fused(
             FusedOp::LatentRecoverBackward { activation },
             reads,
             vec![dh, gradient],
         )];
     }
-    if nothing_to_do(site, latent) {
+    if passes_through(emitter, latent) {
         return vec![];
     }
-    vec![pass(FusedOp::LatentBackward { activation }, reads, vec![dh])]
+    vec![fused(FusedOp::LatentBackward { activation }, reads, vec![dh])]
 }
 
 /// Without φ and with one output the latent passes through: its output is its input's storage.
-fn nothing_to_do(site: &OpEmitter, latent: &LatentOp) -> bool {
-    latent.activation == Activation::Identity && site.node.outputs.len() == 1
+fn passes_through(emitter: &OpEmitter, latent: &LatentOp) -> bool {
+    latent.activation == Activation::Identity && emitter.node.outputs.len() == 1
 }
 
 /// The last latent of a norm is the first of the backward pass: it writes the statistic's gradient,
 /// the others add to it.
-fn contributes_first(site: &OpEmitter, latent: &LatentOp) -> bool {
-    let last = site.segment.op_ids().rev().find(
-        |id| matches!(&site.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
+fn contributes_first(emitter: &OpEmitter, latent: &LatentOp) -> bool {
+    let last = emitter.segment.op_ids().rev().find(
+        |id| matches!(&emitter.segment.op(*id).op, Op::Latent(other) if other.norm == latent.norm),
     );
-    last == Some(site.id)
+    last == Some(emitter.id)
 }

@@ -1,13 +1,13 @@
-//! Products: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
+//! GEMMs of a linear: Y = X·W forward, dX = dY·Wᵀ and dW += Xᵀ·dY backward.
 
 use crate::graph::{LinearForm, LinearOp};
 use crate::program::{Action, Extent, FusedOp, GemmOp, GemmRole};
 use crate::strategy::Strategy;
 use crate::{DType, Layout};
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused};
 
-/// What one device multiplies: sizes of one product of the batch.
+/// Sizes of one GEMM of the batch on one device.
 struct LocalGemmShape {
     rows: u64,
     d_in: u64,
@@ -16,8 +16,8 @@ struct LocalGemmShape {
 }
 
 impl LocalGemmShape {
-    fn of(site: &OpEmitter, linear: &LinearOp) -> LocalGemmShape {
-        let devices = site.context.tensor_size();
+    fn of(emitter: &OpEmitter, linear: &LinearOp) -> LocalGemmShape {
+        let devices = emitter.context.tensor_size();
         let first = &linear.members[0];
         let (mut d_in, mut d_out, batch) = match linear.form {
             LinearForm::Concatenated => {
@@ -25,12 +25,12 @@ impl LocalGemmShape {
             }
             LinearForm::Batched => (first.d_in, first.d_out, linear.members.len() as u64),
         };
-        match site.choice.strategy {
+        match emitter.choice.strategy {
             Strategy::Column => d_out /= devices,
             Strategy::Row | Strategy::OwedRow => d_in /= devices,
             _ => {}
         }
-        let rows = site.context.rows(site.layout(OperandSlot::Input(0)));
+        let rows = emitter.context.rows(emitter.layout(OperandSlot::Input(0)));
         LocalGemmShape { rows, d_in, d_out, batch }
     }
 
@@ -40,10 +40,10 @@ impl LocalGemmShape {
     }
 }
 
-pub(super) fn forward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
-    let shape = LocalGemmShape::of(site, linear);
-    let output = site.activation(OperandSlot::Output(0));
-    let product = GemmOp {
+pub(super) fn forward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
+    let shape = LocalGemmShape::of(emitter, linear);
+    let output = emitter.activation(OperandSlot::Output(0));
+    let gemm = GemmOp {
         role: GemmRole::Forward,
         m: shape.rows,
         n: shape.d_out,
@@ -52,35 +52,40 @@ pub(super) fn forward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate>
         accumulate: false,
     };
     let reads = vec![
-        site.activation(OperandSlot::Input(0)),
-        shape.weight(OperandSlot::Weight(0), site.context.compute_dtype()),
+        emitter.activation(OperandSlot::Input(0)),
+        shape.weight(OperandSlot::Weight(0), emitter.context.compute_dtype()),
     ];
-    let mut made =
-        vec![InstrTemplate { action: Action::Gemm(product), reads, writes: vec![output] }];
-    made.extend(rotary(site, linear, false, output));
-    made
+    let mut templates =
+        vec![InstrTemplate { action: Action::Gemm(gemm), reads, writes: vec![output] }];
+    templates.extend(rotary(emitter, linear, false, output));
+    templates
 }
 
-pub(super) fn backward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
-    let shape = LocalGemmShape::of(site, linear);
-    let gradient = site.activation(OperandSlot::OutputGradient(0));
-    let mut made: Vec<InstrTemplate> = rotary(site, linear, true, gradient).into_iter().collect();
+pub(super) fn backward(emitter: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate> {
+    let shape = LocalGemmShape::of(emitter, linear);
+    let gradient = emitter.activation(OperandSlot::OutputGradient(0));
+    let mut templates: Vec<InstrTemplate> =
+        rotary(emitter, linear, true, gradient).into_iter().collect();
 
     let mut reads =
-        vec![gradient, shape.weight(OperandSlot::Weight(0), site.context.compute_dtype())];
-    let input_gradient = site.input_gradient(0, &mut reads);
-    let product = GemmOp {
+        vec![gradient, shape.weight(OperandSlot::Weight(0), emitter.context.compute_dtype())];
+    let input_gradient = emitter.input_gradient(0, &mut reads);
+    let gemm = GemmOp {
         role: GemmRole::InputGradient,
         m: shape.rows,
         n: shape.d_in,
         k: shape.d_out,
         batch: shape.batch,
-        accumulate: site.accumulates(0),
+        accumulate: emitter.accumulates(0),
     };
-    made.push(InstrTemplate { action: Action::Gemm(product), reads, writes: vec![input_gradient] });
+    templates.push(InstrTemplate {
+        action: Action::Gemm(gemm),
+        reads,
+        writes: vec![input_gradient],
+    });
 
     let weight_gradient = shape.weight(OperandSlot::WeightGradient(0), DType::F32);
-    let product = GemmOp {
+    let gemm = GemmOp {
         role: GemmRole::WeightGradient,
         m: shape.d_in,
         n: shape.d_out,
@@ -88,19 +93,19 @@ pub(super) fn backward(site: &OpEmitter, linear: &LinearOp) -> Vec<InstrTemplate
         batch: shape.batch,
         accumulate: true,
     };
-    let reads = vec![site.activation(OperandSlot::Input(0)), gradient, weight_gradient];
-    made.push(InstrTemplate {
-        action: Action::Gemm(product),
+    let reads = vec![emitter.activation(OperandSlot::Input(0)), gradient, weight_gradient];
+    templates.push(InstrTemplate {
+        action: Action::Gemm(gemm),
         reads,
         writes: vec![weight_gradient],
     });
-    made
+    templates
 }
 
 /// The rotary embedding on the q and k sections. It is linear in each token, so it may be applied
 /// to partial sums; a feature shard holds whole heads.
 fn rotary(
-    site: &OpEmitter,
+    emitter: &OpEmitter,
     linear: &LinearOp,
     back: bool,
     tensor: TemplateOperand,
@@ -110,11 +115,11 @@ fn rotary(
         return None;
     }
     let slot = if back { OperandSlot::OutputGradient(0) } else { OperandSlot::Output(0) };
-    let layout = site.layout(slot);
+    let layout = emitter.layout(slot);
     debug_assert!(layout != Layout::Partial || !back);
     let head_dim = linear.head_dim.unwrap_or(width);
     let op = if back { FusedOp::RopeBackward { head_dim } } else { FusedOp::Rope { head_dim } };
-    let columns = site.context.columns(width, layout);
+    let columns = emitter.context.columns(width, layout);
     let part = TemplateOperand { extent: Extent { columns, ..tensor.extent }, ..tensor };
-    Some(pass(op, vec![part], vec![part]))
+    Some(fused(op, vec![part], vec![part]))
 }

@@ -1,4 +1,4 @@
-//! Templates of the ops: one file an op kind, each with its forward, backward and redo.
+//! Templates of the ops, one file for each kind: forward, backward and recomputation.
 
 mod attention;
 mod crossing;
@@ -32,34 +32,34 @@ pub fn op_forward(
     choice: &OpChoice,
     context: &Context,
 ) -> Vec<InstrTemplate> {
-    let site = OpEmitter::new(segment, id, choice, context);
-    match &site.node.op {
-        Op::Embedding { .. } => embedding::gather(&site),
-        Op::Norm { width, .. } => norm::forward(&site, *width),
-        Op::Linear(linear) => linear::forward(&site, linear),
-        Op::Latent(latent) => latent::forward(&site, latent),
-        Op::Attention(op) => vec![attention::forward(&site, op)],
+    let emitter = OpEmitter::new(segment, id, choice, context);
+    match &emitter.node.op {
+        Op::Embedding { .. } => embedding::gather(&emitter),
+        Op::Norm { width, .. } => norm::forward(&emitter, *width),
+        Op::Linear(linear) => linear::forward(&emitter, linear),
+        Op::Latent(latent) => latent::forward(&emitter, latent),
+        Op::Attention(op) => vec![attention::forward(&emitter, op)],
         Op::GatedProduct { product, .. } => {
-            vec![elementwise::forward(&site, FusedOp::GatedProduct { product: *product })]
+            vec![elementwise::forward(&emitter, FusedOp::GatedProduct { product: *product })]
         }
-        Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&site, FusedOp::Add)],
-        Op::LatentNorm { width, activation, .. } => crossing::norm(&site, *width, *activation),
-        Op::TensorGate { a, b, .. } => crossing::gate(&site, *a, *b),
-        Op::Loss { .. } => embedding::loss(&site),
+        Op::Add { .. } | Op::Cross { .. } => vec![elementwise::forward(&emitter, FusedOp::Add)],
+        Op::LatentNorm { width, activation, .. } => crossing::norm(&emitter, *width, *activation),
+        Op::TensorGate { a, b, .. } => crossing::gate(&emitter, *a, *b),
+        Op::Loss { .. } => embedding::loss(&emitter),
     }
 }
 
-/// The forward pass again, when its outputs were not kept. Statistics are always kept, so redoing
-/// a norm needs no collective.
+/// Recomputation of an op whose outputs were not kept. Statistics are always kept, so recomputing a
+/// norm needs no collective.
 pub fn op_recompute(
     segment: &Segment,
     id: OpId,
     choice: &OpChoice,
     context: &Context,
 ) -> Vec<InstrTemplate> {
-    let site = OpEmitter::new(segment, id, choice, context);
-    match &site.node.op {
-        Op::Norm { width, .. } => norm::redo(&site, *width),
+    let emitter = OpEmitter::new(segment, id, choice, context);
+    match &emitter.node.op {
+        Op::Norm { width, .. } => norm::recompute(&emitter, *width),
         _ => op_forward(segment, id, choice, context),
     }
 }
@@ -72,21 +72,21 @@ pub fn op_backward(
     choice: &OpChoice,
     context: &Context,
 ) -> Vec<InstrTemplate> {
-    let site = OpEmitter::new(segment, id, choice, context);
-    match &site.node.op {
-        Op::Embedding { .. } => embedding::scatter(&site),
-        Op::Norm { width, .. } => norm::backward(&site, *width),
-        Op::Linear(linear) => linear::backward(&site, linear),
-        Op::Latent(latent) => latent::backward(&site, latent),
-        Op::Attention(op) => vec![attention::backward(&site, op)],
+    let emitter = OpEmitter::new(segment, id, choice, context);
+    match &emitter.node.op {
+        Op::Embedding { .. } => embedding::scatter(&emitter),
+        Op::Norm { width, .. } => norm::backward(&emitter, *width),
+        Op::Linear(linear) => linear::backward(&emitter, linear),
+        Op::Latent(latent) => latent::backward(&emitter, latent),
+        Op::Attention(op) => vec![attention::backward(&emitter, op)],
         Op::GatedProduct { product, .. } => {
-            vec![elementwise::product_backward(&site, *product)]
+            vec![elementwise::gated_product_backward(&emitter, *product)]
         }
-        Op::Add { .. } | Op::Cross { .. } => elementwise::sum_backward(&site),
+        Op::Add { .. } | Op::Cross { .. } => elementwise::sum_backward(&emitter),
         Op::LatentNorm { width, activation, .. } => {
-            crossing::norm_backward(&site, *width, *activation)
+            crossing::norm_backward(&emitter, *width, *activation)
         }
-        Op::TensorGate { a, b, .. } => crossing::gate_backward(&site, *a, *b),
+        Op::TensorGate { a, b, .. } => crossing::gate_backward(&emitter, *a, *b),
         // The loss's forward pass has left the gradient in place of the logits.
         Op::Loss { .. } => vec![],
     }
@@ -137,7 +137,7 @@ impl<'a> OpEmitter<'a> {
         (0..self.node.outputs.len()).map(|port| self.activation(slot(port as u8))).collect()
     }
 
-    /// `count` fp32 numbers a token, for the tokens this device holds at the first port.
+    /// `count` fp32 elements a token, for the tokens this device holds at the first port.
     fn statistic(&self, slot: OperandSlot, count: u64) -> TemplateOperand {
         let rows = self.context.rows(self.layout(slot));
         TemplateOperand { slot, extent: Extent { rows, columns: count, dtype: DType::F32 } }
@@ -166,7 +166,7 @@ impl<'a> OpEmitter<'a> {
     }
 }
 
-pub(crate) fn pass(
+pub(crate) fn fused(
     pass: FusedOp,
     reads: Vec<TemplateOperand>,
     writes: Vec<TemplateOperand>,

@@ -9,73 +9,74 @@ use crate::emit::reshard::all_reduce_statistic;
 use crate::program::{Extent, FusedOp};
 use crate::strategy::Strategy;
 
-use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, pass};
+use super::{InstrTemplate, OpEmitter, OperandSlot, TemplateOperand, fused};
 
-pub(super) fn forward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
-    let x = site.activation(OperandSlot::Input(0));
-    let y = site.activation(OperandSlot::Output(0));
-    let scale = scale(site, width);
-    let statistic = site.statistic(OperandSlot::Statistic, 1);
-    match site.choice.strategy {
+pub(super) fn forward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let x = emitter.activation(OperandSlot::Input(0));
+    let y = emitter.activation(OperandSlot::Output(0));
+    let scale = scale(emitter, width);
+    let statistic = emitter.statistic(OperandSlot::Statistic, 1);
+    match emitter.choice.strategy {
         Strategy::Sync => vec![
-            pass(FusedOp::NormStatistic, vec![x], vec![statistic]),
-            all_reduce_statistic(statistic, site.context),
-            pass(FusedOp::NormApply, vec![x, scale, statistic], vec![y]),
+            fused(FusedOp::NormStatistic, vec![x], vec![statistic]),
+            all_reduce_statistic(statistic, emitter.context),
+            fused(FusedOp::NormApply, vec![x, scale, statistic], vec![y]),
         ],
-        Strategy::Online => vec![pass(FusedOp::NormOnline, vec![x, scale], vec![y, statistic])],
-        _ => vec![pass(FusedOp::NormForward, vec![x, scale], vec![y, statistic])],
+        Strategy::Online => vec![fused(FusedOp::NormOnline, vec![x, scale], vec![y, statistic])],
+        _ => vec![fused(FusedOp::NormForward, vec![x, scale], vec![y, statistic])],
     }
 }
 
-pub(super) fn redo(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
-    let x = site.activation(OperandSlot::Input(0));
-    let y = site.activation(OperandSlot::Output(0));
-    let scale = scale(site, width);
-    match site.choice.strategy {
-        Strategy::Online => vec![pass(FusedOp::NormScale, vec![x, scale], vec![y])],
+pub(super) fn recompute(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let x = emitter.activation(OperandSlot::Input(0));
+    let y = emitter.activation(OperandSlot::Output(0));
+    let scale = scale(emitter, width);
+    match emitter.choice.strategy {
+        Strategy::Online => vec![fused(FusedOp::NormScale, vec![x, scale], vec![y])],
         _ => {
-            let statistic = site.statistic(OperandSlot::Statistic, 1);
-            vec![pass(FusedOp::NormApply, vec![x, scale, statistic], vec![y])]
+            let statistic = emitter.statistic(OperandSlot::Statistic, 1);
+            vec![fused(FusedOp::NormApply, vec![x, scale, statistic], vec![y])]
         }
     }
 }
 
-pub(super) fn backward(site: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
-    let dy = site.activation(OperandSlot::OutputGradient(0));
-    let x = site.activation(OperandSlot::Input(0));
-    let statistic = site.statistic(OperandSlot::Statistic, 1);
+pub(super) fn backward(emitter: &OpEmitter, width: u64) -> Vec<InstrTemplate> {
+    let dy = emitter.activation(OperandSlot::OutputGradient(0));
+    let x = emitter.activation(OperandSlot::Input(0));
+    let statistic = emitter.statistic(OperandSlot::Statistic, 1);
     let scale_gradient = TemplateOperand {
         slot: OperandSlot::WeightGradient(0),
-        extent: Extent { rows: 1, columns: site.shard(width), dtype: DType::F32 },
+        extent: Extent { rows: 1, columns: emitter.shard(width), dtype: DType::F32 },
     };
-    let mut reads = vec![dy, x, scale(site, width)];
-    match site.choice.strategy {
+    let mut reads = vec![dy, x, scale(emitter, width)];
+    match emitter.choice.strategy {
         Strategy::Sync => {
-            let partial = site.statistic(OperandSlot::Temporary(0), 1);
-            let sums = pass(FusedOp::NormBackwardStatistic, reads.clone(), vec![partial]);
+            let partial = emitter.statistic(OperandSlot::Temporary(0), 1);
+            let sums = fused(FusedOp::NormBackwardStatistic, reads.clone(), vec![partial]);
             reads.extend([statistic, partial, scale_gradient]);
-            let dx = site.input_gradient(0, &mut reads);
+            let dx = emitter.input_gradient(0, &mut reads);
             vec![
                 sums,
-                all_reduce_statistic(partial, site.context),
-                pass(FusedOp::NormBackwardApply, reads, vec![dx, scale_gradient]),
+                all_reduce_statistic(partial, emitter.context),
+                fused(FusedOp::NormBackwardApply, reads, vec![dx, scale_gradient]),
             ]
         }
         Strategy::Online => {
-            reads.extend([site.statistic(OperandSlot::NormStatisticGradient, 1), scale_gradient]);
-            let dx = site.input_gradient(0, &mut reads);
-            vec![pass(FusedOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
+            reads
+                .extend([emitter.statistic(OperandSlot::NormStatisticGradient, 1), scale_gradient]);
+            let dx = emitter.input_gradient(0, &mut reads);
+            vec![fused(FusedOp::NormOnlineBackward, reads, vec![dx, scale_gradient])]
         }
         _ => {
             reads.extend([statistic, scale_gradient]);
-            let dx = site.input_gradient(0, &mut reads);
-            vec![pass(FusedOp::NormBackward, reads, vec![dx, scale_gradient])]
+            let dx = emitter.input_gradient(0, &mut reads);
+            vec![fused(FusedOp::NormBackward, reads, vec![dx, scale_gradient])]
         }
     }
 }
 
-fn scale(site: &OpEmitter, width: u64) -> TemplateOperand {
+fn scale(emitter: &OpEmitter, width: u64) -> TemplateOperand {
     let extent =
-        Extent { rows: 1, columns: site.shard(width), dtype: site.context.compute_dtype() };
+        Extent { rows: 1, columns: emitter.shard(width), dtype: emitter.context.compute_dtype() };
     TemplateOperand { slot: OperandSlot::Weight(0), extent }
 }

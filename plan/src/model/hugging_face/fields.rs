@@ -1,10 +1,10 @@
-//! Reading the fields of a `config.json` one by one: which were asked for, and what is wrong.
+//! Reads the fields of a `config.json` one by one, and records unread and invalid fields.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::known::{DEMANDS, HARMLESS};
+use super::known::{IGNORED_FIELDS, NEUTRAL_FIELDS};
 use crate::defect::{Defect, Defects};
 
 /// The fields of one object. Every field must be asked for before [`ConfigFields::finish`], or be known to
@@ -13,7 +13,7 @@ use crate::defect::{Defect, Defects};
 /// A field that is `null` is as good as absent: that is how Python writes "the default".
 pub(super) struct ConfigFields<'a> {
     map: &'a Map<String, Value>,
-    asked: HashSet<&'static str>,
+    read: HashSet<&'static str>,
     pub defects: Defects,
     /// Whether every field asked for could be read. When not, what stands in for it would make
     /// other fields look wrong.
@@ -21,19 +21,19 @@ pub(super) struct ConfigFields<'a> {
 }
 
 /// Python writes numbers of this size as `4096`, and some tools as `4096.0`.
-fn whole(value: &Value) -> Option<u64> {
+fn whole_number(value: &Value) -> Option<u64> {
     let float = || value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..2f64.powi(53)).contains(f));
     value.as_u64().or_else(|| float().map(|f| f as u64))
 }
 
 impl<'a> ConfigFields<'a> {
     pub fn new(map: &'a Map<String, Value>) -> Self {
-        ConfigFields { map, asked: HashSet::new(), defects: Defects::default(), readable: true }
+        ConfigFields { map, read: HashSet::new(), defects: Defects::default(), readable: true }
     }
 
     /// The value of `field`, `None` when absent or `null`.
     pub fn get(&mut self, field: &'static str) -> Option<&'a Value> {
-        self.asked.insert(field);
+        self.read.insert(field);
         self.map.get(field).filter(|value| !value.is_null())
     }
 
@@ -60,7 +60,7 @@ impl<'a> ConfigFields<'a> {
 
     /// A whole number, `None` when absent or (reported) wrong.
     pub fn size(&mut self, field: &'static str) -> Option<u64> {
-        self.typed(field, "a whole number", whole)
+        self.typed(field, "a whole number", whole_number)
     }
 
     /// A whole number without which there is no model; 1 when (reported) missing or wrong.
@@ -95,20 +95,23 @@ impl<'a> ConfigFields<'a> {
     /// Refuses what was not asked for, unless it is harmless or neutral.
     pub fn finish(mut self) -> Defects {
         for (field, value) in self.map {
-            if self.asked.contains(field.as_str()) || HARMLESS.contains(&field.as_str()) {
+            if self.read.contains(field.as_str()) || IGNORED_FIELDS.contains(&field.as_str()) {
                 continue;
             }
             // A path that is empty would stand for the whole file.
             let place = if field.is_empty() { "\"\"" } else { field };
-            match DEMANDS.iter().find(|demand| demand.field == field) {
+            match NEUTRAL_FIELDS.iter().find(|demand| demand.field == field) {
                 Some(demand) if demand.neutral.accepts(value) => {}
                 Some(demand) => self.defects.push(
                     Defect::new(place, format!("is {}: {}", excerpt(value), demand.why))
                         .hint(format!("{}, if the model allows it", demand.neutral.written())),
                 ),
                 None => self.defects.push(
-                    Defect::new(place, "is not a field we know, and it could change the model")
-                        .hint("take it out if it does not, or write the model as narrows-model/1"),
+                    Defect::new(
+                        place,
+                        "is not a field we know: it could change the function of the model",
+                    )
+                    .hint("remove it if it does not, or write the model as narrows-model/1"),
                 ),
             }
         }

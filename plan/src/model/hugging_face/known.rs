@@ -1,4 +1,4 @@
-//! What is known of the fields of a `config.json`, as data.
+//! The known fields of a `config.json`, as data.
 //!
 //! A field can change the function the weights compute, so a field that is in none of these lists is
 //! refused by name. To accept one more, find out what it does and add it to the list it belongs to.
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Fields that say nothing about the function of a model being trained: bookkeeping, tokens,
 /// generation, initialisation, and what to return from Python.
-pub(super) const HARMLESS: &[&str] = &[
+pub(super) const IGNORED_FIELDS: &[&str] = &[
     // Bookkeeping.
     "$schema",
     "_attn_implementation",
@@ -99,7 +99,11 @@ pub(super) struct NeutralField {
     pub why: &'static str,
 }
 
-const fn demand(field: &'static str, neutral: NeutralValue, why: &'static str) -> NeutralField {
+const fn neutral_field(
+    field: &'static str,
+    neutral: NeutralValue,
+    why: &'static str,
+) -> NeutralField {
     NeutralField { field, neutral, why }
 }
 
@@ -110,35 +114,39 @@ const DECODER: &str = "only decoders are supported";
 const ROPE: &str = "only plain half-rotated RoPE is supported";
 
 /// Fields that change the function unless they are neutral.
-pub(super) const DEMANDS: &[NeutralField] = &[
-    demand("add_cross_attention", NeutralValue::False, DECODER),
-    demand("attention_bias", NeutralValue::False, NO_BIAS),
-    demand("attention_dropout", NeutralValue::Zero, NO_DROPOUT),
-    demand("attn_pdrop", NeutralValue::Zero, NO_DROPOUT),
-    demand("bias", NeutralValue::False, NO_BIAS),
-    demand("chunk_size_feed_forward", NeutralValue::Zero, "a chunked MLP is not supported"),
-    demand("compression_config", NeutralValue::Null, "compressed weights are not supported"),
-    demand("cross_attention_hidden_size", NeutralValue::Null, DECODER),
-    demand("embd_pdrop", NeutralValue::Zero, NO_DROPOUT),
-    demand("hidden_dropout", NeutralValue::Zero, NO_DROPOUT),
-    demand("is_encoder_decoder", NeutralValue::False, DECODER),
-    demand("layer_types", NeutralValue::Word("full_attention"), NO_WINDOW),
-    demand("mlp_bias", NeutralValue::False, NO_BIAS),
-    demand("partial_rotary_factor", NeutralValue::One, ROPE),
-    demand(
+pub(super) const NEUTRAL_FIELDS: &[NeutralField] = &[
+    neutral_field("add_cross_attention", NeutralValue::False, DECODER),
+    neutral_field("attention_bias", NeutralValue::False, NO_BIAS),
+    neutral_field("attention_dropout", NeutralValue::Zero, NO_DROPOUT),
+    neutral_field("attn_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    neutral_field("bias", NeutralValue::False, NO_BIAS),
+    neutral_field("chunk_size_feed_forward", NeutralValue::Zero, "a chunked MLP is not supported"),
+    neutral_field("compression_config", NeutralValue::Null, "compressed weights are not supported"),
+    neutral_field("cross_attention_hidden_size", NeutralValue::Null, DECODER),
+    neutral_field("embd_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    neutral_field("hidden_dropout", NeutralValue::Zero, NO_DROPOUT),
+    neutral_field("is_encoder_decoder", NeutralValue::False, DECODER),
+    neutral_field("layer_types", NeutralValue::Word("full_attention"), NO_WINDOW),
+    neutral_field("mlp_bias", NeutralValue::False, NO_BIAS),
+    neutral_field("partial_rotary_factor", NeutralValue::One, ROPE),
+    neutral_field(
         "pretraining_tp",
         NeutralValue::One,
-        "it splits the products and sums them in another order",
+        "other values split the GEMMs and sum their parts in another order",
     ),
-    demand("pruned_heads", NeutralValue::Empty, "pruned heads are not supported"),
-    demand("qkv_bias", NeutralValue::False, NO_BIAS),
-    demand("quantization_config", NeutralValue::Null, "quantised weights cannot be trained here"),
-    demand("resid_pdrop", NeutralValue::Zero, NO_DROPOUT),
-    demand("rope_interleaved", NeutralValue::False, ROPE),
-    demand("sliding_window", NeutralValue::Null, NO_WINDOW),
-    demand("tie_encoder_decoder", NeutralValue::False, DECODER),
-    demand("use_bias", NeutralValue::False, NO_BIAS),
-    demand("use_sliding_window", NeutralValue::False, NO_WINDOW),
+    neutral_field("pruned_heads", NeutralValue::Empty, "pruned heads are not supported"),
+    neutral_field("qkv_bias", NeutralValue::False, NO_BIAS),
+    neutral_field(
+        "quantization_config",
+        NeutralValue::Null,
+        "quantised weights cannot be trained here",
+    ),
+    neutral_field("resid_pdrop", NeutralValue::Zero, NO_DROPOUT),
+    neutral_field("rope_interleaved", NeutralValue::False, ROPE),
+    neutral_field("sliding_window", NeutralValue::Null, NO_WINDOW),
+    neutral_field("tie_encoder_decoder", NeutralValue::False, DECODER),
+    neutral_field("use_bias", NeutralValue::False, NO_BIAS),
+    neutral_field("use_sliding_window", NeutralValue::False, NO_WINDOW),
 ];
 
 impl NeutralValue {

@@ -46,7 +46,7 @@ const ARCHITECTURES: [(&str, Architecture); 8] = [
 /// Every defect at once, each at the field's name in the file.
 pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, Defects> {
     let mut fields = ConfigFields::new(map);
-    let kind = kind(&mut fields);
+    let kind = resolve_architecture(&mut fields);
     let file = model_file(name, kind, &mut fields);
     let rank_of = |field| if fields.is_written(field) { field } else { "rank" };
     let (attention, mlp) = (rank_of("attn_rank"), rank_of("mlp_rank"));
@@ -57,7 +57,7 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
         Err(_) if !readable => Err(defects),
         Err(more) => {
             for defect in more.0 {
-                let field = original(&defect.field, attention, mlp);
+                let field = config_field(&defect.field, attention, mlp);
                 let defect = Defect { field, ..defect };
                 // One field may be the rank of several linears.
                 if !defects.0.contains(&defect) {
@@ -71,7 +71,7 @@ pub(super) fn resolve(name: String, map: &Map<String, Value>) -> Result<Model, D
 
 /// The name in `config.json` of a field of [`ModelFile`], where the ranks of attention and MLP come
 /// from the fields `attention` and `mlp`.
-fn original(field: &str, attention: &str, mlp: &str) -> String {
+fn config_field(field: &str, attention: &str, mlp: &str) -> String {
     let name = match field {
         "hidden" => "hidden_size",
         "vocab" => "vocab_size",
@@ -88,7 +88,7 @@ fn original(field: &str, attention: &str, mlp: &str) -> String {
     name.to_owned()
 }
 
-fn kind(fields: &mut ConfigFields<'_>) -> Architecture {
+fn resolve_architecture(fields: &mut ConfigFields<'_>) -> Architecture {
     let ranks = ["rank", "attn_rank", "mlp_rank"];
     let has_rank = ranks.map(|field| fields.get(field).is_some()).contains(&true);
     let boost = fields.flag("is_cola_llama_config") == Some(true);

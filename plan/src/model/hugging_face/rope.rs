@@ -14,7 +14,7 @@ pub(super) fn theta(fields: &mut ConfigFields<'_>) -> f64 {
     let mut theta = fields.number("rope_theta");
     for field in ["rope_parameters", "rope_scaling"] {
         let Some(parameters) = fields.object(field) else { continue };
-        let inside = plain(field, parameters, &mut fields.defects);
+        let inside = plain_theta(field, parameters, &mut fields.defects);
         if let (Some(outside), Some(inside)) = (theta, inside)
             && outside != inside
         {
@@ -28,7 +28,7 @@ pub(super) fn theta(fields: &mut ConfigFields<'_>) -> f64 {
 }
 
 /// θ out of an object of RoPE parameters that must ask for nothing but plain RoPE.
-fn plain(field: &str, parameters: &Map<String, Value>, defects: &mut Defects) -> Option<f64> {
+fn plain_theta(field: &str, parameters: &Map<String, Value>, defects: &mut Defects) -> Option<f64> {
     let mut theta = None;
     for (name, value) in parameters {
         let place = format!("{field}.{name}");
@@ -47,7 +47,7 @@ fn plain(field: &str, parameters: &Map<String, Value>, defects: &mut Defects) ->
             ("factor" | "partial_rotary_factor", value) if value.as_f64() == Some(1.0) => {}
             _ => defects.push(
                 Defect::new(place, "changes RoPE in a way that is not supported")
-                    .hint("take it out, if the model allows it"),
+                    .hint("remove it, if the model allows it"),
             ),
         }
     }

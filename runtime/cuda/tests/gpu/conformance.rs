@@ -21,7 +21,7 @@ fn deviation(case: &Case) -> Deviation {
         (&case.model, &case.plan),
         Duration::from_secs(120),
         |rank| options(&folder, device_choice::ordinal(rank), false),
-        |session, _| case.hold(&mut session.unwrap_or_else(|error| panic!("{error}"))),
+        |session, _| case.check_session(&mut session.unwrap_or_else(|error| panic!("{error}"))),
     );
     largest(deviations)
 }
