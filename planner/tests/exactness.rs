@@ -199,7 +199,7 @@ fn decide(
     assert_eq!(request.pipeline, Some(1));
     Some(ModelDecisions {
         context,
-        boundary: boundary,
+        boundary,
         embedding: solve(SegmentKind::Embedding, 0)?,
         stages: vec![blocks?],
         head: solve(SegmentKind::Head, 0)?,

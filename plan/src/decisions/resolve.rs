@@ -102,19 +102,15 @@ impl Plan {
         let shapes = BlockShape::all(model);
         let boundary = self.boundary_layout(&shapes, model, &context)?;
         let mut defects = Defects::default();
-        let resolver = PlanResolver {
-            context: &context,
-            shapes: &shapes,
-            boundary: boundary,
-            defects: &mut defects,
-        };
+        let resolver =
+            PlanResolver { context: &context, shapes: &shapes, boundary, defects: &mut defects };
         let (embedding, head, stages) = resolver.resolve_all(self, model);
         if model.tied && defects.0.is_empty() {
             check_tied(&embedding, &head, &mut defects);
         }
         let resolved = ResolvedPlan {
             context,
-            boundary: boundary,
+            boundary,
             constants: ModelConstants::of(model),
             tied: model.tied,
             embedding,

@@ -78,7 +78,7 @@ impl<'a> StageRefinement<'a> {
         let blocks = blocks_in_order(specs, &groups);
         let refined = StageAssignment::new(blocks, self.in_flight);
         let is_faster = self.cost_of(&refined.blocks) < time * (1.0 - 1e-12);
-        (is_faster && refined.bytes <= self.budget).then(|| StageAssignment {
+        (is_faster && refined.bytes <= self.budget).then_some(StageAssignment {
             integrality_slack: assignment.integrality_slack,
             microbatch_time_min: assignment.microbatch_time_min,
             method: AssignmentMethod::IntegerProgram,

@@ -1,6 +1,6 @@
 //! Exact solvers for a priced search space. They see numbers only.
 //!
-//! A [`CostTable`] asks for one choice `c(n)` of every node `n`:
+//! A [`CostTable`](narrows_cost_model::CostTable) asks for one choice `c(n)` of every node `n`:
 //!
 //! ```text
 //! minimise    Σₙ time(n, c(n))

@@ -176,7 +176,7 @@ impl LaunchInfo {
     /// Reads the variables of one launcher.
     ///
     /// # Errors
-    /// As [`from_environment`](LaunchInfo::read).
+    /// As [`from_environment`](LaunchInfo::from_environment).
     pub fn from_launcher(
         launcher: Launcher,
         variable: impl Fn(&str) -> Option<String>,

@@ -129,7 +129,7 @@ impl CubinCache {
     /// Loads NVRTC. The folder is created with the first entry.
     ///
     /// # Errors
-    /// [`CompileError::Absent`] where it does not load, [`CompileError::Old`] where it is older than
+    /// [`CompileError::NvrtcMissing`] where it does not load, [`CompileError::NvrtcTooOld`] where it is older than
     /// CUDA 12's.
     pub fn open(folder: impl Into<PathBuf>) -> Result<CubinCache, CompileError> {
         let version =

@@ -107,13 +107,8 @@ impl<T: Float> BlockContext<'_, T> {
         dsent: &Latents<T>,
         gradients: &mut Parameters<T>,
     ) -> (Matrix<T>, Latents<T>) {
-        let mut back = BlockBackward {
-            context: self,
-            tape: tape,
-            dsent,
-            gradients,
-            dprevious: Default::default(),
-        };
+        let mut back =
+            BlockBackward { context: self, tape, dsent, gradients, dprevious: Default::default() };
         let dproduct = back.linear(DOWN, &tape.product, &dx2);
         let (dgate, dup) =
             gated_product::backward(self.block().product, &tape.gate, &tape.up, &dproduct);

@@ -91,7 +91,7 @@ impl HyperParameters {
         }
     }
 
-    pub fn to_optimizer(&self) -> Optimizer {
+    pub fn to_optimizer(self) -> Optimizer {
         Optimizer {
             peak_learning_rate: self.peak_learning_rate.0,
             warm_up_steps: self.warm_up_steps,

@@ -78,7 +78,7 @@ impl<'a> MatrixView<'a> {
         MatrixView { data, columns: count, ..self }
     }
 
-    /// The transpose, as an operand of [`matmul`].
+    /// The transpose, as an operand of a GEMM.
     pub fn transposed(self) -> StridedMatrix<'a> {
         StridedMatrix { view: self, transposed: true }
     }

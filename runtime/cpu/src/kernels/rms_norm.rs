@@ -230,7 +230,7 @@ impl SimdBody<BackwardStatisticOperands<'_>> for BackwardStatisticRows {
     #[inline(always)]
     fn run<S: Simd>((dy, x, t, SharedOperand(scale)): BackwardStatisticOperands<'_>) {
         for (row, t) in t.iter_mut().enumerate() {
-            *t = dot3::<S>(dy.row(row), x.row(row), scale);
+            *t = dot3(dy.row(row), x.row(row), scale);
         }
     }
 }
@@ -315,7 +315,7 @@ impl<const ADD: bool> SimdBody<(GradientOperands<'_>, BackwardStatistics<'_>, Pa
         for (row, s) in s.iter().enumerate() {
             let (dy, x) = (dy.row(row), x.row(row));
             let rho = rms.inverse_rms(*s);
-            let x_factor = -rho * rho * rho * dot3::<S>(dy, x, scale) / rms.width as f32;
+            let x_factor = -rho * rho * rho * dot3(dy, x, scale) / rms.width as f32;
             let factors = (rho, x_factor);
             backward_row::<ADD>((dy, x, scale), factors, dx.row_mut(row), dscale.sums);
         }

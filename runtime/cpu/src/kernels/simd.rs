@@ -141,7 +141,7 @@ pub fn dot<S: Simd>(x: &[f32], y: &[f32]) -> f32 {
 
 /// Σ xᵢyᵢzᵢ.
 #[inline(always)]
-pub fn dot3<S: Simd>(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+pub fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let chunks = (x.chunks_exact(LANES), y.chunks_exact(LANES), z.chunks_exact(LANES));
     let rest = chunks.0.remainder().iter().zip(chunks.1.remainder()).zip(chunks.2.remainder());
     let mut sum: f32 = rest.map(|((x, y), z)| x * y * z).sum();
@@ -262,7 +262,7 @@ mod tests {
             let expected: f32 = x.iter().sum();
             assert_eq!(sum(&x), expected);
             assert_eq!(
-                (dot::<pulp::Scalar>(&x, &ones), dot3::<pulp::Scalar>(&x, &ones, &ones)),
+                (dot::<pulp::Scalar>(&x, &ones), dot3(&x, &ones, &ones)),
                 (expected, expected)
             );
             assert_eq!(maximum(&x), x.last().copied().unwrap_or(f32::NEG_INFINITY));
