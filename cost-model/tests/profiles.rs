@@ -142,25 +142,25 @@ fn what_a_measurement_cannot_be_is_refused() {
         (
             "/measured/repeatability/undisturbed",
             json!(5),
-            "measured.repeatability.undisturbed: 5 does",
+            "measured.repeatability.undisturbed: 5 is not between",
         ),
         (
             "/measured/points/1",
             again,
-            "measured.points[1]: is the kernel of measured.points[0] again",
+            "measured.points[1]: repeats the kernel of measured.points[0]",
         ),
         (
             "/measured/provenance/kind",
             json!("assumed"),
-            "measured.provenance.kind: what kernels took",
+            "measured.provenance.kind: `measured` holds measurements only",
         ),
         (
             "/refits",
             a100["refits"].clone(),
-            "refits: says that the numbers were fitted to figures of others",
+            "refits: numbers cannot be fitted both to published figures",
         ),
-        ("/refits", twice, "refits.kernels[1]: is the kernel of refits.kernels[0] again"),
-        ("/gemm/start_s", json!(1e300), "gemm.start_s: 1e300 does not lie"),
+        ("/refits", twice, "refits.kernels[1]: repeats the kernel of refits.kernels[0]"),
+        ("/gemm/start_s", json!(1e300), "gemm.start_s: 1e300 is not between"),
     ] {
         let mut file = good.clone();
         match file.pointer_mut(pointer) {
