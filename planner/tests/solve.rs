@@ -56,40 +56,19 @@ fn assert_solvers_agree(table: &CostTable) {
     }
 }
 
-/// The cheapest counts of one group after another, by enumeration.
-fn cheapest_counts(groups: &[ColumnGroup], budget: u64) -> Option<f64> {
-    let Some((group, rest)) = groups.split_first() else { return Some(0.0) };
-    fn each_count(group: &ColumnGroup, visit: &mut dyn FnMut(f64, u64)) {
-        fn choose(
-            columns: &[(f64, u64)],
-            left: u64,
-            cost: f64,
-            bytes: u64,
-            visit: &mut dyn FnMut(f64, u64),
-        ) {
-            match columns.split_first() {
-                None if left == 0 => visit(cost, bytes),
-                None => {}
-                Some(((time, size), others)) => {
-                    for n in 0..=left {
-                        let (cost, bytes) = (cost + time * n as f64, bytes + size * n);
-                        choose(others, left - n, cost, bytes, visit);
-                    }
-                }
-            }
-        }
-        choose(&group.columns, group.count, 0.0, 0, visit);
-    }
-    let mut best: Option<f64> = None;
-    each_count(group, &mut |cost, bytes| {
-        if bytes > budget {
-            return;
-        }
-        if let Some(others) = cheapest_counts(rest, budget - bytes) {
-            best = Some(best.map_or(cost + others, |best| best.min(cost + others)));
-        }
-    });
-    best
+/// The smallest cost of columns for groups of blocks, each with its number of blocks, by enumeration; `None`
+/// when none fit.
+fn cheapest_by_enumeration(groups: &[(u64, &[(f64, u64)])], budget: u64) -> Option<f64> {
+    let Some(((blocks, columns), others)) = groups.split_first() else { return Some(0.0) };
+    let Some(((cost, bytes), columns)) = columns.split_first() else {
+        return if *blocks == 0 { cheapest_by_enumeration(others, budget) } else { None };
+    };
+    let with_count = |count: u64| {
+        let budget = budget.checked_sub(bytes * count)?;
+        let groups = [&[(blocks - count, columns)], others].concat();
+        Some(cost * count as f64 + cheapest_by_enumeration(&groups, budget)?)
+    };
+    (0..=*blocks).filter_map(with_count).min_by(f64::total_cmp)
 }
 
 proptest! {
@@ -133,7 +112,8 @@ proptest! {
             })
             .collect();
         let choice = choose_columns(&groups, budget, &start, &SolveLimits::default()).unwrap();
-        let expected = cheapest_counts(&groups, budget);
+        let enumerated: Vec<_> = groups.iter().map(|g| (g.count, &g.columns[..])).collect();
+        let expected = cheapest_by_enumeration(&enumerated, budget);
         prop_assert_eq!(choice.is_some(), expected.is_some());
         if let (Some(choice), Some(expected)) = (choice, expected) {
             prop_assert!(choice.is_optimal);

@@ -11,15 +11,11 @@
 
 use std::sync::Arc;
 
-use narrows_plan::Bytes;
-use narrows_plan::Context;
+use narrows_plan::{Bytes, Context};
 
 use super::assignment::{AssignmentMethod, StageAssignment};
 use crate::segment::{SegmentSolver, SegmentSpec, SolvedSegment};
 use crate::solve::{ColumnGroup, SolveLimits, choose_columns};
-
-/// Rounds of new columns, each followed by another choice.
-const COLUMN_ROUNDS: usize = 1;
 
 /// Smallest distance from the linear relaxation, relative to the step, that is worth choosing columns
 /// again; and that is worth new ones, which cost tens to hundreds of milliseconds each.
@@ -33,6 +29,13 @@ struct Group {
     columns: Vec<Arc<SolvedSegment>>,
     /// Number of blocks of each column.
     chosen: Vec<u64>,
+}
+
+impl Group {
+    /// The columns that blocks take, with the number of blocks of each.
+    fn chosen(&self) -> impl Iterator<Item = (&Arc<SolvedSegment>, u64)> {
+        self.columns.iter().zip(self.chosen.iter().copied()).filter(|(_, count)| *count > 0)
+    }
 }
 
 /// A stage whose assignment is refined.
@@ -67,13 +70,12 @@ impl<'a> StageRefinement<'a> {
         }
         let bound = time - assignment.integrality_slack.0;
         let mut groups = self.groups(specs, assignment);
-        let mut chosen = self.choose(&mut groups);
-        for _ in 0..COLUMN_ROUNDS {
-            let is_close = chosen - bound <= SLACK_MIN_FOR_COLUMNS * time;
-            if is_close || self.segments.out_of_time() || !self.add_columns(&mut groups) {
-                break;
-            }
-            chosen = self.choose(&mut groups);
+        self.choose(&mut groups);
+        let chosen: f64 =
+            groups.iter().flat_map(Group::chosen).map(|(c, n)| self.cost(c) * n as f64).sum();
+        let is_close = chosen - bound <= SLACK_MIN_FOR_COLUMNS * time;
+        if !is_close && !self.segments.out_of_time() && self.add_columns(&mut groups) {
+            self.choose(&mut groups);
         }
         let blocks = blocks_in_order(specs, &groups);
         let refined = StageAssignment::new(blocks, self.in_flight);
@@ -123,9 +125,9 @@ impl<'a> StageRefinement<'a> {
         groups
     }
 
-    /// Chooses columns for all blocks by an integer program, and returns their cost. The present choice
-    /// stays when the program fails or runs out of time.
-    fn choose(&self, groups: &mut [Group]) -> f64 {
+    /// Chooses columns for all blocks by an integer program. The present choice stays when the program
+    /// fails or runs out of time.
+    fn choose(&self, groups: &mut [Group]) {
         let column_groups: Vec<ColumnGroup> = groups
             .iter()
             .map(|group| ColumnGroup {
@@ -140,30 +142,16 @@ impl<'a> StageRefinement<'a> {
                 group.chosen = counts;
             }
         }
-        let cost_of = |group: &Group| -> f64 {
-            let chosen = group.columns.iter().zip(&group.chosen);
-            chosen.map(|(column, count)| self.cost(column) * *count as f64).sum()
-        };
-        groups.iter().map(cost_of).sum()
     }
 
     /// Adds solutions that use the bytes left over. Returns whether there are any.
     fn add_columns(&self, groups: &mut [Group]) -> bool {
-        let used: Bytes = groups
-            .iter()
-            .flat_map(|group| group.columns.iter().zip(&group.chosen))
-            .map(|(column, count)| self.bytes(column) * *count)
-            .sum();
+        let used: Bytes =
+            groups.iter().flat_map(Group::chosen).map(|(c, n)| self.bytes(c) * n).sum();
         let left = self.budget.saturating_sub(used);
         let mut any = false;
         for group in groups {
-            let chosen: Vec<Arc<SolvedSegment>> = group
-                .columns
-                .iter()
-                .zip(&group.chosen)
-                .filter(|(_, count)| **count > 0)
-                .map(|(column, _)| column.clone())
-                .collect();
+            let chosen: Vec<_> = group.chosen().map(|(column, _)| column.clone()).collect();
             for column in chosen {
                 let limit = self.bytes(&column) + left;
                 let faster = self.segments.fastest_within(
@@ -174,14 +162,11 @@ impl<'a> StageRefinement<'a> {
                     limit,
                 );
                 let Some(faster) = faster else { continue };
-                let is_new = |faster: &SolvedSegment| {
-                    let same = |known: &Arc<SolvedSegment>| {
-                        self.bytes(known) <= self.bytes(faster)
-                            && self.cost(known) <= self.cost(faster)
-                    };
-                    !group.columns.iter().any(same)
-                };
-                if self.cost(&faster) < self.cost(&column) && is_new(&faster) {
+                let is_dominated = group.columns.iter().any(|known| {
+                    self.bytes(known) <= self.bytes(&faster)
+                        && self.cost(known) <= self.cost(&faster)
+                });
+                if self.cost(&faster) < self.cost(&column) && !is_dominated {
                     group.columns.push(faster);
                     group.chosen.push(0);
                     any = true;
@@ -197,9 +182,9 @@ fn blocks_in_order(specs: &[SegmentSpec], groups: &[Group]) -> Vec<Arc<SolvedSeg
     let mut queues: Vec<(SegmentSpec, Vec<Arc<SolvedSegment>>)> = groups
         .iter()
         .map(|group| {
-            let chosen = group.columns.iter().zip(&group.chosen);
-            let mut queue: Vec<Arc<SolvedSegment>> = chosen
-                .flat_map(|(column, count)| std::iter::repeat_n(column.clone(), *count as usize))
+            let mut queue: Vec<Arc<SolvedSegment>> = group
+                .chosen()
+                .flat_map(|(column, count)| std::iter::repeat_n(column.clone(), count as usize))
                 .collect();
             // Taken from the end.
             let time = |s: &SolvedSegment| (s.time.forward + s.time.backward).0;

@@ -9,7 +9,10 @@
 //! Blocks of one shape are interchangeable, so a variable counts blocks instead of naming them: the
 //! program is as small for a hundred layers as for one.
 
-use super::ilp::{IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow};
+use super::ilp::{
+    IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE,
+    bytes_unit,
+};
 use super::outcome::{SolveError, SolveLimits};
 
 /// Interchangeable blocks with the columns to choose from.
@@ -32,9 +35,6 @@ pub struct ColumnChoice {
     pub is_optimal: bool,
 }
 
-/// Value of the largest cost after scaling; see the tolerances in `ilp`.
-const COST_SCALE: f64 = 100.0;
-
 /// Chooses columns; `start` holds counts to begin with. `None` when none fit.
 ///
 /// # Errors
@@ -46,8 +46,8 @@ pub fn choose_columns(
     limits: &SolveLimits,
 ) -> Result<Option<ColumnChoice>, SolveError> {
     let cost_max = groups.iter().flat_map(|g| &g.columns).map(|(cost, _)| *cost);
-    let scale = COST_SCALE / cost_max.fold(f64::MIN_POSITIVE, f64::max);
-    let unit = (budget.max(1) as f64).log2().floor().exp2();
+    let scale = TIME_SCALE / cost_max.fold(f64::MIN_POSITIVE, f64::max);
+    let unit = bytes_unit(budget);
     let mut program = LinearProgram::default();
     let mut memory = LinearRow { terms: vec![], is_equality: false, rhs: budget as f64 / unit };
     for group in groups {

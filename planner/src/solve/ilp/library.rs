@@ -32,6 +32,15 @@ pub struct LinearRow {
     pub rhs: f64,
 }
 
+/// Magnitude of objectives after scaling: libraries compare with absolute tolerances of about 1e-9, and choices
+/// much slower than the optimum should not need more than fifteen digits.
+pub const TIME_SCALE: f64 = 100.0;
+
+/// The unit that brings a limit of bytes near one: a power of two, so that the scaling itself is exact.
+pub fn bytes_unit(limit: u64) -> f64 {
+    (limit as f64).max(1.0).log2().floor().exp2()
+}
+
 /// A library for integer programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IlpLibrary {

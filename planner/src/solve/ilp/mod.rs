@@ -18,7 +18,10 @@ use narrows_plan::Seconds;
 use super::outcome::{Prover, SolveClock, SolveError, SolveLimits, SolveOutcome, SolveStatus};
 use program::TableProgram;
 
-pub use library::{IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow};
+pub use library::{
+    IlpAnswer, IlpLibrary, IlpRequest, IlpTermination, LinearProgram, LinearRow, TIME_SCALE,
+    bytes_unit,
+};
 
 /// What is known of a table before its integer program.
 #[derive(Clone, Debug)]

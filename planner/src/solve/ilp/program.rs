@@ -27,11 +27,8 @@ use fixedbitset::FixedBitSet;
 use narrows_cost_model::{CostTable, MemoryRowId, TableLink};
 use narrows_plan::Seconds;
 
-use super::library::{LinearProgram, LinearRow};
+use super::library::{LinearProgram, LinearRow, TIME_SCALE, bytes_unit};
 
-/// Value of the bound on the objective after scaling: libraries compare with absolute tolerances of
-/// about 1e-9, and choices much slower than the optimum should not need more than fifteen digits.
-const TIME_SCALE: f64 = 100.0;
 /// Largest number of sets `U` of one group of overlapping keys.
 const UNIONS_MAX: usize = 128;
 
@@ -142,8 +139,7 @@ impl TableProgram {
     pub fn add_memory(&mut self, table: &CostTable, row: MemoryRowId) {
         let bytes = relative_bytes(table, row);
         let room = bytes.room;
-        // A power of two, so that the scaling itself is exact.
-        let unit = (room as f64).max(1.0).log2().floor().exp2();
+        let unit = bytes_unit(room);
         let mut terms = Vec::new();
         for (span, of) in self.variables.iter().zip(&bytes.of) {
             let grains = |&b: &u64| (b as f64 / unit / self.grain).floor() * self.grain;
