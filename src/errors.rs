@@ -4,12 +4,13 @@ use std::fmt;
 use std::process::ExitCode;
 
 use narrows_plan::{Defect, Defects};
+use narrows_planner::{RequestDefect, RequestDefects, RequestField};
 use narrows_runtime::RunError;
 use narrows_runtime::checkpoint::CheckpointError;
 use narrows_runtime::data::DataError;
 use narrows_runtime::train::TrainError;
 
-/// How a command ends when it does not succeed.
+/// Outcome of a command that does not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
     /// No plan exists, or a check or a step failed.
@@ -21,7 +22,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// The exit code that scripts rely on. 130 is what shells report for a program that Ctrl-C ended.
+    /// The exit code, on which scripts rely. Shells report 130 for a program that Ctrl-C ended.
     pub fn code(self) -> u8 {
         match self {
             ExitStatus::Failed => 1,
@@ -37,12 +38,12 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-/// One thing that is wrong.
+/// One error message: what is wrong, where, why, and what to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// A file name or a flag; empty when neither applies.
     pub location: String,
-    /// The place within the file; empty for the whole of it.
+    /// The place within the file; empty for the whole file.
     pub field: String,
     /// What is wrong, without a full stop.
     pub message: String,
@@ -52,12 +53,12 @@ pub struct Problem {
     pub hints: Vec<String>,
 }
 
-/// Why a command ends without its result.
+/// The errors of a command that did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The exit status of the command.
     pub status: ExitStatus,
-    /// Everything that is wrong. Empty only for a run that was stopped.
+    /// All error messages. Empty only for a run that was stopped.
     pub problems: Vec<Problem>,
 }
 
@@ -82,14 +83,16 @@ impl Problem {
         Problem { field, hints: hint.into_iter().collect(), ..Problem::new(file, problem) }
     }
 
-    /// A defect of a request. Its field is the name of a flag, or a path within the model.
-    pub fn in_flag(defect: Defect) -> Problem {
-        if defect.field.contains(['.', '[']) {
-            return Problem::in_file("--model", defect);
-        }
-        let location = if defect.field.is_empty() { String::new() } else { flag(&defect.field) };
+    /// A defect of the value of a flag.
+    pub fn in_flag(flag: &str, defect: Defect) -> Problem {
         let hints = defect.hint.into_iter().collect();
-        Problem { hints, ..Problem::new(location, defect.problem) }
+        Problem { hints, ..Problem::new(flag, defect.problem) }
+    }
+
+    /// A defect of a request that flags describe.
+    pub fn in_request(defect: RequestDefect) -> Problem {
+        let RequestDefect { field, problem, hint } = defect;
+        Problem { hints: hint.into_iter().collect(), ..Problem::new(flag(field), problem) }
     }
 
     /// Sets the place within the file.
@@ -111,8 +114,16 @@ impl Problem {
     }
 }
 
-fn flag(name: &str) -> String {
-    if name.starts_with("--") { name.to_owned() } else { format!("--{name}") }
+fn flag(field: RequestField) -> &'static str {
+    match field {
+        RequestField::Devices => "--devices",
+        RequestField::GlobalBatch => "--global-batch",
+        RequestField::SequenceLength => "--sequence-length",
+        RequestField::MicroBatch => "--micro-batch",
+        RequestField::Tensor => "--tensor",
+        RequestField::Pipeline => "--pipeline",
+        RequestField::Data => "--data-parallel",
+    }
 }
 
 impl Failure {
@@ -127,9 +138,15 @@ impl Failure {
         Failure { status: ExitStatus::BadInput, problems }
     }
 
-    /// Bad input: every defect of the flags.
-    pub fn flags(defects: Defects) -> Failure {
-        let problems = defects.0.into_iter().map(Problem::in_flag).collect();
+    /// Bad input: every defect of the value of a flag.
+    pub fn flag(flag: &str, defects: Defects) -> Failure {
+        let problems = defects.0.into_iter().map(|d| Problem::in_flag(flag, d)).collect();
+        Failure { status: ExitStatus::BadInput, problems }
+    }
+
+    /// Bad input: every defect of a request that flags describe.
+    pub fn request(defects: RequestDefects) -> Failure {
+        let problems = defects.0.into_iter().map(Problem::in_request).collect();
         Failure { status: ExitStatus::BadInput, problems }
     }
 
@@ -164,7 +181,8 @@ impl Failure {
                     .hint("a smaller --learning-rate, or more --warm-up-steps")
             }
             RunError::Cluster(error) => {
-                Problem::new("", error.fault.to_string()).because(journal(&error.recent_operations))
+                let causes = recent_operations(&error.recent_operations);
+                Problem::new("", error.fault.to_string()).because(causes)
             }
             _ => Problem::new("", error.to_string()),
         };
@@ -178,7 +196,7 @@ impl Failure {
 }
 
 /// The last collectives and transfers of this process, as causes.
-fn journal(recent: &[String]) -> impl Iterator<Item = String> {
+fn recent_operations(recent: &[String]) -> impl Iterator<Item = String> {
     let head = (!recent.is_empty()).then(|| "last collectives and transfers:".to_owned());
     head.into_iter().chain(recent.iter().map(|operation| format!("  {operation}")))
 }
@@ -281,15 +299,16 @@ mod tests {
     fn a_problem_prints_location_message_causes_and_hints() {
         let defect = Defect::new("blocks[3].q.rank", "0 is not a rank").hint("a positive number");
         let problem =
-            Problem::in_file("m.json", defect).because(["because nothing passes".to_owned()]);
+            Problem::in_file("m.json", defect).because(["because the latent is empty".to_owned()]);
         let expected = "error: m.json: blocks[3].q.rank: 0 is not a rank\n  \
-            because nothing passes\n  hint: a positive number\n";
+            because the latent is empty\n  hint: a positive number\n";
         assert_eq!(plain(&problem), expected);
     }
 
     #[test]
     fn a_defect_of_a_request_names_its_flag() {
-        let problem = Problem::in_flag(Defect::new("global-batch", "0 is too few"));
+        let (field, problem) = (RequestField::GlobalBatch, "0 is too few".to_owned());
+        let problem = Problem::in_request(RequestDefect { field, problem, hint: None });
         assert_eq!(plain(&problem), "error: --global-batch: 0 is too few\n");
     }
 

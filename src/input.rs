@@ -1,4 +1,4 @@
-//! Reads inputs that flags name: presets, files, standard input.
+//! Reads the inputs of flags: presets, files, standard input.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -72,8 +72,8 @@ pub struct TextDocument {
 }
 
 impl TextDocument {
-    /// Finds a file, or standard input. It is opened only by [`open`](TextDocument::open), since there may be more
-    /// files than a process may have open.
+    /// Finds a file, or standard input. [`open`](TextDocument::open) opens it, since there may be more files than a
+    /// process can keep open.
     pub fn find(argument: &OsStr) -> CommandResult<TextDocument> {
         let source = InputSource::of(argument);
         let name = source.name();
@@ -139,7 +139,7 @@ pub fn model(argument: &OsStr) -> CommandResult<Model> {
         Ok(model) => Ok(model),
         Err(defect) if !looks_like_path(argument) => {
             let hint = "or the path of a model file or a Hugging Face config.json";
-            Err(Failure::input(Problem::in_flag(defect).hint(hint)))
+            Err(Failure::input(Problem::in_flag("--model", defect).hint(hint)))
         }
         Err(_) => {
             let mut source = InputSource::of(argument);
@@ -163,7 +163,7 @@ pub fn profile(argument: &OsStr) -> CommandResult<Profile> {
         if Path::new(argument).is_file() {
             output::warn(&format!("`{name}` is taken as the preset; for the file pass `./{name}`"));
         }
-        return profile::preset(&name).map_err(Failure::flags);
+        return profile::preset(&name).map_err(|defects| Failure::flag("--hardware", defects));
     }
     let source = InputSource::of(argument);
     let text = source.text()?;

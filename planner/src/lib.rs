@@ -49,6 +49,8 @@ pub use predict::{
     BlockCollectives, PredictError, Prediction, kernels, model_flops, predict, predict_program,
 };
 pub use report::{ContextOutcome, ContextReport, SearchReport, SearchStatus};
-pub use request::{GroupingRule, MemoryLimit, Request};
+pub use request::{
+    GroupingRule, MemoryLimit, Request, RequestDefect, RequestDefects, RequestField,
+};
 pub use search::{SearchResult, search, search_until};
 pub use segment::{SegmentSolver, SegmentSpec, SolvedSegment};

@@ -1,11 +1,12 @@
 //! The planner's input.
 
+use std::fmt;
 use std::time::Duration;
 
 use narrows_cost_model::{Executor, Profile};
+use narrows_plan::Bytes;
 use narrows_plan::graph::Grouping;
 use narrows_plan::model::Model;
-use narrows_plan::{Bytes, Defect, Defects};
 use narrows_plan::{
     Zero,
     strategy::{Rules, TiedWeightLayout},
@@ -44,6 +45,50 @@ pub struct Request {
     pub executor: Executor,
     /// Wall time after which the search stops.
     pub time_limit: Option<Duration>,
+}
+
+/// A size of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestField {
+    /// [`Request::devices`].
+    Devices,
+    /// [`Request::global_batch`].
+    GlobalBatch,
+    /// [`Request::sequence_length`].
+    SequenceLength,
+    /// [`Request::micro_batch`].
+    MicroBatch,
+    /// [`Request::tensor`].
+    Tensor,
+    /// [`Request::pipeline`].
+    Pipeline,
+    /// [`Request::data`].
+    Data,
+}
+
+/// An invalid size of a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field:?}: {problem}")]
+pub struct RequestDefect {
+    /// The size.
+    pub field: RequestField,
+    /// What is wrong, as one sentence without a full stop.
+    pub problem: String,
+    /// What to try.
+    pub hint: Option<String>,
+}
+
+/// Every defect of a request; never empty when returned as an error.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestDefects(pub Vec<RequestDefect>);
+
+impl std::error::Error for RequestDefects {}
+
+impl fmt::Display for RequestDefects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines: Vec<String> = self.0.iter().map(RequestDefect::to_string).collect();
+        f.write_str(&lines.join("\n"))
+    }
 }
 
 /// Groupings to search.
@@ -130,23 +175,24 @@ impl Request {
     /// Checks that the sizes fit each other and the model.
     ///
     /// # Errors
-    /// Every defect, with the flag it belongs to.
-    pub fn validate(&self) -> Result<(), Defects> {
-        let mut defects = Defects::default();
+    /// Every defect.
+    pub fn validate(&self) -> Result<(), RequestDefects> {
+        let mut defects = vec![];
+        let mut push = |field, problem, hint: Option<&str>| {
+            defects.push(RequestDefect { field, problem, hint: hint.map(str::to_owned) });
+        };
         let sizes = [
-            ("devices", Some(self.devices), 1 << 20),
-            ("global-batch", Some(self.global_batch), 1 << 24),
-            ("sequence-length", Some(self.sequence_length), 1 << 24),
-            ("micro-batch", self.micro_batch, 1 << 24),
-            ("tensor", self.tensor, 1 << 20),
-            ("pipeline", self.pipeline, 1 << 20),
-            ("data-parallel", self.data, 1 << 20),
+            (RequestField::Devices, Some(self.devices), 1 << 20),
+            (RequestField::GlobalBatch, Some(self.global_batch), 1 << 24),
+            (RequestField::SequenceLength, Some(self.sequence_length), 1 << 24),
+            (RequestField::MicroBatch, self.micro_batch, 1 << 24),
+            (RequestField::Tensor, self.tensor, 1 << 20),
+            (RequestField::Pipeline, self.pipeline, 1 << 20),
+            (RequestField::Data, self.data, 1 << 20),
         ];
-        for (flag, size, max) in sizes {
-            if let Some(size) = size
-                && (size == 0 || size > max)
-            {
-                defects.push(Defect::new(flag, format!("{size} is not between 1 and {max}")));
+        for (field, size, max) in sizes {
+            if let Some(size) = size.filter(|size| *size == 0 || *size > max) {
+                push(field, format!("{size} is not between 1 and {max}"), None);
             }
         }
         if self.sequence_length > self.model.max_sequence_length {
@@ -155,23 +201,23 @@ impl Request {
                 self.sequence_length, self.model.max_sequence_length, self.model.name
             );
             let hint = "a shorter sequence, or a larger max_position_embeddings in the model";
-            defects.push(Defect::new("sequence-length", problem).hint(hint));
+            push(RequestField::SequenceLength, problem, Some(hint));
         }
         let blocks = self.model.blocks.len() as u64;
         if let Some(stages) = self.pipeline.filter(|stages| *stages > blocks) {
             let problem = format!("{stages} stages exceed the model's {blocks} blocks");
-            defects.push(Defect::new("pipeline", problem).hint("at most one stage per block"));
+            push(RequestField::Pipeline, problem, Some("at most one stage per block"));
         }
         let fixed = [self.tensor, self.pipeline, self.data].into_iter().flatten();
         let product = fixed.fold(1_u64, |product, size| product.saturating_mul(size));
-        if defects.0.is_empty() && !self.devices.is_multiple_of(product) {
+        if defects.is_empty() && !self.devices.is_multiple_of(product) {
             let problem = format!(
                 "{} devices are not a multiple of {product}, the product of the fixed axes",
                 self.devices
             );
-            let hint = "axes whose product divides the number of devices";
-            defects.push(Defect::new("devices", problem).hint(hint));
+            let hint = Some("axes whose product divides the number of devices".to_owned());
+            defects.push(RequestDefect { field: RequestField::Devices, problem, hint });
         }
-        defects.into_result(())
+        if defects.is_empty() { Ok(()) } else { Err(RequestDefects(defects)) }
     }
 }

@@ -1,4 +1,4 @@
-//! Plan files: read with the model and the hardware that they name, and changed by flags.
+//! Plan files with their model and hardware, and the flags that change them.
 
 use std::ffi::{OsStr, OsString};
 
@@ -7,7 +7,7 @@ use narrows_plan::model::{Model, presets};
 use narrows_plan::strategy::Rules;
 use narrows_plan::{Defect, Mesh, Plan};
 use narrows_plan::{Executor, PlanSource};
-use narrows_planner::{GroupingRule, MemoryLimit, Request};
+use narrows_planner::{GroupingRule, MemoryLimit, Request, RequestDefect, RequestField};
 
 use crate::calibrate::cache::{self, CachedProfileKey};
 use crate::calibrate::machine;
@@ -28,17 +28,17 @@ pub struct PlanFile {
     pub name: String,
     /// The plan.
     pub plan: Plan,
-    /// The model that it was made for.
+    /// The model of the plan.
     pub model: Model,
-    /// The hardware to price it on.
+    /// The hardware to price the plan on.
     pub profile: Profile,
 }
 
 impl PlanFile {
-    /// Reads a plan file, with the model and hardware that it names or those of the flags.
+    /// Reads a plan file, and the model and hardware of the flags or else of the plan.
     ///
     /// # Errors
-    /// A file that cannot be read, names that are no presets, and a model other than the plan's.
+    /// A file that cannot be read, names that are not presets, and a model other than the plan's.
     pub fn read(argument: &OsString, args: &ModelArgs) -> CommandResult<PlanFile> {
         at_most_one_stdin([argument].into_iter().chain(&args.model).chain(&args.hardware))?;
         let (name, plan) = input::plan(argument)?;
@@ -61,10 +61,10 @@ impl PlanFile {
         Ok(PlanFile { name, plan, model, profile })
     }
 
-    /// Checks that the sizes of the plan are ones that a request may have.
+    /// Checks the sizes of the plan as those of a request.
     ///
     /// # Errors
-    /// Every size that no request may have, by its field in the plan.
+    /// Every invalid size, by its field in the plan.
     pub fn validate(&self) -> CommandResult<()> {
         let PlanFile { name, plan, model, profile } = self;
         let request = Request {
@@ -95,7 +95,7 @@ impl PlanFile {
     /// The request that the plan answers: its model, hardware, devices and batch, with the rest searched.
     ///
     /// # Errors
-    /// Sizes of the plan or values of flags that no request may have.
+    /// Invalid sizes of the plan, and invalid values of flags.
     pub fn request(&self, args: &RequestArgs) -> CommandResult<Request> {
         self.validate()?;
         let sizes = RequestSizes {
@@ -106,12 +106,12 @@ impl PlanFile {
         let executor = args.executor.map_or(self.plan.executor, Executor::from);
         let request = args.assemble(sizes, self.model.clone(), self.profile.clone());
         let request = Request { executor, ..request };
-        request.validate().map_err(Failure::flags)?;
+        request.validate().map_err(Failure::request)?;
         reject_fullrank_tp_of_low_rank(&request)?;
         Ok(request)
     }
 
-    /// Replaces the sizes of the plan by those that flags give.
+    /// Replaces the sizes of the plan by those of the flags.
     ///
     /// # Errors
     /// Flags that restrict a search, and a number of devices other than the mesh's.
@@ -171,21 +171,21 @@ fn devices(mesh: Mesh) -> Option<u64> {
 }
 
 /// A defect of the request that a plan was turned into, at the field of the plan.
-fn in_plan(file: &str, defect: Defect) -> Problem {
-    let field = match defect.field.as_str() {
-        "devices" => "mesh",
-        "global-batch" => "workload.global_batch",
-        "sequence-length" => "workload.sequence_length",
-        "micro-batch" => "workload.micro_batch",
-        "tensor" => "mesh.tensor",
-        "pipeline" => "mesh.pipeline",
-        "data-parallel" => "mesh.data",
-        _ => return Problem::in_flag(defect),
+fn in_plan(file: &str, defect: RequestDefect) -> Problem {
+    let field = match defect.field {
+        RequestField::Devices => "mesh",
+        RequestField::GlobalBatch => "workload.global_batch",
+        RequestField::SequenceLength => "workload.sequence_length",
+        RequestField::MicroBatch => "workload.micro_batch",
+        RequestField::Tensor => "mesh.tensor",
+        RequestField::Pipeline => "mesh.pipeline",
+        RequestField::Data => "mesh.data",
     };
-    Problem::in_file(file, Defect { field: field.into(), ..defect })
+    let RequestDefect { problem, hint, .. } = defect;
+    Problem::in_file(file, Defect { field: field.into(), problem, hint })
 }
 
-/// The cached profile of this machine's processors or GPUs, if the plan names it.
+/// The cached profile of this machine's CPU or GPUs, if the plan names it.
 fn cached_profile(source: &PlanSource) -> Option<Profile> {
     if source.name != machine::NAME {
         let gpus = cache::gpu_profile_with_fingerprint(&source.fingerprint);
@@ -194,7 +194,7 @@ fn cached_profile(source: &PlanSource) -> Option<Profile> {
     CachedProfileKey::cpu(cores()).load()
 }
 
-// A name in a plan is never opened as a file, since plans come from anywhere.
+// A name in a plan is never opened as a file, since plans may come from untrusted sources.
 
 fn named_model(file: &str, source: &PlanSource) -> CommandResult<Model> {
     match presets::find(&source.name) {

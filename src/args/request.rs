@@ -1,4 +1,4 @@
-//! Flags that describe what is planned: model, hardware, devices, batch and the restrictions of the search.
+//! Flags of planning requests: model, hardware, devices, batch and restrictions of the search.
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub struct MemoryArgs {
     pub memory_limit: MemoryLimit,
 }
 
-/// Everything that a search depends on.
+/// Flags of a planning request.
 #[derive(Debug, Args)]
 pub struct RequestArgs {
     /// Model and hardware.
@@ -127,10 +127,10 @@ impl MemoryArgs {
 }
 
 impl RequestArgs {
-    /// The request, with defaults for flags that were not given.
+    /// The request, with defaults for omitted flags.
     ///
     /// # Errors
-    /// A model or profile that cannot be read, and values that no request may have.
+    /// A model or profile that cannot be read, and an invalid request.
     pub fn resolve(&self, defaults: &RequestDefaults) -> CommandResult<Request> {
         at_most_one_stdin(self.model.model.iter().chain(&self.model.hardware))?;
         let mut problems = Problems::default();
@@ -149,12 +149,12 @@ impl RequestArgs {
                 .unwrap_or(defaults.sequence_length.min(model.max_sequence_length)),
         };
         let request = self.assemble(sizes, model, profile);
-        problems.take(request.validate().map_err(Failure::flags));
+        problems.take(request.validate().map_err(Failure::request));
         problems.take(reject_fullrank_tp_of_low_rank(&request));
         problems.into_result().map(|()| request)
     }
 
-    /// A request of these sizes, which is not validated yet.
+    /// A request with these sizes, not validated.
     pub fn assemble(&self, sizes: RequestSizes, model: Model, profile: Profile) -> Request {
         let RequestSizes { devices, global_batch, sequence_length } = sizes;
         Request {
@@ -192,9 +192,9 @@ impl ModelArgs {
     }
 }
 
-/// The next multiple of `of`; the number itself where there is none, which validation then rejects.
-fn round_up(number: u64, of: u64) -> u64 {
-    if of == 0 { number } else { number.checked_next_multiple_of(of).unwrap_or(number) }
+/// The next multiple of `divisor`; the number itself where there is none, which validation rejects.
+fn round_up(number: u64, divisor: u64) -> u64 {
+    if divisor == 0 { number } else { number.checked_next_multiple_of(divisor).unwrap_or(number) }
 }
 
 /// Rejects a second `-` among inputs.
@@ -206,20 +206,20 @@ pub fn at_most_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a OsString>) -> 
     Err(Failure::input(Problem::new("-", message).hint("a file for all but one")))
 }
 
-/// Rejects FullRank-TP, which splits dense models, for a low-rank one.
+/// Rejects FullRank-TP, which shards dense linears, for a low-rank model.
 pub fn reject_fullrank_tp_of_low_rank(request: &Request) -> CommandResult<()> {
     let model = &request.model;
     if request.rules.baseline != Baseline::FullrankTp || !model.is_low_rank() {
         return Ok(());
     }
-    let twin = model.dense_counterpart().name;
+    let dense = model.dense_counterpart().name;
     let message = format!("`fullrank-tp` is for dense models, and `{}` is low-rank", model.name);
     let problem = Problem::new("--strategy", message);
-    let problem = if presets::find(&twin).is_ok() {
-        problem.hint(format!("--model {twin}, its dense counterpart"))
+    let problem = if presets::find(&dense).is_ok() {
+        problem.hint(format!("--model {dense}, its dense counterpart"))
     } else {
         let hint = "a model file of its dense counterpart";
-        problem.hint(format!("{hint} `{twin}`: every linear \"dense\""))
+        problem.hint(format!("{hint} `{dense}`: every linear \"dense\""))
     };
     Err(Failure::input(problem.hint("--strategy vanilla-tp or --strategy btp for this model")))
 }

@@ -1,8 +1,7 @@
 //! The cache of measured profiles, in `$XDG_CACHE_HOME/narrows` or `~/.cache/narrows`.
 //!
-//! There is a file for each machine, number of threads or GPUs, version and kind of build, since machines may share a
-//! home. Quick measurements have files of their own beside whole ones, which are preferred. The files may be deleted
-//! at any time.
+//! There is one file per machine, number of threads or GPUs, version and kind of build, since machines may share a home
+//! folder. Quick calibrations have separate files; full ones are preferred. The files may be deleted at any time.
 
 use std::fs;
 use std::io;
@@ -17,17 +16,17 @@ use crate::cache_dir::cache_dir;
 use crate::errors::CommandResult;
 use crate::output;
 
-/// Identifies what a cached profile was measured on.
+/// Identifies the hardware of a cached profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedProfileKey(String);
 
 impl CachedProfileKey {
-    /// The CPU of this machine, with a number of threads.
+    /// The CPU of this machine with a number of threads.
     pub fn cpu(threads: u64) -> CachedProfileKey {
         CachedProfileKey(format!("cpu-{}", hash(&machine::title(threads))))
     }
 
-    /// GPUs measured together. `description` names the model and the versions of driver and libraries.
+    /// GPUs measured together. `description` has their model and the versions of driver and libraries.
     pub fn gpus(description: &str, devices: u64) -> CachedProfileKey {
         CachedProfileKey(format!("gpu-{}-{devices}", hash(description)))
     }
@@ -36,15 +35,15 @@ impl CachedProfileKey {
     pub fn path(&self, extent: BenchmarkExtent) -> Option<PathBuf> {
         let CachedProfileKey(stem) = self;
         let suffix = match extent {
-            BenchmarkExtent::Whole => "",
+            BenchmarkExtent::Full => "",
             BenchmarkExtent::Quick => "-quick",
         };
         Some(cache_dir()?.join(format!("{stem}{suffix}.json")))
     }
 
-    /// All paths, the preferred one first.
+    /// Paths of all extents, the preferred one first.
     fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        [BenchmarkExtent::Whole, BenchmarkExtent::Quick]
+        [BenchmarkExtent::Full, BenchmarkExtent::Quick]
             .into_iter()
             .filter_map(|extent| self.path(extent))
     }
@@ -99,15 +98,16 @@ fn no_cache_folder() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
 }
 
-/// The cached profile of GPUs with this fingerprint, of any machine that shares the home.
+/// The cached GPU profile with this fingerprint, of any machine that shares the home folder.
 pub fn gpu_profile_with_fingerprint(fingerprint: &str) -> Option<Profile> {
-    let is_gpus = |path: &PathBuf| {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        name.is_some_and(|name| name.starts_with("gpu-") && name.ends_with(".json"))
+    let is_of_gpus = |profile: &Profile| {
+        let measured = profile.file().measured.as_ref();
+        measured.is_some_and(|measured| !measured.devices_share_machine())
     };
     let files = fs::read_dir(cache_dir()?).ok()?.flatten().map(|entry| entry.path());
-    let profiles = files.filter(is_gpus).filter_map(|path| read(&path));
-    profiles.into_iter().find(|profile| profile.fingerprint() == fingerprint)
+    let json = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    json.filter_map(|path| read(&path))
+        .find(|profile| is_of_gpus(profile) && profile.fingerprint() == fingerprint)
 }
 
 /// A hash of a machine, this version and the kind of build.
